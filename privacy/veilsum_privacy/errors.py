@@ -1,0 +1,88 @@
+"""Every error that veilsum raises on purpose.
+
+Two families: :class:`HostileInput` for what a peer, a file or the network got wrong, :class:`Misuse` for what the caller or
+the operator got wrong. Both carry advice: what the reader can do about it. A :class:`Refusal` is a participant's word that it
+will not take part; only its code, from a fixed list, ever leaves the site.
+
+This module imports nothing from the project.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class VeilsumError(Exception):
+    """Base of all typed errors.
+
+    Args:
+        message: what is wrong, in one sentence, without a secret or a record's value.
+        advice: what to do about it; may be empty.
+    """
+
+    def __init__(self, message: str, advice: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.advice = advice
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.advice}".strip()
+
+
+class HostileInput(VeilsumError):
+    """Input from outside this process is malformed, forged, replayed or out of bounds."""
+
+
+class Misuse(VeilsumError):
+    """The caller, an operator or a configuration file asked for something that cannot be done."""
+
+
+class ConfigurationError(Misuse):
+    """A configuration, schema or study file is wrong; the message names file and key."""
+
+
+class DataError(Misuse):
+    """A site's data cannot be read or violates its schema; the message names file, row and column."""
+
+
+class StateError(Misuse):
+    """A call came in a state that does not allow it, or stored state is damaged."""
+
+
+class RefusalCode(StrEnum):
+    """Why a participant refuses: all that anyone outside the site is told."""
+
+    STUDY_INVALID = "study-invalid"
+    STUDY_EXPIRED = "study-expired"
+    STUDY_REPLAYED = "study-replayed"
+    STUDY_SIGNATURE = "study-signature"
+    ANALYST = "analyst-not-allowed"
+    METHOD = "method-not-allowed"
+    DATASET = "dataset-not-offered"
+    SCHEMA = "schema-not-accepted"
+    DISCLOSURE = "disclosure-not-allowed"
+    NOISE = "noise-not-accepted"
+    PRECISION = "precision-not-accepted"
+    COHORT_SMALL = "cohort-too-small"
+    COHORT_TRUST = "cohort-not-trusted"
+    COHORT_CHANGED = "cohort-changed"
+    BUDGET = "budget-exceeded"
+    WEIGHTS = "weights-not-accepted"
+    ROSTER = "roster-invalid"
+    KEYS = "keys-invalid"
+    TASK = "task-not-declared"
+    ROUND = "round-replayed"
+    CONTEXT = "context-mismatch"
+    RECEIPT = "receipt-invalid"
+    TAG = "tag-invalid"
+    LOST = "too-many-lost-charges"
+    CLOSED = "study-closed"
+    INTERNAL = "internal-error"
+
+
+class Refusal(VeilsumError):
+    """A participant declines; ``code`` may leave the site, ``message`` stays in its own log and ledger."""
+
+    def __init__(self, code: RefusalCode, message: str, advice: str = "") -> None:
+        super().__init__(message, advice)
+        self.code = code

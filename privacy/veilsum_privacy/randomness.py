@@ -1,0 +1,27 @@
+"""Where randomness comes from: an argument everywhere, the operating system's generator in every process that is started.
+
+A seeded source exists only under ``tests``; nothing installed can construct one.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Protocol
+
+
+class RandomSource(Protocol):
+    """A source of uniformly random bytes."""
+
+    def bytes(self, count: int) -> bytes:
+        """Return ``count`` fresh bytes."""
+        ...
+
+
+class SystemRandom:
+    """The operating system's cryptographic generator."""
+
+    def bytes(self, count: int) -> bytes:
+        return os.urandom(count)
+
+
+SYSTEM_RANDOM = SystemRandom()
