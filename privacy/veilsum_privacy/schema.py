@@ -67,7 +67,7 @@ class NumberColumn(Frozen):
 
 
 class CategoryColumn(Frozen):
-    """A categorical feature, one indicator for each of at least two categories; values are compared as text, numbers by value."""
+    """A categorical feature: an indicator for each of at least two categories. Values compare as text, numbers by value."""
 
     kind: Literal["category"] = "category"
     name: ColumnName

@@ -51,7 +51,7 @@ class PrivacyDemand(Frozen):
     """What the study demands and costs.
 
     Attributes:
-        epsilon: what the whole study costs each site at ``delta`` by RDP when nothing else was ever released; None without noise.
+        epsilon: what the whole study costs each site at ``delta`` by RDP if nothing else is ever released; None without noise.
         delta: of the datasets' budgets as the study assumes it.
         noise: ``distributed`` over honest shares, ``local`` (each site alone reaches S), or ``none``.
         assumed_colluders: k, participants whose noise is not counted.

@@ -1,0 +1,35 @@
+"""Identities: the authority, certificates and roles, labelled signatures, and the credentials of mutual TLS."""
+
+from veilsum_privacy.identity.authority import DEFAULT_DAYS, Authority, new_key_and_csr
+from veilsum_privacy.identity.certificate import (
+    Identity,
+    Role,
+    federation_id,
+    federation_name,
+    key_fingerprint,
+    load_authority_certificate,
+    verify_certificate,
+)
+from veilsum_privacy.identity.record import Issued, IssuedRecord
+from veilsum_privacy.identity.signing import Label, SigningKey, verify
+from veilsum_privacy.identity.tls import Credentials, load_credentials
+
+__all__ = [
+    "DEFAULT_DAYS",
+    "Authority",
+    "Credentials",
+    "Identity",
+    "Issued",
+    "IssuedRecord",
+    "Label",
+    "Role",
+    "SigningKey",
+    "federation_id",
+    "federation_name",
+    "key_fingerprint",
+    "load_authority_certificate",
+    "load_credentials",
+    "new_key_and_csr",
+    "verify",
+    "verify_certificate",
+]

@@ -1,0 +1,20 @@
+"""The append-only record of what each release cost; a participant's own is the authority.
+
+:class:`Ledger` writes and reads it, :func:`verify_rows` proves one that was read from elsewhere.
+"""
+
+from veilsum_privacy.ledger.entries import Budget, Entry, Kind, Mechanism, Reservation, Spending
+from veilsum_privacy.ledger.ledger import Ledger
+from veilsum_privacy.ledger.verification import SignatureCheck, verify_rows
+
+__all__ = [
+    "Budget",
+    "Entry",
+    "Kind",
+    "Ledger",
+    "Mechanism",
+    "Reservation",
+    "SignatureCheck",
+    "Spending",
+    "verify_rows",
+]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -117,3 +117,21 @@ class Task(ABC):
     @abstractmethod
     def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats]:
         """Yield batches (b, size) of weighted per-record vectors; a record that cannot contribute yields a row of zeros."""
+
+
+def batches(records: int, size: int) -> Iterator[slice]:
+    """Slices over ``records`` rows such that a batch of vectors of ``size`` values takes about 32 MiB at most."""
+    step = max(1, min(4096, 2**22 // max(size, 1)))
+    for start in range(0, records, step):
+        yield slice(start, min(start + step, records))
+
+
+def balanced_weights(norms: Sequence[float], sizes: Sequence[int], importances: Sequence[float]) -> tuple[float, ...]:
+    """Block weights that minimise the summed, importance-weighted noise variance of a vector at a given cost.
+
+    Block b with weight w_b costs w_b^2 s_b^2 and has noise variance d_b / w_b^2 in its own units, for norm s_b, size d_b and
+    importance a_b. The sum of a_b d_b / w_b^2 under a fixed total cost is smallest at w_b^2 = sqrt(a_b d_b) / s_b, that is
+    at a share of the budget in proportion to s_b sqrt(a_b d_b). Everything here is public.
+    """
+    triples = zip(norms, sizes, importances, strict=True)
+    return tuple(math.sqrt(math.sqrt(importance * size) / norm) for norm, size, importance in triples)

@@ -1,0 +1,86 @@
+# `make demo` and `make test` do all set-up themselves, on a fresh clone with Python 3.11 or newer.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= $(firstword $(foreach name,python3.11 python3,$(shell command -v $(name) 2>/dev/null)))
+BIN := .venv/bin
+PROTOS := $(wildcard proto/veilsum_proto/*.proto)
+TORCH := $(shell grep '^torch==' constraints.txt)
+ARGS ?=
+
+.PHONY: help venv demo test lint format bench proto proto-check constraints clean
+
+help:
+	@echo "make demo         a coordinator and four participants on this machine (ARGS=\"--json\" for programs)"
+	@echo "make test         formatting, lint, types, imports, generated code and all tests"
+	@echo "make lint format bench proto proto-check constraints clean"
+
+# Run time only: all that the demo needs.
+.venv/.runtime: pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; set PYTHON=/path/to/python3" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "$(PYTHON) is older than 3.11; set PYTHON=/path/to/python3.11" >&2; exit 1; }
+	test -x $(BIN)/python || "$(PYTHON)" -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+# With the development tools.
+.venv/.installed: .venv/.runtime
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+venv: .venv/.installed
+
+demo: .venv/.runtime
+	@$(BIN)/veilsum demo $(ARGS)
+
+test: lint proto-check
+	$(BIN)/python -m pytest -n 2 $(ARGS)
+
+lint: .venv/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: .venv/.installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: .venv/.installed
+	PYTHONPATH=tests $(BIN)/python -m benchmarks $(ARGS)
+
+# $(call generate,directory): write the code of every .proto below the directory.
+define generate
+PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I proto \
+	--python_out=$(1) --grpc_python_out=$(1) --mypy_out=quiet:$(1) --mypy_grpc_out=quiet:$(1) $(PROTOS)
+endef
+
+proto: .venv/.installed
+	$(call generate,proto)
+
+proto-check: .venv/.installed
+	@generated=$$(mktemp -d); trap 'rm -rf "$$generated"' EXIT; \
+	$(call generate,"$$generated"); \
+	for file in "$$generated"/veilsum_proto/*; do \
+		diff -u "proto/veilsum_proto/$${file##*/}" "$$file" \
+			|| { echo "proto/veilsum_proto/$${file##*/} is stale: run \`make proto\`" >&2; exit 1; }; \
+	done; \
+	for file in proto/veilsum_proto/*_pb2*; do \
+		test -e "$$generated/veilsum_proto/$${file##*/}" \
+			|| { echo "$$file comes from no .proto: delete it, or run \`make proto\`" >&2; exit 1; }; \
+	done
+
+# After an upgrade in .venv: what is installed now becomes what everyone installs.
+constraints: .venv/.installed
+	{ echo '# Exact versions that veilsum is built and tested with, for `pip install -c constraints.txt`; `make constraints` writes it.'; \
+	  $(BIN)/python -m pip freeze --exclude-editable --exclude veilsum | sed 's/+cpu$$//'; } > constraints.new
+	mv constraints.new constraints.txt
+
+clean:
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache veilsum-demo*
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,174 @@
+"""From released sums to means, variances, proportions and covariances, with what the noise does to them.
+
+Everything here is post-processing of released sums: it reads no record and costs no privacy. Standard errors are of the noise
+alone; how much a statistic would vary between samples of patients is not in them. All arithmetic is in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+NOISE_FLOOR = 3.0
+"""A denominator below this many standard deviations of its own noise is within the noise."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A statistic and the standard error that the noise gives it, by the delta method; 0 without noise."""
+
+    value: float
+    std_error: float
+
+
+@dataclass(frozen=True)
+class NotEstimable:
+    """A statistic that the released sums cannot tell, and why."""
+
+    reason: str
+
+
+Statistic = Estimate | NotEstimable
+
+
+def within_noise(denominator: float, std: float) -> bool:
+    """Whether a released denominator cannot be told from zero: at most 0, or below :data:`NOISE_FLOOR` standard deviations."""
+    return not denominator > max(NOISE_FLOOR * std, 0.0)
+
+
+def _too_small(what: str) -> NotEstimable:
+    return NotEstimable(f"the released {what} is within its noise")
+
+
+def count(total: float, std: float) -> Estimate:
+    """A released count; negative ones, which only noise makes, become 0."""
+    return Estimate(max(total, 0.0), std)
+
+
+def mean(total: float, number: float, total_std: float, number_std: float, *, low: float, high: float) -> Statistic:
+    """Mean ``total / number`` of values in [low, high], clamped to these bounds.
+
+    Delta method for independent noise: Var = (sigma_t^2 + m^2 sigma_n^2) / n^2, m the mean before clamping.
+    """
+    if within_noise(number, number_std):
+        return _too_small("count")
+    value = total / number
+    error = math.hypot(total_std, value * number_std) / number
+    return Estimate(min(max(value, low), high), error)
+
+
+def proportion(part: float, whole: float, part_std: float, whole_std: float) -> Statistic:
+    """Proportion ``part / whole``, in [0, 1]; the standard error is that of :func:`mean`."""
+    return mean(part, whole, part_std, whole_std, low=0.0, high=1.0)
+
+
+def share(parts: Floats, std: float) -> list[Statistic]:
+    """Proportions p_i = n_i / sum n of disjoint classes (k,) from their counts alone, all with noise ``std``.
+
+    Delta method: Var p_i = sigma^2 ((1 - p_i)^2 + (k - 1) p_i^2) / n^2, since n_i also stands in the denominator.
+    """
+    whole = float(parts.sum())
+    if within_noise(whole, std * math.sqrt(len(parts))):
+        return [_too_small("count") for _ in parts]
+    raw = parts / whole
+    errors = std * np.sqrt((1.0 - raw) ** 2 + (len(parts) - 1) * raw**2) / whole
+    return [Estimate(min(max(float(p), 0.0), 1.0), float(error)) for p, error in zip(raw, errors, strict=True)]
+
+
+def variance(t1: float, t2: float, number: float, t1_std: float, t2_std: float, number_std: float) -> Statistic:
+    """Population variance of x in [-1, 1] from sums of T1 = x and T2 = 2 x^2 - 1: v = (T2 / n + 1) / 2 - (T1 / n)^2.
+
+    Clamped to [0, 1], its range. Delta method for independent noise, with m = T1 / n:
+    dv/dT1 = -2 m / n, dv/dT2 = 1 / (2 n), dv/dn = (2 m^2 - T2 / (2 n)) / n.
+    """
+    if within_noise(number, number_std):
+        return _too_small("count")
+    m, second = t1 / number, t2 / number
+    value = (second + 1.0) / 2.0 - m * m
+    error = math.hypot(2.0 * m * t1_std, t2_std / 2.0, (2.0 * m * m - second / 2.0) * number_std) / number
+    return Estimate(min(max(value, 0.0), 1.0), error)
+
+
+def symmetric(diagonal: Floats, upper: Floats) -> Floats:
+    """The symmetric (d, d) matrix with this diagonal (d,) and this strict upper triangle (d (d - 1) / 2,), row by row."""
+    matrix = np.diag(diagonal)
+    rows, columns = np.triu_indices(len(diagonal), 1)
+    matrix[rows, columns] = upper
+    matrix[columns, rows] = upper
+    return matrix
+
+
+def project_psd(matrix: Floats, floor: float = 0.0) -> Floats:
+    """The symmetric matrix with eigenvalues of at least ``floor`` that is nearest to ``matrix`` in Frobenius norm."""
+    values, vectors = np.linalg.eigh((matrix + matrix.T) / 2.0)
+    projected: Floats = (vectors * np.maximum(values, floor)) @ vectors.T
+    return (projected + projected.T) / 2.0
+
+
+def covariance(number: float, total: Floats, second: Floats) -> Floats:
+    """Population covariance (d, d) from a count, a sum (d,) and raw second moments (d, d); not projected."""
+    m = total / number
+    return second / number - np.outer(m, m)
+
+
+def within_covariance(counts: Floats, sums: Floats, second: Floats, sums_std: float = 0.0) -> Floats:
+    """Pooled within-class covariance (S2 - sum_c s_c s_c^T / n_c) / n for counts (K,), sums (K, d) and raw S2 (d, d).
+
+    Noise of ``sums_std`` on the sums makes s_c s_c^T too large by sums_std^2 on the diagonal in expectation; that is given
+    back. Not projected: noise can leave negative eigenvalues. Counts must be positive.
+    """
+    between = (sums / counts[:, None]).T @ sums
+    excess = sums_std**2 * float(np.sum(1.0 / counts))
+    return (second - between + excess * np.eye(len(second))) / float(counts.sum())
+
+
+def shrink_oas(matrix: Floats, number: float) -> Floats:
+    """Oracle approximating shrinkage of a covariance towards its mean variance (Chen et al. 2010, equation 23).
+
+    For covariances without noise: intensity min(1, (a + u^2) / ((n + 1) (a - u^2 / d))) with a the mean of the squared
+    entries and u the mean variance, as scikit-learn has it.
+    """
+    d = len(matrix)
+    mean_variance = float(np.trace(matrix)) / d
+    alpha = float(np.mean(matrix**2))
+    denominator = (number + 1.0) * (alpha - mean_variance**2 / d)
+    intensity = 1.0 if denominator <= 0 else min(1.0, (alpha + mean_variance**2) / denominator)
+    shrunk: Floats = (1.0 - intensity) * matrix + intensity * mean_variance * np.eye(d)
+    return shrunk
+
+
+def shrink_noised(matrix: Floats, number: float, square_std: float, product_std: float) -> Floats:
+    """Shrink a covariance whose second moments carry noise, variances and covariances each by their own reliability.
+
+    Linear shrinkage in the manner of Ledoit and Wolf (2004), intensity = expected squared error / observed squared distance
+    from the target: variances towards their mean u with error d (q^2 + 2 u^2 / n), covariances towards 0 with error
+    d (d - 1) (p^2 + u^2 / n), where q = square_std / n and p = product_std / n are the noise of one entry and the second terms
+    are sampling errors near the target. Then eigenvalues are raised to what the noise left in can fake: the edge
+    2 p sqrt(d) of its spectrum (Wigner), times what remains of it, but never above u. The result is positive definite.
+
+    Args:
+        matrix: (d, d) symmetric, possibly indefinite.
+        number: effective number of records n.
+        square_std, product_std: noise of the sums of x_i^2 and of x_i x_j.
+    """
+    d = len(matrix)
+    variances = np.diag(matrix)
+    u = float(np.mean(variances))
+    q, p = square_std / number, product_std / number
+    if not u > 0.0:  # the noise ate the variances: all that is left is that they are about alike
+        return float(max(q, np.finfo(np.float64).tiny ** 0.5)) * np.eye(d)
+    off = matrix - np.diag(variances)
+    alike = _intensity(d * (q**2 + 2.0 * u**2 / number), float(np.sum((variances - u) ** 2)))
+    apart = _intensity(d * (d - 1) * (p**2 + u**2 / number), float(np.sum(off**2)))
+    shrunk = np.diag((1.0 - alike) * variances + alike * u) + (1.0 - apart) * off
+    edge = 2.0 * math.sqrt(d) * (1.0 - apart) * p
+    return project_psd(shrunk, floor=min(u, max(edge, 1e-4 * u)))
+
+
+def _intensity(error: float, distance: float) -> float:
+    return 1.0 if error >= distance else error / distance

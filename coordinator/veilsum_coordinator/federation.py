@@ -1,0 +1,57 @@
+"""What a method sees of a federation: the study, and sums of declared tasks. Nothing else.
+
+Over gRPC and in one process the behaviour is the same; methods, tasks and the mathematics cannot tell which they run on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum_privacy.study import Study
+
+
+@dataclass(frozen=True)
+class Release:
+    """One opened sum.
+
+    Attributes:
+        label: of the declared task.
+        round: number of the round that yielded it.
+        values: the sum's blocks in their own units, by name.
+        noise_std: by block, the standard deviation of the noise in the whole sum, in the block's units.
+        cohort: ids of the participants whose vectors are in the sum.
+        digest: hash of the round's context.
+    """
+
+    label: str
+    round: int
+    values: dict[str, NDArray[np.float64]]
+    noise_std: dict[str, float]
+    cohort: tuple[str, ...]
+    digest: bytes
+
+
+class Federation(Protocol):
+    """Runs rounds of one study."""
+
+    @property
+    def study(self) -> Study:
+        """The study that everyone agreed to."""
+        ...
+
+    def sum(self, label: str, broadcast: Mapping[str, NDArray[np.float64]] | None = None) -> Release:
+        """Run one round of the declared task ``label`` and return its sum.
+
+        Args:
+            label: a task of the study.
+            broadcast: arrays that every participant's task receives, derived from earlier releases only.
+
+        Raises:
+            VeilsumError: the round could not be completed; what it cost is in the ledgers.
+        """
+        ...

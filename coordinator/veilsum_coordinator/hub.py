@@ -1,0 +1,331 @@
+"""All studies of a coordinator behind one lock: what servicers, in-process participants and method threads call.
+
+Callers give certified names; the hub finds the study, calls its machine, and wakes whoever waits for a change. It performs
+no network I/O.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from veilsum_coordinator.journal import SqlJournal
+from veilsum_coordinator.machine import StudyMachine, StudyPhase
+from veilsum_coordinator.settings import Waits
+from veilsum_coordinator.status import study_status
+from veilsum_privacy.errors import HostileInput, RefusalCode
+from veilsum_privacy.identity import Credentials, Label, Role, verify, verify_certificate
+from veilsum_privacy.securesum.boxes import Box
+from veilsum_privacy.securesum.contribution import Slots
+from veilsum_privacy.securesum.receipts import SignedReceipt
+from veilsum_privacy.securesum.roster import Enrolment
+from veilsum_privacy.study import Study, parse_study, study_digest
+from veilsum_proto import federation_pb2 as pb
+
+
+@dataclass
+class Session:
+    """A participant's presence, over all studies."""
+
+    name: str
+    nonce: bytes = b""
+    connected: bool = False
+    last_seen: int = 0
+    received: int = 0
+    serial: int = 0
+
+
+@dataclass
+class StudyEntry:
+    """A study with its machine and what is shown of it."""
+
+    machine: StudyMachine
+    object: pb.StudyObject
+    analyst: str
+    submitted: int
+    results: list[str] = field(default_factory=list)
+
+
+class Hub:
+    """The coordinator's state. Every public method takes the lock; ``changed`` is notified after each change."""
+
+    def __init__(self, credentials: Credentials, journal: SqlJournal, *, waits: Waits, clock: Callable[[], int]) -> None:
+        self.credentials, self.journal = credentials, journal
+        self.changed = threading.Condition(threading.RLock())
+        self.studies: dict[bytes, StudyEntry] = {}
+        self.sessions: dict[str, Session] = {}
+        self.version = 0
+        self._listeners: list[Callable[[], None]] = []
+        self._waits, self._clock = waits, clock
+        self._restore()
+
+    # -- sessions ----------------------------------------------------------------------------------------------------------
+
+    def connect(self, name: str, nonce: bytes) -> int:
+        """A participant opened its session; returns the session's serial number (a newer one replaces an older)."""
+        if len(nonce) != 16:
+            raise HostileInput("A session nonce must have 16 bytes.")
+        with self._change():
+            session = self.sessions.setdefault(name, Session(name))
+            session.nonce, session.connected, session.last_seen = nonce, True, self._clock()
+            session.serial += 1
+            for entry in self.studies.values():
+                entry.machine.connected(name, nonce)
+            return session.serial
+
+    def disconnect(self, name: str, serial: int) -> None:
+        """A session's stream ended; ignored when a newer session has taken its place."""
+        with self._change():
+            session = self.sessions[name]
+            if session.serial != serial:
+                return
+            session.connected, session.last_seen = False, self._clock()
+            for entry in self.studies.values():
+                entry.machine.disconnected(name)
+
+    def directives(self, name: str) -> list[pb.Directive]:
+        """All directives open for a participant."""
+        with self.changed:
+            return [directive for entry in self.studies.values() for directive in entry.machine.directives(name)]
+
+    def tick(self) -> None:
+        """Act on deadlines in every study."""
+        with self._change():
+            for entry in self.studies.values():
+                entry.machine.tick()
+
+    # -- participants' messages --------------------------------------------------------------------------------------------
+
+    def fetch(self, name: str, kind: int, key: bytes, number: int, attempt: int) -> bytes:
+        """The serialised object that a participant of the study asks for.
+
+        Raises:
+            HostileInput: there is none for this caller.
+        """
+        with self.changed:
+            entry = self._entry(key)
+            machine = entry.machine
+            if name not in machine.seats:
+                raise HostileInput("The caller is not invited to that study.")
+            if kind == pb.OBJECT_KIND_STUDY:
+                return entry.object.SerializeToString()
+            if kind == pb.OBJECT_KIND_ROSTER and machine.roster is not None:
+                enrolments = [enrolment_message(member.enrolment) for member in machine.roster.members]
+                return pb.RosterObject(enrolments=enrolments).SerializeToString()
+            if kind == pb.OBJECT_KIND_BOXES:
+                return pb.BoxesObject(boxes=[box_message(box, key) for box in machine.boxes_for(name)]).SerializeToString()
+            current = machine.round
+            if current is not None and name in current.cohort and (number, attempt) == (
+                current.number,
+                current.assignment.attempt,
+            ):
+                if kind == pb.OBJECT_KIND_BROADCAST:
+                    return current.broadcast
+                if kind == pb.OBJECT_KIND_RECEIPTS and current.sum:
+                    receipts = [pb.SignedReceipt(body=item.body, signature=item.signature) for item in current.receipts()]
+                    return pb.ReceiptsObject(receipts=receipts).SerializeToString()
+                if kind == pb.OBJECT_KIND_SUM and len(current.consents) == len(current.cohort):
+                    return pb.SumObject(ciphertexts=current.sum).SerializeToString()
+        raise HostileInput("There is no such object for the caller now.", "Wait for the next directive.")
+
+    def enrol(self, name: str, key: bytes, enrolment: Enrolment) -> None:
+        """See :meth:`StudyMachine.enrol`."""
+        with self._change():
+            self._entry(key).machine.enrol(name, enrolment)
+
+    def refuse(self, name: str, key: bytes, code: str, number: int, attempt: int) -> None:
+        """Take a refusal.
+
+        Raises:
+            HostileInput: a code outside the fixed list.
+        """
+        try:
+            parsed = RefusalCode(code)
+        except ValueError as error:
+            raise HostileInput("A refusal's code is not in the fixed list.") from error
+        with self._change():
+            self._entry(key).machine.refuse(name, parsed, number, attempt)
+
+    def seal(self, name: str, key: bytes, boxes: Sequence[Box]) -> None:
+        """See :meth:`StudyMachine.seal`."""
+        with self._change():
+            self._entry(key).machine.seal(name, boxes)
+
+    def ready(self, name: str, key: bytes) -> None:
+        """See :meth:`StudyMachine.ready`."""
+        with self._change():
+            self._entry(key).machine.ready(name)
+
+    def upload_status(self, name: str, key: bytes, attempt: int) -> tuple[int, bool]:
+        """Index of the next ciphertext that is wanted, and whether the upload is complete.
+
+        Raises:
+            HostileInput: the caller has no upload in the present attempt.
+        """
+        with self.changed:
+            current = self._entry(key).machine.round
+            if current is None or current.assignment.attempt != attempt or name not in current.cohort:
+                raise HostileInput("The attempt is over.", "Wait for the next directive.")
+            upload = current.accumulator.uploads[name]
+            return upload.next, upload.complete
+
+    def upload(self, name: str, key: bytes, attempt: int, index: int, ciphertext: bytes) -> None:
+        """See :meth:`StudyMachine.upload`. Wakes nobody: nothing that others wait for has changed."""
+        with self.changed:
+            self._entry(key).machine.upload(name, attempt, index, ciphertext)
+            self.sessions[name].received += len(ciphertext)
+
+    def receipt(self, name: str, key: bytes, attempt: int, signed: SignedReceipt) -> None:
+        """See :meth:`StudyMachine.receipt`."""
+        with self._change():
+            self._entry(key).machine.receipt(name, attempt, signed)
+
+    def consent(self, name: str, key: bytes, attempt: int, consent: bytes) -> None:
+        """See :meth:`StudyMachine.consent`."""
+        with self._change():
+            self._entry(key).machine.consent(name, attempt, consent)
+
+    def decrypted(self, name: str, key: bytes, attempt: int, words: list[Slots]) -> None:
+        """See :meth:`StudyMachine.decrypted`."""
+        with self._change():
+            self._entry(key).machine.decrypted(name, attempt, words)
+
+    def confirm(self, name: str, key: bytes, kind: int, number: int, attempt: int) -> None:
+        """See :meth:`StudyMachine.confirm`."""
+        with self._change():
+            self._entry(key).machine.confirm(name, kind, number, attempt)
+
+    # -- analysts ----------------------------------------------------------------------------------------------------------
+
+    def submit(self, caller: str, submitted: pb.StudyObject) -> bytes:
+        """Take a signed study from the analyst that signed it; returns its digest.
+
+        Raises:
+            HostileInput: signature, certificate, role, federation, expiry or content is wrong, or it was submitted before.
+        """
+        now = self._clock()
+        analyst = verify_certificate(submitted.certificate, self.credentials.authority, now, Role.ANALYST)
+        verify(analyst.public_key, Label.STUDY, submitted.study, submitted.signature)
+        study = parse_study(submitted.study)
+        if analyst.name != caller:
+            raise HostileInput("The study is signed by another analyst than the caller.")
+        if study.federation != self.credentials.federation_id or study.coordinator != self.credentials.identity.name:
+            raise HostileInput("The study names another federation or coordinator.", "Submit study.toml to this coordinator again.")
+        if now >= study.expires:
+            raise HostileInput("The study has expired.")
+        key = study_digest(submitted.study)
+        with self._change():
+            self.journal.add_study(key, submitted.SerializeToString(), analyst.name, now)
+            self.studies[key] = StudyEntry(self._machine(study, key), submitted, analyst.name, now)
+            for session in self.sessions.values():
+                if session.connected:
+                    self.studies[key].machine.connected(session.name, session.nonce)
+        return key
+
+    def find(self, prefix: bytes) -> bytes:
+        """The digest of the only study that starts with ``prefix``.
+
+        Raises:
+            HostileInput: none or several do.
+        """
+        with self.changed:
+            found = [key for key in self.studies if len(prefix) >= 2 and key.startswith(prefix)]
+        if len(found) != 1:
+            raise HostileInput("No study, or more than one, has that name.", "Use `veilsum study list` and more digits.")
+        return found[0]
+
+    def status(self, key: bytes) -> pb.StudyStatus:
+        """What is shown of a study."""
+        with self.changed:
+            return study_status(self._entry(key))
+
+    def list(self) -> list[pb.StudyStatus]:
+        """What is shown of all studies, oldest first."""
+        with self.changed:
+            return [study_status(entry) for entry in sorted(self.studies.values(), key=lambda entry: entry.submitted)]
+
+    def abort(self, key: bytes, reason: str) -> None:
+        """Stop a study."""
+        with self._change():
+            self._entry(key).machine.abort(reason)
+
+    # -- the runner --------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _change(self) -> Iterator[None]:
+        with self.changed:
+            phases = {key: entry.machine.phase for key, entry in self.studies.items()}
+            try:
+                yield
+            finally:
+                for key, entry in self.studies.items():
+                    if entry.machine.phase.over and phases.get(key) is not entry.machine.phase:
+                        self._keep_outcome(key, entry)
+                self.version += 1
+                self.changed.notify_all()
+                for listener in self._listeners:
+                    listener()
+
+    def change(self, key: bytes):  # type: ignore[no-untyped-def]
+        """Context manager for the runner: the study's machine under the lock, with a notification after."""
+
+        @contextmanager
+        def changing() -> Iterator[StudyMachine]:
+            with self._change():
+                yield self._entry(key).machine
+
+        return changing()
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call ``listener`` after every change, from the thread that made it."""
+        self._listeners.append(listener)
+
+    def _keep_outcome(self, key: bytes, entry: StudyEntry) -> None:
+        self.journal.change_study(
+            key,
+            phase=entry.machine.phase.value,
+            reason=entry.machine.reason,
+            status=study_status(entry).SerializeToString(),
+        )
+
+    def _machine(self, study: Study, key: bytes) -> StudyMachine:
+        return StudyMachine(
+            study, key, authority=self.credentials.authority, waits=self._waits, clock=self._clock, journal=self.journal
+        )
+
+    def _entry(self, key: bytes) -> StudyEntry:
+        entry = self.studies.get(bytes(key))
+        if entry is None:
+            raise HostileInput("There is no such study.")
+        return entry
+
+    def _restore(self) -> None:
+        """Load earlier studies; what was running when the process ended has failed, and its participants are told so."""
+        for row in self.journal.studies():
+            submitted = pb.StudyObject.FromString(row["object"])
+            machine = self._machine(parse_study(submitted.study), row["digest"])
+            entry = StudyEntry(machine, submitted, row["analyst"], row["submitted"])
+            machine.phase, machine.reason = StudyPhase(row["phase"]), row["reason"]
+            self.studies[row["digest"]] = entry
+            if not machine.phase.over:
+                machine.fail("the coordinator was restarted")
+                self._keep_outcome(row["digest"], entry)
+
+
+def enrolment_message(enrolment: Enrolment) -> pb.SignedEnrolment:
+    """An enrolment on the wire."""
+    return pb.SignedEnrolment(certificate=enrolment.certificate, body=enrolment.body, signature=enrolment.signature)
+
+
+def box_message(box: Box, key: bytes) -> pb.SealedBox:
+    """A sealed box on the wire."""
+    return pb.SealedBox(
+        study=key,
+        sender=box.sender,
+        recipient=box.recipient,
+        purpose=box.purpose.value,
+        ciphertext=box.ciphertext,
+        signature=box.signature,
+    )

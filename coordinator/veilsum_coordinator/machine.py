@@ -1,0 +1,496 @@
+"""One study at the coordinator, as a state machine without I/O: seats, roster, sealed boxes, rounds.
+
+Allowed order: enrolling -> sealing -> running (rounds) -> finished, or failed or aborted from anywhere. Input: verified names
+and parsed messages, and the clock's ticks. Output: for each participant the directives that are open now (level-triggered, so
+a reconnect loses nothing). Nothing here waits, sends or stores, except through the journal it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from cryptography import x509
+
+from veilsum_coordinator.accumulator import Accumulator
+from veilsum_coordinator.journal import Journal
+from veilsum_coordinator.rounds import DecryptionsDiffer, Round, RoundPhase
+from veilsum_coordinator.settings import Waits
+from veilsum_privacy.errors import HostileInput, RefusalCode, StateError
+from veilsum_privacy.securesum.boxes import Box, Purpose
+from veilsum_privacy.securesum.context import Assignment, RoundPlan, broadcast_digest, plan_round
+from veilsum_privacy.securesum.contribution import SECRET_BYTES, Slots
+from veilsum_privacy.securesum.receipts import SignedReceipt
+from veilsum_privacy.securesum.roster import Enrolment, Roster, verify_enrolment, verify_roster
+from veilsum_privacy.study import Study
+from veilsum_proto import federation_pb2 as pb
+
+TRANSIENT = {RefusalCode.CONTEXT, RefusalCode.ROUND}
+MAX_EXCUSES = 3
+
+
+class StudyPhase(StrEnum):
+    """Where a study is."""
+
+    ENROLLING = "enrolling"
+    SEALING = "sealing"
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    ABORTED = "aborted"
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more happens."""
+        return self in (StudyPhase.FINISHED, StudyPhase.FAILED, StudyPhase.ABORTED)
+
+
+@dataclass
+class Seat:
+    """What the coordinator knows of one invited participant in this study."""
+
+    name: str
+    enrolment: Enrolment | None = None
+    refusal: str = ""
+    boxes: dict[tuple[str, Purpose], Box] | None = None
+    ready: bool = False
+    gone: bool = False
+    nonce: bytes = b""
+    connected: bool = False
+    left_at: int = 0
+    excuses: int = 0
+    give_up: set[tuple[int, int]] = field(default_factory=set)
+    released: set[tuple[int, int]] = field(default_factory=set)
+    ended: bool = False
+
+    @property
+    def active(self) -> bool:
+        """Enrolled, and neither refused nor given up on."""
+        return self.enrolment is not None and not self.refusal and not self.gone
+
+
+class StudyMachine:
+    """State of one study. Not thread-safe: the hub serialises calls."""
+
+    def __init__(
+        self, study: Study, digest: bytes, *, authority: x509.Certificate, waits: Waits, clock: Callable[[], int], journal: Journal
+    ) -> None:
+        self.study, self.digest = study, digest
+        self.phase = StudyPhase.ENROLLING
+        self.reason = ""
+        self.seats = {name: Seat(name) for name in study.participants}
+        self.roster: Roster | None = None
+        self.dealer = ""
+        self.rounds: list[Round] = []
+        self.refusals: list[tuple[str, str, int]] = []
+        self._attempts = 0
+        self._strict: tuple[str, ...] | None = None
+        self._authority, self._waits, self._clock, self._journal = authority, waits, clock, journal
+        self._deadline = min(clock() + waits.enrol, study.expires)
+
+    # -- what is open ------------------------------------------------------------------------------------------------------
+
+    def directives(self, name: str) -> list[pb.Directive]:
+        """Directives that are open for this participant, in the order in which it should answer."""
+        seat = self.seats.get(name)
+        if seat is None:
+            return []
+        if self.phase.over:
+            return [] if seat.ended else [self._directive(pb.DIRECTIVE_KIND_END, outcome=self.phase.value)]
+        if self.phase is StudyPhase.ENROLLING:
+            waiting = seat.enrolment is None and not seat.refusal
+            return [self._directive(pb.DIRECTIVE_KIND_ENROL)] if waiting else []
+        if not seat.active:
+            return [] if seat.ended else [self._directive(pb.DIRECTIVE_KIND_END, outcome="left out")]
+        if self.phase is StudyPhase.SEALING:
+            return self._sealing(seat)
+        return [*self._closing(seat), *self._round_directives(seat)]
+
+    def _directive(self, kind: pb.DirectiveKind, **fields: object) -> pb.Directive:
+        return pb.Directive(kind=kind, study=self.digest, **fields)  # type: ignore[arg-type]
+
+    def _sealing(self, seat: Seat) -> list[pb.Directive]:
+        if seat.boxes is None:
+            return [self._directive(pb.DIRECTIVE_KIND_SEAL, dealer=seat.name == self.dealer)]
+        if not seat.ready and self._all_sealed():
+            return [self._directive(pb.DIRECTIVE_KIND_UNSEAL)]
+        return []
+
+    def _closing(self, seat: Seat) -> list[pb.Directive]:
+        kinds = ((pb.DIRECTIVE_KIND_GIVE_UP, seat.give_up), (pb.DIRECTIVE_KIND_RELEASED, seat.released))
+        return [
+            self._directive(kind, round=number, attempt=attempt) for kind, pairs in kinds for number, attempt in sorted(pairs)
+        ]
+
+    def _round_directives(self, seat: Seat) -> list[pb.Directive]:
+        current = self.round
+        if current is None or seat.name not in current.cohort:
+            return []
+        place = {"round": current.number, "attempt": current.assignment.attempt}
+        if current.phase is RoundPhase.CONTRIBUTING and not current.accumulator.uploads[seat.name].complete:
+            return [self._directive(pb.DIRECTIVE_KIND_CONTRIBUTE, assignment=current.assignment.to_bytes(), **place)]
+        if current.phase is RoundPhase.CONSENTING and seat.name not in current.consents:
+            return [self._directive(pb.DIRECTIVE_KIND_CONSENT, **place)]
+        connected = [name for name in current.cohort if self.seats[name].connected]
+        asked = current.decryptors(connected) if current.phase is RoundPhase.DECRYPTING else ()
+        if seat.name in asked and seat.name not in current.answers:
+            return [self._directive(pb.DIRECTIVE_KIND_DECRYPT, **place)]
+        return []
+
+    @property
+    def round(self) -> Round | None:
+        """The present round, if one runs."""
+        if self.rounds and self.rounds[-1].phase not in (RoundPhase.RELEASED, RoundPhase.FAILED):
+            return self.rounds[-1]
+        return None
+
+    # -- connections and time ----------------------------------------------------------------------------------------------
+
+    def connected(self, name: str, nonce: bytes) -> None:
+        """A participant opened its session; another nonce than before means that its process is another one."""
+        seat = self.seats.get(name)
+        if seat is None:
+            return
+        restarted = seat.nonce not in (b"", nonce)
+        seat.connected, seat.nonce = True, nonce
+        if restarted and (current := self.round) is not None and current.phase is RoundPhase.DECRYPTING:
+            current.unable.discard(name)
+
+    def disconnected(self, name: str) -> None:
+        """The session ended; after the grace period a running attempt goes on without it."""
+        seat = self.seats.get(name)
+        if seat is not None:
+            seat.connected, seat.left_at = False, self._clock()
+
+    def tick(self) -> None:
+        """Act on deadlines. Called often; idempotent."""
+        now = self._clock()
+        if self.phase.over:
+            return
+        if now >= self.study.expires:
+            self.fail("the study expired")
+        elif self.phase is StudyPhase.ENROLLING:
+            answered = all(seat.enrolment is not None or seat.refusal for seat in self.seats.values())
+            if answered or now >= self._deadline:
+                self._close_enrolment()
+        elif self.phase is StudyPhase.SEALING:
+            self._tick_sealing(now)
+        elif (current := self.round) is not None:
+            self._tick_round(current, now)
+
+    def _absent(self, name: str, now: int) -> bool:
+        seat = self.seats[name]
+        return not seat.connected and now - seat.left_at >= self._waits.grace
+
+    # -- enrolment and keys ------------------------------------------------------------------------------------------------
+
+    def enrol(self, name: str, enrolment: Enrolment) -> None:
+        """Take an enrolment.
+
+        Raises:
+            HostileInput: not invited, not the sender's own, invalid, or too late.
+        """
+        seat = self._seat(name)
+        if seat.enrolment is not None:
+            return
+        if self.phase is not StudyPhase.ENROLLING or seat.refusal:
+            raise HostileInput("Enrolment is over.")
+        if verify_enrolment(enrolment, self.digest, self._authority, self._clock()).name != name:
+            raise HostileInput("An enrolment names another participant than the caller's certificate.")
+        seat.enrolment = enrolment
+        self.tick()
+
+    def refuse(self, name: str, code: RefusalCode, number: int, attempt: int) -> None:
+        """Take a refusal: of the study, of an attempt, of a consent or of a decryption."""
+        seat = self._seat(name)
+        self.refusals.append((name, code.value, number))
+        current = self.round
+        if current is not None and number == current.number and attempt == current.assignment.attempt:
+            if current.phase is RoundPhase.CONTRIBUTING:
+                seat.excuses += 1
+                if code not in TRANSIENT or seat.excuses > MAX_EXCUSES:
+                    seat.refusal = code.value
+                self._retry(current)
+                return
+            if current.phase is RoundPhase.CONSENTING:
+                seat.refusal = code.value
+                self._lose(current, f"{name} refused its consent ({code.value})")
+                return
+            if current.phase is RoundPhase.DECRYPTING:
+                current.unable.add(name)
+                if code not in TRANSIENT:
+                    seat.refusal = code.value
+                self._check_decryptors(current)
+                return
+        if number == 0 and not (self.phase is StudyPhase.RUNNING and seat.ready and code in TRANSIENT):
+            seat.refusal = code.value
+            self.tick()
+
+    def _close_enrolment(self) -> None:
+        enrolments = [seat.enrolment for seat in self.seats.values() if seat.enrolment is not None and not seat.refusal]
+        codes = ", ".join(f"{seat.name}: {seat.refusal}" for seat in self.seats.values() if seat.refusal)
+        if len(enrolments) < self.study.privacy.min_cohort:
+            self.fail(f"{len(enrolments)} of {len(self.seats)} enrolled, {self.study.privacy.min_cohort} are needed ({codes})")
+            return
+        self.roster = verify_roster(enrolments, self.study, self.digest, self._authority, self._clock())
+        self.phase = StudyPhase.SEALING
+        self.dealer = self.roster.names[0]
+        self._deadline = self._clock() + self._waits.seal
+
+    def _live(self) -> list[str]:
+        if self.roster is None:
+            raise StateError("The study has no roster yet.")
+        return [name for name in self.roster.names if self.seats[name].active]
+
+    def _all_sealed(self) -> bool:
+        return all(self.seats[name].boxes is not None for name in self._live())
+
+    def seal(self, name: str, boxes: Sequence[Box]) -> None:
+        """Take a member's boxes, complete or not at all.
+
+        Raises:
+            HostileInput: not exactly the boxes that it owes.
+        """
+        seat = self._seat(name)
+        if self.roster is None or self.phase is not StudyPhase.SEALING or name not in self.roster.names:
+            raise HostileInput("Sealed boxes came outside the sealing phase.")
+        if seat.boxes is not None:
+            return
+        behind = self.roster.names[self.roster.names.index(name) + 1 :]
+        owed = {(other, Purpose.PAIR_SEED) for other in behind}
+        if name == self.dealer:
+            owed |= {(other, Purpose.DEALT_KEYS) for other in self.roster.names if other != name}
+        given = {(box.recipient, box.purpose): box for box in boxes}
+        if set(given) != owed or len(given) != len(boxes) or any(box.sender != name for box in boxes):
+            raise HostileInput("A member must send exactly one box for each that it owes.")
+        seat.boxes = given
+        if self._all_sealed():
+            self._deadline = self._clock() + self._waits.seal
+
+    def boxes_for(self, name: str) -> list[Box]:
+        """All boxes for one member."""
+        return [
+            box
+            for seat in self.seats.values()
+            for (recipient, purpose), box in (seat.boxes or {}).items()
+            if recipient == name and (purpose is Purpose.PAIR_SEED or seat.name == self.dealer)
+        ]
+
+    def ready(self, name: str) -> None:
+        """A member opened all its boxes."""
+        seat = self._seat(name)
+        if self.phase is StudyPhase.SEALING and not self._all_sealed():
+            raise HostileInput("A member cannot be ready before everyone has sealed.")
+        seat.ready = True
+        self.tick()
+
+    def _tick_sealing(self, now: int) -> None:
+        live = self._live()
+        sealed = self._all_sealed()
+        if now >= self._deadline or any(self._absent(name, now) for name in live):
+            for name in live:
+                seat = self.seats[name]
+                done = seat.ready if sealed else seat.boxes is not None
+                if not done and (now >= self._deadline or self._absent(name, now)):
+                    seat.gone = True
+            self._deadline = now + self._waits.seal
+        live = self._live()
+        if len(live) < self.study.privacy.min_cohort:
+            self.fail("too few members exchanged their keys")
+            return
+        if self.dealer not in live and not sealed:
+            self.dealer = live[0]
+            self.seats[self.dealer].boxes = None
+        if sealed and all(self.seats[name].ready for name in live):
+            self.phase = StudyPhase.RUNNING
+
+    # -- rounds ------------------------------------------------------------------------------------------------------------
+
+    def start_round(self, label: str, broadcast: bytes) -> Round | None:
+        """Begin a round; None when no cohort can be formed (the study has then failed).
+
+        Raises:
+            StateError: the study is not running, or a round runs already.
+        """
+        if self.phase is not StudyPhase.RUNNING or self.round is not None:
+            raise StateError("A round can start only in a running study, one at a time.")
+        assignment = self._assign(len(self.rounds) + 1, label, broadcast)
+        if assignment is None:
+            return None
+        now = self._clock()
+        plan = self._plan(label, assignment)
+        accumulator = Accumulator(plan.encoding, assignment.names)
+        current = Round(
+            len(self.rounds) + 1, label, broadcast, assignment, plan, accumulator, now, now + self._waits.contribute
+        )
+        self.rounds.append(current)
+        return current
+
+    def _plan(self, label: str, assignment: Assignment) -> RoundPlan:
+        if self.roster is None:
+            raise StateError("The study has no roster yet.")
+        return plan_round(self.study, label, len(self.roster.members), len(assignment.cohort))
+
+    def _assign(self, number: int, label: str, broadcast: bytes) -> Assignment | None:
+        now = self._clock()
+        names = [
+            name for name in self._live() if self.seats[name].ready and self.seats[name].nonce and not self._absent(name, now)
+        ]
+        strict = self.study.privacy.cohort_difference == "strict"
+        if len(names) < self.study.privacy.min_cohort:
+            self.fail(f"{len(names)} participants are left, {self.study.privacy.min_cohort} are needed")
+            return None
+        if strict and self._strict is not None and tuple(names) != self._strict:
+            self.fail("the cohort changed and the study allows one cohort only")
+            return None
+        self._attempts += 1
+        return Assignment(
+            number,
+            self._attempts,
+            label,
+            tuple((name, self.seats[name].nonce) for name in names),
+            broadcast_digest(broadcast),
+            now + self._waits.contribute + self._waits.consent,
+        )
+
+    def _retry(self, current: Round) -> None:
+        for name in current.cohort:
+            self.seats[name].give_up.add((current.number, current.assignment.attempt))
+        assignment = self._assign(current.number, current.label, current.broadcast)
+        if assignment is None:
+            current.phase = RoundPhase.FAILED
+            return
+        current.retry(assignment, self._plan(current.label, assignment), self._clock() + self._waits.contribute)
+
+    def _tick_round(self, current: Round, now: int) -> None:
+        if current.phase is RoundPhase.CONTRIBUTING:
+            missing = [name for name in current.cohort if not current.accumulator.uploads[name].complete]
+            late = now >= current.deadline
+            absent = [name for name in current.cohort if self._absent(name, now)]
+            if absent or late:
+                for name in missing if late else ():
+                    self.seats[name].gone = True
+                self._retry(current)
+        elif current.phase is RoundPhase.CONSENTING and now >= current.deadline:
+            silent = [name for name in current.cohort if name not in current.consents]
+            self._lose(current, f"no consent from {', '.join(silent)} within its time")
+        elif current.phase is RoundPhase.DECRYPTING:
+            if now >= current.deadline:
+                connected = [name for name in current.cohort if self.seats[name].connected]
+                current.unable |= {name for name in current.decryptors(connected) if name not in current.answers}
+                current.deadline = now + self._waits.decrypt
+            self._check_decryptors(current)
+
+    def _lose(self, current: Round, reason: str) -> None:
+        current.phase = RoundPhase.FAILED
+        self.fail(f"round {current.number} was lost after consent was asked for: {reason}")
+
+    def _check_decryptors(self, current: Round) -> None:
+        able = [name for name in current.cohort if name not in current.unable]
+        if len(able) < 2:
+            self._lose(current, "fewer than two members could decrypt the sum")
+
+    def upload(self, name: str, attempt: int, index: int, ciphertext: bytes) -> None:
+        """Add one ciphertext to the running sum.
+
+        Raises:
+            HostileInput: not of the present attempt, malformed, or out of order.
+        """
+        current = self._round_of(name, attempt, RoundPhase.CONTRIBUTING)
+        current.accumulator.add(name, index, ciphertext)
+
+    def receipt(self, name: str, attempt: int, signed: SignedReceipt) -> None:
+        """Take the receipt that ends an upload; with the last one the sum is made durable and consent is asked for."""
+        current = self._round_of(name, attempt, RoundPhase.CONTRIBUTING)
+        if self.roster is None:
+            raise StateError("The study has no roster yet.")
+        current.receipt(name, signed, self.roster, self.digest)
+        if current.accumulator.complete:
+            current.sum = current.accumulator.serialise()
+            self._journal.keep_sum(self.digest, current.number, current.assignment, current.sum, current.receipts())
+            current.phase = RoundPhase.CONSENTING
+            current.deadline = self._clock() + self._waits.consent
+
+    def consent(self, name: str, attempt: int, consent: bytes) -> None:
+        """Take a consent; with the last one the sum can be decrypted."""
+        current = self.round
+        if current is not None and current.consents.get(name) == consent and current.assignment.attempt == attempt:
+            return
+        current = self._round_of(name, attempt, RoundPhase.CONSENTING)
+        if len(consent) != SECRET_BYTES:
+            raise HostileInput("A consent must have 32 bytes.")
+        current.consents[name] = consent
+        if len(current.consents) == len(current.cohort):
+            self._strict = self._strict or current.cohort
+            current.phase = RoundPhase.DECRYPTING
+            current.deadline = self._clock() + self._waits.decrypt
+
+    def decrypted(self, name: str, attempt: int, words: list[Slots]) -> None:
+        """Take one of two decryptions; unlike ones fail the round."""
+        current = self._round_of(name, attempt, RoundPhase.DECRYPTING)
+        try:
+            if current.decrypted(name, words):
+                current.phase = RoundPhase.OPENING
+        except DecryptionsDiffer as error:
+            self._lose(current, error.message)
+            raise
+
+    def released(self, current: Round) -> None:
+        """The sum was opened and journalled: members may forget their payloads."""
+        current.phase = RoundPhase.RELEASED
+        current.finished = self._clock()
+        current.sum, current.answers, current.consents = [], {}, {}
+        for name in current.cohort:
+            self.seats[name].released.add((current.number, current.assignment.attempt))
+
+    def unusable(self, current: Round, reason: str) -> None:
+        """The opened vector failed its checks: no value of it is used."""
+        self._lose(current, reason)
+
+    def confirm(self, name: str, kind: int, number: int, attempt: int) -> None:
+        """A participant confirms that it gave an attempt up, saw a release, or erased the study's keys."""
+        seat = self._seat(name)
+        if kind == pb.DIRECTIVE_KIND_GIVE_UP:
+            seat.give_up.discard((number, attempt))
+        elif kind == pb.DIRECTIVE_KIND_RELEASED:
+            seat.released.discard((number, attempt))
+        elif kind == pb.DIRECTIVE_KIND_END:
+            seat.ended = True
+        else:
+            raise HostileInput("Only an end, a release or a given-up attempt can be confirmed.")
+
+    # -- the end -----------------------------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """The method returned."""
+        self.phase = StudyPhase.FINISHED
+
+    def abort(self, reason: str) -> None:
+        """An analyst or operator stops the study."""
+        if not self.phase.over:
+            self.phase, self.reason = StudyPhase.ABORTED, reason
+            if (current := self.round) is not None:
+                current.phase = RoundPhase.FAILED
+
+    def fail(self, reason: str) -> None:
+        """The study cannot go on."""
+        if not self.phase.over:
+            self.phase, self.reason = StudyPhase.FAILED, reason
+            if (current := self.round) is not None:
+                current.phase = RoundPhase.FAILED
+
+    def _seat(self, name: str) -> Seat:
+        seat = self.seats.get(name)
+        if seat is None:
+            raise HostileInput("The caller is not invited to that study.")
+        return seat
+
+    def _round_of(self, name: str, attempt: int, phase: RoundPhase) -> Round:
+        self._seat(name)
+        current = self.round
+        if current is None or self.phase.over:
+            raise HostileInput("No round is running.", "Wait for the next directive.")
+        current.expect(name, attempt, phase)
+        return current
+

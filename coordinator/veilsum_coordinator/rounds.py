@@ -1,0 +1,145 @@
+"""One round at the coordinator, as a state machine without I/O: attempts, uploads, consents, decryptions.
+
+Allowed order: contributing (any number of attempts) -> consenting -> decrypting -> opening -> released; from contributing a
+round can fail for want of a cohort, from consenting on it can only be released or lost. The coordinator sees masked,
+encrypted payloads and, at the end, the words of a sum that all members consented to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+
+from veilsum_coordinator.accumulator import Accumulator
+from veilsum_privacy.errors import HostileInput
+from veilsum_privacy.securesum.context import Assignment, RoundPlan
+from veilsum_privacy.securesum.contribution import Slots
+from veilsum_privacy.securesum.receipts import SignedReceipt, parse_receipt, verify_receipt
+from veilsum_privacy.securesum.roster import Roster
+
+DECRYPTORS = 2
+
+
+class RoundPhase(StrEnum):
+    """Where a round is."""
+
+    CONTRIBUTING = "contributing"
+    CONSENTING = "consenting"
+    DECRYPTING = "decrypting"
+    OPENING = "opening"
+    RELEASED = "released"
+    FAILED = "failed"
+
+
+@dataclass
+class Round:
+    """State of one round.
+
+    Attributes:
+        number: from 1.
+        label: the task's.
+        broadcast: encoded, as sent.
+        assignment: of the present attempt.
+        accumulator: of the present attempt.
+        sum: the complete sum's ciphertexts.
+        consents: by member.
+        answers: decrypted words by decryptor.
+        unable: members that cannot decrypt any more.
+    """
+
+    number: int
+    label: str
+    broadcast: bytes
+    assignment: Assignment
+    plan: RoundPlan
+    accumulator: Accumulator
+    started: int
+    deadline: int
+    phase: RoundPhase = RoundPhase.CONTRIBUTING
+    attempts: int = 1
+    received: int = 0
+    finished: int | None = None
+    sum: list[bytes] = field(default_factory=list, repr=False)
+    consents: dict[str, bytes] = field(default_factory=dict, repr=False)
+    answers: dict[str, list[Slots]] = field(default_factory=dict, repr=False)
+    unable: set[str] = field(default_factory=set)
+
+    @property
+    def cohort(self) -> tuple[str, ...]:
+        """Names of the present attempt's members."""
+        return self.assignment.names
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes of ciphertexts over all attempts."""
+        return self.received + self.accumulator.received
+
+    def expect(self, name: str, attempt: int, phase: RoundPhase) -> None:
+        """Check that a message belongs to the present attempt and phase.
+
+        Raises:
+            HostileInput: it does not.
+        """
+        if attempt != self.assignment.attempt or name not in self.cohort:
+            raise HostileInput("The message is for another attempt than the present one.", "Wait for the next directive.")
+        if self.phase is not phase:
+            raise HostileInput(f"The round is {self.phase.value}; that message belongs to {phase.value}.")
+
+    def retry(self, assignment: Assignment, plan: RoundPlan, deadline: int) -> None:
+        """Begin another attempt; everything of the former one is dropped."""
+        self.received += self.accumulator.received
+        self.assignment, self.plan, self.deadline = assignment, plan, deadline
+        self.accumulator = Accumulator(plan.encoding, assignment.names)
+        self.attempts += 1
+
+    def receipt(self, name: str, signed: SignedReceipt, roster: Roster, study: bytes) -> None:
+        """Take the receipt that ends an upload.
+
+        Raises:
+            HostileInput: ciphertexts are missing, or the receipt is not the sender's for exactly what it sent.
+        """
+        upload = self.accumulator.uploads[name]
+        if upload.complete:
+            if upload.receipt != signed:
+                raise HostileInput("A second, different receipt came for one upload.")
+            return
+        if upload.next != self.plan.encoding.ciphertexts:
+            raise HostileInput("The receipt came before the last ciphertext.")
+        receipt = verify_receipt(signed, roster.member(name).identity, study, parse_receipt(signed.body).context)
+        if receipt.payload != upload.digest.digest():
+            raise HostileInput("The receipt is for other ciphertexts than those that came.")
+        upload.receipt = signed
+
+    def receipts(self) -> list[SignedReceipt]:
+        """All receipts in the cohort's order."""
+        uploads = self.accumulator.uploads
+        return [receipt for name in self.cohort if (receipt := uploads[name].receipt) is not None]
+
+    def decryptors(self, connected: Sequence[str]) -> tuple[str, ...]:
+        """Who is asked to decrypt: members that answered, then connected ones, two in all; fewer if none are left."""
+        able = [name for name in self.cohort if name not in self.unable]
+        answered = [name for name in able if name in self.answers]
+        waiting = [name for name in able if name not in self.answers and name in connected]
+        return tuple((answered + waiting)[:DECRYPTORS])
+
+    def decrypted(self, name: str, words: list[Slots]) -> bool:
+        """Take one decryption; returns whether there are two.
+
+        Raises:
+            HostileInput: wrong shape, or unlike the other decryption (the round must then fail).
+        """
+        expected = self.plan.encoding.parameters.data_slots + 1
+        if len(words) != self.plan.encoding.ciphertexts or any(part.shape != (expected,) for part in words):
+            raise HostileInput("A decryption has the wrong shape.")
+        for other in self.answers.values():
+            if not all(np.array_equal(a, b) for a, b in zip(words, other, strict=True)):
+                raise DecryptionsDiffer("Two members decrypted the same sum to different words.")
+        self.answers[name] = words
+        return len(self.answers) >= DECRYPTORS
+
+
+class DecryptionsDiffer(HostileInput):
+    """Two decryptions of one sum are unlike: one decryptor is broken or lies, and no value may be used."""

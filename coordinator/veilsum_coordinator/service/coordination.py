@@ -1,0 +1,219 @@
+"""What participants call: sessions, objects, enrolment, boxes, uploads, consents, decryptions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import numpy as np
+
+from veilsum_coordinator.hub import Hub
+from veilsum_coordinator.service.guard import Context, Guard, WrongVersion
+from veilsum_privacy.errors import HostileInput
+from veilsum_privacy.identity import Role
+from veilsum_privacy.securesum.boxes import Box, Purpose
+from veilsum_privacy.securesum.receipts import SignedReceipt
+from veilsum_privacy.securesum.roster import Enrolment
+from veilsum_proto import CHUNK_BYTES, PROTOCOL_VERSIONS, SOFTWARE
+from veilsum_proto import federation_pb2 as pb
+from veilsum_proto.federation_pb2_grpc import CoordinationServicer
+
+PING_SECONDS = 10.0
+MAX_BOXES = 2048
+MAX_CIPHERTEXTS = 1 << 16
+ROLES = (Role.PARTICIPANT,)
+
+
+def _check_key(key: bytes) -> bytes:
+    if len(key) != 32:
+        raise HostileInput("A study's digest has 32 bytes.")
+    return key
+
+
+def _bounded(value: bytes, limit: int, what: str) -> bytes:
+    if len(value) > limit:
+        raise HostileInput(f"The {what} is larger than {limit} bytes.")
+    return value
+
+
+class Coordination(CoordinationServicer):
+    """The service for participants."""
+
+    def __init__(self, hub: Hub, guard: Guard, clock: Callable[[], int]) -> None:
+        self._hub, self._guard, self._clock = hub, guard, clock
+        self._wakers: dict[str, asyncio.Event] = {}
+        loop = asyncio.get_running_loop()
+        hub.listen(lambda: loop.call_soon_threadsafe(self._wake))
+
+    def _wake(self) -> None:
+        for waker in self._wakers.values():
+            waker.set()
+        self._guard.metrics.connected.set(len(self._wakers))
+
+    async def Hello(self, request: pb.HelloRequest, context: Context) -> pb.HelloReply:
+        async def work() -> pb.HelloReply:
+            self._guard.caller(context, tuple(Role))
+            common = set(request.versions) & set(PROTOCOL_VERSIONS)
+            if not common:
+                spoken = ", ".join(str(version) for version in PROTOCOL_VERSIONS)
+                raise WrongVersion(f"No common protocol version; this coordinator speaks {spoken}. Update the older side.")
+            return pb.HelloReply(
+                version=max(common), now=self._clock(), coordinator=self._hub.credentials.identity.name, software=SOFTWARE
+            )
+
+        return await self._guard.unary(context, work)
+
+    async def Work(self, request: pb.WorkRequest, context: Context) -> AsyncIterator[pb.Directive]:
+        async for directive in self._guard.stream(context, lambda: self._work(request, context)):
+            yield directive
+
+    async def _work(self, request: pb.WorkRequest, context: Context) -> AsyncIterator[pb.Directive]:
+        name = self._guard.caller(context, ROLES).name
+        if request.version not in PROTOCOL_VERSIONS:
+            raise WrongVersion("The session's protocol version was not negotiated.")
+        waker = asyncio.Event()
+        serial = self._hub.connect(name, request.session_nonce)
+        if (former := self._wakers.get(name)) is not None:
+            former.set()
+        self._wakers[name] = waker
+        sent: list[bytes] = []
+        try:
+            while self._wakers.get(name) is waker:
+                waker.clear()
+                open_now = self._hub.directives(name)
+                keys = [directive.SerializeToString(deterministic=True) for directive in open_now]
+                for key, directive in zip(keys, open_now, strict=True):
+                    if key not in sent:
+                        yield directive
+                sent = keys
+                try:
+                    await asyncio.wait_for(waker.wait(), PING_SECONDS)
+                except TimeoutError:
+                    yield pb.Directive(kind=pb.DIRECTIVE_KIND_PING)
+        finally:
+            if self._wakers.get(name) is waker:
+                del self._wakers[name]
+            self._hub.disconnect(name, serial)
+
+    async def Fetch(self, request: pb.FetchRequest, context: Context) -> AsyncIterator[pb.Chunk]:
+        async for chunk in self._guard.stream(context, lambda: self._fetch(request, context)):
+            yield chunk
+
+    async def _fetch(self, request: pb.FetchRequest, context: Context) -> AsyncIterator[pb.Chunk]:
+        name = self._guard.caller(context, ROLES).name
+        data = self._hub.fetch(name, request.kind, _check_key(request.study), request.round, request.attempt)
+        for start in range(0, max(len(data), 1), CHUNK_BYTES):
+            yield pb.Chunk(data=data[start : start + CHUNK_BYTES], total=len(data))
+
+    async def Enrol(self, request: pb.EnrolRequest, context: Context) -> pb.Ack:
+        async def work() -> pb.Ack:
+            name = self._guard.caller(context, ROLES).name
+            signed = request.enrolment
+            enrolment = Enrolment(
+                _bounded(signed.certificate, 8192, "certificate"), _bounded(signed.body, 8192, "enrolment"), signed.signature
+            )
+            self._hub.enrol(name, _check_key(request.study), enrolment)
+            return pb.Ack()
+
+        return await self._guard.unary(context, work)
+
+    async def Refuse(self, request: pb.RefuseRequest, context: Context) -> pb.Ack:
+        async def work() -> pb.Ack:
+            name = self._guard.caller(context, ROLES).name
+            self._hub.refuse(name, _check_key(request.study), request.code, request.round, request.attempt)
+            return pb.Ack()
+
+        return await self._guard.unary(context, work)
+
+    async def Seal(self, request_iterator: AsyncIterator[pb.SealedBox], context: Context) -> pb.Ack:
+        async def work() -> pb.Ack:
+            name = self._guard.caller(context, ROLES).name
+            key, boxes = b"", []
+            async for message in request_iterator:
+                key = key or _check_key(message.study)
+                if message.study != key or len(boxes) >= MAX_BOXES:
+                    raise HostileInput("Boxes of two studies, or too many, came in one stream.")
+                boxes.append(_box(message))
+            if key:
+                self._hub.seal(name, key, boxes)
+            return pb.Ack()
+
+        return await self._guard.unary(context, work)
+
+    async def Ready(self, request: pb.ReadyRequest, context: Context) -> pb.Ack:
+        async def work() -> pb.Ack:
+            self._hub.ready(self._guard.caller(context, ROLES).name, _check_key(request.study))
+            return pb.Ack()
+
+        return await self._guard.unary(context, work)
+
+    async def UploadStatus(self, request: pb.UploadStatusRequest, context: Context) -> pb.UploadStatusReply:
+        async def work() -> pb.UploadStatusReply:
+            name = self._guard.caller(context, ROLES).name
+            following, complete = self._hub.upload_status(name, _check_key(request.study), request.attempt)
+            return pb.UploadStatusReply(next=following, complete=complete)
+
+        return await self._guard.unary(context, work)
+
+    async def Upload(self, request_iterator: AsyncIterator[pb.UploadChunk], context: Context) -> pb.UploadStatusReply:
+        async def work() -> pb.UploadStatusReply:
+            name = self._guard.caller(context, ROLES).name
+            key, attempt = b"", 0
+            async for chunk in request_iterator:
+                if not key:
+                    key, attempt = _check_key(chunk.study), chunk.attempt
+                elif chunk.study or chunk.attempt:
+                    raise HostileInput("Only the first chunk of an upload names its attempt.")
+                if chunk.HasField("receipt"):
+                    signed = SignedReceipt(_bounded(chunk.receipt.body, 2048, "receipt"), chunk.receipt.signature)
+                    self._hub.receipt(name, key, attempt, signed)
+                else:
+                    self._hub.upload(name, key, attempt, chunk.index, chunk.ciphertext)
+                    self._guard.metrics.received.inc(len(chunk.ciphertext))
+            if not key:
+                raise HostileInput("An upload came without a chunk.")
+            following, complete = self._hub.upload_status(name, key, attempt)
+            return pb.UploadStatusReply(next=following, complete=complete)
+
+        return await self._guard.unary(context, work)
+
+    async def Consent(self, request: pb.ConsentRequest, context: Context) -> pb.Ack:
+        async def work() -> pb.Ack:
+            name = self._guard.caller(context, ROLES).name
+            self._hub.consent(name, _check_key(request.study), request.attempt, request.consent)
+            return pb.Ack()
+
+        return await self._guard.unary(context, work)
+
+    async def Decrypted(self, request_iterator: AsyncIterator[pb.DecryptedChunk], context: Context) -> pb.Ack:
+        async def work() -> pb.Ack:
+            name = self._guard.caller(context, ROLES).name
+            key, attempt, words = b"", 0, []
+            async for chunk in request_iterator:
+                if not key:
+                    key, attempt = _check_key(chunk.study), chunk.attempt
+                if chunk.index != len(words) or len(words) >= MAX_CIPHERTEXTS or len(chunk.words) % 8:
+                    raise HostileInput("Decrypted words came out of order or in pieces of the wrong size.")
+                words.append(np.frombuffer(chunk.words, dtype="<u8").astype(np.uint64))
+            if key:
+                self._hub.decrypted(name, key, attempt, words)
+            return pb.Ack()
+
+        return await self._guard.unary(context, work)
+
+    async def Confirm(self, request: pb.ConfirmRequest, context: Context) -> pb.Ack:
+        async def work() -> pb.Ack:
+            name = self._guard.caller(context, ROLES).name
+            self._hub.confirm(name, _check_key(request.study), request.kind, request.round, request.attempt)
+            return pb.Ack()
+
+        return await self._guard.unary(context, work)
+
+
+def _box(message: pb.SealedBox) -> Box:
+    try:
+        purpose = Purpose(message.purpose)
+    except ValueError as error:
+        raise HostileInput("A box has an unknown purpose.") from error
+    ciphertext = _bounded(message.ciphertext, 1 << 19, "sealed box")
+    return Box(message.sender, message.recipient, purpose, ciphertext, message.signature)

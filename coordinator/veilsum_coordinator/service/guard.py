@@ -1,0 +1,100 @@
+"""Who calls, and how errors leave: every handler runs under :class:`Guard`.
+
+A caller is what its client certificate says. A typed error becomes a status with its public text and a count; anything else
+becomes "internal error", logged here with its trace and told to nobody.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from veilsum_coordinator.accumulator import OutOfOrder
+from veilsum_coordinator.metrics import Metrics
+from veilsum_privacy.errors import HostileInput, StateError, VeilsumError
+from veilsum_privacy.identity import Credentials, Identity, Role, verify_certificate
+
+LOG = logging.getLogger("veilsum.coordinator")
+
+Result = TypeVar("Result")
+Context = grpc.aio.ServicerContext
+
+
+class Unauthenticated(HostileInput):
+    """The caller showed no certificate of this federation that is valid now."""
+
+
+class WrongRole(HostileInput):
+    """The caller's certificate has another role than the call needs."""
+
+
+class WrongVersion(HostileInput):
+    """Caller and coordinator speak no common version of the protocol."""
+
+
+_STATUS: tuple[tuple[type[Exception], grpc.StatusCode, str], ...] = (
+    (Unauthenticated, grpc.StatusCode.UNAUTHENTICATED, "unauthenticated"),
+    (WrongRole, grpc.StatusCode.PERMISSION_DENIED, "role"),
+    (WrongVersion, grpc.StatusCode.FAILED_PRECONDITION, "version"),
+    (OutOfOrder, grpc.StatusCode.OUT_OF_RANGE, "out-of-order"),
+    (HostileInput, grpc.StatusCode.INVALID_ARGUMENT, "malformed"),
+    (DecodeError, grpc.StatusCode.INVALID_ARGUMENT, "malformed"),
+    (StateError, grpc.StatusCode.FAILED_PRECONDITION, "state"),
+)
+
+
+class Guard:
+    """Authenticates callers and maps errors to statuses."""
+
+    def __init__(self, credentials: Credentials, clock: Callable[[], int], metrics: Metrics) -> None:
+        self._credentials, self._clock, self.metrics = credentials, clock, metrics
+
+    def caller(self, context: Context, roles: tuple[Role, ...]) -> Identity:
+        """The caller's identity.
+
+        Raises:
+            Unauthenticated: no valid certificate.
+            WrongRole: another role than one of ``roles``.
+        """
+        shown = context.auth_context().get("x509_pem_cert", [])
+        try:
+            identity = verify_certificate(bytes(shown[0]), self._credentials.authority, self._clock(), None)
+        except (HostileInput, IndexError) as error:
+            raise Unauthenticated("The caller's certificate is missing, expired or not of this federation.") from error
+        if identity.role not in roles:
+            raise WrongRole(f"The call is for {' or '.join(roles)}, the caller is {identity.role.value}.")
+        return identity
+
+    async def unary(self, context: Context, work: Callable[[], Awaitable[Result]]) -> Result:
+        """Run a handler that returns one message."""
+        try:
+            return await work()
+        except Exception as error:
+            await self._abort(context, error)
+            raise
+
+    async def stream(self, context: Context, work: Callable[[], AsyncIterator[Result]]) -> AsyncIterator[Result]:
+        """Run a handler that streams messages."""
+        try:
+            async for item in work():
+                yield item
+        except Exception as error:
+            await self._abort(context, error)
+            raise
+
+    async def _abort(self, context: Context, error: Exception) -> None:
+        if isinstance(error, grpc.aio.AbortError):
+            return
+        for kind, status, reason in _STATUS:
+            if isinstance(error, kind):
+                text = error.message if isinstance(error, VeilsumError) else "The message cannot be parsed."
+                LOG.warning("rejected (%s): %s", reason, text)
+                self.metrics.rejected.labels(reason).inc()
+                await context.abort(status, text)
+        LOG.error("internal error", exc_info=error)
+        self.metrics.rejected.labels("internal").inc()
+        await context.abort(grpc.StatusCode.INTERNAL, "Internal error; the coordinator's log has it.")

@@ -1,0 +1,115 @@
+"""What analysts and operators call: submit, list, show, watch, abort, fetch results."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from veilsum_coordinator.hub import Hub
+from veilsum_coordinator.service.guard import Context, Guard, WrongRole
+from veilsum_privacy.errors import HostileInput
+from veilsum_privacy.identity import Role
+from veilsum_privacy.study import MAX_STUDY_BYTES
+from veilsum_proto import CHUNK_BYTES
+from veilsum_proto import federation_pb2 as pb
+from veilsum_proto.federation_pb2_grpc import StudiesServicer
+
+READERS = (Role.ANALYST, Role.OPERATOR)
+
+
+class Studies(StudiesServicer):
+    """The service for analysts and operators. An analyst sees and stops its own studies, an operator all."""
+
+    def __init__(self, hub: Hub, guard: Guard, results: Path, clock: Callable[[], int]) -> None:
+        self._hub, self._guard, self._results, self._clock = hub, guard, results, clock
+
+    def _find(self, prefix: bytes, context: Context) -> bytes:
+        caller = self._guard.caller(context, READERS)
+        key = self._hub.find(prefix)
+        if caller.role is Role.ANALYST and self._hub.status(key).analyst != caller.name:
+            raise WrongRole("The study is another analyst's.")
+        return key
+
+    async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeReply:
+        async def work() -> pb.DescribeReply:
+            self._guard.caller(context, READERS)
+            with self._hub.changed:
+                participants = [
+                    pb.ParticipantStatus(
+                        name=session.name,
+                        connected=session.connected,
+                        last_seen=session.last_seen,
+                        bytes_received=session.received,
+                    )
+                    for session in sorted(self._hub.sessions.values(), key=lambda session: session.name)
+                ]
+            credentials = self._hub.credentials
+            return pb.DescribeReply(
+                coordinator=credentials.identity.name,
+                federation=credentials.federation_id,
+                participants=participants,
+                now=self._clock(),
+            )
+
+        return await self._guard.unary(context, work)
+
+    async def Submit(self, request: pb.SubmitRequest, context: Context) -> pb.SubmitReply:
+        async def work() -> pb.SubmitReply:
+            caller = self._guard.caller(context, (Role.ANALYST,))
+            if len(request.study.study) > MAX_STUDY_BYTES or len(request.study.certificate) > 8192:
+                raise HostileInput("The study or its certificate is larger than allowed.")
+            return pb.SubmitReply(study=self._hub.submit(caller.name, request.study))
+
+        return await self._guard.unary(context, work)
+
+    async def List(self, request: pb.ListRequest, context: Context) -> pb.ListReply:
+        async def work() -> pb.ListReply:
+            caller = self._guard.caller(context, READERS)
+            shown = [item for item in self._hub.list() if caller.role is Role.OPERATOR or item.analyst == caller.name]
+            return pb.ListReply(studies=shown)
+
+        return await self._guard.unary(context, work)
+
+    async def Show(self, request: pb.ShowRequest, context: Context) -> pb.StudyStatus:
+        async def work() -> pb.StudyStatus:
+            return self._hub.status(self._find(request.study, context))
+
+        return await self._guard.unary(context, work)
+
+    async def Watch(self, request: pb.ShowRequest, context: Context) -> AsyncIterator[pb.StudyStatus]:
+        async for status in self._guard.stream(context, lambda: self._watch(request, context)):
+            yield status
+
+    async def _watch(self, request: pb.ShowRequest, context: Context) -> AsyncIterator[pb.StudyStatus]:
+        key = self._find(request.study, context)
+        shown = b""
+        while True:
+            status = self._hub.status(key)
+            now = status.SerializeToString(deterministic=True)
+            if now != shown:
+                yield status
+                shown = now
+            if status.phase in ("failed", "aborted") or (status.phase == "finished" and status.results):
+                return
+            await asyncio.sleep(0.1)
+
+    async def Abort(self, request: pb.ShowRequest, context: Context) -> pb.StudyStatus:
+        async def work() -> pb.StudyStatus:
+            key = self._find(request.study, context)
+            self._hub.abort(key, f"aborted by {self._guard.caller(context, READERS).name}")
+            return self._hub.status(key)
+
+        return await self._guard.unary(context, work)
+
+    async def Result(self, request: pb.ResultRequest, context: Context) -> AsyncIterator[pb.Chunk]:
+        async for chunk in self._guard.stream(context, lambda: self._result(request, context)):
+            yield chunk
+
+    async def _result(self, request: pb.ResultRequest, context: Context) -> AsyncIterator[pb.Chunk]:
+        key = self._find(request.study, context)
+        if request.file not in self._hub.status(key).results:
+            raise HostileInput("The study has no result file of that name.")
+        data = await asyncio.to_thread((self._results / key.hex() / request.file).read_bytes)
+        for start in range(0, max(len(data), 1), CHUNK_BYTES):
+            yield pb.Chunk(data=data[start : start + CHUNK_BYTES], total=len(data))

@@ -1,0 +1,113 @@
+"""The ``veilsum federation`` commands: the authority that says who is a member, and in which role."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from veilsum_deploy.cli.output import JsonOption, moment, print_fields, print_line, print_rows
+from veilsum_deploy.provision import TRIAL_HOSTS, install, make_kit
+from veilsum_privacy.identity import DEFAULT_DAYS, Authority, IssuedRecord, Role, verify_certificate
+from veilsum_privacy.identity.files import read_file, read_private
+
+app = typer.Typer(no_args_is_help=True, add_completion=False)
+
+AuthorityDirectory = Annotated[Path, typer.Argument(help="The authority's directory.")]
+PassphraseFile = Annotated[
+    Path | None, typer.Option(help="File (mode 600) whose first line is the passphrase of the authority's key.")
+]
+
+
+@app.callback()
+def federation() -> None:
+    """The certificate authority: set up, sign, list."""
+
+
+@app.command()
+def init(
+    directory: AuthorityDirectory,
+    name: Annotated[str, typer.Option("--name", help="The federation's name.")],
+    passphrase_file: PassphraseFile = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make the authority of a new federation."""
+    authority = Authority.create(directory, name, _now, passphrase=_passphrase(passphrase_file))
+    fields = {"federation": name, "id": authority.federation_id, "authority": str(directory)}
+    print_fields(fields, title="New federation", as_json=as_json)
+
+
+@app.command()
+def sign(
+    csr: Annotated[Path, typer.Argument(help="The request.csr that a party sent.")],
+    role: Annotated[Role, typer.Option("--role", help="The role to certify.")],
+    name: Annotated[str, typer.Option("--name", help="The name to certify; the request must ask for it.")],
+    authority: Annotated[Path, typer.Option("--authority", help="The authority's directory.")] = Path("authority"),
+    host: Annotated[list[str] | None, typer.Option("--host", help="Where a coordinator is dialled; repeatable.")] = None,
+    days: Annotated[int, typer.Option("--days", help="How long the certificate is valid.")] = DEFAULT_DAYS,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Directory for certificate.pem and authority.pem; default: the request's.")
+    ] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Let the name go to another key or role than before.")] = False,
+    passphrase_file: PassphraseFile = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Sign a party's request."""
+    opened = Authority.load(authority, _now, passphrase=_passphrase(passphrase_file))
+    request = read_file(csr, "request")
+    certificate = opened.sign(request, role=role, name=name, hosts=host or (), days=days, replace=replace)
+    target = out if out is not None else csr.parent
+    install(target, certificate, opened.certificate_pem)
+    identity = verify_certificate(certificate, opened.certificate, _now(), role)
+    fields = {
+        "name": name,
+        "role": role.value,
+        "fingerprint": identity.fingerprint,
+        "expires": moment(identity.not_after),
+        "directory": str(target),
+    }
+    print_fields(fields, title="Signed", as_json=as_json)
+
+
+@app.command("list")
+def list_issued(directory: AuthorityDirectory, as_json: JsonOption = False) -> None:
+    """List every certificate that the authority signed."""
+    now = _now()
+    rows = [
+        {
+            "name": entry.name,
+            "role": entry.role.value,
+            "issued": moment(entry.issued),
+            "expires": moment(entry.expires),
+            "valid": now <= entry.expires,
+            "fingerprint": entry.fingerprint,
+        }
+        for entry in IssuedRecord(directory).entries()
+    ]
+    print_rows(rows, title="Issued certificates", as_json=as_json, empty="No certificate was signed yet.")
+
+
+@app.command()
+def kit(
+    directory: Annotated[Path, typer.Argument(help="A new directory for the whole federation.")],
+    participants: Annotated[str, typer.Option("--participants", help="Their names, separated by commas.")],
+    host: Annotated[list[str] | None, typer.Option("--host", help="Where the coordinator is dialled; repeatable.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a federation for trying out, with every private key on this machine."""
+    names = [name.strip() for name in participants.split(",")]
+    made = make_kit(directory, names, host or TRIAL_HOSTS, clock=_now)
+    rows = [{"name": party.name, "role": party.role.value, "directory": str(party.directory)} for party in made.parties]
+    print_rows(rows, title=f"Federation {made.federation_id[:16]}", as_json=as_json)
+    if not as_json:
+        print_line("For trying out only: in a real federation every site makes its own key with `veilsum participant init`.")
+
+
+def _now() -> int:
+    return int(time.time())
+
+
+def _passphrase(path: Path | None) -> bytes | None:
+    return None if path is None else read_private(path, "passphrase file").splitlines()[0]

@@ -1,0 +1,271 @@
+"""From an assignment to a durable payload: check, compute, reserve, add noise, mask, encrypt, sign the receipt.
+
+One payload for each context, ever: its ciphertexts and the self-mask's seed are durable in one row before the first byte
+leaves; after a crash the same bytes go out, or none.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+from sqlalchemy import Connection, RowMapping
+
+from veilsum_participant import store
+from veilsum_participant.policy import check_members, check_noise
+from veilsum_participant.site import LOG, OpenStudy, Site, load_open_study
+from veilsum_privacy.clipping import site_sum
+from veilsum_privacy.database import transaction
+from veilsum_privacy.errors import HostileInput, Misuse, Refusal, RefusalCode
+from veilsum_privacy.ledger import Reservation
+from veilsum_privacy.securesum.context import (
+    Assignment,
+    RoundPlan,
+    broadcast_digest,
+    context_digest,
+    decode_broadcast,
+    parse_assignment,
+    plan_round,
+)
+from veilsum_privacy.securesum.contribution import (
+    SECRET_BYTES,
+    Integers,
+    consent_key,
+    encrypt_contribution,
+    keys_digest,
+    masked_words,
+    payload_digest,
+)
+from veilsum_privacy.securesum.receipts import Receipt, SignedReceipt, sign_receipt
+from veilsum_privacy.securesum.roster import Roster
+from veilsum_privacy.tasks import build_task
+
+
+@dataclass(frozen=True)
+class Payload:
+    """A durable contribution, ready to upload.
+
+    Attributes:
+        round, attempt: what it answers.
+        ciphertexts: in order.
+        receipt: signed; goes last.
+    """
+
+    round: int
+    attempt: int
+    ciphertexts: list[bytes]
+    receipt: SignedReceipt
+
+
+def give_up_open(connection: Connection, site: Site, study: bytes, attempt: int | None = None) -> None:
+    """Tombstone attempts that never got consent, erase their seeds and payloads, free their reservations; one transaction."""
+    for row in store.attempts_in(connection, ("reserved", "payload"), study):
+        if attempt is None or row["attempt"] == attempt:
+            store.change_attempt(
+                connection, study, row["attempt"], state="tombstone", self_seed=None, consent=None, payload=None, sizes=None
+            )
+            site.ledger.free(connection, row["context"])
+
+
+@dataclass(frozen=True)
+class _Checked:
+    assignment: Assignment
+    roster: Roster
+    plan: RoundPlan
+    context: bytes
+
+
+class Contributions:
+    """The part of a round before consent."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    def on_assignment(self, key: bytes, data: bytes, broadcast: bytes) -> Payload:
+        """Answer an assignment with a payload; the same assignment again gets the same bytes.
+
+        Args:
+            key: the study's digest.
+            data: the assignment's canonical JSON.
+            broadcast: the encoded broadcast that was fetched for it.
+
+        Raises:
+            Refusal: with the code of the first thing that is wrong; nothing that depends on records has left then.
+        """
+        site = self._site
+        try:
+            assignment = parse_assignment(data)
+        except HostileInput as error:
+            raise Refusal(RefusalCode.CONTEXT, error.message) from error
+        with transaction(site.engine) as connection:
+            opened = load_open_study(connection, site, key)
+            row = store.find_attempt(connection, key, assignment.attempt)
+            checked = self._check(connection, opened, assignment, broadcast, resumed=row is not None)
+        if row is not None:
+            return _resume(row, checked)
+        values = self._compute(opened, checked, broadcast)
+        try:
+            with transaction(site.engine) as connection:
+                self._reserve(connection, opened, checked, data)
+        except Refusal as refusal:
+            self._record_refusal(opened, checked, refusal)
+            raise
+        return self._seal(opened, checked, values)
+
+    def give_up(self, key: bytes, attempt: int) -> None:
+        """The attempt is over before consent. Idempotent; an attempt with consent stays as it is."""
+        with transaction(self._site.engine) as connection:
+            give_up_open(connection, self._site, key, attempt)
+
+    def expire(self) -> None:
+        """Give up attempts past their deadline, and those whose payload was never finished by an earlier process."""
+        site = self._site
+        now = site.clock()
+        with transaction(site.engine) as connection:
+            for row in store.attempts_in(connection, ("reserved", "payload")):
+                if now >= row["deadline"]:
+                    LOG.warning("attempt %d of study %s passed its deadline", row["attempt"], row["study"].hex()[:12])
+                    give_up_open(connection, site, row["study"], row["attempt"])
+
+    def _check(
+        self, connection: Connection, opened: OpenStudy, assignment: Assignment, broadcast: bytes, *, resumed: bool
+    ) -> _Checked:
+        site = self._site
+        row, study = opened.row, opened.study
+        if row["status"] != "ready":
+            raise Refusal(RefusalCode.KEYS, "The study's keys are not complete at this site.")
+        if not resumed and (assignment.attempt <= row["attempt"] or assignment.round < row["round"]):
+            raise Refusal(RefusalCode.ROUND, "Rounds and attempts only rise; this one was seen before.")
+        if assignment.deadline <= site.clock():
+            raise Refusal(RefusalCode.ROUND, "The attempt's deadline has passed.")
+        if broadcast_digest(broadcast) != assignment.broadcast:
+            raise Refusal(RefusalCode.CONTEXT, "The broadcast is not the one that the assignment names.")
+        roster = opened.roster(site)
+        names = assignment.names
+        if list(names) != [name for name in roster.names if name in set(names)] or site.name not in names:
+            raise Refusal(RefusalCode.CONTEXT, "The cohort is not a part of the roster, in its order, with this site in it.")
+        if not resumed and dict(assignment.cohort)[site.name] != site.nonce:
+            raise Refusal(RefusalCode.CONTEXT, "The assignment was made for an earlier session of this site.")
+        if not set(names) - {site.name} <= set(opened.seeds):
+            raise Refusal(RefusalCode.KEYS, "The cohort holds a member without a pair seed.")
+        members = [roster.member(name) for name in names]
+        check_members(members, study, site.config.policy, site.name)
+        strict = json.loads(row["strict_cohort"]) if row["strict_cohort"] else None
+        if study.privacy.cohort_difference == "strict" and strict is not None and strict != list(names):
+            raise Refusal(RefusalCode.COHORT_CHANGED, "The study allows one cohort only, and this is another.")
+        try:
+            plan = plan_round(study, assignment.label, len(roster.members), len(names))
+        except HostileInput as error:
+            raise Refusal(RefusalCode.TASK, error.message) from error
+        except Misuse as error:
+            raise Refusal(RefusalCode.NOISE, error.message) from error
+        check_noise(plan.noise, members, site.config.policy, site.name)
+        self._check_counts(connection, opened, assignment, plan)
+        secret, tag = row["secret_key"], row["tag_key"]
+        context = context_digest(study, opened.digest, roster, keys_digest(secret, tag), assignment, plan)
+        return _Checked(assignment, roster, plan, context)
+
+    def _check_counts(self, connection: Connection, opened: OpenStudy, assignment: Assignment, plan: RoundPlan) -> None:
+        spent = ("consented", "released")
+        if store.count_attempts(connection, opened.digest, spent, round=assignment.round):
+            raise Refusal(RefusalCode.ROUND, "This site consented in this round already.")
+        if store.count_attempts(connection, opened.digest, spent, label=assignment.label) >= plan.declaration.releases:
+            raise Refusal(RefusalCode.TASK, "The task's releases are used up.")
+        lost = store.count_attempts(connection, opened.digest, ("consented",))
+        if lost >= self._site.config.policy.max_lost:
+            raise Refusal(RefusalCode.LOST, f"{lost} charges of this study were followed by no release.")
+
+    def _compute(self, opened: OpenStudy, checked: _Checked, broadcast: bytes) -> Integers:
+        site, plan = self._site, checked.plan
+        try:
+            arrays = decode_broadcast(broadcast)
+        except HostileInput as error:
+            raise Refusal(RefusalCode.CONTEXT, error.message) from error
+        task = build_task(plan.declaration.task, plan.declaration.parameters, opened.study.data)
+        records = site.records(opened.study.dataset, opened.study.data)
+        values, clipped, invalid = site_sum(
+            task.vectors(records, arrays), task.layout().size, task.clip(), plan.declaration.grid, plan.encoding.bound
+        )
+        LOG.info("task %s: %d records, %d clipped, %d invalid", checked.assignment.label, len(records), clipped, invalid)
+        return values
+
+    def _reserve(self, connection: Connection, opened: OpenStudy, checked: _Checked, data: bytes) -> None:
+        site, assignment = self._site, checked.assignment
+        give_up_open(connection, site, opened.digest)
+        if checked.plan.declaration.variance:
+            site.ledger.reserve(connection, self._reservation(opened, checked))
+        store.add_attempt(
+            connection,
+            study=opened.digest,
+            attempt=assignment.attempt,
+            round=assignment.round,
+            state="reserved",
+            context=checked.context,
+            assignment=data,
+            deadline=assignment.deadline,
+            label=assignment.label,
+        )
+        store.change_study(connection, opened.digest, round=assignment.round, attempt=assignment.attempt)
+
+    def _reservation(self, opened: OpenStudy, checked: _Checked) -> Reservation:
+        return Reservation(
+            study=opened.digest,
+            round=checked.assignment.round,
+            attempt=checked.assignment.attempt,
+            population=self._site.config.population(opened.study.dataset),
+            dataset=opened.study.dataset,
+            sensitivity=checked.plan.declaration.grid,
+            noise=checked.plan.noise,
+            unit=opened.study.privacy.unit,
+            cohort_size=len(checked.assignment.cohort),
+            context=checked.context,
+        )
+
+    def _record_refusal(self, opened: OpenStudy, checked: _Checked, refusal: Refusal) -> None:
+        with transaction(self._site.engine) as connection:
+            give_up_open(connection, self._site, opened.digest)
+            self._site.ledger.refuse(connection, self._reservation(opened, checked), refusal)
+
+    def _seal(self, opened: OpenStudy, checked: _Checked, values: Integers) -> Payload:
+        site, assignment, plan, context = self._site, checked.assignment, checked.plan, checked.context
+        secret, tag = opened.keys(len(checked.roster.members))
+        self_seed = site.random.bytes(SECRET_BYTES)
+        noised = values + plan.noise.draw(plan.encoding.size, site.random) if plan.declaration.variance else values
+        words = masked_words(
+            noised.astype(np.int64), plan.encoding, context, site.name, assignment.names, opened.seeds, self_seed
+        )
+        ciphertexts = list(encrypt_contribution(words, context, site.name, secret, tag))
+        with transaction(site.engine) as connection:
+            row = store.find_study(connection, opened.digest)
+            if row is None or row["attempt"] != assignment.attempt or row["status"] != "ready":
+                raise Refusal(RefusalCode.ROUND, "The attempt was given up while it was computed.")
+            number = row["receipts"] + 1
+            receipt = Receipt(
+                opened.digest, site.name, context, payload_digest(ciphertexts), number, site.ledger.head(connection)
+            )
+            signed = sign_receipt(receipt, site.credentials.signing_key)
+            store.change_study(connection, opened.digest, receipts=number)
+            store.change_attempt(
+                connection,
+                opened.digest,
+                assignment.attempt,
+                state="payload",
+                self_seed=self_seed,
+                consent=consent_key(self_seed, context),
+                sizes=json.dumps([len(ciphertext) for ciphertext in ciphertexts]),
+                payload=b"".join(ciphertexts),
+                receipt=signed.body,
+                receipt_signature=signed.signature,
+            )
+        return Payload(assignment.round, assignment.attempt, ciphertexts, signed)
+
+
+def _resume(row: RowMapping, checked: _Checked) -> Payload:
+    if row["context"] != checked.context or row["round"] != checked.assignment.round:
+        raise Refusal(RefusalCode.CONTEXT, "The attempt was assigned before under another context.")
+    if row["state"] != "payload":
+        raise Refusal(RefusalCode.ROUND, f"The attempt cannot be uploaded; it is {row['state']}.")
+    return Payload(
+        row["round"], row["attempt"], store.split_payload(row), SignedReceipt(row["receipt"], row["receipt_signature"])
+    )

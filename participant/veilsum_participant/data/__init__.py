@@ -1,0 +1,6 @@
+"""A site's data: read files, check them against the agreed schema, and turn them into records for a task."""
+
+from veilsum_participant.data.check import CheckReport, Kind, Violation, check_dataset
+from veilsum_participant.data.encode import LocalCounts, load_records
+
+__all__ = ["CheckReport", "Kind", "LocalCounts", "Violation", "check_dataset", "load_records"]

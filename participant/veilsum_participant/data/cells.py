@@ -1,0 +1,118 @@
+"""Judge the cells of one column against the schema, a whole column at a time.
+
+Numbers compare by value ("1.0" is "1"), everything else as trimmed text. Nothing here raises because of what a cell holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from veilsum_privacy.schema import CategoryColumn, Label, NumberColumn
+
+Bools = NDArray[np.bool_]
+Key = float | str
+
+_NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+
+
+@dataclass(frozen=True)
+class NumberCells:
+    """Cells of a numeric column: ``values`` (n,) float64, NaN where missing or invalid, and disjoint masks (n,)."""
+
+    values: NDArray[np.float64]
+    missing: Bools
+    invalid: Bools
+    outside: Bools
+
+
+@dataclass(frozen=True)
+class CodeCells:
+    """Cells of a categorical column or label: ``codes`` (n,) int64, -1 where missing or invalid, and disjoint masks (n,)."""
+
+    codes: NDArray[np.int64]
+    missing: Bools
+    invalid: Bools
+
+
+def judge_numbers(array: Any, column: NumberColumn, missing: Iterable[str]) -> NumberCells:
+    """Parse and judge a numeric column; a cell that is infinite is invalid."""
+    texts = list(missing)
+    if pa.types.is_floating(array.type):
+        values = _values(array)
+        absent = np.isnan(values)
+        invalid = np.zeros_like(absent)
+    else:
+        gone = pc.or_(pc.is_null(array), pc.is_in(array, value_set=pa.array([*texts, ""], pa.string())))
+        gone = pc.or_(gone, pc.fill_null(pc.equal(pc.utf8_lower(array), "nan"), False))
+        given = pc.if_else(gone, pa.scalar(None, pa.string()), array)
+        try:
+            parsed = pc.cast(given, pa.float64())
+        except pa.ArrowInvalid:
+            number = pc.fill_null(pc.match_substring_regex(given, _NUMBER), False)
+            parsed = pc.cast(pc.if_else(number, given, pa.scalar(None, pa.string())), pa.float64())
+        values = _values(parsed)
+        absent = _mask(gone)
+        invalid = np.isnan(values) & ~absent
+    invalid = invalid | np.isinf(values)
+    absent = absent | np.isin(values, [key for key in map(_key, texts) if isinstance(key, float)])
+    values = np.where(absent | invalid, np.nan, values)
+    with np.errstate(invalid="ignore"):
+        outside = (values < column.low) | (values > column.high)
+    return NumberCells(values, absent, invalid, outside)
+
+
+def judge_categories(array: Any, column: CategoryColumn, missing: Iterable[str]) -> CodeCells:
+    """Find each cell's category."""
+    return _codes(array, {_key(text): index for index, text in enumerate(column.categories)}, missing)
+
+
+def judge_labels(array: Any, label: Label, missing: Iterable[str]) -> CodeCells:
+    """Find each cell's class."""
+    known = {_key(text): index for index, item in enumerate(label.classes) for text in item.values}
+    return _codes(array, known, missing)
+
+
+def _codes(array: Any, known: Mapping[Key, int], missing: Iterable[str]) -> CodeCells:
+    """Look up each distinct value once; a value that the schema names as category or class is never missing."""
+    gone = {_key(text) for text in missing}
+    encoded = array.dictionary_encode()
+    distinct = encoded.dictionary.to_pylist()
+    codes = np.full(len(distinct) + 1, -1, dtype=np.int64)
+    absent = np.zeros(len(distinct) + 1, dtype=np.bool_)
+    absent[-1] = True
+    for index, value in enumerate(distinct):
+        key = _key(value)
+        codes[index] = known.get(key, -1)
+        absent[index] = codes[index] < 0 and (key in gone or key == "" or (isinstance(key, float) and math.isnan(key)))
+    indices = encoded.indices.fill_null(len(distinct)).to_numpy(zero_copy_only=False).astype(np.int64)
+    code, lacking = codes[indices], absent[indices]
+    return CodeCells(code, lacking, (code < 0) & ~lacking)
+
+
+def _key(value: float | str | None) -> Key:
+    """What a cell is compared by: its number if it is one, else its text."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return value
+    text = value.strip()
+    try:
+        return float(text) if "_" not in text else text
+    except ValueError:
+        return text
+
+
+def _values(array: Any) -> NDArray[np.float64]:
+    return np.asarray(pc.fill_null(array, math.nan).to_numpy(zero_copy_only=False), dtype=np.float64)
+
+
+def _mask(array: Any) -> Bools:
+    return np.asarray(array.to_numpy(zero_copy_only=False), dtype=np.bool_)

@@ -1,0 +1,176 @@
+"""Check a site's file against a schema before a study, and name what violates it, with file, row and column.
+
+The report is for the site's operator: it names places and what was expected there, never a value, and it is not sent anywhere.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum_participant.data.cells import Bools, judge_categories, judge_labels, judge_numbers
+from veilsum_participant.data.readers import Table, read_table
+from veilsum_privacy.schema import CategoryColumn, DatasetSchema, NumberColumn
+
+SHOWN = 20
+"""Violations that a report lists one by one unless told otherwise."""
+
+
+class Kind(StrEnum):
+    """What is wrong with a cell, a row or the file."""
+
+    NOT_A_NUMBER = "not a number"
+    OUT_OF_BOUNDS = "out of bounds"
+    UNKNOWN_CATEGORY = "unknown category"
+    UNKNOWN_CLASS = "unknown class"
+    MISSING = "missing value"
+    BROKEN_ROW = "wrong number of cells"
+    TOO_MANY_RECORDS = "too many records"
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One place of a file: the 1-based data ``row``, the ``line`` of a CSV file, and what is ``expected`` there."""
+
+    path: Path
+    kind: Kind
+    row: int
+    line: int | None
+    column: str | None
+    expected: str
+
+    def __str__(self) -> str:
+        line = f" (line {self.line})" if self.line is not None else ""
+        column = f", column {self.column!r}" if self.column is not None else ""
+        return f"{self.path}, row {self.row}{line}{column}: {self.kind}; {self.expected}"
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What a check found.
+
+    Attributes:
+        path: the file.
+        records: data rows of the file, broken ones included.
+        violations: the first of them in the order of rows, as many as were asked for.
+        totals: by column (None for whole rows and the file) and kind, how many there are in all.
+    """
+
+    path: Path
+    records: int
+    violations: tuple[Violation, ...]
+    totals: dict[str | None, dict[Kind, int]]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing but missing values was found."""
+        return all(kind is Kind.MISSING for kinds in self.totals.values() for kind in kinds)
+
+
+@dataclass(frozen=True)
+class _Finding:
+    """All places in one column with one fault: ``rows`` are 0-based positions in the table."""
+
+    kind: Kind
+    column: str
+    rows: NDArray[np.intp]
+    expected: str
+
+
+def check_dataset(path: Path, schema: DatasetSchema, *, shown: int = SHOWN) -> CheckReport:
+    """Compare every cell of the schema's columns with the schema.
+
+    Raises:
+        DataError: the file's structure is wrong: missing, unreadable, or without a column of the schema.
+    """
+    table = read_table(path, schema, number_rows=True)
+    findings = [finding for finding in _findings(table, schema) if len(finding.rows)]
+    records = table.rows + len(table.broken)
+    numbers = _row_numbers(table)
+    totals: dict[str | None, dict[Kind, int]] = {}
+    for finding in findings:
+        totals.setdefault(finding.column, {})[finding.kind] = len(finding.rows)
+    places: list[tuple[int, Kind, str | None, str]] = [
+        (int(numbers[position]), finding.kind, finding.column, finding.expected)
+        for finding in findings
+        for position in finding.rows[:shown]
+    ]
+    whole = Counter({Kind.BROKEN_ROW: len(table.broken), Kind.TOO_MANY_RECORDS: max(0, table.rows - schema.max_records)})
+    if any(whole.values()):
+        totals[None] = {kind: count for kind, count in whole.items() if count}
+    places += [(row, Kind.BROKEN_ROW, None, "the row is not used") for row in table.broken[:shown]]
+    if table.rows > schema.max_records:
+        row = int(numbers[schema.max_records])
+        places.append((row, Kind.TOO_MANY_RECORDS, None, f"only the first {schema.max_records} records are used"))
+    places.sort(key=lambda place: place[0])
+    lines = _lines(table, [place[0] for place in places[:shown]])
+    violations = tuple(
+        Violation(path, kind, row, line, column, expected)
+        for (row, kind, column, expected), line in zip(places[:shown], lines, strict=True)
+    )
+    return CheckReport(path, records, violations, totals)
+
+
+def _findings(table: Table, schema: DatasetSchema) -> Iterator[_Finding]:
+    for column in schema.columns:
+        array = table.columns[column.name]
+        if isinstance(column, NumberColumn):
+            numbers = judge_numbers(array, column, schema.missing)
+            bounds = f"expected a number in [{column.low:g}, {column.high:g}]{' ' + column.unit if column.unit else ''}"
+            yield _Finding(Kind.NOT_A_NUMBER, column.name, _where(numbers.invalid), bounds)
+            yield _Finding(Kind.OUT_OF_BOUNDS, column.name, _where(numbers.outside), bounds)
+            missing = numbers.missing
+        else:
+            codes = judge_categories(array, column, schema.missing)
+            expected = f"expected one of {_listed(column.categories)}"
+            yield _Finding(Kind.UNKNOWN_CATEGORY, column.name, _where(codes.invalid), expected)
+            missing = codes.missing
+        yield _Finding(Kind.MISSING, column.name, _where(missing), _substitute(column))
+    if schema.label is not None:
+        labels = judge_labels(table.columns[schema.label.column], schema.label, schema.missing)
+        expected = f"expected one of {_listed(tuple(value for item in schema.label.classes for value in item.values))}"
+        yield _Finding(Kind.UNKNOWN_CLASS, schema.label.column, _where(labels.invalid), expected)
+        yield _Finding(Kind.MISSING, schema.label.column, _where(labels.missing), "the record counts for no class")
+
+
+def _substitute(column: NumberColumn | CategoryColumn) -> str:
+    if column.impute is None:
+        return "the value contributes nothing"
+    return f"{column.impute if isinstance(column.impute, str) else format(column.impute, 'g')} is taken instead"
+
+
+def _listed(values: tuple[str, ...]) -> str:
+    return ", ".join(repr(value) for value in values[:10]) + (", ..." if len(values) > 10 else "")
+
+
+def _where(mask: Bools) -> NDArray[np.intp]:
+    return np.flatnonzero(mask)
+
+
+def _row_numbers(table: Table) -> NDArray[np.int64]:
+    """The 1-based data row of each row of the table: broken rows were skipped when it was read."""
+    every = np.arange(1, table.rows + len(table.broken) + 1, dtype=np.int64)
+    return np.setdiff1d(every, np.array(table.broken, dtype=np.int64), assume_unique=True)
+
+
+def _lines(table: Table, rows: list[int]) -> list[int | None]:
+    """The lines of a CSV file on which data rows stand; blank lines are no rows."""
+    if table.first_line is None or not rows:
+        return [None] * len(rows)
+    wanted = {row + table.first_line - 1 for row in rows}
+    found: dict[int, int] = {}
+    ordinal = 0
+    with table.path.open("rb") as file:
+        for line, text in enumerate(file, start=1):
+            ordinal += bool(text.strip(b"\r\n"))
+            if ordinal in wanted:
+                found.setdefault(ordinal, line)
+            if len(found) == len(wanted):
+                break
+    return [found.get(row + table.first_line - 1) for row in rows]

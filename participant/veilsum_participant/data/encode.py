@@ -1,0 +1,105 @@
+"""Turn a site's file into records for a task. In a study nothing raises because of what a record holds.
+
+Numbers beyond their bounds are clamped to them; what cannot be understood counts as missing; a missing value is replaced by
+the schema's public impute or marked absent. How often that happened is counted for the site alone and never leaves it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum_participant.data.cells import judge_categories, judge_labels, judge_numbers
+from veilsum_participant.data.readers import read_table
+from veilsum_privacy.schema import CategoryColumn, DatasetSchema, NumberColumn
+from veilsum_privacy.tasks.base import Records
+
+
+@dataclass
+class LocalCounts:
+    """What was mended in a site's data; stays at the site.
+
+    Attributes:
+        used: records used.
+        dropped: records beyond the schema's ``max_records``.
+        broken: rows of a CSV file with too few or too many cells, which are not used.
+        clamped: by column, numbers outside their bounds.
+        invalid: by column, cells that are no number, category or class.
+        missing: by column, cells without a value.
+        imputed: by column, cells that took the public impute.
+    """
+
+    used: int = 0
+    dropped: int = 0
+    broken: int = 0
+    clamped: dict[str, int] = field(default_factory=dict)
+    invalid: dict[str, int] = field(default_factory=dict)
+    missing: dict[str, int] = field(default_factory=dict)
+    imputed: dict[str, int] = field(default_factory=dict)
+
+
+def load_records(path: Path, schema: DatasetSchema) -> tuple[Records, LocalCounts]:
+    """Read a file into at most ``schema.max_records`` records, the first of the file.
+
+    Raises:
+        DataError: the file's structure is wrong: missing, unreadable, or without a column of the schema.
+    """
+    table = read_table(path, schema)
+    rows = min(table.rows, schema.max_records)
+    counts = LocalCounts(used=rows, dropped=table.rows - rows, broken=len(table.broken))
+    features = np.zeros((rows, schema.width))
+    present = np.zeros((rows, schema.width), dtype=np.bool_)
+    offset = 0
+    for column in schema.columns:
+        array = table.columns[column.name].slice(0, rows)
+        place = slice(offset, offset + column.width)
+        if isinstance(column, NumberColumn):
+            features[:, place], present[:, place] = _numbers(array, column, schema, counts)
+        else:
+            features[:, place], present[:, place] = _indicators(array, column, schema, counts)
+        offset += column.width
+    labels = None
+    if schema.label is not None:
+        name = schema.label.column
+        cells = judge_labels(table.columns[name].slice(0, rows), schema.label, schema.missing)
+        labels = cells.codes
+        counts.missing[name], counts.invalid[name] = int(cells.missing.sum()), int(cells.invalid.sum())
+    return Records(features, present, labels), counts
+
+
+def scale(values: NDArray[np.float64], column: NumberColumn) -> NDArray[np.float64]:
+    """Clamp to the public bounds and map [low, high] to [-1, 1]."""
+    clamped = np.clip(values, column.low, column.high)
+    half = column.high / 2.0 - column.low / 2.0
+    return np.clip((clamped - column.low) / half - 1.0, -1.0, 1.0)
+
+
+def _numbers(
+    array: object, column: NumberColumn, schema: DatasetSchema, counts: LocalCounts
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    cells = judge_numbers(array, column, schema.missing)
+    counts.missing[column.name], counts.invalid[column.name] = int(cells.missing.sum()), int(cells.invalid.sum())
+    counts.clamped[column.name] = int(cells.outside.sum())
+    values, known = cells.values, ~(cells.missing | cells.invalid)
+    if column.impute is not None:
+        counts.imputed[column.name] = int((~known).sum())
+        values = np.where(known, values, column.impute)
+        known = np.ones_like(known)
+    scaled = np.where(known, scale(np.where(known, values, column.low), column), 0.0)
+    return scaled[:, None], known[:, None]
+
+
+def _indicators(
+    array: object, column: CategoryColumn, schema: DatasetSchema, counts: LocalCounts
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    cells = judge_categories(array, column, schema.missing)
+    counts.missing[column.name], counts.invalid[column.name] = int(cells.missing.sum()), int(cells.invalid.sum())
+    codes = cells.codes
+    if column.impute is not None:
+        counts.imputed[column.name] = int((codes < 0).sum())
+        codes = np.where(codes < 0, column.categories.index(column.impute), codes)
+    indicators = (codes[:, None] == np.arange(column.width)).astype(np.float64)
+    return indicators, np.broadcast_to((codes >= 0)[:, None], indicators.shape)

@@ -1,0 +1,212 @@
+"""Joining and leaving a study: enrolment, roster, sealed boxes, dealt keys, erasure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from veilsum_participant import store
+from veilsum_participant.policy import check_members, check_study
+from veilsum_participant.site import LOG, Site, dump_enrolments, load_enrolments, load_open_study
+from veilsum_privacy.database import transaction
+from veilsum_privacy.errors import HostileInput, Refusal, RefusalCode
+from veilsum_privacy.identity import Label, Role, verify, verify_certificate
+from veilsum_privacy.securesum.bfv import SecretKey
+from veilsum_privacy.securesum.boxes import Box, BoxKey, Purpose, seal, unseal
+from veilsum_privacy.securesum.context import study_parameters
+from veilsum_privacy.securesum.contribution import SECRET_BYTES
+from veilsum_privacy.securesum.roster import Enrolment, Roster, enrol, verify_roster
+from veilsum_privacy.securesum.tags import TagKey
+from veilsum_privacy.study import parse_study, study_digest
+
+
+class Membership:
+    """The part of the protocol before the first round and after the last."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    def on_study(self, data: bytes, signature: bytes, certificate: bytes, coordinator: str) -> Enrolment:
+        """Hold a signed study against certificates, clock and policy, and enrol; the same study again gets the same answer.
+
+        Args:
+            data: the exact bytes that the analyst signed.
+            signature: the analyst's.
+            certificate: DER of the analyst's certificate.
+            coordinator: the certified name of the coordinator that sent it.
+
+        Raises:
+            Refusal: with the code of the first thing that is wrong.
+        """
+        site = self._site
+        now = site.clock()
+        key = study_digest(data)
+        try:
+            analyst = verify_certificate(certificate, site.credentials.authority, now, Role.ANALYST)
+            verify(analyst.public_key, Label.STUDY, data, signature)
+        except HostileInput as error:
+            raise Refusal(RefusalCode.STUDY_SIGNATURE, error.message) from error
+        try:
+            study = parse_study(data)
+        except HostileInput as error:
+            raise Refusal(RefusalCode.STUDY_INVALID, error.message) from error
+        if study.federation != site.credentials.federation_id or study.coordinator != coordinator:
+            raise Refusal(RefusalCode.STUDY_REPLAYED, "The study is for another federation or coordinator.")
+        if not study.created - 300 <= now < study.expires:
+            raise Refusal(RefusalCode.STUDY_EXPIRED, "The study has expired, or this site's clock is behind.")
+        with transaction(site.engine) as connection:
+            row = store.find_study(connection, key)
+            if row is not None:
+                if row["status"] in ("enrolled", "ready"):
+                    return load_enrolments(row["enrolment"])[0]
+                raise Refusal(RefusalCode.STUDY_REPLAYED, "This study was enrolled before and is over; a digest serves once.")
+        check_study(study, analyst, site.config, site.name)
+        box_key = BoxKey.generate()
+        enrolment = enrol(key, site.credentials.identity, box_key.public, site.credentials.signing_key)
+        with transaction(site.engine) as connection:
+            store.add_study(
+                connection,
+                digest=key,
+                status="enrolled",
+                study=data,
+                enrolment=dump_enrolments([enrolment]),
+                box_key=box_key.to_bytes(),
+            )
+        LOG.info("enrolled in study %s (%s)", study.name, key.hex()[:12])
+        return enrolment
+
+    def on_roster(self, key: bytes, enrolments: Sequence[Enrolment], *, dealer: bool) -> list[Box]:
+        """Verify the roster, once and for all, and seal a pair seed to everyone behind this site; as dealer the keys to all.
+
+        Raises:
+            Refusal: the roster is invalid, misses this site, differs from the one before, or breaks the policy.
+        """
+        site = self._site
+        with transaction(site.engine) as connection:
+            opened = load_open_study(connection, site, key)
+            dumped = dump_enrolments(list(enrolments))
+            if opened.row["roster"] not in (None, dumped):
+                raise Refusal(RefusalCode.ROSTER, "The coordinator sent a second, different roster.")
+            try:
+                roster = verify_roster(enrolments, opened.study, key, site.credentials.authority, site.clock())
+            except HostileInput as error:
+                raise Refusal(RefusalCode.ROSTER, error.message) from error
+            own = load_enrolments(opened.row["enrolment"])[0]
+            if [member.enrolment for member in roster.members].count(own) != 1:
+                raise Refusal(RefusalCode.ROSTER, "The roster does not hold this site's own enrolment exactly once.")
+            check_members(roster.members, opened.study, site.config.policy, site.name)
+            seeds = opened.seeds
+            for name in roster.names[roster.names.index(site.name) + 1 :]:
+                seeds.setdefault(name, site.random.bytes(SECRET_BYTES))
+            values: dict[str, object] = {"roster": dumped, "seeds": _dump_seeds(seeds)}
+            if dealer and opened.row["secret_key"] is None:
+                values["secret_key"] = SecretKey.generate(study_parameters(opened.study, len(roster.members))).to_bytes()
+                values["tag_key"] = site.random.bytes(SECRET_BYTES)
+                values["dealer"] = site.name
+            store.change_study(connection, key, **values)
+            opened = load_open_study(connection, site, key)
+        boxes = [self._seal(key, roster, name, Purpose.PAIR_SEED, seeds[name]) for name in self._behind(roster)]
+        if dealer and opened.row["dealer"] == site.name:
+            dealt = opened.row["tag_key"] + opened.row["secret_key"]
+            boxes += [self._seal(key, roster, name, Purpose.DEALT_KEYS, dealt) for name in roster.names if name != site.name]
+        return boxes
+
+    def on_boxes(self, key: bytes, boxes: Sequence[Box]) -> None:
+        """Open the boxes for this site: seeds of members before it, and the dealt keys.
+
+        A member whose box is missing can be in no cohort with this site. The first dealt keys that verify are kept.
+
+        Raises:
+            Refusal: a box does not verify, comes twice, or keys are missing or of other BFV parameters.
+        """
+        site = self._site
+        with transaction(site.engine) as connection:
+            opened = load_open_study(connection, site, key)
+            if opened.row["status"] == "ready":
+                return
+            roster = opened.roster(site)
+            try:
+                seeds, dealt = self._open(boxes, roster, key, opened.box_key)
+                values: dict[str, object] = {"status": "ready", "seeds": _dump_seeds({**seeds, **opened.seeds})}
+                if opened.row["secret_key"] is None:
+                    if dealt is None:
+                        raise HostileInput("No box holds the study's keys.")
+                    dealer, secret = dealt
+                    TagKey(secret[:SECRET_BYTES])
+                    SecretKey.parse(secret[SECRET_BYTES:], study_parameters(opened.study, len(roster.members)))
+                    values |= {"tag_key": secret[:SECRET_BYTES], "secret_key": secret[SECRET_BYTES:], "dealer": dealer}
+            except HostileInput as error:
+                raise Refusal(RefusalCode.KEYS, error.message) from error
+            store.change_study(connection, key, **values)
+
+    def leave(self, key: bytes, status: str) -> None:
+        """End this site's part: give up open attempts, erase keys, seeds and payloads. Idempotent."""
+        from veilsum_participant.contributions import give_up_open
+
+        site = self._site
+        with transaction(site.engine) as connection:
+            row = store.find_study(connection, key)
+            if row is None or row["status"] in ("left", "ended"):
+                return
+            give_up_open(connection, site, key)
+            for attempt in store.attempts_in(connection, ("consented", "released"), key):
+                store.change_attempt(connection, key, attempt["attempt"], payload=None, self_seed=None)
+            store.change_study(
+                connection, key, status=status, box_key=None, secret_key=None, tag_key=None, seeds=None, roster=None
+            )
+
+    def expire(self) -> None:
+        """Leave studies whose time is over."""
+        now = self._site.clock()
+        with transaction(self._site.engine) as connection:
+            rows = store.open_studies(connection)
+        for row in rows:
+            if now >= parse_study(row["study"]).expires:
+                self.leave(row["digest"], "ended")
+
+    def _behind(self, roster: Roster) -> tuple[str, ...]:
+        return roster.names[roster.names.index(self._site.name) + 1 :]
+
+    def _seal(self, key: bytes, roster: Roster, recipient: str, purpose: Purpose, secret: bytes) -> Box:
+        return seal(
+            secret,
+            purpose,
+            study=key,
+            roster=roster.digest,
+            sender=self._site.name,
+            recipient=recipient,
+            public=roster.member(recipient).public,
+            key=self._site.credentials.signing_key,
+        )
+
+    def _open(
+        self, boxes: Sequence[Box], roster: Roster, key: bytes, box_key: BoxKey
+    ) -> tuple[dict[str, bytes], tuple[str, bytes] | None]:
+        seeds: dict[str, bytes] = {}
+        dealt: tuple[str, bytes] | None = None
+        before = roster.names[: roster.names.index(self._site.name)]
+        for box in boxes:
+            member = roster.member(box.sender)
+            secret = unseal(
+                box,
+                study=key,
+                roster=roster.digest,
+                sender=member.identity,
+                recipient=self._site.name,
+                purpose=box.purpose,
+                key=box_key,
+            )
+            if box.purpose is Purpose.DEALT_KEYS:
+                if dealt is not None:
+                    raise HostileInput("Two boxes hold keys.")
+                dealt = (box.sender, secret)
+                continue
+            if box.sender not in before or box.sender in seeds or len(secret) != SECRET_BYTES:
+                raise HostileInput("A pair seed comes twice, from the wrong side, or with the wrong length.")
+            seeds[box.sender] = secret
+        return seeds, dealt
+
+
+def _dump_seeds(seeds: dict[str, bytes]) -> bytes:
+    return json.dumps({name: seed.hex() for name, seed in seeds.items()}).encode()
+

@@ -1,0 +1,136 @@
+"""The part of a round after upload: receipts, charge and consent, decryption, release.
+
+Charge and consent are one durable transaction. A consent is given for one attempt of a round, ever. A sum is decrypted only
+if its tags are right for the exact cohort, and only one sum for each context.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from sqlalchemy import RowMapping
+
+from veilsum_participant import store
+from veilsum_participant.contributions import give_up_open
+from veilsum_participant.policy import check_members, check_noise
+from veilsum_participant.site import LOG, OpenStudy, Site, load_open_study
+from veilsum_privacy.canonical import digest
+from veilsum_privacy.database import transaction
+from veilsum_privacy.errors import HostileInput, Refusal, RefusalCode
+from veilsum_privacy.securesum.context import Assignment, parse_assignment, plan_round
+from veilsum_privacy.securesum.contribution import Slots, decrypt_sum
+from veilsum_privacy.securesum.receipts import Receipt, SignedReceipt, verify_receipt
+from veilsum_privacy.securesum.roster import Roster
+
+
+class Openings:
+    """Consent, decryption, release."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    def on_receipts(self, key: bytes, round_number: int, attempt: int, receipts: Sequence[SignedReceipt]) -> bytes:
+        """Check that everyone signed for the same sum, charge the ledger and consent; asked again, the same answer.
+
+        Returns:
+            The consent, 32 bytes.
+
+        Raises:
+            Refusal: a receipt is missing, forged, old or for another context; the attempt was given up; policy, certificates
+                or budget no longer hold. No consent was given then.
+        """
+        site = self._site
+        with transaction(site.engine) as connection:
+            opened = load_open_study(connection, site, key)
+            row = store.find_attempt(connection, key, attempt)
+            if row is None or row["round"] != round_number:
+                raise Refusal(RefusalCode.ROUND, "This site has no such attempt.")
+            if row["state"] == "consented":
+                return bytes(row["consent"])
+            if row["state"] != "payload":
+                raise Refusal(RefusalCode.ROUND, f"The attempt is {row['state']}; it cannot be consented to.")
+            if site.clock() >= row["deadline"]:
+                give_up_open(connection, site, key, attempt)
+                late = True
+            else:
+                late = False
+                roster = opened.roster(site)
+                assignment = parse_assignment(row["assignment"])
+                self._check_policy(opened, roster, assignment)
+                if store.count_attempts(connection, key, ("consented", "released"), round=round_number):
+                    raise Refusal(RefusalCode.ROUND, "This site consented to another attempt of this round.")
+                verified = self._verify(receipts, row, roster, assignment, key)
+                for receipt in verified:
+                    if receipt.number <= store.peer_number(connection, key, receipt.participant):
+                        raise Refusal(RefusalCode.RECEIPT, f"A receipt of {receipt.participant} has a number seen before.")
+                    store.keep_peer(connection, key, receipt.participant, receipt.number, receipt.head)
+                if opened.study.task(row["label"]).variance:
+                    site.ledger.charge(connection, row["context"])
+                store.change_attempt(connection, key, attempt, state="consented")
+                if opened.row["strict_cohort"] is None:
+                    store.change_study(connection, key, strict_cohort=json.dumps(list(assignment.names)))
+        if late:
+            raise Refusal(RefusalCode.ROUND, "The attempt's deadline passed before consent was asked for.")
+        return bytes(row["consent"])
+
+    def on_sum(self, key: bytes, round_number: int, attempt: int, ciphertexts: Sequence[bytes]) -> list[Slots]:
+        """Decrypt the sum of an attempt that this site consented to.
+
+        Raises:
+            Refusal: no consent was given, another sum was decrypted for this context, or the tags are wrong (the caller must
+                then leave the study).
+        """
+        site = self._site
+        with transaction(site.engine) as connection:
+            opened = load_open_study(connection, site, key)
+            row = store.find_attempt(connection, key, attempt)
+            if row is None or row["round"] != round_number or row["state"] != "consented":
+                raise Refusal(RefusalCode.ROUND, "This site gave no consent for that attempt, or it is released.")
+            mark = digest("veilsum/1/sum", *ciphertexts)
+            if row["decrypted"] not in (None, mark):
+                raise Refusal(RefusalCode.TAG, "Another sum was decrypted for this context already.")
+            store.change_attempt(connection, key, attempt, decrypted=mark)
+            roster = opened.roster(site)
+        assignment = parse_assignment(row["assignment"])
+        plan = plan_round(opened.study, assignment.label, len(roster.members), len(assignment.cohort))
+        secret, tag = opened.keys(len(roster.members))
+        try:
+            return decrypt_sum(ciphertexts, plan.encoding, row["context"], assignment.names, secret, tag)
+        except HostileInput as error:
+            raise Refusal(RefusalCode.TAG, error.message) from error
+
+    def on_released(self, key: bytes, attempt: int) -> None:
+        """The sum opened: the payload is no longer needed. Idempotent."""
+        site = self._site
+        with transaction(site.engine) as connection:
+            row = store.find_attempt(connection, key, attempt)
+            if row is None or row["state"] != "consented":
+                return
+            store.change_attempt(connection, key, attempt, state="released", payload=None, self_seed=None)
+            site.ledger.release_seen(connection, row["context"])
+        LOG.info("round %d of study %s released", row["round"], key.hex()[:12])
+
+    def _check_policy(self, opened: OpenStudy, roster: Roster, assignment: Assignment) -> None:
+        site = self._site
+        members = [roster.member(name) for name in assignment.names]
+        check_members(members, opened.study, site.config.policy, site.name)
+        plan = plan_round(opened.study, assignment.label, len(roster.members), len(members))
+        check_noise(plan.noise, members, site.config.policy, site.name)
+
+    def _verify(
+        self, receipts: Sequence[SignedReceipt], row: RowMapping, roster: Roster, assignment: Assignment, key: bytes
+    ) -> list[Receipt]:
+        names = assignment.names
+        if len(receipts) != len(names):
+            raise Refusal(RefusalCode.RECEIPT, "There is not exactly one receipt for each member of the cohort.")
+        own = SignedReceipt(row["receipt"], row["receipt_signature"])
+        if receipts[names.index(self._site.name)] != own:
+            raise Refusal(RefusalCode.RECEIPT, "This site's own receipt is not among the receipts.")
+        try:
+            return [
+                verify_receipt(receipt, roster.member(name).identity, key, row["context"])
+                for name, receipt in zip(names, receipts, strict=True)
+            ]
+        except HostileInput as error:
+            raise Refusal(RefusalCode.RECEIPT, error.message) from error

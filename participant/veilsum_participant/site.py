@@ -1,0 +1,136 @@
+"""What every part of a participant's protocol needs: identity, policy, store, ledger, data, clock and randomness.
+
+:class:`Site` performs no network I/O; :mod:`.client` does, and in-process simulation calls the same code.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sqlalchemy import Connection, Engine, RowMapping
+
+from veilsum_participant import store
+from veilsum_participant.config import ParticipantConfig
+from veilsum_participant.data import load_records
+from veilsum_privacy.errors import Refusal, RefusalCode, StateError
+from veilsum_privacy.identity import Credentials
+from veilsum_privacy.ledger import Ledger
+from veilsum_privacy.randomness import RandomSource
+from veilsum_privacy.schema import DatasetSchema
+from veilsum_privacy.securesum.bfv import SecretKey
+from veilsum_privacy.securesum.boxes import BoxKey
+from veilsum_privacy.securesum.context import NONCE_BYTES, study_parameters
+from veilsum_privacy.securesum.roster import Enrolment, Roster, verify_roster
+from veilsum_privacy.securesum.tags import TagKey
+from veilsum_privacy.study import Study, parse_study
+from veilsum_privacy.tasks import Records
+
+LOG = logging.getLogger("veilsum.participant")
+
+
+@dataclass
+class Site:
+    """A participant's dependencies.
+
+    Attributes:
+        nonce: the session nonce, drawn when the process starts; a restarted process has another.
+    """
+
+    config: ParticipantConfig
+    credentials: Credentials
+    engine: Engine
+    ledger: Ledger
+    clock: Callable[[], int]
+    random: RandomSource
+    nonce: bytes = field(init=False)
+    _records: dict[tuple[str, str], Records] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.nonce = self.random.bytes(NONCE_BYTES)
+        store.create_tables(self.engine)
+
+    @property
+    def name(self) -> str:
+        """The certified name."""
+        return self.credentials.identity.name
+
+    def records(self, dataset: str, schema: DatasetSchema) -> Records:
+        """The dataset under the study's schema; read once for each schema."""
+        key = (dataset, schema.model_dump_json())
+        if key not in self._records:
+            path: Path = self.config.datasets[dataset].path
+            records, counts = load_records(path, schema)
+            LOG.info("dataset %s: %s", dataset, counts)
+            self._records = {key: records}
+        return self._records[key]
+
+
+def _enrolment_json(enrolment: Enrolment) -> list[str]:
+    return [enrolment.certificate.hex(), enrolment.body.hex(), enrolment.signature.hex()]
+
+
+def dump_enrolments(enrolments: list[Enrolment]) -> bytes:
+    """Serialise enrolments for the store."""
+    return json.dumps([_enrolment_json(enrolment) for enrolment in enrolments]).encode()
+
+
+def load_enrolments(data: bytes) -> list[Enrolment]:
+    """Load enrolments from the store."""
+    return [Enrolment(*(bytes.fromhex(part) for part in parts)) for parts in json.loads(data)]
+
+
+@dataclass(frozen=True)
+class OpenStudy:
+    """A study that the site is enrolled in, loaded from the store and verified again."""
+
+    row: RowMapping
+    study: Study
+    digest: bytes
+
+    @property
+    def box_key(self) -> BoxKey:
+        """The site's HPKE key for the study."""
+        return BoxKey.parse(self.row["box_key"])
+
+    def roster(self, site: Site) -> Roster:
+        """The roster, verified at the present time (certificates may have expired since)."""
+        if self.row["roster"] is None:
+            raise Refusal(RefusalCode.ROSTER, "No roster was received for this study yet.")
+        return verify_roster(
+            load_enrolments(self.row["roster"]), self.study, self.digest, site.credentials.authority, site.clock()
+        )
+
+    def keys(self, roster_size: int) -> tuple[SecretKey, TagKey]:
+        """The dealt keys."""
+        if self.row["secret_key"] is None or self.row["tag_key"] is None:
+            raise Refusal(RefusalCode.KEYS, "The study's keys were not dealt to this site.")
+        parameters = study_parameters(self.study, roster_size)
+        return SecretKey.parse(self.row["secret_key"], parameters), TagKey(self.row["tag_key"])
+
+    @property
+    def seeds(self) -> dict[str, bytes]:
+        """Pair seeds by the other member's name."""
+        return {name: bytes.fromhex(seed) for name, seed in json.loads(self.row["seeds"] or b"{}").items()}
+
+
+def load_open_study(connection: Connection, site: Site, digest: bytes) -> OpenStudy:
+    """Load an enrolled study that is neither left, ended nor expired.
+
+    Raises:
+        Refusal: there is none.
+    """
+    row = store.find_study(connection, digest)
+    if row is None:
+        raise Refusal(RefusalCode.CLOSED, "This site is not enrolled in that study.")
+    if row["status"] not in ("enrolled", "ready"):
+        raise Refusal(RefusalCode.CLOSED, f"This site's part in the study is over ({row['status']}).")
+    study = parse_study(row["study"])
+    if site.clock() >= study.expires:
+        raise Refusal(RefusalCode.STUDY_EXPIRED, "The study has expired.")
+    if study.dataset not in site.config.datasets:
+        raise StateError(f"Dataset {study.dataset!r} is no longer offered.", "Restore it in participant.toml, or end the study.")
+    return OpenStudy(row, study, digest)

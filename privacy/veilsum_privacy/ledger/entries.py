@@ -1,0 +1,292 @@
+"""What stands in a ledger: typed entries, the mechanism they record, budgets, and the hash that chains them.
+
+Epsilon is derived from recorded mechanisms and never stored as the truth. This module reads no database and decides nothing
+but whether an epsilon fits a budget.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from fractions import Fraction
+from typing import Any
+
+from veilsum_privacy.accounting import GaussianEvent, RdpGate
+from veilsum_privacy.canonical import canonical, parse_canonical
+from veilsum_privacy.errors import HostileInput, Misuse
+from veilsum_privacy.noise import NoisePlan
+
+NO_HASH = "0" * 64
+"""The previous hash of the first entry."""
+
+
+class Kind(StrEnum):
+    """What an entry records."""
+
+    GENESIS = "genesis"
+    BUDGET = "budget"
+    RESERVE = "reserve"
+    CHARGE = "charge"
+    FREE = "free"
+    RELEASE_SEEN = "release-seen"
+    REFUSAL = "refusal"
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """How a release was made private.
+
+    Attributes:
+        event: what it costs; None for a release without noise, whose epsilon is infinite.
+        noise: how its noise was made up; its colluders are k.
+    """
+
+    event: GaussianEvent | None
+    noise: NoisePlan
+
+    def __post_init__(self) -> None:
+        if (self.event is None) != (self.noise.kind == "none"):
+            raise Misuse("A release has an event exactly if it has noise.")
+        if self.event is not None and self.event.variance > self.noise.variance:
+            raise Misuse("An event counts more noise than its plan provides.")
+
+    def to_json(self) -> dict[str, Any]:
+        """The mechanism as an entry holds it, colluders left out: they stand in their own column."""
+        if self.event is None:
+            return {"mechanism": "none"}
+        return {
+            "mechanism": "discrete-gaussian",
+            "noise": self.noise.kind,
+            "sensitivity": self.event.sensitivity,
+            "variance": _pair(self.event.variance),
+            "share_variance": _pair(self.noise.share_variance),
+            "honest": self.noise.honest,
+            "sampling_rate": self.event.sampling_rate,
+            "steps": self.event.steps,
+        }
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any], colluders: int) -> Mechanism:
+        """Read what :meth:`to_json` wrote.
+
+        Raises:
+            HostileInput: it is not such a value.
+        """
+        try:
+            if value == {"mechanism": "none"}:
+                return Mechanism(None, NoisePlan("none", 0, 1, colluders))
+            variance = value["honest"] * _fraction(value["share_variance"])
+            mechanism = Mechanism(
+                GaussianEvent(
+                    int(value["sensitivity"]),
+                    _fraction(value["variance"]),
+                    float.fromhex(value["sampling_rate"]),
+                    value["steps"],
+                ),
+                NoisePlan(value["noise"], int(variance), value["honest"], colluders),
+            )
+        except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError, Misuse) as error:
+            raise HostileInput("The mechanism of a ledger entry is malformed.") from error
+        if canonical(mechanism.to_json()) != canonical(value):
+            raise HostileInput("The mechanism of a ledger entry is malformed.")
+        return mechanism
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """A release about to be paid for.
+
+    Attributes:
+        study: digest of the study, 32 bytes.
+        round, attempt: which sum of it, and which try at it.
+        context: hash of the round's context, 32 bytes.
+        population: whose budget it draws on.
+        dataset: what it was computed from.
+        mechanism: what it costs.
+        unit: the unit of privacy.
+        cohort_size: participants in the sum.
+    """
+
+    study: bytes
+    round: int
+    attempt: int
+    context: bytes
+    population: str
+    dataset: str
+    mechanism: Mechanism
+    unit: str
+    cohort_size: int
+
+    def __post_init__(self) -> None:
+        if len(self.study) != 32 or len(self.context) != 32:
+            raise Misuse("A study and a context are named by 32 bytes.")
+        if self.round < 0 or self.attempt < 0:
+            raise Misuse("Rounds and attempts are not negative.")
+        noise = self.mechanism.noise
+        if noise.honest > max(1, self.cohort_size - noise.colluders):
+            raise Misuse("The noise plan counts more honest shares than the cohort has.")
+
+    def columns(self) -> dict[str, Any]:
+        """The ledger's columns that describe the release; the same in its reservation, charge and freeing."""
+        return {
+            "study": self.study.hex(),
+            "round": self.round,
+            "attempt": self.attempt,
+            "context": self.context.hex(),
+            "population": self.population,
+            "dataset": self.dataset,
+            "event": canonical(self.mechanism.to_json()).decode(),
+            "unit": self.unit,
+            "cohort_size": self.cohort_size,
+            "colluders": self.mechanism.noise.colluders,
+        }
+
+
+RELEASE_COLUMNS = (
+    "study", "round", "attempt", "context", "population", "dataset", "event", "unit", "cohort_size", "colluders",
+)  # fmt: skip
+"""Columns of :meth:`Reservation.columns`."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a population may lose in all.
+
+    Attributes:
+        epsilon: positive bound, or None: the site demands no guarantee (the only budget that admits releases without noise).
+        delta: in (0, 1/2); of the population, not of a study.
+    """
+
+    epsilon: float | None
+    delta: float
+
+    def __post_init__(self) -> None:
+        if self.epsilon is not None and not (math.isfinite(self.epsilon) and self.epsilon > 0):
+            raise Misuse("A budget's epsilon must be positive and finite, or None for no guarantee.")
+        if not 0.0 < self.delta < 0.5:
+            raise Misuse("A budget's delta must lie in (0, 1/2).")
+
+    def admits(self, epsilon: float) -> bool:
+        """Whether a total of ``epsilon`` stays within the budget."""
+        return self.epsilon is None or epsilon <= self.epsilon
+
+
+@dataclass(frozen=True)
+class Spending:
+    """Where a population stands; every epsilon at its budget's delta.
+
+    Attributes:
+        population: its name.
+        budget: in force now.
+        spent: epsilon of all charged releases by RDP: the guarantee.
+        estimate: the same by the tighter accountant, None where that cannot tell.
+        reserved: epsilon by RDP of charged and open releases together: what the gate counts.
+        left: the budget's epsilon less ``reserved``, not below 0; infinite without a bound.
+        releases: charged releases.
+    """
+
+    population: str
+    budget: Budget
+    spent: float
+    estimate: float | None
+    reserved: float
+    left: float
+    releases: int
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry. Fields that a kind has no use for are None."""
+
+    seq: int
+    time: int
+    kind: Kind
+    study: bytes | None
+    round: int | None
+    attempt: int | None
+    population: str | None
+    dataset: str | None
+    mechanism: Mechanism | None
+    delta: float | None
+    unit: str | None
+    cohort_size: int | None
+    colluders: int | None
+    context: bytes | None
+    detail: Mapping[str, Any]
+    previous: bytes
+    hash: bytes
+    signature: bytes
+
+    @property
+    def budget(self) -> Budget:
+        """The budget that an entry of kind ``budget`` sets.
+
+        Raises:
+            HostileInput: the entry sets none.
+        """
+        try:
+            epsilon = self.detail["epsilon"]
+            if self.kind is not Kind.BUDGET or self.delta is None:
+                raise HostileInput("The ledger entry sets no budget.")
+            return Budget(None if epsilon is None else float.fromhex(epsilon), self.delta)
+        except (KeyError, TypeError, ValueError, Misuse) as error:
+            raise HostileInput("The budget of a ledger entry is malformed.") from error
+
+
+def facts(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What is hashed of a row: every column but hash and signature, JSON columns as what they say."""
+    values = {name: value for name, value in row.items() if name not in ("hash", "signature")}
+    for name in ("event", "detail"):
+        if values[name] is not None:
+            values[name] = parse_canonical(str(values[name]).encode(), what="ledger entry")
+    return values
+
+
+def hash_row(row: Mapping[str, Any]) -> str:
+    """SHA-256 over the canonical JSON of a row's facts, in hexadecimal."""
+    return hashlib.sha256(canonical(facts(row))).hexdigest()
+
+
+def read_row(row: Mapping[str, Any]) -> Entry:
+    """Turn a row into an entry.
+
+    Raises:
+        HostileInput: a column holds what no writer of this ledger writes.
+    """
+    try:
+        values = facts(row)
+        event = values.pop("event")
+        colluders = values["colluders"]
+        for name in ("study", "context"):
+            values[name] = None if values[name] is None else bytes.fromhex(values[name])
+        return Entry(
+            **{**values, "kind": Kind(values["kind"]), "previous": bytes.fromhex(values["previous"])},
+            mechanism=None if event is None else Mechanism.from_json(event, colluders),
+            hash=bytes.fromhex(row["hash"]),
+            signature=bytes.fromhex(row["signature"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise HostileInput("A ledger entry is malformed.") from error
+
+
+def total_epsilon(mechanisms: Mapping[Mechanism, int], delta: float) -> float:
+    """Epsilon by RDP of all mechanisms, each as often as counted; infinite if one of them has no noise."""
+    gate = RdpGate()
+    for mechanism, count in mechanisms.items():
+        if count and mechanism.event is None:
+            return math.inf
+        if count and mechanism.event is not None:
+            gate = gate.with_event(mechanism.event, count)
+    return gate.epsilon(delta)
+
+
+def _pair(value: Fraction) -> list[int]:
+    return [value.numerator, value.denominator]
+
+
+def _fraction(pair: Any) -> Fraction:
+    numerator, denominator = pair
+    return Fraction(int(numerator), int(denominator))

@@ -1,0 +1,213 @@
+"""The round's context: everything a contribution depends on, in one digest from which every mask is derived.
+
+Each participant computes it from the study it agreed to, the roster and keys it verified and the broadcast it received, never
+from the coordinator's word. Two participants who saw anything different derive masks that do not cancel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum_privacy.canonical import canonical, digest, parse_canonical
+from veilsum_privacy.errors import HostileInput
+from veilsum_privacy.noise import NoisePlan, plan_noise
+from veilsum_privacy.securesum.parameters import BfvParameters, EncodingPlan, choose_parameters, plan_encoding
+from veilsum_privacy.securesum.roster import Roster
+from veilsum_privacy.study import Study, TaskDeclaration
+from veilsum_privacy.tasks import build_task
+
+NONCE_BYTES = 16
+MAX_ASSIGNMENT_BYTES = 1 << 18
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What the coordinator asks of a cohort: one attempt of one round.
+
+    Attributes:
+        round: number of the round, from 1, only rising.
+        attempt: number of the attempt within the study, from 1, only rising.
+        label: the declared task's label.
+        cohort: names of the members with their session nonces, in roster order.
+        broadcast: digest of what was broadcast for this round.
+        deadline: unix seconds after which a site that was not asked for consent gives the attempt up.
+    """
+
+    round: int
+    attempt: int
+    label: str
+    cohort: tuple[tuple[str, bytes], ...]
+    broadcast: bytes
+    deadline: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The cohort's names in order."""
+        return tuple(name for name, _ in self.cohort)
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON."""
+        return canonical(
+            {
+                "v": 1,
+                "round": self.round,
+                "attempt": self.attempt,
+                "label": self.label,
+                "cohort": [[name, nonce] for name, nonce in self.cohort],
+                "broadcast": self.broadcast,
+                "deadline": self.deadline,
+            }
+        )
+
+
+def parse_assignment(data: bytes) -> Assignment:
+    """Parse an assignment.
+
+    Raises:
+        HostileInput: malformed, or a number out of range.
+    """
+    if len(data) > MAX_ASSIGNMENT_BYTES:
+        raise HostileInput("An assignment is larger than allowed.")
+    value = parse_canonical(data, what="assignment")
+    try:
+        if set(value) != {"v", "round", "attempt", "label", "cohort", "broadcast", "deadline"} or value["v"] != 1:
+            raise HostileInput("An assignment has other fields than version 1 has.")
+        cohort = tuple((str(name), bytes.fromhex(nonce)) for name, nonce in value["cohort"])
+        assignment = Assignment(
+            value["round"], value["attempt"], value["label"], cohort, bytes.fromhex(value["broadcast"]), value["deadline"]
+        )
+    except (TypeError, ValueError, KeyError) as error:
+        raise HostileInput("An assignment is malformed.") from error
+    numbers = (assignment.round, assignment.attempt, assignment.deadline)
+    if not all(type(number) is int and 0 < number < 2**53 for number in numbers) or not isinstance(assignment.label, str):
+        raise HostileInput("An assignment's numbers are out of range.")
+    if len(assignment.broadcast) != 32 or any(len(nonce) != NONCE_BYTES for _, nonce in cohort):
+        raise HostileInput("An assignment's digest or nonces have the wrong length.")
+    return assignment
+
+
+@dataclass(frozen=True)
+class RoundPlan:
+    """All that follows from study, cohort size and task: the same for every party."""
+
+    declaration: TaskDeclaration
+    encoding: EncodingPlan
+    noise: NoisePlan
+
+
+def study_parameters(study: Study, participants: int) -> BfvParameters:
+    """The BFV parameters of a study with this many members in its roster."""
+    sums = []
+    for declaration in study.tasks:
+        noise = plan_noise(study.privacy.noise, declaration.variance, participants, study.privacy.assumed_colluders)
+        size = build_task(declaration.task, declaration.parameters, study.data).layout().size
+        sums.append((size, study.data.max_records * declaration.grid, noise.total_variance(participants)))
+    return choose_parameters(sums, participants)
+
+
+def plan_round(study: Study, label: str, roster_size: int, cohort_size: int) -> RoundPlan:
+    """Plan encoding and noise of one attempt.
+
+    Raises:
+        HostileInput: the study declares no such task.
+        Misuse: the noise share is below 4 grid units, or the sum does not fit.
+    """
+    try:
+        declaration = study.task(label)
+    except KeyError as error:
+        raise HostileInput("The study declares no task of that label.") from error
+    noise = plan_noise(study.privacy.noise, declaration.variance, cohort_size, study.privacy.assumed_colluders)
+    size = build_task(declaration.task, declaration.parameters, study.data).layout().size
+    encoding = plan_encoding(
+        size,
+        study.data.max_records * declaration.grid,
+        Fraction(noise.total_variance(cohort_size)),
+        cohort_size,
+        study_parameters(study, roster_size),
+    )
+    return RoundPlan(declaration, encoding, noise)
+
+
+def context_digest(
+    study: Study, study_digest: bytes, roster: Roster, keys_digest: bytes, assignment: Assignment, plan: RoundPlan
+) -> bytes:
+    """Digest c of one attempt (32 bytes), as the design's list has it."""
+    declaration = plan.declaration
+    return digest(
+        "veilsum/1/context",
+        canonical(
+            {
+                "v": 1,
+                "federation": study.federation,
+                "study": study_digest,
+                "roster": roster.digest,
+                "keys": keys_digest,
+                "round": assignment.round,
+                "attempt": assignment.attempt,
+                "deadline": assignment.deadline,
+                "cohort": [
+                    [name, roster.member(name).identity.fingerprint, roster.member(name).public, nonce]
+                    for name, nonce in assignment.cohort
+                ],
+                "task": declaration.model_dump(mode="json"),
+                "weights": dict(study.weights),
+                "schema": study.data.model_dump(mode="json"),
+                "broadcast": assignment.broadcast,
+                "encoding": plan.encoding.to_context(),
+                "bfv": plan.encoding.parameters.to_context(),
+                "noise": plan.noise.to_context(),
+                "event": {
+                    "mechanism": "discrete-gaussian" if declaration.variance else "none",
+                    "sensitivity": declaration.grid,
+                    "variance": str(declaration.variance),
+                    "delta": study.privacy.delta,
+                    "unit": study.privacy.unit,
+                },
+            }
+        ),
+    )
+
+
+MAX_BROADCAST_ARRAYS = 4096
+
+
+def broadcast_digest(data: bytes) -> bytes:
+    """Digest of an encoded broadcast."""
+    return digest("veilsum/1/broadcast", data)
+
+
+def encode_broadcast(arrays: Mapping[str, NDArray[np.float64]]) -> bytes:
+    """Serialise named float64 arrays (safetensors); empty bytes for none."""
+    if not arrays:
+        return b""
+    from safetensors.numpy import save
+
+    return save({name: np.ascontiguousarray(array, dtype=np.float64) for name, array in sorted(arrays.items())})
+
+
+def decode_broadcast(data: bytes) -> dict[str, NDArray[np.float64]]:
+    """Parse a broadcast.
+
+    Raises:
+        HostileInput: not safetensors of finite float64 arrays.
+    """
+    if not data:
+        return {}
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    try:
+        arrays = load(data)
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise HostileInput("A broadcast is not a valid safetensors file.") from error
+    if len(arrays) > MAX_BROADCAST_ARRAYS:
+        raise HostileInput("A broadcast holds too many arrays.")
+    for array in arrays.values():
+        if array.dtype != np.float64 or not np.isfinite(array).all():
+            raise HostileInput("A broadcast holds something else than finite float64 arrays.")
+    return arrays

@@ -1,0 +1,166 @@
+"""From a noised integer vector to ciphertexts, and from an opened sum back to integers.
+
+Participant: pack into lanes, mask, tag, encrypt, one ciphertext at a time. Coordinator: take off the self-masks, check the
+count lane and every lane's range, unpack. Adding ciphertexts stands in :mod:`.bfv`; noise and clipping come before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum_privacy.canonical import digest
+from veilsum_privacy.errors import HostileInput, Misuse
+from veilsum_privacy.securesum.bfv import SecretKey
+from veilsum_privacy.securesum.masks import MaskStream, derive
+from veilsum_privacy.securesum.parameters import EncodingPlan
+from veilsum_privacy.securesum.tags import TAGS, TagKey
+
+Slots = NDArray[np.uint64]
+Integers = NDArray[np.int64]
+
+SECRET_BYTES = 32
+
+
+def keys_digest(key: bytes, tag_key: bytes) -> bytes:
+    """Digest of the dealt keys, part of every context: a dealer that deals two sets makes masks that do not cancel."""
+    return digest("veilsum/1/dealt-keys", key, tag_key)
+
+
+def consent_key(self_seed: bytes, context: bytes) -> bytes:
+    """HKDF(b_i, "self", c): the key of the self-mask, and all that a consent gives away."""
+    return derive(self_seed, "self", context)
+
+
+def pack(values: Integers, plan: EncodingPlan) -> Slots:
+    """Pack (size,) noised values into (slots,) words mod t: lanes of ``value + offset``, low lane first."""
+    if values.shape != (plan.size,):
+        raise Misuse(f"The plan is for {plan.size} values, the vector has shape {values.shape}.")
+    lanes = np.zeros((plan.slots, plan.lanes), dtype=np.int64)
+    lanes.reshape(-1)[: plan.size] = values
+    lanes += plan.offset
+    if np.abs(lanes).max() >= 1 << (62 - plan.width * (plan.lanes - 1)):
+        raise Misuse("A noised value is too large for its lane.")  # a tail beyond any planned probability
+    packed = lanes[:, 0].copy()
+    for lane in range(1, plan.lanes):
+        packed += lanes[:, lane] << np.int64(plan.width * lane)
+    return np.mod(packed, plan.parameters.plain_modulus).astype(np.uint64)
+
+
+def masked_words(
+    values: Integers, plan: EncodingPlan, context: bytes, own: str, cohort: Sequence[str], seeds: Mapping[str, bytes], self_seed: bytes
+) -> Iterator[Slots]:
+    """Yield the masked words (N - 2,) of each ciphertext: count slot, then data slots; the last ciphertext is zero-filled.
+
+    Args:
+        values: (size,) clamped and noised values.
+        plan: the round's encoding.
+        context: the digest c.
+        own: this participant's name.
+        cohort: all names in roster order.
+        seeds: 32-byte pair seeds by the other member's name.
+        self_seed: b_i, 32 fresh random bytes for this payload only.
+    """
+    modulus = plan.parameters.plain_modulus
+    place = list(cohort).index(own)
+    plus = [MaskStream(consent_key(self_seed, context), modulus)]
+    plus += [MaskStream(derive(seeds[name], "pair", context), modulus) for name in cohort[place + 1 :]]
+    minus = [MaskStream(derive(seeds[name], "pair", context), modulus) for name in cohort[:place]]
+    packed = pack(values, plan)
+    width = plan.parameters.data_slots
+    for start in range(0, plan.ciphertexts * width, width):
+        part = packed[start : start + width]
+        words = np.zeros(width + 1, dtype=np.uint64)
+        words[0] = 1
+        words[1 : 1 + len(part)] = part
+        # at most 1 + 1024 words below 2^48: their sum stays below 2^59
+        for stream in plus:
+            words += stream.take(width + 1)
+        for stream in minus:
+            words += np.uint64(modulus) - stream.take(width + 1)
+        yield words % np.uint64(modulus)
+
+
+def encrypt_contribution(words: Iterable[Slots], context: bytes, own: str, key: SecretKey, tag_key: TagKey) -> Iterator[bytes]:
+    """Tag and encrypt masked words; yields one serialised ciphertext each."""
+    modulus = key.parameters.plain_modulus
+    for index, masked in enumerate(words):
+        yield key.encrypt(np.concatenate([masked, tag_key.tags(context, index, own, masked, modulus)]))
+
+
+def payload_digest(ciphertexts: Iterable[bytes]) -> bytes:
+    """SHA-256 over the length-prefixed ciphertexts of a payload."""
+    state = hashlib.sha256(b"veilsum/1/payload")
+    for ciphertext in ciphertexts:
+        state.update(len(ciphertext).to_bytes(4, "big"))
+        state.update(ciphertext)
+    return state.digest()
+
+
+def decrypt_sum(
+    ciphertexts: Sequence[bytes], plan: EncodingPlan, context: bytes, cohort: Sequence[str], key: SecretKey, tag_key: TagKey
+) -> list[Slots]:
+    """Decrypt a sum and check every tag before anything is returned; yields the words (N - 2,) without tags.
+
+    Raises:
+        HostileInput: another number of ciphertexts, a malformed one, or wrong tags.
+    """
+    if len(ciphertexts) != plan.ciphertexts:
+        raise HostileInput("A sum has another number of ciphertexts than its plan.")
+    opened = []
+    for index, ciphertext in enumerate(ciphertexts):
+        slots = key.decrypt(ciphertext)
+        tag_key.check(context, index, cohort, slots, plan.parameters.plain_modulus)
+        opened.append(slots[:-TAGS])
+    return opened
+
+
+def open_sum(words: Sequence[Slots], plan: EncodingPlan, consents: Sequence[bytes]) -> Integers:
+    """Take off the self-masks, check the opened vector and unpack it.
+
+    Args:
+        words: decrypted words (N - 2,) of each ciphertext.
+        plan: the round's encoding.
+        consents: the cohort's consents, one for each member.
+
+    Returns:
+        The (size,) sum in grid units.
+
+    Raises:
+        HostileInput: the count lane is not the cohort's size, or a lane is out of range: no value may be used.
+    """
+    modulus = plan.parameters.plain_modulus
+    if len(consents) != plan.cohort or len(words) != plan.ciphertexts:
+        raise HostileInput("A sum needs the consent of every member of its cohort and all of its ciphertexts.")
+    streams = [MaskStream(consent, modulus) for consent in consents]
+    data = []
+    for part in words:
+        if part.shape != (plan.parameters.data_slots + 1,) or (part >= modulus).any():
+            raise HostileInput("A decrypted sum has the wrong shape or a word beyond the modulus.")
+        total = part.copy()
+        for stream in streams:
+            total += np.uint64(modulus) - stream.take(len(part))
+        total %= np.uint64(modulus)
+        if int(total[0]) != plan.cohort:
+            raise HostileInput("The count lane is not the size of the cohort: the masks did not cancel.")
+        data.append(total[1:])
+    packed = np.concatenate(data)
+    if packed[plan.slots :].any():
+        raise HostileInput("A slot beyond the vector is not empty.")
+    lanes = np.empty((plan.slots, plan.lanes), dtype=np.int64)
+    rest = packed[: plan.slots]
+    cut = np.uint64((1 << plan.width) - 1)
+    for lane in range(plan.lanes):
+        lanes[:, lane] = (rest & cut).astype(np.int64)
+        rest = rest >> np.uint64(plan.width)
+    if rest.any():
+        raise HostileInput("A slot of the sum overflows its lanes.")
+    values = lanes.reshape(-1) - plan.cohort * plan.offset
+    if np.abs(values).max() > plan.reach:
+        raise HostileInput("A value of the sum lies outside the range that the cohort can reach.")
+    if values[plan.size :].any():
+        raise HostileInput("A lane beyond the vector is not empty.")
+    return values[: plan.size]

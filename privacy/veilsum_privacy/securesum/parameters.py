@@ -1,0 +1,157 @@
+"""BFV parameters and the encoding plan: how integers lie in lanes, lanes in slots and slots in ciphertexts.
+
+Everything here is a function of public quantities (dimension, bound, noise, cohort), so every party computes the same plan.
+No floating point decides a layout. Nothing here encrypts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+from veilsum_privacy.errors import Misuse
+
+RESERVED_SLOTS = 3
+"""Slot 0 counts the cohort; the last two slots hold the tags."""
+
+MAX_SUMMANDS = 1024
+"""Largest cohort whose sum of fresh ciphertexts was measured to decrypt without error at both parameter sets."""
+
+TAIL_SIGMAS = 12
+"""The range check allows the whole sum's noise this many standard deviations (a tail below 1e-32 a value)."""
+
+
+@dataclass(frozen=True)
+class BfvParameters:
+    """One of two fixed parameter sets; total moduli stand well inside 128-bit security (limit 218 bits at 8192, 109 at 4096).
+
+    Attributes:
+        degree: N, slots of a ciphertext.
+        prime_bits: bits of the coefficient primes.
+        plain_modulus: t, a prime = 1 mod 2N.
+        ciphertext_bytes: least and largest serialised size of one ciphertext.
+    """
+
+    degree: int
+    prime_bits: tuple[int, int]
+    plain_modulus: int
+    ciphertext_bytes: tuple[int, int]
+
+    @property
+    def data_slots(self) -> int:
+        """Slots of one ciphertext that carry lanes."""
+        return self.degree - RESERVED_SLOTS
+
+    def to_context(self) -> dict[str, object]:
+        """What the round's context binds."""
+        return {"degree": self.degree, "prime_bits": list(self.prime_bits), "plain_modulus": self.plain_modulus}
+
+
+BFV_8192 = BfvParameters(8192, (60, 60), 281474976694273, (131072, 131584))
+BFV_4096 = BfvParameters(4096, (54, 55), 4398046486529, (57344, 65536))
+
+
+@dataclass(frozen=True)
+class EncodingPlan:
+    """The layout of one round's vector.
+
+    Attributes:
+        size: d, number of values.
+        bound: each site's values are clamped to [-bound, bound] before noise, in grid units.
+        reach: largest absolute value of the opened sum, noise tails included.
+        cohort: n, number of summands.
+        offset: added to every value so that the sum of a lane is never negative.
+        width: bits of one lane.
+        lanes: lanes of one slot.
+        parameters: the BFV parameters.
+    """
+
+    size: int
+    bound: int
+    reach: int
+    cohort: int
+    offset: int
+    width: int
+    lanes: int
+    parameters: BfvParameters
+
+    @property
+    def slots(self) -> int:
+        """Slots that carry values, over all ciphertexts."""
+        return -(-self.size // self.lanes)
+
+    @property
+    def ciphertexts(self) -> int:
+        """Number of ciphertexts of one contribution."""
+        return -(-self.slots // self.parameters.data_slots)
+
+    def to_context(self) -> dict[str, object]:
+        """What the round's context binds."""
+        return {
+            "size": self.size,
+            "bound": str(self.bound),
+            "reach": str(self.reach),
+            "offset": str(self.offset),
+            "width": self.width,
+            "lanes": self.lanes,
+        }
+
+
+def plan_encoding(size: int, bound: int, variance: Fraction, cohort: int, parameters: BfvParameters) -> EncodingPlan:
+    """Choose the narrowest lanes that hold the cohort's sum with its noise.
+
+    Args:
+        size: number of values, at least 1.
+        bound: largest absolute value of one site's sum before noise, in grid units, at least 1.
+        variance: variance of the whole cohort's noise, in grid units squared.
+        cohort: number of summands, 2 to :data:`MAX_SUMMANDS`.
+        parameters: the BFV parameters.
+
+    Raises:
+        Misuse: out of range, or one lane does not fit a slot.
+    """
+    if size < 1 or bound < 1 or variance < 0:
+        raise Misuse("A vector needs at least one value, a positive bound and a variance that is not negative.")
+    if not 2 <= cohort <= MAX_SUMMANDS:
+        raise Misuse(f"A cohort of {cohort} cannot be summed; it must have 2 to {MAX_SUMMANDS} members.")
+    reach = cohort * bound + TAIL_SIGMAS * (math.isqrt(math.ceil(variance)) + 1 if variance else 0)
+    offset = -(-reach // cohort)
+    largest = 2 * cohort * offset
+    width = largest.bit_length()
+    lanes = 0
+    packed = 0
+    while True:
+        packed += largest << (width * lanes)
+        if packed >= parameters.plain_modulus:
+            break
+        lanes += 1
+    if lanes == 0:
+        raise Misuse(
+            f"A sum that reaches {reach} grid units does not fit a slot of {parameters.plain_modulus.bit_length()} bits.",
+            "Use a coarser grid, a smaller max_records or a smaller cohort.",
+        )
+    return EncodingPlan(size, bound, reach, cohort, offset, width, lanes, parameters)
+
+
+def choose_parameters(sums: list[tuple[int, int, Fraction]], participants: int) -> BfvParameters:
+    """The parameter set of a study: the one that costs the fewest bytes over its tasks' sums at the full roster.
+
+    Args:
+        sums: (size, bound, variance of the whole noise) of each task.
+        participants: size of the roster.
+
+    Raises:
+        Misuse: some task fits neither set.
+    """
+
+    def cost(parameters: BfvParameters) -> int:
+        plans = [plan_encoding(size, bound, variance, participants, parameters) for size, bound, variance in sums]
+        return sum(plan.ciphertexts for plan in plans) * parameters.ciphertext_bytes[1]
+
+    large = cost(BFV_8192)
+    try:
+        small = cost(BFV_4096)
+    except Misuse:
+        return BFV_8192
+    return BFV_4096 if small < large else BFV_8192

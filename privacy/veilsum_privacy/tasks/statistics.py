@@ -1,0 +1,96 @@
+"""The task "statistics": what means, variances, proportions and class balance are computed from.
+
+It releases no moment beyond the second and no breakdown by class. What becomes of the sums is
+:mod:`veilsum_aggregation.moments`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+import numpy as np
+
+from veilsum_privacy.errors import Misuse
+from veilsum_privacy.schema import CategoryColumn, DatasetSchema, Frozen, NumberColumn
+from veilsum_privacy.tasks.base import Block, Floats, Layout, Records, Task, batches
+
+
+class StatisticsParameters(Frozen):
+    """The task has none: its vector follows from the schema."""
+
+
+class Statistics(Task):
+    """Sums over records of 1, presence, Chebyshev T1 = x and T2 = 2 x^2 - 1 of each number, category and class indicators.
+
+    Blocks: ``records`` (1,); ``present`` (numbers without a public impute,); ``t1`` and ``t2`` (numbers,); ``categories``
+    (indicators of all categorical columns,); ``classes`` (classes,). A block that would be empty is left out.
+
+    Sensitivity. A record contributes 1 to ``records``. For a number x in [-1, 1], T1^2 + T2^2 = 4 u^2 - 3 u + 1 with
+    u = x^2 in [0, 1], a convex function that is 1 at u = 0 and 2 at u = 1: at most 2, reached at x = 1 and x = -1.
+    Presence adds 1 for each number that has no impute. The indicators of one categorical column hold at most a single 1, as
+    do those of the classes. With m numbers, o of them without impute, and k categorical columns the squared norm of a record
+    is therefore at most 1 + o + 2 m + k, plus 1 with a label, and a record that has every value and all numbers at a bound
+    reaches it. A missing value contributes zeros.
+
+    All weights are 1: by :func:`veilsum_privacy.tasks.base.balanced_weights` a block of m values whose norm is sqrt(m) has
+    weight 1, and for the few indicators the gain would be K^(1/4).
+    """
+
+    name = "statistics"
+    Parameters: ClassVar[type[Frozen]] = StatisticsParameters
+
+    def __init__(self, parameters: Frozen, schema: DatasetSchema) -> None:
+        if not isinstance(parameters, StatisticsParameters):
+            raise Misuse("The task statistics takes its own parameters.")
+        numbers: list[int] = []
+        open_numbers: list[int] = []
+        indicators: list[int] = []
+        offset = 0
+        for column in schema.columns:
+            features = range(offset, offset + column.width)
+            offset += column.width
+            if isinstance(column, NumberColumn):
+                numbers.extend(features)
+                open_numbers.extend(features if column.impute is None else ())
+            else:
+                indicators.extend(features)
+        self._numbers = np.array(numbers, dtype=np.intp)
+        self._open = np.array(open_numbers, dtype=np.intp)
+        self._indicators = np.array(indicators, dtype=np.intp)
+        self._classes = len(schema.classes)
+        self._categorical = sum(isinstance(column, CategoryColumn) for column in schema.columns)
+
+    def layout(self) -> Layout:
+        m = len(self._numbers)
+        sizes = {
+            "records": 1,
+            "present": len(self._open),
+            "t1": m,
+            "t2": m,
+            "categories": len(self._indicators),
+            "classes": self._classes,
+        }
+        return Layout(tuple(Block(name, (size,)) for name, size in sizes.items() if size))
+
+    def clip(self) -> float:
+        squared = 1 + len(self._open) + 2 * len(self._numbers) + self._categorical + (1 if self._classes else 0)
+        return math.sqrt(squared)
+
+    def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats]:
+        classes = np.arange(self._classes)
+        for part in batches(len(records), self.layout().size):
+            present = records.present[part]
+            x = np.where(present, np.clip(records.features[part], -1.0, 1.0), 0.0)
+            numbers, given = x[:, self._numbers], present[:, self._numbers]
+            blocks = [
+                np.ones((len(x), 1)),
+                present[:, self._open].astype(np.float64),
+                numbers,
+                np.where(given, 2.0 * numbers * numbers - 1.0, 0.0),
+                x[:, self._indicators],
+            ]
+            if records.labels is not None:
+                blocks.append((records.labels[part, None] == classes).astype(np.float64))
+            yield np.hstack(blocks)

@@ -1,0 +1,203 @@
+"""The command line: what it prints, where, and with which exit status."""
+
+from __future__ import annotations
+
+import json
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from support.certificates import now
+from veilsum_deploy import cli
+from veilsum_deploy.provision import make_kit, prepare
+from veilsum_privacy.errors import Misuse, Refusal, RefusalCode, StateError
+from veilsum_privacy.identity import Role, load_credentials
+
+KIT_SIZE = 3 + 3
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as caught:
+        cli.main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    code = caught.value.code
+    assert isinstance(code, int)
+    return code, captured.out, captured.err
+
+
+def test_help_names_every_command_and_loads_nothing_heavy() -> None:
+    script = (
+        "import sys\n"
+        "from veilsum_deploy.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit as left: code = left.code\n"
+        "heavy = {'torch', 'tenseal', 'sklearn', 'numpy', 'grpc', 'cryptography', 'sqlalchemy'} & set(sys.modules)\n"
+        "sys.exit(f'loaded {sorted(heavy)}' if heavy else code)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    for name in cli.COMMANDS:
+        assert name in result.stdout
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_can_be_imported(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, name, "--help")
+    assert code == 0
+    assert f"veilsum {name}" in out
+
+
+def test_the_installed_command_prints_its_version() -> None:
+    command = Path(sys.executable).with_name("veilsum")
+    result = subprocess.run([str(command), "--version"], capture_output=True, text=True)
+    assert (result.returncode, result.stdout.split()[0]) == (0, "veilsum")
+
+
+def test_from_authority_to_credentials(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    authority, party = tmp_path / "authority", tmp_path / "north"
+    code, out, _ = run(capsys, "federation", "init", authority, "--name", "trial", "--json")
+    assert code == 0
+    federation = json.loads(out)["id"]
+
+    code, out, _ = run(capsys, "participant", "init", party, "--name", "north", "--json")
+    assert code == 0
+    request = json.loads(out)["request"]
+    assert stat.S_IMODE((party / "identity" / "key.pem").stat().st_mode) == 0o600
+
+    arguments = ("federation", "sign", request, "--authority", authority, "--role", "participant", "--name", "north")
+    code, out, _ = run(capsys, *arguments, "--days", 10, "--json")
+    assert code == 0
+
+    credentials = load_credentials(party / "identity", int(time.time()), Role.PARTICIPANT)
+    assert credentials.federation_id == federation
+    assert credentials.identity.fingerprint == json.loads(out)["fingerprint"]
+
+    code, out, _ = run(capsys, "federation", "list", authority, "--json")
+    assert code == 0
+    (row,) = json.loads(out)
+    assert (row["name"], row["role"], row["valid"]) == ("north", "participant", True)
+    assert row["fingerprint"] == credentials.identity.fingerprint
+
+
+def test_the_passphrase_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("correct horse\n")
+    secret.chmod(0o600)
+    authority = tmp_path / "authority"
+    assert run(capsys, "federation", "init", authority, "--name", "trial", "--passphrase-file", secret)[0] == 0
+    run(capsys, "analyst", "init", tmp_path / "ada", "--name", "ada")
+    request = tmp_path / "ada" / "identity" / "request.csr"
+    sign = ("federation", "sign", request, "--authority", authority, "--role", "analyst", "--name", "ada")
+    code, _, err = run(capsys, *sign)
+    assert code == 2
+    assert "passphrase" in err
+    assert run(capsys, *sign, "--passphrase-file", secret)[0] == 0
+
+
+def test_a_signed_certificate_goes_where_it_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kit = make_kit(tmp_path / "kit", ["north", "south"], clock=lambda: int(time.time()))
+    party = prepare(tmp_path / "hub", "hub", Role.COORDINATOR)
+    sign = ("federation", "sign", party.request, "--authority", kit.authority, "--role", "coordinator", "--name", "hub")
+    code, _, err = run(capsys, *sign, "--out", tmp_path / "answer")
+    assert (code, "host" in err) == (2, True)
+    assert run(capsys, *sign, "--host", "hub.example", "--host", "192.0.2.7", "--out", tmp_path / "answer")[0] == 0
+    assert {path.name for path in (tmp_path / "answer").iterdir()} == {"certificate.pem", "authority.pem"}
+
+
+def test_a_kit_is_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "federation", "kit", tmp_path / "kit", "--participants", "a, b,c", "--json")
+    assert code == 0
+    rows = json.loads(out)
+    assert [row["name"] for row in rows] == ["coordinator", "analyst", "operator", "a", "b", "c"]
+    assert len(rows) == KIT_SIZE
+    for row in rows:
+        names = {path.name for path in (Path(row["directory"]) / "identity").iterdir()}
+        assert names >= {"key.pem", "certificate.pem", "authority.pem"}
+
+
+def test_a_table_for_people_is_not_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kit = make_kit(tmp_path / "kit", ["north", "south"], clock=now)
+    code, out, _ = run(capsys, "federation", "list", kit.authority)
+    assert code == 0
+    assert load_credentials(kit.analyst.identity, now()).identity.fingerprint in out
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [(["a"], "two participants"), (["a", "a"], "twice"), (["a", "analyst"], "twice"), (["a", "B"], "not valid")],
+)
+def test_a_kit_with_wrong_names_is_refused(tmp_path: Path, names: list[str], message: str) -> None:
+    with pytest.raises(Misuse, match=message):
+        make_kit(tmp_path / "kit", names, clock=now)
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    make_kit(tmp_path / "kit", ["a", "b"], clock=now)
+    with pytest.raises(StateError, match="already exists"):
+        make_kit(tmp_path / "kit", ["a", "b"], clock=now)
+    party = prepare(tmp_path / "p", "p", Role.PARTICIPANT)
+    key = (party.identity / "key.pem").read_bytes()
+    with pytest.raises(StateError, match="already exists"):
+        prepare(tmp_path / "p", "p", Role.PARTICIPANT)
+    assert (party.identity / "key.pem").read_bytes() == key
+
+
+def test_a_typed_error_is_status_2_with_advice_on_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "participant", "init", tmp_path / "p", "--name", "North [bold]")
+    assert (code, out) == (2, "")
+    assert "North [bold]" in err
+    assert "Use 1 to 64" in err
+
+
+def test_a_typed_error_under_json_is_an_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "participant", "init", tmp_path / "p", "--name", "North", "--json")
+    assert (code, out) == (2, "")
+    assert set(json.loads(err)) == {"error", "message", "advice"}
+    assert json.loads(err)["error"] == "Misuse"
+
+
+def test_wrong_usage_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "federation", "nonsense")[0] == 2
+    assert run(capsys, "nonsense")[0] == 2
+
+
+def test_a_crash_is_status_70_and_shows_no_value(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("age 93")
+
+    monkeypatch.setattr("veilsum_deploy.cli.identity.prepare", fail)
+    monkeypatch.delenv("VEILSUM_DEBUG", raising=False)
+    command = ("participant", "init", tmp_path, "--name", "p")
+    code, _, err = run(capsys, *command)
+    assert code == 70
+    assert "VEILSUM_DEBUG=1" in err
+    assert "93" not in err
+    assert "Traceback" not in err
+    assert json.loads(run(capsys, *command, "--json")[2])["message"] == "Internal error: ValueError."
+
+    monkeypatch.setenv("VEILSUM_DEBUG", "1")
+    code, _, err = run(capsys, *command)
+    assert code == 70
+    assert "Traceback" in err
+    assert "age 93" in err
+
+
+def test_a_refusal_shows_its_code(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(*_: object) -> None:
+        raise Refusal(RefusalCode.BUDGET, "too much")
+
+    monkeypatch.setattr("veilsum_deploy.cli.identity.prepare", refuse)
+    code, _, err = run(capsys, "participant", "init", tmp_path, "--name", "p", "--json")
+    assert (code, json.loads(err)["code"]) == (2, "budget-exceeded")
+
+
+def test_a_directory_that_cannot_be_made_is_a_typed_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    code, _, err = run(capsys, "participant", "init", tmp_path / "file" / "p", "--name", "p")
+    assert (code, "cannot be written" in err) == (2, True)

@@ -1,0 +1,130 @@
+"""Clipping and truncation: the sensitivity is the grid, exactly, whatever the records hold."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+
+from veilsum_privacy.clipping import SiteSum, site_sum, truncate_to_grid
+from veilsum_privacy.errors import Misuse
+
+any_rows = arrays(np.float64, array_shapes(min_dims=2, max_dims=2, max_side=8), elements=st.floats(width=64))
+clips = st.floats(1e-300, 1e300)
+grids = st.integers(1, 2**26)
+
+
+def squared_norms(rows: np.ndarray) -> list[int]:
+    return [sum(int(value) ** 2 for value in row) for row in rows]
+
+
+@settings(max_examples=300, deadline=None)
+@given(vectors=any_rows, clip=clips, grid=grids)
+def test_no_row_leaves_the_ball(vectors: np.ndarray, clip: float, grid: int) -> None:
+    rows = truncate_to_grid(vectors, clip, grid)
+    assert rows.shape == vectors.shape
+    assert max(squared_norms(rows)) <= grid**2
+    finite = np.isfinite(vectors).all(axis=1)
+    assert not rows[~finite].any()
+    assert (np.sign(rows[finite]) * np.sign(vectors[finite]) >= 0).all(), "truncation must not turn a sign"
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    direction=arrays(np.float64, st.integers(1, 12), elements=st.floats(-1, 1, width=32)),
+    scale=st.floats(1.0, 1e6),
+    clip=st.floats(1e-6, 1e6),
+)
+def test_the_worst_record_reaches_the_sensitivity(direction: np.ndarray, scale: float, clip: float) -> None:
+    norm = float(np.linalg.norm(direction))
+    if norm < 1e-3:
+        direction, norm = np.ones(3), math.sqrt(3)
+    grid = 2**20
+    rows = truncate_to_grid((direction / norm * clip * scale * (1 + 1e-12))[None, :], clip, grid)
+    assert 0.999 * grid <= math.sqrt(squared_norms(rows)[0]) <= grid
+
+
+@settings(max_examples=150, deadline=None)
+@given(vectors=any_rows, record=st.integers(0, 7), clip=clips, grid=grids)
+def test_neighbouring_sums_differ_by_at_most_the_grid(vectors: np.ndarray, record: int, clip: float, grid: int) -> None:
+    size = vectors.shape[1]
+    without = np.delete(vectors, min(record, len(vectors) - 1), axis=0)
+    for bound in (2**62, grid, 1):
+        both = [site_sum(iter([rows]), size, clip, grid, bound).total for rows in (vectors, without)]
+        assert squared_norms([both[0] - both[1]])[0] <= grid**2
+
+
+def test_values_inside_the_ball_are_truncated_toward_zero() -> None:
+    rows = truncate_to_grid(np.array([[0.6, -0.6, 0.0], [0.2499, -0.2501, 0.5]]), 2.0, 8)
+    np.testing.assert_array_equal(rows, [[2, -2, 0], [0, -1, 2]])
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), rows=st.integers(0, 40))
+def test_sums_equal_exact_arithmetic_however_batched(seed: int, rows: int) -> None:
+    rng = np.random.default_rng(seed)
+    vectors = rng.normal(size=(rows, 5)) * rng.choice([0.1, 1.0, 10.0], size=(rows, 1))
+    vectors[rng.random(rows) < 0.1, 2] = np.nan
+    whole = site_sum(iter([vectors]), 5, 1.5, 2**17, 2**40)
+    cut = int(rng.integers(0, rows + 1))
+    parts = site_sum(iter([vectors[:cut], vectors[cut:]]), 5, 1.5, 2**17, 2**40)
+    expected = [sum(int(value) for value in column) for column in truncate_to_grid(vectors, 1.5, 2**17).T]
+    assert whole.total.tolist() == parts.total.tolist() == expected
+    invalid = int(np.isnan(vectors).any(axis=1).sum())
+    norms = np.linalg.norm(vectors, axis=1)
+    assert (whole.clipped, whole.invalid) == (parts.clipped, parts.invalid) == (int((norms > 1.5).sum()), invalid)
+
+
+def test_overflow_and_clamping() -> None:
+    huge = np.full((3, 2), 1.7e308)
+    total, clipped, invalid = site_sum(iter([huge, -huge[:1]]), 2, 1.0, 2**26, 2**27)
+    assert (clipped, invalid) == (4, 0)
+    expected = 2 * int(truncate_to_grid(huge[:1], 1.0, 2**26)[0, 0])
+    assert total.tolist() == [expected, expected]
+    assert site_sum(iter([huge]), 2, 1.0, 2**26, 1000).total.tolist() == [1000, 1000]
+    assert site_sum(iter([-huge]), 2, 1.0, 2**26, 1000).total.tolist() == [-1000, -1000]
+
+
+def test_no_records_sum_to_zero() -> None:
+    result = site_sum(iter([]), 4, 1.0, 8, 8)
+    assert isinstance(result, SiteSum)
+    assert result.total.tolist() == [0, 0, 0, 0]
+    assert site_sum(iter([np.zeros((0, 4))]), 4, 1.0, 8, 8).total.dtype == np.int64
+    assert site_sum(iter([np.zeros((2, 0))]), 0, 1.0, 8, 8).total.shape == (0,)
+
+
+def test_rows_that_round_above_the_bound_are_pulled_in() -> None:
+    # The norm sqrt(2^52 + 1) rounds to 2^26: in floating point the row seems to lie inside the ball.
+    grid = 2**26
+    rows = truncate_to_grid(np.array([[2.0**26, 1.0], [-1.0, -(2.0**26)], [2.0**26, 0.0]]), 2.0**26, grid)
+    assert max(squared_norms(rows)) <= grid**2
+    assert min(squared_norms(rows)) >= (grid - 2) ** 2
+    assert rows[2].tolist() == [grid, 0], "a row on the sphere stays there"
+
+
+@pytest.mark.parametrize(
+    ("clip", "grid", "bound"),
+    [
+        (0.0, 8, 8),
+        (-1.0, 8, 8),
+        (math.nan, 8, 8),
+        (math.inf, 8, 8),
+        (1.0, 0, 8),
+        (1.0, 2**27, 8),
+        (1.0, 8, 0),
+        (1.0, 8, 2**63),
+    ],
+)
+def test_bad_parameters_are_refused(clip: float, grid: int, bound: int) -> None:
+    with pytest.raises(Misuse):
+        site_sum(iter([np.zeros((1, 2))]), 2, clip, grid, bound)
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (2,), (1, 2, 2)])
+def test_batches_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(Misuse):
+        site_sum(iter([np.zeros(shape)]), 2, 1.0, 8, 8)

@@ -1,0 +1,126 @@
+"""Configuration files: every problem is named with its key, and unknown keys with the nearest known one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pytest
+from pydantic import Field
+
+from veilsum_privacy.config import did_you_mean, load_toml, nearest, validate
+from veilsum_privacy.errors import ConfigurationError
+from veilsum_privacy.schema import Frozen
+from veilsum_privacy.schema_file import load_schema
+
+
+class Cat(Frozen):
+    kind: Literal["cat"] = "cat"
+    lives: int
+
+
+class Dog(Frozen):
+    kind: Literal["dog"] = "dog"
+    tricks: tuple[str, ...]
+
+
+class Settings(Frozen):
+    data_dir: str
+    limits: dict[str, int] = Field(default_factory=dict)
+    pets: tuple[Annotated[Cat | Dog, Field(discriminator="kind")], ...] = ()
+    retry: int | None = Field(default=None, alias="retries", ge=0)
+
+
+def write(tmp_path: Path, text: str | bytes) -> Path:
+    path = tmp_path / "settings.toml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def failure(path: Path) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        load_toml(path, Settings)
+    return str(caught.value)
+
+
+def test_valid_file_is_loaded(tmp_path: Path) -> None:
+    text = 'data_dir = "x"\nretries = 2\n[limits]\na = 1\n[[pets]]\nkind = "dog"\ntricks = ["sit"]\n'
+    settings = load_toml(write(tmp_path, text), Settings)
+    assert settings.data_dir == "x"
+    assert settings.retry == 2
+    assert settings.limits == {"a": 1}
+    assert settings.pets == (Dog(tricks=("sit",)),)
+
+
+def test_every_problem_is_listed_with_file_and_key(tmp_path: Path) -> None:
+    text = 'data_dri = "x"\nretries = -1\n[limits]\na = "b"\n[[pets]]\nkind = "cat"\nlifes = 9\n'
+    path = write(tmp_path, text)
+    message = failure(path)
+    assert str(path) in message
+    assert "has 6 problems" in message
+    assert "data_dri: unknown key. Did you mean 'data_dir'?" in message
+    assert "data_dir: is missing." in message
+    assert "retries: " in message
+    assert "limits.a: " in message
+    assert "pets[0].lives: is missing." in message
+    assert "pets[0].lifes: unknown key. Did you mean 'lives'?" in message
+
+
+def test_unknown_key_of_a_union_is_compared_with_its_own_members_keys(tmp_path: Path) -> None:
+    message = failure(write(tmp_path, 'data_dir = "x"\n[[pets]]\nkind = "dog"\ntricks = []\nlives = 3\n'))
+    assert "pets[0].lives: unknown key. Known: kind, tricks." in message
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [(b"a = ", "not valid TOML"), (b"\xff\xfe", "not UTF-8"), (b"a = 1\na = 2", "not valid TOML")],
+)
+def test_what_is_not_toml(tmp_path: Path, content: bytes, expected: str) -> None:
+    assert expected in failure(write(tmp_path, content))
+
+
+def test_missing_file_and_directory(tmp_path: Path) -> None:
+    assert "there is no such file" in failure(tmp_path / "none.toml")
+    assert "cannot be read" in failure(tmp_path)
+
+
+def test_nearest() -> None:
+    assert nearest("Epsilom", ["delta", "epsilon"]) == "epsilon"
+    assert nearest("zzz", ["delta", "epsilon"]) is None
+    assert did_you_mean("zzz", ["b", "a"]) == "Known: a, b."
+
+
+def test_validate_names_its_source() -> None:
+    with pytest.raises(ConfigurationError, match="the request"):
+        validate({}, Settings, source="the request")
+
+
+def test_schema_file_problems(tmp_path: Path) -> None:
+    text = """
+max_recods = 3
+[[columns]]
+kind = "number"
+name = "age"
+low = 2
+high = 1
+[[columns]]
+kind = "numbr"
+name = "b"
+"""
+    with pytest.raises(ConfigurationError) as caught:
+        load_schema(write(tmp_path, text))
+    message = str(caught.value)
+    assert "max_recods: unknown key. Did you mean 'max_records'?" in message
+    assert "columns[0]: column 'age': low must be below high." in message
+    assert "columns[1]: " in message
+    assert "columns: tuple" not in message
+
+
+DEMO_DATA = Path(__file__).parents[2] / "deploy" / "veilsum_deploy" / "demo_data"
+
+
+@pytest.mark.parametrize(("name", "width"), [("breast_cancer", 30), ("heart_disease", 6 + 2 + 4 + 2 + 3 + 2 + 3 + 3)])
+def test_shipped_schemas_load(name: str, width: int) -> None:
+    schema = load_schema(DEMO_DATA / f"{name}.toml")
+    assert schema.width == width
+    assert len(schema.classes) == 2

@@ -1,0 +1,114 @@
+"""Checking a file: every violation is found and placed, also in files with broken rows and blank lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from veilsum_participant.data import Kind, check_dataset, load_records
+from veilsum_privacy.schema import CategoryColumn, ClassValues, DatasetSchema, Label, NumberColumn
+from veilsum_privacy.schema_file import load_schema
+
+SCHEMA = DatasetSchema(
+    columns=(
+        NumberColumn(name="age", low=20, high=100, unit="years"),
+        CategoryColumn(name="sex", categories=("f", "m")),
+    ),
+    label=Label(column="ill", classes=(ClassValues(name="no", values=("0",)), ClassValues(name="yes", values=("1",)))),
+    max_records=6,
+)
+
+
+def write(tmp_path: Path, content: str) -> Path:
+    path = tmp_path / "data.csv"
+    path.write_text(content, encoding="utf-8")
+    return path
+
+
+def test_clean_file(tmp_path: Path) -> None:
+    report = check_dataset(write(tmp_path, "age,sex,ill\n20,f,0\n100,m,1\n"), SCHEMA)
+    assert report.ok
+    assert report.records == 2
+    assert report.violations == ()
+    assert report.totals == {}
+
+
+def test_every_violation_is_placed(tmp_path: Path) -> None:
+    lines = [
+        "age,sex,ill",  # line 1
+        "30,f,0",  # row 1
+        "",  # blank: no row
+        "abc,m,0",  # row 2, line 4
+        "40,m",  # row 3, line 5: broken
+        "19.5,f,1",  # row 4, line 6
+        "40,x,1",  # row 5, line 7
+        "",
+        "40,f,2",  # row 6, line 9
+        "?,f,1",  # row 7, line 10
+        "40,f,1",  # row 8, line 11: beyond max_records = 6, since row 3 is no record
+    ]
+    report = check_dataset(write(tmp_path, "\n".join(lines) + "\n"), SCHEMA)
+    places = [(violation.kind, violation.row, violation.line, violation.column) for violation in report.violations]
+    assert places == [
+        (Kind.NOT_A_NUMBER, 2, 4, "age"),
+        (Kind.BROKEN_ROW, 3, 5, None),
+        (Kind.OUT_OF_BOUNDS, 4, 6, "age"),
+        (Kind.UNKNOWN_CATEGORY, 5, 7, "sex"),
+        (Kind.UNKNOWN_CLASS, 6, 9, "ill"),
+        (Kind.MISSING, 7, 10, "age"),
+        (Kind.TOO_MANY_RECORDS, 8, 11, None),
+    ]
+    assert not report.ok
+    assert report.records == 8
+    assert report.totals == {
+        "age": {Kind.NOT_A_NUMBER: 1, Kind.OUT_OF_BOUNDS: 1, Kind.MISSING: 1},
+        "sex": {Kind.UNKNOWN_CATEGORY: 1},
+        "ill": {Kind.UNKNOWN_CLASS: 1},
+        None: {Kind.BROKEN_ROW: 1, Kind.TOO_MANY_RECORDS: 1},
+    }
+    text = str(report.violations[2])
+    assert "data.csv, row 4 (line 6), column 'age': out of bounds; expected a number in [20, 100] years" in text
+    assert "19.5" not in text
+
+
+def test_missing_values_alone_are_ok(tmp_path: Path) -> None:
+    report = check_dataset(write(tmp_path, "age,sex,ill\n,f,0\n30,,\n"), SCHEMA)
+    assert report.ok
+    assert len(report.violations) == 3
+
+
+def test_shown_is_capped_and_totals_are_not(tmp_path: Path) -> None:
+    schema = SCHEMA.model_copy(update={"max_records": 10_000})
+    report = check_dataset(write(tmp_path, "age,sex,ill\n" + "5,q,7\n" * 500), schema, shown=4)
+    assert [(violation.row, violation.line) for violation in report.violations] == [(1, 2), (1, 2), (1, 2), (2, 3)]
+    assert report.totals["sex"] == {Kind.UNKNOWN_CATEGORY: 500}
+
+
+def test_other_formats_have_no_lines(tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", age=[30.0, 300.0], sex=["f", "m"], ill=[0, 1])
+    (violation,) = check_dataset(tmp_path / "d.npz", SCHEMA).violations
+    assert (violation.kind, violation.row, violation.line) == (Kind.OUT_OF_BOUNDS, 2, None)
+
+
+ROOT = Path(__file__).parents[2]
+HEART = ROOT.parent / "shared" / "data" / "heart_disease"
+
+
+@pytest.mark.skipif(not HEART.is_dir(), reason="the UCI Heart Disease files are not beside the checkout")
+@pytest.mark.parametrize(("name", "rows"), [("cleveland", 303), ("hungarian", 294), ("switzerland", 123), ("va", 200)])
+def test_heart_disease(name: str, rows: int) -> None:
+    path = HEART / f"processed.{name}.data"
+    schema = load_schema(ROOT / "deploy" / "veilsum_deploy" / "demo_data" / "heart_disease.toml")
+    lines = [line.split(",") for line in path.read_text(encoding="utf-8").split()]
+    records, counts = load_records(path, schema)
+    assert len(records) == rows == len(lines)
+    assert counts.broken == 0
+    assert not any(counts.invalid.values())
+    assert records.present.all()
+    np.testing.assert_array_equal(records.labels, [int(float(line[-1]) > 0) for line in lines])
+    np.testing.assert_allclose(records.features[:, 0], [(float(line[0]) - 55) / 35 for line in lines], atol=1e-12)
+    report = check_dataset(path, schema)
+    assert {kind for kinds in report.totals.values() for kind in kinds} <= {Kind.MISSING, Kind.OUT_OF_BOUNDS}
+    assert report.totals["chol"].get(Kind.MISSING, 0) == sum(line[4] in ("?", "-9") for line in lines)

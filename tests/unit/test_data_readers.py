@@ -1,0 +1,214 @@
+"""Reading files: three formats give the same columns, and a wrong structure gives one DataError that names it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from veilsum_participant.data import check_dataset, load_records
+from veilsum_privacy.errors import DataError
+from veilsum_privacy.schema import CategoryColumn, ClassValues, DatasetSchema, Label, NumberColumn
+
+LABEL = Label(column="num", classes=(ClassValues(name="no", values=("0",)), ClassValues(name="yes", values=("1", "2"))))
+SCHEMA = DatasetSchema(
+    columns=(
+        NumberColumn(name="age", low=20, high=100),
+        CategoryColumn(name="sex", categories=("0", "1"), impute="1"),
+        NumberColumn(name="chol", low=100, high=500, impute=200),
+    ),
+    label=LABEL,
+)
+CSV = "sex,age,unused,chol,num\n0,60,x,300,0\n1.0,,y,?,2\n7,150,z,abc,9\n , 20 ,w,100.0,1.0\n"
+
+
+def write(tmp_path: Path, content: str | bytes, name: str = "data.csv") -> Path:
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def test_csv_is_scaled_clamped_imputed_and_counted(tmp_path: Path) -> None:
+    records, counts = load_records(write(tmp_path, CSV), SCHEMA)
+    np.testing.assert_allclose(records.features, [[0, 1, 0, 0], [0, 0, 1, -0.5], [1, 0, 1, -0.5], [-1, 0, 1, -1]])
+    np.testing.assert_array_equal(records.present[:, 0], [True, False, True, True])
+    assert records.present[:, 1:].all()
+    assert records.labels is not None
+    np.testing.assert_array_equal(records.labels, [0, 1, -1, 1])
+    assert counts.used == 4
+    assert counts.clamped == {"age": 1, "chol": 0}
+    assert counts.invalid == {"age": 0, "sex": 1, "chol": 1, "num": 1}
+    assert counts.missing == {"age": 1, "sex": 1, "chol": 1, "num": 0}
+    assert counts.imputed == {"sex": 2, "chol": 2}
+
+
+def test_formats_agree(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    age, chol, sex, num = rng.uniform(0, 120, 50), rng.uniform(50, 600, 50), rng.integers(0, 2, 50), rng.integers(0, 3, 50)
+    age[3] = np.nan
+    rows = zip(sex, age, chol, num, strict=True)
+    csv = "sex,age,chol,num\n" + "".join(
+        f"{a},{'' if np.isnan(b) else repr(float(b))},{float(c)!r},{d}\n" for a, b, c, d in rows
+    )
+    table = pa.table({"num": num, "sex": sex.astype(str), "age": pa.array(age, from_pandas=True), "chol": chol})
+    parquet.write_table(table, tmp_path / "data.parquet")
+    np.savez(tmp_path / "named.npz", age=age, sex=sex, chol=chol, num=num)
+    np.savez(tmp_path / "xy.npz", X=np.column_stack([age, sex, chol]), y=num)
+    want, _ = load_records(write(tmp_path, csv), SCHEMA)
+    for name in ("data.parquet", "named.npz", "xy.npz"):
+        got, _ = load_records(tmp_path / name, SCHEMA)
+        np.testing.assert_array_equal(got.features, want.features)
+        np.testing.assert_array_equal(got.present, want.present)
+        np.testing.assert_array_equal(got.labels, want.labels)
+
+
+def test_parquet_types(tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "age": pa.array([30, None, 40], pa.int16()),
+            "sex": pa.array([True, False, None]),
+            "chol": pa.array(["200", "x", None]).dictionary_encode(),
+            "num": pa.array([None, None, None], pa.null()),
+        }
+    )
+    parquet.write_table(table, tmp_path / "t.parquet")
+    records, counts = load_records(tmp_path / "t.parquet", SCHEMA)
+    np.testing.assert_array_equal(records.features[:, 1:3], [[0, 1], [1, 0], [0, 1]])
+    np.testing.assert_array_equal(records.labels, [-1, -1, -1])
+    assert counts.missing == {"age": 1, "sex": 1, "chol": 1, "num": 3}
+    assert counts.invalid["chol"] == 1
+
+
+def test_without_header(tmp_path: Path) -> None:
+    schema = SCHEMA.model_copy(update={"header": False, "order": ("age", "sex", "chol", "num", "rest")})
+    records, _ = load_records(write(tmp_path, "60,0,300,0,a\n60,1,300,1,b\n"), schema)
+    np.testing.assert_array_equal(records.features, [[0, 1, 0, 0], [0, 0, 1, 0]])
+    with pytest.raises(DataError, match="has 4 columns, the schema's `order` names 5"):
+        load_records(write(tmp_path, "60,0,300,0\n"), schema)
+
+
+@pytest.mark.parametrize("prefix", [b"", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_byte_order_mark_line_ends_and_blank_lines(tmp_path: Path, prefix: bytes, end: bytes) -> None:
+    data = prefix + end.join([b"age,sex,chol,num", b"60,0,300,0", b"", b"60,1,300,1", b"", b""])
+    records, counts = load_records(write(tmp_path, data), SCHEMA)
+    assert len(records) == counts.used == 2
+    np.testing.assert_array_equal(records.labels, [0, 1])
+
+
+def test_latin_1_does_not_cost_a_record(tmp_path: Path) -> None:
+    column = CategoryColumn(name="ort", categories=("Köln", "Ulm"))
+    schema = DatasetSchema(columns=(column,))
+    for encoding in ("utf-8", "latin-1"):
+        records, counts = load_records(write(tmp_path, "ort\nKöln\nUlm\n".encode(encoding)), schema)
+        np.testing.assert_array_equal(records.features, [[1, 0], [0, 1]])
+        assert counts.invalid == {"ort": 0}
+
+
+def test_rows_with_too_few_or_too_many_cells_are_left_out(tmp_path: Path) -> None:
+    records, counts = load_records(write(tmp_path, "age,sex,chol,num\n60,0,300,0\n1,2\n1,2,3,4,5\n60,1,300,1\n"), SCHEMA)
+    assert len(records) == 2
+    assert counts.broken == 2
+
+
+def test_only_the_first_max_records_are_used(tmp_path: Path) -> None:
+    schema = SCHEMA.model_copy(update={"max_records": 2})
+    records, counts = load_records(write(tmp_path, CSV), schema)
+    assert len(records) == 2
+    assert counts.dropped == 2
+    np.testing.assert_array_equal(records.labels, [0, 1])
+
+
+def test_empty_table_has_no_records(tmp_path: Path) -> None:
+    records, _ = load_records(write(tmp_path, "age,sex,chol,num\n"), SCHEMA)
+    assert records.features.shape == (0, 4)
+
+
+def test_numeric_code_for_missing(tmp_path: Path) -> None:
+    schema = SCHEMA.model_copy(update={"missing": ("-9",)})
+    path = write(tmp_path, "age,sex,chol,num\n-9,-9,-9.0,-9\n60,0,NaN,0\ninf,0,1e3,0\n")
+    records, counts = load_records(path, schema)
+    assert counts.missing == {"age": 1, "sex": 1, "chol": 2, "num": 1}
+    assert counts.invalid["age"] == 1
+    assert counts.clamped == {"age": 0, "chol": 1}
+    assert not records.present[0, 0]
+
+
+def test_structure_errors_name_file_and_column(tmp_path: Path) -> None:
+    cases: list[tuple[Path, str]] = [
+        (tmp_path / "none.csv", "there is no such file"),
+        (write(tmp_path, "", "empty.csv"), "is empty"),
+        (write(tmp_path, "age,sx,chol,num\n1,2,3,4\n", "a.csv"), r"column 'sex' is missing. Did you mean 'sx'\?"),
+        (write(tmp_path, "age,age,sex,chol,num\n1,1,2,3,4\n", "b.csv"), "column 'age' stands more than once"),
+        (write(tmp_path, b"PAR1 no parquet", "c.parquet"), "cannot be read"),
+        (write(tmp_path, b"no zip", "d.npz"), "d.npz"),
+    ]
+    np.savez(tmp_path / "e.npz", age=np.array([{}], dtype=object), sex=[1], chol=[1], num=[1])
+    np.savez(tmp_path / "f.npz", age=[1, 2], sex=[1], chol=[1], num=[1])
+    np.savez(tmp_path / "g.npz", X=np.zeros((3, 4)), y=np.zeros(3))
+    np.savez(tmp_path / "h.npz", age=[1], sex=[1], chol=[1j], num=[1])
+    cases += [(tmp_path / "e.npz", "array that cannot be read"), (tmp_path / "f.npz", "equally long")]
+    cases += [(tmp_path / "g.npz", "has shape"), (tmp_path / "h.npz", "'chol' holds complex")]
+    for path, expected in cases:
+        with pytest.raises(DataError, match=expected) as caught:
+            load_records(path, SCHEMA)
+        assert path.name in str(caught.value)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(max_size=300))
+def test_any_bytes_give_records_or_a_data_error(tmp_path: Path, content: bytes) -> None:
+    for name in ("x.csv", "x.npz", "x.parquet"):
+        path = write(tmp_path, b"age,sex,chol,num\n" + content if name == "x.csv" else content, name)
+        try:
+            records, _ = load_records(path, SCHEMA)
+            check_dataset(path, SCHEMA)
+        except DataError:
+            continue
+        assert np.abs(records.features).max(initial=0.0) <= 1.0
+        assert not records.features[~records.present].any()
+
+
+CELLS = st.one_of(
+    st.floats(allow_nan=True, allow_infinity=True).map(repr),
+    st.integers(-1000, 1000).map(str),
+    st.sampled_from(["", "?", "NA", "1.0", "0", " 1 ", "1_0", "0x1", "nan", "+5", "1e2"]),
+    st.text(
+        st.characters(codec="utf-8", exclude_characters='\x00",\r\n', exclude_categories=["Cs", "Zs", "Zl", "Zp", "Cc"]),
+        max_size=5,
+    ),
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(CELLS, CELLS, CELLS, CELLS), min_size=1, max_size=8))
+def test_cells_against_a_plain_reading(tmp_path: Path, rows: list[tuple[str, str, str, str]]) -> None:
+    rows = [row for row in rows if any(row)]
+    text = "age,sex,chol,num\n" + "".join(",".join(row) + "\n" for row in rows)
+    records, _ = load_records(write(tmp_path, text), SCHEMA)
+    assert len(records) == len(rows)
+    for index, (age, _, _, num) in enumerate(rows):
+        value = _number(age)
+        assert bool(records.present[index, 0]) == (value is not None)
+        if value is not None:
+            assert records.features[index, 0] == pytest.approx(2 * (min(max(value, 20), 100) - 20) / 80 - 1, abs=1e-12)
+        assert records.labels is not None
+        label = _number(num)
+        assert records.labels[index] == ({0.0: 0, 1.0: 1, 2.0: 1}.get(label, -1) if label is not None else -1)
+
+
+def _number(text: str) -> float | None:
+    """What the schema's text means, one cell at a time and by Python's own parser."""
+    text = text.strip()
+    if not text.isascii() or "_" in text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if np.isfinite(value) else None

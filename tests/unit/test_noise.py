@@ -1,0 +1,256 @@
+"""Discrete Gaussian noise against exact masses, OpenDP's sampler, high-precision arithmetic and its own exact path."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import mpmath
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from support.randomness import SeededRandom
+from veilsum_privacy import noise
+from veilsum_privacy.errors import Misuse
+from veilsum_privacy.noise import NoisePlan, discrete_gaussian, exp_bracket, plan_noise
+from veilsum_privacy.randomness import SYSTEM_RANDOM
+
+ALPHA = 1e-6  # per test; seeds are fixed, so a passing test stays passing
+
+
+def exact_masses(variance: float, reach: int) -> np.ndarray:
+    values = np.arange(-reach, reach + 1, dtype=float)
+    masses = np.exp(-(values**2) / (2 * variance))
+    return masses / np.exp(-(np.arange(-40 * reach, 40 * reach + 1, dtype=float) ** 2) / (2 * variance)).sum()
+
+
+def pmf_p_value(draws: np.ndarray, variance: float) -> float:
+    reach = max(1, math.floor(3.5 * math.sqrt(variance)))
+    masses = exact_masses(variance, reach)
+    counts = np.array([(draws == value).sum() for value in range(-reach, reach + 1)])
+    masses = np.append(masses, 1 - masses.sum())
+    counts = np.append(counts, len(draws) - counts.sum())
+    return float(stats.chisquare(counts, masses * len(draws)).pvalue)
+
+
+@pytest.mark.parametrize("variance", [Fraction(1, 4), Fraction(1), Fraction(7, 3), Fraction(16), Fraction(100, 3)])
+def test_small_variances_have_the_exact_masses(variance: Fraction) -> None:
+    draws = discrete_gaussian(variance, 400_000, SeededRandom(1))
+    assert pmf_p_value(draws, float(variance)) > ALPHA
+    assert pmf_p_value(draws, float(variance) * 1.03) < ALPHA, "the test must be able to see 3% too much variance"
+
+
+@pytest.mark.parametrize(
+    "variance", [Fraction(10**6, 7), Fraction(2**40), Fraction(2**62, 1024), Fraction(2**62), Fraction(2**90)]
+)
+def test_large_variances_are_normal_to_the_tails(variance: Fraction) -> None:
+    draws = discrete_gaussian(variance, 300_000, SeededRandom(2)).astype(float) / math.sqrt(variance)
+    # A step of the grid is at most 1/377 here: spread it evenly to compare with the continuous normal.
+    jitter = np.random.default_rng(3).uniform(-0.5, 0.5, len(draws)) / math.sqrt(variance)
+    assert stats.kstest(draws + jitter, "norm").pvalue > ALPHA
+    squares = float((draws**2).sum())
+    assert ALPHA < stats.chi2.cdf(squares, len(draws)) < 1 - ALPHA
+    for threshold in (3.0, 4.0):
+        expected = 2 * stats.norm.sf(threshold)
+        assert stats.binomtest(int((np.abs(draws) > threshold).sum()), len(draws), expected).pvalue > ALPHA
+
+
+@pytest.mark.parametrize("std", [1.5, 50.0, 2.0**30])
+def test_agrees_with_opendp(std: float) -> None:
+    dp = pytest.importorskip("opendp.prelude")
+    dp.enable_features("contrib")
+    space = dp.vector_domain(dp.atom_domain(T="i64")), dp.l2_distance(T=float)
+    theirs = np.array(dp.m.make_gaussian(*space, std)([0] * 20_000))
+    ours = discrete_gaussian(Fraction(std) ** 2, 100_000, SeededRandom(4))
+    edges = np.unique(np.quantile(ours, np.linspace(0, 1, 25)[1:-1]))
+    table = [np.bincount(np.searchsorted(edges, part), minlength=len(edges) + 1) for part in (ours, theirs)]
+    assert stats.chi2_contingency(table).pvalue > ALPHA
+    assert stats.ks_2samp(ours, theirs).pvalue > ALPHA
+
+
+def test_draws_are_independent_and_symmetric() -> None:
+    draws = discrete_gaussian(Fraction(2**20), 200_000, SeededRandom(5)).astype(float)
+    for lag in (1, 2, 3, 16):
+        assert stats.pearsonr(draws[:-lag], draws[lag:]).pvalue > ALPHA
+    assert stats.binomtest(int((draws > 0).sum()), int((draws != 0).sum())).pvalue > ALPHA
+
+
+def test_the_sum_of_honest_shares_reaches_the_planned_variance() -> None:
+    plan = plan_noise("distributed", 10_000, cohort_size=7, colluders=2)
+    assert (plan.honest, plan.share_variance) == (5, 2000)
+    shares = np.array([plan.draw(100_000, SeededRandom(site)) for site in range(7)], dtype=float)
+    honest = float((shares[2:].sum(axis=0) ** 2).sum()) / 10_000
+    everyone = float((shares.sum(axis=0) ** 2).sum()) / float(plan.total_variance(7))
+    assert plan.total_variance(7) == 14_000
+    for squares in (honest, everyone):
+        assert ALPHA < stats.chi2.cdf(squares, 100_000) < 1 - ALPHA
+
+
+@pytest.mark.parametrize("variance", [Fraction(1, 4), Fraction(50, 3), Fraction(2**62, 3), Fraction(2**96)])
+def test_the_exact_path_decides_as_the_vectorised_one(variance: Fraction, monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = discrete_gaussian(variance, 1000, SeededRandom(6))
+    enclose = noise._Sampler._enclose
+    asked = 0
+
+    def know_nothing(self: noise._Sampler, low: np.ndarray, block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        nonlocal asked
+        asked += len(low)
+        floor, width = enclose(self, low, block)
+        return np.full_like(floor, 2**31), np.full_like(width, 2**32)
+
+    monkeypatch.setattr(noise._Sampler, "_enclose", know_nothing)
+    exact = discrete_gaussian(variance, 1000, SeededRandom(6))
+    assert asked >= 1000
+    np.testing.assert_array_equal(fast, exact)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    variance=st.fractions(Fraction(1, 4), Fraction(2**96), max_denominator=1024),
+    share=st.fractions(0, 1, max_denominator=2**60),
+    block=st.integers(0, 22),
+)
+def test_the_enclosure_holds_the_acceptance_probability(variance: Fraction, share: Fraction, block: int) -> None:
+    sampler = noise._Sampler(variance, SeededRandom(0))
+    t = 1 << sampler._r
+    low = min(math.floor(share * t), t - 1)
+    floor, width = sampler._enclose(np.array([low]), np.array([block]))
+    mpmath.mp.prec = 200
+    kappa = mpmath.mpf(t * t) * variance.denominator / (2 * variance.numerator)
+    peak = max(j - kappa * j * j for j in range(6))
+    x = kappa * (mpmath.mpf(low + block * t) / t) ** 2 - block + peak
+    assert x > -(mpmath.mpf(2) ** -150), "a probability above 1"
+    truth = mpmath.exp(-x) * 2**31
+    assert int(floor[0]) - int(width[0]) <= truth + mpmath.mpf(2) ** -100
+    assert truth <= int(floor[0]) + 7
+
+
+@settings(max_examples=150, deadline=None)
+@given(x=st.fractions(0, 80, max_denominator=2**64), bits=st.integers(1, 160))
+def test_the_bracket_encloses_the_exponential_tightly(x: Fraction, bits: int) -> None:
+    low, high = exp_bracket(x, bits)
+    mpmath.mp.prec = bits + 100
+    truth = mpmath.exp(-mpmath.mpf(x.numerator) / x.denominator) * mpmath.mpf(2) ** bits
+    assert low <= truth <= high
+    assert high - low <= 2
+
+
+def test_tables_are_the_floors_of_the_exponential() -> None:
+    mpmath.mp.prec = 120
+    coarse, fine = noise._exp_tables()
+    for table, places in ((coarse, 8), (fine, 16)):
+        for index in [*range(0, len(table), 7), len(table) - 1]:
+            assert table[index] == int(mpmath.floor(mpmath.exp(-mpmath.mpf(index) / 2**places) * 2**31))
+    assert list(noise._block_edges()) == [int(mpmath.floor(mpmath.exp(-j) * 2**32)) for j in range(22, 0, -1)]
+
+
+class ForcedBits:
+    """A source whose first proposal has the given 32-bit block word; what follows is seeded."""
+
+    def __init__(self, block_word: int, tail: bytes) -> None:
+        self._block_word, self._tail, self._rest = block_word, tail, SeededRandom(7)
+        self._first = True
+
+    def bytes(self, count: int) -> bytes:
+        data = bytearray(self._rest.bytes(count))
+        if self._first:
+            data[:4] = self._block_word.to_bytes(4, "little")
+            data[count // 4 : count // 4 + 4] = bytes(4)
+        elif self._tail:
+            data[: len(self._tail)] = self._tail
+            self._tail = b""
+        self._first = False
+        return bytes(data)
+
+
+@pytest.mark.parametrize(("word", "tail", "expected"), [
+    (0, (2**64 - 1).to_bytes(8, "little"), 22),
+    (0, (1).to_bytes(8, "little"), 66),
+    (math.floor(2**32 / math.e), bytes(8), 1),
+    (math.floor(2**32 / math.e), b"\xff" * 8, 0),
+    (math.floor(2**32 / math.e) + 1, b"", 0),
+])  # fmt: skip
+def test_undecided_blocks_are_drawn_on(word: int, tail: bytes, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = noise._Sampler(Fraction(2**40), ForcedBits(word, tail))
+    monkeypatch.setattr(noise._Sampler, "_exact_accept", lambda *_: True)
+    enclose = noise._Sampler._enclose
+    monkeypatch.setattr(noise._Sampler, "_enclose", lambda self, low, block: (enclose(self, low, block)[0] * 0 + 2**31, 0))
+    first = abs(int(sampler.propose(16)[0]))
+    assert first >> sampler._r == expected
+
+
+@pytest.mark.parametrize(("tail", "accepted"), [(bytes(8), True), (b"\xff" * 8, False)])
+def test_undecided_acceptances_are_drawn_on(tail: bytes, accepted: bool) -> None:
+    class Tail:
+        def bytes(self, count: int) -> bytes:
+            return tail[:count]
+
+    sampler = noise._Sampler(Fraction(100), Tail())
+    edge = math.floor(2**31 / math.e)
+    assert sampler._exact_accept(edge, Fraction(1)) is accepted
+    assert sampler._exact_accept(edge - 1, Fraction(1))
+    assert not sampler._exact_accept(edge + 1, Fraction(1))
+    assert sampler._exact_accept(2**31 - 1, Fraction(0))
+
+
+@pytest.mark.parametrize("size", [0, 1, 2])
+def test_short_vectors(size: int) -> None:
+    draws = discrete_gaussian(Fraction(100), size, SYSTEM_RANDOM)
+    assert draws.shape == (size,)
+    assert draws.dtype == np.int64
+
+
+def test_one_seed_repeats_and_others_differ() -> None:
+    first, again, other = (discrete_gaussian(Fraction(10**6), 1000, SeededRandom(seed)) for seed in (8, 8, 9))
+    np.testing.assert_array_equal(first, again)
+    assert (first == other).mean() < 0.01
+    system = [discrete_gaussian(Fraction(10**6), 1000, SYSTEM_RANDOM) for _ in range(2)]
+    assert (system[0] == system[1]).mean() < 0.01
+
+
+def test_plans() -> None:
+    assert plan_noise("distributed", 1600, 4, 1).honest == 3
+    assert plan_noise("distributed", 1600, 2, 1).honest == 1
+    assert plan_noise("distributed", 1600, 2, 5).honest == 1
+    assert plan_noise("local", 1600, 9, 1).share_variance == 1600
+    silent = plan_noise("none", 0, 4, 1)
+    assert silent.share_std == 0
+    assert not silent.draw(5, SYSTEM_RANDOM).any()
+    assert plan_noise("distributed", 1600, 4, 1).to_context() == {
+        "kind": "distributed", "variance": 1600, "honest": 3, "colluders": 1,
+    }  # fmt: skip
+    assert plan_noise("distributed", 48, 4, 1).share_std == 4
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("distributed", 47, 4, 1),  # a share below 4 grid units
+        ("local", 15, 4, 1),
+        ("local", 0, 4, 1),
+        ("none", 1, 4, 1),
+        ("local", -100, 4, 1),
+        ("distributed", 1600, 0, 1),
+        ("distributed", 1600, 4, 0),  # everyone knows its own share
+        ("gaussian", 1600, 4, 1),
+    ],
+)
+def test_plans_that_are_refused(arguments: tuple) -> None:
+    with pytest.raises(Misuse):
+        plan_noise(*arguments)
+
+
+def test_a_plan_cannot_count_shares_of_local_noise() -> None:
+    with pytest.raises(Misuse):
+        NoisePlan("local", 10_000, 3, 1)
+
+
+@pytest.mark.parametrize(
+    ("variance", "size"), [(Fraction(0), 1), (Fraction(1, 5), 1), (Fraction(2**97), 1), (Fraction(9), -1)]
+)
+def test_impossible_draws_are_refused(variance: int, size: int) -> None:
+    with pytest.raises(Misuse):
+        discrete_gaussian(Fraction(variance), size, SYSTEM_RANDOM)
