@@ -57,7 +57,7 @@ class Hub:
         self.studies: dict[bytes, StudyEntry] = {}
         self.sessions: dict[str, Session] = {}
         self.version = 0
-        self._listeners: list[Callable[[], None]] = []
+        self._listeners: list[Callable[[], object]] = []
         self._waits, self._clock = waits, clock
         self._restore()
 
@@ -98,7 +98,7 @@ class Hub:
 
     # -- participants' messages --------------------------------------------------------------------------------------------
 
-    def fetch(self, name: str, kind: int, key: bytes, number: int, attempt: int) -> bytes:
+    def fetch(self, name: str, kind: pb.ObjectKind.ValueType, key: bytes, number: int, attempt: int) -> bytes:
         """The serialised object that a participant of the study asks for.
 
         Raises:
@@ -115,11 +115,16 @@ class Hub:
                 enrolments = [enrolment_message(member.enrolment) for member in machine.roster.members]
                 return pb.RosterObject(enrolments=enrolments).SerializeToString()
             if kind == pb.OBJECT_KIND_BOXES:
-                return pb.BoxesObject(boxes=[box_message(box, key) for box in machine.boxes_for(name)]).SerializeToString()
+                return pb.BoxesObject(boxes=[box_message(box) for box in machine.boxes_for(name)]).SerializeToString()
             current = machine.round
-            if current is not None and name in current.cohort and (number, attempt) == (
-                current.number,
-                current.assignment.attempt,
+            if (
+                current is not None
+                and name in current.cohort
+                and (number, attempt)
+                == (
+                    current.number,
+                    current.assignment.attempt,
+                )
             ):
                 if kind == pb.OBJECT_KIND_BROADCAST:
                     return current.broadcast
@@ -192,7 +197,7 @@ class Hub:
         with self._change():
             self._entry(key).machine.decrypted(name, attempt, words)
 
-    def confirm(self, name: str, key: bytes, kind: int, number: int, attempt: int) -> None:
+    def confirm(self, name: str, key: bytes, kind: pb.DirectiveKind.ValueType, number: int, attempt: int) -> None:
         """See :meth:`StudyMachine.confirm`."""
         with self._change():
             self._entry(key).machine.confirm(name, kind, number, attempt)
@@ -212,7 +217,7 @@ class Hub:
         if analyst.name != caller:
             raise HostileInput("The study is signed by another analyst than the caller.")
         if study.federation != self.credentials.federation_id or study.coordinator != self.credentials.identity.name:
-            raise HostileInput("The study names another federation or coordinator.", "Submit study.toml to this coordinator again.")
+            raise HostileInput("The study names another federation or coordinator.", "Submit it to this coordinator again.")
         if now >= study.expires:
             raise HostileInput("The study has expired.")
         key = study_digest(submitted.study)
@@ -268,17 +273,13 @@ class Hub:
                 for listener in self._listeners:
                     listener()
 
-    def change(self, key: bytes):  # type: ignore[no-untyped-def]
-        """Context manager for the runner: the study's machine under the lock, with a notification after."""
+    @contextmanager
+    def change(self, key: bytes) -> Iterator[StudyMachine]:
+        """For the runner: the study's machine under the lock, with a notification after."""
+        with self._change():
+            yield self._entry(key).machine
 
-        @contextmanager
-        def changing() -> Iterator[StudyMachine]:
-            with self._change():
-                yield self._entry(key).machine
-
-        return changing()
-
-    def listen(self, listener: Callable[[], None]) -> None:
+    def listen(self, listener: Callable[[], object]) -> None:
         """Call ``listener`` after every change, from the thread that made it."""
         self._listeners.append(listener)
 
@@ -319,10 +320,9 @@ def enrolment_message(enrolment: Enrolment) -> pb.SignedEnrolment:
     return pb.SignedEnrolment(certificate=enrolment.certificate, body=enrolment.body, signature=enrolment.signature)
 
 
-def box_message(box: Box, key: bytes) -> pb.SealedBox:
+def box_message(box: Box) -> pb.SealedBox:
     """A sealed box on the wire."""
     return pb.SealedBox(
-        study=key,
         sender=box.sender,
         recipient=box.recipient,
         purpose=box.purpose.value,

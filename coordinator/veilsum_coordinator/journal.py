@@ -60,7 +60,12 @@ class Journal(Protocol):
     """Where a study's machine makes things durable."""
 
     def keep_sum(
-        self, study: bytes, number: int, assignment: Assignment, ciphertexts: Sequence[bytes], receipts: Sequence[SignedReceipt]
+        self,
+        study: bytes,
+        number: int,
+        assignment: Assignment,
+        ciphertexts: Sequence[bytes],
+        receipts: Sequence[SignedReceipt],
     ) -> None:
         """Make a complete sum durable."""
         ...
@@ -81,9 +86,11 @@ class SqlJournal:
         """
         with transaction(self._engine) as connection:
             if connection.execute(select(STUDIES.c.digest).where(STUDIES.c.digest == key)).first() is not None:
-                raise HostileInput("That study was submitted before.", "Submit study.toml again: a new nonce makes a new study.")
+                raise HostileInput("That study was submitted before.", "Submit study.toml again: a new nonce makes it new.")
             connection.execute(
-                insert(STUDIES).values(digest=key, object=data, analyst=analyst, submitted=submitted, phase="enrolling", reason="")
+                insert(STUDIES).values(
+                    digest=key, object=data, analyst=analyst, submitted=submitted, phase="enrolling", reason=""
+                )
             )
 
     def studies(self) -> Sequence[RowMapping]:
@@ -97,7 +104,12 @@ class SqlJournal:
             connection.execute(update(STUDIES).where(STUDIES.c.digest == key).values(**values))
 
     def keep_sum(
-        self, study: bytes, number: int, assignment: Assignment, ciphertexts: Sequence[bytes], receipts: Sequence[SignedReceipt]
+        self,
+        study: bytes,
+        number: int,
+        assignment: Assignment,
+        ciphertexts: Sequence[bytes],
+        receipts: Sequence[SignedReceipt],
     ) -> None:
         """Make a complete sum durable."""
         signed = json.dumps([[receipt.body.hex(), receipt.signature.hex()] for receipt in receipts])

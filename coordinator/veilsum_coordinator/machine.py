@@ -74,7 +74,14 @@ class StudyMachine:
     """State of one study. Not thread-safe: the hub serialises calls."""
 
     def __init__(
-        self, study: Study, digest: bytes, *, authority: x509.Certificate, waits: Waits, clock: Callable[[], int], journal: Journal
+        self,
+        study: Study,
+        digest: bytes,
+        *,
+        authority: x509.Certificate,
+        waits: Waits,
+        clock: Callable[[], int],
+        journal: Journal,
     ) -> None:
         self.study, self.digest = study, digest
         self.phase = StudyPhase.ENROLLING
@@ -107,7 +114,7 @@ class StudyMachine:
             return self._sealing(seat)
         return [*self._closing(seat), *self._round_directives(seat)]
 
-    def _directive(self, kind: pb.DirectiveKind, **fields: object) -> pb.Directive:
+    def _directive(self, kind: pb.DirectiveKind.ValueType, **fields: object) -> pb.Directive:
         return pb.Directive(kind=kind, study=self.digest, **fields)  # type: ignore[arg-type]
 
     def _sealing(self, seat: Seat) -> list[pb.Directive]:
@@ -448,7 +455,7 @@ class StudyMachine:
         """The opened vector failed its checks: no value of it is used."""
         self._lose(current, reason)
 
-    def confirm(self, name: str, kind: int, number: int, attempt: int) -> None:
+    def confirm(self, name: str, kind: pb.DirectiveKind.ValueType, number: int, attempt: int) -> None:
         """A participant confirms that it gave an attempt up, saw a release, or erased the study's keys."""
         seat = self._seat(name)
         if kind == pb.DIRECTIVE_KIND_GIVE_UP:
@@ -493,4 +500,3 @@ class StudyMachine:
             raise HostileInput("No round is running.", "Wait for the next directive.")
         current.expect(name, attempt, phase)
         return current
-

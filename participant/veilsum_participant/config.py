@@ -6,7 +6,7 @@ The policy is the site's own word: nothing that a coordinator or a study says lo
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -28,9 +28,12 @@ class DatasetConfig(Frozen):
 
 
 class BudgetConfig(Frozen):
-    """A population's first budget; later changes are entries of the ledger."""
+    """A population's first budget; later changes are entries of the ledger.
 
-    epsilon: float = Field(gt=0, le=1000)
+    ``epsilon = "unlimited"`` demands no guarantee; it is the only budget that admits releases without noise.
+    """
+
+    epsilon: Annotated[float, Field(gt=0, le=1000)] | Literal["unlimited"]
     delta: float = Field(gt=0, lt=0.1)
 
 
@@ -84,9 +87,7 @@ def load_participant_config(path: Path) -> ParticipantConfig:
     """
     config = load_toml(path, ParticipantConfig)
     base = path.resolve().parent
-    datasets = {
-        name: dataset.model_copy(update={"path": base / dataset.path}) for name, dataset in config.datasets.items()
-    }
+    datasets = {name: dataset.model_copy(update={"path": base / dataset.path}) for name, dataset in config.datasets.items()}
     return config.model_copy(
         update={
             "identity": base / config.identity,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-import numpy as np
 from sqlalchemy import Connection, RowMapping
 
 from veilsum_participant import store
@@ -193,8 +192,7 @@ class Contributions:
     def _reserve(self, connection: Connection, opened: OpenStudy, checked: _Checked, data: bytes) -> None:
         site, assignment = self._site, checked.assignment
         give_up_open(connection, site, opened.digest)
-        if checked.plan.declaration.variance:
-            site.ledger.reserve(connection, self._reservation(opened, checked))
+        site.ledger.reserve(connection, self._reservation(opened, checked))
         store.add_attempt(
             connection,
             study=opened.digest,
@@ -231,10 +229,8 @@ class Contributions:
         site, assignment, plan, context = self._site, checked.assignment, checked.plan, checked.context
         secret, tag = opened.keys(len(checked.roster.members))
         self_seed = site.random.bytes(SECRET_BYTES)
-        noised = values + plan.noise.draw(plan.encoding.size, site.random) if plan.declaration.variance else values
-        words = masked_words(
-            noised.astype(np.int64), plan.encoding, context, site.name, assignment.names, opened.seeds, self_seed
-        )
+        noised = values + plan.noise.draw(plan.encoding.size, site.random)
+        words = masked_words(noised, plan.encoding, context, site.name, assignment.names, opened.seeds, self_seed)
         ciphertexts = list(encrypt_contribution(words, context, site.name, secret, tag))
         with transaction(site.engine) as connection:
             row = store.find_study(connection, opened.digest)

@@ -26,10 +26,11 @@ class Membership:
     def __init__(self, site: Site) -> None:
         self._site = site
 
-    def on_study(self, data: bytes, signature: bytes, certificate: bytes, coordinator: str) -> Enrolment:
+    def on_study(self, key: bytes, data: bytes, signature: bytes, certificate: bytes, coordinator: str) -> Enrolment:
         """Hold a signed study against certificates, clock and policy, and enrol; the same study again gets the same answer.
 
         Args:
+            key: the digest under which the coordinator announced it.
             data: the exact bytes that the analyst signed.
             signature: the analyst's.
             certificate: DER of the analyst's certificate.
@@ -40,7 +41,8 @@ class Membership:
         """
         site = self._site
         now = site.clock()
-        key = study_digest(data)
+        if key != study_digest(data):
+            raise Refusal(RefusalCode.STUDY_INVALID, "The coordinator announced another study than it sent.")
         try:
             analyst = verify_certificate(certificate, site.credentials.authority, now, Role.ANALYST)
             verify(analyst.public_key, Label.STUDY, data, signature)
@@ -209,4 +211,3 @@ class Membership:
 
 def _dump_seeds(seeds: dict[str, bytes]) -> bytes:
     return json.dumps({name: seed.hex() for name, seed in seeds.items()}).encode()
-

@@ -65,8 +65,7 @@ class Openings:
                     if receipt.number <= store.peer_number(connection, key, receipt.participant):
                         raise Refusal(RefusalCode.RECEIPT, f"A receipt of {receipt.participant} has a number seen before.")
                     store.keep_peer(connection, key, receipt.participant, receipt.number, receipt.head)
-                if opened.study.task(row["label"]).variance:
-                    site.ledger.charge(connection, row["context"])
+                site.ledger.charge(connection, row["context"])
                 store.change_attempt(connection, key, attempt, state="consented")
                 if opened.row["strict_cohort"] is None:
                     store.change_study(connection, key, strict_cohort=json.dumps(list(assignment.names)))

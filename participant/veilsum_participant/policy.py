@@ -90,5 +90,5 @@ def check_noise(noise: NoisePlan, members: Sequence[Member], policy: Policy, own
         raise Refusal(
             RefusalCode.NOISE,
             f"The plan counts {noise.honest} honest shares; trusted peers less colluders give {counted}.",
-            "Pin the peers' key fingerprints under policy.trusted, or ask for a study with noise = \"local\".",
+            'Pin the peers\' key fingerprints under policy.trusted, or ask for a study with noise = "local".',
         )

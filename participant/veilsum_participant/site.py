@@ -27,7 +27,7 @@ from veilsum_privacy.securesum.context import NONCE_BYTES, study_parameters
 from veilsum_privacy.securesum.roster import Enrolment, Roster, verify_roster
 from veilsum_privacy.securesum.tags import TagKey
 from veilsum_privacy.study import Study, parse_study
-from veilsum_privacy.tasks import Records
+from veilsum_privacy.tasks.base import Records
 
 LOG = logging.getLogger("veilsum.participant")
 
@@ -132,5 +132,7 @@ def load_open_study(connection: Connection, site: Site, digest: bytes) -> OpenSt
     if site.clock() >= study.expires:
         raise Refusal(RefusalCode.STUDY_EXPIRED, "The study has expired.")
     if study.dataset not in site.config.datasets:
-        raise StateError(f"Dataset {study.dataset!r} is no longer offered.", "Restore it in participant.toml, or end the study.")
+        raise StateError(
+            f"Dataset {study.dataset!r} is no longer offered.", "Restore it in participant.toml, or end the study."
+        )
     return OpenStudy(row, study, digest)

@@ -16,7 +16,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.pool import StaticPool
 
 from veilsum_privacy.errors import ConfigurationError, StateError
@@ -38,19 +38,21 @@ def open_database(url_or_path: str | Path) -> Engine:
         url_or_path: a file's path, ``:memory:`` (one connection, for tests), or an SQLAlchemy URL.
 
     Raises:
-        ConfigurationError: the URL is malformed, or the file's directory is missing or cannot be written.
+        ConfigurationError: the URL is malformed, its driver missing, or the file's directory missing or not writable.
         StateError: the file is no database, or a newer version's.
     """
     text = str(url_or_path)
     if "://" in text:
         try:
             url = make_url(text)
-        except ArgumentError as error:
+            if url.get_backend_name() != "sqlite":
+                return create_engine(url, hide_parameters=True)
+        except (ArgumentError, NoSuchModuleError) as error:
             raise ConfigurationError(
                 "The database URL is malformed.", "Use a path or, say, postgresql://host/name."
             ) from error
-        if url.get_backend_name() != "sqlite":
-            return create_engine(url, hide_parameters=True)
+        except ImportError as error:
+            raise ConfigurationError("The database's driver is not installed.", f"Install {error.name}.") from error
         text = url.database or _MEMORY
     if text == _MEMORY:
         engine = create_engine(

@@ -516,6 +516,7 @@ class SealedBox(_message.Message):
     CIPHERTEXT_FIELD_NUMBER: _builtins.int
     SIGNATURE_FIELD_NUMBER: _builtins.int
     study: _builtins.bytes
+    """Seal: the first message of the stream, and nothing else in it"""
     sender: _builtins.str
     recipient: _builtins.str
     purpose: _builtins.str

@@ -52,9 +52,8 @@ def test_formats_agree(tmp_path: Path) -> None:
     age, chol, sex, num = rng.uniform(0, 120, 50), rng.uniform(50, 600, 50), rng.integers(0, 2, 50), rng.integers(0, 3, 50)
     age[3] = np.nan
     rows = zip(sex, age, chol, num, strict=True)
-    csv = "sex,age,chol,num\n" + "".join(
-        f"{a},{'' if np.isnan(b) else repr(float(b))},{float(c)!r},{d}\n" for a, b, c, d in rows
-    )
+    lines = [f"{a},{'' if np.isnan(b) else repr(float(b))},{float(c)!r},{d}\n" for a, b, c, d in rows]
+    csv = "sex,age,chol,num\n" + "".join(lines)
     table = pa.table({"num": num, "sex": sex.astype(str), "age": pa.array(age, from_pandas=True), "chol": chol})
     parquet.write_table(table, tmp_path / "data.parquet")
     np.savez(tmp_path / "named.npz", age=age, sex=sex, chol=chol, num=num)
@@ -153,7 +152,13 @@ def test_structure_errors_name_file_and_column(tmp_path: Path) -> None:
     np.savez(tmp_path / "g.npz", X=np.zeros((3, 4)), y=np.zeros(3))
     np.savez(tmp_path / "h.npz", age=[1], sex=[1], chol=[1j], num=[1])
     cases += [(tmp_path / "e.npz", "array that cannot be read"), (tmp_path / "f.npz", "equally long")]
-    cases += [(tmp_path / "g.npz", "has shape"), (tmp_path / "h.npz", "'chol' holds complex")]
+    np.save(tmp_path / "i.npy", np.zeros(3))
+    (tmp_path / "i.npy").rename(tmp_path / "i.npz")
+    cases += [
+        (tmp_path / "i.npz", "single array"),
+        (tmp_path / "g.npz", "has shape"),
+        (tmp_path / "h.npz", "'chol' holds complex"),
+    ]
     for path, expected in cases:
         with pytest.raises(DataError, match=expected) as caught:
             load_records(path, SCHEMA)
@@ -174,14 +179,12 @@ def test_any_bytes_give_records_or_a_data_error(tmp_path: Path, content: bytes) 
         assert not records.features[~records.present].any()
 
 
+LETTERS = st.characters(codec="utf-8", exclude_characters='\x00",\r\n', exclude_categories=["Cs", "Zs", "Zl", "Zp", "Cc"])
 CELLS = st.one_of(
     st.floats(allow_nan=True, allow_infinity=True).map(repr),
     st.integers(-1000, 1000).map(str),
     st.sampled_from(["", "?", "NA", "1.0", "0", " 1 ", "1_0", "0x1", "nan", "+5", "1e2"]),
-    st.text(
-        st.characters(codec="utf-8", exclude_characters='\x00",\r\n', exclude_categories=["Cs", "Zs", "Zl", "Zp", "Cc"]),
-        max_size=5,
-    ),
+    st.text(LETTERS, max_size=5),
 )
 
 

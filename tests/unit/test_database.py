@@ -106,9 +106,10 @@ def test_a_place_that_cannot_hold_a_file(tmp_path: Path, place: str) -> None:
         open_database(tmp_path / place)
 
 
-def test_a_malformed_url() -> None:
+@pytest.mark.parametrize("url", ["://", "nothing://host/name", "oracle://host/name"])
+def test_urls_that_cannot_be_opened(url: str) -> None:
     with pytest.raises(ConfigurationError):
-        open_database("://")
+        open_database(url)
 
 
 def test_errors_name_no_values() -> None:

@@ -12,6 +12,7 @@ from veilsum_coordinator.service.guard import Context, Guard, WrongVersion
 from veilsum_privacy.errors import HostileInput
 from veilsum_privacy.identity import Role
 from veilsum_privacy.securesum.boxes import Box, Purpose
+from veilsum_privacy.securesum.contribution import Slots
 from veilsum_privacy.securesum.receipts import SignedReceipt
 from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_proto import CHUNK_BYTES, PROTOCOL_VERSIONS, SOFTWARE
@@ -128,14 +129,16 @@ class Coordination(CoordinationServicer):
     async def Seal(self, request_iterator: AsyncIterator[pb.SealedBox], context: Context) -> pb.Ack:
         async def work() -> pb.Ack:
             name = self._guard.caller(context, ROLES).name
-            key, boxes = b"", []
+            key = b""
+            boxes: list[Box] = []
             async for message in request_iterator:
-                key = key or _check_key(message.study)
-                if message.study != key or len(boxes) >= MAX_BOXES:
-                    raise HostileInput("Boxes of two studies, or too many, came in one stream.")
-                boxes.append(_box(message))
-            if key:
-                self._hub.seal(name, key, boxes)
+                if not key:
+                    key = _check_key(message.study)
+                elif message.study or len(boxes) >= MAX_BOXES:
+                    raise HostileInput("Only the first message of a stream of boxes names its study, and boxes are bounded.")
+                else:
+                    boxes.append(_box(message))
+            self._hub.seal(name, _check_key(key), boxes)
             return pb.Ack()
 
         return await self._guard.unary(context, work)
@@ -188,7 +191,8 @@ class Coordination(CoordinationServicer):
     async def Decrypted(self, request_iterator: AsyncIterator[pb.DecryptedChunk], context: Context) -> pb.Ack:
         async def work() -> pb.Ack:
             name = self._guard.caller(context, ROLES).name
-            key, attempt, words = b"", 0, []
+            key, attempt = b"", 0
+            words: list[Slots] = []
             async for chunk in request_iterator:
                 if not key:
                     key, attempt = _check_key(chunk.study), chunk.attempt

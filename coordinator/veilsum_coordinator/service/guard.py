@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -21,7 +21,10 @@ from veilsum_privacy.identity import Credentials, Identity, Role, verify_certifi
 LOG = logging.getLogger("veilsum.coordinator")
 
 Result = TypeVar("Result")
-Context = grpc.aio.ServicerContext
+if TYPE_CHECKING:
+    Context = grpc.aio.ServicerContext[Any, Any]
+else:
+    Context = grpc.aio.ServicerContext
 
 
 class Unauthenticated(HostileInput):
@@ -60,7 +63,7 @@ class Guard:
             Unauthenticated: no valid certificate.
             WrongRole: another role than one of ``roles``.
         """
-        shown = context.auth_context().get("x509_pem_cert", [])
+        shown = list(context.auth_context().get("x509_pem_cert", ()))
         try:
             identity = verify_certificate(bytes(shown[0]), self._credentials.authority, self._clock(), None)
         except (HostileInput, IndexError) as error:

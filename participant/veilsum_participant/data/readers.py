@@ -133,7 +133,10 @@ def _read_parquet(path: Path, names: Sequence[str]) -> Table:
 
 def _read_npz(path: Path, schema: DatasetSchema, names: Sequence[str]) -> Table:
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        archive = np.load(path, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise DataError(f"{path}: is a single array, not an npz archive.", "Save named arrays together.")
+        with archive:
             arrays = {name: archive[name] for name in archive.files if name in {*names, "X", "y"}}
     except ValueError as error:
         raise DataError(f"{path}: holds an array that cannot be read.", "Store numbers or texts, not objects.") from error

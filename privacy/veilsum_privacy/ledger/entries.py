@@ -40,32 +40,36 @@ class Mechanism:
     """How a release was made private.
 
     Attributes:
-        event: what it costs; None for a release without noise, whose epsilon is infinite.
+        sensitivity: D, L2 bound on what one record changes, in grid units.
         noise: how its noise was made up; its colluders are k.
+        sampling_rate: public Poisson sampling rate q in (0, 1].
+        steps: how many such releases.
     """
 
-    event: GaussianEvent | None
+    sensitivity: int
     noise: NoisePlan
+    sampling_rate: float = 1.0
+    steps: int = 1
 
-    def __post_init__(self) -> None:
-        if (self.event is None) != (self.noise.kind == "none"):
-            raise Misuse("A release has an event exactly if it has noise.")
-        if self.event is not None and self.event.variance > self.noise.variance:
-            raise Misuse("An event counts more noise than its plan provides.")
+    @property
+    def event(self) -> GaussianEvent | None:
+        """What it costs: the noise counted is S^2; None without noise, whose epsilon is infinite."""
+        if self.noise.kind == "none":
+            return None
+        return GaussianEvent(self.sensitivity, Fraction(self.noise.variance), self.sampling_rate, self.steps)
 
     def to_json(self) -> dict[str, Any]:
-        """The mechanism as an entry holds it, colluders left out: they stand in their own column."""
-        if self.event is None:
-            return {"mechanism": "none"}
+        """The mechanism as an entry holds it; colluders stand in their own column."""
+        share = self.noise.share_variance
         return {
-            "mechanism": "discrete-gaussian",
+            "mechanism": "none" if self.noise.kind == "none" else "discrete-gaussian",
             "noise": self.noise.kind,
-            "sensitivity": self.event.sensitivity,
-            "variance": _pair(self.event.variance),
-            "share_variance": _pair(self.noise.share_variance),
+            "sensitivity": self.sensitivity,
+            "variance": [self.noise.variance, 1],
+            "share_variance": [share.numerator, share.denominator],
             "honest": self.noise.honest,
-            "sampling_rate": self.event.sampling_rate,
-            "steps": self.event.steps,
+            "sampling_rate": self.sampling_rate,
+            "steps": self.steps,
         }
 
     @staticmethod
@@ -76,21 +80,13 @@ class Mechanism:
             HostileInput: it is not such a value.
         """
         try:
-            if value == {"mechanism": "none"}:
-                return Mechanism(None, NoisePlan("none", 0, 1, colluders))
-            variance = value["honest"] * _fraction(value["share_variance"])
-            mechanism = Mechanism(
-                GaussianEvent(
-                    int(value["sensitivity"]),
-                    _fraction(value["variance"]),
-                    float.fromhex(value["sampling_rate"]),
-                    value["steps"],
-                ),
-                NoisePlan(value["noise"], int(variance), value["honest"], colluders),
-            )
-        except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError, Misuse) as error:
+            noise = NoisePlan(value["noise"], int(value["variance"][0]), value["honest"], colluders)
+            rate = float.fromhex(value["sampling_rate"])
+            mechanism = Mechanism(int(value["sensitivity"]), noise, rate, value["steps"])
+            same = canonical(mechanism.to_json()) == canonical(value) and (noise.kind == "none" or mechanism.event is not None)
+        except (KeyError, IndexError, TypeError, ValueError, ArithmeticError, Misuse) as error:
             raise HostileInput("The mechanism of a ledger entry is malformed.") from error
-        if canonical(mechanism.to_json()) != canonical(value):
+        if not same:
             raise HostileInput("The mechanism of a ledger entry is malformed.")
         return mechanism
 
@@ -105,7 +101,7 @@ class Reservation:
         context: hash of the round's context, 32 bytes.
         population: whose budget it draws on.
         dataset: what it was computed from.
-        mechanism: what it costs.
+        sensitivity, noise, sampling_rate, steps: as in :class:`Mechanism`.
         unit: the unit of privacy.
         cohort_size: participants in the sum.
     """
@@ -116,18 +112,27 @@ class Reservation:
     context: bytes
     population: str
     dataset: str
-    mechanism: Mechanism
+    sensitivity: int
+    noise: NoisePlan
     unit: str
     cohort_size: int
+    sampling_rate: float = 1.0
+    steps: int = 1
 
     def __post_init__(self) -> None:
         if len(self.study) != 32 or len(self.context) != 32:
             raise Misuse("A study and a context are named by 32 bytes.")
         if self.round < 0 or self.attempt < 0:
             raise Misuse("Rounds and attempts are not negative.")
-        noise = self.mechanism.noise
-        if noise.honest > max(1, self.cohort_size - noise.colluders):
+        if self.noise.honest > max(1, self.cohort_size - self.noise.colluders):
             raise Misuse("The noise plan counts more honest shares than the cohort has.")
+        # What cannot be priced is not reserved: the event checks sensitivity, rate and steps, with or without noise.
+        GaussianEvent(self.sensitivity, Fraction(max(1, self.noise.variance)), self.sampling_rate, self.steps)
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """What the release costs."""
+        return Mechanism(self.sensitivity, self.noise, self.sampling_rate, self.steps)
 
     def columns(self) -> dict[str, Any]:
         """The ledger's columns that describe the release; the same in its reservation, charge and freeing."""
@@ -141,14 +146,8 @@ class Reservation:
             "event": canonical(self.mechanism.to_json()).decode(),
             "unit": self.unit,
             "cohort_size": self.cohort_size,
-            "colluders": self.mechanism.noise.colluders,
+            "colluders": self.noise.colluders,
         }
-
-
-RELEASE_COLUMNS = (
-    "study", "round", "attempt", "context", "population", "dataset", "event", "unit", "cohort_size", "colluders",
-)  # fmt: skip
-"""Columns of :meth:`Reservation.columns`."""
 
 
 @dataclass(frozen=True)
@@ -221,6 +220,31 @@ class Entry:
     signature: bytes
 
     @property
+    def reservation(self) -> Reservation:
+        """The release that the entry reserves, charges, frees or has seen.
+
+        Raises:
+            HostileInput: the entry describes none, or not all of it.
+        """
+        if (
+            self.study is None or self.round is None or self.attempt is None or self.context is None
+            or self.population is None or self.dataset is None or self.mechanism is None
+            or self.unit is None or self.cohort_size is None
+        ):  # fmt: skip
+            raise HostileInput("The ledger entry describes no complete release.")
+        mechanism = self.mechanism
+        try:
+            return Reservation(
+                self.study, self.round, self.attempt, self.context, self.population, self.dataset,
+                mechanism.sensitivity, mechanism.noise, self.unit, self.cohort_size,
+                mechanism.sampling_rate, mechanism.steps,
+            )  # fmt: skip
+        except Misuse as error:
+            raise HostileInput(error.message) from error
+        except (AttributeError, TypeError) as error:
+            raise HostileInput("The ledger entry's release is malformed.") from error
+
+    @property
     def budget(self) -> Budget:
         """The budget that an entry of kind ``budget`` sets.
 
@@ -231,9 +255,12 @@ class Entry:
             epsilon = self.detail["epsilon"]
             if self.kind is not Kind.BUDGET or self.delta is None:
                 raise HostileInput("The ledger entry sets no budget.")
-            return Budget(None if epsilon is None else float.fromhex(epsilon), self.delta)
+            budget = Budget(None if epsilon is None else float.fromhex(epsilon), self.delta)
         except (KeyError, TypeError, ValueError, Misuse) as error:
             raise HostileInput("The budget of a ledger entry is malformed.") from error
+        if budget.epsilon is not None and budget.epsilon.hex() != epsilon:
+            raise HostileInput("The budget of a ledger entry is malformed.")
+        return budget
 
 
 def facts(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -258,12 +285,15 @@ def read_row(row: Mapping[str, Any]) -> Entry:
     """
     try:
         values = facts(row)
+        if not isinstance(values["detail"], dict):
+            raise HostileInput("The detail of a ledger entry is malformed.")
         event = values.pop("event")
         colluders = values["colluders"]
         for name in ("study", "context"):
             values[name] = None if values[name] is None else bytes.fromhex(values[name])
+        values["kind"], values["previous"] = Kind(values["kind"]), bytes.fromhex(values["previous"])
         return Entry(
-            **{**values, "kind": Kind(values["kind"]), "previous": bytes.fromhex(values["previous"])},
+            **values,
             mechanism=None if event is None else Mechanism.from_json(event, colluders),
             hash=bytes.fromhex(row["hash"]),
             signature=bytes.fromhex(row["signature"]),
@@ -276,17 +306,9 @@ def total_epsilon(mechanisms: Mapping[Mechanism, int], delta: float) -> float:
     """Epsilon by RDP of all mechanisms, each as often as counted; infinite if one of them has no noise."""
     gate = RdpGate()
     for mechanism, count in mechanisms.items():
-        if count and mechanism.event is None:
-            return math.inf
-        if count and mechanism.event is not None:
-            gate = gate.with_event(mechanism.event, count)
+        if count:
+            event = mechanism.event
+            if event is None:
+                return math.inf
+            gate = gate.with_event(event, count)
     return gate.epsilon(delta)
-
-
-def _pair(value: Fraction) -> list[int]:
-    return [value.numerator, value.denominator]
-
-
-def _fraction(pair: Any) -> Fraction:
-    numerator, denominator = pair
-    return Fraction(int(numerator), int(denominator))

@@ -11,7 +11,17 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from veilsum_privacy.errors import HostileInput, VeilsumError
-from veilsum_privacy.ledger.entries import NO_HASH, Budget, Entry, Kind, Mechanism, hash_row, read_row, total_epsilon
+from veilsum_privacy.ledger.entries import (
+    NO_HASH,
+    Budget,
+    Entry,
+    Kind,
+    Mechanism,
+    Reservation,
+    hash_row,
+    read_row,
+    total_epsilon,
+)
 
 SignatureCheck = Callable[[bytes, bytes], bool]
 """(data, signature) -> whether the site's key signed the data; the data is the entry's hash."""
@@ -30,8 +40,8 @@ def verify_rows(
     2. its own hash is the SHA-256 of its canonical JSON;
     3. its signature is the site's, if ``verify_signature`` is given;
     4. its columns are well-formed;
-    5. it is allowed after what came before: one genesis, of ``site`` if given; reservations within the budget then in force;
-       a charge or freeing of an open reservation, with the same release; no round charged twice.
+    5. it is allowed after what came before: one genesis, of ``site`` if given; reservations and charges within the budget
+       then in force; a charge or freeing of an open reservation, with the same release; no round charged twice.
 
     Last, the chain ends at ``head`` if given.
 
@@ -98,10 +108,10 @@ class _Rules:
             case Kind.CHARGE | Kind.FREE:
                 self._end(entry)
             case Kind.RELEASE_SEEN:
-                context = self._context(entry)
-                _require(self._ended.get(context) is Kind.CHARGE, "it releases what was never charged")
-                _require(context not in self._seen, "it releases what was released before")
-                self._seen.add(context)
+                release = self._reserved_release(entry)
+                _require(self._ended.get(release.context) is Kind.CHARGE, "it releases what was never charged")
+                _require(release.context not in self._seen, "it releases what was released before")
+                self._seen.add(release.context)
             case Kind.REFUSAL:
                 pass
 
@@ -111,46 +121,41 @@ class _Rules:
         _require(self._site in (None, entry.detail.get("site")), "it is another site's")
         self._started = True
 
-    def _context(self, entry: Entry) -> bytes:
-        """The context of a reserved release that ``entry`` repeats without a change."""
-        if entry.context is None or entry.context not in self._reserved:
-            raise HostileInput("it names no reservation.")
-        _require(_release(entry) == _release(self._reserved[entry.context]), "its release is not the one that was reserved")
-        return entry.context
-
     def _reserve(self, entry: Entry) -> None:
-        if None in _release(entry) or entry.context is None or entry.mechanism is None:
-            raise HostileInput("it reserves an incomplete release.")
-        study, number, attempt, population = entry.study, entry.round, entry.attempt, entry.population
-        assert study is not None and number is not None and attempt is not None and population is not None  # noqa: S101, PT018
-        _require(entry.context not in self._reserved, "its context was reserved before")
-        _require((study, number, attempt) not in self._attempts, "its attempt was reserved before")
-        _require((study, number) not in self._charged, "its round was charged before")
-        budget = self._budgets.get(population)
-        if budget is None:
-            raise HostileInput("its population had no budget.")
-        spent = self._spent[population]
-        spent[entry.mechanism] += 1
-        _require(entry.delta == budget.delta, "its delta is not the budget's")
-        _require(budget.admits(total_epsilon(spent, budget.delta)), "it exceeded the budget")
-        self._reserved[entry.context] = entry
-        self._attempts.add((study, number, attempt))
+        release = entry.reservation
+        attempt = (release.study, release.round, release.attempt)
+        _require(release.context not in self._reserved, "its context was reserved before")
+        _require(attempt not in self._attempts, "its attempt was reserved before")
+        _require((release.study, release.round) not in self._charged, "its round was charged before")
+        _require(release.population in self._budgets, "its population had no budget")
+        _require(entry.delta == self._budgets[release.population].delta, "its delta is not the budget's")
+        self._spent[release.population][release.mechanism] += 1
+        self._within_budget(release.population)
+        self._reserved[release.context] = entry
+        self._attempts.add(attempt)
 
     def _end(self, entry: Entry) -> None:
-        context = self._context(entry)
-        _require(context not in self._ended, "its reservation was charged or freed before")
-        self._ended[context] = entry.kind
-        reserved = self._reserved[context]
+        release = self._reserved_release(entry)
+        _require(release.context not in self._ended, "its reservation was charged or freed before")
+        self._ended[release.context] = entry.kind
         if entry.kind is Kind.CHARGE:
-            round_ = (reserved.study or b"", reserved.round or 0)
-            _require(round_ not in self._charged, "its round was charged before")
-            self._charged.add(round_)
-        elif reserved.mechanism is not None:
-            self._spent[str(reserved.population)][reserved.mechanism] -= 1
+            _require((release.study, release.round) not in self._charged, "its round was charged before")
+            self._charged.add((release.study, release.round))
+            self._within_budget(release.population)
+        else:
+            self._spent[release.population][release.mechanism] -= 1
 
+    def _reserved_release(self, entry: Entry) -> Reservation:
+        """The release of ``entry``, which repeats that of a reservation without a change."""
+        release = entry.reservation
+        reserved = self._reserved.get(release.context)
+        if reserved is None:
+            raise HostileInput("it names no reservation.")
+        same = (reserved.reservation, reserved.delta) == (release, entry.delta)
+        _require(same, "its release is not the one that was reserved")
+        return release
 
-def _release(entry: Entry) -> tuple[object, ...]:
-    return (
-        entry.study, entry.round, entry.attempt, entry.context, entry.population, entry.dataset,
-        entry.mechanism, entry.unit, entry.cohort_size, entry.colluders, entry.delta,
-    )  # fmt: skip
+    def _within_budget(self, population: str) -> None:
+        budget = self._budgets[population]
+        total = total_epsilon(self._spent[population], budget.delta)
+        _require(budget.admits(total), "it exceeded the budget")

@@ -171,7 +171,7 @@ class SecretKey:
         return bytes(ts.bfv_vector(self._context, slots.astype(np.int64)).serialize())
 
     def decrypt(self, data: bytes) -> Slots:
-        """Decrypt one ciphertext to (N,) slots below t. What it returns must not leave the process before its tags are checked.
+        """Decrypt one ciphertext to (N,) slots below t. Nothing of it may leave before its tags are checked.
 
         Raises:
             HostileInput: not one ciphertext of these parameters.

@@ -77,7 +77,7 @@ class BoxKey:
         try:
             return _SUITE.decrypt(ciphertext, MLKEM768X25519PrivateKey(self._mlkem, self._x25519), info=info)
         except (InvalidTag, ValueError) as error:
-            raise HostileInput("A sealed box does not open: it was altered, or meant for someone or something else.") from error
+            raise HostileInput("A sealed box does not open: it was altered, or was meant for another.") from error
 
 
 def _public_key(data: bytes) -> MLKEM768X25519PublicKey:
@@ -109,7 +109,15 @@ def _info(study: bytes, roster: bytes, sender: str, recipient: str, purpose: Pur
 
 
 def seal(
-    secret: bytes, purpose: Purpose, *, study: bytes, roster: bytes, sender: str, recipient: str, public: bytes, key: SigningKey
+    secret: bytes,
+    purpose: Purpose,
+    *,
+    study: bytes,
+    roster: bytes,
+    sender: str,
+    recipient: str,
+    public: bytes,
+    key: SigningKey,
 ) -> Box:
     """Seal ``secret`` to the recipient's public key and sign it.
 

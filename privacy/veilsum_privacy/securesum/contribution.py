@@ -51,7 +51,13 @@ def pack(values: Integers, plan: EncodingPlan) -> Slots:
 
 
 def masked_words(
-    values: Integers, plan: EncodingPlan, context: bytes, own: str, cohort: Sequence[str], seeds: Mapping[str, bytes], self_seed: bytes
+    values: Integers,
+    plan: EncodingPlan,
+    context: bytes,
+    own: str,
+    cohort: Sequence[str],
+    seeds: Mapping[str, bytes],
+    self_seed: bytes,
 ) -> Iterator[Slots]:
     """Yield the masked words (N - 2,) of each ciphertext: count slot, then data slots; the last ciphertext is zero-filled.
 

@@ -1,0 +1,179 @@
+"""Runs methods: one thread a study, from the moment its keys are exchanged to its result on disk.
+
+:class:`HubFederation` is what a method sees. It waits for the hub to change; in simulation the wait drives the participants
+of the same process instead, so that both run the same code.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum_coordinator.federation import Release
+from veilsum_coordinator.hub import Hub
+from veilsum_coordinator.machine import StudyPhase
+from veilsum_coordinator.methods import get_method
+from veilsum_coordinator.metrics import Metrics
+from veilsum_coordinator.results import save_result
+from veilsum_coordinator.rounds import Round, RoundPhase
+from veilsum_privacy.errors import HostileInput, VeilsumError
+from veilsum_privacy.securesum.context import RoundPlan, encode_broadcast
+from veilsum_privacy.securesum.contribution import Integers, open_sum
+from veilsum_privacy.study import Study
+from veilsum_privacy.tasks import build_task
+
+LOG = logging.getLogger("veilsum.coordinator")
+
+
+class RoundLostError(VeilsumError):
+    """A round ended without a release; the study cannot go on. What it cost stands in the participants' ledgers."""
+
+
+def read_release(
+    study: Study, plan: RoundPlan, values: Integers, number: int, cohort: tuple[str, ...], digest: bytes
+) -> Release:
+    """Turn an opened sum in grid units into the task's blocks in their own units."""
+    declaration = plan.declaration
+    task = build_task(declaration.task, declaration.parameters, study.data)
+    unit = task.clip() / declaration.grid
+    layout = task.layout()
+    std = math.sqrt(plan.noise.total_variance(len(cohort))) * unit
+    return Release(
+        declaration.label, number, layout.split((values * unit).astype(np.float64)), layout.noise_std(std), cohort, digest
+    )
+
+
+class HubFederation:
+    """A federation behind a hub.
+
+    Args:
+        hub: the coordinator's state.
+        key: the study's digest.
+        wait: returns after something may have changed; called without the lock.
+        metrics: counts ended rounds.
+    """
+
+    def __init__(
+        self, hub: Hub, key: bytes, wait: Callable[[], None], clock: Callable[[], int], metrics: Metrics | None = None
+    ):
+        self._hub, self._key, self._wait, self._clock, self._metrics = hub, key, wait, clock, metrics
+        self._study = hub.studies[key].machine.study
+
+    @property
+    def study(self) -> Study:
+        """The study that everyone agreed to."""
+        return self._study
+
+    def sum(self, label: str, broadcast: Mapping[str, NDArray[np.float64]] | None = None) -> Release:
+        """Run one round of a declared task; see :class:`~veilsum_coordinator.federation.Federation`.
+
+        Raises:
+            RoundLostError: no cohort could be formed, or the round was lost after consent was asked for.
+        """
+        encoded = encode_broadcast(broadcast or {})
+        with self._hub.change(self._key) as machine:
+            if machine.phase.over:
+                raise RoundLostError(f"The study is {machine.phase.value}: {machine.reason}.")
+            current = machine.start_round(label, encoded)
+            if current is None:
+                raise RoundLostError(f"No round could start: {machine.reason}.")
+        while current.phase not in (RoundPhase.OPENING, RoundPhase.FAILED):
+            self._wait()
+        if current.phase is RoundPhase.FAILED:
+            self._count("failed")
+            raise RoundLostError(f"Round {current.number} failed: {machine.reason}.")
+        return self._open(current)
+
+    def _open(self, current: Round) -> Release:
+        words = next(iter(current.answers.values()))
+        consents = [current.consents[name] for name in current.cohort]
+        try:
+            values = open_sum(words, current.plan.encoding, consents)
+        except HostileInput as error:
+            with self._hub.change(self._key) as machine:
+                machine.unusable(current, error.message)
+            self._count("failed")
+            raise RoundLostError(f"Round {current.number} cannot be used: {error.message}") from error
+        attempt, cohort = current.assignment.attempt, current.cohort
+        data = values.astype("<i8").tobytes()
+        digest = self._hub.journal.release(self._key, current.number, attempt, current.label, cohort, data, self._clock())
+        with self._hub.change(self._key) as machine:
+            machine.released(current)
+        self._count("released")
+        LOG.info(
+            "study %s: round %d (%s) released, cohort of %d", self._study.name, current.number, current.label, len(cohort)
+        )
+        return read_release(self._study, current.plan, values, current.number, cohort, digest)
+
+    def _count(self, outcome: str) -> None:
+        if self._metrics is not None:
+            self._metrics.rounds.labels(outcome).inc()
+
+
+def run_study(hub: Hub, key: bytes, federation: HubFederation, results: Path) -> None:
+    """Run a study's method to its end: result on disk and finished, or failed with a reason."""
+    study = federation.study
+    try:
+        result = get_method(study.method).run(federation)
+        directory = results / key.hex()
+        save_result(directory, result, study={"name": study.name, "digest": key.hex(), "method": study.method})
+        hub.studies[key].results = sorted(path.name for path in directory.iterdir() if path.is_file())
+        with hub.change(key) as machine:
+            machine.finish()
+    except VeilsumError as error:
+        LOG.warning("study %s failed: %s", study.name, error.message)
+        with hub.change(key) as machine:
+            machine.fail(error.message)
+    except Exception as error:
+        LOG.error("study %s: internal error", study.name, exc_info=error)
+        with hub.change(key) as machine:
+            machine.fail("internal error in the method; the coordinator's log has it")
+
+
+class Supervisor:
+    """Ticks the hub and starts a thread for every study whose keys are exchanged."""
+
+    TICK_SECONDS = 0.2
+
+    def __init__(self, hub: Hub, results: Path, clock: Callable[[], int], metrics: Metrics) -> None:
+        self._hub, self._results, self._clock, self._metrics = hub, results, clock, metrics
+        self._stopping = threading.Event()
+        self._started: set[bytes] = set()
+        self._thread = threading.Thread(target=self._loop, name="supervisor", daemon=True)
+
+    def start(self) -> None:
+        """Start ticking."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop ticking; running methods fail at their next wait."""
+        self._stopping.set()
+        self._thread.join(timeout=5)
+
+    def _loop(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._hub.tick()
+                for key, entry in list(self._hub.studies.items()):
+                    if entry.machine.phase is StudyPhase.RUNNING and key not in self._started:
+                        self._started.add(key)
+                        self._run(key)
+            except Exception as error:
+                LOG.error("internal error while ticking", exc_info=error)
+            self._stopping.wait(self.TICK_SECONDS)
+
+    def _run(self, key: bytes) -> None:
+        federation = HubFederation(self._hub, key, self._wait, self._clock, self._metrics)
+        threading.Thread(
+            target=run_study, args=(self._hub, key, federation, self._results), name=f"study-{key.hex()[:8]}", daemon=True
+        ).start()
+
+    def _wait(self) -> None:
+        with self._hub.changed:
+            self._hub.changed.wait(timeout=self.TICK_SECONDS)

@@ -1,0 +1,128 @@
+"""A federation in one process: the same hub, the same participants, the same rounds, without a network.
+
+The channel hands a participant's messages straight to the hub under the participant's name; the wait between a round's
+phases drives the participants. Nothing of the protocol is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from veilsum_coordinator.hub import Hub
+from veilsum_coordinator.machine import StudyPhase
+from veilsum_coordinator.runner import HubFederation
+from veilsum_participant.contributions import Payload
+from veilsum_participant.core import ParticipantCore
+from veilsum_privacy.errors import HostileInput, RefusalCode, StateError
+from veilsum_privacy.identity import Credentials, Label
+from veilsum_privacy.securesum.boxes import Box
+from veilsum_privacy.securesum.contribution import Slots
+from veilsum_privacy.securesum.roster import Enrolment
+from veilsum_privacy.study import Study
+from veilsum_proto import federation_pb2 as pb
+
+
+class LocalChannel:
+    """Implements :class:`~veilsum_participant.core.Channel` on a hub in the same process."""
+
+    def __init__(self, hub: Hub, name: str) -> None:
+        self._hub, self._name = hub, name
+        self.coordinator = hub.credentials.identity.name
+
+    def fetch(self, kind: pb.ObjectKind.ValueType, study: bytes, number: int = 0, attempt: int = 0) -> bytes:
+        return self._hub.fetch(self._name, kind, study, number, attempt)
+
+    def enrol(self, study: bytes, enrolment: Enrolment) -> None:
+        self._hub.enrol(self._name, study, enrolment)
+
+    def refuse(self, study: bytes, code: RefusalCode, number: int, attempt: int) -> None:
+        self._hub.refuse(self._name, study, code.value, number, attempt)
+
+    def seal(self, study: bytes, boxes: Sequence[Box]) -> None:
+        self._hub.seal(self._name, study, boxes)
+
+    def ready(self, study: bytes) -> None:
+        self._hub.ready(self._name, study)
+
+    def upload(self, study: bytes, payload: Payload) -> None:
+        start, complete = self._hub.upload_status(self._name, study, payload.attempt)
+        if complete:
+            return
+        for index in range(start, len(payload.ciphertexts)):
+            self._hub.upload(self._name, study, payload.attempt, index, payload.ciphertexts[index])
+        self._hub.receipt(self._name, study, payload.attempt, payload.receipt)
+
+    def consent(self, study: bytes, number: int, attempt: int, consent: bytes) -> None:
+        self._hub.consent(self._name, study, attempt, consent)
+
+    def decrypted(self, study: bytes, number: int, attempt: int, words: Sequence[Slots]) -> None:
+        self._hub.decrypted(self._name, study, attempt, list(words))
+
+    def confirm(self, study: bytes, kind: pb.DirectiveKind.ValueType, number: int, attempt: int) -> None:
+        self._hub.confirm(self._name, study, kind, number, attempt)
+
+
+class LocalFederation:
+    """Participants of one process around a hub.
+
+    Args:
+        hub: the coordinator's state.
+        cores: participants by certified name.
+        clock: unix seconds.
+    """
+
+    def __init__(self, hub: Hub, cores: dict[str, ParticipantCore], clock: Callable[[], int]) -> None:
+        self.hub, self.cores, self._clock = hub, cores, clock
+        for name, core in cores.items():
+            hub.connect(name, core.site.nonce)
+
+    def step(self) -> bool:
+        """Let every participant answer what is open for it, once; returns whether anything was open."""
+        worked = False
+        for name, core in self.cores.items():
+            channel = LocalChannel(self.hub, name)
+            for directive in self.hub.directives(name):
+                worked = True
+                try:
+                    core.handle(directive, channel)
+                except HostileInput:
+                    # another answer of this step made the directive stale, as a reconnect would show
+                    continue
+        self.hub.tick()
+        return worked
+
+    def submit(self, study: Study, analyst: Credentials) -> bytes:
+        """Sign and submit a study; returns its digest."""
+        data = study.to_bytes()
+        signature = analyst.signing_key.sign(Label.STUDY, data)
+        certificate = analyst.identity.certificate
+        message = pb.StudyObject(study=data, signature=signature, certificate=certificate)
+        return self.hub.submit(analyst.identity.name, message)
+
+    def prepare(self, key: bytes) -> HubFederation:
+        """Drive enrolment and the exchange of keys; returns the federation for the study's method.
+
+        Raises:
+            StateError: the study failed or cannot go on.
+        """
+        machine = self.hub.studies[key].machine
+        while machine.phase in (StudyPhase.ENROLLING, StudyPhase.SEALING):
+            self._advance()
+        if machine.phase is not StudyPhase.RUNNING:
+            raise StateError(f"The study is {machine.phase.value}: {machine.reason}.")
+        return HubFederation(self.hub, key, self._advance, self._clock)
+
+    def settle(self) -> None:
+        """Drive the participants until nothing is open any more."""
+        while self.step():
+            pass
+
+    def _advance(self) -> None:
+        if not self.step():
+            raise StateError("The study stands still: no participant has anything to answer.")
+
+
+def results_directory(base: Path, key: bytes) -> Path:
+    """Where a study's result lies."""
+    return base / key.hex()

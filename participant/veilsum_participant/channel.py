@@ -1,0 +1,170 @@
+"""The participant's side of the wire: gRPC over mutual TLS, resumable uploads, bounded fetches.
+
+The coordinator's name is what its TLS certificate proves; a call that fails on the network raises ``grpc.RpcError`` and the
+client's loop reconnects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import grpc
+import numpy as np
+
+from veilsum_participant.contributions import Payload
+from veilsum_privacy.errors import HostileInput, RefusalCode, StateError
+from veilsum_privacy.identity import Credentials
+from veilsum_privacy.securesum.boxes import Box
+from veilsum_privacy.securesum.contribution import Slots
+from veilsum_privacy.securesum.roster import Enrolment
+from veilsum_proto import MAX_MESSAGE_BYTES, MAX_OBJECT_BYTES, PROTOCOL_VERSIONS, SOFTWARE
+from veilsum_proto import federation_pb2 as pb
+from veilsum_proto.federation_pb2_grpc import CoordinationStub
+
+CALL_SECONDS = 60.0
+STREAM_SECONDS = 3600.0
+UPLOAD_TRIES = 5
+
+_OPTIONS = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.initial_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 15_000),
+]
+
+
+def open_channel(target: str, credentials: Credentials) -> grpc.Channel:
+    """Open a mutual-TLS channel; the server must be certified for the host in ``target``."""
+    tls = grpc.ssl_channel_credentials(credentials.authority_pem, credentials.key_pem, credentials.certificate_pem)
+    return grpc.secure_channel(target, tls, options=_OPTIONS)
+
+
+class GrpcChannel:
+    """Implements :class:`~veilsum_participant.core.Channel` over one gRPC channel."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self.stub = CoordinationStub(channel)
+        self.coordinator = ""
+        self.version = 0
+
+    def hello(self) -> pb.HelloReply:
+        """Negotiate the protocol version.
+
+        Raises:
+            StateError: no common version.
+            HostileInput: the coordinator answered with a version that was not offered.
+        """
+        try:
+            reply = self.stub.Hello(pb.HelloRequest(versions=PROTOCOL_VERSIONS, software=SOFTWARE), timeout=CALL_SECONDS)
+        except grpc.RpcError as error:
+            if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+                raise StateError(str(error.details()), "Install a version that the coordinator speaks.") from error
+            raise
+        if reply.version not in PROTOCOL_VERSIONS:
+            raise HostileInput("The coordinator chose a protocol version that was not offered.")
+        self.version, self.coordinator = reply.version, reply.coordinator
+        return reply
+
+    def fetch(self, kind: pb.ObjectKind.ValueType, study: bytes, number: int = 0, attempt: int = 0) -> bytes:
+        """Fetch an object whole.
+
+        Raises:
+            HostileInput: it is larger than allowed, or its size is not what was announced.
+        """
+        request = pb.FetchRequest(kind=kind, study=study, round=number, attempt=attempt)
+        parts, size, total = [], 0, None
+        for chunk in self.stub.Fetch(request, timeout=STREAM_SECONDS):
+            total = chunk.total if total is None else total
+            size += len(chunk.data)
+            if total > MAX_OBJECT_BYTES or size > total or chunk.total != total:
+                raise HostileInput("A fetched object is larger than allowed or than announced.")
+            parts.append(chunk.data)
+        if size != total:
+            raise HostileInput("A fetched object ended early.")
+        return b"".join(parts)
+
+    def enrol(self, study: bytes, enrolment: Enrolment) -> None:
+        """Join a study."""
+        signed = pb.SignedEnrolment(certificate=enrolment.certificate, body=enrolment.body, signature=enrolment.signature)
+        self._call(self.stub.Enrol, pb.EnrolRequest(study=study, enrolment=signed))
+
+    def refuse(self, study: bytes, code: RefusalCode, number: int, attempt: int) -> None:
+        """Decline; only the code leaves."""
+        self._call(self.stub.Refuse, pb.RefuseRequest(study=study, code=code.value, round=number, attempt=attempt))
+
+    def seal(self, study: bytes, boxes: Sequence[Box]) -> None:
+        """Deliver sealed boxes; none is an answer too."""
+        header = pb.SealedBox(study=study)
+        messages = [
+            pb.SealedBox(
+                sender=box.sender,
+                recipient=box.recipient,
+                purpose=box.purpose.value,
+                ciphertext=box.ciphertext,
+                signature=box.signature,
+            )
+            for box in boxes
+        ]
+        self.stub.Seal(iter([header, *messages]), timeout=STREAM_SECONDS)
+
+    def ready(self, study: bytes) -> None:
+        """Confirm that every box opened."""
+        self._call(self.stub.Ready, pb.ReadyRequest(study=study))
+
+    def upload(self, study: bytes, payload: Payload) -> None:
+        """Upload a payload; a broken stream goes on at the ciphertext that the coordinator wants next."""
+        request = pb.UploadStatusRequest(study=study, round=payload.round, attempt=payload.attempt)
+        for attempt in range(UPLOAD_TRIES):
+            status = self.stub.UploadStatus(request, timeout=CALL_SECONDS)
+            if status.complete:
+                return
+            if status.next > len(payload.ciphertexts):
+                raise HostileInput("The coordinator asks for a ciphertext beyond the payload.")
+            try:
+                self.stub.Upload(_chunks(study, payload, status.next), timeout=STREAM_SECONDS)
+            except grpc.RpcError as error:
+                again = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.CANCELLED)
+                if not isinstance(error, grpc.Call) or error.code() not in again or attempt == UPLOAD_TRIES - 1:
+                    raise
+            else:
+                return
+
+    def consent(self, study: bytes, number: int, attempt: int, consent: bytes) -> None:
+        """Let the sum of one attempt open."""
+        self._call(self.stub.Consent, pb.ConsentRequest(study=study, round=number, attempt=attempt, consent=consent))
+
+    def decrypted(self, study: bytes, number: int, attempt: int, words: Sequence[Slots]) -> None:
+        """Return the words of a sum whose tags were right."""
+
+        def chunks() -> Iterator[pb.DecryptedChunk]:
+            for index, part in enumerate(words):
+                chunk = pb.DecryptedChunk(index=index, words=part.astype(np.dtype("<u8")).tobytes())
+                if index == 0:
+                    chunk.study, chunk.round, chunk.attempt = study, number, attempt
+                yield chunk
+
+        self.stub.Decrypted(chunks(), timeout=STREAM_SECONDS)
+
+    def confirm(self, study: bytes, kind: pb.DirectiveKind.ValueType, number: int, attempt: int) -> None:
+        """Confirm a given-up attempt, a seen release or an ended study."""
+        self._call(self.stub.Confirm, pb.ConfirmRequest(study=study, kind=kind, round=number, attempt=attempt))
+
+    def work(self, nonce: bytes) -> Iterator[pb.Directive]:
+        """Open the session and yield directives as they come; cancelled with the channel."""
+        yield from self.stub.Work(pb.WorkRequest(version=self.version, session_nonce=nonce))
+
+    def _call(self, method: Callable[..., object], request: object) -> None:
+        method(request, timeout=CALL_SECONDS)
+
+
+def _chunks(study: bytes, payload: Payload, start: int) -> Iterator[pb.UploadChunk]:
+    receipt = pb.SignedReceipt(body=payload.receipt.body, signature=payload.receipt.signature)
+    for index in range(start, len(payload.ciphertexts) + 1):
+        last = index == len(payload.ciphertexts)
+        chunk = pb.UploadChunk(receipt=receipt) if last else pb.UploadChunk(index=index, ciphertext=payload.ciphertexts[index])
+        if index == start:
+            chunk.study, chunk.round, chunk.attempt = study, payload.round, payload.attempt
+        yield chunk

@@ -1,0 +1,164 @@
+"""The participant's process: keeps one session to the coordinator open, answers directives, minds its own deadlines."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import grpc
+from sqlalchemy import Engine
+
+from veilsum_participant.channel import GrpcChannel, open_channel
+from veilsum_participant.config import ParticipantConfig
+from veilsum_participant.core import ParticipantCore
+from veilsum_participant.site import Site
+from veilsum_privacy.database import open_database, transaction
+from veilsum_privacy.errors import HostileInput, StateError
+from veilsum_privacy.identity import Credentials, Label, Role, load_credentials
+from veilsum_privacy.ledger import Ledger
+from veilsum_privacy.randomness import SYSTEM_RANDOM
+from veilsum_proto import federation_pb2 as pb
+
+LOG = logging.getLogger("veilsum.participant")
+
+TICK_SECONDS = 1.0
+FIRST_BACKOFF = 0.5
+LONGEST_BACKOFF = 30.0
+
+
+def now() -> int:
+    """Unix seconds."""
+    return int(time.time())
+
+
+def open_site(config: ParticipantConfig, *, clock: Callable[[], int] = now) -> Site:
+    """Open a participant's identity, store and ledger; sets the first budgets that the configuration names.
+
+    Raises:
+        ConfigurationError, StateError: identity, files or ledger are not in order.
+    """
+    credentials = load_credentials(config.identity, clock(), Role.PARTICIPANT)
+    engine = open_database(config.state)
+    ledger = open_ledger(engine, credentials, clock)
+    with transaction(engine) as connection:
+        for population, budget in config.budgets.items():
+            if ledger.budget(population, connection) is None:
+                epsilon = None if budget.epsilon == "unlimited" else budget.epsilon
+                ledger.set_budget(
+                    connection, population, epsilon, budget.delta, reason="first budget", operator="participant.toml"
+                )
+    return Site(config, credentials, engine, ledger, clock, SYSTEM_RANDOM)
+
+
+def open_ledger(engine: Engine, credentials: Credentials, clock: Callable[[], int]) -> Ledger:
+    """Open the site's ledger, signing with the site's key."""
+
+    def sign(data: bytes) -> bytes:
+        return credentials.signing_key.sign(Label.LEDGER, data)
+
+    return Ledger(engine, site=credentials.identity.name, sign=sign, clock=clock, random=SYSTEM_RANDOM)
+
+
+class Client:
+    """Runs a participant until :meth:`stop`."""
+
+    def __init__(self, site: Site) -> None:
+        self.core = ParticipantCore(site)
+        self._site = site
+        self._stopping = threading.Event()
+        self._channel: grpc.Channel | None = None
+
+    def stop(self) -> None:
+        """Ask the loop to end; safe from a signal handler or another thread."""
+        self._stopping.set()
+        if self._channel is not None:
+            self._channel.close()
+
+    def run(self) -> None:
+        """Keep a session open; reconnect with growing pauses.
+
+        Raises:
+            StateError: coordinator and participant speak no common protocol version.
+        """
+        pause = FIRST_BACKOFF
+        while not self._stopping.is_set():
+            started = time.monotonic()
+            try:
+                self._session()
+            except grpc.RpcError as error:
+                code = error.code().name if isinstance(error, grpc.Call) else "UNKNOWN"
+                details = error.details() if isinstance(error, grpc.Call) else ""
+                LOG.warning("session to %s ended: %s %s", self._site.config.coordinator, code, details)
+            except (HostileInput, ValueError) as error:  # a closed channel raises ValueError
+                LOG.warning("session to %s ended: %s", self._site.config.coordinator, error)
+            if time.monotonic() - started > LONGEST_BACKOFF:
+                pause = FIRST_BACKOFF
+            self._idle(pause)
+            pause = min(2 * pause, LONGEST_BACKOFF)
+
+    def _idle(self, seconds: float) -> None:
+        self._expire()
+        self._stopping.wait(seconds)
+
+    def _session(self) -> None:
+        with open_channel(self._site.config.coordinator, self._site.credentials) as raw:
+            self._channel = raw
+            channel = GrpcChannel(raw)
+            reply = channel.hello()
+            skew = reply.now - self._site.clock()
+            if abs(skew) > 60:
+                LOG.warning("the coordinator's clock differs by %d s", skew)
+            LOG.info("session with coordinator %s open", reply.coordinator)
+            inbox: queue.Queue[pb.Directive | Exception | None] = queue.Queue(maxsize=1024)
+            reader = threading.Thread(target=_read, args=(channel.work(self._site.nonce), inbox), daemon=True)
+            reader.start()
+            while not self._stopping.is_set():
+                self._expire()
+                try:
+                    item = inbox.get(timeout=TICK_SECONDS)
+                except queue.Empty:
+                    continue
+                if isinstance(item, Exception):
+                    raise item
+                if item is None:
+                    return
+                if item.kind != pb.DIRECTIVE_KIND_PING:
+                    self._answer(item, channel)
+
+    def _answer(self, directive: pb.Directive, channel: GrpcChannel) -> None:
+        try:
+            self.core.handle(directive, channel)
+        except grpc.RpcError as error:
+            stale = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.OUT_OF_RANGE)
+            if not isinstance(error, grpc.Call) or error.code() not in stale:
+                raise
+            LOG.info("the coordinator no longer wants that answer: %s", error.details())
+
+    def _expire(self) -> None:
+        try:
+            self.core.expire()
+        except StateError as error:
+            LOG.error("cannot act on deadlines: %s", error)
+
+
+def _read(directives: Iterator[pb.Directive], inbox: queue.Queue[pb.Directive | Exception | None]) -> None:
+    try:
+        for directive in directives:
+            inbox.put(directive)
+        inbox.put(None)
+    except (grpc.RpcError, ValueError) as error:
+        inbox.put(error)
+
+
+def run_participant(config: ParticipantConfig) -> None:
+    """Run a participant until SIGINT or SIGTERM."""
+    client = Client(open_site(config))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: client.stop())
+    with contextlib.suppress(KeyboardInterrupt):
+        client.run()

@@ -1,0 +1,143 @@
+"""A participant's answer to every directive, over any channel: gRPC in production, the same process in simulation.
+
+Directives are handled one at a time. A refusal sends its code and keeps its words in the site's own log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from google.protobuf.message import DecodeError
+
+from veilsum_participant.contributions import Contributions, Payload
+from veilsum_participant.membership import Membership
+from veilsum_participant.openings import Openings
+from veilsum_participant.site import LOG, Site
+from veilsum_privacy.errors import HostileInput, Refusal, RefusalCode, VeilsumError
+from veilsum_privacy.securesum.boxes import Box, Purpose
+from veilsum_privacy.securesum.context import parse_assignment
+from veilsum_privacy.securesum.contribution import Slots
+from veilsum_privacy.securesum.receipts import SignedReceipt
+from veilsum_privacy.securesum.roster import Enrolment
+from veilsum_proto import federation_pb2 as pb
+
+
+class Channel(Protocol):
+    """What a participant can say to its coordinator."""
+
+    coordinator: str
+    """The coordinator's certified name."""
+
+    def fetch(self, kind: pb.ObjectKind.ValueType, study: bytes, number: int = 0, attempt: int = 0) -> bytes: ...
+    def enrol(self, study: bytes, enrolment: Enrolment) -> None: ...
+    def refuse(self, study: bytes, code: RefusalCode, number: int, attempt: int) -> None: ...
+    def seal(self, study: bytes, boxes: Sequence[Box]) -> None: ...
+    def ready(self, study: bytes) -> None: ...
+    def upload(self, study: bytes, payload: Payload) -> None: ...
+    def consent(self, study: bytes, number: int, attempt: int, consent: bytes) -> None: ...
+    def decrypted(self, study: bytes, number: int, attempt: int, words: Sequence[Slots]) -> None: ...
+    def confirm(self, study: bytes, kind: pb.DirectiveKind.ValueType, number: int, attempt: int) -> None: ...
+
+
+class ParticipantCore:
+    """Dispatches directives to the site's protocol."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.membership = Membership(site)
+        self.contributions = Contributions(site)
+        self.openings = Openings(site)
+
+    def expire(self) -> None:
+        """Act on the site's own deadlines."""
+        self.contributions.expire()
+        self.membership.expire()
+
+    def handle(self, directive: pb.Directive, channel: Channel) -> None:
+        """Answer one directive; the same directive again is answered the same.
+
+        Raises:
+            Exception: only what the channel raises (a broken connection); everything else becomes a refusal.
+        """
+        key = bytes(directive.study)
+        number, attempt = directive.round, directive.attempt
+        try:
+            if len(key) != 32:
+                raise HostileInput("A directive names no study.")
+            self._answer(directive, key, channel)
+        except Refusal as refusal:
+            self._refuse(key, number, attempt, refusal, channel)
+        except (VeilsumError, DecodeError) as error:
+            self._refuse(key, number, attempt, Refusal(RefusalCode.INTERNAL, f"{type(error).__name__}: {error}"), channel)
+
+    def _refuse(self, key: bytes, number: int, attempt: int, refusal: Refusal, channel: Channel) -> None:
+        LOG.warning("refused %s: %s (%s)", key.hex()[:12], refusal.code.value, refusal)
+        channel.refuse(key, refusal.code, number, attempt)
+
+    def _answer(self, directive: pb.Directive, key: bytes, channel: Channel) -> None:
+        number, attempt = directive.round, directive.attempt
+        match directive.kind:
+            case pb.DIRECTIVE_KIND_ENROL:
+                submitted = pb.StudyObject.FromString(channel.fetch(pb.OBJECT_KIND_STUDY, key))
+                enrolment = self.membership.on_study(
+                    key, submitted.study, submitted.signature, submitted.certificate, channel.coordinator
+                )
+                channel.enrol(key, enrolment)
+            case pb.DIRECTIVE_KIND_SEAL:
+                roster = pb.RosterObject.FromString(channel.fetch(pb.OBJECT_KIND_ROSTER, key))
+                enrolments = [Enrolment(item.certificate, item.body, item.signature) for item in roster.enrolments]
+                channel.seal(key, self.membership.on_roster(key, enrolments, dealer=directive.dealer))
+            case pb.DIRECTIVE_KIND_UNSEAL:
+                boxes = pb.BoxesObject.FromString(channel.fetch(pb.OBJECT_KIND_BOXES, key))
+                self.membership.on_boxes(key, [_box(message) for message in boxes.boxes])
+                channel.ready(key)
+            case pb.DIRECTIVE_KIND_CONTRIBUTE:
+                self._contribute(directive, key, channel)
+            case pb.DIRECTIVE_KIND_CONSENT:
+                receipts = pb.ReceiptsObject.FromString(channel.fetch(pb.OBJECT_KIND_RECEIPTS, key, number, attempt))
+                signed = [SignedReceipt(item.body, item.signature) for item in receipts.receipts]
+                channel.consent(key, number, attempt, self.openings.on_receipts(key, number, attempt, signed))
+            case pb.DIRECTIVE_KIND_DECRYPT:
+                self._decrypt(key, number, attempt, channel)
+            case pb.DIRECTIVE_KIND_GIVE_UP:
+                self.contributions.give_up(key, attempt)
+                channel.confirm(key, directive.kind, number, attempt)
+            case pb.DIRECTIVE_KIND_RELEASED:
+                self.openings.on_released(key, attempt)
+                channel.confirm(key, directive.kind, number, attempt)
+            case pb.DIRECTIVE_KIND_END:
+                self.membership.leave(key, "ended")
+                channel.confirm(key, directive.kind, number, attempt)
+            case _:
+                raise HostileInput("A directive has an unknown kind.")
+
+    def _contribute(self, directive: pb.Directive, key: bytes, channel: Channel) -> None:
+        # the attempt is in the assignment; a refusal must name it, so parse before anything can go wrong
+        try:
+            assignment = parse_assignment(directive.assignment)
+        except HostileInput as error:
+            raise Refusal(RefusalCode.CONTEXT, error.message) from error
+        number, attempt = assignment.round, assignment.attempt
+        if (number, attempt) != (directive.round, directive.attempt):
+            raise Refusal(RefusalCode.CONTEXT, "A directive and its assignment name different rounds or attempts.")
+        broadcast = channel.fetch(pb.OBJECT_KIND_BROADCAST, key, number, attempt)
+        channel.upload(key, self.contributions.on_assignment(key, directive.assignment, broadcast))
+
+    def _decrypt(self, key: bytes, number: int, attempt: int, channel: Channel) -> None:
+        total = pb.SumObject.FromString(channel.fetch(pb.OBJECT_KIND_SUM, key, number, attempt))
+        try:
+            words = self.openings.on_sum(key, number, attempt, list(total.ciphertexts))
+        except Refusal as refusal:
+            if refusal.code is RefusalCode.TAG:
+                self.membership.leave(key, "left")
+            raise
+        channel.decrypted(key, number, attempt, words)
+
+
+def _box(message: pb.SealedBox) -> Box:
+    try:
+        purpose = Purpose(message.purpose)
+    except ValueError as error:
+        raise Refusal(RefusalCode.KEYS, "A box has an unknown purpose.") from error
+    return Box(message.sender, message.recipient, purpose, message.ciphertext, message.signature)

@@ -1,0 +1,151 @@
+"""Federations for tests: real identities, real stores and ledgers, in one process or over gRPC."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum_coordinator.hub import Hub
+from veilsum_coordinator.journal import SqlJournal
+from veilsum_coordinator.methods.compile import PrivacyRequest, StudyRequest, compile_study
+from veilsum_coordinator.settings import Waits
+from veilsum_deploy.local import LocalFederation
+from veilsum_deploy.provision import Kit, make_kit
+from veilsum_participant.client import open_ledger
+from veilsum_participant.config import DatasetConfig, ParticipantConfig, Policy
+from veilsum_participant.core import ParticipantCore
+from veilsum_participant.site import Site
+from veilsum_privacy.database import open_database, transaction
+from veilsum_privacy.identity import Credentials, load_credentials
+from veilsum_privacy.randomness import SYSTEM_RANDOM, RandomSource
+from veilsum_privacy.schema import ClassValues, DatasetSchema, Label, NumberColumn
+from veilsum_privacy.study import Study
+
+DATASET = "records"
+
+
+class Clock:
+    """A clock that a test moves; starts at the present so that certificates are valid."""
+
+    def __init__(self) -> None:
+        self.now = int(time.time())
+
+    def __call__(self) -> int:
+        return self.now
+
+
+def schema_of(width: int, classes: int = 2, max_records: int = 1000) -> DatasetSchema:
+    """Numeric columns x0.. in [-1, 1] and a label of ``classes`` classes."""
+    columns = tuple(NumberColumn(name=f"x{index}", low=-1.0, high=1.0) for index in range(width))
+    values = tuple(ClassValues(name=f"c{index}", values=(str(index),)) for index in range(classes))
+    return DatasetSchema(columns=columns, label=Label(column="y", classes=values), max_records=max_records)
+
+
+def write_records(path: Path, features: NDArray[np.float64], labels: NDArray[np.int64]) -> None:
+    """Write an npz file for :func:`schema_of`."""
+    np.savez(path, X=features, y=labels.astype(str))
+
+
+def make_request(schema: DatasetSchema, method: str = "statistics", epsilon: float | None = 1.0, **privacy: Any) -> StudyRequest:
+    """A study request on the test dataset; ``epsilon=None`` is without noise."""
+    demand: dict[str, Any] = {"epsilon": epsilon, "noise": "distributed" if epsilon else "none", **privacy}
+    return StudyRequest(
+        name="test-study", method=method, dataset=DATASET, data=schema, privacy=PrivacyRequest(**demand), schema=None
+    )
+
+
+@dataclass
+class TestBed:
+    """A federation's parties on disk.
+
+    Attributes:
+        kit: identities.
+        clock: of everyone.
+        hub: the coordinator's state.
+        sites: by name.
+    """
+
+    __test__ = False
+
+    kit: Kit
+    clock: Clock
+    hub: Hub
+    sites: dict[str, Site]
+    analyst: Credentials
+
+    @property
+    def local(self) -> LocalFederation:
+        """The parties as a federation in this process."""
+        return LocalFederation(self.hub, {name: ParticipantCore(site) for name, site in self.sites.items()}, self.clock)
+
+    def compile(self, request: StudyRequest) -> Study:
+        """Compile a study for all sites."""
+        return compile_study(
+            request,
+            federation_id=self.kit.federation_id,
+            coordinator="coordinator",
+            participants=sorted(self.sites),
+            clock=self.clock,
+            random=SYSTEM_RANDOM,
+        )
+
+
+def make_policy(kit: Kit, **changes: Any) -> Policy:
+    """A policy that pins all participants of a kit."""
+    trusted = {
+        party.name: load_credentials(party.identity, int(time.time())).identity.fingerprint for party in kit.participants
+    }
+    values: dict[str, Any] = {
+        "analysts": ("*",), "trusted": trusted, "min_cohort": 2, "noise": ("distributed", "local", "none"), "max_epsilon": 1000.0,
+    }  # fmt: skip
+    return Policy(**(values | changes))
+
+
+def make_bed(
+    directory: Path,
+    data: Mapping[str, tuple[NDArray[np.float64], NDArray[np.int64]]],
+    *,
+    budget: tuple[float | None, float] = (None, 1e-5),
+    random: Callable[[str], RandomSource] = lambda _: SYSTEM_RANDOM,
+    waits: Waits | None = None,
+    **policy: Any,
+) -> TestBed:
+    """Make identities, sites with data and ledgers, and a hub."""
+    clock = Clock()
+    kit = make_kit(directory, sorted(data), clock=clock)
+    agreed = make_policy(kit, **policy)
+    sites = {}
+    for party in kit.participants:
+        path = party.directory / "records.npz"
+        write_records(path, *data[party.name])
+        config = ParticipantConfig(
+            coordinator="localhost:1",
+            identity=party.identity,
+            state=party.directory / "participant.db",
+            datasets={DATASET: DatasetConfig(path=path)},
+            policy=agreed,
+        )
+        sites[party.name] = open_test_site(config, clock, random(party.name), budget)
+    credentials = load_credentials(kit.coordinator.identity, clock())
+    journal = SqlJournal(open_database(kit.coordinator.directory / "coordinator.db"))
+    hub = Hub(credentials, journal, waits=waits or Waits(), clock=clock)
+    return TestBed(kit, clock, hub, sites, load_credentials(kit.analyst.identity, clock()))
+
+
+def open_test_site(
+    config: ParticipantConfig, clock: Clock, random: RandomSource, budget: tuple[float | None, float] | None = None
+) -> Site:
+    """Open a site as its process would, with a test's clock and randomness."""
+    credentials = load_credentials(config.identity, clock())
+    engine = open_database(config.state)
+    ledger = open_ledger(engine, credentials, clock)
+    if budget is not None and ledger.budget(DATASET) is None:
+        with transaction(engine) as connection:
+            ledger.set_budget(connection, DATASET, budget[0], budget[1], reason="test", operator="test")
+    return Site(config, credentials, engine, ledger, clock, random)

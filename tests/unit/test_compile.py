@@ -1,0 +1,204 @@
+"""Compiling a study: nothing is left open, the grid keeps its promises, and the cost never exceeds the demand."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.randomness import SeededRandom
+from veilsum_coordinator.methods.compile import StudyRequest, compile_study, load_study_request, plan_grid
+from veilsum_privacy.accounting import GaussianEvent, calibrate_noise_multiplier, rdp_epsilon
+from veilsum_privacy.errors import ConfigurationError
+from veilsum_privacy.study import Study, parse_study
+from veilsum_privacy.tasks import build_task
+
+SCHEMA = """
+max_records = 5000
+[[columns]]
+kind = "number"
+name = "age"
+low = 20
+high = 100
+[[columns]]
+kind = "category"
+name = "sex"
+categories = ["f", "m"]
+[label]
+column = "ill"
+classes = [{ name = "no", values = ["0"] }, { name = "yes", values = ["1"] }]
+"""
+
+STUDY = """
+name = "first"
+method = "{method}"
+dataset = "clinic"
+schema = "schema.toml"
+[privacy]
+{privacy}
+"""
+
+
+def request(tmp_path: Path, privacy: str = "epsilon = 2.0\nmin_cohort = 3", method: str = "statistics") -> StudyRequest:
+    (tmp_path / "schema.toml").write_text(SCHEMA)
+    path = tmp_path / "study.toml"
+    path.write_text(STUDY.format(method=method, privacy=privacy))
+    return load_study_request(path)
+
+
+def compiled(asked: StudyRequest, participants: tuple[str, ...] = ("d", "b", "a", "c")) -> Study:
+    return compile_study(
+        asked,
+        federation_id="ab" * 32,
+        coordinator="hub",
+        participants=participants,
+        clock=lambda: 1_000,
+        random=SeededRandom(7),
+    )
+
+
+@pytest.mark.parametrize("method", ["statistics", "fedcgs"])
+@pytest.mark.parametrize("privacy", ["epsilon = 2.0", 'noise = "none"', 'noise = "local"\nepsilon = 0.5\ndelta = 1e-6'])
+def test_compiled_study_survives_its_signed_bytes(tmp_path: Path, method: str, privacy: str) -> None:
+    study = compiled(request(tmp_path, privacy, method))
+    assert parse_study(study.to_bytes()) == study
+    for task in study.tasks:
+        built = build_task(task.task, task.parameters, study.data)
+        assert built.layout().size > 0
+        stated = set(task.parameters)
+        assert stated == set(built.Parameters.model_fields)
+
+
+def test_everything_is_stated(tmp_path: Path) -> None:
+    study = compiled(request(tmp_path, method="fedcgs"))
+    assert study.participants == ("a", "b", "c", "d")
+    assert study.weights == dict.fromkeys("abcd", 1)
+    assert (study.created, study.expires) == (1_000, 1_000 + 24 * 3600)
+    assert study.nonce == SeededRandom(7).bytes(16).hex()
+    assert study.privacy.min_cohort == 3
+    assert study.privacy.assumed_colluders == 1
+    assert study.privacy.cohort_difference == "allowed"
+    assert float.fromhex(study.parameters["clip"]) == pytest.approx(math.sqrt(1 / 3 + 1))
+    assert study.parameters["missing"] == "skip"
+    (task,) = study.tasks
+    assert task.disclosure == "joint"
+    assert task.releases == 1
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.floats(0.05, 50), st.sampled_from([1e-8, 1e-5, 1e-3]))
+def test_cost_is_within_the_demand_and_near_it(epsilon: float, delta: float) -> None:
+    multiplier = calibrate_noise_multiplier(epsilon, delta, 1)
+    grid = plan_grid(max_records=2000, participants=4, multiplier=multiplier, honest=3)
+    reached = rdp_epsilon([GaussianEvent(grid.grid, Fraction(grid.variance))], delta)
+    assert 0.999 * epsilon <= reached <= epsilon
+    assert Fraction(grid.variance) >= (Fraction(multiplier) * grid.grid) ** 2
+
+
+def test_study_states_the_reached_epsilon(tmp_path: Path) -> None:
+    study = compiled(request(tmp_path))
+    (task,) = study.tasks
+    assert study.privacy.epsilon == rdp_epsilon([GaussianEvent(task.grid, Fraction(task.variance))], 1e-5)
+    assert 1.99 < study.privacy.epsilon <= 2.0
+    assert compiled(request(tmp_path, 'noise = "none"')).privacy.epsilon is None
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 2**24), st.integers(2, 1024), st.none() | st.floats(0.05, 1000), st.integers(1, 1024))
+def test_grid_keeps_its_promises(max_records: int, participants: int, z: float | None, colluders: int) -> None:
+    honest = max(1, participants - colluders)
+    try:
+        plan = plan_grid(max_records=max_records, participants=participants, multiplier=z, honest=honest)
+    except ConfigurationError:
+        # Only when even the coarsest grids leave no room or too little noise in a share.
+        finest = 2**46 / (participants * (max_records + 12 * (z or 0)))
+        assert finest <= 2 or (z is not None and z * finest / math.sqrt(honest) < 32)
+        return
+    sigma = math.sqrt(plan.variance)
+    assert plan.grid & (plan.grid - 1) == 0
+    assert 1 <= plan.grid <= 2**26
+    assert plan.variance <= 2**62
+    assert 2 * participants * (max_records * plan.grid + 12 * sigma) < 2**47 * (1 + 1e-9)
+    if z is not None:
+        assert sigma / math.sqrt(honest) >= 4
+        assert plan.rounding == pytest.approx(participants * max_records / (z * plan.grid))
+        if plan.rounding > 0.01:  # then a grid twice as fine would not fit
+            twice = 2 * plan.grid
+            fits = 2 * participants * twice * (max_records + 12 * z) < 2**47 and twice <= 2**26 and z * twice <= 2**31
+            assert not fits
+
+
+def test_truncation_adds_at_most_one_percent_of_the_noise() -> None:
+    plan = plan_grid(max_records=300, participants=4, multiplier=3.7, honest=3)
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-1, 1, (4 * 300, 50))
+    x[:, 0] = 1 - 1e-12  # one value that is always just below a grid point: the worst case
+    error = np.trunc(x * plan.grid).sum(axis=0) - (x * plan.grid).sum(axis=0)
+    assert np.abs(error).max() <= 0.01 * math.sqrt(plan.variance)
+    assert np.abs(error[0]) > 0.9 * 4 * 300
+    assert plan.grid == 2 ** math.ceil(math.log2(4 * 300 / (0.01 * 3.7)))
+
+
+def test_too_many_records_fit_the_lane_and_report_the_rounding() -> None:
+    plan = plan_grid(max_records=2**24, participants=64, multiplier=4.0)
+    assert plan.rounding > 0.01
+    assert plan.grid == 2**15  # 64 * 2^24 * 2 * 2^15 = 2^46, and 2^16 would need 2^47
+    with pytest.raises(ConfigurationError, match="No grid fits"):
+        plan_grid(max_records=2**24, participants=1024, multiplier=1e-4)
+
+
+def test_without_noise_the_finest_grid_is_taken() -> None:
+    assert plan_grid(max_records=100, participants=4, multiplier=None).grid == 2**26
+    plan = plan_grid(max_records=2**20, participants=4, multiplier=None)
+    assert plan.grid == 2**23  # 4 * 2^20 * 2 * 2^24 would be 2^47
+    assert plan.variance == 0
+
+
+@pytest.mark.parametrize(
+    ("privacy", "expected"),
+    [
+        ("", "state epsilon"),
+        ('noise = "none"\nepsilon = 1.0', "state epsilon"),
+        ('noise = "none"\ncohort_difference = "allowed"', "strict"),
+        ("epsilon = 1.0\nepsilom = 2.0", "privacy.epsilom: unknown key. Did you mean 'epsilon'"),
+        ("epsilon = -1.0", "privacy.epsilon"),
+        ("epsilon = 1.0\n[data]\nmax_records = 5", "data.columns: is missing"),
+        ("epsilon = 1.0\n[parameters]\nclip = 2.0", "clip: unknown key"),
+        ("epsilon = 1.0\nmin_cohort = 9", "min_cohort exceeds"),
+        ("epsilon = 0.0001", "No noise reaches"),
+    ],
+)
+def test_bad_requests_are_explained(tmp_path: Path, privacy: str, expected: str) -> None:
+    with pytest.raises(ConfigurationError, match=expected):
+        compiled(request(tmp_path, privacy))
+
+
+def test_unknown_method_participant_and_schema_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="Did you mean 'statistics'"):
+        compiled(request(tmp_path, method="statistic"))
+    asked = request(tmp_path).model_copy(update={"participants": ("a", "bb")})
+    with pytest.raises(ConfigurationError, match="'bb' is not in the federation"):
+        compiled(asked)
+    (tmp_path / "study.toml").write_text(STUDY.format(method="statistics", privacy="epsilon = 1.0").replace("schema.t", "s.t"))
+    with pytest.raises(ConfigurationError, match=r"s\.toml: there is no such file"):
+        load_study_request(tmp_path / "study.toml")
+
+
+def test_chosen_participants_only(tmp_path: Path) -> None:
+    asked = request(tmp_path, "epsilon = 1.0").model_copy(update={"participants": ("c", "a")})
+    study = compiled(asked)
+    assert study.participants == ("a", "c")
+    assert study.privacy.min_cohort == 2
+
+
+def test_inline_schema(tmp_path: Path) -> None:
+    data = SCHEMA.replace("[[columns]]", "[[data.columns]]").replace("[label]", "[data.label]")
+    data = data.replace("max_records", "[data]\nmax_records")
+    text = STUDY.format(method="statistics", privacy="epsilon = 2.0").replace('schema = "schema.toml"\n', "") + data
+    (tmp_path / "study.toml").write_text(text)
+    assert load_study_request(tmp_path / "study.toml").data == request(tmp_path).data

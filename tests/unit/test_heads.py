@@ -1,0 +1,65 @@
+"""Linear discriminants: equal to scikit-learn's with the same moments, shrinkage and priors."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.stats import multivariate_normal
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+
+from veilsum_aggregation import moments
+from veilsum_aggregation.heads import LinearHead, lda_head
+
+RNG = np.random.default_rng(11)
+
+
+def sample(n: int = 300, d: int = 6, k: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    y = RNG.integers(0, k, n)
+    return RNG.standard_normal((n, d)) @ RNG.standard_normal((d, d)) + 2 * RNG.standard_normal((k, d))[y], y
+
+
+def moments_of(x: np.ndarray, y: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    counts = np.bincount(y, minlength=k).astype(np.float64)
+    sums = np.array([x[y == c].sum(axis=0) for c in range(k)])
+    return counts, sums, moments.within_covariance(counts, sums, x.T @ x)
+
+
+@pytest.mark.parametrize("solver", ["lsqr", "eigen"])
+@pytest.mark.parametrize("shrinkage", [None, 0.3])
+@pytest.mark.parametrize("priors", [None, [0.2, 0.5, 0.3]])
+def test_equals_scikit_learn(solver: str, shrinkage: float | None, priors: list[float] | None) -> None:
+    x, y = sample()
+    counts, sums, within = moments_of(x, y, 3)
+    reference = LinearDiscriminantAnalysis(solver=solver, shrinkage=shrinkage, priors=priors).fit(x, y)
+    if shrinkage is not None:
+        # scikit-learn shrinks each class's covariance to its own mean variance before it weighs them by the priors.
+        shares = counts / counts.sum() if priors is None else np.array(priors)
+        parts = [np.cov(x[y == c].T, bias=True) for c in range(3)]
+        parts = [(1 - shrinkage) * part + shrinkage * np.trace(part) / 6 * np.eye(6) for part in parts]
+        within = sum(share * part for share, part in zip(shares, parts, strict=True))
+    elif priors is not None:
+        within = sum(p * np.cov(x[y == c].T, bias=True) for c, p in enumerate(priors))
+    head = lda_head(sums / counts[:, None], within, counts if priors is None else np.array(priors), ("a", "b", "c"))
+    fresh, _ = sample()
+    ours, theirs = head.scores(fresh), reference.decision_function(fresh)
+    np.testing.assert_allclose(ours - ours[:, :1], theirs - theirs[:, :1], rtol=1e-6, atol=1e-6)
+    np.testing.assert_array_equal(head.predict(fresh), reference.predict(fresh))
+
+
+def test_scores_are_log_posteriors_up_to_a_constant() -> None:
+    means, spread, priors = RNG.standard_normal((3, 4)), RNG.standard_normal((4, 4)), np.array([0.1, 0.6, 0.3])
+    covariance = spread @ spread.T + np.eye(4)
+    head = lda_head(means, covariance, 7 * priors, ("a", "b", "c"))
+    x = RNG.standard_normal((20, 4))
+    log = np.column_stack([multivariate_normal(m, covariance).logpdf(x) for m in means]) + np.log(priors)
+    scores = head.scores(x)
+    np.testing.assert_allclose(scores - scores[:, :1], log - log[:, :1], atol=1e-9)
+
+
+def test_unusable_moments_are_refused() -> None:
+    with pytest.raises(ValueError, match="positive definite"):
+        lda_head(np.zeros((2, 2)), -np.eye(2), np.ones(2), ("a", "b"))
+    with pytest.raises(ValueError, match="priors"):
+        lda_head(np.zeros((2, 2)), np.eye(2), np.array([0.0, 1.0]), ("a", "b"))
+    with pytest.raises(ValueError, match="do not fit"):
+        LinearHead(np.zeros((2, 3)), np.zeros(3), ("a", "b"))

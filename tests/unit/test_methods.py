@@ -1,0 +1,213 @@
+"""Methods on a federation in memory: right without noise, honest with it, and never a crash when noise swallows everything."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_breast_cancer
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+
+from support.memory import MemoryFederation, split_records
+from support.randomness import SeededRandom
+from veilsum_aggregation.heads import LinearHead
+from veilsum_coordinator.methods import METHODS, get_method
+from veilsum_coordinator.methods.compile import PrivacyRequest, StudyRequest, compile_study
+from veilsum_coordinator.results import Result, load_result, save_result
+from veilsum_participant.data import load_records
+from veilsum_privacy.errors import ConfigurationError, HostileInput, Misuse
+from veilsum_privacy.schema import CategoryColumn, ClassValues, DatasetSchema, Label, NumberColumn
+from veilsum_privacy.schema_file import load_schema
+from veilsum_privacy.study import Study, parse_study
+from veilsum_privacy.tasks.base import Records
+
+SITES = [f"site-{index}" for index in range(4)]
+BREAST_CANCER = Path(__file__).parents[2] / "deploy" / "veilsum_deploy" / "demo_data" / "breast_cancer.toml"
+
+
+def compiled(schema: DatasetSchema, method: str, epsilon: float | None, **parameters: object) -> Study:
+    privacy = PrivacyRequest(noise="none") if epsilon is None else PrivacyRequest(epsilon=epsilon)
+    request = StudyRequest(name="s", method=method, dataset="d", data=schema, parameters=parameters, privacy=privacy)
+    study = compile_study(
+        request, federation_id="0" * 64, coordinator="c", participants=SITES, clock=lambda: 1, random=SeededRandom(1)
+    )
+    return parse_study(study.to_bytes())  # as a coordinator gets it: through the signed bytes
+
+
+@pytest.fixture(scope="module")
+def breast_cancer(tmp_path_factory: pytest.TempPathFactory) -> tuple[DatasetSchema, Records]:
+    bunch = load_breast_cancer()
+    path = tmp_path_factory.mktemp("data") / "breast_cancer.npz"
+    np.savez(path, X=bunch.data, y=bunch.target)
+    schema = load_schema(BREAST_CANCER)
+    assert [column.name for column in schema.columns] == list(bunch.feature_names)
+    records, _ = load_records(path, schema)
+    return schema, records
+
+
+def take(records: Records, rows: np.ndarray) -> Records:
+    assert records.labels is not None
+    return Records(records.features[rows], records.present[rows], records.labels[rows])
+
+
+def head_of(result: Result) -> LinearHead:
+    return LinearHead(result.arrays["weights"], result.arrays["bias"], tuple(result.application["classes"]))
+
+
+def accuracy(schema: DatasetSchema, result: Result, records: Records) -> float:
+    if not result.arrays:
+        return 0.0
+    head = head_of(result)
+    classes = np.array([schema.classes.index(name) for name in head.classes])
+    return float(np.mean(classes[head.predict(records.features)] == records.labels))
+
+
+def test_registry_names_the_nearest() -> None:
+    assert all(get_method(name).name == name for name in METHODS)
+    with pytest.raises(ConfigurationError, match="Did you mean 'fedcgs'"):
+        get_method("fedcg")
+
+
+MIXED = DatasetSchema(
+    columns=(
+        NumberColumn(name="age", low=20, high=100, unit="years"),
+        NumberColumn(name="bmi", low=10, high=60, impute=25),
+        CategoryColumn(name="sex", categories=("f", "m")),
+    ),
+    label=Label(column="ill", classes=(ClassValues(name="no", values=("0",)), ClassValues(name="yes", values=("1",)))),
+)
+
+
+def mixed_file(path: Path, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(3)
+    age, bmi = rng.normal(60, 12, n).clip(20, 100), rng.normal(27, 5, n).clip(10, 60)
+    age[rng.random(n) < 0.1] = np.nan
+    sex, ill = rng.choice(["f", "m"], n, p=[0.3, 0.7]), rng.integers(0, 2, n)
+    np.savez(path, age=age, bmi=bmi, sex=sex, ill=ill)
+    return age, bmi, sex, ill
+
+
+def test_statistics_without_noise_are_numpys(tmp_path: Path) -> None:
+    age, bmi, sex, ill = mixed_file(tmp_path / "d.npz", 3000)
+    records, _ = load_records(tmp_path / "d.npz", MIXED)
+    study = compiled(MIXED, "statistics", None)
+    summary = METHODS["statistics"].run(MemoryFederation(study, split_records(records, 4))).summary
+    first, second = summary["numbers"]
+    assert summary["records"] == {"value": pytest.approx(3000, abs=0.01), "std_error": 0}
+    assert first["count"]["value"] == pytest.approx(np.sum(~np.isnan(age)))
+    assert first["mean"]["value"] == pytest.approx(np.nanmean(age), abs=1e-2)
+    assert first["variance"]["value"] == pytest.approx(np.nanvar(age), rel=1e-2)
+    assert second["mean"]["value"] == pytest.approx(bmi.mean(), abs=1e-2)
+    assert second["variance"]["value"] == pytest.approx(bmi.var(), rel=1e-2)
+    assert second["unit"] == ""
+    assert summary["categories"][0]["share_of_records"]["value"] == pytest.approx(np.mean(sex == "f"), abs=1e-6)
+    assert summary["classes"][1]["share"]["value"] == pytest.approx(ill.mean(), abs=1e-6)
+
+
+def test_statistics_standard_errors_cover_the_truth(tmp_path: Path) -> None:
+    age, bmi, _, ill = mixed_file(tmp_path / "d.npz", 3000)
+    records, _ = load_records(tmp_path / "d.npz", MIXED)
+    federation = MemoryFederation(compiled(MIXED, "statistics", 2.0), split_records(records, 4), seed=2)
+    truths = (np.nanmean(age), bmi.mean(), np.nanvar(age), ill.mean())
+    errors: list[list[float]] = []
+    for _ in range(200):
+        summary = METHODS["statistics"].run(federation).summary
+        first, second = summary["numbers"]
+        found = (first["mean"], second["mean"], first["variance"], summary["classes"][1]["share"])
+        errors.append([(item["value"] - truth) / item["std_error"] for item, truth in zip(found, truths, strict=True)])
+    spread = np.sqrt(np.mean(np.square(errors), axis=0))
+    np.testing.assert_allclose(spread, 1.0, atol=0.17)
+
+
+def test_fedcgs_without_noise_is_linear_discriminant_analysis(breast_cancer: tuple[DatasetSchema, Records]) -> None:
+    schema, records = breast_cancer
+    study = compiled(schema, "fedcgs", None, clip=6.0)  # sqrt(30) at most: nothing is clipped
+    result = METHODS["fedcgs"].run(MemoryFederation(study, split_records(records, 4)))
+    assert records.labels is not None
+    x, y = records.features, records.labels
+    within = sum(np.mean(y == c) * np.cov(x[y == c].T, bias=True) for c in (0, 1))
+    alpha, mu, n, d = np.mean(within**2), np.trace(within) / 30, len(y), 30
+    shrinkage = min(1.0, (alpha + mu**2) / ((n + 1) * (alpha - mu**2 / d)))
+    shrunk = (1 - shrinkage) * within + shrinkage * mu * np.eye(d)
+    means = np.array([x[y == c].mean(axis=0) for c in (0, 1)])
+    expected = np.linalg.solve(shrunk, means[1] - means[0])
+    weights = head_of(result).weights
+    np.testing.assert_allclose(weights[1] - weights[0], expected, rtol=2e-2, atol=2e-2 * np.abs(expected).max())
+    plain = LinearDiscriminantAnalysis().fit(x, y).score(x, y)
+    assert accuracy(schema, result, records) >= plain - 0.015
+
+
+@pytest.mark.parametrize(("epsilon", "least"), [(1.0, 0.88), (3.0, 0.915)])
+def test_fedcgs_on_breast_cancer(breast_cancer: tuple[DatasetSchema, Records], epsilon: float, least: float) -> None:
+    schema, records = breast_cancer
+    study = compiled(schema, "fedcgs", epsilon)
+    assert study.privacy.epsilon is not None
+    assert 0.99 * epsilon < study.privacy.epsilon <= epsilon
+    accuracies = []
+    for split in range(6):
+        order = np.random.default_rng(split).permutation(len(records))
+        train, test = take(records, order[170:]), take(records, order[:170])
+        federation = MemoryFederation(study, split_records(train, 4, split), seed=split)
+        accuracies += [accuracy(schema, METHODS["fedcgs"].run(federation), test) for _ in range(10)]
+    assert np.mean(accuracies) > least
+
+
+def test_fedcgs_survives_noise_that_swallows_everything(breast_cancer: tuple[DatasetSchema, Records]) -> None:
+    schema, records = breast_cancer
+    few = {site: take(part, np.arange(3)) for site, part in split_records(records, 4).items()}
+    federation = MemoryFederation(compiled(schema, "fedcgs", 0.1), few)
+    heads = 0
+    for _ in range(200):
+        result = METHODS["fedcgs"].run(federation)
+        json.dumps(result.summary, allow_nan=False)
+        if result.arrays:
+            heads += 1
+            assert np.isfinite(result.arrays["weights"]).all()
+            assert np.isfinite(result.arrays["bias"]).all()
+            assert len(result.application["classes"]) == sum(item["in_head"] for item in result.summary["classes"])
+        else:
+            assert "not_estimable" in result.summary
+    assert heads < 20
+
+
+@pytest.mark.parametrize("priors", ["released", "equal"])
+@pytest.mark.parametrize("epsilon", [None, 5.0])
+def test_fedcgs_with_missing_labels_a_missing_class_and_a_constant_feature(epsilon: float | None, priors: str) -> None:
+    classes = tuple(ClassValues(name=name, values=(name,)) for name in ("a", "b", "never"))
+    columns = tuple(NumberColumn(name=f"x{index}", low=-3, high=3) for index in range(4))
+    schema = DatasetSchema(columns=columns, label=Label(column="y", classes=classes))
+    rng = np.random.default_rng(0)
+    labels = rng.integers(-1, 2, 4000)
+    features = (rng.standard_normal((4000, 4)) / 3 + labels[:, None] * np.array([0.5, 0, 0, 0])).clip(-1, 1)
+    features[:, 3] = 0.25
+    records = Records(features, rng.random((4000, 4)) < 0.9, labels)
+    study = compiled(schema, "fedcgs", epsilon, priors=priors, missing="centre")
+    result = METHODS["fedcgs"].run(MemoryFederation(study, split_records(records, 4), seed=1))
+    assert result.application["classes"] == ["a", "b"]
+    assert result.summary["classes"][2]["in_head"] is False
+    known = take(records, np.flatnonzero(labels >= 0))
+    assert accuracy(schema, result, known) > 0.7
+
+
+def test_results_are_kept_and_checked(tmp_path: Path) -> None:
+    result = Result("m", {"a": [{"x": 1}]}, {"w": np.arange(6.0).reshape(2, 3).T}, {"classes": ["p", "q"]})
+    manifest = save_result(tmp_path / "r", result, study={"name": "s"})
+    assert json.loads(manifest.read_text())["study"] == {"name": "s"}
+    loaded = load_result(tmp_path / "r")
+    np.testing.assert_array_equal(loaded.arrays["w"], result.arrays["w"])
+    assert (loaded.method, loaded.summary, loaded.application) == ("m", result.summary, result.application)
+    assert sorted(path.name for path in (tmp_path / "r").iterdir()) == ["arrays.safetensors", "manifest.json"]
+    arrays = tmp_path / "r" / "arrays.safetensors"
+    arrays.write_bytes(arrays.read_bytes()[:-1] + b"x")
+    with pytest.raises(HostileInput, match="not the file"):
+        load_result(tmp_path / "r")
+    with pytest.raises(HostileInput, match="no readable result"):
+        load_result(tmp_path / "none")
+    manifest.write_text("[]")
+    with pytest.raises(HostileInput, match="malformed"):
+        load_result(tmp_path / "r")
+    with pytest.raises(Misuse):
+        save_result(tmp_path / "n", Result("m", {"a": float("nan")}))
+    assert not (tmp_path / "n" / "manifest.json").exists()

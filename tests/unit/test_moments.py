@@ -1,0 +1,138 @@
+"""Statistics from sums: equal to numpy and scikit-learn without noise, and their standard errors are true with it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from sklearn.covariance import oas
+
+from veilsum_aggregation import moments
+from veilsum_aggregation.moments import Estimate, NotEstimable, Statistic
+
+RNG = np.random.default_rng(5)
+
+
+def value(statistic: Statistic) -> float:
+    assert isinstance(statistic, Estimate)
+    return statistic.value
+
+
+@settings(max_examples=60, deadline=None)
+@given(arrays(np.float64, st.integers(1, 40), elements=st.floats(-1, 1)))
+def test_mean_and_variance_equal_numpy(x: np.ndarray) -> None:
+    n, t1, t2 = len(x), x.sum(), (2 * x**2 - 1).sum()
+    assert value(moments.mean(t1, n, 0, 0, low=-1, high=1)) == pytest.approx(x.mean(), abs=1e-12)
+    assert value(moments.variance(t1, t2, n, 0, 0, 0)) == pytest.approx(x.var(), abs=1e-12)
+    estimate = moments.variance(t1, t2, n, 0, 0, 0)
+    assert isinstance(estimate, Estimate)
+    assert estimate.std_error == 0
+
+
+def test_standard_errors_match_simulation() -> None:
+    x = RNG.beta(2, 5, 2000) * 2 - 1
+    n, t1, t2 = len(x), x.sum(), (2 * x**2 - 1).sum()
+    draws, s1, s2, s0 = 4000, 20.0, 15.0, 30.0
+    noisy = np.column_stack([t1 + s1 * RNG.standard_normal(draws), t2 + s2 * RNG.standard_normal(draws)])
+    counts = n + s0 * RNG.standard_normal(draws)
+    means = [value(moments.mean(a, c, s1, s0, low=-1, high=1)) for (a, _), c in zip(noisy, counts, strict=True)]
+    variances = [value(moments.variance(a, b, c, s1, s2, s0)) for (a, b), c in zip(noisy, counts, strict=True)]
+    mean, variance = moments.mean(t1, n, s1, s0, low=-1, high=1), moments.variance(t1, t2, n, s1, s2, s0)
+    assert isinstance(mean, Estimate)
+    assert isinstance(variance, Estimate)
+    assert np.std(means) == pytest.approx(mean.std_error, rel=0.06)
+    assert np.std(variances) == pytest.approx(variance.std_error, rel=0.06)
+
+
+def test_share_matches_simulation() -> None:
+    counts, std = np.array([300.0, 500.0, 1200.0]), 25.0
+    drawn = counts + std * RNG.standard_normal((4000, 3))
+    shares = drawn / drawn.sum(axis=1, keepdims=True)
+    for index, estimate in enumerate(moments.share(counts, std)):
+        assert isinstance(estimate, Estimate)
+        assert estimate.value == pytest.approx(counts[index] / 2000)
+        assert shares[:, index].std() == pytest.approx(estimate.std_error, rel=0.06)
+
+
+def test_within_noise_is_not_a_number_but_a_statement() -> None:
+    for number in (-5.0, 0.0, 29.0):
+        assert isinstance(moments.mean(1, number, 1, 10, low=-1, high=1), NotEstimable)
+        assert isinstance(moments.variance(1, 1, number, 1, 1, 10), NotEstimable)
+        assert isinstance(moments.proportion(1, number, 1, 10), NotEstimable)
+    assert isinstance(moments.mean(1, 31, 1, 10, low=-1, high=1), Estimate)
+    assert isinstance(moments.mean(1, 0, 0, 0, low=-1, high=1), NotEstimable)
+    assert all(isinstance(item, NotEstimable) for item in moments.share(np.array([1.0, 2.0]), 10.0))
+    assert isinstance(moments.mean(1, float("nan"), 1, 1, low=-1, high=1), NotEstimable)
+
+
+def test_estimates_stay_in_range() -> None:
+    assert value(moments.mean(500, 100, 1, 1, low=-1, high=1)) == 1
+    assert value(moments.proportion(-5, 100, 1, 1)) == 0
+    assert value(moments.variance(90, -90, 100, 1, 1, 1)) == 0
+    assert moments.count(-3.0, 2.0) == Estimate(0.0, 2.0)
+
+
+def test_covariances_equal_numpy() -> None:
+    x, y = RNG.standard_normal((200, 4)) @ RNG.standard_normal((4, 4)) + 3, RNG.integers(0, 3, 200)
+    second = x.T @ x
+    packed = moments.symmetric(np.diag(second).copy(), second[np.triu_indices(4, 1)])
+    np.testing.assert_allclose(packed, second)
+    np.testing.assert_allclose(moments.covariance(200, x.sum(0), second), np.cov(x.T, bias=True), atol=1e-9)
+    counts = np.array([np.sum(y == k) for k in range(3)], dtype=np.float64)
+    sums = np.array([x[y == k].sum(axis=0) for k in range(3)])
+    within = sum(np.sum(y == k) * np.cov(x[y == k].T, bias=True) for k in range(3)) / 200
+    np.testing.assert_allclose(moments.within_covariance(counts, sums, second), within, atol=1e-9)
+
+
+def test_within_covariance_is_unbiased_under_noise_of_the_sums() -> None:
+    counts, sums, std = np.array([50.0, 80.0]), RNG.standard_normal((2, 3)) * 20, 12.0
+    second = np.eye(3) * 300
+    clean = moments.within_covariance(counts, sums, second)
+    noisy = [moments.within_covariance(counts, sums + std * RNG.standard_normal((2, 3)), second, std) for _ in range(20_000)]
+    np.testing.assert_allclose(np.mean(noisy, axis=0), clean, atol=0.15)
+
+
+def test_oas_equals_scikit_learn() -> None:
+    for n, d in ((5, 20), (50, 8), (1000, 3)):
+        x = RNG.standard_normal((n, d)) * np.linspace(1, 3, d)
+        expected, _ = oas(x)
+        np.testing.assert_allclose(moments.shrink_oas(np.cov(x.T, bias=True), n), expected, rtol=1e-10, atol=1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(arrays(np.float64, (5, 5), elements=st.floats(-10, 10)), st.floats(0, 2))
+def test_psd_projection(matrix: np.ndarray, floor: float) -> None:
+    symmetric = (matrix + matrix.T) / 2
+    projected = moments.project_psd(matrix, floor)
+    values = np.linalg.eigvalsh(projected)
+    assert values.min() >= floor - 1e-9
+    # The nearest point of a convex set: the distance equals the sum of what the eigenvalues were raised by.
+    raised = np.maximum(floor - np.linalg.eigvalsh(symmetric), 0)
+    assert np.linalg.norm(projected - symmetric) == pytest.approx(np.linalg.norm(raised), abs=1e-7)
+
+
+@pytest.mark.parametrize("noise", [0.0, 2.0, 20.0, 300.0, 3e5])
+def test_noised_shrinkage_is_definite_and_helps(noise: float) -> None:
+    d, n = 12, 400
+    root = np.eye(d) + 0.4 * RNG.standard_normal((d, d))
+    truth = root.T @ root
+    errors, shrunk_errors = [], []
+    for _ in range(40):
+        upper = noise * RNG.standard_normal((d, d))
+        sampled = np.cov((RNG.standard_normal((n, d)) @ root).T, bias=True)
+        noisy = sampled + (np.triu(upper) + np.triu(upper, 1).T) / n
+        shrunk = moments.shrink_noised(noisy, n, noise, noise)
+        np.linalg.cholesky(shrunk)
+        errors.append(np.linalg.norm(noisy - truth))
+        shrunk_errors.append(np.linalg.norm(shrunk - truth))
+    # Small noise leaves little to gain; at 300 raised eigenvalues cost much of it again; beyond, most of the error must go.
+    gain = {0.0: 1.05, 2.0: 1.05, 20.0: 1.05, 300.0: 0.95, 3e5: 0.6}
+    assert np.mean(shrunk_errors) < gain[noise] * np.mean(errors)
+
+
+def test_noised_shrinkage_without_any_variance_left() -> None:
+    shrunk = moments.shrink_noised(-np.eye(3), 10, 5.0, 5.0)
+    np.testing.assert_allclose(shrunk, 0.5 * np.eye(3))
+    assert np.linalg.eigvalsh(moments.shrink_noised(np.zeros((2, 2)), 10, 0.0, 0.0)).min() > 0
