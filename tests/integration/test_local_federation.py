@@ -21,5 +21,5 @@ def test_statistics_without_noise_equal_numpy(tmp_path: Path) -> None:
     release = local.prepare(key).sum("statistics")
     pooled = np.concatenate([features for features, _ in data.values()])
     assert release.cohort == ("a", "b", "c", "d")
-    np.testing.assert_allclose(release.values["count"], [200] * 3, atol=1e-6)
+    np.testing.assert_allclose(release.values["present"], [200] * 3, atol=1e-6)
     np.testing.assert_allclose(release.values["t1"], pooled.sum(0), atol=1e-3)

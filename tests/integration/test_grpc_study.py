@@ -1,0 +1,52 @@
+"""Whole studies over real gRPC with mutual TLS."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import grpc
+import numpy as np
+from support.federation import make_bed, make_request, schema_of
+from support.network import running_client, running_server, wait_for
+
+from veilsum_coordinator.machine import StudyPhase
+from veilsum_participant.channel import open_channel
+from veilsum_privacy.identity import Label
+from veilsum_proto import federation_pb2 as pb
+from veilsum_proto.federation_pb2_grpc import StudiesStub
+
+
+def test_a_study_runs_from_submission_to_result(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    data = {name: (rng.uniform(-1, 1, (40, 3)), rng.integers(0, 2, 40)) for name in "abcd"}
+    bed = make_bed(tmp_path, data)
+    with ExitStack() as stack:
+        server, address = stack.enter_context(running_server(bed))
+        for site in bed.sites.values():
+            stack.enter_context(running_client(site, address))
+        study = bed.compile(make_request(schema_of(3), epsilon=None)).to_bytes()
+        stub = StudiesStub(stack.enter_context(open_channel(address, bed.analyst)))
+        signature = bed.analyst.signing_key.sign(Label.STUDY, study)
+        submitted = pb.StudyObject(study=study, signature=signature, certificate=bed.analyst.identity.certificate)
+        key = stub.Submit(pb.SubmitRequest(study=submitted)).study
+        phases = [status.phase for status in stub.Watch(pb.ShowRequest(study=key), timeout=60)]
+        status = stub.Show(pb.ShowRequest(study=key))
+        assert status.phase == StudyPhase.FINISHED, (status.reason, status.refusals)
+        assert phases[-1] == "finished"
+        assert list(status.results) == ["manifest.json"]
+        manifest = b"".join(chunk.data for chunk in stub.Result(pb.ResultRequest(study=key, file="manifest.json")))
+        assert b'"statistics"' in manifest
+        wait_for(lambda: all(seat.ended for seat in server.hub.studies[key].machine.seats.values()), 20, "the end everywhere")
+
+
+def test_a_foreign_certificate_is_not_let_in(tmp_path: Path) -> None:
+    data = {name: (np.zeros((1, 1)), np.zeros(1, dtype=int)) for name in "ab"}
+    bed, other = make_bed(tmp_path / "one", data), make_bed(tmp_path / "two", data)
+    with running_server(bed) as (_, address), open_channel(address, other.analyst) as channel:
+        try:
+            StudiesStub(channel).List(pb.ListRequest(), timeout=5)
+            code = grpc.StatusCode.OK
+        except grpc.RpcError as error:
+            code = error.code()
+        assert code is grpc.StatusCode.UNAVAILABLE

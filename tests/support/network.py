@@ -1,0 +1,80 @@
+"""A coordinator and participants over real gRPC with mutual TLS on loopback, in threads of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from support.federation import TestBed
+
+from veilsum_coordinator.server import CoordinatorServer
+from veilsum_coordinator.settings import CoordinatorConfig, Waits
+from veilsum_participant.client import Client
+from veilsum_participant.site import Site
+
+
+@contextmanager
+def running_server(bed: TestBed, waits: Waits | None = None) -> Iterator[tuple[CoordinatorServer, str]]:
+    """Run a coordinator of the bed's kit on a port that the system chooses; yields server and address."""
+    config = CoordinatorConfig(
+        listen="localhost:0",
+        identity=bed.kit.coordinator.identity,
+        state=bed.kit.coordinator.directory / "state",
+        waits=waits or Waits(grace=1),
+    )
+    server = CoordinatorServer(config, clock=bed.clock)
+    ready = threading.Event()
+    address: list[str] = []
+    stopped: list[Callable[[], None]] = []
+
+    def serve() -> None:
+        async def main() -> None:
+            stop = asyncio.Event()
+            loop = asyncio.get_running_loop()
+            stopped.append(lambda: loop.call_soon_threadsafe(stop.set))
+
+            def on_ready(where: str) -> None:
+                address.append(where)
+                ready.set()
+
+            await server.run(stop, on_ready=on_ready)
+
+        asyncio.run(main())
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    assert ready.wait(20), "the coordinator did not start"
+    try:
+        yield server, address[0]
+    finally:
+        stopped[0]()
+        thread.join(10)
+
+
+@contextmanager
+def running_client(site: Site, address: str) -> Iterator[Client]:
+    """Run a participant against the address."""
+    site.config = site.config.model_copy(update={"coordinator": address})
+    client = Client(site)
+    thread = threading.Thread(target=client.run, daemon=True)
+    thread.start()
+    try:
+        yield client
+    finally:
+        client.stop()
+        thread.join(10)
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60.0, what: str = "the condition") -> None:
+    """Poll until the condition holds.
+
+    Raises:
+        AssertionError: it does not within ``seconds``.
+    """
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"{what} did not come true within {seconds} s"
+        time.sleep(0.02)
