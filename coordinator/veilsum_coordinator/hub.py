@@ -46,6 +46,7 @@ class StudyEntry:
     analyst: str
     submitted: int
     results: list[str] = field(default_factory=list)
+    outcome: pb.StudyStatus | None = None
 
 
 class Hub:
@@ -56,7 +57,6 @@ class Hub:
         self.changed = threading.Condition(threading.RLock())
         self.studies: dict[bytes, StudyEntry] = {}
         self.sessions: dict[str, Session] = {}
-        self.version = 0
         self._listeners: list[Callable[[], object]] = []
         self._waits, self._clock = waits, clock
         self._restore()
@@ -91,10 +91,14 @@ class Hub:
             return [directive for entry in self.studies.values() for directive in entry.machine.directives(name)]
 
     def tick(self) -> None:
-        """Act on deadlines in every study."""
-        with self._change():
+        """Act on deadlines in every study; wakes others only if something came of it."""
+        with self.changed:
+            before = [entry.machine.marks() for entry in self.studies.values()]
             for entry in self.studies.values():
                 entry.machine.tick()
+            if before != [entry.machine.marks() for entry in self.studies.values()]:
+                with self._change():
+                    pass
 
     # -- participants' messages --------------------------------------------------------------------------------------------
 
@@ -244,12 +248,16 @@ class Hub:
     def status(self, key: bytes) -> pb.StudyStatus:
         """What is shown of a study."""
         with self.changed:
-            return study_status(self._entry(key))
+            entry = self._entry(key)
+            return entry.outcome or study_status(entry)
 
     def list(self) -> list[pb.StudyStatus]:
         """What is shown of all studies, oldest first."""
         with self.changed:
-            return [study_status(entry) for entry in sorted(self.studies.values(), key=lambda entry: entry.submitted)]
+            return [
+                entry.outcome or study_status(entry)
+                for entry in sorted(self.studies.values(), key=lambda entry: entry.submitted)
+            ]
 
     def abort(self, key: bytes, reason: str) -> None:
         """Stop a study."""
@@ -261,14 +269,12 @@ class Hub:
     @contextmanager
     def _change(self) -> Iterator[None]:
         with self.changed:
-            phases = {key: entry.machine.phase for key, entry in self.studies.items()}
             try:
                 yield
             finally:
                 for key, entry in self.studies.items():
-                    if entry.machine.phase.over and phases.get(key) is not entry.machine.phase:
+                    if entry.machine.phase.over and entry.outcome is None:
                         self._keep_outcome(key, entry)
-                self.version += 1
                 self.changed.notify_all()
                 for listener in self._listeners:
                     listener()
@@ -284,11 +290,12 @@ class Hub:
         self._listeners.append(listener)
 
     def _keep_outcome(self, key: bytes, entry: StudyEntry) -> None:
+        entry.outcome = study_status(entry)
         self.journal.change_study(
             key,
             phase=entry.machine.phase.value,
             reason=entry.machine.reason,
-            status=study_status(entry).SerializeToString(),
+            status=entry.outcome.SerializeToString(),
         )
 
     def _machine(self, study: Study, key: bytes) -> StudyMachine:
@@ -310,6 +317,9 @@ class Hub:
             entry = StudyEntry(machine, submitted, row["analyst"], row["submitted"])
             machine.phase, machine.reason = StudyPhase(row["phase"]), row["reason"]
             self.studies[row["digest"]] = entry
+            if row["status"] is not None:
+                entry.outcome = pb.StudyStatus.FromString(row["status"])
+                entry.results = list(entry.outcome.results)
             if not machine.phase.over:
                 machine.fail("the coordinator was restarted")
                 self._keep_outcome(row["digest"], entry)

@@ -186,6 +186,14 @@ class StudyMachine:
         elif (current := self.round) is not None:
             self._tick_round(current, now)
 
+    def marks(self) -> tuple[object, ...]:
+        """What a tick can change, to see whether it did."""
+        current = self.rounds[-1] if self.rounds else None
+        gone = sum(seat.gone for seat in self.seats.values())
+        if current is None:
+            return (self.phase, self.dealer, gone, self._deadline)
+        return (self.phase, gone, len(self.rounds), current.phase, current.attempts, len(current.unable), current.deadline)
+
     def _absent(self, name: str, now: int) -> bool:
         seat = self.seats[name]
         return not seat.connected and now - seat.left_at >= self._waits.grace

@@ -27,6 +27,7 @@ from veilsum_privacy.errors import ConfigurationError
 from veilsum_privacy.identity import Role, load_credentials
 from veilsum_proto import MAX_MESSAGE_BYTES, SERVICES
 from veilsum_proto.federation_pb2_grpc import add_CoordinationServicer_to_server, add_StudiesServicer_to_server
+from veilsum_proto.transport import require_tls13
 
 LOG = logging.getLogger("veilsum.coordinator")
 
@@ -80,6 +81,7 @@ class CoordinatorServer:
         health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(health, server)
         reflection.enable_server_reflection((*SERVICES, reflection.SERVICE_NAME, "grpc.health.v1.Health"), server)
+        require_tls13()
         tls = grpc.ssl_server_credentials(
             [(credentials.key_pem, credentials.certificate_pem)], credentials.authority_pem, require_client_auth=True
         )

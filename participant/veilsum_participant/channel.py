@@ -13,13 +13,14 @@ import numpy as np
 
 from veilsum_participant.contributions import Payload
 from veilsum_privacy.errors import HostileInput, RefusalCode, StateError
-from veilsum_privacy.identity import Credentials
+from veilsum_privacy.identity import Credentials, Label, Role, hello_digest, verify, verify_certificate
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.contribution import Slots
 from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_proto import MAX_MESSAGE_BYTES, MAX_OBJECT_BYTES, PROTOCOL_VERSIONS, SOFTWARE
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import CoordinationStub
+from veilsum_proto.transport import require_tls13
 
 CALL_SECONDS = 60.0
 STREAM_SECONDS = 3600.0
@@ -38,6 +39,7 @@ _OPTIONS = [
 
 def open_channel(target: str, credentials: Credentials) -> grpc.Channel:
     """Open a mutual-TLS channel; the server must be certified for the host in ``target``."""
+    require_tls13()
     tls = grpc.ssl_channel_credentials(credentials.authority_pem, credentials.key_pem, credentials.certificate_pem)
     return grpc.secure_channel(target, tls, options=_OPTIONS)
 
@@ -45,27 +47,39 @@ def open_channel(target: str, credentials: Credentials) -> grpc.Channel:
 class GrpcChannel:
     """Implements :class:`~veilsum_participant.core.Channel` over one gRPC channel."""
 
-    def __init__(self, channel: grpc.Channel) -> None:
+    def __init__(self, channel: grpc.Channel, credentials: Credentials) -> None:
+        self._credentials = credentials
         self.stub = CoordinationStub(channel)
         self.coordinator = ""
         self.version = 0
 
-    def hello(self) -> pb.HelloReply:
-        """Negotiate the protocol version.
+    def hello(self, challenge: bytes, at: int) -> pb.HelloReply:
+        """Negotiate the protocol version and let the coordinator prove its name.
+
+        TLS proves that some coordinator of the federation answers under the host's name; gRPC does not say which. So the
+        answer is signed over a fresh challenge and this caller's name.
+
+        Args:
+            challenge: 32 fresh random bytes.
+            at: the time to judge the coordinator's certificate by, unix seconds.
 
         Raises:
             StateError: no common version.
-            HostileInput: the coordinator answered with a version that was not offered.
+            HostileInput: the answer's version was not offered, or its certificate or signature is wrong.
         """
         try:
-            reply = self.stub.Hello(pb.HelloRequest(versions=PROTOCOL_VERSIONS, software=SOFTWARE), timeout=CALL_SECONDS)
+            request = pb.HelloRequest(versions=PROTOCOL_VERSIONS, software=SOFTWARE, challenge=challenge)
+            reply = self.stub.Hello(request, timeout=CALL_SECONDS)
         except grpc.RpcError as error:
             if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                 raise StateError(str(error.details()), "Install a version that the coordinator speaks.") from error
             raise
         if reply.version not in PROTOCOL_VERSIONS:
             raise HostileInput("The coordinator chose a protocol version that was not offered.")
-        self.version, self.coordinator = reply.version, reply.coordinator
+        identity = verify_certificate(reply.certificate, self._credentials.authority, at, Role.COORDINATOR)
+        greeting = hello_digest(challenge, self._credentials.identity.name, identity.name)
+        verify(identity.public_key, Label.HELLO, greeting, reply.signature)
+        self.version, self.coordinator = reply.version, identity.name
         return reply
 
     def fetch(self, kind: pb.ObjectKind.ValueType, study: bytes, number: int = 0, attempt: int = 0) -> bytes:

@@ -108,12 +108,12 @@ class Client:
     def _session(self) -> None:
         with open_channel(self._site.config.coordinator, self._site.credentials) as raw:
             self._channel = raw
-            channel = GrpcChannel(raw)
-            reply = channel.hello()
+            channel = GrpcChannel(raw, self._site.credentials)
+            reply = channel.hello(self._site.random.bytes(32), self._site.clock())
             skew = reply.now - self._site.clock()
             if abs(skew) > 60:
                 LOG.warning("the coordinator's clock differs by %d s", skew)
-            LOG.info("session with coordinator %s open", reply.coordinator)
+            LOG.info("session with coordinator %s open", channel.coordinator)
             inbox: queue.Queue[pb.Directive | Exception | None] = queue.Queue(maxsize=1024)
             reader = threading.Thread(target=_read, args=(channel.work(self._site.nonce), inbox), daemon=True)
             reader.start()

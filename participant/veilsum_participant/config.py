@@ -50,6 +50,7 @@ class Policy(Frozen):
         disclosures: kinds of disclosure it accepts.
         max_epsilon: largest epsilon of one study.
         max_lost: charges without a release after which it leaves a study.
+        attempt_hours: how long a reservation stays open at most, whatever deadline the coordinator names.
     """
 
     methods: tuple[Name, ...] = ("statistics", "fedcgs")
@@ -61,6 +62,7 @@ class Policy(Frozen):
     disclosures: tuple[Disclosure, ...] = ("joint",)
     max_epsilon: float = Field(default=1.0, gt=0, le=1000)
     max_lost: int = Field(default=2, ge=1, le=100)
+    attempt_hours: int = Field(default=24, ge=1, le=24 * 30)
 
 
 class ParticipantConfig(Frozen):

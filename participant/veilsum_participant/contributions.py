@@ -15,7 +15,7 @@ from veilsum_participant import store
 from veilsum_participant.policy import check_members, check_noise
 from veilsum_participant.site import LOG, OpenStudy, Site, load_open_study
 from veilsum_privacy.clipping import site_sum
-from veilsum_privacy.database import transaction
+from veilsum_privacy.database import scrub, transaction
 from veilsum_privacy.errors import HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_privacy.ledger import Reservation
 from veilsum_privacy.securesum.context import (
@@ -116,6 +116,7 @@ class Contributions:
         """The attempt is over before consent. Idempotent; an attempt with consent stays as it is."""
         with transaction(self._site.engine) as connection:
             give_up_open(connection, self._site, key, attempt)
+        scrub(self._site.engine)
 
     def expire(self) -> None:
         """Give up attempts past their deadline, and those whose payload was never finished by an earlier process."""
@@ -201,7 +202,7 @@ class Contributions:
             state="reserved",
             context=checked.context,
             assignment=data,
-            deadline=assignment.deadline,
+            deadline=min(assignment.deadline, opened.study.expires, site.clock() + 3600 * site.config.policy.attempt_hours),
             label=assignment.label,
         )
         store.change_study(connection, opened.digest, round=assignment.round, attempt=assignment.attempt)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from veilsum_participant import store
 from veilsum_participant.policy import check_members, check_study
 from veilsum_participant.site import LOG, Site, dump_enrolments, load_enrolments, load_open_study
-from veilsum_privacy.database import transaction
+from veilsum_privacy.database import scrub, transaction
 from veilsum_privacy.errors import HostileInput, Refusal, RefusalCode
 from veilsum_privacy.identity import Label, Role, verify, verify_certificate
 from veilsum_privacy.securesum.bfv import SecretKey
@@ -156,6 +156,7 @@ class Membership:
             store.change_study(
                 connection, key, status=status, box_key=None, secret_key=None, tag_key=None, seeds=None, roster=None
             )
+        scrub(site.engine)
 
     def expire(self) -> None:
         """Leave studies whose time is over."""

@@ -90,9 +90,16 @@ def transaction(engine: Engine) -> Iterator[Connection]:
         ) from error
 
 
+def scrub(engine: Engine) -> None:
+    """Empty SQLite's write-ahead log, so that what was just erased is not found there; a busy log is emptied later."""
+    if engine.dialect.name == "sqlite":
+        with engine.connect() as connection:
+            connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
 def _configure(connection: Any, _record: Any) -> None:
     connection.isolation_level = None  # SQLAlchemy's events begin transactions, not the driver
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "recursive_triggers=ON"):
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "recursive_triggers=ON", "secure_delete=ON"):
         connection.execute(f"PRAGMA {pragma}")
 
 

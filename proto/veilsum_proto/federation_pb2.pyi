@@ -120,8 +120,11 @@ class HelloRequest(_message.Message):
 
     VERSIONS_FIELD_NUMBER: _builtins.int
     SOFTWARE_FIELD_NUMBER: _builtins.int
+    CHALLENGE_FIELD_NUMBER: _builtins.int
     software: _builtins.str
     """name and version, at most 64 bytes; shown to operators only"""
+    challenge: _builtins.bytes
+    """32 random bytes, or none where the coordinator's name does not matter"""
     @_builtins.property
     def versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """protocol versions the caller speaks, at most 16"""
@@ -131,10 +134,11 @@ class HelloRequest(_message.Message):
         *,
         versions: _abc.Iterable[_builtins.int] | None = ...,
         software: _builtins.str = ...,
+        challenge: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["software", b"software", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["challenge", b"challenge", "software", b"software", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -148,6 +152,8 @@ class HelloReply(_message.Message):
     NOW_FIELD_NUMBER: _builtins.int
     COORDINATOR_FIELD_NUMBER: _builtins.int
     SOFTWARE_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """the highest version both speak"""
     now: _builtins.int
@@ -155,6 +161,10 @@ class HelloReply(_message.Message):
     coordinator: _builtins.str
     """its certified name"""
     software: _builtins.str
+    certificate: _builtins.bytes
+    """DER; with a challenge only, as is the signature"""
+    signature: _builtins.bytes
+    """over challenge, the caller's certified name and the coordinator's"""
     def __init__(
         self,
         *,
@@ -162,10 +172,12 @@ class HelloReply(_message.Message):
         now: _builtins.int = ...,
         coordinator: _builtins.str = ...,
         software: _builtins.str = ...,
+        certificate: _builtins.bytes = ...,
+        signature: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator", b"coordinator", "now", b"now", "software", b"software", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "coordinator", b"coordinator", "now", b"now", "signature", b"signature", "software", b"software", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,7 +10,7 @@ import numpy as np
 from veilsum_coordinator.hub import Hub
 from veilsum_coordinator.service.guard import Context, Guard, WrongVersion
 from veilsum_privacy.errors import HostileInput
-from veilsum_privacy.identity import Role
+from veilsum_privacy.identity import Label, Role, hello_digest
 from veilsum_privacy.securesum.boxes import Box, Purpose
 from veilsum_privacy.securesum.contribution import Slots
 from veilsum_privacy.securesum.receipts import SignedReceipt
@@ -44,7 +44,7 @@ class Coordination(CoordinationServicer):
         self._hub, self._guard, self._clock = hub, guard, clock
         self._wakers: dict[str, asyncio.Event] = {}
         loop = asyncio.get_running_loop()
-        hub.listen(lambda: loop.call_soon_threadsafe(self._wake))
+        hub.listen(lambda: None if loop.is_closed() else loop.call_soon_threadsafe(self._wake))
 
     def _wake(self) -> None:
         for waker in self._wakers.values():
@@ -53,14 +53,20 @@ class Coordination(CoordinationServicer):
 
     async def Hello(self, request: pb.HelloRequest, context: Context) -> pb.HelloReply:
         async def work() -> pb.HelloReply:
-            self._guard.caller(context, tuple(Role))
+            caller = self._guard.caller(context, tuple(Role))
+            if len(request.versions) > 16 or len(request.software) > 64 or len(request.challenge) not in (0, 32):
+                raise HostileInput("A greeting is larger than allowed.")
             common = set(request.versions) & set(PROTOCOL_VERSIONS)
             if not common:
                 spoken = ", ".join(str(version) for version in PROTOCOL_VERSIONS)
                 raise WrongVersion(f"No common protocol version; this coordinator speaks {spoken}. Update the older side.")
-            return pb.HelloReply(
-                version=max(common), now=self._clock(), coordinator=self._hub.credentials.identity.name, software=SOFTWARE
-            )
+            own = self._hub.credentials
+            reply = pb.HelloReply(version=max(common), now=self._clock(), coordinator=own.identity.name, software=SOFTWARE)
+            if request.challenge:
+                # the caller's name is signed too, so that no other coordinator can pass the answer on as its own
+                greeting = hello_digest(request.challenge, caller.name, own.identity.name)
+                reply.certificate, reply.signature = own.identity.certificate, own.signing_key.sign(Label.HELLO, greeting)
+            return reply
 
         return await self._guard.unary(context, work)
 
@@ -220,4 +226,6 @@ def _box(message: pb.SealedBox) -> Box:
     except ValueError as error:
         raise HostileInput("A box has an unknown purpose.") from error
     ciphertext = _bounded(message.ciphertext, 1 << 19, "sealed box")
+    if len(message.sender) > 64 or len(message.recipient) > 64 or len(message.signature) > 256:
+        raise HostileInput("A box's names or signature are larger than allowed.")
     return Box(message.sender, message.recipient, purpose, ciphertext, message.signature)

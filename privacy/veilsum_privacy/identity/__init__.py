@@ -11,7 +11,7 @@ from veilsum_privacy.identity.certificate import (
     verify_certificate,
 )
 from veilsum_privacy.identity.record import Issued, IssuedRecord
-from veilsum_privacy.identity.signing import Label, SigningKey, verify
+from veilsum_privacy.identity.signing import Label, SigningKey, hello_digest, verify
 from veilsum_privacy.identity.tls import Credentials, load_credentials
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "SigningKey",
     "federation_id",
     "federation_name",
+    "hello_digest",
     "key_fingerprint",
     "load_authority_certificate",
     "load_credentials",

@@ -31,6 +31,7 @@ class Label(StrEnum):
     RECEIPT = "veilsum/1/receipt"
     COUNTERSIGN = "veilsum/1/countersign"
     LEDGER = "veilsum/1/ledger"
+    HELLO = "veilsum/1/hello"
     REFUSAL = "veilsum/1/refusal"
 
 
@@ -76,6 +77,11 @@ class SigningKey:
 
     def __repr__(self) -> str:
         return f"SigningKey({self.fingerprint[:16]})"
+
+
+def hello_digest(challenge: bytes, caller: str, coordinator: str) -> bytes:
+    """What a coordinator signs to prove its name to one caller (32 bytes)."""
+    return digest("hello", challenge, caller.encode(), coordinator.encode())
 
 
 def verify(public_key: ec.EllipticCurvePublicKey, label: Label, data: bytes, signature: bytes) -> None:

@@ -21,7 +21,10 @@ Slots = NDArray[np.uint64]
 
 MAX_KEY_BYTES = 1 << 18
 _ZSTD_MAGIC = bytes.fromhex("28b52ffd")
-_HEADER_LIMIT = 64
+_WRAPPER = 8  # TenSEAL's two tags, number of slots and length before SEAL's own header
+_SEAL_HEADER = 16
+_SEAL_ZSTD = 2
+_METADATA = 128  # an honest ciphertext inflates to 97 bytes and two polynomials of 8-byte coefficients
 _MAX_BLOCKS = 4  # a block inflates to at most 128 KiB; an honest ciphertext has one or two
 
 
@@ -40,6 +43,15 @@ def _parameters_id(context: Any) -> list[int]:
     return list(context.seal_context().data.key_parms_id())
 
 
+def _asymmetric(context: Any) -> bool:
+    """Whether the context encrypts with a public key; the library answers that question for no other kind."""
+    try:
+        context.has_public_key()
+    except ValueError:
+        return False
+    return True
+
+
 def _dump(context: Any, *, secret: bool) -> bytes:
     return bytes(
         context.serialize(save_public_key=False, save_secret_key=secret, save_galois_keys=False, save_relin_keys=False)
@@ -55,14 +67,26 @@ def check_frame(data: bytes, parameters: BfvParameters) -> None:
     least, largest = parameters.ciphertext_bytes
     if not least <= len(data) <= largest:
         raise HostileInput(f"A ciphertext of {len(data)} bytes is outside the {least} to {largest} of its parameters.")
-    slots = parameters.degree
-    wrapper = bytes([0x0A, 0x02, slots & 0x7F | 0x80, slots >> 7, 0x12])
-    start = data.find(_ZSTD_MAGIC, 0, _HEADER_LIMIT)
-    if not data.startswith(wrapper) or start < 0 or start + 5 > len(data):
+    rest, slots = len(data) - _WRAPPER, parameters.degree
+    wrapper = bytes([0x0A, 0x02, slots & 0x7F | 0x80, slots >> 7, 0x12, rest & 0x7F | 0x80, rest >> 7 & 0x7F | 0x80, rest >> 14])
+    prefix = data[_WRAPPER : _WRAPPER + _SEAL_HEADER]
+    start = _WRAPPER + _SEAL_HEADER
+    # Every byte that steers the library's parser is pinned: another compression mode, a skippable frame or a frame that
+    # promises more than one ciphertext could inflate without bound behind a walk that looks honest.
+    if (
+        not data.startswith(wrapper)
+        or prefix[:3] != b"\x5e\xa1\x10"
+        or prefix[5:8] != bytes([_SEAL_ZSTD, 0, 0])
+        or int.from_bytes(prefix[8:], "little") != rest
+        or data[start : start + 4] != _ZSTD_MAGIC
+    ):
         raise HostileInput("A ciphertext does not start as one ciphertext of the study's parameters does.")
     descriptor = data[start + 4]
-    single = descriptor >> 5 & 1
-    position = start + 5 + (1 - single) + (0, 1, 2, 4)[descriptor & 3] + (single, 2, 4, 8)[descriptor >> 6]
+    width = (1, 2, 4, 8)[descriptor >> 6]
+    content = int.from_bytes(data[start + 5 : start + 5 + width], "little") + (256 if width == 2 else 0)
+    if not descriptor & 0x20 or descriptor & 3 or not 0 < content <= 16 * slots + _METADATA:
+        raise HostileInput("A ciphertext's compressed frame does not state the size of one ciphertext.")
+    position = start + 5 + width
     for _ in range(_MAX_BLOCKS):
         header = int.from_bytes(data[position : position + 3], "little")
         kind, size = header >> 1 & 3, header >> 3
@@ -152,7 +176,7 @@ class SecretKey:
             raise HostileInput("A dealt key is empty or larger than a key can be.")
         try:
             context = ts.context_from(data, n_threads=1)
-            if not context.has_secret_key() or context.has_galois_keys() or context.has_relin_keys():
+            if not context.has_secret_key() or context.has_galois_keys() or context.has_relin_keys() or _asymmetric(context):
                 raise HostileInput("A dealt key holds other keys than one secret key.")
             expected = _parameters_id(_fresh_context(parameters))
             found = _parameters_id(context)
