@@ -9,12 +9,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from veilsum_coordinator.journal import SqlJournal
 from veilsum_coordinator.machine import StudyMachine, StudyPhase
 from veilsum_coordinator.settings import Waits
-from veilsum_coordinator.status import study_status
+from veilsum_coordinator.status import StudyEntry, study_status
 from veilsum_privacy.errors import HostileInput, RefusalCode
 from veilsum_privacy.identity import Credentials, Label, Role, verify, verify_certificate
 from veilsum_privacy.securesum.boxes import Box
@@ -35,18 +35,6 @@ class Session:
     last_seen: int = 0
     received: int = 0
     serial: int = 0
-
-
-@dataclass
-class StudyEntry:
-    """A study with its machine and what is shown of it."""
-
-    machine: StudyMachine
-    object: pb.StudyObject
-    analyst: str
-    submitted: int
-    results: list[str] = field(default_factory=list)
-    outcome: pb.StudyStatus | None = None
 
 
 class Hub:

@@ -56,6 +56,11 @@ RELEASES = Table(
 )
 
 
+def release_digest(study: bytes, number: int, attempt: int, values: bytes) -> bytes:
+    """Digest of a release (32 bytes); ``values`` are the opened sum's integers, little-endian int64."""
+    return digest("veilsum/1/release", study, number.to_bytes(8, "big"), attempt.to_bytes(8, "big"), values)
+
+
 class Journal(Protocol):
     """Where a study's machine makes things durable."""
 
@@ -129,7 +134,7 @@ class SqlJournal:
         self, study: bytes, number: int, attempt: int, label: str, cohort: Sequence[str], values: bytes, time: int
     ) -> bytes:
         """Make a release durable and drop its ciphertexts; returns the release's digest."""
-        key = digest("veilsum/1/release", study, number.to_bytes(8, "big"), attempt.to_bytes(8, "big"), values)
+        key = release_digest(study, number, attempt, values)
         with transaction(self._engine) as connection:
             connection.execute(
                 insert(RELEASES).values(

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
 
 from veilsum_coordinator.machine import StudyMachine, StudyPhase
 from veilsum_coordinator.rounds import RoundPhase
 from veilsum_proto import federation_pb2 as pb
-
-if TYPE_CHECKING:
-    from veilsum_coordinator.hub import StudyEntry
 
 _ROUND_SHARE = {
     RoundPhase.CONTRIBUTING: 0.2,
@@ -19,6 +16,18 @@ _ROUND_SHARE = {
     RoundPhase.RELEASED: 1.0,
     RoundPhase.FAILED: 0.0,
 }
+
+
+@dataclass
+class StudyEntry:
+    """A study with its machine and what is shown of it."""
+
+    machine: StudyMachine
+    object: pb.StudyObject
+    analyst: str
+    submitted: int
+    results: list[str] = field(default_factory=list)
+    outcome: pb.StudyStatus | None = None
 
 
 def progress(machine: StudyMachine) -> float:
