@@ -15,7 +15,7 @@ from veilsum_coordinator.journal import SqlJournal
 from veilsum_coordinator.machine import StudyMachine, StudyPhase
 from veilsum_coordinator.settings import Waits
 from veilsum_coordinator.status import StudyEntry, study_status
-from veilsum_privacy.errors import HostileInput, RefusalCode
+from veilsum_privacy.errors import HostileInput, RefusalCode, VeilsumError
 from veilsum_privacy.identity import Credentials, Label, Role, verify, verify_certificate
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.contribution import Slots
@@ -83,7 +83,10 @@ class Hub:
         with self.changed:
             before = [entry.machine.marks() for entry in self.studies.values()]
             for entry in self.studies.values():
-                entry.machine.tick()
+                try:
+                    entry.machine.tick()
+                except VeilsumError as error:  # one study's fault must not stop the clock of the others
+                    entry.machine.fail(error.message)
             if before != [entry.machine.marks() for entry in self.studies.values()]:
                 with self._change():
                     pass

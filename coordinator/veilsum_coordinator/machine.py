@@ -91,6 +91,7 @@ class StudyMachine:
         self.dealer = ""
         self.rounds: list[Round] = []
         self.refusals: list[tuple[str, str, int]] = []
+        self._keys: set[bytes | str] = set()
         self._attempts = 0
         self._strict: tuple[str, ...] | None = None
         self._authority, self._waits, self._clock, self._journal = authority, waits, clock, journal
@@ -104,18 +105,22 @@ class StudyMachine:
         if seat is None:
             return []
         if self.phase.over:
-            return [] if seat.ended else [self._directive(pb.DIRECTIVE_KIND_END, outcome=self.phase.value)]
+            return self._ending(seat, self.phase.value)
         if self.phase is StudyPhase.ENROLLING:
             waiting = seat.enrolment is None and not seat.refusal
             return [self._directive(pb.DIRECTIVE_KIND_ENROL)] if waiting else []
         if not seat.active:
-            return [] if seat.ended else [self._directive(pb.DIRECTIVE_KIND_END, outcome="left out")]
+            return self._ending(seat, "left out")
         if self.phase is StudyPhase.SEALING:
             return self._sealing(seat)
         return [*self._closing(seat), *self._round_directives(seat)]
 
     def _directive(self, kind: pb.DirectiveKind.ValueType, **fields: object) -> pb.Directive:
         return pb.Directive(kind=kind, study=self.digest, **fields)  # type: ignore[arg-type]
+
+    def _ending(self, seat: Seat, outcome: str) -> list[pb.Directive]:
+        """The end, after what a member must still hear: a release that it does not see counts as a lost charge."""
+        return [] if seat.ended else [*self._closing(seat), self._directive(pb.DIRECTIVE_KIND_END, outcome=outcome)]
 
     def _sealing(self, seat: Seat) -> list[pb.Directive]:
         if seat.boxes is None:
@@ -211,17 +216,29 @@ class StudyMachine:
             return
         if self.phase is not StudyPhase.ENROLLING or seat.refusal:
             raise HostileInput("Enrolment is over.")
-        if verify_enrolment(enrolment, self.digest, self._authority, self._clock()).name != name:
+        member = verify_enrolment(enrolment, self.digest, self._authority, self._clock())
+        if member.name != name:
             raise HostileInput("An enrolment names another participant than the caller's certificate.")
+        if {member.public, member.identity.fingerprint} & self._keys:
+            raise HostileInput("An enrolment holds a key that another participant enrolled.")
+        self._keys |= {member.public, member.identity.fingerprint}
         seat.enrolment = enrolment
         self.tick()
 
     def refuse(self, name: str, code: RefusalCode, number: int, attempt: int) -> None:
-        """Take a refusal: of the study, of an attempt, of a consent or of a decryption."""
+        """Take a refusal: of the study, of an attempt, of a consent or of a decryption.
+
+        Raises:
+            HostileInput: of an attempt that is not the present one or that the caller has no part in.
+        """
         seat = self._seat(name)
-        self.refusals.append((name, code.value, number))
         current = self.round
-        if current is not None and number == current.number and attempt == current.assignment.attempt:
+        present = current is not None and (number, attempt) == (current.number, current.assignment.attempt)
+        if number and (current is None or not present or name not in current.cohort):
+            raise HostileInput("The refusal is of another attempt than the present one.", "Wait for the next directive.")
+        if (entry := (name, code.value, number)) not in self.refusals:
+            self.refusals.append(entry)
+        if current is not None and present:
             if current.phase is RoundPhase.CONTRIBUTING:
                 seat.excuses += 1
                 if code not in TRANSIENT or seat.excuses > MAX_EXCUSES:
@@ -243,6 +260,12 @@ class StudyMachine:
             self.tick()
 
     def _close_enrolment(self) -> None:
+        for seat in self.seats.values():
+            if seat.enrolment is not None:
+                try:
+                    verify_enrolment(seat.enrolment, self.digest, self._authority, self._clock())
+                except HostileInput:  # the certificate has expired since
+                    seat.refusal = seat.refusal or RefusalCode.ROSTER.value
         enrolments = [seat.enrolment for seat in self.seats.values() if seat.enrolment is not None and not seat.refusal]
         codes = ", ".join(f"{seat.name}: {seat.refusal}" for seat in self.seats.values() if seat.refusal)
         if len(enrolments) < self.study.privacy.min_cohort:
@@ -295,7 +318,7 @@ class StudyMachine:
     def ready(self, name: str) -> None:
         """A member opened all its boxes."""
         seat = self._seat(name)
-        if self.phase is StudyPhase.SEALING and not self._all_sealed():
+        if self.phase is StudyPhase.ENROLLING or (self.phase is StudyPhase.SEALING and not self._all_sealed()):
             raise HostileInput("A member cannot be ready before everyone has sealed.")
         seat.ready = True
         self.tick()

@@ -19,13 +19,13 @@ from veilsum_coordinator.journal import SqlJournal
 from veilsum_coordinator.metrics import Metrics
 from veilsum_coordinator.runner import Supervisor
 from veilsum_coordinator.service.coordination import Coordination
-from veilsum_coordinator.service.guard import Guard
+from veilsum_coordinator.service.guard import Guard, ParseInside
 from veilsum_coordinator.service.studies import Studies
 from veilsum_coordinator.settings import CoordinatorConfig
 from veilsum_privacy.database import open_database
 from veilsum_privacy.errors import ConfigurationError
 from veilsum_privacy.identity import Role, load_credentials
-from veilsum_proto import MAX_MESSAGE_BYTES, SERVICES
+from veilsum_proto import MAX_MESSAGE_BYTES, PACKAGE, SERVICES
 from veilsum_proto.federation_pb2_grpc import add_CoordinationServicer_to_server, add_StudiesServicer_to_server
 from veilsum_proto.transport import require_tls13
 
@@ -73,8 +73,8 @@ class CoordinatorServer:
             ConfigurationError: the address cannot be listened on.
         """
         config, credentials = self._config, self.credentials
-        server = grpc.aio.server(options=server_options(config))
         guard = Guard(credentials, self._clock, self.metrics)
+        server = grpc.aio.server(interceptors=[ParseInside(guard, PACKAGE)], options=server_options(config))
         results = config.state / "results"
         add_CoordinationServicer_to_server(Coordination(self.hub, guard, self._clock), server)
         add_StudiesServicer_to_server(Studies(self.hub, guard, results, self._clock), server)

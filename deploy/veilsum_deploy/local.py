@@ -11,7 +11,7 @@ from pathlib import Path
 
 from veilsum_coordinator.hub import Hub
 from veilsum_coordinator.machine import StudyPhase
-from veilsum_coordinator.runner import HubFederation
+from veilsum_coordinator.runner import HubFederation, run_study
 from veilsum_participant.contributions import Payload
 from veilsum_participant.core import ParticipantCore
 from veilsum_privacy.errors import HostileInput, RefusalCode, StateError
@@ -112,6 +112,23 @@ class LocalFederation:
         if machine.phase is not StudyPhase.RUNNING:
             raise StateError(f"The study is {machine.phase.value}: {machine.reason}.")
         return HubFederation(self.hub, key, self._advance, self._clock)
+
+    def run(self, study: Study, analyst: Credentials, results: Path) -> pb.StudyStatus:
+        """Run a whole study: submit, exchange keys, run its method; the result lies in :func:`results_directory`.
+
+        Returns:
+            The finished study's status.
+
+        Raises:
+            StateError: the study failed; the message has its reason.
+        """
+        key = self.submit(study, analyst)
+        run_study(self.hub, key, self.prepare(key), results)
+        self.settle()
+        status = self.hub.status(key)
+        if status.phase != StudyPhase.FINISHED.value:
+            raise StateError(f"The study {study.name!r} {status.phase}: {status.reason}.")
+        return status
 
     def settle(self) -> None:
         """Drive the participants until nothing is open any more."""

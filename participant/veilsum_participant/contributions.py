@@ -7,6 +7,7 @@ leaves; after a crash the same bytes go out, or none.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, RowMapping
@@ -14,7 +15,7 @@ from sqlalchemy import Connection, RowMapping
 from veilsum_participant import store
 from veilsum_participant.policy import check_members, check_noise
 from veilsum_participant.site import LOG, OpenStudy, Site, load_open_study
-from veilsum_privacy.clipping import site_sum
+from veilsum_privacy.clipping import SiteSum, site_sum
 from veilsum_privacy.database import scrub, transaction
 from veilsum_privacy.errors import HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_privacy.ledger import Reservation
@@ -38,7 +39,9 @@ from veilsum_privacy.securesum.contribution import (
 )
 from veilsum_privacy.securesum.receipts import Receipt, SignedReceipt, sign_receipt
 from veilsum_privacy.securesum.roster import Roster
+from veilsum_privacy.study import Study
 from veilsum_privacy.tasks import build_task
+from veilsum_privacy.tasks.base import Floats, Records
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,14 @@ def give_up_open(connection: Connection, site: Site, study: bytes, attempt: int 
                 connection, study, row["attempt"], state="tombstone", self_seed=None, consent=None, payload=None, sizes=None
             )
             site.ledger.free(connection, row["context"])
+
+
+def compute_sum(study: Study, plan: RoundPlan, records: Records, broadcast: Mapping[str, Floats]) -> SiteSum:
+    """Run a round's task on a site's records: clipped, on the grid, clamped; before noise."""
+    declaration = plan.declaration
+    task = build_task(declaration.task, declaration.parameters, study.data)
+    vectors = task.vectors(records, broadcast)
+    return site_sum(vectors, task.layout().size, task.clip(), declaration.grid, plan.encoding.bound)
 
 
 @dataclass(frozen=True)
@@ -182,11 +193,8 @@ class Contributions:
             arrays = decode_broadcast(broadcast)
         except HostileInput as error:
             raise Refusal(RefusalCode.CONTEXT, error.message) from error
-        task = build_task(plan.declaration.task, plan.declaration.parameters, opened.study.data)
         records = site.records(opened.study.dataset, opened.study.data)
-        values, clipped, invalid = site_sum(
-            task.vectors(records, arrays), task.layout().size, task.clip(), plan.declaration.grid, plan.encoding.bound
-        )
+        values, clipped, invalid = compute_sum(opened.study, plan, records, arrays)
         LOG.info("task %s: %d records, %d clipped, %d invalid", checked.assignment.label, len(records), clipped, invalid)
         return values
 
@@ -230,7 +238,7 @@ class Contributions:
         site, assignment, plan, context = self._site, checked.assignment, checked.plan, checked.context
         secret, tag = opened.keys(len(checked.roster.members))
         self_seed = site.random.bytes(SECRET_BYTES)
-        noised = values + plan.noise.draw(plan.encoding.size, site.random)
+        noised = values + plan.noise.draw(plan.encoding.size, site.noise_random)
         words = masked_words(noised, plan.encoding, context, site.name, assignment.names, opened.seeds, self_seed)
         ciphertexts = list(encrypt_contribution(words, context, site.name, secret, tag))
         with transaction(site.engine) as connection:

@@ -22,6 +22,9 @@ from veilsum_privacy.securesum.receipts import SignedReceipt
 from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_proto import federation_pb2 as pb
 
+LARGEST_NUMBER = 2**53 - 1
+"""Largest round or attempt, as in an assignment; the wire carries 64 bits, the store does not."""
+
 
 class Channel(Protocol):
     """What a participant can say to its coordinator."""
@@ -65,6 +68,8 @@ class ParticipantCore:
         try:
             if len(key) != 32:
                 raise HostileInput("A directive names no study.")
+            if max(number, attempt) > LARGEST_NUMBER:
+                raise HostileInput("A directive's round or attempt is out of range.")
             self._answer(directive, key, channel)
         except Refusal as refusal:
             self._refuse(key, number, attempt, refusal, channel)

@@ -62,7 +62,7 @@ class Membership:
                 if row["status"] in ("enrolled", "ready"):
                     return load_enrolments(row["enrolment"])[0]
                 raise Refusal(RefusalCode.STUDY_REPLAYED, "This study was enrolled before and is over; a digest serves once.")
-        check_study(study, analyst, site.config, site.name)
+        check_study(study, analyst, site.config, site.name, site.budget_delta(study.dataset))
         box_key = BoxKey.generate()
         enrolment = enrol(key, site.credentials.identity, box_key.public, site.credentials.signing_key)
         with transaction(site.engine) as connection:

@@ -13,7 +13,7 @@ from sqlalchemy import RowMapping
 
 from veilsum_participant import store
 from veilsum_participant.contributions import give_up_open
-from veilsum_participant.policy import check_members, check_noise
+from veilsum_participant.policy import check_members, check_noise, check_terms
 from veilsum_participant.site import LOG, OpenStudy, Site, load_open_study
 from veilsum_privacy.canonical import digest
 from veilsum_privacy.database import transaction
@@ -57,7 +57,7 @@ class Openings:
                 late = False
                 roster = opened.roster(site)
                 assignment = parse_assignment(row["assignment"])
-                self._check_policy(opened, roster, assignment)
+                self._check_policy(opened, roster, assignment, site.budget_delta(opened.study.dataset, connection))
                 if store.count_attempts(connection, key, ("consented", "released"), round=round_number):
                     raise Refusal(RefusalCode.ROUND, "This site consented to another attempt of this round.")
                 verified = self._verify(receipts, row, roster, assignment, key)
@@ -110,8 +110,9 @@ class Openings:
             site.ledger.release_seen(connection, row["context"])
         LOG.info("round %d of study %s released", row["round"], key.hex()[:12])
 
-    def _check_policy(self, opened: OpenStudy, roster: Roster, assignment: Assignment) -> None:
+    def _check_policy(self, opened: OpenStudy, roster: Roster, assignment: Assignment, delta: float | None) -> None:
         site = self._site
+        check_terms(opened.study, site.config, site.name, delta)
         members = [roster.member(name) for name in assignment.names]
         check_members(members, opened.study, site.config.policy, site.name)
         plan = plan_round(opened.study, assignment.label, len(roster.members), len(members))

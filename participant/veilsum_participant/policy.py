@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from fractions import Fraction
 
 from veilsum_participant.config import ParticipantConfig, Policy
+from veilsum_privacy.accounting import GaussianEvent, rdp_epsilon
 from veilsum_privacy.errors import Misuse, Refusal, RefusalCode
 from veilsum_privacy.identity import Identity
 from veilsum_privacy.noise import NoisePlan
@@ -14,8 +17,18 @@ from veilsum_privacy.study import Study
 from veilsum_privacy.tasks import build_task
 
 
-def check_study(study: Study, analyst: Identity, config: ParticipantConfig, own: str) -> None:
+def study_epsilon(study: Study, delta: float) -> float:
+    """What all declared releases cost together by RDP at ``delta``; infinite if one is without noise."""
+    if any(task.variance == 0 for task in study.tasks):
+        return math.inf
+    return rdp_epsilon([GaussianEvent(task.grid, Fraction(task.variance), steps=task.releases) for task in study.tasks], delta)
+
+
+def check_study(study: Study, analyst: Identity, config: ParticipantConfig, own: str, delta: float | None) -> None:
     """Hold a study against the policy before enrolment.
+
+    Args:
+        delta: of the dataset's budget, None if it has none; see :func:`check_terms`.
 
     Raises:
         Refusal: with the code of the first rule it breaks.
@@ -23,6 +36,20 @@ def check_study(study: Study, analyst: Identity, config: ParticipantConfig, own:
     policy = config.policy
     if "*" not in policy.analysts and analyst.name not in policy.analysts:
         raise Refusal(RefusalCode.ANALYST, f"Analyst {analyst.name!r} is not among policy.analysts.")
+    check_terms(study, config, own, delta)
+
+
+def check_terms(study: Study, config: ParticipantConfig, own: str, delta: float | None) -> None:
+    """Hold what a study asks for against the policy: before enrolment, and again before consent, for the operator may have
+    made the policy stricter.
+
+    The study's own epsilon is an analyst's word; what counts is computed from the noise that its tasks declare, at the delta
+    of the dataset's budget (the study's where there is no budget, and then nothing can be reserved).
+
+    Raises:
+        Refusal: with the code of the first rule it breaks.
+    """
+    policy = config.policy
     if own not in study.participants:
         raise Refusal(RefusalCode.STUDY_INVALID, "The study does not name this participant.")
     if study.method not in policy.methods:
@@ -31,11 +58,18 @@ def check_study(study: Study, analyst: Identity, config: ParticipantConfig, own:
         raise Refusal(RefusalCode.DATASET, f"Dataset {study.dataset!r} is not offered here.")
     if study.privacy.noise not in policy.noise:
         raise Refusal(RefusalCode.NOISE, f"Noise {study.privacy.noise!r} is not among policy.noise.")
-    if study.privacy.epsilon is not None and study.privacy.epsilon > policy.max_epsilon:
-        raise Refusal(
-            RefusalCode.BUDGET,
-            f"The study costs epsilon {study.privacy.epsilon:.3f}; policy.max_epsilon is {policy.max_epsilon}.",
-        )
+    if study.privacy.noise != "none":
+        cost = study_epsilon(study, study.privacy.delta)
+        if study.privacy.epsilon is None or cost > study.privacy.epsilon * (1 + 1e-9):
+            raise Refusal(RefusalCode.STUDY_INVALID, "The study costs more than its epsilon says.")
+        if delta is not None:
+            cost = study_epsilon(study, delta)
+        if cost > policy.max_epsilon:
+            raise Refusal(
+                RefusalCode.BUDGET, f"The study costs epsilon {cost:.3f}; policy.max_epsilon is {policy.max_epsilon}."
+            )
+    elif study.privacy.epsilon is not None:
+        raise Refusal(RefusalCode.STUDY_INVALID, "The study states an epsilon, but has no noise.")
     if any(weight != 1 for weight in study.weights.values()):
         raise Refusal(RefusalCode.WEIGHTS, "The study weighs sites unequally.")
     for declaration in study.tasks:

@@ -19,7 +19,7 @@ from veilsum_participant.data import load_records
 from veilsum_privacy.errors import Refusal, RefusalCode, StateError
 from veilsum_privacy.identity import Credentials
 from veilsum_privacy.ledger import Ledger
-from veilsum_privacy.randomness import RandomSource
+from veilsum_privacy.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_privacy.schema import DatasetSchema
 from veilsum_privacy.securesum.bfv import SecretKey
 from veilsum_privacy.securesum.boxes import BoxKey
@@ -37,6 +37,7 @@ class Site:
     """A participant's dependencies.
 
     Attributes:
+        noise_random: where the noise is drawn from; apart from ``random`` so that a test can repeat the noise alone.
         nonce: the session nonce, drawn when the process starts; a restarted process has another.
     """
 
@@ -46,6 +47,7 @@ class Site:
     ledger: Ledger
     clock: Callable[[], int]
     random: RandomSource
+    noise_random: RandomSource = SYSTEM_RANDOM
     nonce: bytes = field(init=False)
     _records: dict[tuple[str, str], Records] = field(init=False, default_factory=dict)
 
@@ -57,6 +59,13 @@ class Site:
     def name(self) -> str:
         """The certified name."""
         return self.credentials.identity.name
+
+    def budget_delta(self, dataset: str, connection: Connection | None = None) -> float | None:
+        """Delta of the budget that a dataset draws on; None where none is set or the dataset is not offered."""
+        if dataset not in self.config.datasets:
+            return None
+        budget = self.ledger.budget(self.config.population(dataset), connection)
+        return None if budget is None else budget.delta
 
     def records(self, dataset: str, schema: DatasetSchema) -> Records:
         """The dataset under the study's schema; read once for each schema."""

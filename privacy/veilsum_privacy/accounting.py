@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from types import MappingProxyType
 
 import numpy as np
@@ -72,7 +72,7 @@ class GaussianEvent:
         """sigma / D."""
         return math.sqrt(self.variance) / self.sensitivity
 
-    @property
+    @cached_property
     def ratio(self) -> float:
         """(D / sigma)^2, from exact arithmetic: equal events have equal ratios whatever their grid."""
         return float(Fraction(self.sensitivity**2) / self.variance)
@@ -89,9 +89,14 @@ class RdpGate:
 
     def with_event(self, event: GaussianEvent, count: int = 1) -> RdpGate:
         """Return the gate after ``count`` more such events."""
+        return self.with_events([(event, count)])
+
+    def with_events(self, counted: Iterable[tuple[GaussianEvent, int]]) -> RdpGate:
+        """Return the gate after more events, each as often as counted."""
         groups = dict(self.groups)
-        key = (event.sampling_rate, event.ratio)
-        groups[key] = groups.get(key, 0) + event.steps * count
+        for event, count in counted:
+            key = (event.sampling_rate, event.ratio)
+            groups[key] = groups.get(key, 0) + event.steps * count
         return RdpGate(MappingProxyType(groups))
 
     def epsilon(self, delta: float) -> float:
@@ -181,10 +186,7 @@ def _check_delta(delta: float) -> None:
 
 
 def _gate(events: Iterable[GaussianEvent]) -> RdpGate:
-    gate = RdpGate()
-    for event in events:
-        gate = gate.with_event(event)
-    return gate
+    return RdpGate().with_events((event, 1) for event in events)
 
 
 def _conversion(delta: float) -> NDArray[np.float64]:

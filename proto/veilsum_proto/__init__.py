@@ -16,4 +16,5 @@ MAX_MESSAGE_BYTES: Final = 2 * 1024 * 1024
 MAX_OBJECT_BYTES: Final = 2 * 1024 * 1024 * 1024
 """Largest fetched object."""
 
-SERVICES: Final = ("veilsum.v1.Coordination", "veilsum.v1.Studies")
+PACKAGE: Final = "veilsum.v1"
+SERVICES: Final = (f"{PACKAGE}.Coordination", f"{PACKAGE}.Studies")

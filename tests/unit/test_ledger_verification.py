@@ -52,7 +52,7 @@ def resign(rows: Rows) -> Rows:
         row["seq"], row["previous"] = number, previous
         content = {name: value for name, value in row.items() if name not in ("hash", "signature")}
         for name in ("event", "detail"):
-            content[name] = None if content[name] is None else json.loads(content[name])
+            content[name] = None if content[name] is None else json.loads(str(content[name]))
         previous = row["hash"] = hashlib.sha256(canonical(content)).hexdigest()
         row["signature"] = sign(bytes.fromhex(previous)).hex()
     return rows
@@ -193,6 +193,7 @@ def end_second_attempt(rows: Rows) -> None:
         (put(3, colluders="x"), 3, "malformed"),
         (put(3, colluders=None), 3, "malformed"),
         (put(3, event="[]"), 3, "malformed"),
+        (put(3, event=5), 3, "malformed"),
         (put(3, event='{"mechanism": "x"}'), 3, "canonical"),
         (put(3, detail="[]"), 3, "malformed"),
         (put(3, study="xyz"), 3, "malformed"),

@@ -22,6 +22,7 @@ from veilsum_proto.federation_pb2_grpc import CoordinationServicer
 PING_SECONDS = 10.0
 MAX_BOXES = 2048
 MAX_CIPHERTEXTS = 1 << 16
+MAX_WORDS_BYTES = 8 * 8192  # a word for every slot of the largest ciphertext
 ROLES = (Role.PARTICIPANT,)
 
 
@@ -202,11 +203,11 @@ class Coordination(CoordinationServicer):
             async for chunk in request_iterator:
                 if not key:
                     key, attempt = _check_key(chunk.study), chunk.attempt
-                if chunk.index != len(words) or len(words) >= MAX_CIPHERTEXTS or len(chunk.words) % 8:
+                size = len(_bounded(chunk.words, MAX_WORDS_BYTES, "piece of decrypted words"))
+                if chunk.index != len(words) or len(words) >= MAX_CIPHERTEXTS or size % 8:
                     raise HostileInput("Decrypted words came out of order or in pieces of the wrong size.")
                 words.append(np.frombuffer(chunk.words, dtype="<u8").astype(np.uint64))
-            if key:
-                self._hub.decrypted(name, key, attempt, words)
+            self._hub.decrypted(name, _check_key(key), attempt, words)
             return pb.Ack()
 
         return await self._guard.unary(context, work)

@@ -1,12 +1,14 @@
 """The ``veilsum`` command.
 
 Each noun is a module with an ``app``, imported when it is asked for: ``veilsum --help`` loads neither torch nor TenSEAL.
-Exit status: 0 done, 2 wrong usage or a typed error, 70 a fault of veilsum itself.
+Exit status: 0 done, 1 the answer is no (a check, a verification or a study failed), 2 wrong usage or a typed error, 70 a
+fault of veilsum itself.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from typing import Annotated, Any, NoReturn
 
@@ -18,9 +20,13 @@ from veilsum_privacy.errors import VeilsumError
 
 COMMANDS = {
     "federation": "The certificate authority: set up, sign, list.",
-    "coordinator": "Set up a coordinator.",
-    "participant": "Set up a participant.",
+    "coordinator": "Set up and run a coordinator.",
+    "participant": "Set up, check and run a participant.",
     "analyst": "Set up an analyst.",
+    "study": "Submit studies, watch them, fetch their results.",
+    "ledger": "What was spent: show it, verify it, set budgets.",
+    "demo": "Run a federation on this machine: a coordinator and four hospitals as real processes.",
+    "simulate": "Try a study on simulated sites in one process.",
 }
 """Modules of this package, in the order of the help, and what stands beside them there."""
 
@@ -70,6 +76,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and exit; typed errors become a message, advice and status 2."""
     arguments = sys.argv[1:] if arguments is None else arguments
     as_json = "--json" in arguments
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC would write its own lines between ours
     try:
         typer.main.get_command(app).main(args=arguments, prog_name="veilsum")
     except VeilsumError as error:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from veilsum_deploy.cli.identity import DirectoryArgument, NameOption, init_party
+from veilsum_deploy.cli.identity import AddressOption, DirectoryArgument, NameOption, init_party
 from veilsum_deploy.cli.output import JsonOption
+from veilsum_deploy.starters import EXAMPLE_ADDRESS
 from veilsum_privacy.identity import Role
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -17,6 +18,8 @@ def analyst() -> None:
 
 
 @app.command()
-def init(directory: DirectoryArgument, name: NameOption, as_json: JsonOption = False) -> None:
-    """Make a private key and a certificate signing request."""
-    init_party(directory, name, Role.ANALYST, as_json=as_json)
+def init(
+    directory: DirectoryArgument, name: NameOption, coordinator: AddressOption = EXAMPLE_ADDRESS, as_json: JsonOption = False
+) -> None:
+    """Make a private key, a certificate signing request and an analyst.toml to edit."""
+    init_party(directory, name, Role.ANALYST, as_json=as_json, address=coordinator)

@@ -56,9 +56,10 @@ def print_fields(fields: Mapping[str, object], *, title: str, as_json: bool) -> 
     _console().print(table)
 
 
-def print_json(value: object) -> None:
-    """Print JSON to standard output; paths become strings."""
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False, default=_json_default))
+def print_json(value: object, *, compact: bool = False) -> None:
+    """Print JSON to standard output; paths become strings. ``compact``: on one line, where several objects follow."""
+    indent = None if compact else 2
+    typer.echo(json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False, default=_json_default))
 
 
 def print_line(text: str) -> None:

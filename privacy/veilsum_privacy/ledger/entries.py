@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
+from functools import cached_property, lru_cache
 from typing import Any
 
 from veilsum_privacy.accounting import GaussianEvent, RdpGate
@@ -51,7 +52,7 @@ class Mechanism:
     sampling_rate: float = 1.0
     steps: int = 1
 
-    @property
+    @cached_property
     def event(self) -> GaussianEvent | None:
         """What it costs: the noise counted is S^2; None without noise, whose epsilon is infinite."""
         if self.noise.kind == "none":
@@ -287,14 +288,13 @@ def read_row(row: Mapping[str, Any]) -> Entry:
         values = facts(row)
         if not isinstance(values["detail"], dict):
             raise HostileInput("The detail of a ledger entry is malformed.")
-        event = values.pop("event")
-        colluders = values["colluders"]
+        del values["event"]
         for name in ("study", "context"):
             values[name] = None if values[name] is None else bytes.fromhex(values[name])
         values["kind"], values["previous"] = Kind(values["kind"]), bytes.fromhex(values["previous"])
         return Entry(
             **values,
-            mechanism=None if event is None else Mechanism.from_json(event, colluders),
+            mechanism=None if row["event"] is None else read_mechanism(str(row["event"]), row["colluders"]),
             hash=bytes.fromhex(row["hash"]),
             signature=bytes.fromhex(row["signature"]),
         )
@@ -302,13 +302,22 @@ def read_row(row: Mapping[str, Any]) -> Entry:
         raise HostileInput("A ledger entry is malformed.") from error
 
 
+@lru_cache(maxsize=4096)
+def read_mechanism(event: str, colluders: int) -> Mechanism:
+    """The mechanism of a row's columns; cached, because a population's releases repeat few mechanisms.
+
+    Raises:
+        HostileInput: no writer of this ledger writes it.
+    """
+    return Mechanism.from_json(parse_canonical(event.encode(), what="ledger entry"), colluders)
+
+
 def total_epsilon(mechanisms: Mapping[Mechanism, int], delta: float) -> float:
     """Epsilon by RDP of all mechanisms, each as often as counted; infinite if one of them has no noise."""
-    gate = RdpGate()
+    counted: list[tuple[GaussianEvent, int]] = []
     for mechanism, count in mechanisms.items():
         if count:
-            event = mechanism.event
-            if event is None:
+            if mechanism.event is None:
                 return math.inf
-            gate = gate.with_event(event, count)
-    return gate.epsilon(delta)
+            counted.append((mechanism.event, count))
+    return RdpGate().with_events(counted).epsilon(delta)

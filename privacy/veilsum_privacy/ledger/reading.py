@@ -5,7 +5,6 @@ Reads open their own connection, or use that of a transaction they belong to. No
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -18,7 +17,17 @@ from sqlalchemy.exc import DBAPIError
 from veilsum_privacy.accounting import estimated_epsilon
 from veilsum_privacy.canonical import canonical
 from veilsum_privacy.errors import Misuse, StateError
-from veilsum_privacy.ledger.entries import Budget, Entry, Kind, Mechanism, Spending, facts, read_row, total_epsilon
+from veilsum_privacy.ledger.entries import (
+    Budget,
+    Entry,
+    Kind,
+    Mechanism,
+    Spending,
+    facts,
+    read_mechanism,
+    read_row,
+    total_epsilon,
+)
 from veilsum_privacy.ledger.tables import ledger_table
 from veilsum_privacy.ledger.verification import SignatureCheck, verify_rows
 
@@ -163,7 +172,7 @@ class LedgerReader:
             )
         counts: Counter[Mechanism] = Counter()
         for row in connection.execute(query.group_by(_COLUMNS.event, _COLUMNS.colluders)):
-            counts[Mechanism.from_json(json.loads(row.event), row.colluders)] += row.releases
+            counts[read_mechanism(row.event, row.colluders)] += row.releases
         return counts
 
 

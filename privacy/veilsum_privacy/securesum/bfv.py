@@ -71,8 +71,8 @@ def check_frame(data: bytes, parameters: BfvParameters) -> None:
     wrapper = bytes([0x0A, 0x02, slots & 0x7F | 0x80, slots >> 7, 0x12, rest & 0x7F | 0x80, rest >> 7 & 0x7F | 0x80, rest >> 14])
     prefix = data[_WRAPPER : _WRAPPER + _SEAL_HEADER]
     start = _WRAPPER + _SEAL_HEADER
-    # Every byte that steers the library's parser is pinned: another compression mode, a skippable frame or a frame that
-    # promises more than one ciphertext could inflate without bound behind a walk that looks honest.
+    # Every byte that steers the library's parser is pinned, so that the frame walked here is the one that it will inflate:
+    # no other compression mode, no skippable frame before it, no size or window beyond one ciphertext.
     if (
         not data.startswith(wrapper)
         or prefix[:3] != b"\x5e\xa1\x10"

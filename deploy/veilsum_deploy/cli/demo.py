@@ -1,0 +1,47 @@
+"""The ``veilsum demo`` command."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from veilsum_deploy.cli.output import JsonOption, print_json
+from veilsum_deploy.cli.steps import show_progress
+from veilsum_deploy.demo.directory import claim
+from veilsum_deploy.demo.findings import findings
+from veilsum_deploy.demo.hospitals import folder_hospitals, packaged_hospitals
+from veilsum_deploy.demo.report import print_findings
+from veilsum_deploy.demo.run import run_trial
+from veilsum_privacy.errors import Misuse
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def demo(
+    directory: Annotated[
+        Path, typer.Option("--directory", help="Working directory; a former demo's is replaced, any other kept.")
+    ] = Path("veilsum-demo"),
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", help="Folder with one CSV, Parquet or npz file for each site, in place of the demo's."),
+    ] = None,
+    schema: Annotated[Path | None, typer.Option("--schema", help="Schema of --data; default: schema.toml in it.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a federation on this machine: a coordinator and four hospitals as real processes over mutual TLS."""
+    if schema is not None and data is None:
+        raise Misuse("--schema describes --data.", "State both.")
+    started = time.monotonic()
+    with claim(directory) as claimed:
+        with show_progress() as progress:
+            hospitals = packaged_hospitals() if data is None else folder_hospitals(data, schema)
+            trial = run_trial(claimed, hospitals, progress, lambda: int(time.time()))
+            found = findings(trial, claimed, time.monotonic() - started)
+        if as_json:
+            print_json(found)
+        else:
+            print_findings(found)

@@ -1,0 +1,190 @@
+"""How studies are shown: what they ask, how far they are, what came out. A progress bar on a terminal, lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from veilsum_deploy.cli.output import moment, print_fields, print_json, print_line, print_rows
+from veilsum_privacy.errors import StateError
+
+if TYPE_CHECKING:
+    from veilsum_coordinator.results import Result
+    from veilsum_deploy.costs import StudyCost
+    from veilsum_deploy.remote import StudyInfo
+
+
+def follow(states: Iterable[StudyInfo], *, as_json: bool) -> StudyInfo:
+    """Show states as they come and return the last one."""
+    if as_json:
+        return _follow_json(states)
+    return _follow_bar(states) if sys.stdout.isatty() else _follow_lines(states)
+
+
+def print_cost(name: str, cost: StudyCost) -> None:
+    """Show what a study asks of each participant."""
+    fields = {
+        "participants": list(cost.participants),
+        "smallest cohort": cost.min_cohort,
+        "noise": cost.noise,
+        "guarantee": _guarantee(cost),
+        "each sends": _bytes(cost.upload),
+    }
+    print_fields(fields, title=f"Study {name} asks", as_json=False)
+    rows = [
+        {
+            "task": task.label,
+            "of kind": task.task,
+            "disclosure": task.disclosure,
+            "releases": task.releases,
+            "values": task.values,
+            "noise of the sum (std)": ", ".join(f"{block} {std:.4g}" for block, std in task.noise.items()),
+            "each sends": _bytes(task.upload),
+        }
+        for task in cost.tasks
+    ]
+    print_rows(rows, title="Tasks", as_json=False)
+
+
+def print_study(info: StudyInfo, *, as_json: bool) -> None:
+    """Show a study's state."""
+    if as_json:
+        print_json(info.to_json())
+        return
+    fields: dict[str, object] = {
+        "study": info.study,
+        "method": info.method,
+        "analyst": info.analyst,
+        "submitted": moment(info.submitted),
+        "phase": info.phase,
+        "progress": f"{info.progress:.0%}",
+        "participants": info.participants,
+        "enrolled": info.enrolled,
+        "results": info.results,
+    }
+    if info.reason:
+        fields["reason"] = info.reason
+    print_fields(fields, title=f"Study {info.name}", as_json=False)
+    if info.refusals:
+        rows = [{"participant": item.participant, "refusal": item.code, "round": item.round or ""} for item in info.refusals]
+        print_rows(rows, title="Refusals", as_json=False)
+    if info.rounds:
+        rounds: list[dict[str, object]] = [
+            {
+                "round": item.round,
+                "task": item.label,
+                "phase": item.phase,
+                "attempts": item.attempts,
+                "cohort": item.cohort,
+                "received": _bytes(item.bytes_received),
+                "seconds": item.seconds,
+            }
+            for item in info.rounds
+        ]
+        print_rows(rounds, title="Rounds", as_json=False)
+
+
+def print_result(result: Result, directory: Path, *, as_json: bool) -> None:
+    """Show a result's summary and where its files lie; with ``as_json`` on one line."""
+    arrays = {name: list(array.shape) for name, array in result.arrays.items()}
+    if as_json:
+        shown = {"directory": str(directory), "method": result.method, "summary": result.summary, "arrays": arrays}
+        print_json(shown, compact=True)
+        return
+    plain = {key: _shown(value) for key, value in result.summary.items() if not _is_table(value)}
+    print_fields(
+        plain | {"arrays": list(arrays), "directory": str(directory)}, title=f"Result of {result.method}", as_json=False
+    )
+    for key, value in result.summary.items():
+        if _is_table(value):
+            rows = [{name: _shown(cell) for name, cell in row.items()} for row in value]
+            print_rows(rows, title=key, as_json=False)
+
+
+def _follow_json(states: Iterable[StudyInfo]) -> StudyInfo:
+    last = None
+    for last in states:
+        print_json(last.to_json(), compact=True)
+    return _require(last)
+
+
+def _follow_lines(states: Iterable[StudyInfo]) -> StudyInfo:
+    last = None
+    shown = ""
+    for last in states:
+        line = _line(last)
+        if line != shown:
+            print_line(f"{last.progress:4.0%} {line}")
+            sys.stdout.flush()
+            shown = line
+    return _require(last)
+
+
+def _follow_bar(states: Iterable[StudyInfo]) -> StudyInfo:
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    last = None
+    with Progress(*columns, console=Console()) as progress:
+        bar = progress.add_task("connecting", total=1.0)
+        for last in states:
+            progress.update(bar, completed=last.progress, description=_line(last))
+    return _require(last)
+
+
+def _line(info: StudyInfo) -> str:
+    """What happens now, in a few words."""
+    words = info.phase
+    if info.phase == "enrolling":
+        words += f" {len(info.enrolled)}/{len(info.participants)}"
+    elif info.phase == "running" and info.rounds:
+        current = info.rounds[-1]
+        words += f" round {current.round} ({current.label}): {current.phase}"
+        if current.attempts > 1:
+            words += f", attempt {current.attempts}"
+    if info.refusals:
+        words += f", {len(info.refusals)} refused"
+    return words
+
+
+def _require(info: StudyInfo | None) -> StudyInfo:
+    if info is None:
+        raise StateError("The coordinator ended the watch without a word.", "Try `veilsum study show`.")
+    return info
+
+
+def _guarantee(cost: StudyCost) -> str:
+    if cost.epsilon is None:
+        return "none: exact sums, released without noise"
+    return f"epsilon {cost.epsilon:.4g} at delta {cost.delta:g} for one record, over the whole study"
+
+
+def _bytes(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            break
+        size /= 1024
+    return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def _shown(value: Any) -> Any:
+    """An estimate with its standard error as ``value ± error``; other mappings item by item."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if not isinstance(value, Mapping):
+        return value
+    if value.keys() == {"value", "std_error"}:
+        return f"{value['value']:.6g} ± {value['std_error']:.2g}"
+    if value.keys() == {"not_estimable"}:
+        return f"not estimable: {value['not_estimable']}"
+    return ", ".join(f"{name} {_shown(item)}" for name, item in value.items())
+
+
+def _is_table(value: Any) -> bool:
+    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
+        return False
+    return all(isinstance(item, Mapping) and item.keys() == value[0].keys() for item in value)

@@ -1,0 +1,200 @@
+"""The ``veilsum study`` commands: an analyst's way from a study.toml to a result."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from veilsum_deploy.access import resolve_access
+from veilsum_deploy.cli.display import follow, print_cost, print_result, print_study
+from veilsum_deploy.cli.output import JsonOption, moment, print_json, print_line, print_rows
+from veilsum_privacy.errors import StateError
+
+if TYPE_CHECKING:
+    from veilsum_deploy.costs import StudyCost
+    from veilsum_deploy.remote import Remote, StudyInfo
+    from veilsum_privacy.identity import Credentials
+    from veilsum_privacy.study import Study
+
+app = typer.Typer(no_args_is_help=True, add_completion=False)
+
+CoordinatorOption = Annotated[
+    str | None, typer.Option("--coordinator", envvar="VEILSUM_COORDINATOR", help="host:port; default: that of analyst.toml.")
+]
+IdentityOption = Annotated[
+    Path | None, typer.Option("--identity", envvar="VEILSUM_IDENTITY", help="Your identity directory; default: as above.")
+]
+StudyFile = Annotated[Path, typer.Argument(metavar="STUDY.TOML", help="What is asked for.")]
+StudyId = Annotated[str, typer.Argument(metavar="ID", help="The study's digest, or its first digits (at least 4).")]
+
+
+@app.callback()
+def study() -> None:
+    """Submit studies, watch them, fetch their results."""
+
+
+@app.command()
+def plan(
+    file: StudyFile, coordinator: CoordinatorOption = None, identity: IdentityOption = None, as_json: JsonOption = False
+) -> None:
+    """Show what a study would ask of each participant; nothing is signed or submitted."""
+    with _connected(coordinator, identity) as (remote, credentials):
+        compiled, cost = _compile(file, remote, credentials, as_json=as_json)
+    if as_json:
+        print_json({"name": compiled.name, "cost": cost.to_json()})
+
+
+@app.command()
+def submit(
+    file: StudyFile,
+    coordinator: CoordinatorOption = None,
+    identity: IdentityOption = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Watch the study until it is over; status 1 unless it finished.")
+    ] = False,
+    results: Annotated[Path | None, typer.Option("--results", help="Wait, then fetch the result into this directory.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compile a study for the connected participants (or those it names), show what it asks, sign and submit it.
+
+    With --json: one object a line; what it asks first, then its states and its result if they are waited for.
+    """
+    with _connected(coordinator, identity) as (remote, credentials):
+        compiled, cost = _compile(file, remote, credentials, as_json=as_json)
+        key = remote.submit(compiled, credentials)
+        if as_json:
+            print_json({"study": key.hex(), "name": compiled.name, "cost": cost.to_json()}, compact=True)
+        else:
+            print_line(f"Submitted {key.hex()}")
+        if not (wait or results):
+            return
+        _require_finished(follow(remote.watch(key), as_json=as_json), as_json=as_json)
+        if results is not None:
+            print_result(remote.fetch(key, results), results, as_json=as_json)
+
+
+@app.command("list")
+def list_studies(coordinator: CoordinatorOption = None, identity: IdentityOption = None, as_json: JsonOption = False) -> None:
+    """List your studies; an operator sees everybody's."""
+    with _connected(coordinator, identity) as (remote, _):
+        studies = remote.list()
+    if as_json:
+        print_json([info.to_json() for info in studies])
+        return
+    rows = [
+        {
+            "study": info.study[:12],
+            "name": info.name,
+            "method": info.method,
+            "analyst": info.analyst,
+            "submitted": moment(info.submitted),
+            "phase": info.phase,
+            "progress": f"{info.progress:.0%}",
+        }
+        for info in studies
+    ]
+    print_rows(rows, title="Studies", as_json=False, empty="There is no study.")
+
+
+@app.command()
+def show(
+    study_id: StudyId, coordinator: CoordinatorOption = None, identity: IdentityOption = None, as_json: JsonOption = False
+) -> None:
+    """Show a study's state: who enrolled, who refused and why, its rounds."""
+    with _connected(coordinator, identity) as (remote, _):
+        print_study(remote.show(remote.find(study_id)), as_json=as_json)
+
+
+@app.command()
+def watch(
+    study_id: StudyId, coordinator: CoordinatorOption = None, identity: IdentityOption = None, as_json: JsonOption = False
+) -> None:
+    """Follow a study until it is over; status 1 unless it finished. With --json: one object a line at every change."""
+    with _connected(coordinator, identity) as (remote, _):
+        _require_finished(follow(remote.watch(remote.find(study_id)), as_json=as_json), as_json=as_json)
+
+
+@app.command()
+def abort(
+    study_id: StudyId, coordinator: CoordinatorOption = None, identity: IdentityOption = None, as_json: JsonOption = False
+) -> None:
+    """Stop a study; what it has cost so far stays charged."""
+    with _connected(coordinator, identity) as (remote, _):
+        print_study(remote.abort(remote.find(study_id)), as_json=as_json)
+
+
+@app.command()
+def result(
+    study_id: StudyId,
+    out: Annotated[Path, typer.Option("--out", help="Directory for the result's files.")],
+    coordinator: CoordinatorOption = None,
+    identity: IdentityOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Fetch a finished study's result and check it; status 1 if the study failed."""
+    with _connected(coordinator, identity) as (remote, _):
+        key = remote.find(study_id)
+        info = remote.show(key)
+        if info.over:
+            _require_finished(info, as_json=as_json)
+        print_result(remote.fetch(key, out), out, as_json=as_json)
+
+
+@contextmanager
+def _connected(coordinator: str | None, identity: Path | None) -> Iterator[tuple[Remote, Credentials]]:
+    from veilsum_deploy.remote import connect
+    from veilsum_privacy.identity import load_credentials
+
+    access = resolve_access(coordinator, identity)
+    now = _now()
+    credentials = load_credentials(access.identity, now)
+    with connect(access.address, credentials, access.identity, now) as remote:
+        yield remote, credentials
+
+
+def _compile(file: Path, remote: Remote, credentials: Credentials, *, as_json: bool) -> tuple[Study, StudyCost]:
+    """Compile for the participants that the study names, or for the connected ones, and show what it asks."""
+    from veilsum_coordinator.methods.compile import compile_study, load_study_request
+    from veilsum_deploy.costs import study_cost
+    from veilsum_privacy.randomness import SYSTEM_RANDOM
+
+    request = load_study_request(file)
+    seen = remote.describe()
+    if not request.participants and len(seen.connected) < 2:
+        raise StateError(
+            f"A study needs two participants at least; {len(seen.connected)} are connected.",
+            "Wait for them to connect, or name the participants in the study.",
+        )
+    compiled = compile_study(
+        request,
+        federation_id=credentials.federation_id,
+        coordinator=seen.coordinator,
+        participants=seen.known if request.participants else seen.connected,
+        clock=_now,
+        random=SYSTEM_RANDOM,
+    )
+    cost = study_cost(compiled)
+    if not as_json:
+        print_cost(compiled.name, cost)
+        away = [name for name in compiled.participants if name not in seen.connected]
+        if away:
+            print_line(f"Not connected now: {', '.join(away)}. The study waits for them.")
+    return compiled, cost
+
+
+def _require_finished(info: StudyInfo, *, as_json: bool) -> None:
+    """Leave with status 1, the reason and the refusals, unless the study finished."""
+    if info.phase == "finished":
+        return
+    if not as_json:
+        print_study(info, as_json=False)
+    raise typer.Exit(1)
+
+
+def _now() -> int:
+    return int(time.time())

@@ -1,0 +1,105 @@
+"""Tables to try veilsum on: what scikit-learn ships, or a file; held-out rows, and one file for each site.
+
+Rows keep the cells of their source; the participant's own reader and the schema judge them later. Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as parquet
+from numpy.typing import NDArray
+
+from veilsum_participant.data.cells import judge_labels
+from veilsum_participant.data.readers import read_table
+from veilsum_privacy.config import did_you_mean
+from veilsum_privacy.errors import ConfigurationError, DataError
+from veilsum_privacy.schema import ClassValues, DatasetSchema, Label, NumberColumn
+from veilsum_privacy.schema_file import load_schema
+
+PACKAGED = ("breast-cancer", "digits")
+"""Data sets that need no file."""
+
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A table with its schema.
+
+    Attributes:
+        name: as a study and a participant's configuration name it.
+        schema: its public schema.
+        table: an Arrow table of the schema's columns.
+    """
+
+    name: str
+    schema: DatasetSchema
+    table: Any
+
+    @property
+    def classes(self) -> NDArray[np.int64]:
+        """Class index of each row, -1 where the label is missing; all 0 without a label."""
+        label = self.schema.label
+        if label is None:
+            return np.zeros(self.table.num_rows, dtype=np.int64)
+        if label.column not in self.table.column_names:
+            raise DataError(f"The data set {self.name} has no column {label.column!r}.", "Use the schema that belongs to it.")
+        return judge_labels(self.table[label.column].combine_chunks(), label, self.schema.missing).codes
+
+    def take(self, rows: Rows) -> Dataset:
+        """The data set of some rows."""
+        return Dataset(self.name, self.schema, self.table.take(rows))
+
+    def write(self, directory: Path, stem: str) -> Path:
+        """Write ``stem``.csv, or .parquet where the schema says that CSV files have no header; returns the path."""
+        directory.mkdir(parents=True, exist_ok=True)
+        if self.schema.header:
+            path = directory / f"{stem}.csv"
+            pacsv.write_csv(self.table, path)
+        else:
+            path = directory / f"{stem}.parquet"
+            parquet.write_table(self.table, path)
+        return path
+
+
+def read_dataset(path: Path, schema: DatasetSchema, name: str) -> Dataset:
+    """Read a CSV, Parquet or npz file.
+
+    Raises:
+        DataError: it cannot be read, or lacks a column of the schema.
+    """
+    table = read_table(path, schema)
+    return Dataset(name, schema, pa.table(table.columns))
+
+
+def packaged_dataset(name: str) -> Dataset:
+    """A data set of scikit-learn with its schema: ``breast-cancer`` (569 x 30) or ``digits`` (1797 x 64).
+
+    Raises:
+        ConfigurationError: there is none of this name.
+    """
+    if name not in PACKAGED:
+        raise ConfigurationError(f"There is no packaged data set {name!r}.", did_you_mean(name, PACKAGED))
+    from sklearn import datasets  # takes a second: only here
+
+    if name == "digits":
+        bunch, schema = datasets.load_digits(), _digits_schema()
+    else:
+        bunch = datasets.load_breast_cancer()
+        with resources.as_file(resources.files("veilsum_deploy") / "demo_data" / "breast_cancer.toml") as path:
+            schema = load_schema(path)
+    columns = {column.name: bunch.data[:, index] for index, column in enumerate(schema.columns)}
+    return Dataset(name, schema, pa.table({**columns, "target": bunch.target.astype(str)}))
+
+
+def _digits_schema() -> DatasetSchema:
+    columns = tuple(NumberColumn(name=f"pixel_{row}_{column}", low=0, high=16) for row in range(8) for column in range(8))
+    classes = tuple(ClassValues(name=f"digit-{digit}", values=(str(digit),)) for digit in range(10))
+    return DatasetSchema(columns=columns, label=Label(column="target", classes=classes), max_records=2000)

@@ -1,0 +1,1 @@
+"""``veilsum demo``: a federation of real processes on this machine."""

@@ -1,0 +1,129 @@
+"""What the demo found, as plain values: accuracy, epsilon from the ledgers, bytes, and what the coordinator saw.
+
+Baselines without privacy are computed here, in one place, from data that the federation never shares: for comparison only.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from veilsum_coordinator.journal import SqlJournal
+from veilsum_coordinator.runner import read_release
+from veilsum_deploy.demo.directory import BUDGET, DELTA
+from veilsum_deploy.demo.run import Finished, Trial, spending
+from veilsum_deploy.evaluation import accuracy, exact_head, pool, result_head
+from veilsum_participant.data import load_records
+from veilsum_privacy.database import open_database
+from veilsum_privacy.securesum.context import plan_round
+from veilsum_privacy.tasks.base import Records
+
+
+def findings(trial: Trial, directory: Path, seconds: float) -> dict[str, Any]:
+    """All findings; the keys are those of ``veilsum demo --json``."""
+    spent = spending(trial)
+    return {
+        "data": trial.hospitals.source,
+        "accuracy": _accuracies(trial, directory),
+        "epsilon": {
+            name: {
+                "spent": fields["spent"],
+                "estimate": fields["estimate"],
+                "left": fields["left"],
+                "budget": BUDGET,
+                "releases": fields["releases"],
+                "entries_verified": fields["entries"],
+            }
+            for name, fields in spent.items()
+        },
+        "delta": DELTA,
+        "bytes_sent": trial.bytes_sent,
+        **_bytes_per_value(next(iter(trial.trained.values()))),
+        "classes": trial.statistics.result.summary["classes"],
+        "releases": _releases(trial),
+        "dropout": _dropout(trial, directory),
+        "ledgers": {party.name: str(party.directory / "participant.db") for party in trial.kit.participants},
+        "directory": str(directory),
+        "seconds": round(seconds, 1),
+    }
+
+
+def _accuracies(trial: Trial, directory: Path) -> dict[str, Any]:
+    hospitals = trial.hospitals
+    schema = hospitals.held_out.schema
+    test = load_records(hospitals.held_out.write(directory / "held-out", "records"), schema)[0]
+    records: dict[str, Records] = {}
+    for party in trial.kit.participants:
+        path = next((party.directory / "data").iterdir())
+        records[party.name] = load_records(path, schema)[0]
+    return {
+        "held_out": len(test),
+        "alone": {name: round(accuracy(exact_head(own, schema), test, schema), 4) for name, own in records.items()},
+        "federated": {
+            f"{epsilon:g}": round(accuracy(result_head(done.result), test, schema), 4)
+            for epsilon, done in trial.trained.items()
+        },
+        "pooled": round(accuracy(exact_head(pool(list(records.values())), schema), test, schema), 4),
+    }
+
+
+def _bytes_per_value(done: Finished) -> dict[str, Any]:
+    """Ciphertext bytes for one value of one hospital: as sent, and where ciphertexts are full."""
+    declared, round_info = done.study.tasks[0], done.info.rounds[0]
+    plan = plan_round(done.study, declared.label, len(done.info.enrolled), len(round_info.cohort)).encoding
+    each = round_info.bytes_received / len(round_info.cohort)
+    capacity = plan.lanes * plan.parameters.data_slots
+    return {
+        "values": plan.size,
+        "bytes_per_value": round(each / plan.size, 1),
+        "bytes_per_value_full": round(each / plan.ciphertexts / capacity, 1),
+    }
+
+
+def _releases(trial: Trial) -> list[dict[str, Any]]:
+    """Every released sum in the coordinator's journal: all that it ever learned of the records."""
+    engine = open_database(trial.kit.coordinator.directory / "state" / "coordinator.db")
+    rows = []
+    try:
+        journal = SqlJournal(engine)
+        for done in trial.finished:
+            for row in journal.releases(done.key):
+                cohort = tuple(json.loads(row["cohort"]))
+                plan = plan_round(done.study, row["label"], len(done.info.enrolled), len(cohort))
+                values = np.frombuffer(row["values"], dtype="<i8").astype(np.int64)
+                release = read_release(done.study, plan, values, row["round"], cohort, row["digest"])
+                rows.append(
+                    {
+                        "study": done.study.name,
+                        "method": done.study.method,
+                        "epsilon": done.study.privacy.epsilon,
+                        "label": release.label,
+                        "cohort": list(cohort),
+                        "values": len(values),
+                        "noise_std": {name: round(std, 4) for name, std in release.noise_std.items()},
+                    }
+                )
+    finally:
+        engine.dispose()
+    return rows
+
+
+def _dropout(trial: Trial, directory: Path) -> dict[str, Any] | None:
+    if trial.kill is None or trial.survived is None:
+        return None
+    last = trial.survived.info.rounds[-1]
+    test = load_records(next((directory / "held-out").iterdir()), trial.hospitals.held_out.schema)[0]
+    head = result_head(trial.survived.result)
+    return {
+        "killed": trial.victim,
+        "killed_while": trial.kill.phase,
+        "cohort": list(last.cohort),
+        "attempts": last.attempts,
+        "phase": trial.survived.info.phase,
+        "accuracy": round(accuracy(head, test, trial.hospitals.held_out.schema), 4),
+        "sent_by": trial.kill.sender,
+        "sent": trial.kill.contribution.hex(),
+    }

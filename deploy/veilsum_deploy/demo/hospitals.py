@@ -1,0 +1,110 @@
+"""Who holds what in the demo: records of four hospitals, or of the sites in a folder, and held-out records that nobody holds.
+
+The split of the packaged data is fixed and public: it belongs to the demo, not to the federation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from veilsum_deploy.datasets import Dataset, packaged_dataset, read_dataset
+from veilsum_deploy.simulation.partition import hold_out
+from veilsum_privacy.errors import DataError, Misuse
+from veilsum_privacy.schema_file import load_schema
+
+SEED = 20
+"""Of every split in the demo."""
+
+HOSPITALS: Mapping[str, tuple[int, int]] = {"north": (20, 140), "east": (76, 54), "south": (45, 49), "west": (15, 20)}
+"""Malignant and benign patients at each hospital, of 212 and 357; the other 56 and 94 are held out."""
+
+SUFFIXES = (".csv", ".data", ".parquet", ".pq", ".npz")
+HELD_OUT = 0.2
+RESERVED = {"coordinator", "analyst", "operator"}
+MAX_SITES = 16
+
+
+@dataclass(frozen=True)
+class Hospitals:
+    """The demo's data.
+
+    Attributes:
+        source: one line on where it comes from and how it is split.
+        sites: each site's records by its name.
+        held_out: records for testing.
+    """
+
+    source: str
+    sites: dict[str, Dataset]
+    held_out: Dataset
+
+
+def packaged_hospitals() -> Hospitals:
+    """Wisconsin breast cancer, dealt to four hospitals of unequal size and class balance."""
+    dataset = packaged_dataset("breast-cancer")
+    rng = np.random.default_rng(SEED)
+    queues = [list(rng.permutation(np.flatnonzero(dataset.classes == index))) for index in (0, 1)]
+    sites = {}
+    for name, counts in HOSPITALS.items():
+        rows = [queue.pop() for queue, count in zip(queues, counts, strict=True) for _ in range(count)]
+        sites[name] = dataset.take(np.sort(np.array(rows, dtype=np.int64)))
+    rest = np.sort(np.array([row for queue in queues for row in queue], dtype=np.int64))
+    sizes = ", ".join(f"{name} {sum(counts)}" for name, counts in HOSPITALS.items())
+    source = f"Wisconsin breast cancer, 569 patients: {sizes}; {len(rest)} held out for testing"
+    return Hospitals(source, sites, dataset.take(rest))
+
+
+def folder_hospitals(directory: Path, schema_file: Path | None) -> Hospitals:
+    """One site for each data file in a folder; a fifth of each site's records, class by class, is held out.
+
+    Args:
+        directory: files with a suffix of :data:`SUFFIXES`, one a site; others are ignored.
+        schema_file: by default ``schema.toml`` in the folder.
+
+    Raises:
+        Misuse: fewer than two or more than :data:`MAX_SITES` data files, or two whose names come to the same.
+        ConfigurationError, DataError: schema or data are not in order.
+    """
+    if not directory.is_dir():
+        raise Misuse(f"{directory} is no folder.", "Name a folder with one data file for each site.")
+    schema = load_schema(schema_file or directory / "schema.toml")
+    if schema.label is None:
+        raise DataError("The schema has no label, and the demo trains a classifier.", "Add a [label] table with classes.")
+    files = sorted(path for path in directory.iterdir() if path.is_file() and path.suffix.lower() in SUFFIXES)
+    if not 2 <= len(files) <= MAX_SITES:
+        raise Misuse(
+            f"{directory} holds {len(files)} data files; the demo takes 2 to {MAX_SITES}.",
+            f"One file for each site, with one of the suffixes {', '.join(SUFFIXES)}.",
+        )
+    name = site_name(directory.resolve().name)
+    sites: dict[str, Dataset] = {}
+    held = []
+    for path in files:
+        site = site_name(path.stem)
+        if site in sites or site in RESERVED:
+            raise Misuse(f"The file {path.name} gives the site name {site!r}, which is taken.", "Rename the file.")
+        dataset = read_dataset(path, schema, name)
+        kept, tested = hold_out(dataset.classes, HELD_OUT, SEED)
+        if not len(kept):
+            raise DataError(f"{path}: holds no record.", "Every site needs records.")
+        sites[site] = dataset.take(kept)
+        held.append(dataset.take(tested).table)
+    held_out = Dataset(name, schema, _concatenate(held))
+    sizes = ", ".join(f"{site} {dataset.table.num_rows}" for site, dataset in sites.items())
+    return Hospitals(f"{directory}: {sizes}; {held_out.table.num_rows} held out for testing", sites, held_out)
+
+
+def site_name(text: str) -> str:
+    """Make a file's stem a valid name: lower case, other characters to '-', ends trimmed."""
+    return re.sub(r"[^a-z0-9._-]", "-", text.lower()).strip("._-")[:64].rstrip("._-") or "site"
+
+
+def _concatenate(tables: list[object]) -> object:
+    import pyarrow as pa
+
+    return pa.concat_tables(tables, promote_options="permissive")

@@ -1,0 +1,129 @@
+"""The demo's processes: each in a process group of its own, all ended when the demo ends, however it ends.
+
+Their output goes to log files. A process that ends by itself is an error; only what was started here is ever signalled.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+from veilsum_privacy.errors import StateError
+
+STOP_SECONDS = 5.0
+POLL_SECONDS = 0.02
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_COMMAND = "from veilsum_deploy.cli import main; main()"
+
+
+class Process:
+    """One ``veilsum`` command that runs in the background."""
+
+    def __init__(self, name: str, arguments: Sequence[str], log: Path) -> None:
+        self.name, self.log = name, log
+        with log.open("ab") as output:
+            self._popen = subprocess.Popen(  # noqa: S603  this interpreter, with arguments of our own
+                [sys.executable, "-P", "-c", _COMMAND, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """The process's id, which is also its group's."""
+        return self._popen.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether it still runs (or is paused)."""
+        return self._popen.poll() is None
+
+    def check(self) -> None:
+        """Raise if the process ended.
+
+        Raises:
+            StateError: it did.
+        """
+        if not self.running:
+            raise StateError(f"The process {self.name} ended by itself (status {self._popen.returncode}).", f"See {self.log}.")
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process's group, if it still runs."""
+        if self.running:
+            os.killpg(self.pid, number)
+
+    def kill(self) -> None:
+        """End the process at once, as a power cut would."""
+        self.signal(signal.SIGKILL)
+        self._popen.wait()
+
+    def end(self, deadline: float) -> None:
+        """Wait until ``deadline`` (monotonic seconds) for a process that was asked to stop, then kill it."""
+        try:
+            self._popen.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+
+class Processes:
+    """All processes of the demo; leaving the context ends them.
+
+    Inside the context SIGTERM and SIGHUP interrupt like Ctrl-C; while processes are being ended, nothing interrupts.
+    """
+
+    def __init__(self) -> None:
+        self.started: list[Process] = []
+        self._former: dict[signal.Signals, Any] = {}
+
+    def start(self, name: str, arguments: Sequence[str], log: Path) -> Process:
+        """Start a ``veilsum`` command."""
+        process = Process(name, arguments, log)
+        self.started.append(process)
+        return process
+
+    def __enter__(self) -> Processes:
+        if threading.current_thread() is threading.main_thread():
+            self._former = {number: signal.signal(number, _interrupt) for number in _ENDING}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for number in self._former:
+            signal.signal(number, signal.SIG_IGN)
+        for process in self.started:
+            process.signal(signal.SIGCONT)
+            process.signal(signal.SIGTERM)
+        deadline = time.monotonic() + STOP_SECONDS
+        for process in self.started:
+            process.end(deadline)
+        for number, former in self._former.items():
+            signal.signal(number, former)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def wait_for_file(path: Path, process: Process, seconds: float) -> str:
+    """Wait for a file that a process writes and return its text.
+
+    Raises:
+        StateError: the process ended, or time is up.
+    """
+    deadline = time.monotonic() + seconds
+    while not path.exists():
+        process.check()
+        if time.monotonic() > deadline:
+            raise StateError(f"The process {process.name} is not ready after {seconds:g} s.", f"See {process.log}.")
+        time.sleep(POLL_SECONDS)
+    return path.read_text()

@@ -1,0 +1,88 @@
+"""Print what the demo found, as tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from veilsum_deploy.cli.output import print_line, print_rows
+
+
+def print_findings(found: Mapping[str, Any]) -> None:
+    """Print all findings of :func:`~veilsum_deploy.demo.findings.findings`."""
+    print_line(f"\n{found['data']}\n")
+    _print_accuracy(found["accuracy"])
+    _print_epsilon(found)
+    _print_coordinator(found)
+    _print_dropout(found["dropout"])
+    directory = found["directory"]
+    print_line(
+        f"Results {directory}/results, ledgers {directory}/participants/*/participant.db,"
+        f" logs {directory}/coordinator/coordinator.log and {directory}/participants/*/participant.log."
+    )
+    print_line(f"Done in {found['seconds']} s.")
+
+
+def _print_accuracy(scores: Mapping[str, Any]) -> None:
+    rows = [{"classifier": f"{name} alone, no privacy", "accuracy": score} for name, score in scores["alone"].items()]
+    for epsilon, score in scores["federated"].items():
+        rows.append({"classifier": f"federated, epsilon {epsilon}", "accuracy": score})
+    rows.append({"classifier": "pooled in one place, no privacy", "accuracy": scores["pooled"]})
+    for row in rows:
+        row["accuracy"] = f"{100 * float(row['accuracy']):.1f}%"
+    print_rows(rows, title=f"Accuracy on {scores['held_out']} held-out records", as_json=False)
+    print_line("Linear discriminants. Federated figures are of one run each: fresh noise makes runs differ.\n")
+
+
+def _print_epsilon(found: Mapping[str, Any]) -> None:
+    rows = [
+        {
+            "hospital": name,
+            "epsilon spent": f"{item['spent']:.3f}",
+            "tighter estimate": "" if item["estimate"] is None else f"{item['estimate']:.3f}",
+            "left": f"{item['left']:.3f}",
+            "budget": f"{item['budget']:g}",
+            "releases": item["releases"],
+            "ledger": f"{item['entries_verified']} entries verified",
+            "bytes sent": f"{found['bytes_sent'].get(name, 0):,}",
+        }
+        for name, item in found["epsilon"].items()
+    ]
+    print_rows(rows, title=f"Privacy by each hospital's own ledger, delta {found['delta']:g}", as_json=False)
+    print_line(
+        f"A contribution of {found['values']} values took {found['bytes_per_value']:g} bytes a value; a full ciphertext takes"
+        f" {found['bytes_per_value_full']:g}.\n"
+    )
+
+
+def _print_coordinator(found: Mapping[str, Any]) -> None:
+    rows = [
+        {
+            "study": item["study"],
+            "epsilon": f"{item['epsilon']:.2f}",
+            "sum of": ", ".join(item["cohort"]),
+            "values": item["values"],
+            "noise (standard deviation)": ", ".join(f"{name} {std:.3g}" for name, std in item["noise_std"].items()),
+        }
+        for item in found["releases"]
+    ]
+    print_rows(rows, title="All that the coordinator learned of the records: these sums, with noise", as_json=False)
+    counts = ", ".join(
+        f"{item['class']} {item['count']['value']:.1f} ± {item['count']['std_error']:.1f}" for item in found["classes"]
+    )
+    print_line(f"Released, for example: {counts} patients over all hospitals.")
+    dropout = found["dropout"]
+    if dropout and dropout["sent"]:
+        print_line(f"What {dropout['sent_by']} sent for its part of such a sum (masked, encrypted): {dropout['sent']}...")
+    print_line("")
+
+
+def _print_dropout(dropout: Mapping[str, Any] | None) -> None:
+    if dropout is None:
+        print_line("Too few hospitals to lose one: no process was killed.\n")
+        return
+    print_line(
+        f"{dropout['killed']} was killed in the middle of a study ({dropout['killed_while']}). The study went on with"
+        f" {', '.join(dropout['cohort'])} in attempt {dropout['attempts']} and {dropout['phase']}:"
+        f" accuracy {100 * dropout['accuracy']:.1f}% at epsilon 1. The killed hospital was charged nothing for it.\n"
+    )

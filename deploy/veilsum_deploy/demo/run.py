@@ -1,0 +1,225 @@
+"""The demo from first key to last ledger: start the processes, run the studies as the analyst, kill one hospital, collect.
+
+Everything that is reported comes from where it belongs: epsilon from the hospitals' ledgers, sums from the coordinator's
+journal, results from its ``Studies`` service.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine
+
+from veilsum_coordinator.methods.compile import PrivacyRequest, StudyRequest, compile_study
+from veilsum_coordinator.results import Result
+from veilsum_deploy.demo.directory import DELTA, LARGEST_EPSILON, configure_participants, furnish
+from veilsum_deploy.demo.dropout import Kill, kill_before_contribution
+from veilsum_deploy.demo.hospitals import Hospitals
+from veilsum_deploy.demo.processes import POLL_SECONDS, Process, Processes, wait_for_file
+from veilsum_deploy.ledgers import existing_ledger, site_key, spending_fields
+from veilsum_deploy.provision import Kit
+from veilsum_deploy.remote import Remote, StudyInfo, connect
+from veilsum_privacy.database import open_database
+from veilsum_privacy.errors import StateError
+from veilsum_privacy.identity import Credentials, load_credentials
+from veilsum_privacy.identity.tls import CERTIFICATE_FILE
+from veilsum_privacy.randomness import SYSTEM_RANDOM
+from veilsum_privacy.study import Study
+
+START_SECONDS = 60.0
+SETTLE_SECONDS = 10.0
+KILL_TRIES = 3
+EPSILONS = (1.0, LARGEST_EPSILON)
+"""At which the classifier is trained."""
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A finished study."""
+
+    study: Study
+    info: StudyInfo
+    result: Result
+
+    @property
+    def key(self) -> bytes:
+        """The study's digest."""
+        return bytes.fromhex(self.info.study)
+
+
+@dataclass
+class Trial:
+    """What the demo did.
+
+    Attributes:
+        statistics: the first study.
+        trained: classifiers by the epsilon that was asked for.
+        bytes_sent: ciphertext bytes that the coordinator received from each hospital.
+        victim, kill, survived: the killed hospital, how, and the study that went on; None with too few hospitals.
+    """
+
+    kit: Kit
+    hospitals: Hospitals
+    statistics: Finished
+    trained: dict[float, Finished]
+    bytes_sent: dict[str, int] = field(default_factory=dict)
+    victim: str = ""
+    kill: Kill | None = None
+    survived: Finished | None = None
+
+    @property
+    def finished(self) -> list[Finished]:
+        """All finished studies in order."""
+        return [self.statistics, *self.trained.values(), *([self.survived] if self.survived else [])]
+
+
+def run_trial(directory: Path, hospitals: Hospitals, progress: Progress, clock: Callable[[], int]) -> Trial:
+    """Run the demo in a claimed directory; no process of it is left when this returns or raises.
+
+    Raises:
+        StateError: a process or a study failed.
+    """
+    progress("Making keys and configurations", 0.0)
+    kit = furnish(directory, hospitals, clock)
+    names = [party.name for party in kit.participants]
+    min_cohort = max(2, min(3, len(names) - 1))
+    with Processes() as processes:
+        progress("Starting the coordinator", 0.05)
+        where = kit.coordinator.directory
+        coordinator = processes.start(
+            "coordinator", ["coordinator", "start", "--config", str(where / "coordinator.toml")], where / "coordinator.log"
+        )
+        address = wait_for_file(where / "address", coordinator, START_SECONDS)
+        configure_participants(kit, hospitals, address, min_cohort, clock)
+        progress(f"Starting {len(names)} hospitals", 0.15)
+        sites = {
+            party.name: processes.start(
+                party.name,
+                ["participant", "start", "--config", str(party.directory / "participant.toml")],
+                party.directory / "participant.log",
+            )
+            for party in kit.participants
+        }
+        credentials = load_credentials(kit.analyst.identity, clock())
+        with connect(address, credentials, kit.analyst.identity, clock()) as remote:
+            _wait_until_connected(remote, processes, names)
+            analyst = _Analyst(kit, hospitals, remote, credentials, min_cohort, processes, clock)
+            progress("Federated statistics, epsilon 1", 0.4)
+            statistics = analyst.run("statistics", "statistics", 1.0)
+            trained = {}
+            for index, epsilon in enumerate(EPSILONS):
+                progress(f"Training a classifier, epsilon {epsilon:g}", 0.5 + 0.12 * index)
+                trained[epsilon] = analyst.run(f"classifier-epsilon-{epsilon:g}", "fedcgs", epsilon)
+            trial = Trial(kit, hospitals, statistics, trained)
+            if len(names) > min_cohort:
+                trial.victim = names[-1]
+                progress(f"A study in which {trial.victim} is killed", 0.75)
+                _drop_out(trial, analyst, sites)
+            progress("Reading ledgers", 0.95)
+            trial.bytes_sent = remote.describe().received
+            _wait_for_ledgers(trial)
+    return trial
+
+
+@dataclass(frozen=True)
+class _Analyst:
+    kit: Kit
+    hospitals: Hospitals
+    remote: Remote
+    credentials: Credentials
+    min_cohort: int
+    processes: Processes
+    clock: Callable[[], int]
+
+    def compile(self, name: str, method: str, epsilon: float) -> Study:
+        some = next(iter(self.hospitals.sites.values()))
+        privacy = PrivacyRequest(epsilon=epsilon, delta=DELTA, assumed_colluders=1, min_cohort=self.min_cohort)
+        request = StudyRequest(name=name, method=method, dataset=some.name, data=some.schema, privacy=privacy)
+        return compile_study(
+            request,
+            federation_id=self.kit.federation_id,
+            coordinator=self.kit.coordinator.name,
+            participants=[party.name for party in self.kit.participants],
+            clock=self.clock,
+            random=SYSTEM_RANDOM,
+        )
+
+    def submit(self, study: Study) -> bytes:
+        return self.remote.submit(study, self.credentials)
+
+    def finish(self, study: Study, key: bytes, expected_dead: Process | None = None) -> Finished:
+        for _ in self.remote.watch(key):
+            for process in self.processes.started:
+                if process is not expected_dead:
+                    process.check()
+        info = self.remote.show(key)
+        if info.phase != "finished":
+            raise StateError(f"The study {study.name} {info.phase}: {info.reason}.", f"See {self.kit.coordinator.directory}.")
+        result = self.remote.fetch(key, self.kit.directory / "results" / study.name)
+        return Finished(study, info, result)
+
+    def run(self, name: str, method: str, epsilon: float) -> Finished:
+        study = self.compile(name, method, epsilon)
+        return self.finish(study, self.submit(study))
+
+
+def _drop_out(trial: Trial, analyst: _Analyst, sites: dict[str, Process]) -> None:
+    with ExitStack() as stack:
+        engines: dict[str, Engine] = {}
+        for party in trial.kit.participants:
+            engines[party.name] = open_database(party.directory / "participant.db")
+            stack.callback(engines[party.name].dispose)
+        victim = sites[trial.victim]
+        others = [(name, engine) for name, engine in engines.items() if name != trial.victim]
+        for number in range(1, KILL_TRIES + 1):
+            study = analyst.compile(f"dropout-{number}", "fedcgs", EPSILONS[0])
+            key = analyst.submit(study)
+            trial.kill = kill_before_contribution(analyst.remote, key, victim, engines[trial.victim], others)
+            finished = analyst.finish(study, key, expected_dead=victim if trial.kill else None)
+            if trial.kill:
+                trial.survived = finished
+                return
+    raise StateError(f"{trial.victim} contributed sooner than it could be stopped, {KILL_TRIES} times.", "Run the demo again.")
+
+
+def _wait_until_connected(remote: Remote, processes: Processes, names: list[str]) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while not set(names) <= set(remote.describe().connected):
+        for process in processes.started:
+            process.check()
+        if time.monotonic() > deadline:
+            raise StateError(f"Not every hospital is connected after {START_SECONDS:g} s.", "See the hospitals' logs.")
+        time.sleep(POLL_SECONDS)
+
+
+def _wait_for_ledgers(trial: Trial) -> None:
+    """Wait until every cohort's members have noted every release: the last message of a round is on its way to them."""
+    deadline = time.monotonic() + SETTLE_SECONDS
+    for party in trial.kit.participants:
+        with existing_ledger(party.directory / "participant.db") as ledger:
+            for done in trial.finished:
+                while ledger.lost_charges(done.key) and time.monotonic() < deadline:
+                    time.sleep(POLL_SECONDS)
+
+
+def spending(trial: Trial) -> dict[str, dict[str, Any]]:
+    """What each hospital's own ledger says, verified entry by entry.
+
+    Raises:
+        HostileInput: a ledger does not verify.
+    """
+    found = {}
+    for party in trial.kit.participants:
+        name, check = site_key(party.identity / CERTIFICATE_FILE)
+        with existing_ledger(party.directory / "participant.db", site=name) as ledger:
+            entries = ledger.verify(check)
+            fields = spending_fields(ledger, trial.hospitals.sites[name].name)
+        found[name] = {**fields, "entries": entries}
+    return found

@@ -1,0 +1,288 @@
+"""A coordinator as analysts and operators call it: plain values in and out, typed errors, results checked on disk.
+
+Nothing here prints. Text that came over the wire is made printable, and file names that could leave a directory are refused.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from veilsum_coordinator.results import MANIFEST, Result, load_result
+from veilsum_deploy.connection import explain, hello, split_address
+from veilsum_deploy.logs import printable
+from veilsum_participant.channel import open_channel
+from veilsum_privacy.errors import HostileInput, Misuse, StateError
+from veilsum_privacy.identity import Credentials, Label
+from veilsum_privacy.identity.files import replace_file
+from veilsum_privacy.study import Study
+from veilsum_proto import MAX_OBJECT_BYTES
+from veilsum_proto import federation_pb2 as pb
+from veilsum_proto.federation_pb2_grpc import StudiesStub
+
+SHORTEST_ID = 4
+"""Hexadecimal digits that name a study at least."""
+
+PATIENCE_SECONDS = 300.0
+"""How long a watched coordinator may be away, say for a restart."""
+
+CALL_SECONDS = 15.0
+
+OVER = ("finished", "failed", "aborted")
+
+_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+
+_FILE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
+
+
+@dataclass(frozen=True)
+class RoundInfo:
+    """One round of a study, as the coordinator reports it."""
+
+    round: int
+    label: str
+    phase: str
+    attempts: int
+    cohort: tuple[str, ...]
+    bytes_received: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class RefusalInfo:
+    """A participant's refusal: round 0 is the study itself."""
+
+    participant: str
+    code: str
+    round: int
+
+
+@dataclass(frozen=True)
+class StudyInfo:
+    """A study's state.
+
+    Attributes:
+        study: its digest in hexadecimal.
+        phase: enrolling, sealing, running, finished, failed or aborted.
+        submitted: Unix seconds.
+        progress: 0 to 1.
+        results: names of the result's files.
+    """
+
+    study: str
+    name: str
+    method: str
+    analyst: str
+    phase: str
+    reason: str
+    submitted: int
+    progress: float
+    participants: tuple[str, ...]
+    enrolled: tuple[str, ...]
+    refusals: tuple[RefusalInfo, ...]
+    rounds: tuple[RoundInfo, ...]
+    results: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, status: pb.StudyStatus) -> StudyInfo:
+        """Read a status message."""
+
+        def names(values: Any) -> tuple[str, ...]:
+            return tuple(printable(value) for value in values)
+
+        refusals = (RefusalInfo(printable(item.participant), printable(item.code), item.round) for item in status.refusals)
+        rounds = (
+            RoundInfo(
+                item.round, printable(item.label), printable(item.phase), item.attempts, names(item.cohort),
+                item.bytes_received, round(item.seconds, 3),
+            )
+            for item in status.rounds
+        )  # fmt: skip
+        return cls(
+            study=status.study.hex(),
+            name=printable(status.name),
+            method=printable(status.method),
+            analyst=printable(status.analyst),
+            phase=printable(status.phase),
+            reason=printable(status.reason),
+            submitted=status.submitted,
+            progress=min(max(status.progress, 0.0), 1.0) if status.progress == status.progress else 0.0,
+            participants=names(status.participants),
+            enrolled=names(status.enrolled),
+            refusals=tuple(refusals),
+            rounds=tuple(rounds),
+            results=tuple(status.results),
+        )
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more happens."""
+        return self.phase in OVER
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for ``--json``."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class CoordinatorInfo:
+    """A coordinator by its proven name, and the participants that it has seen since it started."""
+
+    coordinator: str
+    connected: tuple[str, ...]
+    known: tuple[str, ...]
+    received: dict[str, int]
+    """Bytes of ciphertexts received from each."""
+
+
+class Remote:
+    """The ``Studies`` service of one coordinator; made by :func:`connect`.
+
+    Every method raises ``UnreachableError`` if the coordinator is gone and ``Misuse`` or ``StateError`` with the
+    coordinator's own words if it rejects the call.
+    """
+
+    def __init__(self, channel: grpc.Channel, coordinator: str, address: str, identity: Path) -> None:
+        self._stub = StudiesStub(channel)
+        self._coordinator, self._address, self._identity = coordinator, address, identity
+
+    def describe(self) -> CoordinatorInfo:
+        """Who the coordinator is and who is connected."""
+        with self._explained():
+            reply = self._stub.Describe(pb.DescribeRequest(), timeout=CALL_SECONDS)
+        seen = sorted((printable(item.name), item.connected) for item in reply.participants)
+        return CoordinatorInfo(
+            self._coordinator,
+            connected=tuple(name for name, connected in seen if connected),
+            known=tuple(name for name, _ in seen),
+            received={printable(item.name): item.bytes_received for item in reply.participants},
+        )
+
+    def submit(self, study: Study, analyst: Credentials) -> bytes:
+        """Sign and submit a study; returns its digest."""
+        data = study.to_bytes()
+        signature = analyst.signing_key.sign(Label.STUDY, data)
+        message = pb.StudyObject(study=data, signature=signature, certificate=analyst.identity.certificate)
+        with self._explained():
+            return bytes(self._stub.Submit(pb.SubmitRequest(study=message), timeout=CALL_SECONDS).study)
+
+    def list(self) -> list[StudyInfo]:
+        """The caller's studies, oldest first; an operator's are all."""
+        with self._explained():
+            return [StudyInfo.parse(item) for item in self._stub.List(pb.ListRequest(), timeout=CALL_SECONDS).studies]
+
+    def find(self, prefix: str) -> bytes:
+        """The digest of the one study whose hexadecimal digest begins with ``prefix``.
+
+        Raises:
+            Misuse: not hexadecimal, too short, or no study or several begin so.
+        """
+        text = prefix.lower()
+        if not SHORTEST_ID <= len(text) <= 64 or not re.fullmatch("[0-9a-f]+", text):
+            raise Misuse(f"A study is named by {SHORTEST_ID} to 64 hexadecimal digits.", "See `veilsum study list`.")
+        if len(text) == 64:
+            return bytes.fromhex(text)
+        found = [item.study for item in self.list() if item.study.startswith(text)]
+        if len(found) != 1:
+            what = "No study begins" if not found else f"{len(found)} studies begin"
+            advice = "See `veilsum study list`." if not found else "Give more digits."
+            raise Misuse(f"{what} with {text}.", advice)
+        return bytes.fromhex(found[0])
+
+    def show(self, study: bytes) -> StudyInfo:
+        """A study's state."""
+        with self._explained():
+            return StudyInfo.parse(self._stub.Show(pb.ShowRequest(study=study), timeout=CALL_SECONDS))
+
+    def abort(self, study: bytes) -> StudyInfo:
+        """Stop a study; returns its state after."""
+        with self._explained():
+            return StudyInfo.parse(self._stub.Abort(pb.ShowRequest(study=study), timeout=CALL_SECONDS))
+
+    def watch(self, study: bytes) -> Iterator[StudyInfo]:
+        """Yield the study's state at every change until it is over; a coordinator that restarts is waited for."""
+        away_since: float | None = None
+        while True:
+            try:
+                for status in self._stub.Watch(pb.ShowRequest(study=study)):
+                    away_since = None
+                    yield StudyInfo.parse(status)
+                return
+            except grpc.RpcError as error:
+                code = error.code() if isinstance(error, grpc.Call) else None
+                now = time.monotonic()
+                away_since = now if away_since is None else away_since
+                if code not in _AWAY or now - away_since > PATIENCE_SECONDS:
+                    raise explain(error, self._address, self._identity) from error
+            time.sleep(1.0)
+
+    def fetch(self, study: bytes, directory: Path) -> Result:
+        """Fetch the files of a finished study's result into ``directory``, the manifest last, and check their hashes.
+
+        Raises:
+            StateError: the study has no result, or the directory holds one or cannot be written.
+            HostileInput: a file name or size is not acceptable, or a file is not the one that the manifest names.
+        """
+        info = self.show(study)
+        if not info.results:
+            raise StateError(f"The study has no result: it is {info.phase}.", info.reason)
+        if (directory / MANIFEST).exists():
+            raise StateError(f"{directory} holds a result already.", "Choose another directory.")
+        names = sorted(info.results, key=lambda name: (name == MANIFEST, name))
+        for name in names:
+            if not _FILE_NAME.fullmatch(name):
+                raise HostileInput("The coordinator names a result file that cannot be written here.")
+        for name in names:
+            replace_file(directory / name, self._file(study, name))
+        return load_result(directory)
+
+    def _file(self, study: bytes, name: str) -> bytes:
+        parts: list[bytes] = []
+        size, total = 0, 0
+        with self._explained():
+            for chunk in self._stub.Result(pb.ResultRequest(study=study, file=name)):
+                size, total = size + len(chunk.data), chunk.total
+                if max(size, total) > MAX_OBJECT_BYTES:
+                    raise HostileInput("A result file is larger than allowed.")
+                parts.append(chunk.data)
+        if size != total:
+            raise HostileInput("A result file ended early.", "Fetch the result again.")
+        return b"".join(parts)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except grpc.RpcError as error:
+            raise explain(error, self._address, self._identity) from error
+
+
+@contextmanager
+def connect(address: str, credentials: Credentials, identity: Path, at: int) -> Iterator[Remote]:
+    """Connect to a coordinator, agree on the protocol's version, and let it prove its name.
+
+    Args:
+        address: host:port.
+        credentials: of the caller, loaded from ``identity``.
+        identity: the caller's identity directory.
+        at: the time to judge the coordinator's certificate by, Unix seconds.
+
+    Raises:
+        UnreachableError: nothing listens there, or TLS failed; says which and why.
+        StateError: no common version.
+        HostileInput: the coordinator does not prove its name.
+    """
+    split_address(address)
+    with open_channel(address, credentials) as channel:
+        try:
+            greeting = hello(channel, credentials, at)
+        except grpc.RpcError as error:
+            raise explain(error, address, identity) from error
+        yield Remote(channel, greeting.coordinator, address, identity)

@@ -1,0 +1,1 @@
+"""Studies on simulated sites in one process, with and without encryption."""

@@ -1,0 +1,80 @@
+"""A federation without encryption, for fast simulation: the same tasks, clipping, grid, clamp and noise shares, added up.
+
+Every site takes part in every round. There are no keys, masks, ledgers or policies, and so no protection: all records are in
+this process anyway. The released integers are those of the protocol, for the same noise.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum_coordinator.federation import Release
+from veilsum_coordinator.journal import release_digest
+from veilsum_coordinator.runner import RoundLostError, read_release
+from veilsum_participant.contributions import compute_sum
+from veilsum_privacy.errors import Misuse
+from veilsum_privacy.randomness import SYSTEM_RANDOM, RandomSource
+from veilsum_privacy.securesum.context import decode_broadcast, encode_broadcast, plan_round
+from veilsum_privacy.study import Study, study_digest
+from veilsum_privacy.tasks.base import Records
+
+
+@dataclass(frozen=True)
+class PlainSite:
+    """A simulated site."""
+
+    records: Records
+    noise_random: RandomSource = SYSTEM_RANDOM
+
+
+class PlainFederation:
+    """Implements :class:`~veilsum_coordinator.federation.Federation` by plain addition.
+
+    Args:
+        study: the compiled study.
+        sites: by name, exactly the study's participants.
+
+    Attributes:
+        sums: the released integers so far, in grid units, in order.
+    """
+
+    def __init__(self, study: Study, sites: Mapping[str, PlainSite]) -> None:
+        if set(sites) != set(study.participants):
+            raise Misuse("The simulated sites are not the study's participants.")
+        self.sums: list[NDArray[np.int64]] = []
+        self._study, self._sites = study, sites
+        self._key = study_digest(study.to_bytes())
+        self._released: Counter[str] = Counter()
+
+    @property
+    def study(self) -> Study:
+        """The study that is simulated."""
+        return self._study
+
+    def sum(self, label: str, broadcast: Mapping[str, NDArray[np.float64]] | None = None) -> Release:
+        """Run one round of a declared task.
+
+        Raises:
+            HostileInput: the study declares no such task.
+            RoundLostError: its releases are used up.
+        """
+        study, cohort = self._study, self._study.participants
+        plan = plan_round(study, label, len(cohort), len(cohort))
+        if self._released[label] >= plan.declaration.releases:
+            raise RoundLostError(f"The releases of {label} are used up.")
+        arrays = decode_broadcast(encode_broadcast(broadcast or {}))
+        total = np.zeros(plan.encoding.size, dtype=np.int64)
+        for name in cohort:
+            site = self._sites[name]
+            total += compute_sum(study, plan, site.records, arrays).total
+            total += plan.noise.draw(plan.encoding.size, site.noise_random)
+        self._released[label] += 1
+        self.sums.append(total)
+        number = len(self.sums)
+        digest = release_digest(self._key, number, number, total.astype("<i8").tobytes())
+        return read_release(study, plan, total, number, cohort, digest)

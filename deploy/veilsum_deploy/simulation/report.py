@@ -1,0 +1,128 @@
+"""What a simulation leaves behind: a summary as JSON, its quantities as CSV and Markdown, each run's result as a bundle."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import statistics
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from veilsum_coordinator.results import save_result
+from veilsum_deploy.simulation.study import Outcome, Simulation
+from veilsum_privacy.errors import StateError
+from veilsum_privacy.identity.files import replace_file
+
+SUMMARY, TABLE_CSV, TABLE_MARKDOWN = "summary.json", "table.csv", "table.md"
+
+
+def summarise(simulation: Simulation, outcome: Outcome) -> dict[str, Any]:
+    """The simulation as plain values: what was asked, what it cost, what came out."""
+    study = outcome.study
+    accuracies = [run.accuracy for run in outcome.runs if run.accuracy is not None]
+    return {
+        "study": study.name,
+        "method": study.method,
+        "dataset": simulation.dataset.name,
+        "sites": outcome.sizes,
+        "partition": simulation.partition,
+        "seed": simulation.seed,
+        "encryption": simulation.encryption,
+        "epsilon": study.privacy.epsilon,
+        "delta": study.privacy.delta,
+        "noise": study.privacy.noise,
+        "repeat": len(outcome.runs),
+        "holdout": simulation.holdout,
+        "accuracy": accuracies or None,
+        "seconds": [round(run.seconds, 3) for run in outcome.runs],
+        "table": table(outcome),
+    }
+
+
+def table(outcome: Outcome) -> list[dict[str, Any]]:
+    """One row for each quantity of the results.
+
+    ``mean`` and ``std`` are over the runs that could tell it (``runs`` of them; std is 0 for one run), ``std_error`` is what
+    the results themselves say of the noise, on average.
+    """
+    found: dict[str, list[tuple[float, float]]] = {}
+    for run in outcome.runs:
+        for name, value, error in quantities(run.result.summary):
+            found.setdefault(name, []).append((value, error))
+        if run.accuracy is not None:
+            found.setdefault("accuracy on held-out records", []).append((run.accuracy, 0.0))
+    rows = []
+    for name, pairs in found.items():
+        values, errors = [value for value, _ in pairs], [error for _, error in pairs]
+        std = statistics.stdev(values) if len(values) > 1 else 0.0
+        mean, error = statistics.fmean(values), statistics.fmean(errors)
+        rows.append({"quantity": name, "mean": mean, "std": std, "std_error": error, "runs": len(values)})
+    return rows
+
+
+def quantities(value: Any, name: str = "") -> Iterator[tuple[str, float, float]]:
+    """Yield (name, value, standard error) of every estimate in a result's summary."""
+    if isinstance(value, Mapping):
+        if "value" in value:
+            yield name, float(value["value"]), float(value["std_error"])
+            return
+        for key, item in value.items():
+            yield from quantities(item, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            label = str(index)
+            if isinstance(item, Mapping):
+                parts = [str(text) for key, text in item.items() if key != "unit" and isinstance(text, str)]
+                label = ", ".join(parts) or label
+            yield from quantities(item, f"{name}[{label}]")
+
+
+def save(directory: Path, simulation: Simulation, outcome: Outcome) -> None:
+    """Write everything into a new or empty directory.
+
+    Raises:
+        StateError: the directory holds something, or cannot be written.
+    """
+    summary = summarise(simulation, outcome)
+    for number, run in enumerate(outcome.runs, start=1):
+        save_result(directory / f"run-{number}", run.result, study=run.study)
+    replace_file(directory / TABLE_CSV, _csv(summary["table"]).encode())
+    replace_file(directory / TABLE_MARKDOWN, _markdown(summary).encode())
+    replace_file(directory / SUMMARY, (json.dumps(summary, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def check_empty(directory: Path) -> None:
+    """Refuse a results directory that holds something.
+
+    Raises:
+        StateError: it does, or it is no directory.
+    """
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise StateError(f"{directory} is not an empty directory.", "Name a new directory for the results.")
+
+
+def _csv(rows: list[dict[str, Any]]) -> str:
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, ["quantity", "mean", "std", "std_error", "runs"])
+    writer.writeheader()
+    writer.writerows(rows)
+    return stream.getvalue()
+
+
+def _markdown(summary: Mapping[str, Any]) -> str:
+    cost = "no privacy guarantee" if summary["epsilon"] is None else f"epsilon {summary['epsilon']:.4g}"
+    lines = [
+        f"# {summary['study']}: {summary['method']} on {summary['dataset']}",
+        "",
+        f"{len(summary['sites'])} sites, {summary['partition']}, {sum(summary['sites'].values())} records; {cost},"
+        f" delta {summary['delta']:g}; {summary['repeat']} run(s), encryption {'on' if summary['encryption'] else 'off'}.",
+        "",
+        "| quantity | mean | std over runs | std error of the noise | runs |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    for row in summary["table"]:
+        name = str(row["quantity"]).replace("|", "\\|")
+        lines.append(f"| {name} | {row['mean']:.6g} | {row['std']:.3g} | {row['std_error']:.3g} | {row['runs']} |")
+    return "\n".join(lines) + "\n"

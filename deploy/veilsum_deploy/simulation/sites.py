@@ -1,0 +1,67 @@
+"""Real identities, stores and ledgers for simulated sites in one directory, joined to a hub in this process.
+
+Their policies accept every study and their budgets have no bound: a simulation shows what a study would release, not whether
+sites would agree to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+from veilsum_coordinator.hub import Hub
+from veilsum_coordinator.journal import SqlJournal
+from veilsum_coordinator.methods import METHODS
+from veilsum_coordinator.settings import Waits
+from veilsum_deploy.local import LocalFederation
+from veilsum_deploy.provision import Kit, make_kit
+from veilsum_participant.client import open_site
+from veilsum_participant.config import BudgetConfig, DatasetConfig, ParticipantConfig, Policy
+from veilsum_participant.core import ParticipantCore
+from veilsum_privacy.database import open_database
+from veilsum_privacy.identity import load_credentials
+
+DELTA = 1e-5
+
+
+def make_local(
+    directory: Path, files: Mapping[str, Path], dataset: str, clock: Callable[[], int], stack: ExitStack
+) -> tuple[Kit, LocalFederation]:
+    """Make a federation of simulated sites.
+
+    Args:
+        directory: empty or new; takes identities and databases.
+        files: each site's data by its name, at least two.
+        dataset: the data's name in studies.
+        clock: unix seconds.
+        stack: closes the databases.
+    """
+    kit = make_kit(directory, sorted(files), clock=clock, federation="simulation")
+    trusted = {party.name: load_credentials(party.identity, clock()).identity.fingerprint for party in kit.participants}
+    policy = Policy(
+        methods=tuple(METHODS),
+        analysts=("*",),
+        trusted=trusted,
+        min_cohort=2,
+        noise=("distributed", "local", "none"),
+        disclosures=("joint", "per-site"),
+        max_epsilon=1000,
+    )
+    cores = {}
+    for party in kit.participants:
+        config = ParticipantConfig(
+            coordinator="localhost:1",  # never dialled
+            identity=party.identity,
+            state=party.directory / "participant.db",
+            datasets={dataset: DatasetConfig(path=files[party.name])},
+            budgets={dataset: BudgetConfig(epsilon="unlimited", delta=DELTA)},
+            policy=policy,
+        )
+        site = open_site(config, clock=clock)
+        stack.callback(site.engine.dispose)
+        cores[party.name] = ParticipantCore(site)
+    engine = open_database(kit.coordinator.directory / "coordinator.db")
+    stack.callback(engine.dispose)
+    credentials = load_credentials(kit.coordinator.identity, clock())
+    return kit, LocalFederation(Hub(credentials, SqlJournal(engine), waits=Waits(), clock=clock), cores, clock)

@@ -1,0 +1,94 @@
+"""Configuration files for a start: every key with its cautious default and what it means, for an engineer to edit.
+
+The defaults are those of the configuration models; the tests hold both together.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from string import Template
+
+from veilsum_privacy.identity import Role
+from veilsum_privacy.identity.files import write_new
+
+EXAMPLE_ADDRESS = "coordinator.example:8461"
+
+_PARTICIPANT = Template("""\
+# A participant's configuration. Paths are relative to this file; `veilsum participant check` tests it.
+
+coordinator = "$address"      # host:port of the coordinator, as its certificate names it
+identity = "identity"         # directory of key.pem, certificate.pem and authority.pem
+state = "participant.db"      # protocol state and privacy ledger: back it up, never restore an older copy
+# log = "participant.log"     # default: standard error
+
+# Datasets that this site offers, by the name that studies use. CSV, Parquet or npz.
+[datasets.records]
+path = "data/records.csv"
+# population = "records"      # whose records they are; all datasets of one population share one budget
+
+# First budget of each population; later changes: `veilsum ledger budget set`.
+[budgets.records]
+epsilon = 1.0                 # what one record may lose in all, over every study; "unlimited" demands no guarantee
+delta = 1e-5
+
+# What the site agrees to. Nothing that a coordinator or a study says lowers it.
+[policy]
+methods = ["statistics", "fedcgs"]
+analysts = []                 # certified names whose studies are accepted; empty: nobody's; ["*"]: every analyst's
+min_cohort = 3                # smallest number of sites in any sum, this one included
+min_trusted = 1               # how many of them must be pinned below, this one included
+noise = ["distributed", "local"]  # "none" would release exact sums without any privacy guarantee
+disclosures = ["joint"]       # "per-site" would show this site's own numbers, with noise
+max_epsilon = 1.0             # largest epsilon of one study
+max_lost = 2                  # paid rounds without a release after which the site leaves a study
+
+# Peers that this site trusts, by key fingerprint; ask their operators. Only pinned peers' noise counts: without pins the
+# noise of a sum is this site's own.
+[policy.trusted]
+# other-site = "64 hexadecimal digits"
+""")
+
+_COORDINATOR = Template("""\
+# A coordinator's configuration. Paths are relative to this file.
+
+listen = "127.0.0.1:8461"     # host:port to listen on; 0.0.0.0 for every interface, port 0 lets the system choose
+identity = "identity"         # directory of key.pem, certificate.pem and authority.pem
+state = "state"               # directory of the journal, encrypted sums and results
+# ready_file = "address"      # where the address is written once the server listens
+# log = "coordinator.log"     # default: standard error
+max_peer_streams = 16         # open calls that one peer may hold at once
+
+# How long the coordinator waits, in seconds.
+[waits]
+enrol = 3600                  # for participants to enrol or refuse
+seal = 600                    # for sealed keys, and again for everyone to open them
+contribute = 3600             # for an attempt's uploads
+consent = 600                 # for the consents of a complete attempt
+decrypt = 600                 # for two decryptions
+grace = 30                    # for a participant whose connection broke
+""")
+
+_ANALYST = Template("""\
+# An analyst's or operator's settings for `veilsum study`, read from the directory where it runs. Paths are relative to this
+# file. The options --coordinator and --identity, and VEILSUM_COORDINATOR and VEILSUM_IDENTITY, take precedence.
+
+coordinator = "$address"      # host:port of the coordinator, as its certificate names it
+identity = "identity"         # directory of key.pem, certificate.pem and authority.pem
+""")
+
+_STARTERS = {Role.PARTICIPANT: _PARTICIPANT, Role.COORDINATOR: _COORDINATOR, Role.ANALYST: _ANALYST}
+
+
+def write_starter(directory: Path, role: Role, address: str = EXAMPLE_ADDRESS) -> Path:
+    """Write ``<role>.toml`` into a party's directory if there is none; returns its path.
+
+    Args:
+        address: checked host:port of the coordinator.
+
+    Raises:
+        StateError: the file cannot be written.
+    """
+    path = directory / f"{role}.toml"
+    if not path.exists():
+        write_new(path, _STARTERS[role].substitute(address=address).encode())
+    return path

@@ -1,0 +1,49 @@
+"""The coordinator's peak memory for one round, measured in a process of its own that does nothing else.
+
+The process reads one ciphertext after the other and adds it to the running sum, as the service does when uploads arrive.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.sums import lane_plan
+
+
+def measure_memory(size: int, members: int, ciphertexts: list[bytes]) -> int:
+    """Bytes by which the peak of resident memory grows while a whole cohort's uploads are added and the sum serialised."""
+    with tempfile.TemporaryDirectory() as directory:
+        for index, ciphertext in enumerate(ciphertexts):
+            Path(directory, str(index)).write_bytes(ciphertext)
+        command = [sys.executable, "-m", "benchmarks.memory", directory, str(size), str(members)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return int(json.loads(done.stdout)["peak"])
+
+
+def main(directory: Path, size: int, members: int) -> None:
+    """Add a payload once for each member, under that member's name, and print the growth."""
+    from veilsum_coordinator.accumulator import Accumulator
+
+    plan = lane_plan(size, members)
+    names = tuple(f"site-{index}" for index in range(members))
+    first = (directory / "0").read_bytes()
+    warm = Accumulator(lane_plan(2, members), names)  # the library's own tables are no part of a round
+    warm.add(names[0], 0, first)
+    warm.serialise()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    accumulator = Accumulator(plan, names)
+    for name in names:
+        for index in range(plan.ciphertexts):
+            accumulator.add(name, index, (directory / str(index)).read_bytes())
+    accumulator.serialise()
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(json.dumps({"peak": (after - before) * 1024}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

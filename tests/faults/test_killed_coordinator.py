@@ -1,0 +1,100 @@
+"""The coordinator killed in the middle of a study: what it cost stands once, what was only reserved is free again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from support.federation import make_request, schema_of
+from support.network import wait_for
+from support.processes import Processes, count, open_contexts, running_processes
+from veilsum_coordinator.settings import Waits
+from veilsum_privacy.ledger.entries import Kind
+
+NAMES = "abc"
+WAITS = Waits(enrol=20, seal=10, contribute=8, consent=2, decrypt=4, grace=5)
+BEFORE_UPLOAD = 40_000
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
+    rng = np.random.default_rng(1)
+    data = {name: (rng.uniform(-1, 1, (20, 3)), np.arange(20) % 2) for name in NAMES}
+    with running_processes(tmp_path_factory.mktemp("federation"), data, waits=WAITS) as processes:
+        yield processes
+
+
+@pytest.fixture(autouse=True)
+def healthy(network: Processes) -> None:
+    network.heal()
+
+
+def _begin(network: Processes) -> bytes:
+    """Submit a study that stands still with two uploads in and the third at its first bytes."""
+    network.proxies["c"].limit(BEFORE_UPLOAD)
+    key = network.submit(network.compile(make_request(schema_of(3), epsilon=None)))
+    wait_for(network.proxies["c"].stalled.is_set, 30, "the third participant at its limit")
+    wait_for(lambda: all(_states(network, key) == ["payload"] * 3 for _ in "x"), 10, "three payloads")
+    return key
+
+
+def _states(network: Processes, key: bytes) -> list[str]:
+    return [attempt["state"] for name in NAMES for attempt in network.attempts(name, key)]
+
+
+def _kill(network: Processes) -> None:
+    assert network.coordinator is not None
+    network.coordinator.kill()
+
+
+def _check_failed(network: Processes, key: bytes) -> None:
+    status = network.status(key)
+    assert status.phase == "failed"
+    assert "the coordinator was restarted" in status.reason
+    assert not network.releases(key)
+
+
+def test_killed_before_consent(network: Processes) -> None:
+    key = _begin(network)
+    _kill(network)
+    network.heal()
+    _check_failed(network, key)
+    network.audit(key, charged="")
+
+
+def test_killed_after_some_consents(network: Processes) -> None:
+    key = _begin(network)
+    network.participants["b"].pause()
+    network.proxies["c"].release()
+    wait_for(lambda: sorted(_states(network, key)) == ["consented", "consented", "payload"], 10, "two consents")
+    _kill(network)
+    network.heal()
+    _check_failed(network, key)
+    network.audit(key, charged="ac")
+
+
+def test_a_coordinator_that_vanishes_leaves_no_reservation_behind(network: Processes) -> None:
+    key = _begin(network)
+    deadlines = [network.attempts(name, key)[0]["deadline"] for name in NAMES]
+    _kill(network)
+    for name in NAMES:
+        assert len(open_contexts(network.entries(name, key))) == 1
+    wait_for(lambda: _states(network, key) == ["tombstone"] * 3, 40, "the sites' own deadline")
+    assert time.time() >= min(deadlines)
+    for name in NAMES:
+        entries = network.entries(name, key)
+        assert not open_contexts(entries)
+        assert count(entries, Kind.FREE) == 1
+        assert network.attempts(name, key)[0]["payload"] is None
+    network.heal()
+    _check_failed(network, key)
+    network.audit(key, charged="")
+
+
+def test_a_study_after_all_that(network: Processes) -> None:
+    key = network.submit(network.compile(make_request(schema_of(3), epsilon=None)))
+    assert network.await_end(key).phase == "finished"
+    network.audit(key, charged=NAMES, released=NAMES)

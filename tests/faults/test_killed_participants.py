@@ -1,0 +1,276 @@
+"""Participants killed, cut off and stalled at every point of a round: real processes, real sockets, real keys.
+
+Every test ends in a released sum of exactly the survivors, or in a failure with its reason; then the ledgers, stores and the
+coordinator's journal are read from disk.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from support.federation import make_request, schema_of
+from support.network import wait_for
+from support.processes import Processes, running_processes
+from veilsum_coordinator.settings import Waits
+from veilsum_privacy.schema import CategoryColumn, DatasetSchema
+from veilsum_privacy.securesum.context import plan_round
+from veilsum_privacy.study import Study
+from veilsum_privacy.tasks import build_task
+from veilsum_proto import federation_pb2 as pb
+
+NAMES = "abcd"
+NUMBERS, COLUMNS, CATEGORIES, ROWS = 3, 80, 256, 30
+WAITS = Waits(enrol=20, seal=6, contribute=7, consent=6, decrypt=4, grace=4)
+
+BEFORE_BOXES = 12_000  # bytes: enough for an enrolment, not for the dealer's boxes
+BEFORE_UPLOAD = 40_000  # enough for everything before the upload, not for a ciphertext
+MID_UPLOAD = 220_000  # one whole ciphertext and a part of the second
+
+
+def _schema() -> DatasetSchema:
+    numbers = schema_of(NUMBERS)
+    values = tuple(str(value) for value in range(CATEGORIES))
+    columns = tuple(CategoryColumn(name=f"k{index}", categories=values) for index in range(COLUMNS))
+    return DatasetSchema(columns=(*numbers.columns, *columns), label=numbers.label, max_records=1000)
+
+
+def _features(seed: int) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return np.hstack([rng.uniform(-1, 1, (ROWS, NUMBERS)), rng.integers(0, CATEGORIES, (ROWS, COLUMNS))])
+
+
+DATA = {name: (_features(index), np.arange(ROWS) % 2) for index, name in enumerate(NAMES)}
+SCHEMA = _schema()
+
+
+def expected(cohort: str) -> np.ndarray:
+    """The sum of the survivors' records, by numpy alone: count, presence, T1, T2, indicators, classes."""
+    features = np.concatenate([DATA[name][0] for name in cohort])
+    labels = np.concatenate([DATA[name][1] for name in cohort])
+    numbers = features[:, :NUMBERS]
+    counts = [np.bincount(column.astype(int), minlength=CATEGORIES) for column in features[:, NUMBERS:].T]
+    parts = [[len(features)], [len(features)] * NUMBERS, numbers.sum(0), (2 * numbers**2 - 1).sum(0), *counts]
+    return np.concatenate([*parts, np.bincount(labels, minlength=2)])
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
+    with running_processes(tmp_path_factory.mktemp("federation"), DATA, waits=WAITS) as processes:
+        yield processes
+
+
+@pytest.fixture(autouse=True)
+def healthy(network: Processes) -> None:
+    network.heal()
+
+
+def _study(network: Processes, epsilon: float | None = None, min_cohort: int = 3) -> Study:
+    return network.compile(make_request(SCHEMA, epsilon=epsilon, min_cohort=min_cohort))
+
+
+def _begin(network: Processes, epsilon: float | None = None, **limits: int) -> tuple[Study, bytes]:
+    """Submit a study with limits on what some participants may send from now on."""
+    for name, limit in limits.items():
+        network.proxies[name].limit(limit)
+    study = _study(network, epsilon)
+    return study, network.submit(study)
+
+
+def _stalled(network: Processes, name: str) -> None:
+    wait_for(network.proxies[name].stalled.is_set, 30, f"{name} at its limit")
+
+
+def _state(network: Processes, name: str, key: bytes) -> str:
+    attempts = network.attempts(name, key)
+    return str(attempts[-1]["state"]) if attempts else ""
+
+
+def _uploaded(network: Processes, study: Study, key: bytes, sites: int) -> None:
+    """Wait until so many uploads are in, receipts included."""
+    least, _ = (encoding := plan_round(study, "statistics", 4, 4).encoding).parameters.ciphertext_bytes
+    assert encoding.ciphertexts >= 3
+    whole = sites * encoding.ciphertexts * least
+    network.await_status(key, lambda shown: bool(shown.rounds) and shown.rounds[-1].bytes_received >= whole, "uploads")
+    time.sleep(0.3)  # the receipt follows the last ciphertext
+
+
+def _check_sum(network: Processes, study: Study, key: bytes, cohort: str) -> None:
+    (release,) = network.releases(key)
+    assert release.cohort == tuple(cohort)
+    task = build_task("statistics", study.tasks[0].parameters, study.data)
+    unit = task.clip() / study.tasks[0].grid
+    # truncation to the grid takes less than one unit of every value of every record
+    np.testing.assert_allclose(release.values * unit, expected(cohort), rtol=0, atol=unit * ROWS * len(cohort))
+    assert network.kept_sums(key) == 0
+
+
+@pytest.mark.parametrize(("limit", "ciphertexts"), [(BEFORE_UPLOAD, 0), (MID_UPLOAD, 1)])
+def test_killed_during_its_upload(network: Processes, limit: int, ciphertexts: int) -> None:
+    study, key = _begin(network, c=limit)
+    _stalled(network, "c")
+    _, largest = plan_round(study, "statistics", 4, 4).encoding.parameters.ciphertext_bytes
+    assert network.proxies["c"].stalled.is_set()
+    assert _state(network, "c", key) == "payload"
+    _uploaded(network, study, key, 3)
+    network.participants["c"].kill()
+    status = network.await_end(key)
+    assert status.phase == "finished", status.reason
+    assert status.rounds[0].attempts == 2
+    least = plan_round(study, "statistics", 4, 4).encoding.parameters.ciphertext_bytes[0]
+    whole = 6 * plan_round(study, "statistics", 4, 4).encoding.ciphertexts  # three survivors, two attempts
+    assert (whole + ciphertexts) * least <= status.rounds[0].bytes_received <= (whole + ciphertexts) * largest
+    _check_sum(network, study, key, "abd")
+    network.audit(key, charged="abd", released="abd")
+
+
+def test_killed_after_its_upload_while_another_still_uploads(network: Processes) -> None:
+    study, key = _begin(network, d=BEFORE_UPLOAD)
+    _stalled(network, "d")
+    _uploaded(network, study, key, 3)
+    network.participants["b"].kill()
+    network.await_status(key, lambda shown: shown.rounds[-1].attempts == 2, "the second attempt")
+    network.proxies["d"].release()
+    status = network.await_end(key)
+    assert status.phase == "finished", status.reason
+    _check_sum(network, study, key, "acd")
+    network.audit(key, charged="acd", released="acd")
+
+
+def test_killed_between_the_receipts_and_its_consent(network: Processes) -> None:
+    study, key = _begin(network, d=BEFORE_UPLOAD)
+    _stalled(network, "d")
+    _uploaded(network, study, key, 3)
+    network.participants["c"].pause()
+    network.proxies["d"].release()
+    network.await_round(key, "consenting")
+    wait_for(lambda: all(_state(network, name, key) == "consented" for name in "abd"), 10, "the others' consents")
+    network.participants["c"].kill()
+    status = network.await_end(key)
+    assert status.phase == "failed"
+    assert "no consent from c" in status.reason
+    assert not network.releases(key)
+    network.audit(key, charged="abd")
+
+
+def test_killed_between_the_receipts_and_its_consent_and_back_in_time(network: Processes) -> None:
+    study, key = _begin(network, d=BEFORE_UPLOAD)
+    _stalled(network, "d")
+    _uploaded(network, study, key, 3)
+    network.participants["c"].pause()
+    network.proxies["d"].release()
+    network.await_round(key, "consenting")
+    network.participants["c"].kill()
+    network.start("c")
+    status = network.await_end(key)
+    assert status.phase == "finished", status.reason
+    assert status.rounds[0].attempts == 1
+    _check_sum(network, study, key, "abcd")
+    network.audit(key, charged="abcd", released="abcd")
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_killed_after_its_consent(network: Processes, asked: bool) -> None:
+    """Asked: it is one of the two that shall decrypt, and falls silent before it answers."""
+    study, key = _begin(network, c=BEFORE_UPLOAD)
+    _stalled(network, "c")
+    _uploaded(network, study, key, 3)
+    network.participants["d"].pause()
+    network.proxies["c"].release()
+    wait_for(lambda: all(_state(network, name, key) == "consented" for name in "abc"), 10, "consents")
+    time.sleep(0.3)  # the charge is durable before the consent is sent
+    if asked:
+        network.participants["a"].pause()
+    else:
+        network.participants["a"].kill()
+    network.participants["d"].resume()
+    if asked:
+        network.await_round(key, "decrypting")
+        network.participants["a"].kill()
+    status = network.await_end(key)
+    assert status.phase == "finished", status.reason
+    _check_sum(network, study, key, "abcd")
+    network.audit(key, charged="abcd", released="abcd")
+
+
+def test_dealer_killed_while_it_seals(network: Processes) -> None:
+    study, key = _begin(network, a=BEFORE_BOXES)
+    network.await_status(key, lambda shown: shown.phase == "sealing", "sealing")
+    _stalled(network, "a")
+    network.participants["a"].kill()
+    status = network.await_end(key)
+    assert status.phase == "finished", status.reason
+    _check_sum(network, study, key, "bcd")
+    network.audit(key, charged="bcd", released="bcd")
+
+
+def test_an_upload_that_is_cut_goes_on_at_the_next_ciphertext(network: Processes) -> None:
+    network.proxies["b"].limit(MID_UPLOAD, cut=True)
+    study, key = _begin(network)
+    status = network.await_end(key)
+    assert network.proxies["b"].stalled.is_set(), "the connection was not cut"
+    assert status.phase == "finished", status.reason
+    assert status.rounds[0].attempts == 1
+    _, largest = (encoding := plan_round(study, "statistics", 4, 4).encoding).parameters.ciphertext_bytes
+    assert status.rounds[0].bytes_received <= 4 * encoding.ciphertexts * largest  # nothing was counted twice
+    _check_sum(network, study, key, "abcd")
+    network.audit(key, charged="abcd", released="abcd")
+
+
+def test_a_restarted_participant_sends_the_rest_of_the_same_payload(network: Processes) -> None:
+    study, key = _begin(network, c=MID_UPLOAD)
+    _stalled(network, "c")
+    before = network.attempts("c", key)[0]
+    network.participants["c"].kill()
+    network.proxies["c"].release()
+    network.start("c")
+    status = network.await_end(key)
+    assert status.phase == "finished", status.reason
+    assert status.rounds[0].attempts == 1
+    (after,) = network.attempts("c", key)
+    assert (after["context"], after["receipt"]) == (before["context"], before["receipt"])
+    _check_sum(network, study, key, "abcd")
+    network.audit(key, charged="abcd", released="abcd")
+
+
+def test_a_silent_connection_is_waited_for_until_the_deadline_only(network: Processes) -> None:
+    study, key = _begin(network, d=MID_UPLOAD)
+    _stalled(network, "d")
+    status = network.await_end(key)
+    assert status.phase == "finished", status.reason
+    assert "d" in network.connected()
+    _check_sum(network, study, key, "abc")
+    network.audit(key, charged="abc", released="abc")
+
+
+def test_with_noise_the_survivors_sum_carries_it(network: Processes) -> None:
+    study, key = _begin(network, epsilon=8.0, b=MID_UPLOAD)
+    _stalled(network, "b")
+    network.participants["b"].kill()
+    status = network.await_end(key)
+    assert status.phase == "finished", status.reason
+    (release,) = network.releases(key)
+    assert release.cohort == tuple("acd")
+    declaration = study.tasks[0]
+    unit = build_task("statistics", declaration.parameters, study.data).clip() / declaration.grid
+    std = unit * math.sqrt(plan_round(study, "statistics", 4, 3).noise.total_variance(3))
+    error = release.values * unit - expected("acd")
+    assert np.abs(error).max() < 8 * std
+    assert 0.9 * std < error.std() < 1.1 * std  # 20,000 draws
+    network.audit(key, charged="acd", released="acd")
+
+
+def test_too_few_survivors_fail_with_a_reason(network: Processes) -> None:
+    _, key = _begin(network, c=BEFORE_UPLOAD, d=BEFORE_UPLOAD)
+    for name in "cd":
+        _stalled(network, name)
+        network.participants[name].kill()
+    status: pb.StudyStatus = network.await_end(key)
+    assert status.phase == "failed"
+    assert "3 are needed" in status.reason
+    assert not network.releases(key)
+    network.audit(key, charged="")

@@ -1,0 +1,178 @@
+"""A hostile coordinator asks participants to decrypt what they should not: each gets a refusal, and the participant leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tenseal as ts
+
+from support.hostile import Adversary, flat, key_extracting_ciphertext, make_adversary, uniformity
+from veilsum_privacy.errors import HostileInput, RefusalCode
+from veilsum_privacy.securesum.bfv import SecretKey, _dump, _fresh_context
+from veilsum_privacy.securesum.contribution import open_sum
+from veilsum_proto import federation_pb2 as pb
+
+
+@pytest.fixture
+def attack(tmp_path: Path) -> Iterator[Adversary]:
+    adversary = make_adversary(tmp_path)
+    adversary.set_up()
+    yield adversary
+    adversary.check_ledgers()
+
+
+def _consented(attack: Adversary) -> None:
+    attack.collect()
+    attack.consents()
+
+
+def _left(attack: Adversary, name: str) -> None:
+    row = attack.row(name)
+    assert row["status"] == "left"
+    assert row["secret_key"] is row["tag_key"] is row["seeds"] is row["box_key"] is None
+    assert attack.ask_decryption(name, attack.sum()).refused is RefusalCode.CLOSED
+
+
+def test_honest_sum_opens(attack: Adversary) -> None:
+    """The control of this file: without an attack the very same steps open the sum that numpy computes."""
+    attack.collect()
+    values = attack.finish()
+    plan = attack.plan()
+    task_unit = np.sqrt(1 + 2 + 4 + 1) / plan.declaration.grid
+    total = values[0] * task_unit
+    std = np.sqrt(float(plan.noise.total_variance(4))) * task_unit
+    assert abs(total - 80) < 6 * std
+
+
+def _own_ciphertexts(attack: Adversary) -> list[bytes]:
+    """Encryptions of zeros under a key of the adversary's own."""
+    parameters = attack.plan().encoding.parameters
+    own = SecretKey.generate(parameters)
+    return [own.encrypt(np.zeros(parameters.degree, dtype=np.uint64)) for _ in range(attack.plan().encoding.ciphertexts)]
+
+
+def test_decryption_oracle_on_a_crafted_ciphertext(attack: Adversary) -> None:
+    """c0 = 0, c1 = floor(q/t) decrypts to the secret key. It has no tags, so nothing comes back and the site leaves.
+
+    That the ciphertext is what it claims is shown with a colluder's key: the mean of its slots is the key's constant
+    coefficient, -1, 0 or 1, whatever the slots' order (the sum over all primitive 2N-th roots of a power of one is 0).
+    """
+    _consented(attack)
+    parameters = attack.plan().encoding.parameters
+    crafted = key_extracting_ciphertext(attack.sum()[0], parameters)
+    secret, _ = attack.spied("d").keys(4)
+    slots = secret.decrypt(crafted)
+    modulus = parameters.plain_modulus
+    constant = sum(int(slot) for slot in slots) * pow(parameters.degree, -1, modulus) % modulus
+    assert constant in (0, 1, modulus - 1)
+    assert len(set(slots.tolist())) > parameters.degree // 2
+    assert attack.ask_decryption("a", [crafted] * attack.plan().encoding.ciphertexts).refused is RefusalCode.TAG
+    _left(attack, "a")
+    attack.nothing_said_but_codes("a", -2)
+
+
+def test_decryption_of_a_ciphertext_under_another_key(attack: Adversary) -> None:
+    """A ciphertext in good form that the adversary made whole."""
+    _consented(attack)
+    assert attack.ask_decryption("a", _own_ciphertexts(attack)).refused is RefusalCode.TAG
+    _left(attack, "a")
+
+
+def test_decryption_oracle_on_shifted_sum(attack: Adversary) -> None:
+    """The true sum plus a plaintext of the adversary's choice: linear tags do not follow an unknown r."""
+    _consented(attack)
+    parameters = attack.plan().encoding.parameters
+    context = ts.context_from(_dump(_fresh_context(parameters), secret=False))
+    shifted = []
+    for ciphertext in attack.sum():
+        vector = ts.bfv_vector_from(context, ciphertext)
+        vector += [0, 1] + [0] * (parameters.degree - 2)
+        shifted.append(bytes(vector.serialize()))
+    assert (flat(attack.words("d", shifted)) != flat(attack.words("d", attack.sum()))).sum() == len(shifted)
+    assert attack.ask_decryption("b", shifted).refused is RefusalCode.TAG
+    _left(attack, "b")
+
+
+@pytest.mark.parametrize("names", [("a",), ("a", "b"), ("a", "b", "c"), ("a", "b", "c", "d", "d")])
+def test_decryption_of_a_part_of_the_cohort(attack: Adversary, names: tuple[str, ...]) -> None:
+    """A single contribution, a smaller sum or one that counts someone twice: the pads are those of the exact cohort."""
+    _consented(attack)
+    assert attack.ask_decryption("c", attack.sum(names=names)).refused is RefusalCode.TAG
+    _left(attack, "c")
+
+
+def test_decryption_of_another_attempts_sum(attack: Adversary) -> None:
+    """A complete, honest sum of another round: its tags are of another context."""
+    attack.collect()
+    attack.finish()
+    attack.collect(number=2, attempt=2)
+    attack.consents(2, 2)
+    assert attack.ask_decryption("a", attack.sum(1), 2, 2).refused is RefusalCode.TAG
+
+
+def test_second_sum_of_one_context(attack: Adversary) -> None:
+    """After the right sum another one for the same context, even one with right tags, is refused; the same one is answered."""
+    _consented(attack)
+    right = attack.sum()
+    first = attack.ask_decryption("a", right).values[3]
+    again = attack.ask_decryption("a", right).values[3]
+    assert all(np.array_equal(one, other) for one, other in zip(first, again, strict=True))
+    assert attack.ask_decryption("a", attack.sum(names=("a", "b", "c"))).refused is RefusalCode.TAG
+    _left(attack, "a")
+
+
+def test_decryption_before_consent(attack: Adversary) -> None:
+    """Right tags, but this site has not consented: nothing is decrypted. It stays, for the sum was no forgery."""
+    attack.collect()
+    assert attack.ask_decryption("a", attack.sum()).refused is RefusalCode.ROUND
+    assert attack.row("a")["status"] == "ready"
+
+
+def test_decryption_after_release(attack: Adversary) -> None:
+    """A released context is closed."""
+    attack.collect()
+    attack.finish()
+    assert attack.ask_decryption("b", attack.sum()).refused is RefusalCode.ROUND
+
+
+@pytest.mark.parametrize("fault", ["empty", "fewer", "more", "truncated", "zeroed", "garbage"])
+def test_malformed_sums_are_refused(attack: Adversary, fault: str) -> None:
+    """Whatever cannot be the sum is refused with a code before the key is used on it."""
+    _consented(attack)
+    good = attack.sum()
+    sums = {
+        "empty": [b""] * len(good),
+        "fewer": good[:-1],
+        "more": [*good, good[0]],
+        "truncated": [good[0][:-1], *good[1:]],
+        "zeroed": [bytes(len(good[0])), *good[1:]],
+        "garbage": [b"\xff" * len(good[0]), *good[1:]],
+    }
+    assert attack.ask_decryption("d", sums[fault]).refused is RefusalCode.TAG
+    _left(attack, "d")
+
+
+def test_sum_object_that_is_no_message(attack: Adversary) -> None:
+    """Bytes that are no protobuf end in a code, not in a crash."""
+    _consented(attack)
+    said = attack.tell("a", pb.DIRECTIVE_KIND_DECRYPT, 1, 1, objects={pb.OBJECT_KIND_SUM: b"\xff\xff\xff"})
+    assert said.refused is RefusalCode.INTERNAL
+    assert attack.ask_decryption("a", attack.sum()).call == "decrypted"
+
+
+def test_opening_with_one_consent_missing(attack: Adversary) -> None:
+    """Key, tags and all other consents in hand: without the last consent the words are uniform and the count lane refuses."""
+    receipts = attack.collect()
+    consents = [attack.ask_consent(name, receipts).values[3] for name in ("a", "b", "c")]
+    words = attack.words("d", attack.sum())
+    plan = attack.plan().encoding
+    with pytest.raises(HostileInput, match="count lane"):
+        open_sum(words, plan, [*consents, bytes(32)])
+    with pytest.raises(HostileInput, match="every member"):
+        open_sum(words, plan, consents)
+    assert uniformity(flat(words), plan.parameters.plain_modulus) > 1e-6
+    whole = [*consents, attack.ask_consent("d", receipts).values[3]]
+    assert open_sum(words, plan, whole).shape == (plan.size,)

@@ -1,0 +1,368 @@
+"""A hostile coordinator, analyst or authority before the first round: studies, rosters, keys, policies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509 import load_pem_x509_certificate
+
+from support.federation import make_request, schema_of
+from support.hostile import NAMES, Adversary, HostileChannel, altered, context_of, make_adversary
+from veilsum_privacy.canonical import canonical, parse_canonical
+from veilsum_privacy.errors import RefusalCode
+from veilsum_privacy.identity import Authority, Label, Role, SigningKey, new_key_and_csr, verify_certificate
+from veilsum_privacy.securesum.bfv import SecretKey
+from veilsum_privacy.securesum.boxes import Box, BoxKey, Purpose, seal
+from veilsum_privacy.securesum.parameters import BFV_4096, BFV_8192
+from veilsum_privacy.securesum.roster import Enrolment, enrol
+from veilsum_privacy.study import study_digest
+from veilsum_proto import federation_pb2 as pb
+
+
+@pytest.fixture
+def attack(tmp_path: Path) -> Iterator[Adversary]:
+    adversary = make_adversary(tmp_path)
+    yield adversary
+    adversary.check_ledgers()
+
+
+def _set_policy(attack: Adversary, name: str, **changes: Any) -> None:
+    site = attack.bed.sites[name]
+    site.config = site.config.model_copy(update={"policy": site.config.policy.model_copy(update=changes)})
+
+
+def _impostor(attack: Adversary, name: str, key: bytes) -> Enrolment:
+    """An enrolment under ``name`` with a key that the federation's own authority certified."""
+    authority = Authority.load(attack.bed.kit.authority, attack.bed.clock)
+    pem, csr = new_key_and_csr(name, Role.PARTICIPANT)
+    signed = authority.sign(csr, role=Role.PARTICIPANT, name=name, replace=True)
+    certificate = load_pem_x509_certificate(signed).public_bytes(Encoding.DER)
+    identity = verify_certificate(certificate, authority.certificate, attack.bed.clock(), Role.PARTICIPANT)
+    return enrol(key, identity, BoxKey.generate().public, SigningKey.from_pem(pem))
+
+
+# -- the study -------------------------------------------------------------------------------------------------------------
+
+
+def test_study_is_enrolled_once(attack: Adversary) -> None:
+    """A signed study replayed: while it runs the same enrolment comes back, after its end nothing does."""
+    first = attack.enrol("a").values[1]
+    assert attack.enrol("a").values[1] == first
+    assert attack.tell("a", pb.DIRECTIVE_KIND_END).call == "confirm"
+    assert attack.enrol("a").refused is RefusalCode.STUDY_REPLAYED
+    row = attack.row("a")
+    assert (row["status"], row["box_key"]) == ("ended", None)
+
+
+def test_study_with_changed_defaults_has_no_signature(attack: Adversary) -> None:
+    """Whatever the coordinator changes in the signed bytes, S for one site included, is another digest and unsigned."""
+    good = pb.StudyObject.FromString(attack.study_object())
+    smaller = altered(attack.study, task__variance=attack.study.tasks[0].variance // 4, privacy__epsilon=500.0)
+    changed = pb.StudyObject(study=smaller.to_bytes(), signature=good.signature, certificate=good.certificate)
+    assert attack.enrol("a", changed.SerializeToString()).refused is RefusalCode.STUDY_INVALID  # another digest announced
+    attack.use(smaller)
+    assert attack.enrol("a", changed.SerializeToString()).refused is RefusalCode.STUDY_SIGNATURE
+    assert attack.enrol("a", attack.study_object(label=Label.RECEIPT)).refused is RefusalCode.STUDY_SIGNATURE
+
+
+def test_study_that_leaves_something_to_defaults(attack: Adversary) -> None:
+    """A default that a later version could change under the signature is no study."""
+    value = parse_canonical(attack.study.to_bytes(), what="study")
+    del value["data"]["missing"]
+    data = canonical(value)
+    attack.key = study_digest(data)
+    assert attack.enrol("a", attack.study_object(data)).refused is RefusalCode.STUDY_INVALID
+
+
+def test_study_of_another_federation_coordinator_or_time(attack: Adversary) -> None:
+    """A study replayed to other parties or at another time."""
+    study = attack.study
+    cases = [
+        (altered(study, federation="0" * 64), RefusalCode.STUDY_REPLAYED),
+        (altered(study, coordinator="other"), RefusalCode.STUDY_REPLAYED),
+        (altered(study, created=1, expires=attack.bed.clock.now), RefusalCode.STUDY_EXPIRED),
+        (altered(study, created=attack.bed.clock.now + 301), RefusalCode.STUDY_EXPIRED),
+    ]
+    for case, code in cases:
+        attack.use(case)
+        assert attack.enrol("a").refused is code
+    attack.use(study)
+    attack.channels["a"] = HostileChannel("other")
+    assert attack.enrol("a").refused is RefusalCode.STUDY_REPLAYED
+
+
+def test_study_signed_by_no_analyst(attack: Adversary) -> None:
+    """A participant's or an impostor's signature under a study is none."""
+    data = attack.study.to_bytes()
+    site = attack.bed.sites["b"].credentials
+    signed = pb.StudyObject(
+        study=data, signature=site.signing_key.sign(Label.STUDY, data), certificate=site.identity.certificate
+    )
+    assert attack.enrol("a", signed.SerializeToString()).refused is RefusalCode.STUDY_SIGNATURE
+    assert attack.enrol("a", b"\xff\xff").refused is RefusalCode.INTERNAL
+    assert attack.enrol("a", b"").call == "refuse"
+
+
+def test_study_that_understates_its_epsilon(attack: Adversary) -> None:
+    """The epsilon that a study states is the analyst's word; the site computes it, at its budget's delta."""
+    study = attack.study
+    assert study.privacy.epsilon is not None
+    _set_policy(attack, "a", max_epsilon=60.0)
+    loud = altered(study, task__variance=study.tasks[0].variance // 10_000)
+    cases = [
+        (loud, RefusalCode.STUDY_INVALID),
+        (altered(study, privacy__epsilon=None), RefusalCode.STUDY_INVALID),
+        (altered(loud, privacy__epsilon=1e9), RefusalCode.BUDGET),
+        (altered(study, task__releases=100_000, privacy__epsilon=1e9), RefusalCode.BUDGET),
+        (altered(study, task__releases=10_000), RefusalCode.STUDY_INVALID),
+    ]
+    for case, code in cases:
+        attack.use(case)
+        assert attack.enrol("a").refused is code
+    attack.use(study)
+    assert attack.enrol("a").call == "enrol"
+
+
+def test_study_with_a_generous_delta(attack: Adversary) -> None:
+    """A delta near 1/2 would make any noise look cheap: the budget's delta counts."""
+    _set_policy(attack, "a", max_epsilon=1.0)
+    study = attack.bed.compile(make_request(schema_of(2), epsilon=1.0, delta=0.4, min_cohort=2))
+    attack.use(study)
+    assert attack.enrol("a").refused is RefusalCode.BUDGET
+
+
+def test_unequal_weights_undeclared_disclosures_and_no_colluders(attack: Adversary) -> None:
+    """Weights (1, 0, 0, 0) show one site; k = 0 lets a site subtract its own share; per-site is another task's disclosure."""
+    attack.use(altered(attack.study, weights={"a": 1, "b": 0, "c": 0, "d": 0}))
+    assert attack.enrol("a").refused is RefusalCode.WEIGHTS
+    attack.use(altered(attack.study, weights=dict.fromkeys(NAMES, 1), task__disclosure="per-site"))
+    assert attack.enrol("a").refused is RefusalCode.DISCLOSURE
+    value = parse_canonical(attack.study.to_bytes(), what="study")
+    value["privacy"]["assumed_colluders"] = 0
+    data = canonical(value)
+    attack.key = study_digest(data)
+    assert attack.enrol("a", attack.study_object(data)).refused is RefusalCode.STUDY_INVALID
+
+
+def test_policy_before_enrolment(attack: Adversary) -> None:
+    """The site's own word on analysts, methods, noise and cost."""
+    cases: list[tuple[dict[str, Any], RefusalCode]] = [
+        ({"analysts": ("other",)}, RefusalCode.ANALYST),
+        ({"analysts": ()}, RefusalCode.ANALYST),
+        ({"methods": ("fedcgs",)}, RefusalCode.METHOD),
+        ({"noise": ("local",)}, RefusalCode.NOISE),
+        ({"max_epsilon": 0.1}, RefusalCode.BUDGET),
+        ({"disclosures": ()}, RefusalCode.DISCLOSURE),
+    ]
+    kept = attack.bed.sites["a"].config
+    for change, code in cases:
+        attack.bed.sites["a"].config = kept
+        _set_policy(attack, "a", **change)
+        assert attack.enrol("a").refused is code, change
+    attack.bed.sites["a"].config = kept.model_copy(update={"datasets": {}})
+    assert attack.enrol("a").refused is RefusalCode.DATASET
+    attack.nothing_said_but_codes("a")
+
+
+# -- the roster ------------------------------------------------------------------------------------------------------------
+
+
+def test_certified_impostor_named_like_a_trusted_peer(attack: Adversary) -> None:
+    """The authority certifies another key under a pinned name: the pin is the key, not the name."""
+    enrolments = attack.enrolments()
+    forged = [*enrolments[:1], _impostor(attack, "b", attack.key), *enrolments[2:]]
+    assert attack.show_roster("a", forged).refused is RefusalCode.COHORT_TRUST
+    assert attack.row("a")["roster"] is None
+    assert attack.show_roster("a", enrolments).call == "seal"
+
+
+def test_invented_sites_count_for_no_noise(attack: Adversary) -> None:
+    """Members that nobody pinned, however well certified, do not carry the noise that the plan calls honest."""
+    trusted = attack.bed.sites["a"].config.policy.trusted
+    _set_policy(attack, "a", trusted={name: trusted[name] for name in ("a", "b")})
+    attack.set_up()
+    assert attack.assign("a", attack.assignment()).refused is RefusalCode.NOISE
+    assert attack.assign("a", attack.assignment(("a", "b"))).call == "upload"  # n = 2: each bears the noise alone
+    assert attack.assign("b", attack.assignment(attempt=2)).call == "upload"
+
+
+def test_own_enrolment_replaced_or_missing(attack: Adversary) -> None:
+    """The roster must hold this site's very enrolment; another under its name is the coordinator's."""
+    enrolments = attack.enrolments()
+    again = enrol(
+        attack.key,
+        attack.bed.sites["a"].credentials.identity,
+        BoxKey.generate().public,
+        attack.bed.sites["a"].credentials.signing_key,
+    )
+    assert attack.show_roster("a", [again, *enrolments[1:]]).refused is RefusalCode.ROSTER
+    assert attack.show_roster("a", enrolments[1:]).refused is RefusalCode.ROSTER
+
+
+def test_rosters_out_of_order_doubled_small_or_altered(attack: Adversary) -> None:
+    """Every participant verifies the whole roster itself."""
+    a, b, c, d = attack.enrolments()
+    foreign = enrol(
+        bytes(32), attack.bed.sites["b"].credentials.identity, BoxKey.generate().public,
+        attack.bed.sites["b"].credentials.signing_key,
+    )  # fmt: skip
+    for roster in ([b, a, c, d], [a, a, b, c], [a], [], [a, foreign, c, d], [a, replace(b, signature=c.signature), c, d],
+                   [a, replace(b, certificate=c.certificate), c, d], [a, replace(b, body=c.body), c, d]):  # fmt: skip
+        assert attack.show_roster("a", roster).refused is RefusalCode.ROSTER
+    assert attack.row("a")["seeds"] is None
+
+
+def test_swapped_key_and_second_roster(attack: Adversary) -> None:
+    """A second roster is refused; a roster with another valid key of one member, shown to some, splits seeds and contexts."""
+    enrolments = attack.enrolments()
+    d = attack.bed.sites["d"].credentials
+    other = enrol(attack.key, d.identity, BoxKey.generate().public, d.signing_key)
+    assert attack.show_roster("a", enrolments, dealer=True).call == "seal"
+    assert attack.show_roster("a", [*enrolments[:3], other]).refused is RefusalCode.ROSTER
+    box = attack.show_roster("b", [*enrolments[:3], other]).values[1][0]
+    made = attack.show_roster("c", enrolments)
+    assert made.call == "seal"
+    assert attack.show_boxes("c", [box]).refused is RefusalCode.KEYS
+
+
+def test_cohort_policy_holds_on_the_roster(attack: Adversary) -> None:
+    """min_cohort and min_trusted are the site's, whatever the study says."""
+    enrolments = attack.enrolments()
+    _set_policy(attack, "a", min_cohort=5)
+    assert attack.show_roster("a", enrolments).refused is RefusalCode.COHORT_SMALL
+    _set_policy(attack, "a", min_cohort=2, min_trusted=5)
+    assert attack.show_roster("a", enrolments).refused is RefusalCode.COHORT_TRUST
+
+
+# -- boxes and dealt keys --------------------------------------------------------------------------------------------------
+
+
+def _dealt(attack: Adversary, sender: str, recipient: str, secret: bytes, purpose: Purpose = Purpose.DEALT_KEYS) -> Box:
+    site = attack.bed.sites[sender]
+    roster = attack.spied(sender).roster(site)
+    return seal(
+        secret,
+        purpose,
+        study=attack.key,
+        roster=roster.digest,
+        sender=sender,
+        recipient=recipient,
+        public=roster.member(recipient).public,
+        key=site.credentials.signing_key,
+    )
+
+
+def _for(boxes: list[Box], name: str) -> list[Box]:
+    return [box for box in boxes if box.recipient == name]
+
+
+def test_dealer_of_other_parameters_or_rubbish(attack: Adversary) -> None:
+    """TenSEAL loads whatever it is given; a box with other BFV parameters, or none, is refused."""
+    made = attack.boxes(attack.enrolments())
+    seeds = [box for box in _for(made, "b") if box.purpose is Purpose.PAIR_SEED]
+    planned = attack.spied("a").keys(4)[0].parameters
+    other = SecretKey.generate(BFV_8192 if planned == BFV_4096 else BFV_4096).to_bytes()
+    for secret in (bytes(32) + other, bytes(32), b"", bytes(32) + b"rubbish", bytes(200)):
+        assert attack.show_boxes("b", [*seeds, _dealt(attack, "a", "b", secret)]).refused is RefusalCode.KEYS
+    assert attack.show_boxes("b", seeds).refused is RefusalCode.KEYS
+    assert attack.row("b")["status"] == "enrolled"
+    assert attack.show_boxes("b", _for(made, "b")).call == "ready"
+
+
+def test_dealer_of_two_key_sets(attack: Adversary) -> None:
+    """Two sets of keys give two contexts: the receipts differ and nobody consents. Two boxes to one member are refused."""
+    made = attack.boxes(attack.enrolments(), dealers=("a", "b"))
+    one = [box for box in made if box.purpose is Purpose.PAIR_SEED or box.sender == "a"]
+    two = [box for box in made if box.purpose is Purpose.PAIR_SEED or box.sender == "b"]
+    assert attack.show_boxes("c", _for(made, "c")).refused is RefusalCode.KEYS
+    for name, boxes in (("a", one), ("b", one), ("c", one), ("d", two)):
+        assert attack.show_boxes(name, _for(boxes, name)).call == "ready"
+    receipts = attack.collect()
+    assert len({context_of(receipt) for receipt in receipts}) == 2
+    for name in NAMES:
+        assert attack.ask_consent(name, receipts).refused is RefusalCode.RECEIPT
+        assert attack.charges(name) == 0
+
+
+def test_boxes_re_signed_replayed_or_misdirected(attack: Adversary) -> None:
+    """HPKE does not say who sealed: info and signature name the sender, so a box passes for nobody else's."""
+    made = attack.boxes(attack.enrolments())
+    dealt = next(box for box in _for(made, "c") if box.purpose is Purpose.DEALT_KEYS)
+    ab, ac, bc = (next(box for box in made if (box.sender, box.recipient) == pair and box.purpose is Purpose.PAIR_SEED)
+                  for pair in (("a", "b"), ("a", "c"), ("b", "c")))  # fmt: skip
+    d = attack.bed.sites["d"].credentials.signing_key
+    stolen = replace(ac, sender="b", signature=attack.bed.sites["b"].credentials.signing_key.sign(Label.SEEDS, b"box"))
+    wrong = {
+        "under another name": [dealt, stolen, ac],
+        "another's signature": [dealt, replace(ac, signature=d.sign(Label.SEEDS, ac.ciphertext)), bc],
+        "to another": [dealt, replace(ab, recipient="c"), bc],
+        "still addressed to another": [dealt, ab, bc],
+        "twice": [dealt, ac, ac],
+        "other purpose": [replace(ac, purpose=Purpose.DEALT_KEYS), bc],
+        "altered": [dealt, replace(ac, ciphertext=ac.ciphertext[:-1] + bytes([ac.ciphertext[-1] ^ 1])), bc],
+        "stranger": [dealt, replace(ac, sender="x"), bc],
+        "from behind": [dealt, _dealt(attack, "d", "c", bytes(32), Purpose.PAIR_SEED), ac],
+        "short seed": [dealt, _dealt(attack, "a", "c", bytes(31), Purpose.PAIR_SEED), bc],
+    }
+    for what, boxes in wrong.items():
+        assert attack.show_boxes("c", boxes).refused is RefusalCode.KEYS, what
+    assert attack.show_boxes("c", [dealt, ac, bc]).call == "ready"
+
+
+def test_member_without_a_box_is_in_no_cohort(attack: Adversary) -> None:
+    """Who sealed nothing for this site shares no mask with it."""
+    made = attack.boxes(attack.enrolments())
+    assert attack.show_boxes("c", [box for box in _for(made, "c") if box.sender == "a"]).call == "ready"
+    assert attack.assign("c", attack.assignment()).refused is RefusalCode.KEYS
+    assert attack.assign("c", attack.assignment(("a", "c", "d"))).call == "upload"
+
+
+def test_keys_before_roster_and_rounds_before_keys(attack: Adversary) -> None:
+    """Steps out of order get a code and leave no trace."""
+    assert attack.show_boxes("a", []).refused is RefusalCode.CLOSED
+    attack.enrolments()
+    assert attack.show_boxes("a", []).refused is RefusalCode.ROSTER
+    assert attack.assign("a", attack.assignment()).refused is RefusalCode.KEYS
+
+
+# -- policy after enrolment ------------------------------------------------------------------------------------------------
+
+
+def test_policy_made_stricter_between_assignment_and_consent(attack: Adversary) -> None:
+    """The policy that holds is the one at consent: nothing is charged, and what it names is not opened."""
+    attack.set_up()
+    receipts = attack.collect()
+    kept = attack.bed.sites["a"].config
+    cases: list[tuple[dict[str, Any], RefusalCode]] = [
+        ({"min_cohort": 5}, RefusalCode.COHORT_SMALL),
+        ({"min_trusted": 5}, RefusalCode.COHORT_TRUST),
+        ({"trusted": {**kept.policy.trusted, "b": "0" * 64}}, RefusalCode.COHORT_TRUST),
+        ({"trusted": {}}, RefusalCode.NOISE),
+        ({"noise": ("local",)}, RefusalCode.NOISE),
+        ({"methods": ()}, RefusalCode.METHOD),
+        ({"max_epsilon": 0.1}, RefusalCode.BUDGET),
+        ({"disclosures": ()}, RefusalCode.DISCLOSURE),
+    ]
+    for change, code in cases:
+        attack.bed.sites["a"].config = kept
+        _set_policy(attack, "a", **change)
+        assert attack.ask_consent("a", receipts).refused is code, change
+        assert attack.charges("a") == 0
+    attack.bed.sites["a"].config = kept
+    assert attack.ask_consent("a", receipts).call == "consent"
+
+
+def test_certificate_expired_between_assignment_and_consent(attack: Adversary) -> None:
+    """A certificate that ran out meanwhile takes no consent with it."""
+    attack.set_up()
+    assignment = attack.assignment(deadline=2**52)
+    for name in NAMES:
+        attack.assign(name, assignment)
+    attack.bed.clock.now += 3653 * 86400
+    assert attack.ask_consent("a", attack.receipts()).call == "refuse"
+    assert attack.charges("a") == 0

@@ -1,0 +1,208 @@
+"""Uploads in every wrong order over real gRPC: nothing of them enters the sum, and the right upload is taken after."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import grpc
+import numpy as np
+import pytest
+
+from support.federation import DATASET, make_bed, make_request, schema_of
+from support.network import running_client, running_server, wait_for
+from veilsum_coordinator.machine import StudyMachine, StudyPhase
+from veilsum_coordinator.server import CoordinatorServer
+from veilsum_participant.channel import GrpcChannel, open_channel
+from veilsum_participant.contributions import Payload
+from veilsum_participant.core import ParticipantCore
+from veilsum_privacy.identity import Label
+from veilsum_privacy.securesum.receipts import Receipt, SignedReceipt, parse_receipt, sign_receipt
+from veilsum_proto import federation_pb2 as pb
+from veilsum_proto.federation_pb2_grpc import StudiesStub
+
+SECONDS = 10.0
+
+
+@dataclass
+class Standing:
+    """A study at which everyone has uploaded but this member, whose payload is ready."""
+
+    server: CoordinatorServer
+    machine: StudyMachine
+    channel: GrpcChannel
+    core: ParticipantCore
+    key: bytes
+    payload: Payload
+    directives: Iterator[pb.Directive]
+    columns: np.ndarray
+
+    def chunk(self, index: int, *, first: bool = False, data: bytes | None = None) -> pb.UploadChunk:
+        ciphertext = self.payload.ciphertexts[index] if data is None else data
+        chunk = pb.UploadChunk(index=index, ciphertext=ciphertext)
+        return self.named(chunk) if first else chunk
+
+    def named(self, chunk: pb.UploadChunk) -> pb.UploadChunk:
+        chunk.study, chunk.round, chunk.attempt = self.key, self.payload.round, self.payload.attempt
+        return chunk
+
+    def receipt(self, signed: SignedReceipt) -> pb.UploadChunk:
+        return pb.UploadChunk(receipt=pb.SignedReceipt(body=signed.body, signature=signed.signature))
+
+    def refused(self, *chunks: pb.UploadChunk) -> grpc.StatusCode:
+        with pytest.raises(grpc.RpcError) as raised:
+            self.channel.stub.Upload(iter(chunks), timeout=SECONDS)
+        return raised.value.code()
+
+    def next(self) -> int:
+        request = pb.UploadStatusRequest(study=self.key, round=self.payload.round, attempt=self.payload.attempt)
+        return int(self.channel.stub.UploadStatus(request, timeout=SECONDS).next)
+
+
+@pytest.fixture(scope="module")
+def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
+    rng = np.random.default_rng(0)
+    width = 3000  # three ciphertexts
+    data = {name: (rng.uniform(-1, 1, (5, width)), rng.integers(0, 2, 5)) for name in "abc"}
+    bed = make_bed(tmp_path_factory.mktemp("federation"), data)
+    with ExitStack() as stack:
+        server, address = stack.enter_context(running_server(bed))
+        for name in "ab":
+            stack.enter_context(running_client(bed.sites[name], address))
+        study = bed.compile(make_request(schema_of(width), epsilon=None)).to_bytes()
+        analyst = StudiesStub(stack.enter_context(open_channel(address, bed.analyst)))
+        signature = bed.analyst.signing_key.sign(Label.STUDY, study)
+        signed = pb.StudyObject(study=study, signature=signature, certificate=bed.analyst.identity.certificate)
+        site = bed.sites["c"]
+        raw = stack.enter_context(open_channel(address, site.credentials))
+        channel, core = GrpcChannel(raw, site.credentials), ParticipantCore(site)
+        channel.hello(bytes(32), bed.clock())
+        directives = channel.work(site.nonce)
+        key = analyst.Submit(pb.SubmitRequest(study=signed), timeout=SECONDS).study
+        payload = _until_payload(core, channel, directives)
+        machine = server.hub.studies[key].machine
+        wait_for(lambda: all(machine.rounds[0].accumulator.uploads[name].complete for name in "ab"), 20, "the others")
+        columns = np.concatenate([features for features, _ in data.values()])
+        yield Standing(server, machine, channel, core, key, payload, directives, columns)
+
+
+def _until_payload(core: ParticipantCore, channel: GrpcChannel, directives: Iterator[pb.Directive]) -> Payload:
+    """Answer directives honestly up to the assignment, and make the payload without sending it."""
+    for directive in directives:
+        if directive.kind == pb.DIRECTIVE_KIND_CONTRIBUTE:
+            return core.contributions.on_assignment(directive.study, directive.assignment, b"")
+        core.handle(directive, channel)
+    raise AssertionError("the session ended before the assignment")
+
+
+def test_the_payload_has_several_ciphertexts(standing: Standing) -> None:
+    assert len(standing.payload.ciphertexts) >= 2
+    assert standing.next() == 0
+
+
+def test_an_index_ahead_is_out_of_range(standing: Standing) -> None:
+    assert standing.refused(standing.chunk(1, first=True)) is grpc.StatusCode.OUT_OF_RANGE
+    assert standing.next() == 0
+
+
+@pytest.mark.parametrize("index", [2**16, 2**63])
+def test_an_index_beyond_the_plan(standing: Standing, index: int) -> None:
+    chunk = standing.named(pb.UploadChunk(index=index, ciphertext=standing.payload.ciphertexts[0]))
+    assert standing.refused(chunk) is grpc.StatusCode.INVALID_ARGUMENT
+    assert standing.next() == 0
+
+
+@pytest.mark.parametrize("kind", ["empty", "short", "zeroed", "truncated", "longer"])
+def test_something_else_than_a_ciphertext(standing: Standing, kind: str) -> None:
+    whole = standing.payload.ciphertexts[0]
+    data = {
+        "empty": b"",
+        "short": b"xx",
+        "zeroed": bytes(len(whole)),
+        "truncated": whole[:-100],
+        "longer": whole + bytes(5000),
+    }[kind]
+    assert standing.refused(standing.chunk(0, first=True, data=data)) is grpc.StatusCode.INVALID_ARGUMENT
+    assert standing.next() == 0
+
+
+def test_an_attempt_named_twice_another_attempt_another_study(standing: Standing) -> None:
+    other = standing.chunk(0, first=True)
+    other.attempt += 1
+    assert standing.refused(other) is grpc.StatusCode.INVALID_ARGUMENT
+    other = standing.chunk(0, first=True)
+    other.study = bytes(32)
+    assert standing.refused(other) is grpc.StatusCode.INVALID_ARGUMENT
+    assert standing.next() == 0
+
+
+def test_a_receipt_before_its_ciphertexts(standing: Standing) -> None:
+    assert standing.refused(standing.named(standing.receipt(standing.payload.receipt))) is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_an_index_sent_twice_is_added_once(standing: Standing) -> None:
+    assert standing.refused(standing.chunk(0, first=True), standing.chunk(0)) is grpc.StatusCode.OUT_OF_RANGE
+    assert standing.next() == 1
+    assert standing.refused(standing.chunk(0, first=True)) is grpc.StatusCode.OUT_OF_RANGE
+    assert standing.refused(standing.chunk(1, first=True), standing.chunk(1, first=True)) is grpc.StatusCode.INVALID_ARGUMENT
+    assert standing.next() == 2
+
+
+def test_receipts_that_are_not_this_members_for_these_bytes(standing: Standing) -> None:
+    last = len(standing.payload.ciphertexts)
+    for index in range(standing.next(), last):
+        assert standing.channel.stub.Upload(iter([standing.chunk(index, first=True)]), timeout=SECONDS).next == index + 1
+    key = standing.core.site.credentials.signing_key
+    own = standing.payload.receipt
+    honest = parse_receipt(own.body)
+    forged = [
+        SignedReceipt(own.body, bytes(len(own.signature))),
+        SignedReceipt(own.body, own.signature[:-1]),
+        SignedReceipt(own.body + b" ", own.signature),
+        sign_receipt(_changed(honest, payload=bytes(32)), key),
+        sign_receipt(_changed(honest, participant="a"), key),
+        sign_receipt(_changed(honest, study=bytes(32)), key),
+        standing.machine.rounds[0].accumulator.uploads["a"].receipt,
+    ]
+    for signed in forged:
+        assert signed is not None
+        assert standing.refused(standing.named(standing.receipt(signed))) is grpc.StatusCode.INVALID_ARGUMENT
+    assert standing.machine.rounds[0].accumulator.uploads["c"].receipt is None
+
+
+def _changed(receipt: Receipt, **changes: object) -> Receipt:
+    return Receipt(**(vars(receipt) | changes))  # type: ignore[arg-type]
+
+
+def test_the_right_upload_is_taken_and_the_sum_is_exact(standing: Standing) -> None:
+    standing.channel.upload(standing.key, standing.payload)
+    with pytest.raises(grpc.RpcError):  # after the receipt nothing more is added
+        standing.channel.stub.Upload(iter([standing.chunk(0, first=True)]), timeout=SECONDS)
+    for directive in standing.directives:
+        if directive.kind != pb.DIRECTIVE_KIND_PING:
+            standing.core.handle(directive, standing.channel)
+        if directive.kind == pb.DIRECTIVE_KIND_END:
+            break
+    assert standing.machine.phase is StudyPhase.FINISHED, standing.machine.reason
+    (row,) = standing.server.hub.journal.releases(standing.key)
+    study = standing.machine.study
+    size = 1 + 3 * standing.columns.shape[1] + 2
+    values = np.frombuffer(row["values"], "<i8")
+    assert values.shape == (size,)
+    unit = 1 / (values[0] / len(standing.columns))  # the count is exact, so it gives the grid's unit
+    sums = values[1 + standing.columns.shape[1] : 1 + 2 * standing.columns.shape[1]] * unit
+    np.testing.assert_allclose(sums, standing.columns.sum(0), rtol=0, atol=15 * unit + 1e-5)
+    assert study.dataset == DATASET
+
+
+def test_decrypted_words_out_of_order_or_too_many(standing: Standing) -> None:
+    for chunk in (
+        pb.DecryptedChunk(study=standing.key, attempt=1, index=1, words=bytes(8)),
+        pb.DecryptedChunk(study=standing.key, attempt=1, index=0, words=bytes(7)),
+        pb.DecryptedChunk(study=standing.key, attempt=1, index=0, words=bytes(8 * 8193)),
+        pb.DecryptedChunk(study=standing.key, attempt=1, index=0, words=bytes(8)),
+    ):
+        with pytest.raises(grpc.RpcError) as raised:
+            standing.channel.stub.Decrypted(iter([chunk]), timeout=SECONDS)
+        assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT

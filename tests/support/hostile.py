@@ -1,0 +1,429 @@
+"""The adversary of the design: a coordinator that sends what it likes to real participants and keeps all that they say.
+
+:class:`Adversary` drives real sites directive by directive, honest steps included, so that a test departs from the protocol at
+one place only. It can also hold a colluding participant's keys. Nothing of a participant is replaced.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from scipy.stats import chisquare
+from sqlalchemy import RowMapping
+
+from support.federation import TestBed, make_bed, make_request, schema_of
+from veilsum_participant import store
+from veilsum_participant.contributions import Payload
+from veilsum_participant.core import ParticipantCore
+from veilsum_participant.site import OpenStudy
+from veilsum_privacy.canonical import canonical, parse_canonical
+from veilsum_privacy.database import transaction
+from veilsum_privacy.errors import HostileInput, RefusalCode
+from veilsum_privacy.identity import Label, verify
+from veilsum_privacy.ledger import Kind
+from veilsum_privacy.securesum.bfv import Adder
+from veilsum_privacy.securesum.boxes import Box
+from veilsum_privacy.securesum.context import Assignment, RoundPlan, broadcast_digest, plan_round
+from veilsum_privacy.securesum.contribution import Integers, Slots, open_sum
+from veilsum_privacy.securesum.parameters import BfvParameters
+from veilsum_privacy.securesum.receipts import SignedReceipt, parse_receipt
+from veilsum_privacy.securesum.roster import Enrolment
+from veilsum_privacy.study import Study, parse_study, study_digest
+from veilsum_proto import federation_pb2 as pb
+
+LABEL = "statistics"
+NAMES = ("a", "b", "c", "d")
+
+
+@dataclass(frozen=True)
+class Said:
+    """One message of a participant: the channel's call and its arguments."""
+
+    call: str
+    values: tuple[Any, ...] = field(repr=False)
+
+    @property
+    def refused(self) -> RefusalCode:
+        """The code, if it is a refusal."""
+        assert self.call == "refuse", f"{self.call} instead of a refusal"
+        assert isinstance(self.values[1], RefusalCode)
+        return self.values[1]
+
+
+class HostileChannel:
+    """Hands out the objects that the adversary chose and keeps what the participant says."""
+
+    def __init__(self, coordinator: str = "coordinator") -> None:
+        self.coordinator = coordinator
+        self.objects: dict[int, bytes] = {}
+        self.said: list[Said] = []
+
+    def fetch(self, kind: pb.ObjectKind.ValueType, study: bytes, number: int = 0, attempt: int = 0) -> bytes:
+        if kind not in self.objects:
+            raise HostileInput("There is no such object.")
+        return self.objects[kind]
+
+    def _say(self, call: str, *values: Any) -> None:
+        self.said.append(Said(call, values))
+
+    def enrol(self, study: bytes, enrolment: Enrolment) -> None:
+        self._say("enrol", study, enrolment)
+
+    def refuse(self, study: bytes, code: RefusalCode, number: int, attempt: int) -> None:
+        self._say("refuse", study, code, number, attempt)
+
+    def seal(self, study: bytes, boxes: Sequence[Box]) -> None:
+        self._say("seal", study, list(boxes))
+
+    def ready(self, study: bytes) -> None:
+        self._say("ready", study)
+
+    def upload(self, study: bytes, payload: Payload) -> None:
+        self._say("upload", study, payload)
+
+    def consent(self, study: bytes, number: int, attempt: int, consent: bytes) -> None:
+        self._say("consent", study, number, attempt, consent)
+
+    def decrypted(self, study: bytes, number: int, attempt: int, words: Sequence[Slots]) -> None:
+        self._say("decrypted", study, number, attempt, list(words))
+
+    def confirm(self, study: bytes, kind: pb.DirectiveKind.ValueType, number: int, attempt: int) -> None:
+        self._say("confirm", study, kind, number, attempt)
+
+
+def make_data(names: Iterable[str] = NAMES, rows: int = 20, width: int = 2) -> dict[str, Any]:
+    """Records of each site in the layout of :func:`support.federation.schema_of`."""
+    rng = np.random.default_rng(0)
+    return {name: (rng.uniform(-1, 1, (rows, width)), rng.integers(0, 2, rows)) for name in names}
+
+
+def altered(study: Study, **changes: Any) -> Study:
+    """The study with top-level fields changed, and fields of ``privacy`` and of its first task by prefix."""
+    value = parse_canonical(study.to_bytes(), what="study")
+    for name, change in changes.items():
+        place, _, inner = name.partition("__")
+        if place == "task":
+            value["tasks"][0][inner] = change
+        elif inner:
+            value[place][inner] = change
+        else:
+            value[place] = change
+    return parse_study(canonical(value))
+
+
+class Adversary:
+    """A hostile coordinator in front of the bed's sites.
+
+    Args:
+        bed: the honest parties.
+        study: what the analyst signs; a statistics study with ten releases by default.
+    """
+
+    def __init__(self, bed: TestBed, study: Study | None = None) -> None:
+        self.bed = bed
+        self.cores = {name: ParticipantCore(site) for name, site in bed.sites.items()}
+        self.channels = {name: HostileChannel() for name in bed.sites}
+        self.use(
+            study or altered(bed.compile(make_request(schema_of(2), min_cohort=2)), task__releases=10, privacy__epsilon=50.0)
+        )
+
+    def use(self, study: Study) -> None:
+        """Turn to another study."""
+        self.study, self.key = study, study_digest(study.to_bytes())
+        self.payloads: dict[tuple[str, int], Payload] = {}
+        self.assignments: dict[int, Assignment] = {}
+
+    # -- speaking to a participant -----------------------------------------------------------------------------------------
+
+    def tell(
+        self,
+        name: str,
+        kind: pb.DirectiveKind.ValueType,
+        number: int = 0,
+        attempt: int = 0,
+        objects: Mapping[int, bytes] | None = None,
+        **fields: Any,
+    ) -> Said:
+        """Send one directive with the objects it may fetch; returns the one answer."""
+        channel = self.channels[name]
+        channel.objects = dict(objects or {})
+        before = len(channel.said)
+        directive = pb.Directive(kind=kind, study=self.key, round=number, attempt=attempt, **fields)
+        self.cores[name].handle(directive, channel)
+        assert len(channel.said) == before + 1, "a directive has one answer"
+        return channel.said[-1]
+
+    def study_object(self, data: bytes | None = None, label: Label = Label.STUDY) -> bytes:
+        """The study as the analyst signs it."""
+        data = self.study.to_bytes() if data is None else data
+        analyst = self.bed.analyst
+        signed = pb.StudyObject(
+            study=data, signature=analyst.signing_key.sign(label, data), certificate=analyst.identity.certificate
+        )
+        return signed.SerializeToString()
+
+    def enrol(self, name: str, data: bytes | None = None) -> Said:
+        """Ask one site to enrol."""
+        return self.tell(name, pb.DIRECTIVE_KIND_ENROL, objects={pb.OBJECT_KIND_STUDY: data or self.study_object()})
+
+    def enrolments(self, names: Iterable[str] = ()) -> list[Enrolment]:
+        """Enrol sites; their enrolments in roster order."""
+        return [self.enrol(name).values[1] for name in sorted(names or self.bed.sites)]
+
+    def show_roster(self, name: str, enrolments: Sequence[Enrolment], *, dealer: bool = False) -> Said:
+        """Show a roster to one site and ask for its boxes."""
+        items = [pb.SignedEnrolment(certificate=e.certificate, body=e.body, signature=e.signature) for e in enrolments]
+        objects = {pb.OBJECT_KIND_ROSTER: pb.RosterObject(enrolments=items).SerializeToString()}
+        return self.tell(name, pb.DIRECTIVE_KIND_SEAL, objects=objects, dealer=dealer)
+
+    def boxes(self, enrolments: Sequence[Enrolment], dealers: Iterable[str] = ("a",)) -> list[Box]:
+        """Everyone's boxes."""
+        made: list[Box] = []
+        for name in sorted(self.bed.sites):
+            made += self.show_roster(name, enrolments, dealer=name in dealers).values[1]
+        return made
+
+    def show_boxes(self, name: str, boxes: Iterable[Box]) -> Said:
+        """Deliver boxes to one site."""
+        items = [
+            pb.SealedBox(
+                sender=box.sender,
+                recipient=box.recipient,
+                purpose=box.purpose.value,
+                ciphertext=box.ciphertext,
+                signature=box.signature,
+            )
+            for box in boxes
+        ]
+        return self.tell(
+            name, pb.DIRECTIVE_KIND_UNSEAL, objects={pb.OBJECT_KIND_BOXES: pb.BoxesObject(boxes=items).SerializeToString()}
+        )
+
+    def set_up(self) -> None:
+        """Enrolment and keys, honestly."""
+        made = self.boxes(self.enrolments())
+        for name in self.bed.sites:
+            assert self.show_boxes(name, [box for box in made if box.recipient == name]).call == "ready"
+
+    def assignment(
+        self, names: Iterable[str] = NAMES, number: int = 1, attempt: int = 1, broadcast: bytes = b"", **changes: Any
+    ) -> Assignment:
+        """An assignment for these members with their present nonces."""
+        values: dict[str, Any] = {
+            "round": number,
+            "attempt": attempt,
+            "label": LABEL,
+            "cohort": tuple((name, self.bed.sites[name].nonce if name in self.bed.sites else bytes(16)) for name in names),
+            "broadcast": broadcast_digest(broadcast),
+            "deadline": self.bed.clock.now + 3600,
+        }
+        return Assignment(**(values | changes))
+
+    def assign(self, name: str, assignment: Assignment, broadcast: bytes = b"", raw: bytes | None = None) -> Said:
+        """Show an assignment to one site; keeps its payload."""
+        said = self.tell(
+            name,
+            pb.DIRECTIVE_KIND_CONTRIBUTE,
+            assignment.round,
+            assignment.attempt,
+            objects={pb.OBJECT_KIND_BROADCAST: broadcast},
+            assignment=assignment.to_bytes() if raw is None else raw,
+        )
+        if said.call == "upload":
+            self.payloads[name, assignment.attempt] = said.values[1]
+            self.assignments[assignment.attempt] = assignment
+        return said
+
+    def collect(self, names: Iterable[str] = NAMES, number: int = 1, attempt: int = 1) -> list[SignedReceipt]:
+        """An honest attempt up to the receipts."""
+        assignment = self.assignment(names, number, attempt)
+        for name in assignment.names:
+            assert self.assign(name, assignment).call == "upload"
+        return self.receipts(attempt)
+
+    def receipts(self, attempt: int = 1) -> list[SignedReceipt]:
+        """The receipts of an attempt in the cohort's order."""
+        return [self.payloads[name, attempt].receipt for name in self.assignments[attempt].names]
+
+    def ask_consent(self, name: str, receipts: Sequence[SignedReceipt], number: int = 1, attempt: int = 1) -> Said:
+        """Show receipts to one site and ask for its consent."""
+        items = [pb.SignedReceipt(body=item.body, signature=item.signature) for item in receipts]
+        objects = {pb.OBJECT_KIND_RECEIPTS: pb.ReceiptsObject(receipts=items).SerializeToString()}
+        return self.tell(name, pb.DIRECTIVE_KIND_CONSENT, number, attempt, objects=objects)
+
+    def ask_decryption(self, name: str, ciphertexts: Sequence[bytes], number: int = 1, attempt: int = 1) -> Said:
+        """Ask one site to decrypt."""
+        objects = {pb.OBJECT_KIND_SUM: pb.SumObject(ciphertexts=ciphertexts).SerializeToString()}
+        return self.tell(name, pb.DIRECTIVE_KIND_DECRYPT, number, attempt, objects=objects)
+
+    def consents(self, number: int = 1, attempt: int = 1) -> list[bytes]:
+        """Everyone's consent, honestly."""
+        shown = self.receipts(attempt)
+        return [self.ask_consent(name, shown, number, attempt).values[3] for name in self.assignments[attempt].names]
+
+    def finish(self, number: int = 1, attempt: int = 1) -> Integers:
+        """An honest opening of a collected attempt, seen by all."""
+        consents = self.consents(number, attempt)
+        cohort = self.assignments[attempt].names
+        words = self.ask_decryption(cohort[0], self.sum(attempt), number, attempt).values[3]
+        values = open_sum(words, self.plan(attempt).encoding, consents)
+        for name in cohort:
+            self.tell(name, pb.DIRECTIVE_KIND_RELEASED, number, attempt)
+        return values
+
+    # -- what the adversary can do alone, and with a colluder --------------------------------------------------------------
+
+    def plan(self, attempt: int = 1) -> RoundPlan:
+        """The public plan of an attempt."""
+        return plan_round(self.study, LABEL, len(self.bed.sites), len(self.assignments[attempt].cohort))
+
+    def sum(self, attempt: int = 1, names: Iterable[str] | None = None) -> list[bytes]:
+        """Add ciphertexts of kept payloads; of the whole cohort by default."""
+        chosen = [self.payloads[name, attempt].ciphertexts for name in names or self.assignments[attempt].names]
+        return self.add(chosen, attempt)
+
+    def add(self, payloads: Sequence[Sequence[bytes]], attempt: int = 1) -> list[bytes]:
+        """Add any payloads, ciphertext by ciphertext."""
+        adder = Adder(self.plan(attempt).encoding.parameters)
+        totals = []
+        for parts in zip(*payloads, strict=True):
+            total = None
+            for part in parts:
+                total = adder.add(total, adder.parse(part))
+            totals.append(adder.serialise(total))
+        return totals
+
+    def row(self, name: str) -> RowMapping:
+        """A site's own row of the study."""
+        with transaction(self.bed.sites[name].engine) as connection:
+            found = store.find_study(connection, self.key)
+        assert found is not None
+        return found
+
+    def attempt_row(self, name: str, attempt: int = 1) -> RowMapping | None:
+        """A site's own row of an attempt."""
+        with transaction(self.bed.sites[name].engine) as connection:
+            return store.find_attempt(connection, self.key, attempt)
+
+    def spied(self, colluder: str) -> OpenStudy:
+        """Everything that a colluding participant holds of the study: BFV key, tag key, its pair seeds."""
+        return OpenStudy(self.row(colluder), self.study, self.key)
+
+    def words(self, colluder: str, ciphertexts: Sequence[bytes]) -> list[Slots]:
+        """Decrypt anything with a colluder's key, tags unchecked: masked words without the tags."""
+        secret, _ = self.spied(colluder).keys(len(self.bed.sites))
+        return [secret.decrypt(ciphertext)[:-2] for ciphertext in ciphertexts]
+
+    # -- what must hold whatever happened ----------------------------------------------------------------------------------
+
+    def kinds(self, name: str) -> Counter[str]:
+        """How many entries of each kind the site's ledger holds."""
+        return Counter(entry.kind.value for entry in self.bed.sites[name].ledger.entries())
+
+    def charges(self, name: str) -> int:
+        """How many charges stand in the site's ledger."""
+        return self.kinds(name)[Kind.CHARGE.value]
+
+    def check_ledgers(self) -> None:
+        """Every ledger verifies; a round is charged at most once and exactly where consent was given; the rest is freed."""
+        for site in self.bed.sites.values():
+            identity = site.credentials.identity
+
+            def signed(data: bytes, signature: bytes, key: Any = identity.public_key) -> bool:
+                verify(key, Label.LEDGER, data, signature)
+                return True
+
+            site.ledger.verify(signed)
+            entries = site.ledger.entries()
+            charged = [entry.reservation for entry in entries if entry.kind is Kind.CHARGE]
+            rounds = [(item.study, item.round) for item in charged]
+            assert len(set(rounds)) == len(rounds), "a round was charged twice"
+            freed = {entry.reservation.context for entry in entries if entry.kind is Kind.FREE}
+            reserved = {entry.reservation.context for entry in entries if entry.kind is Kind.RESERVE}
+            with transaction(site.engine) as connection:
+                states = {row["context"]: row["state"] for row in store.attempts_in(connection, _STATES)}
+            paid = {context for context, state in states.items() if state in ("consented", "released")}
+            assert {item.context for item in charged} == paid, "charges and consents differ"
+            assert freed == {context for context, state in states.items() if state == "tombstone"}
+            assert reserved == set(states)
+
+    def nothing_said_but_codes(self, name: str, start: int = 0) -> None:
+        """All that a site said since ``start`` is refusals that carry a code of the fixed list and what it was asked."""
+        for said in self.channels[name].said[start:]:
+            study, code, number, attempt = said.values
+            assert said.call == "refuse"
+            assert study == self.key
+            assert type(code) is RefusalCode
+            assert (type(number), type(attempt)) == (int, int)
+
+
+_STATES = ("reserved", "payload", "tombstone", "consented", "released")
+
+
+def make_adversary(directory: Path, names: Iterable[str] = NAMES, rows: int = 20, **options: Any) -> Adversary:
+    """An adversary before a fresh federation."""
+    return Adversary(make_bed(directory, make_data(names, rows), **options))
+
+
+def flat(words: Iterable[Slots]) -> Slots:
+    """All words of a contribution."""
+    return np.concatenate(list(words))
+
+
+def uniformity(words: NDArray[np.uint64], modulus: int) -> float:
+    """p-value of a chi-square test that words are uniform below the modulus, over 64 equal bins of their high part."""
+    bins = [int(word) * 64 // modulus for word in words]
+    return float(chisquare(np.bincount(bins, minlength=64)).pvalue)
+
+
+def context_of(receipt: SignedReceipt) -> bytes:
+    """The context that a receipt was signed for."""
+    return parse_receipt(receipt.body).context
+
+
+_ZSTD_MAGIC = bytes.fromhex("28b52ffd")
+_RAW_BYTES = 60_000
+
+
+def _prime(bits: int, factor: int) -> int:
+    """The largest prime of that many bits that is 1 modulo ``factor`` (Fermat tests to fixed bases suffice here)."""
+    candidate = ((1 << bits) - 1) // factor * factor + 1
+    while any(pow(base, candidate - 1, candidate) != 1 for base in (2, 3, 5, 7, 11)):
+        candidate -= factor
+    return candidate
+
+
+def key_extracting_ciphertext(template: bytes, parameters: BfvParameters) -> bytes:
+    """The ciphertext c0 = 0, c1 = floor(q/t), whose plain decryption is the secret key modulo t.
+
+    Built byte by byte into an honest ciphertext's serialisation, padded to the length of one: no library would make it.
+
+    Args:
+        template: any ciphertext of the parameters.
+        parameters: the smaller set, whose data level has one prime.
+    """
+    start = template.find(_ZSTD_MAGIC)
+    content = pa.input_stream(pa.BufferReader(template[start:]), compression="zstd").read()
+    polynomials = 2 * parameters.degree * 8
+    prime = _prime(parameters.prime_bits[0], 2 * parameters.degree)
+    words = np.zeros(2 * parameters.degree, dtype="<u8")
+    words[parameters.degree] = prime // parameters.plain_modulus
+    crafted = content[:-polynomials] + words.tobytes()
+    raw = crafted[:_RAW_BYTES]
+    assert not any(crafted[_RAW_BYTES:])
+    frame = _ZSTD_MAGIC + bytes([0xA0]) + len(crafted).to_bytes(4, "little")  # one segment of a stated size
+    frame += (len(raw) << 3).to_bytes(3, "little") + raw
+    frame += ((len(crafted) - _RAW_BYTES) << 3 | 1 << 1 | 1).to_bytes(3, "little") + b"\0"
+    body = template[start - 16 : start - 8] + (16 + len(frame)).to_bytes(8, "little") + frame
+    length, rest = b"", len(body)
+    while rest:
+        length += bytes([rest & 0x7F | (0x80 if rest > 0x7F else 0)])
+        rest >>= 7
+    return template[:5] + length + body

@@ -1,0 +1,370 @@
+"""A federation of real processes over mutual TLS on loopback, each participant behind a proxy that can stall or cut it.
+
+Processes are started, paused and killed by their own id. What they did is read from outside: over the analyst's calls, and
+from the files that they leave.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import select
+
+from support.federation import DATASET, make_policy, write_records
+from support.network import wait_for
+from support.proxy import Proxy
+from veilsum_coordinator.journal import RELEASES, SUMS
+from veilsum_coordinator.methods.compile import StudyRequest, compile_study
+from veilsum_coordinator.settings import Waits
+from veilsum_deploy.provision import Kit, make_kit
+from veilsum_participant import store
+from veilsum_participant.channel import open_channel
+from veilsum_privacy.database import open_database
+from veilsum_privacy.identity import Credentials, Label, load_credentials, verify
+from veilsum_privacy.ledger.entries import Entry, Kind
+from veilsum_privacy.ledger.reading import LedgerReader
+from veilsum_privacy.randomness import SYSTEM_RANDOM
+from veilsum_privacy.study import Study
+from veilsum_proto import federation_pb2 as pb
+from veilsum_proto.federation_pb2_grpc import StudiesStub
+
+START_SECONDS = 30.0
+OVER = ("finished", "failed", "aborted")
+
+
+class Process:
+    """One child process, its output in a file."""
+
+    def __init__(self, command: Sequence[str], log: Path) -> None:
+        self.log = log
+        with log.open("ab") as output:
+            self._child = subprocess.Popen([sys.executable, *command], stdout=output, stderr=output, stdin=subprocess.DEVNULL)
+
+    @property
+    def alive(self) -> bool:
+        return self._child.poll() is None
+
+    def pause(self) -> None:
+        """Stop the process where it is; its connections stay open."""
+        os.kill(self._child.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a paused process go on."""
+        os.kill(self._child.pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        """End the process at once (SIGKILL) and reap it."""
+        self._child.kill()
+        self._child.wait(10)
+
+    def stop(self) -> int:
+        """End the process as an operator would; returns its exit status."""
+        if self.alive:
+            self.resume()
+            self._child.terminate()
+            try:
+                return self._child.wait(15)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        return self._child.returncode
+
+
+@dataclass(frozen=True)
+class ReleaseRow:
+    """A release as the coordinator journalled it: values in grid units."""
+
+    round: int
+    attempt: int
+    cohort: tuple[str, ...]
+    values: NDArray[np.int64]
+
+
+class Processes:
+    """A coordinator and participants; use :func:`running_processes`."""
+
+    def __init__(
+        self,
+        directory: Path,
+        data: Mapping[str, tuple[NDArray[np.float64], NDArray[np.int64]]],
+        *,
+        waits: Waits,
+        budget: tuple[float | None, float],
+        max_peer_streams: int,
+        **policy: Any,
+    ) -> None:
+        self.kit: Kit = make_kit(directory, sorted(data), clock=lambda: int(time.time()))
+        self.analyst: Credentials = load_credentials(self.kit.analyst.identity, int(time.time()))
+        self.waits = waits
+        self.names = sorted(data)
+        self.proxies = {name: Proxy(("127.0.0.1", 1)) for name in self.names}
+        self.participants: dict[str, Process] = {}
+        self.coordinator: Process | None = None
+        self.address = ""
+        self._channel: grpc.Channel | None = None
+        self._write_coordinator(max_peer_streams)
+        agreed = make_policy(self.kit, **policy).model_dump(mode="json")
+        for party in self.kit.participants:
+            write_records(party.directory / "records.npz", *data[party.name])
+            tables = {
+                "": {"coordinator": self.proxies[party.name].address},
+                f"datasets.{DATASET}": {"path": "records.npz"},
+                f"budgets.{DATASET}": {"epsilon": budget[0] if budget[0] is not None else "unlimited", "delta": budget[1]},
+                "policy": {key: value for key, value in agreed.items() if key != "trusted"},
+                "policy.trusted": agreed["trusted"],
+            }
+            _write_toml(party.directory / "participant.toml", tables)
+
+    # -- processes ---------------------------------------------------------------------------------------------------------
+
+    def _write_coordinator(self, max_peer_streams: int) -> None:
+        top = {"listen": "127.0.0.1:0", "ready_file": "ready", "max_peer_streams": max_peer_streams}
+        _write_toml(self.kit.coordinator.directory / "coordinator.toml", {"": top, "waits": self.waits.model_dump()})
+
+    def start_coordinator(self) -> None:
+        """Start the coordinator and point every proxy at it."""
+        directory = self.kit.coordinator.directory
+        ready = directory / "ready"
+        ready.unlink(missing_ok=True)
+        self.coordinator = Process(_command("coordinator", directory / "coordinator.toml"), directory / "log")
+        wait_for(lambda: ready.exists() or not self._coordinator.alive, START_SECONDS, "the coordinator's address")
+        assert self._coordinator.alive, self._coordinator.log.read_text()
+        self.address = ready.read_text().strip()
+        host, port = self.address.rsplit(":", 1)
+        for proxy in self.proxies.values():
+            proxy.target = (host, int(port))
+        if self._channel is not None:
+            self._channel.close()
+        self._channel = open_channel(self.address, self.analyst)
+        self.studies = StudiesStub(self._channel)
+
+    @property
+    def _coordinator(self) -> Process:
+        assert self.coordinator is not None
+        return self.coordinator
+
+    def start(self, *names: str) -> None:
+        """Start participants."""
+        for name in names:
+            directory = self.directory(name)
+            self.participants[name] = Process(_command("participant", directory / "participant.toml"), directory / "log")
+
+    def directory(self, name: str) -> Path:
+        """A participant's directory."""
+        return next(party.directory for party in self.kit.participants if party.name == name)
+
+    def heal(self) -> None:
+        """Bring everything back: no limits, every process running and connected."""
+        for proxy in self.proxies.values():
+            proxy.release()
+        if self.coordinator is None or not self.coordinator.alive:
+            self.start_coordinator()
+        for name in self.names:
+            process = self.participants.get(name)
+            if process is None or not process.alive:
+                self.start(name)
+            else:
+                process.resume()
+        wait_for(lambda: self.connected() == set(self.names), START_SECONDS, "every participant's session")
+
+    def stop(self) -> None:
+        """Stop every process, then every proxy; leaves no child behind."""
+        for process in (*self.participants.values(), *((self.coordinator,) if self.coordinator else ())):
+            process.stop()
+        for proxy in self.proxies.values():
+            proxy.close()
+        if self._channel is not None:
+            self._channel.close()
+
+    def connected(self) -> set[str]:
+        """Names of participants with an open session."""
+        reply = self.studies.Describe(pb.DescribeRequest(), timeout=10)
+        return {item.name for item in reply.participants if item.connected}
+
+    # -- studies -----------------------------------------------------------------------------------------------------------
+
+    def compile(self, request: StudyRequest) -> Study:
+        """Compile a study for all participants."""
+        return compile_study(
+            request,
+            federation_id=self.kit.federation_id,
+            coordinator="coordinator",
+            participants=self.names,
+            clock=lambda: int(time.time()),
+            random=SYSTEM_RANDOM,
+        )
+
+    def submit(self, study: Study) -> bytes:
+        """Sign and submit a study; returns its digest."""
+        data = study.to_bytes()
+        signature = self.analyst.signing_key.sign(Label.STUDY, data)
+        signed = pb.StudyObject(study=data, signature=signature, certificate=self.analyst.identity.certificate)
+        return bytes(self.studies.Submit(pb.SubmitRequest(study=signed), timeout=10).study)
+
+    def status(self, key: bytes) -> pb.StudyStatus:
+        """What the coordinator shows of a study."""
+        return self.studies.Show(pb.ShowRequest(study=key), timeout=10)
+
+    def await_status(self, key: bytes, condition: Callable[[pb.StudyStatus], bool], what: str) -> pb.StudyStatus:
+        """Poll a study's status until the condition holds."""
+        seen: list[pb.StudyStatus] = []
+
+        def holds() -> bool:
+            seen[:] = [self.status(key)]
+            return condition(seen[0])
+
+        wait_for(holds, 60, what)
+        return seen[0]
+
+    def await_round(self, key: bytes, phase: str) -> pb.StudyStatus:
+        """Wait until the study's last round is in a phase."""
+        return self.await_status(key, lambda shown: bool(shown.rounds) and shown.rounds[-1].phase == phase, f"phase {phase}")
+
+    def await_end(self, key: bytes) -> pb.StudyStatus:
+        """Wait until the study is over."""
+        return self.await_status(key, lambda shown: shown.phase in OVER, "the study's end")
+
+    # -- what they leave on disk -------------------------------------------------------------------------------------------
+
+    def releases(self, key: bytes) -> list[ReleaseRow]:
+        """Releases of a study in the coordinator's journal."""
+        query = select(RELEASES).where(RELEASES.c.study == key).order_by(RELEASES.c.round)
+        rows = self._query(self._journal, query)
+        return [
+            ReleaseRow(row["round"], row["attempt"], tuple(json.loads(row["cohort"])), np.frombuffer(row["values"], "<i8"))
+            for row in rows
+        ]
+
+    def kept_sums(self, key: bytes) -> int:
+        """How many sums of a study the coordinator still holds ciphertexts of."""
+        rows = self._query(self._journal, select(SUMS.c.ciphertexts).where(SUMS.c.study == key))
+        return sum(row["ciphertexts"] is not None for row in rows)
+
+    def attempts(self, name: str, key: bytes) -> list[dict[str, Any]]:
+        """A participant's attempts of a study, as stored."""
+        return self._query(self._state(name), select(store.ATTEMPTS).where(store.ATTEMPTS.c.study == key))
+
+    def study_row(self, name: str, key: bytes) -> dict[str, Any] | None:
+        """A participant's row of a study."""
+        rows = self._query(self._state(name), select(store.STUDIES).where(store.STUDIES.c.digest == key))
+        return rows[0] if rows else None
+
+    def entries(self, name: str, key: bytes) -> list[Entry]:
+        """A participant's ledger entries of a study, after verifying the whole ledger."""
+        identity = load_credentials(self.directory(name) / "identity", int(time.time())).identity
+
+        def signed(data: bytes, signature: bytes) -> bool:
+            verify(identity.public_key, Label.LEDGER, data, signature)
+            return True
+
+        engine = open_database(self._state(name))
+        try:
+            reader = LedgerReader(engine, site=name)
+            reader.verify(signed)
+            return reader.entries(study=key)
+        finally:
+            engine.dispose()
+
+    def audit(self, key: bytes, charged: str, released: str = "") -> None:
+        """Check what must hold everywhere once a study is over, whatever happened in it.
+
+        Ledgers verify; exactly the named participants were charged, once; exactly the named saw the release; no reservation
+        is open; no payload, seed or key of the study is left.
+        """
+        self.heal()
+        for name in self.names:
+            wait_for(lambda name=name: self._is_over(name, key), 30, f"the end of the study at {name}")  # type: ignore[misc]
+            entries = self.entries(name, key)
+            assert count(entries, Kind.CHARGE) == (name in charged), name
+            assert count(entries, Kind.RELEASE_SEEN) == (name in released), name
+            assert not open_contexts(entries), name
+            for attempt in self.attempts(name, key):
+                assert attempt["state"] in ("tombstone", "consented", "released"), name
+                assert attempt["payload"] is None, (name, attempt["state"])
+                assert attempt["self_seed"] is None, (name, attempt["state"])
+            row = self.study_row(name, key) or {}
+            assert not any(row.get(secret) for secret in ("box_key", "secret_key", "tag_key", "seeds")), name
+
+    def _is_over(self, name: str, key: bytes) -> bool:
+        row = self.study_row(name, key)
+        return row is None or row["status"] in ("ended", "left")
+
+    @property
+    def _journal(self) -> Path:
+        return self.kit.coordinator.directory / "state" / "coordinator.db"
+
+    def _state(self, name: str) -> Path:
+        return self.directory(name) / "participant.db"
+
+    def _query(self, path: Path, query: Any) -> list[dict[str, Any]]:
+        engine = open_database(path)
+        try:
+            with engine.connect() as connection:
+                return [dict(row) for row in connection.execute(query).mappings()]
+        finally:
+            engine.dispose()
+
+
+def open_contexts(entries: Sequence[Entry]) -> set[bytes]:
+    """Contexts that are reserved and neither charged nor freed."""
+    ended = {entry.reservation.context for entry in entries if entry.kind in (Kind.CHARGE, Kind.FREE)}
+    return {entry.reservation.context for entry in entries if entry.kind is Kind.RESERVE} - ended
+
+
+def count(entries: Sequence[Entry], kind: Kind) -> int:
+    """How many entries are of a kind."""
+    return sum(entry.kind is kind for entry in entries)
+
+
+@contextmanager
+def running_processes(
+    directory: Path,
+    data: Mapping[str, tuple[NDArray[np.float64], NDArray[np.int64]]],
+    *,
+    waits: Waits,
+    budget: tuple[float | None, float] = (None, 1e-5),
+    max_peer_streams: int = 16,
+    **policy: Any,
+) -> Iterator[Processes]:
+    """Run a coordinator and participants as processes of their own; all are stopped at the end."""
+    processes = Processes(directory, data, waits=waits, budget=budget, max_peer_streams=max_peer_streams, **policy)
+    try:
+        processes.heal()
+        yield processes
+    finally:
+        processes.stop()
+
+
+_LAUNCH = {
+    "coordinator": ("veilsum_coordinator.server", "serve", "veilsum_coordinator.settings", "load_coordinator_config"),
+    "participant": ("veilsum_participant.client", "run_participant", "veilsum_participant.config", "load_participant_config"),
+}
+
+
+def _command(role: str, config: Path) -> list[str]:
+    module, run, settings, load = _LAUNCH[role]
+    code = (
+        f"import logging, pathlib; from {module} import {run}; from {settings} import {load}; "
+        f"logging.basicConfig(level='INFO'); {run}({load}(pathlib.Path({str(config)!r})))"
+    )
+    return ["-c", code]
+
+
+def _write_toml(path: Path, tables: Mapping[str, Mapping[str, Any]]) -> None:
+    lines = []
+    for table, values in tables.items():
+        lines += [f"[{table}]"] if table else []
+        lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+    path.write_text("\n".join(lines) + "\n")

@@ -1,0 +1,87 @@
+"""What ``init`` leaves for an engineer to edit, and how a coordinator is found."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from veilsum_coordinator.settings import CoordinatorConfig, load_coordinator_config
+from veilsum_deploy import cli
+from veilsum_deploy.access import AnalystConfig, resolve_access
+from veilsum_deploy.starters import EXAMPLE_ADDRESS, write_starter
+from veilsum_participant.config import Policy, load_participant_config
+from veilsum_privacy.config import load_toml
+from veilsum_privacy.errors import Misuse
+from veilsum_privacy.identity import Role, SigningKey
+
+
+def init(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, str]:
+    with pytest.raises(SystemExit) as caught:
+        cli.main([str(argument) for argument in (*arguments, "--json")])
+    assert caught.value.code == 0
+    return json.loads(capsys.readouterr().out)  # type: ignore[no-any-return]
+
+
+def test_the_participants_starter_is_the_cautious_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = init(capsys, "participant", "init", tmp_path / "p", "--name", "p", "--coordinator", "hub.example:1234")
+    config = load_participant_config(Path(made["configuration"]))
+    assert config.policy == Policy()
+    assert config.coordinator == "hub.example:1234"
+    assert config.identity == tmp_path / "p" / "identity"
+    stated = tomllib.loads(Path(made["configuration"]).read_text())["policy"]
+    assert set(stated) >= {
+        "methods",
+        "analysts",
+        "min_cohort",
+        "min_trusted",
+        "noise",
+        "disclosures",
+        "max_epsilon",
+        "trusted",
+    }
+    assert made["fingerprint"] == SigningKey.from_pem((tmp_path / "p" / "identity" / "key.pem").read_bytes()).fingerprint
+
+
+def test_the_coordinators_starter_is_the_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = init(capsys, "coordinator", "init", tmp_path / "c", "--name", "c")
+    config = load_coordinator_config(Path(made["configuration"]))
+    default = CoordinatorConfig()
+    assert (config.listen, config.waits, config.max_peer_streams) == (default.listen, default.waits, default.max_peer_streams)
+
+
+def test_the_analysts_starter_is_found_in_the_present_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = init(capsys, "analyst", "init", tmp_path / "a", "--name", "a")
+    assert load_toml(Path(made["configuration"]), AnalystConfig).coordinator == EXAMPLE_ADDRESS
+    monkeypatch.chdir(tmp_path / "a")
+    access = resolve_access(None, None)
+    assert (access.address, access.identity) == (EXAMPLE_ADDRESS, tmp_path / "a" / "identity")
+    assert resolve_access("there:1", Path("me")).address == "there:1"
+    assert resolve_access("there:1", None).identity == tmp_path / "a" / "identity"
+
+
+def test_without_settings_address_and_identity_are_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(Misuse, match="No coordinator"):
+        resolve_access(None, Path("me"), tmp_path / "analyst.toml")
+    with pytest.raises(Misuse, match="No identity"):
+        resolve_access("there:1", None, tmp_path / "analyst.toml")
+
+
+def test_an_edited_configuration_is_never_overwritten(tmp_path: Path) -> None:
+    path = write_starter(tmp_path, Role.PARTICIPANT)
+    path.write_text("mine")
+    assert write_starter(tmp_path, Role.PARTICIPANT).read_text() == "mine"
+
+
+@pytest.mark.parametrize("address", ["nowhere", "a b:1", 'x"\n:1', "host:0", "host:70000", "host:x", ":1"])
+def test_an_address_that_is_none_is_refused_before_a_key_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], address: str
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["participant", "init", str(tmp_path / "p"), "--name", "p", "--coordinator", address])
+    assert caught.value.code == 2
+    assert not (tmp_path / "p").exists()

@@ -1,0 +1,303 @@
+"""What members agree on before a sum: boxes, enrolments and roster, receipts. Every wrong one is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.certificates import NOW, Forge
+from support.federation import DATASET, schema_of
+from veilsum_privacy.canonical import canonical, digest
+from veilsum_privacy.errors import HostileInput
+from veilsum_privacy.identity import Identity, Label, Role, SigningKey, verify_certificate
+from veilsum_privacy.securesum.boxes import PUBLIC_KEY_BYTES, Box, BoxKey, Purpose, check_public_key, seal, unseal
+from veilsum_privacy.securesum.receipts import (
+    MAX_RECEIPT_BYTES,
+    Receipt,
+    SignedReceipt,
+    parse_receipt,
+    sign_receipt,
+    verify_receipt,
+)
+from veilsum_privacy.securesum.roster import Enrolment, enrol, verify_enrolment, verify_roster
+from veilsum_privacy.study import PrivacyDemand, Study, TaskDeclaration
+
+STUDY, ROSTER, CONTEXT, PAYLOAD, HEAD = (bytes([number]) * 32 for number in range(1, 6))
+FORGE = Forge()
+
+
+@cache
+def _party(name: str) -> tuple[Identity, SigningKey, BoxKey]:
+    key = ec.generate_private_key(ec.SECP256R1())
+    identity = verify_certificate(FORGE.leaf(name=name, key=key), FORGE.ca, NOW, Role.PARTICIPANT)
+    return identity, SigningKey(key), BoxKey.generate()
+
+
+def _seal(secret: bytes = b"a seed", **changes: Any) -> Box:
+    """A box from north to south, right unless told otherwise."""
+    _, key, _ = _party("north")
+    fields = {"study": STUDY, "roster": ROSTER, "sender": "north", "recipient": "south", "key": key,
+              "public": _party("south")[2].public}  # fmt: skip
+    return seal(secret, changes.pop("purpose", Purpose.PAIR_SEED), **(fields | changes))  # type: ignore[arg-type]
+
+
+def _unseal(box: Box, **changes: Any) -> bytes:
+    fields = {"study": STUDY, "roster": ROSTER, "sender": _party("north")[0], "recipient": "south",
+              "purpose": Purpose.PAIR_SEED, "key": _party("south")[2]}  # fmt: skip
+    return unseal(box, **(fields | changes))  # type: ignore[arg-type]
+
+
+@given(st.binary(max_size=500))
+def test_a_box_carries_its_secret_and_nothing_visible(secret: bytes) -> None:
+    box = _seal(secret)
+    assert _unseal(box) == secret
+    assert len(secret) < 8 or secret not in box.ciphertext
+    assert _seal(secret).ciphertext != box.ciphertext
+
+
+def test_a_box_opens_only_where_it_was_meant_to() -> None:
+    box = _seal()
+    for changes in (
+        {"study": ROSTER},
+        {"roster": STUDY},
+        {"sender": _party("west")[0]},
+        {"recipient": "west"},
+        {"purpose": Purpose.DEALT_KEYS},
+        {"key": _party("west")[2]},
+        {"recipient": "west", "key": _party("west")[2]},
+    ):
+        with pytest.raises(HostileInput):
+            _unseal(box, **changes)
+
+
+def test_a_box_under_other_names_is_refused_though_its_signature_holds() -> None:
+    for changes in ({"study": ROSTER}, {"roster": STUDY}, {"recipient": "west"}, {"purpose": Purpose.DEALT_KEYS}):
+        box = _seal(**changes)
+        with pytest.raises(HostileInput):
+            _unseal(box)
+        with pytest.raises(HostileInput):
+            _unseal(replace(box, recipient="south", purpose=Purpose.PAIR_SEED))
+
+
+def test_another_sender_cannot_take_over_a_box() -> None:
+    """Info names the sender: signing someone else's ciphertext anew does not make it open."""
+    box, thief = _seal(), _party("west")
+    info = canonical(
+        {"v": 1, "study": STUDY, "roster": ROSTER, "sender": "west", "recipient": "south", "purpose": "pair-seed"}
+    )
+    stolen = replace(box, sender="west", signature=thief[1].sign(Label.SEEDS, digest("box", info, box.ciphertext)))
+    with pytest.raises(HostileInput, match="does not open"):
+        _unseal(stolen, sender=thief[0])
+    with pytest.raises(HostileInput, match="signature"):
+        _unseal(replace(box, sender="west"), sender=thief[0])
+    with pytest.raises(HostileInput, match="signature"):
+        _unseal(_seal(key=thief[1]))
+
+
+def test_an_altered_box_is_refused() -> None:
+    box, key = _seal(), _party("north")[1]
+    info = canonical(
+        {"v": 1, "study": STUDY, "roster": ROSTER, "sender": "north", "recipient": "south", "purpose": "pair-seed"}
+    )
+    for place in range(0, len(box.ciphertext), 37):
+        altered = bytearray(box.ciphertext)
+        altered[place] ^= 1
+        with pytest.raises(HostileInput):
+            _unseal(replace(box, ciphertext=bytes(altered)))
+        signed = key.sign(Label.SEEDS, digest("box", info, bytes(altered)))  # even if its sender signs it
+        with pytest.raises(HostileInput, match="does not open"):
+            _unseal(replace(box, ciphertext=bytes(altered), signature=signed))
+    for ciphertext in (b"", box.ciphertext[:-1], box.ciphertext + b"\0", bytes(len(box.ciphertext))):
+        with pytest.raises(HostileInput):
+            _unseal(replace(box, ciphertext=ciphertext))
+
+
+def test_a_signature_for_one_purpose_does_not_serve_another() -> None:
+    box, key = _seal(), _party("north")[1]
+    info = canonical(
+        {"v": 1, "study": STUDY, "roster": ROSTER, "sender": "north", "recipient": "south", "purpose": "pair-seed"}
+    )
+    for label in Label:
+        signed = replace(box, signature=key.sign(label, digest("box", info, box.ciphertext)))
+        if label is Label.SEEDS:
+            assert _unseal(signed) == b"a seed"
+        else:
+            with pytest.raises(HostileInput, match="signature"):
+                _unseal(signed)
+
+
+def test_box_keys_survive_their_bytes_and_show_nothing() -> None:
+    key = _party("south")[2]
+    assert _unseal(_seal(), key=BoxKey.parse(key.to_bytes())) == b"a seed"
+    assert repr(key) == str(key) == "BoxKey()"
+    assert len(key.public) == PUBLIC_KEY_BYTES
+    for data in (b"", key.to_bytes()[:-1], key.to_bytes() + b"\0"):
+        with pytest.raises(HostileInput):
+            BoxKey.parse(data)
+
+
+def test_public_keys_are_checked() -> None:
+    public = _party("south")[2].public
+    check_public_key(public)
+    for data in (b"", public[:-1], public + b"\0", b"\xff" * len(public)):
+        with pytest.raises(HostileInput):
+            check_public_key(data)
+        with pytest.raises(HostileInput):
+            _seal(public=data)
+
+
+def _study(**changes: Any) -> Study:
+    names = ("east", "north", "south", "west")
+    fields: dict[str, Any] = {
+        "version": 1, "name": "trial", "federation": "0" * 64, "coordinator": "coordinator", "nonce": "0" * 32,
+        "created": NOW - 10, "expires": NOW + 10, "method": "statistics", "parameters": {}, "dataset": DATASET,
+        "data": schema_of(2),
+        "privacy": PrivacyDemand(epsilon=None, delta=1e-5, noise="none", assumed_colluders=1, min_cohort=3,
+                                 cohort_difference="strict", unit="record"),
+        "tasks": (TaskDeclaration(label="t", task="statistics", parameters={}, disclosure="joint", releases=1, grid=10,
+                                  variance=0),),
+        "participants": names, "weights": dict.fromkeys(names, 1),
+    }  # fmt: skip
+    return Study(**(fields | changes))
+
+
+def _enrol(name: str, study: bytes = STUDY) -> Enrolment:
+    identity, key, box = _party(name)
+    return enrol(study, identity, box.public, key)
+
+
+def _verify(enrolments: Sequence[Enrolment], **study: Any) -> Any:
+    return verify_roster(enrolments, _study(**study), STUDY, FORGE.ca, NOW)
+
+
+def test_a_roster_holds_everyone_in_order() -> None:
+    enrolments = [_enrol(name) for name in ("east", "north", "south")]
+    roster = _verify(enrolments)
+    assert roster.names == ("east", "north", "south")
+    assert roster.member("north").public == _party("north")[2].public
+    assert roster.digest == digest("veilsum/1/roster", *(enrolment.digest for enrolment in enrolments))
+    with pytest.raises(HostileInput):
+        roster.member("west")
+
+
+def test_a_wrong_roster_is_refused() -> None:
+    names = ("east", "north", "south")
+    good = [_enrol(name) for name in names]
+    other = Forge()
+    key = ec.generate_private_key(ec.SECP256R1())
+    impostor = other.leaf(name="north", key=key)  # certified under the same name, by another authority
+    body = canonical({"v": 1, "study": STUDY, "participant": "north", "public": _party("north")[2].public})
+    stranger = Enrolment(impostor, body, SigningKey(key).sign(Label.ENROLMENT, body))
+    twin_key = _party("north")[1]
+    east, _, _ = _party("east")
+    shared = enrol(STUDY, _party("south")[0], _party("north")[2].public, _party("south")[1])
+    for wrong in (
+        good[::-1],
+        [good[0], good[0], good[1], good[2]],
+        good[:2],
+        [],
+        [good[0], stranger, good[2]],
+        [good[0], good[1], shared],  # south brings north's HPKE key
+        [enrol(STUDY, east, _party("east")[2].public, twin_key), *good[1:]],  # signed by someone else's key
+        [_enrol("east", ROSTER), *good[1:]],  # of another study
+        [*good, _enrol("zeta")],  # not invited
+    ):
+        with pytest.raises(HostileInput):
+            _verify(wrong)
+
+
+def test_the_roster_digest_binds_every_byte() -> None:
+    first = [_enrol(name) for name in ("east", "north", "south")]
+    again = [first[0], _enrol("north"), first[2]]  # the same word, signed anew
+    assert _verify(first).digest != _verify(again).digest
+
+
+def test_malformed_enrolments_are_refused() -> None:
+    identity, key, box = _party("north")
+
+    def signed(value: Any) -> Enrolment:
+        body = value if isinstance(value, bytes) else canonical(value)
+        return Enrolment(identity.certificate, body, key.sign(Label.ENROLMENT, body))
+
+    right: dict[str, Any] = {"v": 1, "study": STUDY, "participant": "north", "public": box.public}
+    assert verify_enrolment(signed(right), STUDY, FORGE.ca, NOW).name == "north"
+    for value in (
+        right | {"v": 2},
+        right | {"study": ROSTER},
+        right | {"participant": "south"},
+        right | {"public": "zz"},
+        right | {"public": box.public[:-1]},
+        right | {"public": 5},
+        right | {"more": 1},
+        {name: item for name, item in right.items() if name != "v"},
+        [],
+        None,
+        b"",
+        b"{",
+        canonical(right) + b" ",
+        b"\xff",
+    ):
+        with pytest.raises(HostileInput):
+            verify_enrolment(signed(value), STUDY, FORGE.ca, NOW)
+    body = canonical(right)
+    for label in set(Label) - {Label.ENROLMENT}:
+        with pytest.raises(HostileInput, match="signature"):
+            verify_enrolment(Enrolment(identity.certificate, body, key.sign(label, body)), STUDY, FORGE.ca, NOW)
+    with pytest.raises(HostileInput):
+        verify_enrolment(signed(right), STUDY, FORGE.ca, NOW + 365 * 86_400)  # the certificate has expired
+
+
+def _receipt(**changes: Any) -> Receipt:
+    return replace(Receipt(STUDY, "north", CONTEXT, PAYLOAD, 7, HEAD), **changes)
+
+
+def test_a_receipt_survives_its_bytes() -> None:
+    identity, key, _ = _party("north")
+    assert verify_receipt(sign_receipt(_receipt(), key), identity, STUDY, CONTEXT) == _receipt()
+
+
+def test_a_receipt_for_anything_else_is_refused() -> None:
+    identity, key, _ = _party("north")
+    other, other_key, _ = _party("south")
+    signed = sign_receipt(_receipt(), key)
+    for case, signer, study, context in (
+        (signed, identity, ROSTER, CONTEXT),
+        (signed, identity, STUDY, ROSTER),
+        (signed, other, STUDY, CONTEXT),
+        (sign_receipt(_receipt(), other_key), identity, STUDY, CONTEXT),
+        (sign_receipt(_receipt(), other_key), other, STUDY, CONTEXT),  # south signs that it is north
+        (replace(signed, body=_receipt(number=8).to_bytes()), identity, STUDY, CONTEXT),
+        (replace(signed, signature=b""), identity, STUDY, CONTEXT),
+        (SignedReceipt(signed.body, key.sign(Label.LEDGER, signed.body)), identity, STUDY, CONTEXT),
+    ):
+        with pytest.raises(HostileInput):
+            verify_receipt(case, signer, study, context)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"v": 2}, {"v": "1"}, {"v": None}, {"study": "00"}, {"study": 1}, {"study": None}, {"participant": 3},
+        {"context": "zz" * 32}, {"payload": "00" * 31}, {"head": "00" * 33}, {"number": 0}, {"number": -1}, {"number": "7"},
+        {"number": True}, {"number": None}, {"number": 2**53}, {"more": 1}, {"head": [1]},
+    ],
+)  # fmt: skip
+def test_malformed_receipts_are_refused(change: dict[str, Any]) -> None:
+    right: dict[str, Any] = {"v": 1, "study": STUDY, "participant": "north", "context": CONTEXT, "payload": PAYLOAD,
+                             "number": 7, "head": HEAD}  # fmt: skip
+    assert parse_receipt(canonical(right)) == _receipt()
+    with pytest.raises(HostileInput):
+        parse_receipt(canonical(right | change))
+
+
+@given(st.binary(max_size=200) | st.text(max_size=100).map(str.encode) | st.just(b" " * (MAX_RECEIPT_BYTES + 1)))
+def test_any_bytes_parse_as_a_receipt_or_are_refused(data: bytes) -> None:
+    with pytest.raises(HostileInput):
+        parse_receipt(data)

@@ -1,0 +1,262 @@
+"""The context's digest: any change of anything that a contribution depends on changes it, and so every mask."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.federation import DATASET, schema_of
+from veilsum_privacy.canonical import canonical
+from veilsum_privacy.errors import HostileInput, Misuse
+from veilsum_privacy.identity import Identity, Role
+from veilsum_privacy.securesum.context import (
+    Assignment,
+    RoundPlan,
+    broadcast_digest,
+    context_digest,
+    decode_broadcast,
+    encode_broadcast,
+    parse_assignment,
+    plan_round,
+    study_parameters,
+)
+from veilsum_privacy.securesum.parameters import BFV_4096, BFV_8192
+from veilsum_privacy.securesum.roster import Enrolment, Member, Roster
+from veilsum_privacy.study import PrivacyDemand, Study, TaskDeclaration
+
+NAMES = ("east", "north", "south", "west")
+KEY = ec.generate_private_key(ec.SECP256R1()).public_key()
+
+
+def _hash(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()
+
+
+def _member(name: str, fingerprint: str = "", public: bytes = b"") -> Member:
+    identity = Identity(name, Role.PARTICIPANT, fingerprint or _hash(name).hex(), KEY, 0, 1, b"")
+    return Member(identity, public or _hash("public " + name), Enrolment(b"", b"", b""))
+
+
+STUDY = Study(
+    version=1, name="trial", federation="ab" * 32, coordinator="coordinator", nonce="0" * 32, created=1, expires=2,
+    method="statistics", parameters={}, dataset=DATASET, data=schema_of(3),
+    privacy=PrivacyDemand(epsilon=1.0, delta=1e-5, noise="distributed", assumed_colluders=1, min_cohort=2,
+                          cohort_difference="allowed", unit="record"),
+    tasks=(TaskDeclaration(label="one", task="statistics", parameters={}, disclosure="joint", releases=2, grid=1000,
+                           variance=10**7),),
+    participants=NAMES, weights=dict.fromkeys(NAMES, 1),
+)  # fmt: skip
+ROSTER = Roster(tuple(_member(name) for name in NAMES), _hash("roster"))
+ASSIGNMENT = Assignment(3, 5, "one", tuple((name, _hash(name)[:16]) for name in NAMES[:3]), _hash("broadcast"), 1000)
+PLAN = plan_round(STUDY, "one", len(NAMES), 3)
+
+
+def _digest(
+    study: Study = STUDY,
+    study_digest: bytes = _hash("study"),
+    roster: Roster = ROSTER,
+    keys: bytes = _hash("keys"),
+    assignment: Assignment = ASSIGNMENT,
+    plan: RoundPlan = PLAN,
+) -> bytes:
+    return context_digest(study, study_digest, roster, keys, assignment, plan)
+
+
+def _study(**changes: Any) -> Study:
+    return STUDY.model_copy(update=changes)
+
+
+def _privacy(**changes: Any) -> Study:
+    return _study(privacy=STUDY.privacy.model_copy(update=changes))
+
+
+def _task(**changes: Any) -> RoundPlan:
+    return replace(PLAN, declaration=PLAN.declaration.model_copy(update=changes))
+
+
+def _encoding(**changes: Any) -> RoundPlan:
+    return replace(PLAN, encoding=replace(PLAN.encoding, **changes))
+
+
+def _bfv(**changes: Any) -> RoundPlan:
+    return _encoding(parameters=replace(PLAN.encoding.parameters, **changes))
+
+
+def _noise(**changes: Any) -> RoundPlan:
+    return replace(PLAN, noise=replace(PLAN.noise, **changes))
+
+
+def _with_member(member: Member) -> Roster:
+    return replace(ROSTER, members=(member, *ROSTER.members[1:]))
+
+
+def _cohort(*members: tuple[str, bytes]) -> Assignment:
+    return replace(ASSIGNMENT, cohort=members)
+
+
+FIRST, SECOND, THIRD = ASSIGNMENT.cohort
+CHANGES: dict[str, Callable[[], bytes]] = {
+    "federation": lambda: _digest(_study(federation="cd" * 32)),
+    "study digest": lambda: _digest(study_digest=_hash("other study")),
+    "roster digest": lambda: _digest(roster=replace(ROSTER, digest=_hash("other roster"))),
+    "dealt keys": lambda: _digest(keys=_hash("other keys")),
+    "round": lambda: _digest(assignment=replace(ASSIGNMENT, round=4)),
+    "attempt": lambda: _digest(assignment=replace(ASSIGNMENT, attempt=6)),
+    "deadline": lambda: _digest(assignment=replace(ASSIGNMENT, deadline=1001)),
+    "cohort smaller": lambda: _digest(assignment=_cohort(FIRST, SECOND)),
+    "cohort larger": lambda: _digest(assignment=_cohort(FIRST, SECOND, THIRD, ("west", bytes(16)))),
+    "cohort order": lambda: _digest(assignment=_cohort(SECOND, FIRST, THIRD)),
+    "cohort member": lambda: _digest(assignment=_cohort(FIRST, SECOND, ("west", THIRD[1]))),
+    "session nonce": lambda: _digest(assignment=_cohort((FIRST[0], bytes(16)), SECOND, THIRD)),
+    "nonces exchanged": lambda: _digest(assignment=_cohort((FIRST[0], SECOND[1]), (SECOND[0], FIRST[1]), THIRD)),
+    "member's certified key": lambda: _digest(roster=_with_member(_member("east", fingerprint="00" * 32))),
+    "member's box key": lambda: _digest(roster=_with_member(_member("east", public=b"other"))),
+    "broadcast": lambda: _digest(assignment=replace(ASSIGNMENT, broadcast=_hash("other model"))),
+    "task label": lambda: _digest(plan=_task(label="two")),
+    "task name": lambda: _digest(plan=_task(task="class-moments")),
+    "task parameters": lambda: _digest(plan=_task(parameters={"clip": 1})),
+    "disclosure": lambda: _digest(plan=_task(disclosure="per-site")),
+    "releases": lambda: _digest(plan=_task(releases=3)),
+    "sensitivity": lambda: _digest(plan=_task(grid=1001)),
+    "variance": lambda: _digest(plan=_task(variance=10**7 + 1)),
+    "weights": lambda: _digest(_study(weights=dict.fromkeys(NAMES, 1) | {"east": 2})),
+    "schema": lambda: _digest(_study(data=schema_of(4))),
+    "schema's bounds": lambda: _digest(_study(data=schema_of(3, max_records=999))),
+    "size": lambda: _digest(plan=_encoding(size=1)),
+    "bound": lambda: _digest(plan=_encoding(bound=PLAN.encoding.bound + 1)),
+    "reach": lambda: _digest(plan=_encoding(reach=PLAN.encoding.reach + 1)),
+    "offset": lambda: _digest(plan=_encoding(offset=PLAN.encoding.offset + 1)),
+    "width": lambda: _digest(plan=_encoding(width=PLAN.encoding.width + 1)),
+    "lanes": lambda: _digest(plan=_encoding(lanes=PLAN.encoding.lanes + 1)),
+    "degree": lambda: _digest(plan=_bfv(degree=16384)),
+    "coefficient primes": lambda: _digest(plan=_bfv(prime_bits=(50, 50))),
+    "plain modulus": lambda: _digest(plan=_bfv(plain_modulus=65537)),
+    "kind of noise": lambda: _digest(plan=_noise(kind="local", honest=1)),
+    "noise's variance": lambda: _digest(plan=_noise(variance=PLAN.noise.variance + 1)),
+    "honest shares": lambda: _digest(plan=_noise(honest=1)),
+    "colluders": lambda: _digest(plan=_noise(colluders=2)),
+    "delta": lambda: _digest(_privacy(delta=1e-6)),
+    "unit": lambda: _digest(_privacy(unit="subject")),
+}
+
+
+def test_the_same_input_has_the_same_digest() -> None:
+    again = Study.model_validate_json(STUDY.model_dump_json())
+    assert _digest() == _digest(again, plan=plan_round(again, "one", 4, 3))
+    assert len(_digest()) == 32
+
+
+@pytest.mark.parametrize("name", sorted(CHANGES))
+def test_every_change_changes_the_digest(name: str) -> None:
+    assert CHANGES[name]() != _digest()
+
+
+def test_no_two_changes_share_a_digest() -> None:
+    assert len({change() for change in CHANGES.values()}) == len(CHANGES)
+
+
+ASSIGNMENTS = st.builds(
+    Assignment,
+    st.integers(1, 2**53 - 1),
+    st.integers(1, 2**53 - 1),
+    st.sampled_from(["one", "two"]),
+    st.lists(st.tuples(st.sampled_from(NAMES), st.binary(min_size=16, max_size=16)), max_size=4).map(tuple),
+    st.binary(min_size=32, max_size=32),
+    st.integers(1, 2**53 - 1),
+)
+
+
+@settings(deadline=None)
+@given(ASSIGNMENTS, ASSIGNMENTS)
+def test_two_assignments_share_a_digest_only_if_they_are_equal(one: Assignment, other: Assignment) -> None:
+    one, other = replace(one, label="one"), replace(other, label="one")  # the label is bound with the task's declaration
+    assert (_digest(assignment=one) == _digest(assignment=other)) == (one == other)
+
+
+@given(ASSIGNMENTS)
+def test_an_assignment_survives_its_bytes(assignment: Assignment) -> None:
+    assert parse_assignment(assignment.to_bytes()) == assignment
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"v": 2}, {"round": 0}, {"round": "1"}, {"round": True}, {"round": None}, {"attempt": -1}, {"attempt": 2**53},
+        {"deadline": 0}, {"deadline": [1]}, {"label": 1}, {"label": None}, {"cohort": 5}, {"cohort": [["a"]]},
+        {"cohort": [["a", "00"]]}, {"cohort": [["a", "zz" * 16]]}, {"cohort": [["a", None]]}, {"broadcast": "00"},
+        {"broadcast": None}, {"broadcast": 7}, {"more": 1},
+    ],
+)  # fmt: skip
+def test_malformed_assignments_are_refused(change: dict[str, Any]) -> None:
+    right: dict[str, Any] = {"v": 1, "round": 3, "attempt": 5, "label": "one", "cohort": [["a", bytes(16)]],
+                             "broadcast": bytes(32), "deadline": 9}  # fmt: skip
+    parse_assignment(canonical(right))
+    with pytest.raises(HostileInput):
+        parse_assignment(canonical(right | change))
+
+
+@given(
+    st.binary(max_size=200) | st.text(max_size=100).map(str.encode) | st.sampled_from([b"[]", b"1", b"null", b'"a"', b"{}"])
+)
+def test_any_bytes_parse_as_an_assignment_or_are_refused(data: bytes) -> None:
+    with pytest.raises(HostileInput):
+        parse_assignment(data)
+
+
+def test_the_plan_follows_the_cohort() -> None:
+    for members in (2, 3, 4):
+        plan = plan_round(STUDY, "one", 4, members)
+        assert plan.noise.honest == max(1, members - 1)
+        assert plan.encoding.cohort == members
+        variance = Fraction(10**7 * members, plan.noise.honest)
+        assert plan.encoding.bound == STUDY.data.max_records * 1000
+        assert plan.encoding.reach >= members * plan.encoding.bound + 12 * float(variance) ** 0.5
+        assert plan.encoding.parameters == study_parameters(STUDY, 4)  # the roster decides, not who is left
+    assert study_parameters(STUDY, 4) in (BFV_8192, BFV_4096)
+    with pytest.raises(HostileInput):
+        plan_round(STUDY, "two", 4, 3)
+    thin = _study(tasks=(STUDY.tasks[0].model_copy(update={"variance": 40}),))
+    with pytest.raises(Misuse):
+        plan_round(thin, "one", 4, 4)  # three honest shares of 13 grid units squared each
+
+
+def test_broadcasts_survive_their_bytes_and_are_named_by_them() -> None:
+    arrays = {"b": np.arange(6.0).reshape(2, 3), "a": np.array([1e300, -0.0])}
+    data = encode_broadcast(arrays)
+    assert data == encode_broadcast(dict(reversed(arrays.items())))
+    decoded = decode_broadcast(data)
+    assert set(decoded) == set(arrays)
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(decoded[name], array)
+    assert encode_broadcast({}) == b""
+    assert decode_broadcast(b"") == {}
+    assert broadcast_digest(data) != broadcast_digest(b"")
+
+
+def test_malformed_broadcasts_are_refused() -> None:
+    from safetensors.numpy import save
+
+    good = encode_broadcast({"a": np.ones(4)})
+    for data in (
+        good[:-1],
+        good + b"\0",
+        b"\0",
+        bytes(100),
+        b"\xff" * 100,
+        (2**62).to_bytes(8, "little") + good[8:],
+        save({"a": np.ones(4, dtype=np.float32)}),
+        save({"a": np.array([1.0, np.nan])}),
+        save({"a": np.array([np.inf])}),
+        save({f"a{index}": np.ones(1) for index in range(4097)}),
+    ):
+        with pytest.raises(HostileInput):
+            decode_broadcast(data)
