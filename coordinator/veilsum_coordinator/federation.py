@@ -25,7 +25,7 @@ class Release:
         values: the sum's blocks in their own units, by name.
         noise_std: by block, the standard deviation of the noise in the whole sum, in the block's units.
         cohort: ids of the participants whose vectors are in the sum.
-        digest: hash of the round's context.
+        digest: of the release as journalled (:func:`veilsum_coordinator.journal.release_digest`).
     """
 
     label: str

@@ -465,8 +465,15 @@ class StudyMachine:
             current.deadline = self._clock() + self._waits.decrypt
 
     def decrypted(self, name: str, attempt: int, words: list[Slots]) -> None:
-        """Take one of two decryptions; unlike ones fail the round."""
+        """Take one of two decryptions; unlike ones fail the round.
+
+        Raises:
+            HostileInput: not asked of the caller, of the wrong shape, or unlike the other.
+        """
         current = self._round_of(name, attempt, RoundPhase.DECRYPTING)
+        connected = [member for member in current.cohort if self.seats[member].connected]
+        if name not in current.decryptors(connected):
+            raise HostileInput("The caller was not asked to decrypt.", "Wait for the next directive.")
         try:
             if current.decrypted(name, words):
                 current.phase = RoundPhase.OPENING

@@ -19,7 +19,7 @@ from veilsum_coordinator.journal import SqlJournal
 from veilsum_coordinator.metrics import Metrics
 from veilsum_coordinator.runner import Supervisor
 from veilsum_coordinator.service.coordination import Coordination
-from veilsum_coordinator.service.guard import Guard, ParseInside
+from veilsum_coordinator.service.guard import Guard, Intake
 from veilsum_coordinator.service.studies import Studies
 from veilsum_coordinator.settings import CoordinatorConfig
 from veilsum_privacy.database import open_database
@@ -74,7 +74,8 @@ class CoordinatorServer:
         """
         config, credentials = self._config, self.credentials
         guard = Guard(credentials, self._clock, self.metrics)
-        server = grpc.aio.server(interceptors=[ParseInside(guard, PACKAGE)], options=server_options(config))
+        intake = Intake(guard, PACKAGE, config.max_peer_streams)
+        server = grpc.aio.server(interceptors=[intake], options=server_options(config))
         results = config.state / "results"
         add_CoordinationServicer_to_server(Coordination(self.hub, guard, self._clock), server)
         add_StudiesServicer_to_server(Studies(self.hub, guard, results, self._clock), server)

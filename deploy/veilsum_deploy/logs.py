@@ -6,6 +6,7 @@ messages say is the callers' business; this module filters no values.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 import time
@@ -49,6 +50,12 @@ def _places(trace: TracebackType | None) -> str:
     return " < ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in reversed(frames)) or "?"
 
 
+def _is_event(record: logging.LogRecord) -> bool:
+    """Everything but gRPC's report that a stream was cancelled, which is how open streams end when a server stops."""
+    kind = record.exc_info[0] if record.exc_info else None
+    return not (record.name.startswith("grpc") and kind is not None and issubclass(kind, asyncio.CancelledError))
+
+
 def start_logging(path: Path | None = None) -> None:
     """Send the log to ``path`` (appended to; reopened when it was rotated), or to standard error.
 
@@ -67,5 +74,6 @@ def start_logging(path: Path | None = None) -> None:
                 f"The log {path} cannot be written ({error.strerror}).", "Check the directory and its permissions."
             ) from error
     handler.setFormatter(LineFormatter())
+    handler.addFilter(_is_event)
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.getLogger(LOGGER).setLevel(logging.INFO)

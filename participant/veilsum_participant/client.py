@@ -91,6 +91,8 @@ class Client:
             try:
                 self._session()
             except grpc.RpcError as error:
+                if self._stopping.is_set():
+                    return
                 code = error.code().name if isinstance(error, grpc.Call) else "UNKNOWN"
                 details = error.details() if isinstance(error, grpc.Call) else ""
                 LOG.warning("session to %s ended: %s %s", self._site.config.coordinator, code, details)
@@ -102,8 +104,10 @@ class Client:
             pause = min(2 * pause, LONGEST_BACKOFF)
 
     def _idle(self, seconds: float) -> None:
-        self._expire()
-        self._stopping.wait(seconds)
+        end = time.monotonic() + seconds
+        while not self._stopping.is_set() and (left := end - time.monotonic()) > 0:
+            self._expire()
+            self._stopping.wait(min(left, TICK_SECONDS))
 
     def _session(self) -> None:
         with open_channel(self._site.config.coordinator, self._site.credentials) as raw:

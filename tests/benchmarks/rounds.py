@@ -28,8 +28,8 @@ def features_for(size: int) -> int:
     return max(1, round((math.sqrt(8 * size + 9) - 5) / 2))
 
 
-def measure_round(size: int, members: int) -> tuple[float, int]:
-    """Seconds of one round, from its start to the released values, and the number of values.
+def measure_round(size: int, members: int) -> tuple[float, float, int]:
+    """Seconds and CPU seconds of one round, from its start to the released values, and the number of values.
 
     Raises:
         AssertionError: the lanes are not those of the other measurements.
@@ -52,8 +52,8 @@ def measure_round(size: int, members: int) -> tuple[float, int]:
             raise AssertionError(f"lanes of {encoding.width} bits, {encoding.lanes} a slot")
         local = bed.local
         federation = local.prepare(local.submit(study, bed.analyst))
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), time.process_time()
         release = federation.sum(task.label)
-        seconds = time.perf_counter() - start
+        seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
         assert len(release.cohort) == members
-    return seconds, encoding.size
+    return seconds, cpu, encoding.size

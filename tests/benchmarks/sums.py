@@ -1,4 +1,4 @@
-"""The secure sum's steps by themselves, on one core: noise, encode and mask, tag and encrypt, add, decrypt and open.
+"""The secure sum's steps by themselves, in CPU time of one core: noise, mask, encrypt, add, decrypt and open.
 
 One participant's work is timed; the rest of the cohort exists as seeds. The opened sum is compared with the exact one, so a
 figure never belongs to a wrong result.
@@ -31,12 +31,12 @@ Result = TypeVar("Result")
 
 
 def timed(work: Callable[[], Result], repeats: int) -> tuple[float, Result]:
-    """Median seconds of ``work`` and its last result."""
+    """Median CPU seconds of ``work``, which other load on the machine hardly touches, and its last result."""
     seconds = []
     for _ in range(repeats):
-        start = time.perf_counter()
+        start = time.process_time()
         result = work()
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.process_time() - start)
     return statistics.median(seconds), result
 
 
@@ -54,7 +54,7 @@ def lane_plan(size: int, members: int) -> EncodingPlan:
 
 @dataclass(frozen=True)
 class SumFigures:
-    """Seconds of one participant's or the coordinator's work, and sizes.
+    """CPU seconds of one participant's or the coordinator's work, and sizes.
 
     Attributes:
         payload: bytes of one contribution.
@@ -101,11 +101,11 @@ def measure_sum(size: int, members: int, repeats: int) -> SumFigures:
         if place == members // 2:
             figures = {"noise": noise_seconds, "mask": mask_seconds, "encrypt": encrypt_seconds}
             payload = ciphertexts
-        start = time.perf_counter()
+        start = time.process_time()
         for index, ciphertext in enumerate(ciphertexts):
             totals[index] = adder.add(totals[index], adder.parse(ciphertext))
         if place:  # the first has nothing to be added to
-            add_seconds.append(time.perf_counter() - start)
+            add_seconds.append(time.process_time() - start)
         exact += noised
     sums = [adder.serialise(total) for total in totals]
     consents = cohort.consents(CONTEXT)

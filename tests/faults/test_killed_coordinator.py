@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
 import time
 from collections.abc import Iterator
 
@@ -37,7 +39,7 @@ def _begin(network: Processes) -> bytes:
     network.proxies["c"].limit(BEFORE_UPLOAD)
     key = network.submit(network.compile(make_request(schema_of(3), epsilon=None)))
     wait_for(network.proxies["c"].stalled.is_set, 30, "the third participant at its limit")
-    wait_for(lambda: all(_states(network, key) == ["payload"] * 3 for _ in "x"), 10, "three payloads")
+    wait_for(lambda: _states(network, key) == ["payload"] * 3, 10, "three payloads")
     return key
 
 
@@ -89,6 +91,8 @@ def test_a_coordinator_that_vanishes_leaves_no_reservation_behind(network: Proce
         assert not open_contexts(entries)
         assert count(entries, Kind.FREE) == 1
         assert network.attempts(name, key)[0]["payload"] is None
+    for name in NAMES:  # new processes dial at once, the old ones would first wait out their pause
+        network.participants[name].kill()
     network.heal()
     _check_failed(network, key)
     network.audit(key, charged="")
@@ -98,3 +102,29 @@ def test_a_study_after_all_that(network: Processes) -> None:
     key = network.submit(network.compile(make_request(schema_of(3), epsilon=None)))
     assert network.await_end(key).phase == "finished"
     network.audit(key, charged=NAMES, released=NAMES)
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_the_process_speaks_tls_1_3_only(network: Processes, version: ssl.TLSVersion) -> None:
+    """In a process of its own, whose imports no test arranged."""
+    identity = network.directory("a") / "identity"
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(identity / "authority.pem")
+    context.load_cert_chain(identity / "certificate.pem", identity / "key.pem")
+    context.minimum_version = context.maximum_version = version
+    context.set_alpn_protocols(["h2"])
+    host, port = network.address.rsplit(":", 1)
+    raw = socket.create_connection((host, int(port)), timeout=10)
+    with raw:
+        if version is ssl.TLSVersion.TLSv1_3:
+            with context.wrap_socket(raw, server_hostname=host) as tls:
+                assert tls.version() == "TLSv1.3"
+        else:
+            with pytest.raises((ssl.SSLError, ConnectionResetError)):
+                context.wrap_socket(raw, server_hostname=host)
+
+
+def test_processes_end_when_they_are_asked_to(network: Processes) -> None:
+    assert [network.participants[name].stop() for name in NAMES] == [0, 0, 0]
+    assert network.coordinator is not None
+    assert network.coordinator.stop() == 0

@@ -25,7 +25,7 @@ from veilsum_proto import federation_pb2 as pb
 
 NAMES = "abcd"
 NUMBERS, COLUMNS, CATEGORIES, ROWS = 3, 80, 256, 30
-WAITS = Waits(enrol=20, seal=6, contribute=7, consent=6, decrypt=4, grace=4)
+WAITS = Waits(enrol=20, seal=6, contribute=12, consent=6, decrypt=4, grace=4)
 
 BEFORE_BOXES = 12_000  # bytes: enough for an enrolment, not for the dealer's boxes
 BEFORE_UPLOAD = 40_000  # enough for everything before the upload, not for a ciphertext

@@ -357,12 +357,10 @@ def test_policy_made_stricter_between_assignment_and_consent(attack: Adversary) 
     assert attack.ask_consent("a", receipts).call == "consent"
 
 
-def test_certificate_expired_between_assignment_and_consent(attack: Adversary) -> None:
-    """A certificate that ran out meanwhile takes no consent with it."""
+def test_expired_certificate_of_a_member(attack: Adversary) -> None:
+    """Certificates are judged at the present time: a roster that was good is none once a certificate has run out."""
+    attack.use(altered(attack.study, expires=2**50))
     attack.set_up()
-    assignment = attack.assignment(deadline=2**52)
-    for name in NAMES:
-        attack.assign(name, assignment)
-    attack.bed.clock.now += 3653 * 86400
-    assert attack.ask_consent("a", attack.receipts()).call == "refuse"
-    assert attack.charges("a") == 0
+    attack.bed.clock.now += 3654 * 86400
+    assert attack.assign("a", attack.assignment()).call == "refuse"
+    assert attack.kinds("a")["reserve"] == 0

@@ -58,12 +58,12 @@ def _client_context(party: Party | None, authority: Path) -> ssl.SSLContext:
 
 def _shake(context: ssl.SSLContext, port: int) -> tuple[str | None, str | None]:
     """Handshake and read what the server says first; in TLS 1.3 only that shows whether the certificate was taken."""
-    with socket.create_connection(("localhost", port), timeout=10) as raw:
-        with context.wrap_socket(raw, server_hostname="localhost") as tls:
-            tls.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
-            if not tls.recv(9):
-                raise ConnectionResetError("closed without a word")
-            return tls.version(), tls.selected_alpn_protocol()
+    raw = socket.create_connection(("localhost", port), timeout=10)
+    with raw, context.wrap_socket(raw, server_hostname="localhost") as tls:
+        tls.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+        if not tls.recv(9):
+            raise ConnectionResetError("closed without a word")
+        return tls.version(), tls.selected_alpn_protocol()
 
 
 def test_tls_1_3_is_spoken(bed: TestBed, port: int) -> None:

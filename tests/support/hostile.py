@@ -171,7 +171,9 @@ class Adversary:
 
     def enrol(self, name: str, data: bytes | None = None) -> Said:
         """Ask one site to enrol."""
-        return self.tell(name, pb.DIRECTIVE_KIND_ENROL, objects={pb.OBJECT_KIND_STUDY: data or self.study_object()})
+        return self.tell(
+            name, pb.DIRECTIVE_KIND_ENROL, objects={pb.OBJECT_KIND_STUDY: self.study_object() if data is None else data}
+        )
 
     def enrolments(self, names: Iterable[str] = ()) -> list[Enrolment]:
         """Enrol sites; their enrolments in roster order."""

@@ -181,8 +181,10 @@ class Processes:
 
     def stop(self) -> None:
         """Stop every process, then every proxy; leaves no child behind."""
-        for process in (*self.participants.values(), *((self.coordinator,) if self.coordinator else ())):
+        started = [*self.participants.values(), *((self.coordinator,) if self.coordinator else ())]
+        for process in started:
             process.stop()
+        assert not any(process.alive for process in started), "a process outlived the test"
         for proxy in self.proxies.values():
             proxy.close()
         if self._channel is not None:
@@ -347,19 +349,8 @@ def running_processes(
         processes.stop()
 
 
-_LAUNCH = {
-    "coordinator": ("veilsum_coordinator.server", "serve", "veilsum_coordinator.settings", "load_coordinator_config"),
-    "participant": ("veilsum_participant.client", "run_participant", "veilsum_participant.config", "load_participant_config"),
-}
-
-
 def _command(role: str, config: Path) -> list[str]:
-    module, run, settings, load = _LAUNCH[role]
-    code = (
-        f"import logging, pathlib; from {module} import {run}; from {settings} import {load}; "
-        f"logging.basicConfig(level='INFO'); {run}({load}(pathlib.Path({str(config)!r})))"
-    )
-    return ["-c", code]
+    return ["-m", "veilsum_deploy.cli", role, "start", "--config", str(config)]
 
 
 def _write_toml(path: Path, tables: Mapping[str, Mapping[str, Any]]) -> None:

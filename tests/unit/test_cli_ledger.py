@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.ledgers import STUDY, make_reservation
 
+from support.ledgers import STUDY, make_reservation
 from veilsum_deploy import cli
 from veilsum_deploy.ledgers import epsilon_text
 from veilsum_deploy.provision import make_kit
@@ -114,6 +114,15 @@ def test_verify_checks_signatures_by_the_sites_certificate(site: SiteFiles, caps
     other = site.certificate.parents[2] / "south" / "identity" / "certificate.pem"
     code, out, _ = run(capsys, "verify", "--ledger", site.ledger, "--certificate", other, "--json")
     assert (code, json.loads(out)["valid"]) == (1, False)
+
+
+def test_a_signature_by_another_key_of_the_same_name_fails(
+    site: SiteFiles, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    namesake = make_kit(tmp_path / "other", ["north", "south"], clock=now).participants[0].identity / "certificate.pem"
+    code, out, _ = run(capsys, "verify", "--ledger", site.ledger, "--certificate", namesake, "--json")
+    assert (code, "entry 1" in json.loads(out)["fault"]) == (1, True)
+    assert "signature" in json.loads(out)["fault"]
 
 
 def test_verify_names_the_first_entry_that_fails(site: SiteFiles, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import stat
@@ -70,6 +71,21 @@ def test_the_log_file_is_private_and_appended_to(tmp_path: Path) -> None:
     assert [line.split()[-1] for line in lines] == ["first", "second"]
     assert all(LINE.fullmatch(line) for line in lines)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@pytest.mark.usefixtures("restored_logging")
+def test_streams_that_end_with_the_server_are_no_errors(tmp_path: Path) -> None:
+    start_logging(tmp_path / "log")
+    for kind, name in ((asyncio.CancelledError, "grpc.x"), (asyncio.CancelledError, "veilsum.x"), (OSError, "grpc.x")):
+        try:
+            raise kind
+        except kind:
+            logging.getLogger(name).error("from %s", name, exc_info=True)
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert [re.findall(r"from (\S+) \[(\w+)", line)[0] for line in lines] == [
+        ("veilsum.x", "CancelledError"),
+        ("grpc.x", "OSError"),
+    ]
 
 
 @pytest.mark.usefixtures("restored_logging")

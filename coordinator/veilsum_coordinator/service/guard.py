@@ -7,7 +7,9 @@ becomes "internal error", logged here with its trace and told to nobody.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
@@ -41,10 +43,15 @@ class WrongVersion(HostileInput):
     """Caller and coordinator speak no common version of the protocol."""
 
 
+class TooManyCalls(HostileInput):
+    """The caller holds as many open calls as one peer may, over all its connections."""
+
+
 _STATUS: tuple[tuple[type[Exception], grpc.StatusCode, str], ...] = (
     (Unauthenticated, grpc.StatusCode.UNAUTHENTICATED, "unauthenticated"),
     (WrongRole, grpc.StatusCode.PERMISSION_DENIED, "role"),
     (WrongVersion, grpc.StatusCode.FAILED_PRECONDITION, "version"),
+    (TooManyCalls, grpc.StatusCode.RESOURCE_EXHAUSTED, "busy"),
     (OutOfOrder, grpc.StatusCode.OUT_OF_RANGE, "out-of-order"),
     (HostileInput, grpc.StatusCode.INVALID_ARGUMENT, "malformed"),
     (DecodeError, grpc.StatusCode.INVALID_ARGUMENT, "malformed"),
@@ -105,34 +112,63 @@ class Guard:
         await context.abort(grpc.StatusCode.INTERNAL, "Internal error; the coordinator's log has it.")
 
 
-class ParseInside(Interceptor):
-    """Parses single requests under the guard: gRPC would answer "unknown" with the parser's own words, and count nothing.
+class Intake(Interceptor):
+    """Wraps every handler of a package: bounds a peer's open calls, and parses single requests under the guard.
 
-    Requests that stream are parsed as they are read, under the guard already.
+    gRPC bounds open calls by connection only, and a peer can open many; and it would answer a single request that cannot be
+    parsed with "unknown" and the parser's own words, and count nothing. Requests that stream are parsed as they are read,
+    under the guard already.
     """
 
-    def __init__(self, guard: Guard, package: str) -> None:
-        self._guard, self._prefix = guard, f"/{package}."
+    def __init__(self, guard: Guard, package: str, max_peer_calls: int) -> None:
+        self._guard, self._prefix, self._limit = guard, f"/{package}.", max_peer_calls
+        self._open: Counter[bytes] = Counter()
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
     ) -> Any:
-        """Wrap the handler of one of the package's methods that take a single request."""
+        """Wrap the handler of one of the package's methods."""
         handler = await continuation(handler_call_details)
-        if handler is None or handler.request_streaming or not handler_call_details.method.startswith(self._prefix):
+        if handler is None or not handler_call_details.method.startswith(self._prefix):
             return handler
-        parse = handler.request_deserializer
+        if handler.request_streaming:
+            return self._wrap(handler, handler.stream_unary, None, handler.request_deserializer)
+        behaviour = handler.unary_stream if handler.response_streaming else handler.unary_unary
+        return self._wrap(handler, behaviour, handler.request_deserializer, None)
 
-        async def unary(data: bytes, context: Context) -> Any:
+    def _wrap(self, handler: Any, behaviour: Any, parse: Callable[[bytes], Any] | None, deserializer: Any) -> Any:
+        async def unary(request: Any, context: Context) -> Any:
             async def work() -> Any:
-                return await handler.unary_unary(parse(data), context)
+                with self._admitted(context):
+                    return await behaviour(parse(request) if parse else request, context)
 
             return await self._guard.unary(context, work)
 
-        async def stream(data: bytes, context: Context) -> AsyncIterator[Any]:
-            async for item in self._guard.stream(context, lambda: handler.unary_stream(parse(data), context)):
+        async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
+            async def work() -> AsyncIterator[Any]:
+                with self._admitted(context):
+                    async for item in behaviour(parse(request) if parse else request, context):
+                        yield item
+
+            async for item in self._guard.stream(context, work):
                 yield item
 
+        serializer = handler.response_serializer
         if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(stream, response_serializer=handler.response_serializer)
-        return grpc.unary_unary_rpc_method_handler(unary, response_serializer=handler.response_serializer)
+            return grpc.unary_stream_rpc_method_handler(stream, deserializer, serializer)
+        if handler.request_streaming:
+            return grpc.stream_unary_rpc_method_handler(unary, deserializer, serializer)
+        return grpc.unary_unary_rpc_method_handler(unary, deserializer, serializer)
+
+    @contextmanager
+    def _admitted(self, context: Context) -> Iterator[None]:
+        peer = bytes(next(iter(context.auth_context().get("x509_pem_cert", ())), b""))
+        if self._open[peer] >= self._limit:
+            raise TooManyCalls(f"The caller holds {self._limit} open calls already.", "Close some first.")
+        self._open[peer] += 1
+        try:
+            yield
+        finally:
+            self._open[peer] -= 1
+            if not self._open[peer]:
+                del self._open[peer]

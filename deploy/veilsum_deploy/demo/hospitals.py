@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 from veilsum_deploy.datasets import Dataset, packaged_dataset, read_dataset
 from veilsum_deploy.simulation.partition import hold_out
@@ -94,7 +95,7 @@ def folder_hospitals(directory: Path, schema_file: Path | None) -> Hospitals:
             raise DataError(f"{path}: holds no record.", "Every site needs records.")
         sites[site] = dataset.take(kept)
         held.append(dataset.take(tested).table)
-    held_out = Dataset(name, schema, _concatenate(held))
+    held_out = Dataset(name, schema, pa.concat_tables(held, promote_options="permissive"))
     sizes = ", ".join(f"{site} {dataset.table.num_rows}" for site, dataset in sites.items())
     return Hospitals(f"{directory}: {sizes}; {held_out.table.num_rows} held out for testing", sites, held_out)
 
@@ -102,9 +103,3 @@ def folder_hospitals(directory: Path, schema_file: Path | None) -> Hospitals:
 def site_name(text: str) -> str:
     """Make a file's stem a valid name: lower case, other characters to '-', ends trimmed."""
     return re.sub(r"[^a-z0-9._-]", "-", text.lower()).strip("._-")[:64].rstrip("._-") or "site"
-
-
-def _concatenate(tables: list[object]) -> object:
-    import pyarrow as pa
-
-    return pa.concat_tables(tables, promote_options="permissive")

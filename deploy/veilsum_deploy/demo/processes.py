@@ -1,6 +1,7 @@
 """The demo's processes: each in a process group of its own, all ended when the demo ends, however it ends.
 
-Their output goes to log files. A process that ends by itself is an error; only what was started here is ever signalled.
+Their output goes to log files. A process that ends by itself is an error; only what was started here is ever signalled. If
+the demo itself is killed, the processes see their standard input end and stop (:mod:`.child`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ STOP_SECONDS = 5.0
 POLL_SECONDS = 0.02
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_COMMAND = "from veilsum_deploy.cli import main; main()"
 
 
 class Process:
@@ -32,8 +32,8 @@ class Process:
         self.name, self.log = name, log
         with log.open("ab") as output:
             self._popen = subprocess.Popen(  # noqa: S603  this interpreter, with arguments of our own
-                [sys.executable, "-P", "-c", _COMMAND, *arguments],
-                stdin=subprocess.DEVNULL,
+                [sys.executable, "-P", "-m", "veilsum_deploy.demo.child", *arguments],
+                stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,

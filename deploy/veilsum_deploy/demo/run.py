@@ -17,6 +17,7 @@ from sqlalchemy import Engine
 
 from veilsum_coordinator.methods.compile import PrivacyRequest, StudyRequest, compile_study
 from veilsum_coordinator.results import Result
+from veilsum_deploy.connection import UnreachableError
 from veilsum_deploy.demo.directory import DELTA, LARGEST_EPSILON, configure_participants, furnish
 from veilsum_deploy.demo.dropout import Kill, kill_before_contribution
 from veilsum_deploy.demo.hospitals import Hospitals
@@ -88,8 +89,7 @@ def run_trial(directory: Path, hospitals: Hospitals, progress: Progress, clock: 
     """
     progress("Making keys and configurations", 0.0)
     kit = furnish(directory, hospitals, clock)
-    names = [party.name for party in kit.participants]
-    min_cohort = max(2, min(3, len(names) - 1))
+    min_cohort = max(2, min(3, len(kit.participants) - 1))
     with Processes() as processes:
         progress("Starting the coordinator", 0.05)
         where = kit.coordinator.directory
@@ -98,7 +98,7 @@ def run_trial(directory: Path, hospitals: Hospitals, progress: Progress, clock: 
         )
         address = wait_for_file(where / "address", coordinator, START_SECONDS)
         configure_participants(kit, hospitals, address, min_cohort, clock)
-        progress(f"Starting {len(names)} hospitals", 0.15)
+        progress(f"Starting {len(kit.participants)} hospitals", 0.15)
         sites = {
             party.name: processes.start(
                 party.name,
@@ -107,24 +107,41 @@ def run_trial(directory: Path, hospitals: Hospitals, progress: Progress, clock: 
             )
             for party in kit.participants
         }
-        credentials = load_credentials(kit.analyst.identity, clock())
-        with connect(address, credentials, kit.analyst.identity, clock()) as remote:
-            _wait_until_connected(remote, processes, names)
-            analyst = _Analyst(kit, hospitals, remote, credentials, min_cohort, processes, clock)
-            progress("Federated statistics, epsilon 1", 0.4)
-            statistics = analyst.run("statistics", "statistics", 1.0)
-            trained = {}
-            for index, epsilon in enumerate(EPSILONS):
-                progress(f"Training a classifier, epsilon {epsilon:g}", 0.5 + 0.12 * index)
-                trained[epsilon] = analyst.run(f"classifier-epsilon-{epsilon:g}", "fedcgs", epsilon)
-            trial = Trial(kit, hospitals, statistics, trained)
-            if len(names) > min_cohort:
-                trial.victim = names[-1]
-                progress(f"A study in which {trial.victim} is killed", 0.75)
-                _drop_out(trial, analyst, sites)
-            progress("Reading ledgers", 0.95)
-            trial.bytes_sent = remote.describe().received
-            _wait_for_ledgers(trial)
+        try:
+            return _run_studies(kit, hospitals, address, min_cohort, processes, sites, progress, clock)
+        except UnreachableError:
+            coordinator.check()  # if it died, say so instead
+            raise
+
+
+def _run_studies(
+    kit: Kit,
+    hospitals: Hospitals,
+    address: str,
+    min_cohort: int,
+    processes: Processes,
+    sites: dict[str, Process],
+    progress: Progress,
+    clock: Callable[[], int],
+) -> Trial:
+    credentials = load_credentials(kit.analyst.identity, clock())
+    with connect(address, credentials, kit.analyst.identity, clock()) as remote:
+        _wait_until_connected(remote, processes, set(sites))
+        analyst = _Analyst(kit, hospitals, remote, credentials, min_cohort, processes, clock)
+        progress("Federated statistics, epsilon 1", 0.4)
+        statistics = analyst.run("statistics", "statistics", 1.0)
+        trained = {}
+        for index, epsilon in enumerate(EPSILONS):
+            progress(f"Training a classifier, epsilon {epsilon:g}", 0.5 + 0.12 * index)
+            trained[epsilon] = analyst.run(f"classifier-epsilon-{epsilon:g}", "fedcgs", epsilon)
+        trial = Trial(kit, hospitals, statistics, trained)
+        if len(sites) > min_cohort:
+            trial.victim = list(sites)[-1]
+            progress(f"A study in which {trial.victim} is killed", 0.75)
+            _drop_out(trial, analyst, sites)
+        progress("Reading ledgers", 0.95)
+        trial.bytes_sent = remote.describe().received
+        _wait_for_ledgers(trial)
     return trial
 
 
@@ -189,9 +206,9 @@ def _drop_out(trial: Trial, analyst: _Analyst, sites: dict[str, Process]) -> Non
     raise StateError(f"{trial.victim} contributed sooner than it could be stopped, {KILL_TRIES} times.", "Run the demo again.")
 
 
-def _wait_until_connected(remote: Remote, processes: Processes, names: list[str]) -> None:
+def _wait_until_connected(remote: Remote, processes: Processes, names: set[str]) -> None:
     deadline = time.monotonic() + START_SECONDS
-    while not set(names) <= set(remote.describe().connected):
+    while not names <= set(remote.describe().connected):
         for process in processes.started:
             process.check()
         if time.monotonic() > deadline:

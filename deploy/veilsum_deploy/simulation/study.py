@@ -63,7 +63,7 @@ class Simulation:
 
 @dataclass(frozen=True)
 class Run:
-    """One run; ``accuracy`` is None where nothing was held out or the result holds no classifier's method."""
+    """One run; ``accuracy`` is None where nothing was held out or the method trains no classifier."""
 
     result: Result
     study: dict[str, Any]
@@ -177,6 +177,8 @@ def _names(request: StudyRequest, sites: int) -> list[str]:
 
 
 def _accuracy(result: Result, test: Records | None, dataset: Dataset) -> float | None:
-    if test is None or "classes" not in result.summary or result.method == "statistics":
+    """Accuracy on held-out records; 0 where noise left no classifier, None where the method has none."""
+    head = result_head(result)
+    if test is None or (head is None and "not_estimable" not in result.summary):
         return None
-    return accuracy(result_head(result), test, dataset.schema)
+    return accuracy(head, test, dataset.schema)

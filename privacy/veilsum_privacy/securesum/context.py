@@ -88,6 +88,8 @@ def parse_assignment(data: bytes) -> Assignment:
         raise HostileInput("An assignment's numbers are out of range.")
     if len(assignment.broadcast) != 32 or any(len(nonce) != NONCE_BYTES for _, nonce in cohort):
         raise HostileInput("An assignment's digest or nonces have the wrong length.")
+    if assignment.to_bytes() != data:
+        raise HostileInput("An assignment writes a value in another way than version 1 does.")
     return assignment
 
 

@@ -51,14 +51,3 @@ class MaskStream:
         words = np.frombuffer(self._stream.read(8 * count), dtype="<u8") & self._cut
         good = words < self._modulus
         return words if good.all() else words[good]
-
-
-def add_mod(left: Slots, right: Slots, modulus: int) -> Slots:
-    """(left + right) mod t for words below t < 2^63."""
-    total = left + right
-    return np.where(total >= modulus, total - np.uint64(modulus), total)
-
-
-def subtract_mod(left: Slots, right: Slots, modulus: int) -> Slots:
-    """(left - right) mod t for words below t < 2^63."""
-    return np.where(left >= right, left - right, left + (np.uint64(modulus) - right))

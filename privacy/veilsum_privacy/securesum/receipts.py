@@ -84,7 +84,10 @@ def parse_receipt(body: bytes) -> Receipt:
         raise HostileInput("A receipt's number, name or version is out of range.")
     if any(len(item) != 32 for item in (study, context, payload, head)):
         raise HostileInput("A receipt's digests have the wrong length.")
-    return Receipt(study, participant, context, payload, number, head)
+    receipt = Receipt(study, participant, context, payload, number, head)
+    if receipt.to_bytes() != body:
+        raise HostileInput("A receipt writes a value in another way than version 1 does.")
+    return receipt
 
 
 def verify_receipt(signed: SignedReceipt, signer: Identity, study: bytes, context: bytes) -> Receipt:

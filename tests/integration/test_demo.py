@@ -1,0 +1,165 @@
+"""``veilsum demo``: one run with real processes, its figures held against other sources, and no process left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting.rdp import RdpAccountant
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+
+from support.network import wait_for
+from veilsum_deploy.datasets import packaged_dataset
+from veilsum_deploy.demo.directory import MARKER, claim
+from veilsum_deploy.demo.hospitals import HOSPITALS, packaged_hospitals
+from veilsum_deploy.ledgers import existing_ledger
+from veilsum_participant.data import load_records
+from veilsum_privacy.errors import StateError
+from veilsum_privacy.ledger import Kind
+
+DEMO = [str(Path(sys.executable).with_name("veilsum")), "demo"]
+pytestmark = pytest.mark.slow  # every test waits for five real processes
+
+EPSILON = {"statistics": 1.0, "classifier-epsilon-1": 1.0, "classifier-epsilon-3": 3.0}
+
+
+def processes_of(directory: Path) -> list[int]:
+    """Ids of processes that were started with a configuration in the directory."""
+    found = []
+    for path in Path("/proc").iterdir():
+        try:
+            words = (path / "cmdline").read_bytes() if path.name.isdigit() else b""
+        except OSError:
+            continue
+        if b"start" in words and os.fsencode(directory) + b"/" in words:
+            found.append(int(path.name))
+    return found
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    directory = tmp_path_factory.mktemp("work") / "demo"
+    result = subprocess.run([*DEMO, "--directory", directory, "--json"], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert "killed" in result.stderr  # plain lines say what happens
+    assert processes_of(directory) == []
+    return directory, json.loads(result.stdout)
+
+
+def test_accuracies_are_those_of_the_held_out_patients(demo: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    accuracy = demo[1]["accuracy"]
+    assert set(accuracy["alone"]) == set(HOSPITALS)
+    assert set(accuracy["federated"]) == {"1", "3"}
+    hospitals = packaged_hospitals()
+    schema = hospitals.held_out.schema
+    test = load_records(hospitals.held_out.write(tmp_path, "test"), schema)[0]
+    for name in ("north", "east"):
+        own = load_records(hospitals.sites[name].write(tmp_path, name), schema)[0]
+        model = LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto").fit(own.features, own.labels)
+        assert accuracy["alone"][name] == pytest.approx(model.score(test.features, test.labels), abs=0.05)
+    whole = [load_records(dataset.write(tmp_path, name), schema)[0] for name, dataset in hospitals.sites.items()]
+    model = LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto").fit(
+        np.concatenate([part.features for part in whole]),
+        np.concatenate([part.labels for part in whole if part.labels is not None]),
+    )
+    assert accuracy["pooled"] == pytest.approx(model.score(test.features, test.labels), abs=0.03)
+    assert accuracy["federated"]["3"] > 0.75  # the larger class alone is 0.63
+
+
+def test_epsilon_is_what_the_ledgers_events_cost(demo: tuple[Path, dict[str, Any]]) -> None:
+    found = demo[1]
+    for name, path in found["ledgers"].items():
+        figures = found["epsilon"][name]
+        accountant = RdpAccountant()
+        with existing_ledger(Path(path), site=name) as ledger:
+            charges = ledger.entries(kind=Kind.CHARGE)
+            assert ledger.verify() == figures["entries_verified"]
+        for entry in charges:
+            assert entry.mechanism is not None
+            ratio = (entry.mechanism.noise.variance**0.5) / entry.mechanism.sensitivity
+            accountant.compose(dp_accounting.GaussianDpEvent(ratio))
+        assert figures["spent"] == pytest.approx(accountant.get_epsilon(found["delta"]), rel=0.01)
+        assert figures["estimate"] < figures["spent"] < sum(EPSILON.values()) + 1
+        assert figures["left"] == pytest.approx(figures["budget"] - figures["spent"])
+        assert figures["left"] > 0
+
+
+def test_the_killed_hospital_is_not_in_the_sum_and_not_charged(demo: tuple[Path, dict[str, Any]]) -> None:
+    found = demo[1]
+    dropout = found["dropout"]
+    assert dropout["killed"] in HOSPITALS
+    assert dropout["cohort"] == sorted(set(HOSPITALS) - {dropout["killed"]})
+    assert dropout["phase"] == "finished"
+    contributions = {name: found["epsilon"][name]["releases"] for name in HOSPITALS}
+    fewest = min(contributions.values())
+    assert {name for name, count in contributions.items() if count == fewest} == {dropout["killed"]}
+    last = found["releases"][-1]
+    assert last["cohort"] == dropout["cohort"]
+    first = found["releases"][1]
+    # cohorts of 4 and 3 with one colluder: variances S^2 4/3 and S^2 3/2 for the same S
+    assert last["noise_std"]["counts"] / first["noise_std"]["counts"] == pytest.approx((9 / 8) ** 0.5, rel=1e-3)
+
+
+def test_sums_and_files_are_where_the_report_says(demo: tuple[Path, dict[str, Any]]) -> None:
+    directory, found = demo
+    assert [item["study"] for item in found["releases"][:3]] == list(EPSILON)
+    assert all(item["epsilon"] == pytest.approx(EPSILON[item["study"]], abs=1e-3) for item in found["releases"][:3])
+    assert all((directory / "results" / study / "manifest.json").is_file() for study in EPSILON)
+    rows = found["classes"]
+    for row, true in zip(rows, np.bincount(packaged_dataset("breast-cancer").classes) - (56, 94), strict=True):
+        assert abs(row["count"]["value"] - true) < 8 * row["count"]["std_error"]
+    for name in HOSPITALS:
+        assert found["bytes_sent"][name] > 1000
+        assert (directory / "participants" / name / "participant.log").is_file()
+    assert found["bytes_per_value"] > found["bytes_per_value_full"] > 5
+    assert found["seconds"] < 60
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_demo_that_ends_early_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
+    directory = tmp_path / "demo"
+    with subprocess.Popen(
+        [*DEMO, "--directory", str(directory)], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    ) as running:
+        wait_for(lambda: len(processes_of(directory)) == 5, 60, "five processes")
+        with pytest.raises(StateError, match="A demo runs"), claim(directory):
+            pass
+        running.send_signal(number)
+        assert running.wait(30) != 0
+    wait_for(lambda: processes_of(directory) == [], 15, "the end of all processes")
+
+
+def test_a_dead_coordinator_ends_the_demo(tmp_path: Path) -> None:
+    directory = tmp_path / "demo"
+    with subprocess.Popen([*DEMO, "--directory", str(directory)], stderr=subprocess.PIPE, text=True) as running:
+        wait_for(lambda: len(processes_of(directory)) == 5, 60, "five processes")
+        os.kill(processes_of(directory / "coordinator")[0], signal.SIGKILL)
+        _, errors = running.communicate(timeout=60)
+    assert running.returncode == 2
+    assert "coordinator" in errors
+    assert processes_of(directory) == []
+
+
+def test_a_directory_is_claimed_only_if_new_empty_or_a_demos(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "thesis.txt").write_text("mine")
+    with pytest.raises(StateError, match="not a demo's"), claim(other):
+        pass
+    assert (other / "thesis.txt").read_text() == "mine"
+    assert not (other / MARKER).exists()
+    with claim(tmp_path / "new") as claimed:
+        (claimed / "sub").mkdir()
+        (claimed / "sub" / "file").write_text("old")
+        with pytest.raises(StateError, match="A demo runs"), claim(tmp_path / "new"):
+            pass
+    with claim(tmp_path / "new") as claimed:
+        assert [path.name for path in claimed.iterdir()] == [MARKER]

@@ -1,0 +1,310 @@
+"""A hostile coordinator against ledgers, stores and noise: drained budgets, restarts, rollbacks, clamps, telling refusals."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.federation import make_bed, make_request, open_test_site, schema_of
+from support.hostile import LABEL, NAMES, Adversary, altered, context_of, make_adversary, make_data
+from veilsum_participant import contributions
+from veilsum_participant.core import ParticipantCore
+from veilsum_privacy.clipping import SiteSum
+from veilsum_privacy.database import transaction
+from veilsum_privacy.errors import RefusalCode
+from veilsum_privacy.ledger import Kind
+from veilsum_privacy.randomness import SYSTEM_RANDOM, RandomSource
+from veilsum_privacy.securesum.context import plan_round
+from veilsum_privacy.securesum.masks import MaskStream, derive
+from veilsum_privacy.securesum.receipts import parse_receipt
+from veilsum_proto import federation_pb2 as pb
+
+
+@pytest.fixture
+def attack(tmp_path: Path) -> Iterator[Adversary]:
+    adversary = make_adversary(tmp_path)
+    adversary.set_up()
+    yield adversary
+    adversary.check_ledgers()
+
+
+def _reopen(attack: Adversary, name: str) -> None:
+    """The site's process dies and starts again from its database."""
+    site = attack.bed.sites[name]
+    site.engine.dispose()
+    again = open_test_site(site.config, attack.bed.clock, SYSTEM_RANDOM)
+    attack.bed.sites[name] = again
+    attack.cores[name] = ParticipantCore(again)
+
+
+class DeathError(Exception):
+    """The process ends here."""
+
+
+class DyingRandom(RandomSource):
+    """Randomness that never comes."""
+
+    def bytes(self, count: int) -> bytes:
+        raise DeathError
+
+
+# -- drained budgets -------------------------------------------------------------------------------------------------------
+
+
+def test_consent_withheld_to_drain_budgets(attack: Adversary) -> None:
+    """Rounds that everyone pays and nobody sees: after max_lost of them a site takes no further part."""
+    for number in (1, 2):
+        attack.collect(number=number, attempt=number)
+        attack.consents(number, number)
+    assert attack.assign("a", attack.assignment(number=3, attempt=3)).refused is RefusalCode.LOST
+    assert attack.charges("a") == 2
+    assert attack.bed.sites["a"].ledger.lost_charges(attack.key) == 2
+
+
+def test_sum_lost_between_consents_and_storage(attack: Adversary) -> None:
+    """The charge stands, and the round has no second attempt; the next round has its own charge."""
+    attack.collect()
+    attack.consents()
+    for name in NAMES:
+        assert attack.assign(name, attack.assignment(attempt=2)).refused is RefusalCode.ROUND
+    attack.collect(number=2, attempt=3)
+    attack.finish(2, 3)
+    assert all(attack.charges(name) == 2 for name in NAMES)
+
+
+def test_releases_that_are_only_claimed(attack: Adversary) -> None:
+    """A coordinator that says "released" without opening gets no more charges than the signed study declares."""
+    attack.use(altered(attack.study, task__releases=3, nonce="0" * 32))
+    attack.set_up()
+    for number in (1, 2, 3):
+        attack.collect(number=number, attempt=number)
+        attack.consents(number, number)
+        for name in NAMES:
+            assert attack.tell(name, pb.DIRECTIVE_KIND_RELEASED, number, number).call == "confirm"
+    assert attack.assign("a", attack.assignment(number=4, attempt=4)).refused is RefusalCode.TASK
+    assert attack.charges("a") == 3
+
+
+def test_release_of_what_was_never_consented_to(attack: Adversary) -> None:
+    """RELEASED and END before consent free the reservation; they never charge and never mark a release."""
+    attack.collect()
+    attack.tell("a", pb.DIRECTIVE_KIND_RELEASED, 1, 1)
+    assert attack.kinds("a")[Kind.RELEASE_SEEN.value] == 0
+    attack.tell("a", pb.DIRECTIVE_KIND_END)
+    assert (attack.charges("a"), attack.kinds("a")["free"]) == (0, 1)
+    assert attack.ask_consent("a", attack.receipts()).refused is RefusalCode.CLOSED
+
+
+def test_strict_study_with_another_cohort(attack: Adversary) -> None:
+    """One cohort for the whole study: a smaller one after the first release would show a site by subtraction."""
+    attack.use(altered(attack.study, privacy__cohort_difference="strict", nonce="0" * 32))
+    attack.set_up()
+    attack.collect()
+    attack.finish()
+    for name in ("a", "b", "c"):
+        said = attack.assign(name, attack.assignment(("a", "b", "c"), 2, 2))
+        assert said.refused is RefusalCode.COHORT_CHANGED
+    attack.collect(number=2, attempt=3)
+    attack.finish(2, 3)
+
+
+def test_budget_refusal_tells_only_its_code(tmp_path: Path) -> None:
+    """What a site has left is in its own ledger; what leaves is a code of the list, the study, round and attempt."""
+    attack = Adversary(make_bed(tmp_path, make_data(), budget=(0.5, 1e-5)))
+    attack.set_up()
+    start = len(attack.channels["a"].said)
+    assert attack.assign("a", attack.assignment()).refused is RefusalCode.BUDGET
+    attack.nothing_said_but_codes("a", start)
+    assert attack.kinds("a") == {"genesis": 1, "budget": 1, "refusal": 1}
+    refusal = attack.bed.sites["a"].ledger.entries(kind=Kind.REFUSAL)[0]
+    assert refusal.detail["figures"]["after"] is not None
+    attack.check_ledgers()
+
+
+def test_budget_lowered_between_assignment_and_consent(attack: Adversary) -> None:
+    """The operator lowers the budget while a payload is out: no consent, no charge."""
+    receipts = attack.collect()
+    site = attack.bed.sites["a"]
+    with transaction(site.engine) as connection:
+        site.ledger.set_budget(connection, "records", 0.01, 1e-5, reason="less", operator="test")
+    assert attack.ask_consent("a", receipts).refused is RefusalCode.BUDGET
+    assert attack.charges("a") == 0
+    assert attack.tell("a", pb.DIRECTIVE_KIND_GIVE_UP, 1, 1).call == "confirm"
+
+
+def test_refusals_do_not_depend_on_a_record(tmp_path: Path) -> None:
+    """Neighbouring data, and records that no schema allows, lead to the same messages in the same order."""
+    heard = []
+    for index, extra in enumerate((0.5, 1e6, np.nan)):
+        data = make_data()
+        features, labels = data["a"]
+        data["a"] = np.vstack([features, [[extra, extra]]]), np.append(labels, 7)
+        attack = Adversary(make_bed(tmp_path / str(index), data))
+        attack.set_up()
+        attack.collect()
+        attack.consents()
+        heard.append([said.call for said in attack.channels["a"].said])
+        upload = attack.payloads["a", 1]
+        assert {len(part) >> 10 for part in upload.ciphertexts} == {60}
+    assert heard[0] == heard[1] == heard[2]
+
+
+def test_unreadable_data_tells_only_its_code(attack: Adversary) -> None:
+    """A fault in the site's files is the site's own affair."""
+    attack.bed.sites["a"].config.datasets["records"].path.write_bytes(b"not an archive: 4711")
+    start = len(attack.channels["a"].said)
+    assert attack.assign("a", attack.assignment()).refused is RefusalCode.INTERNAL
+    attack.nothing_said_but_codes("a", start)
+
+
+# -- restarts and rollbacks ------------------------------------------------------------------------------------------------
+
+
+def test_restart_under_one_context_repeats_the_same_bytes(attack: Adversary) -> None:
+    """Fresh noise under one context would average out: after a restart the same payload comes, noise and masks included."""
+    assignment = attack.assignment()
+    first = attack.assign("a", assignment).values[1]
+    _reopen(attack, "a")
+    again = attack.assign("a", assignment).values[1]
+    assert again == first
+    assert attack.kinds("a")["reserve"] == 1
+    assert attack.assign("a", attack.assignment(attempt=2)).values[1].ciphertexts != first.ciphertexts
+
+
+def test_death_between_reservation_and_payload(attack: Adversary) -> None:
+    """No payload was durable, so none ever comes for that context; the reservation ends at the deadline."""
+    assignment = attack.assignment()
+    attack.bed.sites["a"].noise_random = DyingRandom()
+    with pytest.raises(DeathError):
+        attack.assign("a", assignment)
+    assert attack.kinds("a")["reserve"] == 1
+    _reopen(attack, "a")
+    assert attack.assign("a", assignment).call == "refuse"
+    assert attack.ask_consent("a", []).refused is RefusalCode.ROUND
+    attack.bed.clock.now += 3600
+    attack.cores["a"].expire()
+    assert attack.kinds("a")["free"] == 1
+
+
+def test_rolled_back_site_is_found_by_its_peers(attack: Adversary, tmp_path: Path) -> None:
+    """A site restored from a copy would pay less than it released: its next receipt has a number that its peers saw."""
+    site = attack.bed.sites["a"]
+    copy = tmp_path / "copy.db"
+    with closing(sqlite3.connect(site.config.state)) as source, closing(sqlite3.connect(copy)) as target:
+        source.backup(target)
+    attack.collect()
+    attack.finish()
+    site.engine.dispose()
+    for suffix in ("-wal", "-shm"):
+        site.config.state.with_name(site.config.state.name + suffix).unlink(missing_ok=True)
+    site.config.state.write_bytes(copy.read_bytes())
+    nonce = site.nonce
+    _reopen(attack, "a")
+    assert attack.bed.sites["a"].nonce != nonce
+    assert attack.charges("a") == 0
+    assert attack.assign("a", attack.assignments[1]).refused is RefusalCode.CONTEXT  # the former session's nonce
+    receipts = attack.collect(number=2, attempt=2)
+    assert [parse_receipt(receipt.body).number for receipt in receipts] == [1, 2, 2, 2]
+    for name in ("b", "c", "d"):
+        assert attack.ask_consent(name, receipts, 2, 2).refused is RefusalCode.RECEIPT
+        assert attack.charges(name) == 1
+
+
+def test_session_nonces_separate_contexts_of_one_attempt(attack: Adversary) -> None:
+    """A restored site that never knew of an attempt answers it anew only under another context."""
+    assignment = attack.assignment()
+    attack.assign("b", assignment)
+    _reopen(attack, "a")
+    assert attack.assign("a", assignment).refused is RefusalCode.CONTEXT
+    fresh = attack.assign("a", attack.assignment()).values[1]
+    assert context_of(fresh.receipt) != context_of(attack.payloads["b", 1].receipt)
+
+
+def test_secrets_of_an_attempt_and_a_study_leave_the_disk(attack: Adversary) -> None:
+    """After a tombstone b_i, after the study's end keys and seeds stand in no file any more."""
+    attack.collect()
+    site = attack.bed.sites["a"]
+    row, study = attack.attempt_row("a"), attack.row("a")
+    assert row is not None
+    seed, consent, payload = row["self_seed"], row["consent"], row["payload"][1000:1032]
+
+    def on_disk() -> bytes:
+        return b"".join(path.read_bytes() for path in site.config.state.parent.glob(site.config.state.name + "*"))
+
+    assert seed in on_disk()
+    attack.tell("a", pb.DIRECTIVE_KIND_GIVE_UP, 1, 1)
+    left = on_disk()
+    assert seed not in left
+    assert consent not in left
+    assert payload not in left
+    assert study["tag_key"] in left
+    attack.tell("a", pb.DIRECTIVE_KIND_END)
+    left = on_disk()
+    for name in ("tag_key", "secret_key", "box_key", "seeds"):
+        assert study[name][-32:] not in left, name
+
+
+# -- noise -----------------------------------------------------------------------------------------------------------------
+
+
+def _recover(attack: Adversary, name: str) -> np.ndarray:  # type: ignore[type-arg]
+    """One site's noised values, with every other party's and its own secrets: what only a test can do."""
+    plan, row = attack.plan().encoding, attack.attempt_row(name)
+    assert row is not None
+    names, seeds = attack.assignments[1].names, attack.spied(name).seeds
+    modulus = plan.parameters.plain_modulus
+    place = names.index(name)
+    masks = [(MaskStream(row["consent"], modulus), 1)]
+    masks += [
+        (MaskStream(derive(seeds[other], "pair", row["context"]), modulus), 1 if index > place else -1)
+        for index, other in enumerate(names)
+        if other != name
+    ]
+    slots = []
+    for part in attack.words(name, attack.payloads[name, 1].ciphertexts):
+        total = part.astype(object)
+        for stream, sign in masks:
+            total = total - sign * stream.take(len(part)).astype(object)
+        total %= modulus
+        assert total[0] == 1
+        slots += [int(word) for word in total[1:]]
+    cut = (1 << plan.width) - 1
+    lanes = [(slot >> (plan.width * lane)) & cut for slot in slots[: plan.slots] for lane in range(plan.lanes)]
+    return np.array(lanes[: plan.size], dtype=np.int64) - plan.offset
+
+
+@pytest.mark.parametrize("side", [1, -1])
+def test_noise_is_not_lost_to_the_clamp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side: int) -> None:
+    """At the bound a clamp after noise would cut half of it off; noise comes after, so it is symmetric and of full width."""
+    bed = make_bed(tmp_path, make_data(("a", "b", "c"), 3, 300))
+    attack = Adversary(bed, bed.compile(make_request(schema_of(300), min_cohort=2)))
+    attack.set_up()
+    real = contributions.compute_sum
+
+    def at_bound(study: Any, plan: Any, records: Any, broadcast: Any) -> SiteSum:
+        return real(study, plan, records, broadcast)._replace(total=np.full(plan.encoding.size, side * plan.encoding.bound))
+
+    monkeypatch.setattr(contributions, "compute_sum", at_bound)
+    attack.collect(("a", "b", "c"))
+    plan = attack.plan()
+    noise = (_recover(attack, "a") - side * plan.encoding.bound) / plan.noise.share_std
+    count = len(noise)
+    assert abs(noise.mean()) < 6 / np.sqrt(count)
+    assert abs((noise > 0).mean() - 0.5) < 3 / np.sqrt(count)
+    assert abs(noise.std() - 1) < 6 / np.sqrt(2 * count)
+    other = (_recover(attack, "b") - side * plan.encoding.bound) / plan.noise.share_std
+    assert abs(np.corrcoef(noise, other)[0, 1]) < 6 / np.sqrt(count)
+
+
+def test_shares_without_the_colluders_reach_the_stated_noise(attack: Adversary) -> None:
+    """A site that subtracts its own share (k = 1) leaves at least S^2 among the others, in every cohort that is allowed."""
+    for size in (2, 3, 4):
+        noise = plan_round(attack.study, LABEL, 4, size).noise
+        assert noise.colluders >= 1
+        assert (size - noise.colluders) * noise.share_variance >= attack.study.tasks[0].variance

@@ -1,0 +1,288 @@
+"""Hostile participants and analysts before the first round: submissions, enrolments, boxes. The honest ones still finish."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509 import load_pem_x509_certificate
+
+from support.federation import TestBed, make_bed, make_request, schema_of
+from support.hostile import NAMES, HostileChannel, altered, make_data
+from veilsum_coordinator.machine import StudyMachine, StudyPhase
+from veilsum_coordinator.settings import Waits
+from veilsum_deploy.local import LocalChannel
+from veilsum_privacy.errors import HostileInput, StateError
+from veilsum_privacy.identity import Authority, Label, Role, SigningKey, new_key_and_csr, verify_certificate
+from veilsum_privacy.securesum.boxes import Box, BoxKey, Purpose
+from veilsum_privacy.securesum.roster import enrol
+from veilsum_privacy.study import Study
+from veilsum_proto import federation_pb2 as pb
+
+
+@pytest.fixture
+def bed(tmp_path: Path) -> TestBed:
+    return make_bed(tmp_path, make_data(), waits=Waits(grace=0))
+
+
+def _study(bed: TestBed) -> Study:
+    return bed.compile(make_request(schema_of(2), min_cohort=2))
+
+
+def _submitted(bed: TestBed) -> tuple[bytes, StudyMachine]:
+    key = bed.local.submit(_study(bed), bed.analyst)
+    return key, bed.hub.studies[key].machine
+
+
+def _own(bed: TestBed, name: str, key: bytes, public: bytes | None = None) -> Any:
+    credentials = bed.sites[name].credentials
+    return enrol(key, credentials.identity, public or BoxKey.generate().public, credentials.signing_key)
+
+
+def _finishes(bed: TestBed, key: bytes) -> tuple[str, ...]:
+    """The honest rest of the study; returns the cohort of its release."""
+    release = bed.local.prepare(key).sum("statistics")
+    assert bed.hub.studies[key].machine.rounds[-1].phase == "released"
+    for name in release.cohort:
+        bed.sites[name].ledger.verify()
+        assert sum(entry.kind == "charge" for entry in bed.sites[name].ledger.entries()) == 1
+    return release.cohort
+
+
+def _signed(bed: TestBed, agreed: Study, **changes: bytes) -> pb.StudyObject:
+    data = agreed.to_bytes()
+    values = {
+        "study": data,
+        "signature": bed.analyst.signing_key.sign(Label.STUDY, data),
+        "certificate": bed.analyst.identity.certificate,
+    }
+    return pb.StudyObject(**(values | changes))  # type: ignore[arg-type]
+
+
+def test_submissions(bed: TestBed) -> None:
+    """Another analyst's, a forged, foreign, expired or replayed study is refused; nothing of it is kept."""
+    study, hub = _study(bed), bed.hub
+    site = bed.sites["a"].credentials
+    data = study.to_bytes()
+    cases: list[tuple[str, pb.StudyObject]] = [
+        ("other", _signed(bed, study)),
+        (
+            "a",
+            pb.StudyObject(
+                study=data, signature=site.signing_key.sign(Label.STUDY, data), certificate=site.identity.certificate
+            ),
+        ),
+        ("analyst", _signed(bed, study, signature=b"")),
+        ("analyst", _signed(bed, study, signature=bed.analyst.signing_key.sign(Label.RECEIPT, data))),
+        ("analyst", _signed(bed, study, study=data + b" ")),
+        ("analyst", _signed(bed, study, certificate=b"")),
+        ("analyst", _signed(bed, study, certificate=site.identity.certificate)),
+        ("analyst", _signed(bed, altered(study, federation="0" * 64))),
+        ("analyst", _signed(bed, altered(study, coordinator="elsewhere"))),
+        ("analyst", _signed(bed, altered(study, created=1, expires=2))),
+        ("analyst", pb.StudyObject()),
+    ]
+    for caller, message in cases:
+        with pytest.raises(HostileInput):
+            hub.submit(caller, message)
+    assert hub.studies == {}
+    key = hub.submit("analyst", _signed(bed, study))
+    with pytest.raises(HostileInput, match="before"):
+        hub.submit("analyst", _signed(bed, study))
+    assert _finishes(bed, key) == NAMES
+    with pytest.raises(HostileInput, match="before"):
+        hub.submit("analyst", _signed(bed, study))
+
+
+def test_enrolments(bed: TestBed) -> None:
+    """Under another name, for another study, by the uninvited, altered: refused, and the seat stays free."""
+    key, machine = _submitted(bed)
+    good = _own(bed, "d", key)
+    wrong: list[tuple[str, Any]] = [
+        ("d", _own(bed, "c", key)),
+        ("d", _own(bed, "d", bytes(32))),
+        ("d", replace(good, signature=b"")),
+        ("d", replace(good, body=good.body[:-1])),
+        ("d", replace(good, body=b"")),
+        ("d", replace(good, certificate=b"")),
+        ("d", replace(good, certificate=bed.analyst.identity.certificate)),
+        ("d", _own(bed, "d", key, public=bytes(10))),
+        ("stranger", good),
+        ("analyst", good),
+    ]
+    for name, enrolment in wrong:
+        with pytest.raises(HostileInput):
+            bed.hub.enrol(name, key, enrolment)
+    with pytest.raises(HostileInput, match="no such study"):
+        bed.hub.enrol("d", bytes(32), good)
+    assert all(seat.enrolment is None for seat in machine.seats.values())
+    assert _finishes(bed, key) == NAMES
+    with pytest.raises(HostileInput):
+        bed.hub.enrol("stranger", key, good)
+
+
+def test_two_enrolments_with_one_key(bed: TestBed) -> None:
+    """A copied HPKE key once made the roster fail at every tick, and with it the clock of every study of the coordinator."""
+    key, machine = _submitted(bed)
+    other, _ = _submitted(bed)
+    shared = BoxKey.generate().public
+    bed.hub.enrol("c", key, _own(bed, "c", key, shared))
+    with pytest.raises(HostileInput, match="another participant"):
+        bed.hub.enrol("d", key, _own(bed, "d", key, shared))
+    assert machine.seats["d"].enrolment is None
+    bed.hub.refuse("d", key, "study-invalid", 0, 0)
+    bed.hub.tick()
+    assert _finishes(bed, other) == NAMES
+
+
+def test_certificate_that_expires_while_others_enrol(bed: TestBed) -> None:
+    """One member's expired certificate costs that member its seat; neither the study nor any other study stops."""
+    key, machine = _submitted(bed)
+    authority = Authority.load(bed.kit.authority, bed.clock)
+    pem, csr = new_key_and_csr("d", Role.PARTICIPANT)
+    signed = load_pem_x509_certificate(authority.sign(csr, role=Role.PARTICIPANT, name="d", replace=True, days=1))
+    identity = verify_certificate(signed.public_bytes(Encoding.DER), authority.certificate, bed.clock(), Role.PARTICIPANT)
+    bed.hub.enrol("d", key, enrol(key, identity, BoxKey.generate().public, SigningKey.from_pem(pem)))
+    for name in ("a", "b"):
+        bed.hub.enrol(name, key, _own(bed, name, key))
+    machine.study = altered(machine.study, expires=machine.study.expires + 10 * 86400)
+    bed.clock.now += 86400 + 60
+    bed.hub.tick()
+    assert machine.phase is StudyPhase.SEALING
+    assert machine.roster is not None
+    assert machine.roster.names == ("a", "b")
+    assert machine.seats["d"].refusal == "roster-invalid"
+
+
+def _sealing(bed: TestBed) -> tuple[bytes, StudyMachine, dict[str, list[Box]]]:
+    """A study whose members' boxes are made and kept back."""
+    key, machine = _submitted(bed)
+    local = bed.local
+    for name, core in local.cores.items():
+        [directive] = bed.hub.directives(name)
+        core.handle(directive, LocalChannel(bed.hub, name))
+    bed.hub.tick()
+    assert machine.phase is StudyPhase.SEALING
+    made = {}
+    for name, core in local.cores.items():
+        channel = HostileChannel()
+        channel.objects = {pb.OBJECT_KIND_ROSTER: bed.hub.fetch(name, pb.OBJECT_KIND_ROSTER, key, 0, 0)}
+        [directive] = bed.hub.directives(name)
+        core.handle(directive, channel)
+        made[name] = channel.said[-1].values[1]
+    return key, machine, made
+
+
+def test_boxes_missing_doubled_or_for_strangers(bed: TestBed) -> None:
+    """A member sends exactly the boxes that it owes, complete or not at all."""
+    key, machine, made = _sealing(bed)
+    hub, first = bed.hub, made["a"]
+    seed = next(box for box in first if box.purpose is Purpose.PAIR_SEED)
+    wrong: list[tuple[str, list[Box]]] = [
+        ("a", []),
+        ("a", first[:-1]),
+        ("a", [*first, first[0]]),
+        ("a", [*first[:-1], first[0]]),
+        ("a", [*first, replace(seed, recipient="x")]),
+        ("a", [*first, replace(seed, recipient="a")]),
+        ("a", [replace(box, sender="b") for box in first]),
+        ("b", first),
+        ("b", [*made["b"], replace(first[0], sender="b", purpose=Purpose.DEALT_KEYS)]),
+        ("d", [replace(seed, sender="d", recipient="a")]),
+        ("x", first),
+    ]
+    for name, boxes in wrong:
+        with pytest.raises(HostileInput):
+            hub.seal(name, key, boxes)
+        assert machine.seats["a"].boxes is machine.seats["b"].boxes is machine.seats["d"].boxes is None
+    for call in (lambda: hub.ready("a", key), lambda: hub.ready("x", key)):
+        with pytest.raises(HostileInput):
+            call()
+    for name in NAMES:
+        hub.seal(name, key, made[name])
+    kept = machine.seats["a"].boxes
+    hub.seal("a", key, [])  # a repetition changes nothing
+    assert machine.seats["a"].boxes == kept
+    assert _finishes(bed, key) == NAMES
+    with pytest.raises(HostileInput, match="outside"):
+        hub.seal("a", key, first)
+
+
+def test_ready_before_there_are_keys(bed: TestBed) -> None:
+    """A member that says it is ready too early would enter a cohort without keys."""
+    key, machine = _submitted(bed)
+    with pytest.raises(HostileInput):
+        bed.hub.ready("d", key)
+    assert not machine.seats["d"].ready
+    assert _finishes(bed, key) == NAMES
+
+
+def test_dealer_offline(bed: TestBed) -> None:
+    """The first of the roster deals nothing: at its deadline the next does, and the rest go on without it."""
+    key, machine, made = _sealing(bed)
+    assert machine.dealer == "a"
+    for name in ("b", "c", "d"):
+        bed.hub.seal(name, key, made[name])
+    bed.clock.now += Waits().seal
+    bed.hub.tick()
+    assert machine.dealer == "b"
+    local = bed.local
+    local.cores.pop("a")
+    assert local.prepare(key).sum("statistics").cohort == ("b", "c", "d")
+
+
+def test_rubbish_boxes_stop_only_their_recipient(bed: TestBed) -> None:
+    """A box that does not open makes its recipient refuse; the others finish."""
+    key, machine, made = _sealing(bed)
+    spoiled = [replace(box, signature=b"") if box.recipient == "b" else box for box in made["a"]]
+    bed.hub.seal("a", key, spoiled)
+    for name in ("b", "c", "d"):
+        bed.hub.seal(name, key, made[name])
+    assert _finishes(bed, key) == ("a", "c", "d")
+    assert machine.seats["b"].refusal == "keys-invalid"
+
+
+def test_uninvited_callers(bed: TestBed) -> None:
+    """Every call of a participant that the study does not name is refused."""
+    key, machine = _submitted(bed)
+    hub = bed.hub
+    calls: list[Callable[[], object]] = [
+        lambda: hub.ready("x", key),
+        lambda: hub.seal("x", key, []),
+        lambda: hub.refuse("x", key, "study-invalid", 0, 0),
+        lambda: hub.refuse("a", key, "", 0, 0),
+        lambda: hub.refuse("a", key, "Budget: 0.37 of 1.0", 0, 0),
+        lambda: hub.confirm("x", key, pb.DIRECTIVE_KIND_END, 0, 0),
+        lambda: hub.confirm("a", key, 99, 0, 0),  # type: ignore[arg-type]
+        lambda: hub.fetch("x", pb.OBJECT_KIND_STUDY, key, 0, 0),
+        lambda: hub.fetch("a", pb.OBJECT_KIND_ROSTER, key, 0, 0),
+        lambda: hub.upload_status("a", key, 1),
+        lambda: hub.upload("a", key, 1, 0, b""),
+        lambda: hub.consent("a", key, 1, bytes(32)),
+        lambda: hub.decrypted("a", key, 1, []),
+        lambda: hub.connect("a", b"short"),
+        lambda: hub.find(b""),
+        lambda: hub.find(b"\0\0\0"),
+    ]
+    for call in calls:
+        with pytest.raises(HostileInput):
+            call()
+    assert machine.phase is StudyPhase.ENROLLING
+    assert machine.refusals == []
+    assert _finishes(bed, key) == NAMES
+
+
+def test_too_few_who_enrol(bed: TestBed) -> None:
+    """Refusals can stop a study, in words, but not hang it."""
+    key, machine = _submitted(bed)
+    for name in ("b", "c", "d"):
+        bed.hub.refuse(name, key, "budget-exceeded", 0, 0)
+    with pytest.raises(StateError, match="enrolled"):
+        bed.local.prepare(key)
+    assert machine.phase is StudyPhase.FAILED
+    with pytest.raises(HostileInput, match="over"):
+        bed.hub.enrol("b", key, _own(bed, "b", key))

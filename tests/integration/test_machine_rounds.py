@@ -1,0 +1,311 @@
+"""Hostile participants in a round: what they upload, consent to and decrypt out of turn is refused and the round goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.federation import TestBed, make_bed, make_request, schema_of
+from support.hostile import NAMES, HostileChannel, make_data
+from veilsum_coordinator.accumulator import OutOfOrder
+from veilsum_coordinator.federation import Release
+from veilsum_coordinator.hub import Hub
+from veilsum_coordinator.machine import StudyMachine, StudyPhase
+from veilsum_coordinator.rounds import DecryptionsDiffer, Round, RoundPhase
+from veilsum_coordinator.runner import HubFederation, RoundLostError
+from veilsum_participant.contributions import Payload
+from veilsum_privacy.errors import HostileInput, RefusalCode
+from veilsum_privacy.ledger import Kind
+from veilsum_privacy.securesum.bfv import SecretKey
+from veilsum_privacy.securesum.parameters import BFV_4096, BFV_8192
+from veilsum_privacy.securesum.receipts import Receipt, SignedReceipt, parse_receipt, sign_receipt
+from veilsum_proto import federation_pb2 as pb
+
+Attack = Callable[["Ring"], None]
+
+
+class Ring:
+    """One study up to its first round, in which ``d`` (and whom a test names) does not keep to the protocol."""
+
+    def __init__(self, bed: TestBed, width: int, method: str) -> None:
+        self.bed, self.local = bed, bed.local
+        study = bed.compile(make_request(schema_of(width), method=method, min_cohort=2))
+        self.label = study.tasks[0].label
+        self.key = self.local.submit(study, bed.analyst)
+        self.local.prepare(self.key)
+        self._payload: Payload | None = None
+
+    @property
+    def hub(self) -> Hub:
+        return self.bed.hub
+
+    @property
+    def machine(self) -> StudyMachine:
+        return self.hub.studies[self.key].machine
+
+    @property
+    def round(self) -> Round:
+        assert self.machine.round is not None
+        return self.machine.round
+
+    @property
+    def attempt(self) -> int:
+        return self.round.assignment.attempt
+
+    def payload(self) -> Payload:
+        """What ``d`` would upload, kept back."""
+        if self._payload is None:
+            channel = HostileChannel()
+            channel.objects = {pb.OBJECT_KIND_BROADCAST: self.round.broadcast}
+            [directive] = [item for item in self.hub.directives("d") if item.kind == pb.DIRECTIVE_KIND_CONTRIBUTE]
+            self.local.cores["d"].handle(directive, channel)
+            self._payload = channel.said[-1].values[1]
+        assert self._payload is not None
+        return self._payload
+
+    def state(self) -> Any:
+        """All of the round that a message could change."""
+        uploads = self.round.accumulator.uploads
+        return (
+            self.machine.phase,
+            self.round.phase,
+            self.attempt,
+            {name: (upload.next, upload.receipt) for name, upload in uploads.items()},
+            dict(self.round.consents),
+            set(self.round.answers),
+            set(self.round.unable),
+            {name: (seat.refusal, seat.gone) for name, seat in self.machine.seats.items()},
+        )
+
+    def refused(self, call: Callable[[], object], kind: type[HostileInput] = HostileInput, match: str | None = None) -> None:
+        """The message ends in a typed error and changes nothing."""
+        before = self.state()
+        with pytest.raises(kind, match=match):
+            call()
+        assert self.state() == before
+
+    def run(self, phase: RoundPhase, attack: Attack) -> Release:
+        """Run the round honestly, with the attack once at the first sight of the phase."""
+        done: list[bool] = []
+
+        def wait() -> None:
+            if not done and self.machine.round is not None and self.round.phase is phase:
+                done.append(True)
+                attack(self)
+            self.local.step()
+
+        release = HubFederation(self.hub, self.key, wait, self.bed.clock).sum(self.label)
+        assert done
+        return release
+
+
+def _ring(directory: Path, width: int = 2, method: str = "statistics") -> Ring:
+    return Ring(make_bed(directory, make_data(NAMES, 20, width)), width, method)
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> Ring:
+    return _ring(tmp_path)
+
+
+def _is_right(release: Release) -> None:
+    assert release.cohort == NAMES
+    assert abs(release.values["records"][0] - 80) < 6 * release.noise_std["records"]
+
+
+def test_uploads_out_of_order_doubled_late_or_foreign(tmp_path: Path) -> None:
+    """Nothing but the next ciphertext, of these parameters, whole, is ever added."""
+
+    def attack(ring: Ring) -> None:
+        hub, key, attempt, payload = ring.hub, ring.key, ring.attempt, ring.payload()
+        good = payload.ciphertexts
+        count = len(good)
+        assert count >= 2
+        planned = ring.round.plan.encoding.parameters
+        other = BFV_8192 if planned == BFV_4096 else BFV_4096
+        foreign = SecretKey.generate(other).encrypt(np.zeros(other.degree, dtype=np.uint64))
+
+        def send(index: int, data: bytes, number: int = attempt, name: str = "d") -> Callable[[], None]:
+            return lambda: hub.upload(name, key, number, index, data)
+
+        ring.refused(send(1, good[1]), OutOfOrder)
+        ring.refused(send(2**63, good[0]))
+        for data in (b"", b"xx", good[0][:-1], good[0] + b"\0", bytes(len(good[0])), foreign, b"\xff" * len(good[0])):
+            ring.refused(send(0, data))
+        ring.refused(send(0, good[0], attempt + 1), match="another attempt")
+        ring.refused(send(0, good[0], name="x"), match="not invited")
+        ring.refused(lambda: hub.upload("d", bytes(32), attempt, 0, good[0]), match="no such study")
+        ring.refused(lambda: hub.receipt("d", key, attempt, payload.receipt), match="before the last")
+        send(0, good[0])()
+        ring.refused(send(0, good[0]), OutOfOrder)
+        assert hub.upload_status("d", key, attempt) == (1, False)
+        for index in range(1, count):
+            send(index, good[index])()
+        ring.refused(send(count, good[0]), match="more ciphertexts")
+
+        signer = ring.bed.sites["d"].credentials.signing_key
+        own = parse_receipt(payload.receipt.body)
+        fields = {"study": own.study, "participant": "d", "context": own.context, "payload": own.payload,
+                  "number": own.number, "head": own.head}  # fmt: skip
+        for change in ({"payload": bytes(32)}, {"participant": "a"}, {"study": bytes(32)}):
+            wrong = sign_receipt(Receipt(**(fields | change)), signer)  # type: ignore[arg-type]
+            ring.refused(lambda wrong=wrong: hub.receipt("d", key, attempt, wrong))  # type: ignore[misc]
+        for wrong in (
+            SignedReceipt(payload.receipt.body, b""),
+            SignedReceipt(b"", payload.receipt.signature),
+            SignedReceipt(b"[]", payload.receipt.signature),
+            sign_receipt(own, ring.bed.sites["c"].credentials.signing_key),
+        ):
+            ring.refused(lambda wrong=wrong: hub.receipt("d", key, attempt, wrong))  # type: ignore[misc]
+        hub.receipt("d", key, attempt, payload.receipt)
+        hub.receipt("d", key, attempt, payload.receipt)  # the same again is no fault
+        second = sign_receipt(Receipt(**(fields | {"number": 99})), signer)  # type: ignore[arg-type]
+        ring.refused(lambda: hub.receipt("d", key, attempt, second), match="second")
+        ring.refused(send(count, good[0]))
+
+    release = _ring(tmp_path, 100, "fedcgs").run(RoundPhase.CONTRIBUTING, attack)
+    assert release.cohort == NAMES
+
+
+def test_messages_of_other_phases(ring: Ring) -> None:
+    """Consents and decryptions before their time, uploads after theirs."""
+
+    def early(ring: Ring) -> None:
+        words = [np.zeros(ring.round.plan.encoding.parameters.data_slots + 1, dtype=np.uint64)]
+        ring.refused(lambda: ring.hub.consent("d", ring.key, ring.attempt, bytes(32)))
+        ring.refused(lambda: ring.hub.decrypted("d", ring.key, ring.attempt, words))
+        for kind in (pb.OBJECT_KIND_RECEIPTS, pb.OBJECT_KIND_SUM):
+            ring.refused(lambda kind=kind: ring.hub.fetch("d", kind, ring.key, 1, ring.attempt))  # type: ignore[misc]
+        ring.refused(lambda: ring.hub.fetch("x", pb.OBJECT_KIND_STUDY, ring.key, 0, 0))
+        ring.refused(lambda: ring.hub.confirm("d", ring.key, pb.DIRECTIVE_KIND_CONSENT, 1, 1))
+
+    _is_right(ring.run(RoundPhase.CONTRIBUTING, early))
+
+
+def test_consents_of_wrong_length_or_for_another_attempt(ring: Ring) -> None:
+    """A consent is 32 bytes for the present attempt; the sum stays closed until all are in."""
+
+    def attack(ring: Ring) -> None:
+        for consent in (b"", bytes(31), bytes(33)):
+            ring.refused(lambda consent=consent: ring.hub.consent("d", ring.key, ring.attempt, consent))  # type: ignore[misc]
+        ring.refused(lambda: ring.hub.consent("d", ring.key, ring.attempt + 1, bytes(32)))
+        ring.refused(lambda: ring.hub.consent("x", ring.key, ring.attempt, bytes(32)))
+        ring.refused(lambda: ring.hub.fetch("d", pb.OBJECT_KIND_SUM, ring.key, 1, ring.attempt))
+        ring.refused(lambda: ring.hub.upload("d", ring.key, ring.attempt, 0, b""))
+
+    _is_right(ring.run(RoundPhase.CONSENTING, attack))
+
+
+def test_false_consent_spoils_the_round_and_nothing_more(ring: Ring) -> None:
+    """A wrong self-mask key opens noise: the count lane says so, no value is used, and everyone's charge stands once."""
+
+    def attack(ring: Ring) -> None:
+        ring.hub.consent("d", ring.key, ring.attempt, bytes(32))
+
+    with pytest.raises(RoundLostError, match="count lane"):
+        ring.run(RoundPhase.CONSENTING, attack)
+    assert ring.machine.phase is StudyPhase.FAILED
+    assert ring.hub.journal.releases(ring.key) == []
+
+
+def test_decryptions_of_the_wrong_shape(ring: Ring) -> None:
+    """Another shape or number of ciphertexts is refused; the honest two then open the sum."""
+
+    def attack(ring: Ring) -> None:
+        width = ring.round.plan.encoding.parameters.data_slots + 1
+        shapes: list[list[tuple[int, ...]]] = [[], [(width - 1,)], [(width,), (width,)], [(width, 1)], [(0,)]]
+        for shape in shapes:
+            words = [np.zeros(part, np.uint64) for part in shape]
+            ring.refused(lambda words=words: ring.hub.decrypted("a", ring.key, ring.attempt, words), match="shape")  # type: ignore[misc]
+        ring.refused(lambda: ring.hub.decrypted("x", ring.key, ring.attempt, []))
+
+    _is_right(ring.run(RoundPhase.DECRYPTING, attack))
+
+
+def test_decryption_that_nobody_asked_for(ring: Ring) -> None:
+    """Two members decrypt, chosen by the coordinator: a third's words are not taken, so it cannot stand in for one."""
+
+    def attack(ring: Ring) -> None:
+        assert set(ring.round.decryptors(NAMES)) == {"a", "b"}
+        false = [np.zeros(ring.round.plan.encoding.parameters.data_slots + 1, dtype=np.uint64)]
+        ring.refused(lambda: ring.hub.decrypted("d", ring.key, ring.attempt, false), match="not asked")
+
+    _is_right(ring.run(RoundPhase.DECRYPTING, attack))
+
+
+def test_decryptions_that_differ(ring: Ring) -> None:
+    """One of the two lies: no value is used."""
+
+    def attack(ring: Ring) -> None:
+        false = [np.zeros(ring.round.plan.encoding.parameters.data_slots + 1, dtype=np.uint64)]
+        ring.hub.decrypted("a", ring.key, ring.attempt, false)
+        with pytest.raises(DecryptionsDiffer):
+            ring.hub.decrypted("b", ring.key, ring.attempt, [false[0] + np.uint64(1)])
+
+    with pytest.raises(RoundLostError, match="different words"):
+        ring.run(RoundPhase.DECRYPTING, attack)
+    assert ring.hub.journal.releases(ring.key) == []
+
+
+def test_words_beyond_the_modulus(ring: Ring) -> None:
+    """Two liars that agree on words that no sum can have: found by the checks of the opened vector."""
+
+    def attack(ring: Ring) -> None:
+        false = [np.full(ring.round.plan.encoding.parameters.data_slots + 1, 2**64 - 1, dtype=np.uint64)]
+        for name in ("a", "b"):
+            ring.hub.decrypted(name, ring.key, ring.attempt, false)
+
+    with pytest.raises(RoundLostError, match="beyond the modulus"):
+        ring.run(RoundPhase.DECRYPTING, attack)
+
+
+@pytest.mark.parametrize("phase", [RoundPhase.CONTRIBUTING, RoundPhase.CONSENTING, RoundPhase.DECRYPTING])
+def test_refusals_of_someone_outside_the_cohort(ring: Ring, phase: RoundPhase) -> None:
+    """Whoever is not in the cohort cannot kill an attempt, lose a round that others paid for, or name decryptors unable."""
+    ring.machine.refuse("d", RefusalCode.CLOSED, 0, 0)
+
+    def attack(ring: Ring) -> None:
+        assert ring.round.cohort == ("a", "b", "c")
+        for code in ("context-mismatch", "budget-exceeded"):
+            ring.refused(lambda code=code: ring.hub.refuse("d", ring.key, code, 1, ring.attempt))  # type: ignore[misc]
+        ring.refused(lambda: ring.hub.refuse("x", ring.key, "budget-exceeded", 1, ring.attempt))
+        ring.refused(lambda: ring.hub.refuse("a", ring.key, "no such code", 1, ring.attempt), match="fixed list")
+        ring.refused(lambda: ring.hub.refuse("a", ring.key, "budget-exceeded", 1, ring.attempt + 1))
+
+    release = ring.run(phase, attack)
+    assert release.cohort == ("a", "b", "c")
+
+
+def test_refusals_do_not_pile_up(ring: Ring) -> None:
+    """What a participant can make the coordinator remember is bounded."""
+
+    def attack(ring: Ring) -> None:
+        before = len(ring.machine.refusals)
+        for number in range(2, 200):
+            with pytest.raises(HostileInput):
+                ring.hub.refuse("d", ring.key, "context-mismatch", number, number)
+        for _ in range(200):
+            ring.hub.refuse("d", ring.key, "context-mismatch", 0, 0)
+        assert len(ring.machine.refusals) <= before + 1
+
+    ring.run(RoundPhase.CONSENTING, attack)
+
+
+def test_member_that_refuses_its_attempt_is_left_out_of_the_next(ring: Ring) -> None:
+    """A refusal before consent costs an attempt, not the round: the others' reservation is freed and made anew."""
+
+    def attack(ring: Ring) -> None:
+        ring.hub.refuse("d", ring.key, "budget-exceeded", 1, ring.attempt)
+        assert ring.round.cohort == ("a", "b", "c")
+
+    release = ring.run(RoundPhase.CONTRIBUTING, attack)
+    assert release.cohort == ("a", "b", "c")
+    for name in ("a", "b", "c"):
+        ledger = ring.bed.sites[name].ledger
+        kinds = [entry.kind for entry in ledger.entries()]
+        assert (kinds.count(Kind.RESERVE), kinds.count(Kind.FREE), kinds.count(Kind.CHARGE)) in ((2, 1, 1), (1, 0, 1))
+        ledger.verify()

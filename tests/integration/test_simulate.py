@@ -1,0 +1,249 @@
+"""Simulated studies: the same released integers over gRPC, in one process, and without encryption; and what is reported."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from support.federation import Clock, TestBed, make_bed, make_request, schema_of
+from support.network import running_client, running_server, wait_for
+from support.randomness import SeededRandom
+from veilsum_coordinator.hub import Hub
+from veilsum_coordinator.results import load_result
+from veilsum_coordinator.runner import RoundLostError
+from veilsum_deploy import cli
+from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
+from veilsum_participant.channel import open_channel
+from veilsum_participant.client import open_site
+from veilsum_participant.data import load_records
+from veilsum_privacy.errors import HostileInput, Misuse, StateError
+from veilsum_privacy.identity import Label
+from veilsum_privacy.noise import discrete_gaussian
+from veilsum_privacy.randomness import SYSTEM_RANDOM
+from veilsum_privacy.securesum.context import plan_round
+from veilsum_privacy.study import Study, study_digest
+from veilsum_proto import federation_pb2 as pb
+from veilsum_proto.federation_pb2_grpc import StudiesStub
+
+Data = dict[str, tuple[NDArray[np.float64], NDArray[np.int64]]]
+WIDTH = 3
+
+
+@pytest.fixture(scope="module")
+def data() -> Data:
+    rng = np.random.default_rng(7)
+    return {
+        name: (rng.uniform(-1, 1, (rows, WIDTH)), rng.integers(0, 2, rows))
+        for name, rows in zip("abcd", (40, 9, 25, 1), strict=True)
+    }
+
+
+def seeded_bed(directory: Path, data: Data) -> TestBed:
+    """A bed whose noise, and nothing else, comes from seeds."""
+    bed = make_bed(directory, data)
+    for name, site in bed.sites.items():
+        site.noise_random = SeededRandom(name.encode())
+    return bed
+
+
+def journalled(hub: Hub, study: Study) -> list[NDArray[np.int64]]:
+    return [np.frombuffer(row["values"], dtype="<i8") for row in hub.journal.releases(study_digest(study.to_bytes()))]
+
+
+def over_grpc(directory: Path, data: Data, compile_study: Callable[[TestBed], Study]) -> list[NDArray[np.int64]]:
+    bed = seeded_bed(directory, data)
+    study = compile_study(bed)
+    with ExitStack() as stack:
+        server, address = stack.enter_context(running_server(bed))
+        for site in bed.sites.values():
+            stack.enter_context(running_client(site, address))
+        stub = StudiesStub(stack.enter_context(open_channel(address, bed.analyst)))
+        signature = bed.analyst.signing_key.sign(Label.STUDY, study.to_bytes())
+        signed = pb.StudyObject(study=study.to_bytes(), signature=signature, certificate=bed.analyst.identity.certificate)
+        key = stub.Submit(pb.SubmitRequest(study=signed)).study
+        wait_for(lambda: server.hub.status(key).phase == "finished", what="the study's end")
+        return journalled(server.hub, study)
+
+
+def in_process(directory: Path, data: Data, compile_study: Callable[[TestBed], Study]) -> list[NDArray[np.int64]]:
+    bed = seeded_bed(directory, data)
+    study = compile_study(bed)
+    assert bed.local.run(study, bed.analyst, directory / "results").phase == "finished"
+    return journalled(bed.hub, study)
+
+
+def plain_federation(directory: Path, data: Data, study: Study, seeded: bool = True) -> PlainFederation:
+    directory.mkdir(exist_ok=True)
+    sites = {}
+    for name, (features, labels) in data.items():
+        np.savez(directory / f"{name}.npz", X=features, y=labels.astype(str))
+        records = load_records(directory / f"{name}.npz", study.data)[0]
+        sites[name] = PlainSite(records, SeededRandom(name.encode())) if seeded else PlainSite(records)
+    return PlainFederation(study, sites)
+
+
+@pytest.mark.parametrize(("method", "epsilon"), [("statistics", 1.0), ("fedcgs", 2.0), ("statistics", None)])
+def test_three_ways_release_the_same_integers(tmp_path: Path, data: Data, method: str, epsilon: float | None) -> None:
+    studies: list[Study] = []
+
+    def compiled(bed: TestBed) -> Study:
+        studies.append(bed.compile(make_request(schema_of(WIDTH), method, epsilon)))
+        return studies[-1]
+
+    grpc = over_grpc(tmp_path / "grpc", data, compiled)
+    local = in_process(tmp_path / "local", data, compiled)
+    plain = plain_federation(tmp_path / "plain", data, studies[-1])
+    label = studies[-1].tasks[0].label
+    released = plain.sum(label)
+    assert len(grpc) == len(local) == len(plain.sums) == 1
+    np.testing.assert_array_equal(grpc[0], local[0])
+    np.testing.assert_array_equal(local[0], plain.sums[0])
+    assert (max(released.noise_std.values()) == 0) == (epsilon is None)
+    if epsilon is not None:  # the noise is really there: without it, or with other seeds, the integers differ
+        other = plain_federation(tmp_path / "plain", data, studies[-1], seeded=False)
+        other.sum(label)
+        assert not np.array_equal(other.sums[0], plain.sums[0])
+
+
+def test_the_plain_sum_is_exact_sum_plus_each_sites_share(tmp_path: Path, data: Data) -> None:
+    bed = make_bed(tmp_path / "bed", data)
+    study = bed.compile(make_request(schema_of(WIDTH), "statistics", 1.0))
+    federation = plain_federation(tmp_path / "plain", data, study)
+    release = federation.sum("statistics")
+    plan = plan_round(study, "statistics", 4, 4)
+    noise = sum(discrete_gaussian(plan.noise.share_variance, plan.encoding.size, SeededRandom(name.encode())) for name in data)
+    unit = release.noise_std["records"] / float(plan.noise.total_variance(4)) ** 0.5
+    exact = release.values["records"][0] - float(noise[0]) * unit
+    assert exact == pytest.approx(75, abs=75 * 0.01 + 1e-3)  # 40 + 9 + 25 + 1 records, truncated to the grid
+    assert release.cohort == ("a", "b", "c", "d")
+    assert plan.noise.honest == 3
+
+
+def test_a_plain_federation_keeps_the_studys_rules(tmp_path: Path, data: Data) -> None:
+    bed = make_bed(tmp_path / "bed", data)
+    study = bed.compile(make_request(schema_of(WIDTH), "statistics", 1.0))
+    federation = plain_federation(tmp_path / "plain", data, study)
+    with pytest.raises(HostileInput, match="no task"):
+        federation.sum("class-moments")
+    federation.sum("statistics")
+    with pytest.raises(RoundLostError, match="used up"):
+        federation.sum("statistics")
+    with pytest.raises(Misuse, match="participants"):
+        plain_federation(tmp_path / "plain", {name: data[name] for name in "abc"}, study)
+
+
+def test_a_study_that_sites_refuse_is_an_error(tmp_path: Path, data: Data) -> None:
+    bed = make_bed(tmp_path, data, noise=("local",))
+    study = bed.compile(make_request(schema_of(WIDTH), "statistics", 1.0))
+    with pytest.raises(StateError, match="noise-not-accepted"):
+        bed.local.run(study, bed.analyst, tmp_path / "results")
+
+
+def test_a_started_participant_draws_noise_from_the_operating_system(tmp_path: Path, data: Data) -> None:
+    bed = make_bed(tmp_path, data)
+    config = bed.sites["a"].config.model_copy(update={"state": tmp_path / "other.db"})
+    site = open_site(config, clock=Clock())
+    assert site.noise_random is SYSTEM_RANDOM
+    assert PlainSite(site.records("records", schema_of(WIDTH))).noise_random is SYSTEM_RANDOM
+
+
+STUDY = """\
+name = "trial"
+method = "{method}"
+dataset = "breast-cancer"
+[privacy]
+{privacy}
+"""
+
+
+def veilsum(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as caught:
+        cli.main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    assert isinstance(caught.value.code, int)
+    return caught.value.code, captured.out, captured.err
+
+
+def write_study(path: Path, method: str = "statistics", privacy: str = "epsilon = 5") -> Path:
+    path.write_text(STUDY.format(method=method, privacy=privacy))
+    return path
+
+
+@pytest.mark.parametrize("encryption", ["--encryption", "--no-encryption"])
+def test_statistics_of_all_sites_without_noise_are_numpys(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], encryption: str
+) -> None:
+    from sklearn.datasets import load_breast_cancer
+
+    study = write_study(tmp_path / "study.toml", privacy='noise = "none"')
+    options = ("--dataset", "breast-cancer", "--sites", 3, "--partition", "dirichlet:0.3", encryption, "--json")
+    code, out, err = veilsum(capsys, "simulate", study, *options)
+    assert code == 0, err
+    summary = json.loads(out)
+    assert sum(summary["sites"].values()) == 569
+    assert summary["epsilon"] is None
+    rows = {row["quantity"]: row["mean"] for row in summary["table"]}
+    bunch = load_breast_cancer()
+    smoothness = list(bunch.feature_names).index("mean smoothness")
+    assert rows["numbers[mean smoothness].mean"] == pytest.approx(bunch.data[:, smoothness].mean(), rel=1e-3)
+    assert rows["classes[benign].count"] == pytest.approx(357, abs=0.01)
+
+
+def test_results_go_to_a_new_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = write_study(tmp_path / "study.toml", "fedcgs")
+    out = tmp_path / "out"
+    options = ("--dataset", "breast-cancer", "--no-encryption", "--repeat", 3, "--holdout", 0.25, "--out", out, "--json")
+    code, _, err = veilsum(capsys, "simulate", study, *options)
+    assert code == 0, err
+    summary = json.loads((out / "summary.json").read_text())
+    assert len(summary["accuracy"]) == 3
+    assert sum(summary["sites"].values()) == 569 - 142
+    assert min(summary["accuracy"]) > 0.7  # the larger class alone is 0.63
+    heads = [load_result(out / f"run-{number}").arrays["weights"] for number in (1, 2, 3)]
+    assert not np.array_equal(heads[0], heads[1])  # fresh noise in every run
+    with (out / "table.csv").open() as file:
+        rows = {row["quantity"]: row for row in csv.DictReader(file)}
+    counts = np.array([load_result(out / f"run-{number}").summary["classes"][0]["count"]["value"] for number in (1, 2, 3)])
+    assert float(rows["classes[malignant].count"]["mean"]) == pytest.approx(counts.mean())
+    assert float(rows["classes[malignant].count"]["std"]) == pytest.approx(counts.std(ddof=1))
+    assert (out / "table.md").read_text().count("\n|") == len(rows) + 2
+    code, _, err = veilsum(capsys, "simulate", study, "--dataset", "breast-cancer", "--out", out)
+    assert (code, "not an empty directory" in err) == (2, True)
+
+
+def test_a_file_is_dealt_with_its_schema(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "schema.toml").write_text('columns = [{ kind = "number", name = "x", low = 0, high = 10 }]\n')
+    (tmp_path / "all.csv").write_text("x\n" + "".join(f"{value}\n" for value in range(11)))
+    study = write_study(tmp_path / "study.toml", privacy='noise = "none"')
+    study.write_text('schema = "schema.toml"\n' + study.read_text())
+    code, out, err = veilsum(
+        capsys, "simulate", study, "--data", tmp_path / "all.csv", "--sites", 2, "--no-encryption", "--json"
+    )
+    assert code == 0, err
+    rows = {row["quantity"]: row["mean"] for row in json.loads(out)["table"]}
+    assert rows["numbers[x].mean"] == pytest.approx(5, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((), "either --data or --dataset"),
+        (("--dataset", "breast"), "Did you mean 'breast-cancer'"),
+        (("--dataset", "breast-cancer", "--partition", "even"), "Unknown partition"),
+        (("--dataset", "breast-cancer", "--sites", "600"), "cannot be dealt"),
+        (("--data", "missing.csv"), "schema"),
+    ],
+)
+def test_what_cannot_be_simulated_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], words: str
+) -> None:
+    code, _, err = veilsum(capsys, "simulate", write_study(tmp_path / "study.toml"), *options)
+    assert code == 2
+    assert words in err

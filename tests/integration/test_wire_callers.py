@@ -1,0 +1,291 @@
+"""Who may call what over real gRPC: roles, expired certificates, borrowed names, and peers that hold many calls."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from support.federation import TestBed, make_bed, make_request, schema_of
+from support.network import running_client, running_server, wait_for
+from veilsum_coordinator.machine import StudyPhase
+from veilsum_coordinator.server import CoordinatorServer
+from veilsum_participant.channel import open_channel
+from veilsum_privacy.identity import Authority, Credentials, Label, Role, SigningKey, load_credentials, new_key_and_csr
+from veilsum_proto import federation_pb2 as pb
+from veilsum_proto.federation_pb2_grpc import CoordinationStub, StudiesStub
+
+DAY = 86_400
+SECONDS = 10.0
+STUDY = bytes(32)
+
+COORDINATION: dict[str, Callable[[CoordinationStub], object]] = {
+    "Work": lambda stub: list(stub.Work(pb.WorkRequest(version=1, session_nonce=bytes(16)), timeout=SECONDS)),
+    "Fetch": lambda stub: list(stub.Fetch(pb.FetchRequest(study=STUDY), timeout=SECONDS)),
+    "Enrol": lambda stub: stub.Enrol(pb.EnrolRequest(study=STUDY), timeout=SECONDS),
+    "Refuse": lambda stub: stub.Refuse(pb.RefuseRequest(study=STUDY), timeout=SECONDS),
+    "Seal": lambda stub: stub.Seal(iter([pb.SealedBox(study=STUDY)]), timeout=SECONDS),
+    "Ready": lambda stub: stub.Ready(pb.ReadyRequest(study=STUDY), timeout=SECONDS),
+    "UploadStatus": lambda stub: stub.UploadStatus(pb.UploadStatusRequest(study=STUDY), timeout=SECONDS),
+    "Upload": lambda stub: stub.Upload(iter([pb.UploadChunk(study=STUDY)]), timeout=SECONDS),
+    "Consent": lambda stub: stub.Consent(pb.ConsentRequest(study=STUDY), timeout=SECONDS),
+    "Decrypted": lambda stub: stub.Decrypted(iter([pb.DecryptedChunk(study=STUDY)]), timeout=SECONDS),
+    "Confirm": lambda stub: stub.Confirm(pb.ConfirmRequest(study=STUDY), timeout=SECONDS),
+}
+
+STUDIES: dict[str, Callable[[StudiesStub], object]] = {
+    "Describe": lambda stub: stub.Describe(pb.DescribeRequest(), timeout=SECONDS),
+    "Submit": lambda stub: stub.Submit(pb.SubmitRequest(), timeout=SECONDS),
+    "List": lambda stub: stub.List(pb.ListRequest(), timeout=SECONDS),
+    "Show": lambda stub: stub.Show(pb.ShowRequest(study=STUDY), timeout=SECONDS),
+    "Watch": lambda stub: list(stub.Watch(pb.ShowRequest(study=STUDY), timeout=SECONDS)),
+    "Abort": lambda stub: stub.Abort(pb.ShowRequest(study=STUDY), timeout=SECONDS),
+    "Result": lambda stub: list(stub.Result(pb.ResultRequest(study=STUDY), timeout=SECONDS)),
+}
+
+
+@pytest.fixture(scope="module")
+def bed(tmp_path_factory: pytest.TempPathFactory) -> TestBed:
+    rng = np.random.default_rng(0)
+    data = {name: (rng.uniform(-1, 1, (10, 2)), rng.integers(0, 2, 10)) for name in "abc"}
+    return make_bed(tmp_path_factory.mktemp("federation"), data)
+
+
+@pytest.fixture(scope="module")
+def running(bed: TestBed) -> Iterator[tuple[CoordinatorServer, str]]:
+    with running_server(bed) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def dial(bed: TestBed, running: tuple[CoordinatorServer, str]) -> Iterator[Callable[[Credentials], grpc.Channel]]:
+    with ExitStack() as stack:
+        yield lambda who: stack.enter_context(open_channel(running[1], who))
+
+
+def _load(bed: TestBed, role: Role) -> Credentials:
+    party = next(party for party in bed.kit.parties if party.role is role)
+    return load_credentials(party.identity, bed.clock(), role)
+
+
+def _status(call: Callable[[], object]) -> grpc.StatusCode:
+    try:
+        call()
+    except grpc.RpcError as error:
+        return error.code()
+    return grpc.StatusCode.OK
+
+
+def _rejected(server: CoordinatorServer, reason: str) -> float:
+    value = server.metrics.registry.get_sample_value("veilsum_rejected_messages_total", {"reason": reason})
+    assert value is not None
+    return value
+
+
+@pytest.mark.parametrize("role", [Role.ANALYST, Role.OPERATOR, Role.COORDINATOR])
+@pytest.mark.parametrize("name", COORDINATION)
+def test_only_participants_call_coordination(
+    bed: TestBed, running: tuple[CoordinatorServer, str], dial: Callable[[Credentials], grpc.Channel], role: Role, name: str
+) -> None:
+    stub = CoordinationStub(dial(_load(bed, role)))
+    before = _rejected(running[0], "role")
+    assert _status(lambda: COORDINATION[name](stub)) is grpc.StatusCode.PERMISSION_DENIED
+    assert _rejected(running[0], "role") == before + 1
+
+
+@pytest.mark.parametrize(
+    ("role", "names"),
+    [(Role.PARTICIPANT, tuple(STUDIES)), (Role.COORDINATOR, tuple(STUDIES)), (Role.OPERATOR, ("Submit",))],
+)
+def test_only_analysts_and_operators_call_studies(
+    bed: TestBed,
+    running: tuple[CoordinatorServer, str],
+    dial: Callable[[Credentials], grpc.Channel],
+    role: Role,
+    names: tuple[str, ...],
+) -> None:
+    stub = StudiesStub(dial(_load(bed, role)))
+    for name in names:
+        before = _rejected(running[0], "role")
+        assert _status(lambda name=name: STUDIES[name](stub)) is grpc.StatusCode.PERMISSION_DENIED, name  # type: ignore[misc]
+        assert _rejected(running[0], "role") == before + 1, name
+
+
+def _certified(bed: TestBed, name: str, role: Role, *, at: int, days: int = 1) -> Credentials:
+    """Credentials with a fresh key that the bed's authority signed at some time."""
+    key, csr = new_key_and_csr(name, role)
+    authority = Authority.load(bed.kit.authority, lambda: at)
+    pem = authority.sign(csr, role=role, name=name, days=days)
+    signing_key = SigningKey.from_pem(key)
+    return replace(bed.analyst, signing_key=signing_key, key_pem=key, certificate_pem=pem)
+
+
+def test_an_expired_certificate_does_not_get_through_the_handshake(
+    bed: TestBed, dial: Callable[[Credentials], grpc.Channel]
+) -> None:
+    fresh = _certified(bed, "late-1", Role.PARTICIPANT, at=bed.clock())
+    stub = CoordinationStub(dial(fresh))
+    assert _status(lambda: stub.Hello(pb.HelloRequest(versions=[1]), timeout=SECONDS)) is grpc.StatusCode.OK
+    expired = _certified(bed, "late-2", Role.PARTICIPANT, at=bed.clock() - 30 * DAY)
+    stub = CoordinationStub(dial(expired))
+    assert _status(lambda: stub.Hello(pb.HelloRequest(versions=[1]), timeout=SECONDS)) is grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_certificate_that_expires_while_connected_is_no_longer_taken(
+    bed: TestBed, running: tuple[CoordinatorServer, str], dial: Callable[[Credentials], grpc.Channel]
+) -> None:
+    short = _certified(bed, "short", Role.PARTICIPANT, at=bed.clock(), days=1)
+    stub = CoordinationStub(dial(short))
+    assert _status(lambda: stub.Hello(pb.HelloRequest(versions=[1]), timeout=SECONDS)) is grpc.StatusCode.OK
+    before = _rejected(running[0], "unauthenticated")
+    bed.clock.now += 2 * DAY
+    try:
+        for call in (lambda: stub.Hello(pb.HelloRequest(versions=[1]), timeout=SECONDS), lambda: COORDINATION["Work"](stub)):
+            assert _status(call) is grpc.StatusCode.UNAUTHENTICATED
+    finally:
+        bed.clock.now -= 2 * DAY
+    assert _rejected(running[0], "unauthenticated") == before + 2
+
+
+def test_another_analysts_study_is_out_of_reach(
+    bed: TestBed, running: tuple[CoordinatorServer, str], dial: Callable[[Credentials], grpc.Channel]
+) -> None:
+    server, _ = running
+    key = _submit(bed, dial)
+    try:
+        other = StudiesStub(dial(_certified(bed, "other-analyst", Role.ANALYST, at=bed.clock())))
+        shown = pb.ShowRequest(study=key)
+        assert _status(lambda: other.Show(shown, timeout=SECONDS)) is grpc.StatusCode.PERMISSION_DENIED
+        assert _status(lambda: other.Abort(shown, timeout=SECONDS)) is grpc.StatusCode.PERMISSION_DENIED
+        assert _status(lambda: list(other.Watch(shown, timeout=SECONDS))) is grpc.StatusCode.PERMISSION_DENIED
+        assert not other.List(pb.ListRequest(), timeout=SECONDS).studies
+        assert server.hub.studies[key].machine.phase is StudyPhase.ENROLLING
+    finally:
+        server.hub.abort(key, "the test is over")
+
+
+def _submit(bed: TestBed, dial: Callable[[Credentials], grpc.Channel]) -> bytes:
+    study = bed.compile(make_request(schema_of(2), epsilon=None)).to_bytes()
+    signature = bed.analyst.signing_key.sign(Label.STUDY, study)
+    signed = pb.StudyObject(study=study, signature=signature, certificate=bed.analyst.identity.certificate)
+    return bytes(StudiesStub(dial(bed.analyst)).Submit(pb.SubmitRequest(study=signed), timeout=SECONDS).study)
+
+
+def test_a_study_signed_by_someone_else_is_not_taken(
+    bed: TestBed, running: tuple[CoordinatorServer, str], dial: Callable[[Credentials], grpc.Channel]
+) -> None:
+    study = bed.compile(make_request(schema_of(2), epsilon=None)).to_bytes()
+    other = _certified(bed, "third-analyst", Role.ANALYST, at=bed.clock())
+    site = bed.sites["a"].credentials
+    forged = [
+        # another analyst relays a study that is signed properly
+        (other, bed.analyst.signing_key, bed.analyst.identity.certificate),
+        # the caller signs, under the other's certificate
+        (bed.analyst, other.signing_key, bed.analyst.identity.certificate),
+        # a participant's certificate under a study
+        (bed.analyst, site.signing_key, site.identity.certificate),
+    ]
+    for caller, key, certificate in forged:
+        signed = pb.StudyObject(study=study, signature=key.sign(Label.STUDY, study), certificate=certificate)
+        stub = StudiesStub(dial(caller))
+        before = _rejected(running[0], "malformed")
+        code = _status(lambda stub=stub, signed=signed: stub.Submit(pb.SubmitRequest(study=signed), timeout=SECONDS))  # type: ignore[misc]
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert _rejected(running[0], "malformed") == before + 1
+
+
+def test_one_peers_many_calls_do_not_stop_the_others(
+    bed: TestBed, running: tuple[CoordinatorServer, str], dial: Callable[[Credentials], grpc.Channel]
+) -> None:
+    """A peer holds far more open calls than it may: its own next call waits, everyone else's study runs."""
+    server, address = running
+    greedy = dial(bed.sites["c"].credentials)
+    health = health_pb2_grpc.HealthStub(greedy)
+    held = [health.Watch(health_pb2.HealthCheckRequest(), timeout=60) for _ in range(80)]
+    answered = []
+
+    def read(stream: Iterator[object]) -> None:
+        try:
+            next(stream)
+            answered.append(stream)
+        except (grpc.RpcError, StopIteration):
+            return
+
+    readers = [threading.Thread(target=read, args=(stream,), daemon=True) for stream in held]
+    for reader in readers:
+        reader.start()
+    try:
+        wait_for(lambda: len(answered) >= 16, 10, "the calls that a peer may hold")
+        assert _status(lambda: CoordinationStub(greedy).Hello(pb.HelloRequest(versions=[1]), timeout=1)) is (
+            grpc.StatusCode.DEADLINE_EXCEEDED
+        )
+        assert len(answered) == 16
+        with ExitStack() as stack:
+            for site in bed.sites.values():  # over connections of their own
+                stack.enter_context(running_client(site, address))
+            key = _submit(bed, dial)
+            machine = server.hub.studies[key].machine
+            wait_for(lambda: machine.phase is StudyPhase.FINISHED, 30, "the study's result")
+            wait_for(lambda: all(seat.ended for seat in machine.seats.values()), 20, "the end everywhere")
+    finally:
+        for stream in held:
+            stream.cancel()
+        for reader in readers:
+            reader.join(10)
+
+
+def test_a_peers_calls_are_bounded_over_all_its_connections(
+    bed: TestBed, running: tuple[CoordinatorServer, str], dial: Callable[[Credentials], grpc.Channel]
+) -> None:
+    server, _ = running
+    key = _submit(bed, dial)
+    before = _rejected(server, "busy")
+    # channels with equal arguments share a connection unless told otherwise
+    tls = grpc.ssl_channel_credentials(bed.analyst.authority_pem, bed.analyst.key_pem, bed.analyst.certificate_pem)
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    with ExitStack() as stack:
+        channels = [stack.enter_context(grpc.secure_channel(running[1], tls, options=options)) for _ in range(3)]
+        held = []
+        for index in range(16):
+            held.append(StudiesStub(channels[index % 3]).Watch(pb.ShowRequest(study=key), timeout=60))
+            assert next(held[-1]).phase == "enrolling"
+        for channel in channels:
+            stub = StudiesStub(channel)
+            assert _status(lambda stub=stub: stub.List(pb.ListRequest(), timeout=5)) is grpc.StatusCode.RESOURCE_EXHAUSTED  # type: ignore[misc]
+        assert _rejected(server, "busy") == before + 3
+        other = CoordinationStub(dial(bed.sites["a"].credentials))
+        assert _status(lambda: other.Hello(pb.HelloRequest(versions=[1]), timeout=SECONDS)) is grpc.StatusCode.OK
+        held.pop().cancel()
+        free = StudiesStub(channels[0])
+        wait_for(lambda: _status(lambda: free.List(pb.ListRequest(), timeout=5)) is grpc.StatusCode.OK, 10, "a free call")
+        server.hub.abort(key, "the test is over")
+
+
+def test_a_newer_session_takes_the_place_of_an_older_one(
+    bed: TestBed, running: tuple[CoordinatorServer, str], dial: Callable[[Credentials], grpc.Channel]
+) -> None:
+    server, _ = running
+    stub = CoordinationStub(dial(bed.sites["b"].credentials))
+    sessions = []
+    before = server.hub.sessions["b"].serial if "b" in server.hub.sessions else 0
+    for index in range(1, 4):
+        sessions.append(stub.Work(pb.WorkRequest(version=1, session_nonce=bytes([index] * 16)), timeout=30))
+        wait_for(lambda: "b" in server.hub.sessions and server.hub.sessions["b"].serial == before + index, 10, "a session")  # noqa: B023
+    ended = sum(_ends(session) for session in sessions[:2])
+    assert ended == 2
+    assert server.hub.sessions["b"].connected
+    sessions[2].cancel()
+    wait_for(lambda: not server.hub.sessions["b"].connected, 10, "the last session's end")
+
+
+def _ends(session: Iterator[pb.Directive]) -> bool:
+    try:
+        return all(item.kind in (pb.DIRECTIVE_KIND_PING, pb.DIRECTIVE_KIND_END) for item in session)
+    except grpc.RpcError:
+        return False

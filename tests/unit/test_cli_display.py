@@ -1,0 +1,138 @@
+"""How studies are priced and shown."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from support.federation import make_request, schema_of
+from veilsum_coordinator.methods.compile import compile_study
+from veilsum_coordinator.results import Result
+from veilsum_deploy.cli.display import follow, print_cost, print_result, print_study
+from veilsum_deploy.costs import study_cost
+from veilsum_deploy.remote import StudyInfo
+from veilsum_privacy.accounting import GaussianEvent, rdp_epsilon
+from veilsum_privacy.errors import StateError
+from veilsum_privacy.randomness import SYSTEM_RANDOM
+from veilsum_privacy.study import Study
+from veilsum_privacy.tasks import build_task
+from veilsum_proto import federation_pb2 as pb
+
+KEY = bytes(range(32))
+
+
+def compiled(participants: int = 4, epsilon: float | None = 1.0) -> Study:
+    return compile_study(
+        make_request(schema_of(3), epsilon=epsilon),
+        federation_id="0" * 64,
+        coordinator="hub",
+        participants=[f"site-{index}" for index in range(participants)],
+        clock=lambda: 1_800_000_000,
+        random=SYSTEM_RANDOM,
+    )
+
+
+def status(phase: str, **fields: object) -> StudyInfo:
+    values = {"study": KEY, "name": "trial", "method": "statistics", "participants": ["a", "b"], **fields}
+    return StudyInfo.parse(pb.StudyStatus(phase=phase, **values))
+
+
+@pytest.mark.parametrize("participants", [3, 4, 9])
+def test_announced_noise_and_epsilon_agree(participants: int) -> None:
+    study = compiled(participants)
+    cost = study_cost(study)
+    (task,) = cost.tasks
+    (declared,) = study.tasks
+    built = build_task(declared.task, declared.parameters, study.data)
+    # n shares of which n - 1 honest ones reach S: the sum has S sqrt(n / (n - 1)), and epsilon is that of S
+    multiplier = math.sqrt(declared.variance) / declared.grid
+    weights = {block.name: block.weight for block in built.layout().blocks}
+    for block, std in task.noise.items():
+        expected = multiplier * built.clip() * math.sqrt(participants / (participants - 1)) / weights[block]
+        assert std == pytest.approx(expected, rel=1e-3)
+    assert cost.epsilon == pytest.approx(rdp_epsilon([GaussianEvent(declared.grid, declared.variance)], 1e-5), rel=1e-9)  # type: ignore[arg-type]
+    assert cost.upload == task.upload > 0
+
+
+def test_a_study_without_noise_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    cost = study_cost(compiled(epsilon=None))
+    assert cost.epsilon is None
+    assert set(cost.tasks[0].noise.values()) == {0.0}
+    print_cost("trial", cost)
+    assert "none: exact sums, released without noise" in capsys.readouterr().out
+    json.dumps(cost.to_json(), allow_nan=False)
+
+
+def test_what_came_over_the_wire_is_made_printable(capsys: pytest.CaptureFixture[str]) -> None:
+    hostile = "x\x1b]0;owned\x07\n\u202e[bold]"
+    info = status(
+        hostile,
+        reason=hostile,
+        analyst=hostile,
+        enrolled=[hostile],
+        refusals=[pb.Refusal(participant=hostile, code=hostile)],
+        rounds=[pb.RoundStatus(round=1, label=hostile, phase=hostile, cohort=[hostile])],
+        progress=math.nan,
+    )
+    assert info.progress == 0.0
+    print_study(info, as_json=False)
+    out = capsys.readouterr().out
+    assert "[bold]" in out
+    for character in ("\x1b", "\x07", "\u202e"):
+        assert character not in out
+
+
+STATES = (
+    status("enrolling", enrolled=["a"]),
+    status("enrolling", enrolled=["a"], progress=0.01),
+    status("running", progress=0.4, rounds=[pb.RoundStatus(round=1, label="sum", phase="contributing", attempts=2)]),
+    status("failed", progress=0.1, refusals=[pb.Refusal(participant="b", code="budget-exceeded")]),
+)
+
+
+def test_states_are_lines_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    assert follow(STATES, as_json=False) is STATES[-1]
+    assert capsys.readouterr().out.splitlines() == [
+        "  0% enrolling 1/2",
+        " 40% running round 1 (sum): contributing, attempt 2",
+        " 10% failed, 1 refused",
+    ]
+
+
+def test_states_are_a_bar_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    assert follow(STATES, as_json=False) is STATES[-1]
+    assert "failed, 1 refused" in capsys.readouterr().out
+
+
+def test_states_are_objects_under_json(capsys: pytest.CaptureFixture[str]) -> None:
+    follow(STATES, as_json=True)
+    shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [item["phase"] for item in shown] == ["enrolling", "enrolling", "running", "failed"]
+    assert shown[-1]["refusals"] == [{"participant": "b", "code": "budget-exceeded", "round": 0}]
+    assert {item["study"] for item in shown} == {KEY.hex()}
+
+
+def test_a_watch_that_shows_nothing_is_an_error() -> None:
+    with pytest.raises(StateError, match="without a word"):
+        follow((), as_json=False)
+
+
+def test_a_result_is_shown_with_its_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        {"column": "age", "mean": {"value": 54.321, "std_error": 0.5}},
+        {"column": "sex", "mean": {"not_estimable": "noise"}},
+    ]
+    summary = {"records": {"value": 150.0, "std_error": 3.25}, "cohort": 3, "numbers": rows}
+    print_result(Result("statistics", summary, {"w": np.zeros((2, 3))}), Path("out"), as_json=False)
+    out = capsys.readouterr().out
+    for text in ("150 ± 3.2", "54.321 ± 0.5", "not estimable: noise", "numbers", "age"):
+        assert text in out
+    print_result(Result("statistics", summary, {"w": np.zeros((2, 3))}), Path("out"), as_json=True)
+    assert json.loads(capsys.readouterr().out)["arrays"] == {"w": [2, 3]}

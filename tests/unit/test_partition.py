@@ -1,0 +1,145 @@
+"""How records are dealt to simulated sites and to the demo's hospitals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from veilsum_deploy.datasets import packaged_dataset, read_dataset
+from veilsum_deploy.demo.hospitals import HOSPITALS, folder_hospitals, packaged_hospitals, site_name
+from veilsum_deploy.simulation.partition import hold_out, partition
+from veilsum_participant.data import load_records
+from veilsum_privacy.errors import DataError, Misuse
+from veilsum_privacy.identity.certificate import NAME_PATTERN
+
+KINDS = st.one_of(st.sampled_from(["iid", "uneven"]), st.floats(0.001, 1000).map(lambda alpha: f"dirichlet:{alpha}"))
+
+
+@given(st.lists(st.integers(-1, 4), min_size=1, max_size=200), KINDS, st.integers(0, 2**32), st.data())
+def test_every_row_goes_to_one_site_and_none_stays_empty(classes: list[int], how: str, seed: int, data: st.DataObject) -> None:
+    sites = data.draw(st.integers(1, len(classes)))
+    parts = partition(np.array(classes), sites, how, seed)
+    assert len(parts) == sites
+    assert all(len(part) for part in parts)
+    assert sorted(np.concatenate(parts).tolist()) == list(range(len(classes)))
+    again = partition(np.array(classes), sites, how, seed)
+    assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
+
+
+def test_iid_is_even_and_uneven_is_not() -> None:
+    classes = np.arange(1000) % 2
+    assert {len(part) for part in partition(classes, 7, "iid", 1)} == {142, 143}
+    sizes = [len(part) for part in partition(classes, 4, "uneven", 1)]
+    assert sizes == [480, 240, 160, 120]  # 1000 / (1 + 1/2 + 1/3 + 1/4), over 1, 2, 3, 4
+    assert not np.array_equal(partition(classes, 4, "iid", 1)[0], partition(classes, 4, "iid", 2)[0])
+
+
+def test_a_small_alpha_skews_classes() -> None:
+    classes = np.arange(2000) % 10
+
+    def largest_share(alpha: float) -> float:
+        parts = partition(classes, 5, f"dirichlet:{alpha}", 3)
+        counts = np.array([np.bincount(classes[part], minlength=10) for part in parts])
+        return float((counts.max(axis=0) / counts.sum(axis=0)).mean())
+
+    assert largest_share(1000) < 0.25 < 0.6 < largest_share(0.1)
+
+
+@pytest.mark.parametrize(
+    "how", ["", "even", "dirichlet", "dirichlet:", "dirichlet:x", "dirichlet:0", "dirichlet:nan", "iid:1"]
+)
+def test_an_unknown_partition_is_refused(how: str) -> None:
+    with pytest.raises(Misuse, match="Unknown partition"):
+        partition(np.zeros(5, dtype=np.int64), 2, how, 0)
+
+
+def test_more_sites_than_records_are_refused() -> None:
+    with pytest.raises(Misuse, match="cannot be dealt"):
+        partition(np.zeros(3, dtype=np.int64), 4, "iid", 0)
+
+
+@given(st.lists(st.integers(0, 2), max_size=100), st.floats(0, 0.99), st.integers(0, 100))
+def test_hold_out_takes_its_share_of_every_class(classes: list[int], share: float, seed: int) -> None:
+    values = np.array(classes, dtype=np.int64)
+    kept, held = hold_out(values, share, seed)
+    assert sorted([*kept.tolist(), *held.tolist()]) == list(range(len(classes)))
+    for value in set(classes):
+        assert int((values[held] == value).sum()) == round(share * classes.count(value))
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
+def test_hold_out_refuses_other_shares(share: float) -> None:
+    with pytest.raises(Misuse):
+        hold_out(np.zeros(4, dtype=np.int64), share, 0)
+
+
+def test_the_demo_deals_all_patients_once() -> None:
+    hospitals = packaged_hospitals()
+    for name, counts in HOSPITALS.items():
+        assert tuple(np.bincount(hospitals.sites[name].classes)) == counts
+    whole = packaged_dataset("breast-cancer").table.to_pylist()
+    dealt = [row for dataset in (*hospitals.sites.values(), hospitals.held_out) for row in dataset.table.to_pylist()]
+    assert sorted(map(repr, dealt)) == sorted(map(repr, whole))
+    assert hospitals.held_out.table.num_rows == 150
+
+
+def test_a_written_data_set_reads_back_the_same(tmp_path: Path) -> None:
+    for name in ("breast-cancer", "digits"):
+        dataset = packaged_dataset(name)
+        path = dataset.write(tmp_path, name)
+        records, counts = load_records(path, dataset.schema)
+        assert not any(counts.invalid.values())
+        assert records.labels is not None
+        assert np.array_equal(records.labels, dataset.classes)
+        first = dataset.schema.columns[0]
+        values = dataset.table[first.name].to_numpy()
+        low, high = first.low, first.high  # type: ignore[union-attr]
+        np.testing.assert_allclose(records.features[:, 0], np.clip(2 * (values - low) / (high - low) - 1, -1, 1), atol=1e-12)
+        assert read_dataset(path, dataset.schema, name).table.num_rows == dataset.table.num_rows
+
+
+SCHEMA = """\
+header = false
+order = ["x", "y"]
+label = { column = "y", classes = [{ name = "no", values = ["0"] }, { name = "yes", values = ["1"] }] }
+columns = [{ kind = "number", name = "x", low = 0, high = 1 }]
+"""
+
+
+def _folder(directory: Path, **files: int) -> Path:
+    (directory / "schema.toml").write_text(SCHEMA)
+    (directory / "readme.names").write_text("not data")
+    for name, rows in files.items():
+        (directory / f"{name}.data").write_text("".join(f"0.{row % 10},{row % 2}\n" for row in range(rows)))
+    return directory
+
+
+def test_a_folder_gives_one_site_a_file(tmp_path: Path) -> None:
+    hospitals = folder_hospitals(_folder(tmp_path, Nord_1=20, sued=10), None)
+    assert {name: dataset.table.num_rows for name, dataset in hospitals.sites.items()} == {"nord_1": 16, "sued": 8}
+    assert hospitals.held_out.table.num_rows == 6
+    assert hospitals.sites["sued"].write(tmp_path / "out", "records").suffix == ".parquet"  # the schema has no header
+
+
+def test_a_folder_that_cannot_be_a_federation_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Misuse, match="1 data files"):
+        folder_hospitals(_folder(tmp_path, alone=5), None)
+    (tmp_path / "Alone.csv").write_text("0.1,0\n")
+    with pytest.raises(Misuse, match="taken"):
+        folder_hospitals(tmp_path, None)
+    (tmp_path / "Alone.csv").rename(tmp_path / "analyst.csv")
+    with pytest.raises(Misuse, match="taken"):
+        folder_hospitals(tmp_path, None)
+    (tmp_path / "schema.toml").write_text("\n".join(line for line in SCHEMA.splitlines() if not line.startswith("label")))
+    with pytest.raises(DataError, match="no label"):
+        folder_hospitals(tmp_path, None)
+
+
+@settings(max_examples=200)
+@given(st.text(max_size=100))
+def test_every_file_name_becomes_a_valid_site_name(text: str) -> None:
+    assert NAME_PATTERN.fullmatch(site_name(text))
