@@ -8,13 +8,16 @@ from fractions import Fraction
 
 from veilsum_participant.config import ParticipantConfig, Policy
 from veilsum_privacy.accounting import GaussianEvent, rdp_epsilon
-from veilsum_privacy.errors import Misuse, Refusal, RefusalCode
+from veilsum_privacy.errors import HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_privacy.identity import Identity
 from veilsum_privacy.noise import NoisePlan
 from veilsum_privacy.securesum.context import study_parameters
 from veilsum_privacy.securesum.roster import Member
 from veilsum_privacy.study import Study
 from veilsum_privacy.tasks import build_task
+
+MAX_VALUES = 2**26
+"""Longest vector of a task; a longer one would take gigabytes of a site's memory for each record."""
 
 
 def study_epsilon(study: Study, delta: float) -> float:
@@ -73,7 +76,12 @@ def check_terms(study: Study, config: ParticipantConfig, own: str, delta: float 
     if any(weight != 1 for weight in study.weights.values()):
         raise Refusal(RefusalCode.WEIGHTS, "The study weighs sites unequally.")
     for declaration in study.tasks:
-        task = build_task(declaration.task, declaration.parameters, study.data)
+        try:
+            task = build_task(declaration.task, declaration.parameters, study.data)
+        except HostileInput as error:
+            raise Refusal(RefusalCode.STUDY_INVALID, error.message) from error
+        if (size := task.layout().size) > MAX_VALUES:
+            raise Refusal(RefusalCode.STUDY_INVALID, f"A task's vector of {size} values is larger than any site computes.")
         if declaration.disclosure not in policy.disclosures or declaration.disclosure != task.disclosure:
             raise Refusal(RefusalCode.DISCLOSURE, f"Disclosure {declaration.disclosure!r} is not accepted.")
     try:

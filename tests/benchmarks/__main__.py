@@ -19,7 +19,7 @@ COHORTS = (4, 16)
 
 def measure(size: int, members: int, ckks: CkksFigures) -> dict[str, Any]:
     """All figures of one size and cohort: bytes, and CPU seconds except for ``round_s``."""
-    secure = measure_sum(size, members, repeats=5 if size <= 100_000 else 3)
+    secure = measure_sum(size, members, repeats=9 if size <= 100_000 else 4)
     peak = measure_memory(size, members, secure.ciphertexts)
     round_seconds, round_cpu, round_values = measure_round(size, members)
     client = secure.mask + secure.encrypt
@@ -91,7 +91,7 @@ def main() -> None:
     options = parser.parse_args()
     results = []
     for size in (10_000,) if options.quick else (10_000, 1_000_000):
-        ckks = measure_ckks(size, repeats=5 if size <= 100_000 else 3)  # the cohort plays no part in it
+        ckks = measure_ckks(size, repeats=9 if size <= 100_000 else 4)  # the cohort plays no part in it
         results += [measure(size, members, ckks) for members in COHORTS]
     if options.json:
         machine = {"cpus": os.cpu_count(), "python": platform.python_version(), "system": platform.platform()}

@@ -253,7 +253,7 @@ def test_secrets_of_an_attempt_and_a_study_leave_the_disk(attack: Adversary) -> 
 # -- noise -----------------------------------------------------------------------------------------------------------------
 
 
-def _recover(attack: Adversary, name: str) -> np.ndarray:  # type: ignore[type-arg]
+def _recover(attack: Adversary, name: str) -> np.ndarray:
     """One site's noised values, with every other party's and its own secrets: what only a test can do."""
     plan, row = attack.plan().encoding, attack.attempt_row(name)
     assert row is not None

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support.hostile import NAMES, Adversary, context_of, flat, make_adversary, uniformity
+from support.hostile import NAMES, Adversary, add_mod, context_of, flat, make_adversary, subtract_mod, uniformity
 from veilsum_privacy.canonical import canonical, parse_canonical
 from veilsum_privacy.errors import HostileInput, RefusalCode
 from veilsum_privacy.securesum.context import encode_broadcast
 from veilsum_privacy.securesum.contribution import open_sum
-from veilsum_privacy.securesum.masks import MaskStream, add_mod, derive, subtract_mod
+from veilsum_privacy.securesum.masks import MaskStream, derive
 from veilsum_privacy.securesum.receipts import Receipt, SignedReceipt, sign_receipt
 from veilsum_proto import federation_pb2 as pb
 
@@ -26,7 +26,7 @@ def attack(tmp_path: Path) -> Iterator[Adversary]:
     adversary.check_ledgers()
 
 
-def _is_noise(attack: Adversary, words: list[np.ndarray], consents: list[bytes], attempt: int = 1) -> None:  # type: ignore[type-arg]
+def _is_noise(attack: Adversary, words: list[np.ndarray], consents: list[bytes], attempt: int = 1) -> None:
     plan = attack.plan(attempt).encoding
     with pytest.raises(HostileInput, match="count lane"):
         open_sum(words, plan, consents)

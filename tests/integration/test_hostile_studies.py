@@ -16,11 +16,13 @@ from support.hostile import NAMES, Adversary, HostileChannel, altered, context_o
 from veilsum_privacy.canonical import canonical, parse_canonical
 from veilsum_privacy.errors import RefusalCode
 from veilsum_privacy.identity import Authority, Label, Role, SigningKey, new_key_and_csr, verify_certificate
+from veilsum_privacy.schema import CategoryColumn
 from veilsum_privacy.securesum.bfv import SecretKey
 from veilsum_privacy.securesum.boxes import Box, BoxKey, Purpose, seal
 from veilsum_privacy.securesum.parameters import BFV_4096, BFV_8192
 from veilsum_privacy.securesum.roster import Enrolment, enrol
-from veilsum_privacy.study import study_digest
+from veilsum_privacy.study import parse_study, study_digest
+from veilsum_privacy.tasks import build_task
 from veilsum_proto import federation_pb2 as pb
 
 
@@ -147,6 +149,21 @@ def test_unequal_weights_undeclared_disclosures_and_no_colluders(attack: Adversa
     data = canonical(value)
     attack.key = study_digest(data)
     assert attack.enrol("a", attack.study_object(data)).refused is RefusalCode.STUDY_INVALID
+
+
+def test_study_that_would_exhaust_memory_or_names_no_task(attack: Adversary) -> None:
+    """A small file can declare a vector of 10^9 values, or a task that there is not: refused before anything is computed."""
+    plain = attack.bed.compile(make_request(schema_of(2, max_records=10), method="fedcgs", min_cohort=2))
+    wide = tuple(CategoryColumn(name=f"x{i}", categories=tuple(map(str, range(256)))) for i in range(200))
+    schema = schema_of(1, max_records=10).model_copy(update={"columns": wide})
+    value = parse_canonical(plain.to_bytes(), what="study")
+    value["data"] = schema.model_dump(mode="json")
+    attack.use(parse_study(canonical(value)))
+    declared = attack.study.tasks[0]
+    assert build_task(declared.task, declared.parameters, attack.study.data).layout().size > 10**9
+    assert attack.enrol("a").refused is RefusalCode.STUDY_INVALID
+    attack.use(altered(plain, task__task="no-such-task"))
+    assert attack.enrol("a").refused is RefusalCode.STUDY_INVALID
 
 
 def test_policy_before_enrolment(attack: Adversary) -> None:

@@ -60,7 +60,7 @@ def _signed(bed: TestBed, agreed: Study, **changes: bytes) -> pb.StudyObject:
         "signature": bed.analyst.signing_key.sign(Label.STUDY, data),
         "certificate": bed.analyst.identity.certificate,
     }
-    return pb.StudyObject(**(values | changes))  # type: ignore[arg-type]
+    return pb.StudyObject(**(values | changes))
 
 
 def test_submissions(bed: TestBed) -> None:
@@ -199,9 +199,9 @@ def test_boxes_missing_doubled_or_for_strangers(bed: TestBed) -> None:
         with pytest.raises(HostileInput):
             hub.seal(name, key, boxes)
         assert machine.seats["a"].boxes is machine.seats["b"].boxes is machine.seats["d"].boxes is None
-    for call in (lambda: hub.ready("a", key), lambda: hub.ready("x", key)):
+    for name in ("a", "x"):
         with pytest.raises(HostileInput):
-            call()
+            hub.ready(name, key)
     for name in NAMES:
         hub.seal(name, key, made[name])
     kept = machine.seats["a"].boxes

@@ -170,6 +170,33 @@ def test_another_analysts_study_is_out_of_reach(
         server.hub.abort(key, "the test is over")
 
 
+def test_a_certified_participant_that_was_not_invited(
+    bed: TestBed, running: tuple[CoordinatorServer, str], dial: Callable[[Credentials], grpc.Channel]
+) -> None:
+    server, _ = running
+    key = _submit(bed, dial)
+    stub = CoordinationStub(dial(_certified(bed, "stranger", Role.PARTICIPANT, at=bed.clock())))
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: list(stub.Fetch(pb.FetchRequest(kind=pb.OBJECT_KIND_STUDY, study=key), timeout=SECONDS)),
+        lambda: list(stub.Fetch(pb.FetchRequest(kind=pb.OBJECT_KIND_BOXES, study=key), timeout=SECONDS)),
+        lambda: stub.Enrol(pb.EnrolRequest(study=key), timeout=SECONDS),
+        lambda: stub.Refuse(pb.RefuseRequest(study=key, code="budget-exceeded"), timeout=SECONDS),
+        lambda: stub.Seal(iter([pb.SealedBox(study=key)]), timeout=SECONDS),
+        lambda: stub.Ready(pb.ReadyRequest(study=key), timeout=SECONDS),
+        lambda: stub.Upload(iter([pb.UploadChunk(study=key, attempt=1)]), timeout=SECONDS),
+        lambda: stub.Consent(pb.ConsentRequest(study=key, attempt=1, consent=bytes(32)), timeout=SECONDS),
+        lambda: stub.Confirm(pb.ConfirmRequest(study=key, kind=pb.DIRECTIVE_KIND_END), timeout=SECONDS),
+    )
+    for call in calls:
+        before = _rejected(server, "malformed")
+        assert _status(call) is grpc.StatusCode.INVALID_ARGUMENT
+        assert _rejected(server, "malformed") == before + 1
+    machine = server.hub.studies[key].machine
+    assert machine.phase is StudyPhase.ENROLLING
+    assert not machine.refusals
+    server.hub.abort(key, "the test is over")
+
+
 def _submit(bed: TestBed, dial: Callable[[Credentials], grpc.Channel]) -> bytes:
     study = bed.compile(make_request(schema_of(2), epsilon=None)).to_bytes()
     signature = bed.analyst.signing_key.sign(Label.STUDY, study)

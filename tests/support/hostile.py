@@ -148,7 +148,7 @@ class Adversary:
         kind: pb.DirectiveKind.ValueType,
         number: int = 0,
         attempt: int = 0,
-        objects: Mapping[int, bytes] | None = None,
+        objects: Mapping[Any, bytes] | None = None,
         **fields: Any,
     ) -> Said:
         """Send one directive with the objects it may fetch; returns the one answer."""
@@ -379,6 +379,16 @@ def flat(words: Iterable[Slots]) -> Slots:
     return np.concatenate(list(words))
 
 
+def add_mod(left: Slots, right: Slots, modulus: int) -> Slots:
+    """(left + right) mod t."""
+    return (left + right) % np.uint64(modulus)
+
+
+def subtract_mod(left: Slots, right: Slots, modulus: int) -> Slots:
+    """(left - right) mod t."""
+    return (left + (np.uint64(modulus) - right)) % np.uint64(modulus)
+
+
 def uniformity(words: NDArray[np.uint64], modulus: int) -> float:
     """p-value of a chi-square test that words are uniform below the modulus, over 64 equal bins of their high part."""
     bins = [int(word) * 64 // modulus for word in words]
@@ -428,4 +438,4 @@ def key_extracting_ciphertext(template: bytes, parameters: BfvParameters) -> byt
     while rest:
         length += bytes([rest & 0x7F | (0x80 if rest > 0x7F else 0)])
         rest >>= 7
-    return template[:5] + length + body
+    return bytes(template[:5] + length + body)

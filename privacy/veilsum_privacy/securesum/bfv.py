@@ -68,7 +68,8 @@ def check_frame(data: bytes, parameters: BfvParameters) -> None:
     if not least <= len(data) <= largest:
         raise HostileInput(f"A ciphertext of {len(data)} bytes is outside the {least} to {largest} of its parameters.")
     rest, slots = len(data) - _WRAPPER, parameters.degree
-    wrapper = bytes([0x0A, 0x02, slots & 0x7F | 0x80, slots >> 7, 0x12, rest & 0x7F | 0x80, rest >> 7 & 0x7F | 0x80, rest >> 14])
+    length = bytes([rest & 0x7F | 0x80, rest >> 7 & 0x7F | 0x80, rest >> 14])
+    wrapper = bytes([0x0A, 0x02, slots & 0x7F | 0x80, slots >> 7, 0x12]) + length
     prefix = data[_WRAPPER : _WRAPPER + _SEAL_HEADER]
     start = _WRAPPER + _SEAL_HEADER
     # Every byte that steers the library's parser is pinned, so that the frame walked here is the one that it will inflate:

@@ -30,12 +30,14 @@ class Statistics(Task):
     Sensitivity. A record contributes 1 to ``records``. For a number x in [-1, 1], T1^2 + T2^2 = 4 u^2 - 3 u + 1 with
     u = x^2 in [0, 1], a convex function that is 1 at u = 0 and 2 at u = 1: at most 2, reached at x = 1 and x = -1.
     Presence adds 1 for each number that has no impute. The indicators of one categorical column hold at most a single 1, as
-    do those of the classes. With m numbers, o of them without impute, and k categorical columns the squared norm of a record
-    is therefore at most 1 + o + 2 m + k, plus 1 with a label, and a record that has every value and all numbers at a bound
-    reaches it. A missing value contributes zeros.
+    do those of the classes. With m numbers, o of them without impute, and k categorical columns the columns' blocks therefore
+    have a squared norm of at most r = o + 2 m + k, and with ``records`` and ``classes`` at weight w a record's is at most
+    w^2 + r, plus w^2 with a label; a record that has every value and all numbers at a bound reaches it. A missing value
+    contributes zeros.
 
-    All weights are 1: by :func:`veilsum_privacy.tasks.base.balanced_weights` a block of m values whose norm is sqrt(m) has
-    weight 1, and for the few indicators the gain would be K^(1/4).
+    Weights. By :func:`veilsum_privacy.tasks.base.balanced_weights` a block of m values whose norm is sqrt(m) has weight 1. The
+    number of records and the class balance are few values that a study is read by first: w^2 = r / 8 (at least 1) gives each
+    an eighth of what the columns have together, which costs the columns at most sqrt(5/4) in noise where w > 1.
     """
 
     name = "statistics"
@@ -60,7 +62,18 @@ class Statistics(Task):
         self._open = np.array(open_numbers, dtype=np.intp)
         self._indicators = np.array(indicators, dtype=np.intp)
         self._classes = len(schema.classes)
+        self._labelled = 1 if schema.classes else 0
         self._categorical = sum(isinstance(column, CategoryColumn) for column in schema.columns)
+
+    @property
+    def _columns(self) -> int:
+        """r: squared norm of a record's column blocks at most."""
+        return len(self._open) + 2 * len(self._numbers) + self._categorical
+
+    @property
+    def _weight(self) -> float:
+        """w, of the number of records and of the class counts."""
+        return math.sqrt(max(1.0, self._columns / 8))
 
     def layout(self) -> Layout:
         m = len(self._numbers)
@@ -72,11 +85,11 @@ class Statistics(Task):
             "categories": len(self._indicators),
             "classes": self._classes,
         }
-        return Layout(tuple(Block(name, (size,)) for name, size in sizes.items() if size))
+        weights = {"records": self._weight, "classes": self._weight}
+        return Layout(tuple(Block(name, (size,), weights.get(name, 1.0)) for name, size in sizes.items() if size))
 
     def clip(self) -> float:
-        squared = 1 + len(self._open) + 2 * len(self._numbers) + self._categorical + (1 if self._classes else 0)
-        return math.sqrt(squared)
+        return math.sqrt((1 + self._labelled) * self._weight**2 + self._columns)
 
     def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats]:
         classes = np.arange(self._classes)
@@ -85,12 +98,12 @@ class Statistics(Task):
             x = np.where(present, np.clip(records.features[part], -1.0, 1.0), 0.0)
             numbers, given = x[:, self._numbers], present[:, self._numbers]
             blocks = [
-                np.ones((len(x), 1)),
+                np.full((len(x), 1), self._weight),
                 present[:, self._open].astype(np.float64),
                 numbers,
                 np.where(given, 2.0 * numbers * numbers - 1.0, 0.0),
                 x[:, self._indicators],
             ]
             if records.labels is not None:
-                blocks.append((records.labels[part, None] == classes).astype(np.float64))
+                blocks.append(self._weight * (records.labels[part, None] == classes))
             yield np.hstack(blocks)
