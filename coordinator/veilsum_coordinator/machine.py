@@ -445,6 +445,11 @@ class StudyMachine:
             raise StateError("The study has no roster yet.")
         current.receipt(name, signed, self.roster, self.digest)
         if current.accumulator.complete:
+            if len(contexts := current.contexts()) > 1:
+                # nobody would consent; found here, it costs nobody a charge
+                names = "; ".join(", ".join(signers) for signers in contexts.values())
+                self.fail(f"the members signed different contexts ({names}): not all were asked for the same sum")
+                return
             current.sum = current.accumulator.serialise()
             self._journal.keep_sum(self.digest, current.number, current.assignment, current.sum, current.receipts())
             current.phase = RoundPhase.CONSENTING

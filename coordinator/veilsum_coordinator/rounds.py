@@ -118,6 +118,14 @@ class Round:
         uploads = self.accumulator.uploads
         return [receipt for name in self.cohort if (receipt := uploads[name].receipt) is not None]
 
+    def contexts(self) -> dict[bytes, list[str]]:
+        """Who signed which context; one entry if all were asked for the same sum."""
+        signers: dict[bytes, list[str]] = {}
+        for signed in self.receipts():
+            receipt = parse_receipt(signed.body)
+            signers.setdefault(receipt.context, []).append(receipt.participant)
+        return signers
+
     def decryptors(self, connected: Sequence[str]) -> tuple[str, ...]:
         """Who is asked to decrypt: members that answered, then connected ones, two in all; fewer if none are left."""
         able = [name for name in self.cohort if name not in self.unable]

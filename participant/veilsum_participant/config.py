@@ -42,6 +42,7 @@ class Policy(Frozen):
 
     Attributes:
         methods: methods that the site takes part in.
+        tasks: what may be computed on its records; a method's name alone binds nothing.
         analysts: certified names whose studies it accepts; "*" accepts every analyst of the federation.
         trusted: pinned peers, name -> key fingerprint; only pinned peers' noise counts.
         min_cohort: smallest cohort of any sum, this site included.
@@ -50,10 +51,12 @@ class Policy(Frozen):
         disclosures: kinds of disclosure it accepts.
         max_epsilon: largest epsilon of one study.
         max_lost: charges without a release after which it leaves a study.
+        study_days: how long a study may stay open.
         attempt_hours: how long a reservation stays open at most, whatever deadline the coordinator names.
     """
 
     methods: tuple[Name, ...] = ("statistics", "fedcgs")
+    tasks: tuple[Name, ...] = ("statistics", "class-moments")
     analysts: tuple[str, ...] = ()
     trusted: dict[Name, Hex32] = Field(default_factory=dict)
     min_cohort: int = Field(default=3, ge=2, le=1024)
@@ -62,6 +65,7 @@ class Policy(Frozen):
     disclosures: tuple[Disclosure, ...] = ("joint",)
     max_epsilon: float = Field(default=1.0, gt=0, le=1000)
     max_lost: int = Field(default=2, ge=1, le=100)
+    study_days: int = Field(default=366, ge=1, le=3660)
     attempt_hours: int = Field(default=24, ge=1, le=24 * 30)
 
 

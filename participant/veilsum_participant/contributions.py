@@ -194,7 +194,10 @@ class Contributions:
         except HostileInput as error:
             raise Refusal(RefusalCode.CONTEXT, error.message) from error
         records = site.records(opened.study.dataset, opened.study.data)
-        values, clipped, invalid = compute_sum(opened.study, plan, records, arrays)
+        try:
+            values, clipped, invalid = compute_sum(opened.study, plan, records, arrays)
+        except Exception as error:  # a task's fault on a broadcast it cannot use must not end the participant
+            raise Refusal(RefusalCode.INTERNAL, f"The task failed: {type(error).__name__}.") from error
         LOG.info("task %s: %d records, %d clipped, %d invalid", checked.assignment.label, len(records), clipped, invalid)
         return values
 

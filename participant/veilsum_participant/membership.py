@@ -71,6 +71,7 @@ class Membership:
                 digest=key,
                 status="enrolled",
                 study=data,
+                analyst=analyst.name,
                 enrolment=dump_enrolments([enrolment]),
                 box_key=box_key.to_bytes(),
             )

@@ -36,10 +36,18 @@ def check_study(study: Study, analyst: Identity, config: ParticipantConfig, own:
     Raises:
         Refusal: with the code of the first rule it breaks.
     """
-    policy = config.policy
-    if "*" not in policy.analysts and analyst.name not in policy.analysts:
-        raise Refusal(RefusalCode.ANALYST, f"Analyst {analyst.name!r} is not among policy.analysts.")
+    check_analyst(analyst.name, config.policy)
     check_terms(study, config, own, delta)
+
+
+def check_analyst(name: str, policy: Policy) -> None:
+    """Check that the site accepts studies of this analyst.
+
+    Raises:
+        Refusal: it does not.
+    """
+    if "*" not in policy.analysts and name not in policy.analysts:
+        raise Refusal(RefusalCode.ANALYST, f"Analyst {name!r} is not among policy.analysts.")
 
 
 def check_terms(study: Study, config: ParticipantConfig, own: str, delta: float | None) -> None:
@@ -57,6 +65,8 @@ def check_terms(study: Study, config: ParticipantConfig, own: str, delta: float 
         raise Refusal(RefusalCode.STUDY_INVALID, "The study does not name this participant.")
     if study.method not in policy.methods:
         raise Refusal(RefusalCode.METHOD, f"Method {study.method!r} is not among policy.methods.")
+    if study.expires - study.created > 86400 * policy.study_days:
+        raise Refusal(RefusalCode.STUDY_INVALID, f"The study stays open for more than {policy.study_days} days.")
     if study.dataset not in config.datasets:
         raise Refusal(RefusalCode.DATASET, f"Dataset {study.dataset!r} is not offered here.")
     if study.privacy.noise not in policy.noise:
@@ -76,6 +86,8 @@ def check_terms(study: Study, config: ParticipantConfig, own: str, delta: float 
     if any(weight != 1 for weight in study.weights.values()):
         raise Refusal(RefusalCode.WEIGHTS, "The study weighs sites unequally.")
     for declaration in study.tasks:
+        if declaration.task not in policy.tasks:
+            raise Refusal(RefusalCode.TASK, f"Task {declaration.task!r} is not among policy.tasks.")
         try:
             task = build_task(declaration.task, declaration.parameters, study.data)
         except HostileInput as error:

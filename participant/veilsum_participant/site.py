@@ -16,7 +16,8 @@ from sqlalchemy import Connection, Engine, RowMapping
 from veilsum_participant import store
 from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.data import load_records
-from veilsum_privacy.errors import Refusal, RefusalCode, StateError
+from veilsum_participant.policy import check_analyst
+from veilsum_privacy.errors import HostileInput, Refusal, RefusalCode, StateError
 from veilsum_privacy.identity import Credentials
 from veilsum_privacy.ledger import Ledger
 from veilsum_privacy.randomness import SYSTEM_RANDOM, RandomSource
@@ -109,9 +110,11 @@ class OpenStudy:
         """The roster, verified at the present time (certificates may have expired since)."""
         if self.row["roster"] is None:
             raise Refusal(RefusalCode.ROSTER, "No roster was received for this study yet.")
-        return verify_roster(
-            load_enrolments(self.row["roster"]), self.study, self.digest, site.credentials.authority, site.clock()
-        )
+        enrolments = load_enrolments(self.row["roster"])
+        try:
+            return verify_roster(enrolments, self.study, self.digest, site.credentials.authority, site.clock())
+        except HostileInput as error:
+            raise Refusal(RefusalCode.ROSTER, error.message) from error
 
     def keys(self, roster_size: int) -> tuple[SecretKey, TagKey]:
         """The dealt keys."""
@@ -130,13 +133,14 @@ def load_open_study(connection: Connection, site: Site, digest: bytes) -> OpenSt
     """Load an enrolled study that is neither left, ended nor expired.
 
     Raises:
-        Refusal: there is none.
+        Refusal: there is none, or its analyst is no longer accepted.
     """
     row = store.find_study(connection, digest)
     if row is None:
         raise Refusal(RefusalCode.CLOSED, "This site is not enrolled in that study.")
     if row["status"] not in ("enrolled", "ready"):
         raise Refusal(RefusalCode.CLOSED, f"This site's part in the study is over ({row['status']}).")
+    check_analyst(row["analyst"], site.config.policy)
     study = parse_study(row["study"])
     if site.clock() >= study.expires:
         raise Refusal(RefusalCode.STUDY_EXPIRED, "The study has expired.")

@@ -36,6 +36,7 @@ STUDIES = Table(
     Column("digest", LargeBinary(32), primary_key=True),
     Column("status", String(16), nullable=False),  # enrolled, ready, left, ended
     Column("study", LargeBinary, nullable=False),
+    Column("analyst", String(64), nullable=False),
     Column("enrolment", LargeBinary, nullable=False),  # JSON of hexadecimal: certificate, body, signature
     Column("box_key", LargeBinary),
     Column("roster", LargeBinary),  # JSON: list of enrolments

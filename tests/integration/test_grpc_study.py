@@ -7,9 +7,9 @@ from pathlib import Path
 
 import grpc
 import numpy as np
+
 from support.federation import make_bed, make_request, schema_of
 from support.network import running_client, running_server, wait_for
-
 from veilsum_coordinator.machine import StudyPhase
 from veilsum_participant.channel import open_channel
 from veilsum_privacy.identity import Label

@@ -163,7 +163,29 @@ def test_study_that_would_exhaust_memory_or_names_no_task(attack: Adversary) -> 
     assert build_task(declared.task, declared.parameters, attack.study.data).layout().size > 10**9
     assert attack.enrol("a").refused is RefusalCode.STUDY_INVALID
     attack.use(altered(plain, task__task="no-such-task"))
+    assert attack.enrol("a").refused is RefusalCode.TASK
+    _set_policy(attack, "a", tasks=("no-such-task",))
     assert attack.enrol("a").refused is RefusalCode.STUDY_INVALID
+
+
+def test_method_that_asks_for_another_task(attack: Adversary) -> None:
+    """A method's name binds nothing: what may be computed is the policy's list of tasks."""
+    _set_policy(attack, "a", methods=(attack.study.method,), tasks=("class-moments",))
+    assert attack.enrol("a").refused is RefusalCode.TASK
+
+
+def test_study_that_never_ends(attack: Adversary) -> None:
+    """A study's keys must not lie at a site for longer than its policy says."""
+    attack.use(altered(attack.study, expires=attack.study.created + 366 * 86400 + 1))
+    assert attack.enrol("a").refused is RefusalCode.STUDY_INVALID
+
+
+def test_analyst_that_is_no_longer_accepted(attack: Adversary) -> None:
+    """Taking an analyst out of the policy stops its running studies too."""
+    attack.set_up()
+    _set_policy(attack, "a", analysts=())
+    assert attack.assign("a", attack.assignment()).refused is RefusalCode.ANALYST
+    assert attack.kinds("a")["reserve"] == 0
 
 
 def test_policy_before_enrolment(attack: Adversary) -> None:
@@ -376,7 +398,9 @@ def test_policy_made_stricter_between_assignment_and_consent(attack: Adversary) 
 
 def test_expired_certificate_of_a_member(attack: Adversary) -> None:
     """Certificates are judged at the present time: a roster that was good is none once a certificate has run out."""
-    attack.use(altered(attack.study, expires=2**50))
+    for name in attack.bed.sites:
+        _set_policy(attack, name, study_days=3660)
+    attack.use(altered(attack.study, expires=attack.study.created + 3660 * 86400))
     attack.set_up()
     attack.bed.clock.now += 3654 * 86400
     assert attack.assign("a", attack.assignment()).call == "refuse"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+
 from support.federation import make_bed, make_request, schema_of
 
 

@@ -10,7 +10,7 @@ import grpc
 import numpy as np
 import pytest
 
-from support.federation import DATASET, make_bed, make_request, schema_of
+from support.federation import make_bed, make_request, schema_of
 from support.network import running_client, running_server, wait_for
 from veilsum_coordinator.machine import StudyMachine, StudyPhase
 from veilsum_coordinator.server import CoordinatorServer
@@ -19,6 +19,7 @@ from veilsum_participant.contributions import Payload
 from veilsum_participant.core import ParticipantCore
 from veilsum_privacy.identity import Label
 from veilsum_privacy.securesum.receipts import Receipt, SignedReceipt, parse_receipt, sign_receipt
+from veilsum_privacy.tasks import build_task
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import StudiesStub
 
@@ -187,13 +188,13 @@ def test_the_right_upload_is_taken_and_the_sum_is_exact(standing: Standing) -> N
     assert standing.machine.phase is StudyPhase.FINISHED, standing.machine.reason
     (row,) = standing.server.hub.journal.releases(standing.key)
     study = standing.machine.study
-    size = 1 + 3 * standing.columns.shape[1] + 2
-    values = np.frombuffer(row["values"], "<i8")
-    assert values.shape == (size,)
-    unit = 1 / (values[0] / len(standing.columns))  # the count is exact, so it gives the grid's unit
-    sums = values[1 + standing.columns.shape[1] : 1 + 2 * standing.columns.shape[1]] * unit
-    np.testing.assert_allclose(sums, standing.columns.sum(0), rtol=0, atol=15 * unit + 1e-5)
-    assert study.dataset == DATASET
+    task = build_task("statistics", study.tasks[0].parameters, study.data)
+    unit = task.clip() / study.tasks[0].grid
+    released = task.layout().split(np.frombuffer(row["values"], "<i8") * unit)
+    records = len(standing.columns)
+    np.testing.assert_allclose(released["t1"], standing.columns.sum(0), rtol=0, atol=records * unit)
+    np.testing.assert_allclose(released["t2"], (2 * standing.columns**2 - 1).sum(0), rtol=0, atol=records * unit)
+    np.testing.assert_allclose(released["present"], records, rtol=0, atol=records * unit)
 
 
 def test_decrypted_words_out_of_order_or_too_many(standing: Standing) -> None:

@@ -52,7 +52,9 @@ def write_records(path: Path, features: NDArray[np.float64], labels: NDArray[np.
     np.savez(path, X=features, y=labels.astype(str))
 
 
-def make_request(schema: DatasetSchema, method: str = "statistics", epsilon: float | None = 1.0, **privacy: Any) -> StudyRequest:
+def make_request(
+    schema: DatasetSchema, method: str = "statistics", epsilon: float | None = 1.0, **privacy: Any
+) -> StudyRequest:
     """A study request on the test dataset; ``epsilon=None`` is without noise."""
     demand: dict[str, Any] = {"epsilon": epsilon, "noise": "distributed" if epsilon else "none", **privacy}
     return StudyRequest(
@@ -102,8 +104,12 @@ def make_policy(kit: Kit, **changes: Any) -> Policy:
         party.name: load_credentials(party.identity, int(time.time())).identity.fingerprint for party in kit.participants
     }
     values: dict[str, Any] = {
-        "analysts": ("*",), "trusted": trusted, "min_cohort": 2, "noise": ("distributed", "local", "none"), "max_epsilon": 1000.0,
-    }  # fmt: skip
+        "analysts": ("*",),
+        "trusted": trusted,
+        "min_cohort": 2,
+        "noise": ("distributed", "local", "none"),
+        "max_epsilon": 1000.0,
+    }
     return Policy(**(values | changes))
 
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from support.federation import TestBed
-
 from veilsum_coordinator.server import CoordinatorServer
 from veilsum_coordinator.settings import CoordinatorConfig, Waits
 from veilsum_participant.client import Client

@@ -190,7 +190,7 @@ def _pad(frame: bytes, parameters: BfvParameters) -> bytes:
 
 @cache
 def _bombs(parameters: BfvParameters) -> dict[str, bytes]:
-    """Bodies of honest length that would inflate to hundreds of megabytes, each behind a different disguise."""
+    """Bodies of honest length that the library would read otherwise than they are walked, or inflate far beyond one."""
     magic, slots, room = bytes.fromhex("28b52ffd"), parameters.degree, parameters.ciphertext_bytes[1] - HEADER - 40
     honest_size = struct.pack("<I", 16 * slots + 97)
     many = _blocks(*[131072] * (room // 4))
@@ -202,7 +202,11 @@ def _bombs(parameters: BfvParameters) -> dict[str, bytes]:
     skippable = b"\x50\x2a\x4d\x18" + struct.pack("<I", len(decoy)) + decoy + tail
     deflated = zlib.compress(bytes(room * 1100), 9)[:room]
     hidden = b"\x78\xda" + magic + b"\xa0" + honest_size + ((room - 14) << 3 | 1).to_bytes(3, "little") + deflated[: room - 14]
+    raw = min(16 * slots, 60_000 if parameters is BFV_4096 else 131_060)
+    plain = magic + b"\xa0" + honest_size + (raw << 3).to_bytes(3, "little") + bytes(raw) + _blocks(16 * slots + 97 - raw)
     return {
+        "no compression stated": _rewrap(plain, slots, mode=0),
+        "zlib stated": _rewrap(plain, slots, mode=1),
         "many RLE blocks": _rewrap(magic + b"\xa0" + honest_size + many, slots),
         "no size stated": _rewrap(magic + b"\x00\x58" + many, slots),
         "huge size": _rewrap(huge_size, slots),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from support.securesum import ALPHA, uniform_p_value
-from veilsum_privacy.securesum.masks import Keystream, MaskStream, add_mod, derive, subtract_mod
+from veilsum_privacy.securesum.masks import Keystream, MaskStream, derive
 from veilsum_privacy.securesum.parameters import BFV_4096, BFV_8192
 
 KEY = bytes(range(32))
@@ -118,11 +118,3 @@ def test_rejection_keeps_a_small_modulus_uniform(modulus: int) -> None:
     assert stats.chisquare(np.bincount(words.astype(np.int64), minlength=modulus)).pvalue > ALPHA
     reduced = np.frombuffer(Keystream(KEY).read(8 * 400_000), "<u8") % (1 << modulus.bit_length()) % modulus
     assert stats.chisquare(np.bincount(reduced.astype(np.int64), minlength=modulus)).pvalue < ALPHA, "a remainder is seen"
-
-
-@given(st.data(), st.sampled_from([BFV_8192.plain_modulus, BFV_4096.plain_modulus, 7]))
-def test_modular_addition_is_that_of_integers(data: st.DataObject, modulus: int) -> None:
-    pairs = data.draw(st.lists(st.tuples(st.integers(0, modulus - 1), st.integers(0, modulus - 1)), min_size=1, max_size=20))
-    left, right = (np.array(side, dtype=np.uint64) for side in zip(*pairs, strict=True))
-    assert add_mod(left, right, modulus).tolist() == [(a + b) % modulus for a, b in pairs]
-    assert subtract_mod(left, right, modulus).tolist() == [(a - b) % modulus for a, b in pairs]
