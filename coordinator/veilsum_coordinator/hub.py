@@ -110,7 +110,7 @@ class Hub:
                 enrolments = [enrolment_message(member.enrolment) for member in machine.roster.members]
                 return pb.RosterObject(enrolments=enrolments).SerializeToString()
             if kind == pb.OBJECT_KIND_BOXES:
-                return pb.BoxesObject(boxes=[box_message(box) for box in machine.boxes_for(name)]).SerializeToString()
+                return pb.BoxesObject(boxes=[box_message(box) for box in machine.members.boxes_for(name)]).SerializeToString()
             current = machine.round
             if (
                 current is not None

@@ -8,21 +8,21 @@ a reconnect loses nothing). Nothing here waits, sends or stores, except through 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 
 from cryptography import x509
 
 from veilsum_coordinator.accumulator import Accumulator
 from veilsum_coordinator.journal import Journal
+from veilsum_coordinator.members import Members, Seat
 from veilsum_coordinator.rounds import DecryptionsDiffer, Round, RoundPhase
 from veilsum_coordinator.settings import Waits
 from veilsum_privacy.errors import HostileInput, RefusalCode, StateError
-from veilsum_privacy.securesum.boxes import Box, Purpose
+from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.context import Assignment, RoundPlan, broadcast_digest, plan_round
 from veilsum_privacy.securesum.contribution import SECRET_BYTES, Slots
 from veilsum_privacy.securesum.receipts import SignedReceipt
-from veilsum_privacy.securesum.roster import Enrolment, Roster, verify_enrolment, verify_roster
+from veilsum_privacy.securesum.roster import Enrolment, Roster
 from veilsum_privacy.study import Study
 from veilsum_proto import federation_pb2 as pb
 
@@ -46,30 +46,6 @@ class StudyPhase(StrEnum):
         return self in (StudyPhase.FINISHED, StudyPhase.FAILED, StudyPhase.ABORTED)
 
 
-@dataclass
-class Seat:
-    """What the coordinator knows of one invited participant in this study."""
-
-    name: str
-    enrolment: Enrolment | None = None
-    refusal: str = ""
-    boxes: dict[tuple[str, Purpose], Box] | None = None
-    ready: bool = False
-    gone: bool = False
-    nonce: bytes = b""
-    connected: bool = False
-    left_at: int = 0
-    excuses: int = 0
-    give_up: set[tuple[int, int]] = field(default_factory=set)
-    released: set[tuple[int, int]] = field(default_factory=set)
-    ended: bool = False
-
-    @property
-    def active(self) -> bool:
-        """Enrolled, and neither refused nor given up on."""
-        return self.enrolment is not None and not self.refusal and not self.gone
-
-
 class StudyMachine:
     """State of one study. Not thread-safe: the hub serialises calls."""
 
@@ -86,16 +62,23 @@ class StudyMachine:
         self.study, self.digest = study, digest
         self.phase = StudyPhase.ENROLLING
         self.reason = ""
-        self.seats = {name: Seat(name) for name in study.participants}
-        self.roster: Roster | None = None
-        self.dealer = ""
+        self.members = Members(study, digest, authority, clock)
         self.rounds: list[Round] = []
         self.refusals: list[tuple[str, str, int]] = []
-        self._keys: set[bytes | str] = set()
         self._attempts = 0
         self._strict: tuple[str, ...] | None = None
-        self._authority, self._waits, self._clock, self._journal = authority, waits, clock, journal
+        self._waits, self._clock, self._journal = waits, clock, journal
         self._deadline = min(clock() + waits.enrol, study.expires)
+
+    @property
+    def seats(self) -> dict[str, Seat]:
+        """One seat for each invited participant, by name."""
+        return self.members.seats
+
+    @property
+    def roster(self) -> Roster | None:
+        """The verified roster, once enrolment has closed."""
+        return self.members.roster
 
     # -- what is open ------------------------------------------------------------------------------------------------------
 
@@ -124,8 +107,8 @@ class StudyMachine:
 
     def _sealing(self, seat: Seat) -> list[pb.Directive]:
         if seat.boxes is None:
-            return [self._directive(pb.DIRECTIVE_KIND_SEAL, dealer=seat.name == self.dealer)]
-        if not seat.ready and self._all_sealed():
+            return [self._directive(pb.DIRECTIVE_KIND_SEAL, dealer=seat.name == self.members.dealer)]
+        if not seat.ready and self.members.all_sealed():
             return [self._directive(pb.DIRECTIVE_KIND_UNSEAL)]
         return []
 
@@ -183,8 +166,7 @@ class StudyMachine:
         if now >= self.study.expires:
             self.fail("the study expired")
         elif self.phase is StudyPhase.ENROLLING:
-            answered = all(seat.enrolment is not None or seat.refusal for seat in self.seats.values())
-            if answered or now >= self._deadline:
+            if self.members.answered or now >= self._deadline:
                 self._close_enrolment()
         elif self.phase is StudyPhase.SEALING:
             self._tick_sealing(now)
@@ -196,12 +178,11 @@ class StudyMachine:
         current = self.rounds[-1] if self.rounds else None
         gone = sum(seat.gone for seat in self.seats.values())
         if current is None:
-            return (self.phase, self.dealer, gone, self._deadline)
+            return (self.phase, self.members.dealer, gone, self._deadline)
         return (self.phase, gone, len(self.rounds), current.phase, current.attempts, len(current.unable), current.deadline)
 
     def _absent(self, name: str, now: int) -> bool:
-        seat = self.seats[name]
-        return not seat.connected and now - seat.left_at >= self._waits.grace
+        return self.members.absent(name, now, self._waits.grace)
 
     # -- enrolment and keys ------------------------------------------------------------------------------------------------
 
@@ -211,18 +192,12 @@ class StudyMachine:
         Raises:
             HostileInput: not invited, not the sender's own, invalid, or too late.
         """
-        seat = self._seat(name)
+        seat = self.members.seat(name)
         if seat.enrolment is not None:
             return
         if self.phase is not StudyPhase.ENROLLING or seat.refusal:
             raise HostileInput("Enrolment is over.")
-        member = verify_enrolment(enrolment, self.digest, self._authority, self._clock())
-        if member.name != name:
-            raise HostileInput("An enrolment names another participant than the caller's certificate.")
-        if {member.public, member.identity.fingerprint} & self._keys:
-            raise HostileInput("An enrolment holds a key that another participant enrolled.")
-        self._keys |= {member.public, member.identity.fingerprint}
-        seat.enrolment = enrolment
+        self.members.enrol(name, enrolment)
         self.tick()
 
     def refuse(self, name: str, code: RefusalCode, number: int, attempt: int) -> None:
@@ -231,7 +206,7 @@ class StudyMachine:
         Raises:
             HostileInput: of an attempt that is not the present one or that the caller has no part in.
         """
-        seat = self._seat(name)
+        seat = self.members.seat(name)
         current = self.round
         present = current is not None and (number, attempt) == (current.number, current.assignment.attempt)
         if number and (current is None or not present or name not in current.cohort):
@@ -260,87 +235,46 @@ class StudyMachine:
             self.tick()
 
     def _close_enrolment(self) -> None:
-        for seat in self.seats.values():
-            if seat.enrolment is not None:
-                try:
-                    verify_enrolment(seat.enrolment, self.digest, self._authority, self._clock())
-                except HostileInput:  # the certificate has expired since
-                    seat.refusal = seat.refusal or RefusalCode.ROSTER.value
-        enrolments = [seat.enrolment for seat in self.seats.values() if seat.enrolment is not None and not seat.refusal]
-        codes = ", ".join(f"{seat.name}: {seat.refusal}" for seat in self.seats.values() if seat.refusal)
-        if len(enrolments) < self.study.privacy.min_cohort:
-            self.fail(f"{len(enrolments)} of {len(self.seats)} enrolled, {self.study.privacy.min_cohort} are needed ({codes})")
+        count, needed = self.members.close(), self.study.privacy.min_cohort
+        if self.members.roster is None:
+            codes = ", ".join(f"{seat.name}: {seat.refusal}" for seat in self.seats.values() if seat.refusal)
+            self.fail(f"{count} of {len(self.seats)} enrolled, {needed} are needed ({codes})")
             return
-        self.roster = verify_roster(enrolments, self.study, self.digest, self._authority, self._clock())
         self.phase = StudyPhase.SEALING
-        self.dealer = self.roster.names[0]
         self._deadline = self._clock() + self._waits.seal
-
-    def _live(self) -> list[str]:
-        if self.roster is None:
-            raise StateError("The study has no roster yet.")
-        return [name for name in self.roster.names if self.seats[name].active]
-
-    def _all_sealed(self) -> bool:
-        return all(self.seats[name].boxes is not None for name in self._live())
 
     def seal(self, name: str, boxes: Sequence[Box]) -> None:
         """Take a member's boxes, complete or not at all.
 
         Raises:
-            HostileInput: not exactly the boxes that it owes.
+            HostileInput: not exactly the boxes that it owes, or not in the sealing phase.
         """
-        seat = self._seat(name)
-        if self.roster is None or self.phase is not StudyPhase.SEALING or name not in self.roster.names:
+        self.members.seat(name)
+        if self.phase is not StudyPhase.SEALING:
             raise HostileInput("Sealed boxes came outside the sealing phase.")
-        if seat.boxes is not None:
-            return
-        behind = self.roster.names[self.roster.names.index(name) + 1 :]
-        owed = {(other, Purpose.PAIR_SEED) for other in behind}
-        if name == self.dealer:
-            owed |= {(other, Purpose.DEALT_KEYS) for other in self.roster.names if other != name}
-        given = {(box.recipient, box.purpose): box for box in boxes}
-        if set(given) != owed or len(given) != len(boxes) or any(box.sender != name for box in boxes):
-            raise HostileInput("A member must send exactly one box for each that it owes.")
-        seat.boxes = given
-        if self._all_sealed():
+        self.members.seal(name, boxes)
+        if self.members.all_sealed():
             self._deadline = self._clock() + self._waits.seal
-
-    def boxes_for(self, name: str) -> list[Box]:
-        """All boxes for one member."""
-        return [
-            box
-            for seat in self.seats.values()
-            for (recipient, purpose), box in (seat.boxes or {}).items()
-            if recipient == name and (purpose is Purpose.PAIR_SEED or seat.name == self.dealer)
-        ]
 
     def ready(self, name: str) -> None:
         """A member opened all its boxes."""
-        seat = self._seat(name)
-        if self.phase is StudyPhase.ENROLLING or (self.phase is StudyPhase.SEALING and not self._all_sealed()):
+        seat = self.members.seat(name)
+        if self.phase is StudyPhase.ENROLLING or (self.phase is StudyPhase.SEALING and not self.members.all_sealed()):
             raise HostileInput("A member cannot be ready before everyone has sealed.")
         seat.ready = True
         self.tick()
 
     def _tick_sealing(self, now: int) -> None:
-        live = self._live()
-        sealed = self._all_sealed()
-        if now >= self._deadline or any(self._absent(name, now) for name in live):
-            for name in live:
-                seat = self.seats[name]
-                done = seat.ready if sealed else seat.boxes is not None
-                if not done and (now >= self._deadline or self._absent(name, now)):
-                    seat.gone = True
+        members, late = self.members, now >= self._deadline
+        dropped = [name for name in members.live() if late or self._absent(name, now)]
+        if dropped:
+            members.drop(dropped)
             self._deadline = now + self._waits.seal
-        live = self._live()
-        if len(live) < self.study.privacy.min_cohort:
+        if len(members.live()) < self.study.privacy.min_cohort:
             self.fail("too few members exchanged their keys")
             return
-        if self.dealer not in live and not sealed:
-            self.dealer = live[0]
-            self.seats[self.dealer].boxes = None
-        if sealed and all(self.seats[name].ready for name in live):
+        members.replace_dealer()
+        if members.all_sealed() and members.all_ready():
             self.phase = StudyPhase.RUNNING
 
     # -- rounds ------------------------------------------------------------------------------------------------------------
@@ -366,14 +300,14 @@ class StudyMachine:
         return current
 
     def _plan(self, label: str, assignment: Assignment) -> RoundPlan:
-        if self.roster is None:
-            raise StateError("The study has no roster yet.")
-        return plan_round(self.study, label, len(self.roster.members), len(assignment.cohort))
+        return plan_round(self.study, label, len(self.members.fixed_roster().members), len(assignment.cohort))
 
     def _assign(self, number: int, label: str, broadcast: bytes) -> Assignment | None:
         now = self._clock()
         names = [
-            name for name in self._live() if self.seats[name].ready and self.seats[name].nonce and not self._absent(name, now)
+            name
+            for name in self.members.live()
+            if self.seats[name].ready and self.seats[name].nonce and not self._absent(name, now)
         ]
         strict = self.study.privacy.cohort_difference == "strict"
         if len(names) < self.study.privacy.min_cohort:
@@ -441,9 +375,7 @@ class StudyMachine:
     def receipt(self, name: str, attempt: int, signed: SignedReceipt) -> None:
         """Take the receipt that ends an upload; with the last one the sum is made durable and consent is asked for."""
         current = self._round_of(name, attempt, RoundPhase.CONTRIBUTING)
-        if self.roster is None:
-            raise StateError("The study has no roster yet.")
-        current.receipt(name, signed, self.roster, self.digest)
+        current.receipt(name, signed, self.members.fixed_roster(), self.digest)
         if current.accumulator.complete:
             if len(contexts := current.contexts()) > 1:
                 # nobody would consent; found here, it costs nobody a charge
@@ -500,7 +432,7 @@ class StudyMachine:
 
     def confirm(self, name: str, kind: pb.DirectiveKind.ValueType, number: int, attempt: int) -> None:
         """A participant confirms that it gave an attempt up, saw a release, or erased the study's keys."""
-        seat = self._seat(name)
+        seat = self.members.seat(name)
         if kind == pb.DIRECTIVE_KIND_GIVE_UP:
             seat.give_up.discard((number, attempt))
         elif kind == pb.DIRECTIVE_KIND_RELEASED:
@@ -530,14 +462,8 @@ class StudyMachine:
             if (current := self.round) is not None:
                 current.phase = RoundPhase.FAILED
 
-    def _seat(self, name: str) -> Seat:
-        seat = self.seats.get(name)
-        if seat is None:
-            raise HostileInput("The caller is not invited to that study.")
-        return seat
-
     def _round_of(self, name: str, attempt: int, phase: RoundPhase) -> Round:
-        self._seat(name)
+        self.members.seat(name)
         current = self.round
         if current is None or self.phase.over:
             raise HostileInput("No round is running.", "Wait for the next directive.")

@@ -8,6 +8,7 @@ the SHA-256 of its canonical bytes. This module holds no defaults that a later v
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, ValidationError, model_validator
@@ -129,8 +130,9 @@ def study_digest(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()
 
 
+@lru_cache(maxsize=32)
 def parse_study(data: bytes) -> Study:
-    """Parse and validate signed study bytes.
+    """Parse and validate signed study bytes; remembered, for every message of a study needs it again.
 
     Raises:
         HostileInput: too large, not canonical JSON, or not a valid study.

@@ -100,7 +100,7 @@ def _uploaded(network: Processes, study: Study, key: bytes, sites: int) -> None:
 
 
 def _error(study: Study, values: np.ndarray, cohort: str) -> tuple[np.ndarray, float]:
-    """Released values less numpy's sum of the cohort, on the scale on which the task weighs its blocks; and the grid's unit."""
+    """Released values less numpy's sum of the cohort, in the task's weighted blocks, and the grid's unit on that scale."""
     task = build_task("statistics", study.tasks[0].parameters, study.data)
     weights = np.concatenate([np.full(block.size, block.weight) for block in task.layout().blocks])
     unit = task.clip() / study.tasks[0].grid

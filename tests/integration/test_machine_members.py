@@ -224,12 +224,12 @@ def test_ready_before_there_are_keys(bed: TestBed) -> None:
 def test_dealer_offline(bed: TestBed) -> None:
     """The first of the roster deals nothing: at its deadline the next does, and the rest go on without it."""
     key, machine, made = _sealing(bed)
-    assert machine.dealer == "a"
+    assert machine.members.dealer == "a"
     for name in ("b", "c", "d"):
         bed.hub.seal(name, key, made[name])
     bed.clock.now += Waits().seal
     bed.hub.tick()
-    assert machine.dealer == "b"
+    assert machine.members.dealer == "b"
     local = bed.local
     local.cores.pop("a")
     assert local.prepare(key).sum("statistics").cohort == ("b", "c", "d")

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.federation import make_bed, make_request, schema_of
-from veilsum_participant.contributions import Payload
 from veilsum_participant.core import ParticipantCore
 from veilsum_privacy.canonical import canonical, parse_canonical
 from veilsum_privacy.errors import HostileInput, RefusalCode
@@ -319,26 +318,8 @@ class Script:
     def refuse(self, study: bytes, code: RefusalCode, number: int, attempt: int) -> None:
         self.refusals.append(code)
 
-    def enrol(self, study: bytes, enrolment: Enrolment) -> None:
-        self.answers.append("enrol")
-
-    def seal(self, study: bytes, boxes: object) -> None:
-        self.answers.append("seal")
-
-    def ready(self, study: bytes) -> None:
-        self.answers.append("ready")
-
-    def upload(self, study: bytes, payload: Payload) -> None:
-        self.answers.append("upload")
-
-    def consent(self, study: bytes, number: int, attempt: int, consent: bytes) -> None:
-        self.answers.append("consent")
-
-    def decrypted(self, study: bytes, number: int, attempt: int, words: object) -> None:
-        self.answers.append("decrypted")
-
-    def confirm(self, study: bytes, kind: int, number: int, attempt: int) -> None:
-        self.answers.append("confirm")
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_: self.answers.append(name)
 
 
 KINDS = (

@@ -1,0 +1,171 @@
+"""Who takes part in a study and how far each has come: seats, enrolments, roster, dealer, sealed boxes.
+
+Pure state; deadlines and phases are :mod:`.machine`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from cryptography import x509
+
+from veilsum_privacy.errors import HostileInput, RefusalCode, StateError
+from veilsum_privacy.securesum.boxes import Box, Purpose
+from veilsum_privacy.securesum.roster import Enrolment, Roster, verify_enrolment, verify_roster
+from veilsum_privacy.study import Study
+
+
+@dataclass
+class Seat:
+    """What the coordinator knows of one invited participant in this study."""
+
+    name: str
+    enrolment: Enrolment | None = None
+    refusal: str = ""
+    boxes: dict[tuple[str, Purpose], Box] | None = None
+    ready: bool = False
+    gone: bool = False
+    nonce: bytes = b""
+    connected: bool = False
+    left_at: int = 0
+    excuses: int = 0
+    give_up: set[tuple[int, int]] = field(default_factory=set)
+    released: set[tuple[int, int]] = field(default_factory=set)
+    ended: bool = False
+
+    @property
+    def active(self) -> bool:
+        """Enrolled, and neither refused nor given up on."""
+        return self.enrolment is not None and not self.refusal and not self.gone
+
+
+class Members:
+    """The members of one study.
+
+    Attributes:
+        seats: one for each invited participant, by name.
+        roster: the verified roster, once enrolment has closed.
+        dealer: who deals the study's keys.
+    """
+
+    def __init__(self, study: Study, digest: bytes, authority: x509.Certificate, clock: Callable[[], int]) -> None:
+        self.seats = {name: Seat(name) for name in study.participants}
+        self.roster: Roster | None = None
+        self.dealer = ""
+        self._study, self._digest, self._authority, self._clock = study, digest, authority, clock
+        self._keys: set[bytes | str] = set()
+
+    def seat(self, name: str) -> Seat:
+        """The caller's seat.
+
+        Raises:
+            HostileInput: it is not invited.
+        """
+        seat = self.seats.get(name)
+        if seat is None:
+            raise HostileInput("The caller is not invited to that study.")
+        return seat
+
+    @property
+    def answered(self) -> bool:
+        """Whether everyone enrolled or refused."""
+        return all(seat.enrolment is not None or seat.refusal for seat in self.seats.values())
+
+    def enrol(self, name: str, enrolment: Enrolment) -> None:
+        """Take an enrolment.
+
+        Raises:
+            HostileInput: not the sender's own, invalid, or with a key that another enrolled.
+        """
+        member = verify_enrolment(enrolment, self._digest, self._authority, self._clock())
+        if member.name != name:
+            raise HostileInput("An enrolment names another participant than the caller's certificate.")
+        if {member.public, member.identity.fingerprint} & self._keys:
+            raise HostileInput("An enrolment holds a key that another participant enrolled.")
+        self._keys |= {member.public, member.identity.fingerprint}
+        self.seats[name].enrolment = enrolment
+
+    def close(self) -> int:
+        """Close enrolment: fix roster and first dealer if there are enough members; returns how many enrolled."""
+        for seat in self.seats.values():
+            if seat.enrolment is not None:
+                try:
+                    verify_enrolment(seat.enrolment, self._digest, self._authority, self._clock())
+                except HostileInput:  # the certificate has expired since
+                    seat.refusal = seat.refusal or RefusalCode.ROSTER.value
+        enrolments = [seat.enrolment for seat in self.seats.values() if seat.enrolment is not None and not seat.refusal]
+        if len(enrolments) >= self._study.privacy.min_cohort:
+            self.roster = verify_roster(enrolments, self._study, self._digest, self._authority, self._clock())
+            self.dealer = self.roster.names[0]
+        return len(enrolments)
+
+    def fixed_roster(self) -> Roster:
+        """The roster.
+
+        Raises:
+            StateError: enrolment has not closed.
+        """
+        if self.roster is None:
+            raise StateError("The study has no roster yet.")
+        return self.roster
+
+    def live(self) -> list[str]:
+        """Members that have neither refused nor been given up on, in roster order."""
+        return [name for name in self.fixed_roster().names if self.seats[name].active]
+
+    def all_sealed(self) -> bool:
+        """Whether every live member delivered its boxes."""
+        return all(self.seats[name].boxes is not None for name in self.live())
+
+    def all_ready(self) -> bool:
+        """Whether every live member opened its boxes."""
+        return all(self.seats[name].ready for name in self.live())
+
+    def seal(self, name: str, boxes: Sequence[Box]) -> None:
+        """Take a member's boxes, complete or not at all.
+
+        Raises:
+            HostileInput: not exactly the boxes that it owes.
+        """
+        seat, names = self.seat(name), self.fixed_roster().names
+        if name not in names:
+            raise HostileInput("Sealed boxes came from outside the roster.")
+        if seat.boxes is not None:
+            return
+        behind = names[names.index(name) + 1 :]
+        owed = {(other, Purpose.PAIR_SEED) for other in behind}
+        if name == self.dealer:
+            owed |= {(other, Purpose.DEALT_KEYS) for other in names if other != name}
+        given = {(box.recipient, box.purpose): box for box in boxes}
+        if set(given) != owed or len(given) != len(boxes) or any(box.sender != name for box in boxes):
+            raise HostileInput("A member must send exactly one box for each that it owes.")
+        seat.boxes = given
+
+    def boxes_for(self, name: str) -> list[Box]:
+        """All boxes for one member."""
+        return [
+            box
+            for seat in self.seats.values()
+            for (recipient, purpose), box in (seat.boxes or {}).items()
+            if recipient == name and (purpose is Purpose.PAIR_SEED or seat.name == self.dealer)
+        ]
+
+    def absent(self, name: str, now: int, grace: int) -> bool:
+        """Whether a member's connection has been gone for the grace period."""
+        seat = self.seats[name]
+        return not seat.connected and now - seat.left_at >= grace
+
+    def drop(self, names: Sequence[str]) -> None:
+        """Give up on members that owe something in the present step of the exchange of keys."""
+        sealed = self.all_sealed()
+        for name in names:
+            seat = self.seats[name]
+            seat.gone = seat.gone or not (seat.ready if sealed else seat.boxes is not None)
+
+    def replace_dealer(self) -> None:
+        """The next live member deals if the dealer left before it had dealt."""
+        live = self.live()
+        if self.dealer not in live and self.seats[self.dealer].boxes is None:
+            self.dealer = live[0]
+            self.seats[self.dealer].boxes = None
