@@ -89,7 +89,7 @@ def study_cost(study: Study) -> StudyCost:
         plan = plan_round(study, declaration.label, cohort, cohort)
         unit = task.clip() / declaration.grid
         std = math.sqrt(plan.noise.total_variance(cohort)) * unit
-        largest = plan.encoding.parameters.ciphertext_bytes[1]
+        largest = plan.encoding.parameters.fresh.largest
         tasks.append(
             TaskCost(
                 label=declaration.label,

@@ -72,7 +72,7 @@ def sign(
 
 
 @app.command("list")
-def list_issued(directory: AuthorityDirectory, as_json: JsonOption = False) -> None:
+def list_issued(directory: AuthorityDirectory = Path("authority"), as_json: JsonOption = False) -> None:
     """List every certificate that the authority signed."""
     now = _now()
     rows = [
