@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from veilsum_coordinator.journal import SqlJournal
-from veilsum_coordinator.machine import StudyMachine, StudyPhase
+from veilsum_coordinator.machine import StudyMachine
+from veilsum_coordinator.members import StudyPhase
 from veilsum_coordinator.settings import Waits
 from veilsum_coordinator.status import StudyEntry, study_status
 from veilsum_privacy.errors import HostileInput, RefusalCode, VeilsumError

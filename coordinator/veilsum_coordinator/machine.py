@@ -8,13 +8,13 @@ a reconnect loses nothing). Nothing here waits, sends or stores, except through 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from enum import StrEnum
 
 from cryptography import x509
 
 from veilsum_coordinator.accumulator import Accumulator
+from veilsum_coordinator.directives import open_directives
 from veilsum_coordinator.journal import Journal
-from veilsum_coordinator.members import Members, Seat
+from veilsum_coordinator.members import Members, Seat, StudyPhase
 from veilsum_coordinator.rounds import DecryptionsDiffer, Round, RoundPhase
 from veilsum_coordinator.settings import Waits
 from veilsum_privacy.errors import HostileInput, RefusalCode, StateError
@@ -28,22 +28,6 @@ from veilsum_proto import federation_pb2 as pb
 
 TRANSIENT = {RefusalCode.CONTEXT, RefusalCode.ROUND}
 MAX_EXCUSES = 3
-
-
-class StudyPhase(StrEnum):
-    """Where a study is."""
-
-    ENROLLING = "enrolling"
-    SEALING = "sealing"
-    RUNNING = "running"
-    FINISHED = "finished"
-    FAILED = "failed"
-    ABORTED = "aborted"
-
-    @property
-    def over(self) -> bool:
-        """Whether nothing more happens."""
-        return self in (StudyPhase.FINISHED, StudyPhase.FAILED, StudyPhase.ABORTED)
 
 
 class StudyMachine:
@@ -84,54 +68,7 @@ class StudyMachine:
 
     def directives(self, name: str) -> list[pb.Directive]:
         """Directives that are open for this participant, in the order in which it should answer."""
-        seat = self.seats.get(name)
-        if seat is None:
-            return []
-        if self.phase.over:
-            return self._ending(seat, self.phase.value)
-        if self.phase is StudyPhase.ENROLLING:
-            waiting = seat.enrolment is None and not seat.refusal
-            return [self._directive(pb.DIRECTIVE_KIND_ENROL)] if waiting else []
-        if not seat.active:
-            return self._ending(seat, "left out")
-        if self.phase is StudyPhase.SEALING:
-            return self._sealing(seat)
-        return [*self._closing(seat), *self._round_directives(seat)]
-
-    def _directive(self, kind: pb.DirectiveKind.ValueType, **fields: object) -> pb.Directive:
-        return pb.Directive(kind=kind, study=self.digest, **fields)  # type: ignore[arg-type]
-
-    def _ending(self, seat: Seat, outcome: str) -> list[pb.Directive]:
-        """The end, after what a member must still hear: a release that it does not see counts as a lost charge."""
-        return [] if seat.ended else [*self._closing(seat), self._directive(pb.DIRECTIVE_KIND_END, outcome=outcome)]
-
-    def _sealing(self, seat: Seat) -> list[pb.Directive]:
-        if seat.boxes is None:
-            return [self._directive(pb.DIRECTIVE_KIND_SEAL, dealer=seat.name == self.members.dealer)]
-        if not seat.ready and self.members.all_sealed():
-            return [self._directive(pb.DIRECTIVE_KIND_UNSEAL)]
-        return []
-
-    def _closing(self, seat: Seat) -> list[pb.Directive]:
-        kinds = ((pb.DIRECTIVE_KIND_GIVE_UP, seat.give_up), (pb.DIRECTIVE_KIND_RELEASED, seat.released))
-        return [
-            self._directive(kind, round=number, attempt=attempt) for kind, pairs in kinds for number, attempt in sorted(pairs)
-        ]
-
-    def _round_directives(self, seat: Seat) -> list[pb.Directive]:
-        current = self.round
-        if current is None or seat.name not in current.cohort:
-            return []
-        place = {"round": current.number, "attempt": current.assignment.attempt}
-        if current.phase is RoundPhase.CONTRIBUTING and not current.accumulator.uploads[seat.name].complete:
-            return [self._directive(pb.DIRECTIVE_KIND_CONTRIBUTE, assignment=current.assignment.to_bytes(), **place)]
-        if current.phase is RoundPhase.CONSENTING and seat.name not in current.consents:
-            return [self._directive(pb.DIRECTIVE_KIND_CONSENT, **place)]
-        connected = [name for name in current.cohort if self.seats[name].connected]
-        asked = current.decryptors(connected) if current.phase is RoundPhase.DECRYPTING else ()
-        if seat.name in asked and seat.name not in current.answers:
-            return [self._directive(pb.DIRECTIVE_KIND_DECRYPT, **place)]
-        return []
+        return open_directives(self.digest, self.phase, self.members, self.round, name)
 
     @property
     def round(self) -> Round | None:
@@ -349,8 +286,8 @@ class StudyMachine:
             self._lose(current, f"no consent from {', '.join(silent)} within its time")
         elif current.phase is RoundPhase.DECRYPTING:
             if now >= current.deadline:
-                connected = [name for name in current.cohort if self.seats[name].connected]
-                current.unable |= {name for name in current.decryptors(connected) if name not in current.answers}
+                asked = current.decryptors(self.members.connected())
+                current.unable |= {name for name in asked if name not in current.answers}
                 current.deadline = now + self._waits.decrypt
             self._check_decryptors(current)
 
@@ -408,8 +345,7 @@ class StudyMachine:
             HostileInput: not asked of the caller, of the wrong shape, or unlike the other.
         """
         current = self._round_of(name, attempt, RoundPhase.DECRYPTING)
-        connected = [member for member in current.cohort if self.seats[member].connected]
-        if name not in current.decryptors(connected):
+        if name not in current.decryptors(self.members.connected()):
             raise HostileInput("The caller was not asked to decrypt.", "Wait for the next directive.")
         try:
             if current.decrypted(name, words):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from cryptography import x509
 
@@ -14,6 +15,22 @@ from veilsum_privacy.errors import HostileInput, RefusalCode, StateError
 from veilsum_privacy.securesum.boxes import Box, Purpose
 from veilsum_privacy.securesum.roster import Enrolment, Roster, verify_enrolment, verify_roster
 from veilsum_privacy.study import Study
+
+
+class StudyPhase(StrEnum):
+    """Where a study is."""
+
+    ENROLLING = "enrolling"
+    SEALING = "sealing"
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    ABORTED = "aborted"
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more happens."""
+        return self in (StudyPhase.FINISHED, StudyPhase.FAILED, StudyPhase.ABORTED)
 
 
 @dataclass
@@ -150,6 +167,10 @@ class Members:
             for (recipient, purpose), box in (seat.boxes or {}).items()
             if recipient == name and (purpose is Purpose.PAIR_SEED or seat.name == self.dealer)
         ]
+
+    def connected(self) -> list[str]:
+        """Names with an open session."""
+        return [name for name, seat in self.seats.items() if seat.connected]
 
     def absent(self, name: str, now: int, grace: int) -> bool:
         """Whether a member's connection has been gone for the grace period."""

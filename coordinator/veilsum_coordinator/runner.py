@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from veilsum_coordinator.federation import Release
 from veilsum_coordinator.hub import Hub
-from veilsum_coordinator.machine import StudyPhase
+from veilsum_coordinator.members import StudyPhase
 from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.metrics import Metrics
 from veilsum_coordinator.results import save_result

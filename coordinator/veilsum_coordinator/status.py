@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from veilsum_coordinator.machine import StudyMachine, StudyPhase
+from veilsum_coordinator.machine import StudyMachine
+from veilsum_coordinator.members import StudyPhase
 from veilsum_coordinator.rounds import RoundPhase
 from veilsum_proto import federation_pb2 as pb
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from veilsum_coordinator.hub import Hub
-from veilsum_coordinator.machine import StudyPhase
+from veilsum_coordinator.members import StudyPhase
 from veilsum_coordinator.runner import HubFederation, run_study
 from veilsum_participant.contributions import Payload
 from veilsum_participant.core import ParticipantCore

@@ -10,7 +10,7 @@ import numpy as np
 
 from support.federation import make_bed, make_request, schema_of
 from support.network import running_client, running_server, wait_for
-from veilsum_coordinator.machine import StudyPhase
+from veilsum_coordinator.members import StudyPhase
 from veilsum_participant.channel import open_channel
 from veilsum_privacy.identity import Label
 from veilsum_proto import federation_pb2 as pb

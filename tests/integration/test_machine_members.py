@@ -13,7 +13,8 @@ from cryptography.x509 import load_pem_x509_certificate
 
 from support.federation import TestBed, make_bed, make_request, schema_of
 from support.hostile import NAMES, HostileChannel, altered, make_data
-from veilsum_coordinator.machine import StudyMachine, StudyPhase
+from veilsum_coordinator.machine import StudyMachine
+from veilsum_coordinator.members import StudyPhase
 from veilsum_coordinator.settings import Waits
 from veilsum_deploy.local import LocalChannel
 from veilsum_privacy.errors import HostileInput, StateError

@@ -14,7 +14,8 @@ from support.hostile import NAMES, HostileChannel, make_data
 from veilsum_coordinator.accumulator import OutOfOrder
 from veilsum_coordinator.federation import Release
 from veilsum_coordinator.hub import Hub
-from veilsum_coordinator.machine import StudyMachine, StudyPhase
+from veilsum_coordinator.machine import StudyMachine
+from veilsum_coordinator.members import StudyPhase
 from veilsum_coordinator.rounds import DecryptionsDiffer, Round, RoundPhase
 from veilsum_coordinator.runner import HubFederation, RoundLostError
 from veilsum_participant.contributions import Payload

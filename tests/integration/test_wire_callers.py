@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from support.federation import TestBed, make_bed, make_request, schema_of
 from support.network import running_client, running_server, wait_for
-from veilsum_coordinator.machine import StudyPhase
+from veilsum_coordinator.members import StudyPhase
 from veilsum_coordinator.server import CoordinatorServer
 from veilsum_participant.channel import open_channel
 from veilsum_privacy.identity import Authority, Credentials, Label, Role, SigningKey, load_credentials, new_key_and_csr

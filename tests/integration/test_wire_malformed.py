@@ -13,7 +13,7 @@ import pytest
 
 from support.federation import TestBed, make_bed, make_request, schema_of
 from support.network import running_client, running_server, wait_for
-from veilsum_coordinator.machine import StudyPhase
+from veilsum_coordinator.members import StudyPhase
 from veilsum_coordinator.server import CoordinatorServer
 from veilsum_participant.channel import open_channel
 from veilsum_privacy.identity import Credentials, Label

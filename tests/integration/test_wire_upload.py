@@ -12,7 +12,8 @@ import pytest
 
 from support.federation import make_bed, make_request, schema_of
 from support.network import running_client, running_server, wait_for
-from veilsum_coordinator.machine import StudyMachine, StudyPhase
+from veilsum_coordinator.machine import StudyMachine
+from veilsum_coordinator.members import StudyPhase
 from veilsum_coordinator.server import CoordinatorServer
 from veilsum_participant.channel import GrpcChannel, open_channel
 from veilsum_participant.contributions import Payload

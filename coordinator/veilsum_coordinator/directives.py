@@ -1,0 +1,77 @@
+"""What the coordinator wants of a participant now, read off a study's state.
+
+Level-triggered: the same state gives the same directives, so a reconnect loses nothing and nothing has to be queued.
+"""
+
+from __future__ import annotations
+
+from veilsum_coordinator.members import Members, Seat, StudyPhase
+from veilsum_coordinator.rounds import Round, RoundPhase
+from veilsum_proto import federation_pb2 as pb
+
+
+def open_directives(study: bytes, phase: StudyPhase, members: Members, current: Round | None, name: str) -> list[pb.Directive]:
+    """Directives that are open for a participant, in the order in which it should answer.
+
+    Args:
+        study: the study's digest.
+        phase: where the study is.
+        members: its members.
+        current: the present round, if one runs.
+        name: the participant's.
+    """
+    seat = members.seats.get(name)
+    if seat is None:
+        return []
+    if phase.over:
+        found = _ending(seat, phase.value)
+    elif phase is StudyPhase.ENROLLING:
+        found = [pb.Directive(kind=pb.DIRECTIVE_KIND_ENROL)] if seat.enrolment is None and not seat.refusal else []
+    elif not seat.active:
+        found = _ending(seat, "left out")
+    elif phase is StudyPhase.SEALING:
+        found = _sealing(seat, members)
+    else:
+        found = [*_closing(seat), *_of_round(seat, members, current)]
+    for directive in found:
+        directive.study = study
+    return found
+
+
+def _ending(seat: Seat, outcome: str) -> list[pb.Directive]:
+    """The end, after what a member must still hear: a release that it does not see counts as a lost charge."""
+    return [] if seat.ended else [*_closing(seat), pb.Directive(kind=pb.DIRECTIVE_KIND_END, outcome=outcome)]
+
+
+def _sealing(seat: Seat, members: Members) -> list[pb.Directive]:
+    if seat.boxes is None:
+        return [pb.Directive(kind=pb.DIRECTIVE_KIND_SEAL, dealer=seat.name == members.dealer)]
+    if not seat.ready and members.all_sealed():
+        return [pb.Directive(kind=pb.DIRECTIVE_KIND_UNSEAL)]
+    return []
+
+
+def _closing(seat: Seat) -> list[pb.Directive]:
+    kinds = ((pb.DIRECTIVE_KIND_GIVE_UP, seat.give_up), (pb.DIRECTIVE_KIND_RELEASED, seat.released))
+    return [
+        pb.Directive(kind=kind, round=number, attempt=attempt) for kind, pairs in kinds for number, attempt in sorted(pairs)
+    ]
+
+
+def _of_round(seat: Seat, members: Members, current: Round | None) -> list[pb.Directive]:
+    if current is None or seat.name not in current.cohort:
+        return []
+    directive = pb.Directive(round=current.number, attempt=current.assignment.attempt)
+    if current.phase is RoundPhase.CONTRIBUTING and not current.accumulator.uploads[seat.name].complete:
+        directive.kind, directive.assignment = pb.DIRECTIVE_KIND_CONTRIBUTE, current.assignment.to_bytes()
+    elif current.phase is RoundPhase.CONSENTING and seat.name not in current.consents:
+        directive.kind = pb.DIRECTIVE_KIND_CONSENT
+    elif (
+        current.phase is RoundPhase.DECRYPTING
+        and seat.name in current.decryptors(members.connected())
+        and seat.name not in current.answers
+    ):
+        directive.kind = pb.DIRECTIVE_KIND_DECRYPT
+    else:
+        return []
+    return [directive]
