@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from veilsum_coordinator.journal import SqlJournal
 from veilsum_coordinator.machine import StudyMachine
 from veilsum_coordinator.members import StudyPhase
+from veilsum_coordinator.rounds import Round
 from veilsum_coordinator.settings import Waits
 from veilsum_coordinator.status import StudyEntry, study_status
 from veilsum_privacy.errors import HostileInput, RefusalCode, VeilsumError
@@ -166,9 +167,7 @@ class Hub:
             HostileInput: the caller has no upload in the present attempt.
         """
         with self.changed:
-            current = self._entry(key).machine.round
-            if current is None or current.assignment.attempt != attempt or name not in current.cohort:
-                raise HostileInput("The attempt is over.", "Wait for the next directive.")
+            current = self._attempt(name, key, attempt)
             upload = current.accumulator.uploads[name]
             return upload.next, upload.complete
 
@@ -192,6 +191,27 @@ class Hub:
         """See :meth:`StudyMachine.decrypted`."""
         with self._change():
             self._entry(key).machine.decrypted(name, attempt, words)
+
+    def boxes_owed(self, name: str, key: bytes) -> int:
+        """How many sealed boxes the caller may send at most.
+
+        Raises:
+            HostileInput: it is not in the study's roster.
+        """
+        with self.changed:
+            roster = self._entry(key).machine.roster
+            if roster is None or name not in roster.names:
+                raise HostileInput("The caller is not in the study's roster.")
+            return 2 * len(roster.names)
+
+    def words_owed(self, name: str, key: bytes, attempt: int) -> int:
+        """How many pieces a decryption by the caller has.
+
+        Raises:
+            HostileInput: it is not in the present attempt.
+        """
+        with self.changed:
+            return self._attempt(name, key, attempt).plan.encoding.ciphertexts
 
     def confirm(self, name: str, key: bytes, kind: pb.DirectiveKind.ValueType, number: int, attempt: int) -> None:
         """See :meth:`StudyMachine.confirm`."""
@@ -300,6 +320,12 @@ class Hub:
         if entry is None:
             raise HostileInput("There is no such study.")
         return entry
+
+    def _attempt(self, name: str, key: bytes, attempt: int) -> Round:
+        current = self._entry(key).machine.round
+        if current is None or current.assignment.attempt != attempt or name not in current.cohort:
+            raise HostileInput("The attempt is over.", "Wait for the next directive.")
+        return current
 
     def _restore(self) -> None:
         """Load earlier studies; what was running when the process ended has failed, and its participants are told so."""

@@ -72,6 +72,7 @@ class Client:
         self._site = site
         self._stopping = threading.Event()
         self._channel: grpc.Channel | None = None
+        self._opened = False
 
     def stop(self) -> None:
         """Ask the loop to end; safe from a signal handler or another thread."""
@@ -87,7 +88,7 @@ class Client:
         """
         pause = FIRST_BACKOFF
         while not self._stopping.is_set():
-            started = time.monotonic()
+            self._opened = False
             try:
                 self._session()
             except grpc.RpcError as error:
@@ -98,7 +99,7 @@ class Client:
                 LOG.warning("session to %s ended: %s %s", self._site.config.coordinator, code, details)
             except (HostileInput, ValueError) as error:  # a closed channel raises ValueError
                 LOG.warning("session to %s ended: %s", self._site.config.coordinator, error)
-            if time.monotonic() - started > LONGEST_BACKOFF:
+            if self._opened:
                 pause = FIRST_BACKOFF
             self._idle(pause)
             pause = min(2 * pause, LONGEST_BACKOFF)
@@ -117,6 +118,7 @@ class Client:
             skew = reply.now - self._site.clock()
             if abs(skew) > 60:
                 LOG.warning("the coordinator's clock differs by %d s", skew)
+            self._opened = True
             LOG.info("session with coordinator %s open", channel.coordinator)
             inbox: queue.Queue[pb.Directive | Exception | None] = queue.Queue(maxsize=1024)
             reader = threading.Thread(target=_read, args=(channel.work(self._site.nonce), inbox), daemon=True)

@@ -20,8 +20,6 @@ from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import CoordinationServicer
 
 PING_SECONDS = 10.0
-MAX_BOXES = 2048
-MAX_CIPHERTEXTS = 1 << 16
 MAX_WORDS_BYTES = 8 * 8192  # a word for every slot of the largest ciphertext
 ROLES = (Role.PARTICIPANT,)
 
@@ -136,12 +134,13 @@ class Coordination(CoordinationServicer):
     async def Seal(self, request_iterator: AsyncIterator[pb.SealedBox], context: Context) -> pb.Ack:
         async def work() -> pb.Ack:
             name = self._guard.caller(context, ROLES).name
-            key = b""
+            key, most = b"", 0
             boxes: list[Box] = []
             async for message in request_iterator:
                 if not key:
                     key = _check_key(message.study)
-                elif message.study or len(boxes) >= MAX_BOXES:
+                    most = self._hub.boxes_owed(name, key)
+                elif message.study or len(boxes) >= most:
                     raise HostileInput("Only the first message of a stream of boxes names its study, and boxes are bounded.")
                 else:
                     boxes.append(_box(message))
@@ -198,13 +197,14 @@ class Coordination(CoordinationServicer):
     async def Decrypted(self, request_iterator: AsyncIterator[pb.DecryptedChunk], context: Context) -> pb.Ack:
         async def work() -> pb.Ack:
             name = self._guard.caller(context, ROLES).name
-            key, attempt = b"", 0
+            key, attempt, most = b"", 0, 0
             words: list[Slots] = []
             async for chunk in request_iterator:
                 if not key:
                     key, attempt = _check_key(chunk.study), chunk.attempt
+                    most = self._hub.words_owed(name, key, attempt)
                 size = len(_bounded(chunk.words, MAX_WORDS_BYTES, "piece of decrypted words"))
-                if chunk.index != len(words) or len(words) >= MAX_CIPHERTEXTS or size % 8:
+                if chunk.index != len(words) or len(words) >= most or size % 8:
                     raise HostileInput("Decrypted words came out of order or in pieces of the wrong size.")
                 words.append(np.frombuffer(chunk.words, dtype="<u8").astype(np.uint64))
             self._hub.decrypted(name, _check_key(key), attempt, words)
