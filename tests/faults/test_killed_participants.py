@@ -92,7 +92,7 @@ def _state(network: Processes, name: str, key: bytes) -> str:
 
 def _uploaded(network: Processes, study: Study, key: bytes, sites: int) -> None:
     """Wait until so many uploads are in, receipts included."""
-    least, _ = (encoding := plan_round(study, "statistics", 4, 4).encoding).parameters.ciphertext_bytes
+    least = (encoding := plan_round(study, "statistics", 4, 4).encoding).parameters.fresh.least
     assert encoding.ciphertexts >= 3
     whole = sites * encoding.ciphertexts * least
     network.await_status(key, lambda shown: bool(shown.rounds) and shown.rounds[-1].bytes_received >= whole, "uploads")
@@ -119,7 +119,7 @@ def _check_sum(network: Processes, study: Study, key: bytes, cohort: str) -> Non
 def test_killed_during_its_upload(network: Processes, limit: int, ciphertexts: int) -> None:
     study, key = _begin(network, c=limit)
     _stalled(network, "c")
-    _, largest = plan_round(study, "statistics", 4, 4).encoding.parameters.ciphertext_bytes
+    largest = plan_round(study, "statistics", 4, 4).encoding.parameters.fresh.largest
     assert network.proxies["c"].stalled.is_set()
     assert _state(network, "c", key) == "payload"
     _uploaded(network, study, key, 3)
@@ -127,7 +127,7 @@ def test_killed_during_its_upload(network: Processes, limit: int, ciphertexts: i
     status = network.await_end(key)
     assert status.phase == "finished", status.reason
     assert status.rounds[0].attempts == 2
-    least = plan_round(study, "statistics", 4, 4).encoding.parameters.ciphertext_bytes[0]
+    least = plan_round(study, "statistics", 4, 4).encoding.parameters.fresh.least
     whole = 6 * plan_round(study, "statistics", 4, 4).encoding.ciphertexts  # three survivors, two attempts
     assert (whole + ciphertexts) * least <= status.rounds[0].bytes_received <= (whole + ciphertexts) * largest
     _check_sum(network, study, key, "abd")
@@ -221,7 +221,7 @@ def test_an_upload_that_is_cut_goes_on_at_the_next_ciphertext(network: Processes
     assert network.proxies["b"].stalled.is_set(), "the connection was not cut"
     assert status.phase == "finished", status.reason
     assert status.rounds[0].attempts == 1
-    _, largest = (encoding := plan_round(study, "statistics", 4, 4).encoding).parameters.ciphertext_bytes
+    largest = (encoding := plan_round(study, "statistics", 4, 4).encoding).parameters.fresh.largest
     assert status.rounds[0].bytes_received <= 4 * encoding.ciphertexts * largest  # nothing was counted twice
     _check_sum(network, study, key, "abcd")
     network.audit(key, charged="abcd", released="abcd")

@@ -151,7 +151,7 @@ def test_refusals_do_not_depend_on_a_record(tmp_path: Path) -> None:
         attack.consents()
         heard.append([said.call for said in attack.channels["a"].said])
         upload = attack.payloads["a", 1]
-        assert {len(part) >> 10 for part in upload.ciphertexts} == {60}
+        assert {len(part) >> 10 for part in upload.ciphertexts} == {30}
     assert heard[0] == heard[1] == heard[2]
 
 

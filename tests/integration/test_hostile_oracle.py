@@ -7,11 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tenseal as ts
+from tenseal import sealapi
 
 from support.hostile import Adversary, flat, key_extracting_ciphertext, make_adversary, uniformity
+from support.securesum import whole
 from veilsum_privacy.errors import HostileInput, RefusalCode
-from veilsum_privacy.securesum.bfv import SecretKey, _dump, _fresh_context
+from veilsum_privacy.securesum.bfv import SecretKey, _context, _parse, _Scratch
 from veilsum_privacy.securesum.contribution import open_sum
 from veilsum_proto import federation_pb2 as pb
 
@@ -51,7 +52,8 @@ def _own_ciphertexts(attack: Adversary) -> list[bytes]:
     """Encryptions of zeros under a key of the adversary's own."""
     parameters = attack.plan().encoding.parameters
     own = SecretKey.generate(parameters)
-    return [own.encrypt(np.zeros(parameters.degree, dtype=np.uint64)) for _ in range(attack.plan().encoding.ciphertexts)]
+    zeros = np.zeros(parameters.degree, dtype=np.uint64)
+    return [whole(own.encrypt(zeros), parameters) for _ in range(attack.plan().encoding.ciphertexts)]
 
 
 def test_decryption_oracle_on_a_crafted_ciphertext(attack: Adversary) -> None:
@@ -85,12 +87,14 @@ def test_decryption_oracle_on_shifted_sum(attack: Adversary) -> None:
     """The true sum plus a plaintext of the adversary's choice: linear tags do not follow an unknown r."""
     _consented(attack)
     parameters = attack.plan().encoding.parameters
-    context = ts.context_from(_dump(_fresh_context(parameters), secret=False))
+    context, scratch = _context(parameters), _Scratch()
+    plain = sealapi.Plaintext()
+    sealapi.BatchEncoder(context).encode([0, 1] + [0] * (parameters.degree - 2), plain)
     shifted = []
-    for ciphertext in attack.sum():
-        vector = ts.bfv_vector_from(context, ciphertext)
-        vector += [0, 1] + [0] * (parameters.degree - 2)
-        shifted.append(bytes(vector.serialize()))
+    for data in attack.sum():
+        total = _parse(data, parameters, scratch, fresh=False)
+        sealapi.Evaluator(context).add_plain_inplace(total, plain)
+        shifted.append(scratch.dump(total))
     assert (flat(attack.words("d", shifted)) != flat(attack.words("d", attack.sum()))).sum() == len(shifted)
     assert attack.ask_decryption("b", shifted).refused is RefusalCode.TAG
     _left(attack, "b")

@@ -19,6 +19,7 @@ from scipy.stats import chisquare
 from sqlalchemy import RowMapping
 
 from support.federation import TestBed, make_bed, make_request, schema_of
+from support.securesum import whole
 from veilsum_participant import store
 from veilsum_participant.contributions import Payload
 from veilsum_participant.core import ParticipantCore
@@ -321,7 +322,10 @@ class Adversary:
     def words(self, colluder: str, ciphertexts: Sequence[bytes]) -> list[Slots]:
         """Decrypt anything with a colluder's key, tags unchecked: masked words without the tags."""
         secret, _ = self.spied(colluder).keys(len(self.bed.sites))
-        return [secret.decrypt(ciphertext)[:-2] for ciphertext in ciphertexts]
+        sums = [
+            data if len(data) > secret.parameters.fresh.largest else whole(data, secret.parameters) for data in ciphertexts
+        ]
+        return [secret.decrypt(data)[:-2] for data in sums]
 
     # -- what must hold whatever happened ----------------------------------------------------------------------------------
 
@@ -401,7 +405,7 @@ def context_of(receipt: SignedReceipt) -> bytes:
 
 
 _ZSTD_MAGIC = bytes.fromhex("28b52ffd")
-_RAW_BYTES = 60_000
+_RAW_BYTES = 61_500
 
 
 def _prime(bits: int, factor: int) -> int:
@@ -415,10 +419,10 @@ def _prime(bits: int, factor: int) -> int:
 def key_extracting_ciphertext(template: bytes, parameters: BfvParameters) -> bytes:
     """The ciphertext c0 = 0, c1 = floor(q/t), whose plain decryption is the secret key modulo t.
 
-    Built byte by byte into an honest ciphertext's serialisation, padded to the length of one: no library would make it.
+    Built byte by byte into an honest sum's serialisation, padded to the length of one: no library would make it.
 
     Args:
-        template: any ciphertext of the parameters.
+        template: any sum of the parameters.
         parameters: the smaller set, whose data level has one prime.
     """
     start = template.find(_ZSTD_MAGIC)
@@ -433,9 +437,4 @@ def key_extracting_ciphertext(template: bytes, parameters: BfvParameters) -> byt
     frame = _ZSTD_MAGIC + bytes([0xA0]) + len(crafted).to_bytes(4, "little")  # one segment of a stated size
     frame += (len(raw) << 3).to_bytes(3, "little") + raw
     frame += ((len(crafted) - _RAW_BYTES) << 3 | 1 << 1 | 1).to_bytes(3, "little") + b"\0"
-    body = template[start - 16 : start - 8] + (16 + len(frame)).to_bytes(8, "little") + frame
-    length, rest = b"", len(body)
-    while rest:
-        length += bytes([rest & 0x7F | (0x80 if rest > 0x7F else 0)])
-        rest >>= 7
-    return bytes(template[:5] + length + body)
+    return bytes(template[: start - 8] + (16 + len(frame)).to_bytes(8, "little") + frame)

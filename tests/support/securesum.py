@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from support.randomness import SeededRandom
+from veilsum_privacy.securesum.bfv import Adder
 from veilsum_privacy.securesum.contribution import consent_key, masked_words
 from veilsum_privacy.securesum.masks import MaskStream, derive
 from veilsum_privacy.securesum.parameters import BFV_8192, BfvParameters, EncodingPlan, plan_encoding
@@ -91,6 +92,12 @@ def add_words(contributions: Iterable[Sequence[Slots]], modulus: int) -> list[Sl
 def exact_plan(size: int, bound: int, cohort: int, parameters: BfvParameters = BFV_8192) -> EncodingPlan:
     """The encoding of a sum without noise."""
     return plan_encoding(size, bound, Fraction(0), cohort, parameters)
+
+
+def whole(fresh: bytes, parameters: BfvParameters) -> bytes:
+    """A fresh ciphertext in the form of a sum, its seed expanded: the only form that is decrypted."""
+    adder = Adder(parameters)
+    return adder.serialise(adder.parse(fresh))
 
 
 def uniform_p_value(words: NDArray[np.uint64], modulus: int) -> float:

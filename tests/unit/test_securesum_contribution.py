@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from support.securesum import Cohort, add_words, exact_plan, make_cohort
+from support.securesum import Cohort, add_words, exact_plan, make_cohort, whole
 from veilsum_privacy.errors import HostileInput, Misuse
 from veilsum_privacy.securesum.bfv import Adder, SecretKey
 from veilsum_privacy.securesum.contribution import (
@@ -192,8 +192,11 @@ def test_a_single_contribution_is_not_decrypted_as_a_sum(opened: Opened) -> None
     name = cohort.names[0]
     words = cohort.words(name, vectors[0], plan, CONTEXT)
     own = list(encrypt_contribution(words, CONTEXT, name, KEYS[8192], TAG_KEY))
-    with pytest.raises(HostileInput, match="tags"):
+    with pytest.raises(HostileInput, match="sum of"):  # by its size already
         decrypt_sum(own, plan, CONTEXT, cohort.names, KEYS[8192], TAG_KEY)
+    expanded = [whole(ciphertext, plan.parameters) for ciphertext in own]
+    with pytest.raises(HostileInput, match="tags"):
+        decrypt_sum(expanded, plan, CONTEXT, cohort.names, KEYS[8192], TAG_KEY)
 
 
 def test_opening_refuses_what_is_missing_or_damaged(opened: Opened) -> None:

@@ -108,7 +108,7 @@ def test_the_choice_costs_no_more_than_the_other_set(sums: list[tuple[int, int, 
 
     def cost(parameters: BfvParameters) -> int:
         plans = (plan_encoding(size, bound, variance, 8, parameters) for size, bound, variance in sums)
-        return sum(plan.ciphertexts * parameters.ciphertext_bytes[1] for plan in plans)
+        return sum(plan.ciphertexts * parameters.fresh.largest for plan in plans)
 
     try:
         assert cost(chosen) <= min(cost(BFV_8192), cost(BFV_4096))

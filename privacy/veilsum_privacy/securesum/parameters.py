@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from veilsum_privacy.errors import Misuse
+from veilsum_privacy.securesum.frames import FrameSize
 
 RESERVED_SLOTS = 3
 """Slot 0 counts the cohort; the last two slots hold the tags."""
@@ -30,13 +31,17 @@ class BfvParameters:
         degree: N, slots of a ciphertext.
         prime_bits: bits of the coefficient primes.
         plain_modulus: t, a prime = 1 mod 2N.
-        ciphertext_bytes: least and largest serialised size of one ciphertext.
+        fresh: size of a fresh ciphertext: one polynomial and the seed of the other.
+        sum: size of a sum: two polynomials.
+        key: size of a secret key: one polynomial for each prime.
     """
 
     degree: int
     prime_bits: tuple[int, int]
     plain_modulus: int
-    ciphertext_bytes: tuple[int, int]
+    fresh: FrameSize
+    sum: FrameSize
+    key: FrameSize
 
     @property
     def data_slots(self) -> int:
@@ -48,8 +53,22 @@ class BfvParameters:
         return {"degree": self.degree, "prime_bits": list(self.prime_bits), "plain_modulus": self.plain_modulus}
 
 
-BFV_8192 = BfvParameters(8192, (60, 60), 281474976694273, (131072, 131584))
-BFV_4096 = BfvParameters(4096, (54, 55), 4398046486529, (57344, 65536))
+BFV_8192 = BfvParameters(
+    degree=8192,
+    prime_bits=(60, 60),
+    plain_modulus=281474976694273,
+    fresh=FrameSize(65700, 65800, 65714),
+    sum=FrameSize(131150, 131250, 131169),
+    key=FrameSize(131125, 131225, 131144),
+)
+BFV_4096 = BfvParameters(
+    degree=4096,
+    prime_bits=(54, 55),
+    plain_modulus=4398046486529,
+    fresh=FrameSize(30700, 31250, 32946),
+    sum=FrameSize(61400, 62100, 65633),
+    key=FrameSize(61400, 62100, 65608),
+)
 
 
 @dataclass(frozen=True)
@@ -147,7 +166,7 @@ def choose_parameters(sums: list[tuple[int, int, Fraction]], participants: int) 
 
     def cost(parameters: BfvParameters) -> int:
         plans = [plan_encoding(size, bound, variance, participants, parameters) for size, bound, variance in sums]
-        return sum(plan.ciphertexts for plan in plans) * parameters.ciphertext_bytes[1]
+        return sum(plan.ciphertexts for plan in plans) * parameters.fresh.largest
 
     large = cost(BFV_8192)
     try:
