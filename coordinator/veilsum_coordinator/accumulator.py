@@ -67,6 +67,10 @@ class Accumulator:
         """Bytes of ciphertexts received."""
         return sum(upload.received for upload in self.uploads.values())
 
+    def drop(self) -> None:
+        """Forget the ciphertexts; what was received stays counted."""
+        self._sums = []
+
     def serialise(self) -> list[bytes]:
         """The sum's ciphertexts."""
         return [self._adder.serialise(total) for total in self._sums if total is not None]

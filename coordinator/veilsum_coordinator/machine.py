@@ -359,6 +359,7 @@ class StudyMachine:
         current.phase = RoundPhase.RELEASED
         current.finished = self._clock()
         current.sum, current.answers, current.consents = [], {}, {}
+        current.accumulator.drop()  # a study of many rounds must not keep a payload for each
         for name in current.cohort:
             self.seats[name].released.add((current.number, current.assignment.attempt))
 

@@ -67,3 +67,16 @@ def test_mean_and_covariance_at_a_huge_epsilon_equal_pooled_numpy(tmp_path: Path
     if epsilon is None:
         np.testing.assert_allclose(mean, x.mean(axis=0), atol=2 * unit)
         np.testing.assert_allclose(covariance, np.cov(x.T, bias=True), atol=10 * unit / task.layout().blocks[-1].weight)
+
+
+def test_a_released_round_keeps_no_ciphertext(tmp_path: Path) -> None:
+    """The coordinator's memory is one payload, whatever the number of rounds."""
+    data = _data("abc", 3, 20)
+    bed = make_bed(tmp_path, data)
+    local = bed.local
+    key = local.submit(bed.compile(make_request(schema_of(3), epsilon=None)), bed.analyst)
+    release = local.prepare(key).sum("statistics")
+    (current,) = bed.hub.studies[key].machine.rounds
+    assert (current.sum, current.answers, current.consents, current.accumulator._sums) == ([], {}, {}, [])
+    assert current.bytes_received > 3 * 30_000
+    assert release.cohort == ("a", "b", "c")
