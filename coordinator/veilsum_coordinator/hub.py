@@ -6,6 +6,7 @@ no network I/O.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,10 +15,10 @@ from dataclasses import dataclass
 from veilsum_coordinator.journal import SqlJournal
 from veilsum_coordinator.machine import StudyMachine
 from veilsum_coordinator.members import StudyPhase
-from veilsum_coordinator.rounds import Round
+from veilsum_coordinator.rounds import Round, RoundPhase
 from veilsum_coordinator.settings import Waits
 from veilsum_coordinator.status import StudyEntry, study_status
-from veilsum_privacy.errors import HostileInput, RefusalCode, VeilsumError
+from veilsum_privacy.errors import HostileInput, RefusalCode, StateError, VeilsumError
 from veilsum_privacy.identity import Credentials, Label, Role, verify, verify_certificate
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.contribution import Slots
@@ -25,6 +26,8 @@ from veilsum_privacy.securesum.receipts import SignedReceipt
 from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_privacy.study import Study, parse_study, study_digest
 from veilsum_proto import federation_pb2 as pb
+
+LOG = logging.getLogger("veilsum.coordinator")
 
 
 @dataclass
@@ -89,6 +92,9 @@ class Hub:
                     entry.machine.tick()
                 except VeilsumError as error:  # one study's fault must not stop the clock of the others
                     entry.machine.fail(error.message)
+                except Exception as error:
+                    LOG.error("study %s: internal error", entry.machine.study.name, exc_info=error)
+                    entry.machine.fail("internal error at a deadline; the coordinator's log has it")
             if before != [entry.machine.marks() for entry in self.studies.values()]:
                 with self._change():
                     pass
@@ -196,22 +202,28 @@ class Hub:
         """How many sealed boxes the caller may send at most.
 
         Raises:
-            HostileInput: it is not in the study's roster.
+            HostileInput: it is not in the study's roster, or boxes are not being exchanged.
         """
         with self.changed:
-            roster = self._entry(key).machine.roster
-            if roster is None or name not in roster.names:
+            machine = self._entry(key).machine
+            if machine.roster is None or name not in machine.roster.names:
                 raise HostileInput("The caller is not in the study's roster.")
-            return 2 * len(roster.names)
+            if machine.phase is not StudyPhase.SEALING:
+                raise HostileInput("Sealed boxes came outside the sealing phase.")
+            return 2 * len(machine.roster.names)
 
     def words_owed(self, name: str, key: bytes, attempt: int) -> int:
         """How many pieces a decryption by the caller has.
 
         Raises:
-            HostileInput: it is not in the present attempt.
+            HostileInput: it is not in the present attempt, or was not asked to decrypt.
         """
         with self.changed:
-            return self._attempt(name, key, attempt).plan.encoding.ciphertexts
+            current = self._attempt(name, key, attempt)
+            asked = current.decryptors(self._entry(key).machine.members.connected())
+            if current.phase is not RoundPhase.DECRYPTING or name not in asked:
+                raise HostileInput("The caller was not asked to decrypt.", "Wait for the next directive.")
+            return current.plan.encoding.ciphertexts
 
     def confirm(self, name: str, key: bytes, kind: pb.DirectiveKind.ValueType, number: int, attempt: int) -> None:
         """See :meth:`StudyMachine.confirm`."""
@@ -286,7 +298,10 @@ class Hub:
             finally:
                 for key, entry in self.studies.items():
                     if entry.machine.phase.over and entry.outcome is None:
-                        self._keep_outcome(key, entry)
+                        try:
+                            self._keep_outcome(key, entry)
+                        except StateError as error:  # whoever waits must hear of the change; the next one tries again
+                            LOG.error("the outcome of study %s is not stored: %s", entry.machine.study.name, error)
                 self.changed.notify_all()
                 for listener in self._listeners:
                     listener()
@@ -302,13 +317,14 @@ class Hub:
         self._listeners.append(listener)
 
     def _keep_outcome(self, key: bytes, entry: StudyEntry) -> None:
-        entry.outcome = study_status(entry)
+        outcome = study_status(entry)
         self.journal.change_study(
             key,
             phase=entry.machine.phase.value,
             reason=entry.machine.reason,
-            status=entry.outcome.SerializeToString(),
+            status=outcome.SerializeToString(),
         )
+        entry.outcome = outcome
 
     def _machine(self, study: Study, key: bytes) -> StudyMachine:
         return StudyMachine(

@@ -203,9 +203,9 @@ class StudyMachine:
 
     def _tick_sealing(self, now: int) -> None:
         members, late = self.members, now >= self._deadline
-        dropped = [name for name in members.live() if late or self._absent(name, now)]
-        if dropped:
-            members.drop(dropped)
+        before = members.live()
+        members.drop([name for name in before if late or self._absent(name, now)])
+        if members.live() != before:  # the rest get the whole time; a member that did its part may be absent for ever
             self._deadline = now + self._waits.seal
         if len(members.live()) < self.study.privacy.min_cohort:
             self.fail("too few members exchanged their keys")
@@ -320,7 +320,11 @@ class StudyMachine:
                 self.fail(f"the members signed different contexts ({names}): not all were asked for the same sum")
                 return
             current.sum = current.accumulator.serialise()
-            self._journal.keep_sum(self.digest, current.number, current.assignment, current.sum, current.receipts())
+            try:
+                self._journal.keep_sum(self.digest, current.number, current.assignment, current.sum, current.receipts())
+            except StateError as error:  # no consent was asked for, so it costs nobody a charge
+                self.fail(f"the sum of round {current.number} could not be stored: {error.message}")
+                return
             current.phase = RoundPhase.CONSENTING
             current.deadline = self._clock() + self._waits.consent
 
@@ -358,8 +362,8 @@ class StudyMachine:
         """The sum was opened and journalled: members may forget their payloads."""
         current.phase = RoundPhase.RELEASED
         current.finished = self._clock()
-        current.sum, current.answers, current.consents = [], {}, {}
-        current.accumulator.drop()  # a study of many rounds must not keep a payload for each
+        current.answers, current.consents = {}, {}
+        current.drop()
         for name in current.cohort:
             self.seats[name].released.add((current.number, current.assignment.attempt))
 
@@ -382,22 +386,26 @@ class StudyMachine:
     # -- the end -----------------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """The method returned."""
-        self.phase = StudyPhase.FINISHED
+        """The method returned; a study that was stopped meanwhile stays stopped."""
+        if not self.phase.over:
+            self.phase = StudyPhase.FINISHED
 
     def abort(self, reason: str) -> None:
         """An analyst or operator stops the study."""
-        if not self.phase.over:
-            self.phase, self.reason = StudyPhase.ABORTED, reason
-            if (current := self.round) is not None:
-                current.phase = RoundPhase.FAILED
+        self._end(StudyPhase.ABORTED, reason)
 
     def fail(self, reason: str) -> None:
         """The study cannot go on."""
-        if not self.phase.over:
-            self.phase, self.reason = StudyPhase.FAILED, reason
-            if (current := self.round) is not None:
-                current.phase = RoundPhase.FAILED
+        self._end(StudyPhase.FAILED, reason)
+
+    def _end(self, phase: StudyPhase, reason: str) -> None:
+        if self.phase.over:
+            return
+        self.phase, self.reason = phase, reason
+        if (current := self.round) is not None:
+            current.phase = RoundPhase.FAILED
+        if self.rounds:
+            self.rounds[-1].drop()
 
     def _round_of(self, name: str, attempt: int, phase: RoundPhase) -> Round:
         self.members.seat(name)

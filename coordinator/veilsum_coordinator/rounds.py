@@ -95,6 +95,11 @@ class Round:
         self.accumulator = Accumulator(plan.encoding, assignment.names)
         self.attempts += 1
 
+    def drop(self) -> None:
+        """Forget what was sent and received of an ended round: a coordinator of many rounds must not keep it for each."""
+        self.sum, self.broadcast = [], b""
+        self.accumulator.drop()
+
     def receipt(self, name: str, signed: SignedReceipt, roster: Roster, study: bytes) -> None:
         """Take the receipt that ends an upload.
 

@@ -152,7 +152,7 @@ class Supervisor:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop ticking; running methods fail at their next wait."""
+        """Stop ticking; running methods wait on and end with the process."""
         self._stopping.set()
         self._thread.join(timeout=5)
 

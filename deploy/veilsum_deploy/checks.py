@@ -265,11 +265,13 @@ class SiteCheck:
 
     def _affordable(self, population: str, epsilon: float | None) -> Iterator[Check]:
         """Whether the study fits what is left, as if epsilons added up; the gate composes them, which comes to less."""
-        if not self._config.state.exists():
-            return
-        with existing_ledger(self._config.state) as ledger:
-            budget = ledger.budget(population)
-            left = None if budget is None or budget.epsilon is None else ledger.spending(population).left
+        if self._config.state.exists():
+            with existing_ledger(self._config.state) as ledger:
+                budget = ledger.budget(population)
+                left = None if budget is None or budget.epsilon is None else ledger.spending(population).left
+        else:  # the ledger will begin with what is configured
+            first = self._config.budgets.get(population)
+            left = None if first is None or first.epsilon == "unlimited" else first.epsilon
         if left is not None and (epsilon is None or epsilon > left):
             wanted = "no guarantee" if epsilon is None else f"epsilon {epsilon:g}"
             advice = "It is refused if its cost, composed with what was spent, exceeds the budget."

@@ -42,8 +42,8 @@ disclosures = ["joint"]       # "per-site" would show this site's own numbers, w
 max_epsilon = 1.0             # largest epsilon of one study
 max_lost = 2                  # paid rounds without a release after which the site leaves a study
 
-# Peers that this site trusts, by key fingerprint; ask their operators. Only pinned peers' noise counts: without pins the
-# noise of a sum is this site's own.
+# Peers that this site trusts, by key fingerprint; ask their operators. Only pinned peers' noise counts: studies with
+# distributed noise need every other site of the cohort here, studies with local noise need nobody.
 [policy.trusted]
 # other-site = "64 hexadecimal digits"
 """)

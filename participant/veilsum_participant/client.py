@@ -18,7 +18,7 @@ from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.core import ParticipantCore
 from veilsum_participant.site import Site
 from veilsum_privacy.database import open_database, transaction
-from veilsum_privacy.errors import HostileInput, StateError
+from veilsum_privacy.errors import HostileInput, StateError, VeilsumError
 from veilsum_privacy.identity import Credentials, Label, Role, load_credentials
 from veilsum_privacy.ledger import Ledger
 from veilsum_privacy.randomness import SYSTEM_RANDOM
@@ -29,6 +29,7 @@ LOG = logging.getLogger("veilsum.participant")
 TICK_SECONDS = 1.0
 FIRST_BACKOFF = 0.5
 LONGEST_BACKOFF = 30.0
+WAITING = 64  # directives read ahead; the rest wait in the stream
 
 
 def now() -> int:
@@ -99,6 +100,10 @@ class Client:
                 LOG.warning("session to %s ended: %s %s", self._site.config.coordinator, code, details)
             except (HostileInput, ValueError) as error:  # a closed channel raises ValueError
                 LOG.warning("session to %s ended: %s", self._site.config.coordinator, error)
+            except StateError:
+                raise
+            except Exception as error:  # whatever it was, the site's deadlines must still be minded
+                LOG.error("session to %s ended: internal error", self._site.config.coordinator, exc_info=error)
             if self._opened:
                 pause = FIRST_BACKOFF
             self._idle(pause)
@@ -120,7 +125,7 @@ class Client:
                 LOG.warning("the coordinator's clock differs by %d s", skew)
             self._opened = True
             LOG.info("session with coordinator %s open", channel.coordinator)
-            inbox: queue.Queue[pb.Directive | Exception | None] = queue.Queue(maxsize=1024)
+            inbox: queue.Queue[pb.Directive | Exception | None] = queue.Queue(maxsize=WAITING)
             reader = threading.Thread(target=_read, args=(channel.work(self._site.nonce), inbox), daemon=True)
             reader.start()
             while not self._stopping.is_set():
@@ -148,7 +153,7 @@ class Client:
     def _expire(self) -> None:
         try:
             self.core.expire()
-        except StateError as error:
+        except VeilsumError as error:
             LOG.error("cannot act on deadlines: %s", error)
 
 
@@ -156,9 +161,10 @@ def _read(directives: Iterator[pb.Directive], inbox: queue.Queue[pb.Directive | 
     try:
         for directive in directives:
             inbox.put(directive)
-        inbox.put(None)
     except (grpc.RpcError, ValueError) as error:
         inbox.put(error)
+    finally:
+        inbox.put(None)
 
 
 def run_participant(config: ParticipantConfig) -> None:

@@ -246,7 +246,8 @@ class Contributions:
         ciphertexts = list(encrypt_contribution(words, context, site.name, secret, tag))
         with transaction(site.engine) as connection:
             row = store.find_study(connection, opened.digest)
-            if row is None or row["attempt"] != assignment.attempt or row["status"] != "ready":
+            kept = store.find_attempt(connection, opened.digest, assignment.attempt)
+            if row is None or row["status"] != "ready" or kept is None or kept["state"] != "reserved":
                 raise Refusal(RefusalCode.ROUND, "The attempt was given up while it was computed.")
             number = row["receipts"] + 1
             receipt = Receipt(

@@ -50,7 +50,7 @@ class Site:
     random: RandomSource
     noise_random: RandomSource = SYSTEM_RANDOM
     nonce: bytes = field(init=False)
-    _records: dict[tuple[str, str], Records] = field(init=False, default_factory=dict)
+    _records: dict[tuple[str, str], Records] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self.nonce = self.random.bytes(NONCE_BYTES)
@@ -97,7 +97,7 @@ def load_enrolments(data: bytes) -> list[Enrolment]:
 class OpenStudy:
     """A study that the site is enrolled in, loaded from the store and verified again."""
 
-    row: RowMapping
+    row: RowMapping = field(repr=False)  # holds keys and seeds
     study: Study
     digest: bytes
 

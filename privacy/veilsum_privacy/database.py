@@ -91,10 +91,19 @@ def transaction(engine: Engine) -> Iterator[Connection]:
 
 
 def scrub(engine: Engine) -> None:
-    """Empty SQLite's write-ahead log, so that what was just erased is not found there; a busy log is emptied later."""
+    """Empty SQLite's write-ahead log, so that what was just erased is not found there; a busy log is emptied later.
+
+    Raises:
+        StateError: the disk is full or the file damaged.
+    """
     if engine.dialect.name == "sqlite":
-        with engine.connect() as connection:
-            connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+        try:
+            with engine.connect() as connection:
+                connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+        except DBAPIError as error:
+            raise StateError(
+                f"The write-ahead log cannot be emptied: {error.orig}.", "Check the disk and the file."
+            ) from error
 
 
 def _configure(connection: Any, _record: Any) -> None:

@@ -18,7 +18,7 @@ from veilsum_privacy.ledger.entries import Kind
 
 NAMES = "abc"
 WAITS = Waits(enrol=20, seal=10, contribute=8, consent=2, decrypt=4, grace=5)
-BEFORE_UPLOAD = 40_000
+BEFORE_UPLOAD = 20_000
 
 
 @pytest.fixture(scope="module")

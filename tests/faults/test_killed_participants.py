@@ -28,8 +28,8 @@ NUMBERS, COLUMNS, CATEGORIES, ROWS = 3, 80, 256, 30
 WAITS = Waits(enrol=20, seal=6, contribute=12, consent=6, decrypt=4, grace=4)
 
 BEFORE_BOXES = 12_000  # bytes: enough for an enrolment, not for the dealer's boxes
-BEFORE_UPLOAD = 40_000  # enough for everything before the upload, not for a ciphertext
-MID_UPLOAD = 220_000  # one whole ciphertext and a part of the second
+BEFORE_UPLOAD = 20_000  # enough for everything before the upload, not for a ciphertext
+MID_UPLOAD = 50_000  # one whole ciphertext and a part of the second
 
 
 def _schema() -> DatasetSchema:
@@ -78,6 +78,8 @@ def _begin(network: Processes, epsilon: float | None = None, **limits: int) -> t
     for name, limit in limits.items():
         network.proxies[name].limit(limit)
     study = _study(network, epsilon)
+    fresh = plan_round(study, "statistics", 4, 4).encoding.parameters.fresh
+    assert BEFORE_UPLOAD < fresh.least < fresh.largest < MID_UPLOAD < 2 * fresh.least, "the limits lie elsewhere than they say"
     return study, network.submit(study)
 
 

@@ -11,8 +11,10 @@ import numpy as np
 from support.federation import make_bed, make_request, schema_of
 from support.network import running_client, running_server, wait_for
 from veilsum_coordinator.members import StudyPhase
+from veilsum_coordinator.settings import Waits
 from veilsum_participant.channel import open_channel
 from veilsum_privacy.identity import Label
+from veilsum_privacy.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import StudiesStub
 
@@ -50,3 +52,37 @@ def test_a_foreign_certificate_is_not_let_in(tmp_path: Path) -> None:
         except grpc.RpcError as error:
             code = error.code()
         assert code is grpc.StatusCode.UNAVAILABLE
+
+
+class FaultyRandom(RandomSource):
+    """Randomness that fails once."""
+
+    def __init__(self) -> None:
+        self.failed = False
+
+    def bytes(self, count: int) -> bytes:
+        if not self.failed:
+            self.failed = True
+            raise ArithmeticError
+        return SYSTEM_RANDOM.bytes(count)
+
+
+def test_a_fault_in_a_participant_costs_an_attempt_and_not_the_participant(tmp_path: Path) -> None:
+    """Whatever goes wrong in a session, the client comes back and its site goes on minding deadlines."""
+    rng = np.random.default_rng(0)
+    data = {name: (rng.uniform(-1, 1, (40, 3)), rng.integers(0, 2, 40)) for name in "abc"}
+    bed = make_bed(tmp_path, data)
+    faulty = bed.sites["b"].noise_random = FaultyRandom()
+    with ExitStack() as stack:
+        _, address = stack.enter_context(running_server(bed, Waits(grace=30)))
+        for site in bed.sites.values():
+            stack.enter_context(running_client(site, address))
+        study = bed.compile(make_request(schema_of(3), epsilon=1.0)).to_bytes()
+        stub = StudiesStub(stack.enter_context(open_channel(address, bed.analyst)))
+        signature = bed.analyst.signing_key.sign(Label.STUDY, study)
+        submitted = pb.StudyObject(study=study, signature=signature, certificate=bed.analyst.identity.certificate)
+        key = stub.Submit(pb.SubmitRequest(study=submitted)).study
+        last = list(stub.Watch(pb.ShowRequest(study=key), timeout=60))[-1]
+    assert faulty.failed
+    assert last.phase == "finished", last.reason
+    assert [(item.attempts, list(item.cohort)) for item in last.rounds] == [(2, ["a", "b", "c"])]

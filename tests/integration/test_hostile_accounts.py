@@ -192,6 +192,37 @@ def test_death_between_reservation_and_payload(attack: Adversary) -> None:
     assert attack.kinds("a")["free"] == 1
 
 
+class LateRandom(RandomSource):
+    """Randomness during which the attempt's deadline passes and the site acts on it."""
+
+    def __init__(self, attack: Adversary, name: str) -> None:
+        self._attack, self._name = attack, name
+
+    def bytes(self, count: int) -> bytes:
+        self._attack.bed.clock.now += 3600
+        self._attack.cores[self._name].expire()
+        return SYSTEM_RANDOM.bytes(count)
+
+
+def test_attempt_given_up_while_its_payload_is_made(attack: Adversary) -> None:
+    """Its reservation is free already: no payload is kept or sent under it."""
+    attack.bed.sites["a"].noise_random = LateRandom(attack, "a")
+    assert attack.assign("a", attack.assignment()).refused is RefusalCode.ROUND
+    assert (attack.kinds("a")["reserve"], attack.kinds("a")["free"]) == (1, 1)
+    row = attack.attempt_row("a")
+    assert row is not None
+    assert (row["state"], row["payload"], row["self_seed"]) == ("tombstone", None, None)
+
+
+def test_representations_show_neither_keys_nor_records(attack: Adversary) -> None:
+    site, opened = attack.bed.sites["a"], attack.spied("a")
+    attack.assign("a", attack.assignment())
+    assert site._records
+    assert "Records" not in repr(site)
+    for secret in ("box_key", "secret_key", "tag_key", "seeds"):
+        assert repr(opened.row[secret])[:40] not in repr(opened)
+
+
 def test_rolled_back_site_is_found_by_its_peers(attack: Adversary, tmp_path: Path) -> None:
     """A site restored from a copy would pay less than it released: its next receipt has a number that its peers saw."""
     site = attack.bed.sites["a"]

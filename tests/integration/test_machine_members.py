@@ -17,6 +17,7 @@ from veilsum_coordinator.machine import StudyMachine
 from veilsum_coordinator.members import StudyPhase
 from veilsum_coordinator.settings import Waits
 from veilsum_deploy.local import LocalChannel
+from veilsum_privacy.database import transaction
 from veilsum_privacy.errors import HostileInput, StateError
 from veilsum_privacy.identity import Authority, Label, Role, SigningKey, new_key_and_csr, verify_certificate
 from veilsum_privacy.securesum.boxes import Box, BoxKey, Purpose
@@ -287,3 +288,64 @@ def test_too_few_who_enrol(bed: TestBed) -> None:
     assert machine.phase is StudyPhase.FAILED
     with pytest.raises(HostileInput, match="over"):
         bed.hub.enrol("b", key, _own(bed, "b", key))
+
+
+def test_absent_member_that_sealed_does_not_stop_the_clock(bed: TestBed) -> None:
+    """One member sealed and went for good, another is there and never seals: the second is dropped at its deadline."""
+    key, machine, made = _sealing(bed)
+    for name in NAMES:
+        serial = bed.hub.connect(name, bytes(16))
+    for name in ("a", "b", "c"):
+        bed.hub.seal(name, key, made[name])
+    bed.hub.disconnect("a", serial)
+    for _ in range(3):
+        bed.clock.now += Waits().seal // 2
+        bed.hub.tick()
+    assert machine.seats["d"].gone
+    assert not machine.seats["b"].gone
+
+
+def test_boxes_are_taken_only_while_they_are_exchanged(bed: TestBed) -> None:
+    """A stream of boxes is turned away at its first message, before it is kept in memory."""
+    key, _, made = _sealing(bed)
+    assert bed.hub.boxes_owed("a", key) >= len(made["a"])
+    assert _finishes(bed, key) == NAMES
+    with pytest.raises(HostileInput, match="outside"):
+        bed.hub.boxes_owed("a", key)
+
+
+def test_fault_in_one_study_does_not_stop_the_clock_of_the_others(bed: TestBed) -> None:
+    def broken() -> int:
+        raise ArithmeticError
+
+    first, faulty = _submitted(bed)
+    _, other = _submitted(bed)
+    assert next(iter(bed.hub.studies)) == first
+    faulty._clock = broken
+    bed.clock.now += Waits().enrol
+    bed.hub.tick()
+    assert faulty.phase is other.phase is StudyPhase.FAILED
+    assert "internal" in faulty.reason
+    assert "0 of 4 enrolled" in other.reason
+
+
+def test_outcome_that_cannot_be_stored_is_stored_later(bed: TestBed) -> None:
+    """A full disk does not keep a study's end from those who wait for it."""
+    key, machine = _submitted(bed)
+    heard: list[bool] = []
+    bed.hub.listen(lambda: heard.append(True))
+    engine = bed.hub.journal._engine
+    with transaction(engine) as connection:
+        connection.exec_driver_sql(
+            "CREATE TRIGGER full BEFORE UPDATE ON coordinator_study BEGIN SELECT RAISE(ABORT, 'full'); END"
+        )
+    bed.hub.abort(key, "enough")
+    assert heard
+    assert bed.hub.status(key).phase == "aborted"
+    assert [row["phase"] for row in bed.hub.journal.studies()] == ["enrolling"]
+    with transaction(engine) as connection:
+        connection.exec_driver_sql("DROP TRIGGER full")
+    bed.hub.connect("a", bytes(16))
+    assert [row["phase"] for row in bed.hub.journal.studies()] == ["aborted"]
+    machine.finish()
+    assert machine.phase is StudyPhase.ABORTED

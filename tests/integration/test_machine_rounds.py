@@ -19,6 +19,7 @@ from veilsum_coordinator.members import StudyPhase
 from veilsum_coordinator.rounds import DecryptionsDiffer, Round, RoundPhase
 from veilsum_coordinator.runner import HubFederation, RoundLostError
 from veilsum_participant.contributions import Payload
+from veilsum_privacy.database import transaction
 from veilsum_privacy.errors import HostileInput, RefusalCode
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.securesum.bfv import SecretKey
@@ -310,3 +311,38 @@ def test_member_that_refuses_its_attempt_is_left_out_of_the_next(ring: Ring) -> 
         kinds = [entry.kind for entry in ledger.entries()]
         assert (kinds.count(Kind.RESERVE), kinds.count(Kind.FREE), kinds.count(Kind.CHARGE)) in ((2, 1, 1), (1, 0, 1))
         ledger.verify()
+
+
+def test_sum_that_cannot_be_stored_costs_nobody_a_charge(ring: Ring) -> None:
+    """Without a durable sum no consent is asked for, and the study ends instead of collecting the same uploads again."""
+    with transaction(ring.hub.journal._engine) as connection:
+        connection.exec_driver_sql(
+            "CREATE TRIGGER full BEFORE INSERT ON coordinator_sum BEGIN SELECT RAISE(ABORT, 'full'); END"
+        )
+    with pytest.raises(RoundLostError, match="could not be stored"):
+        ring.run(RoundPhase.CONTRIBUTING, lambda _: None)
+    [ended] = ring.machine.rounds
+    assert ended.phase is RoundPhase.FAILED
+    assert (ended.sum, ended.accumulator._sums) == ([], [])
+    ring.local.step()
+    for name in NAMES:
+        kinds = [entry.kind for entry in ring.bed.sites[name].ledger.entries()]
+        assert Kind.CHARGE not in kinds
+        assert kinds.count(Kind.FREE) == kinds.count(Kind.RESERVE) > 0
+
+
+@pytest.mark.parametrize("phase", [RoundPhase.CONSENTING, RoundPhase.DECRYPTING])
+def test_words_are_taken_only_from_those_asked_for_them(ring: Ring, phase: RoundPhase) -> None:
+    """A stream of words is turned away at its first message, before it is kept in memory."""
+
+    def early(ring: Ring) -> None:
+        for name in NAMES:
+            with pytest.raises(HostileInput, match="not asked"):
+                ring.hub.words_owed(name, ring.key, ring.attempt)
+
+    def asked(ring: Ring) -> None:
+        assert ring.hub.words_owed("a", ring.key, ring.attempt) == ring.round.plan.encoding.ciphertexts
+        with pytest.raises(HostileInput, match="not asked"):
+            ring.hub.words_owed("d", ring.key, ring.attempt)
+
+    _is_right(ring.run(phase, early if phase is RoundPhase.CONSENTING else asked))

@@ -16,6 +16,7 @@ from support.federation import TestBed, make_bed, make_request, schema_of
 from support.network import running_client, running_server, wait_for
 from veilsum_coordinator.members import StudyPhase
 from veilsum_coordinator.server import CoordinatorServer
+from veilsum_coordinator.service import coordination
 from veilsum_participant.channel import open_channel
 from veilsum_privacy.identity import Authority, Credentials, Label, Role, SigningKey, load_credentials, new_key_and_csr
 from veilsum_proto import federation_pb2 as pb
@@ -151,6 +152,26 @@ def test_a_certificate_that_expires_while_connected_is_no_longer_taken(
     finally:
         bed.clock.now -= 2 * DAY
     assert _rejected(running[0], "unauthenticated") == before + 2
+
+
+def test_a_session_ends_with_its_certificate(
+    bed: TestBed,
+    running: tuple[CoordinatorServer, str],
+    dial: Callable[[Credentials], grpc.Channel],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A participant that can answer no more is not shown as present, and no round waits for it."""
+    monkeypatch.setattr(coordination, "PING_SECONDS", 0.1)
+    stub = CoordinationStub(dial(_certified(bed, "brief", Role.PARTICIPANT, at=bed.clock(), days=1)))
+    session = stub.Work(pb.WorkRequest(version=1, session_nonce=bytes(16)), timeout=SECONDS)
+    assert next(session).kind == pb.DIRECTIVE_KIND_PING
+    assert running[0].hub.sessions["brief"].connected
+    bed.clock.now += 2 * DAY
+    try:
+        assert _status(lambda: list(session)) is grpc.StatusCode.UNAUTHENTICATED
+        wait_for(lambda: not running[0].hub.sessions["brief"].connected, SECONDS)
+    finally:
+        bed.clock.now -= 2 * DAY
 
 
 def test_another_analysts_study_is_out_of_reach(

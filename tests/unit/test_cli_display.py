@@ -87,6 +87,17 @@ def test_what_came_over_the_wire_is_made_printable(capsys: pytest.CaptureFixture
         assert character not in out
 
 
+def test_a_refusal_comes_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    refusals = [
+        pb.Refusal(participant="a", code="analyst-not-allowed"),
+        pb.Refusal(participant="b", code="internal-error"),
+    ]
+    print_study(status("failed", refusals=refusals), as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if "analyst-not-allowed" in line and "name you under policy.analysts" in line]
+    assert [line for line in lines if "internal-error" in line and "its log has the reason" in line]
+
+
 STATES = (
     status("enrolling", enrolled=["a"]),
     status("enrolling", enrolled=["a"], progress=0.01),

@@ -158,8 +158,9 @@ def test_a_budget_is_appended_and_holds(site: SiteFiles, capsys: pytest.CaptureF
     assert (last["kind"], last["detail"]["reason"]) == ("budget", "vote of May")
     assert shown(capsys, *change, "--epsilon", "unlimited")["left"] is None
     assert shown(capsys, "verify", "--config", site.config)["entries"] == 8
-    for epsilon in ("-1", "nan", "much"):
-        assert run(capsys, *change, f"--epsilon={epsilon}")[0] == 2
+    for epsilon in ("-1", "0", "nan", "inf", "much"):
+        code, _, err = run(capsys, *change, f"--epsilon={epsilon}")
+        assert (code, "is no epsilon" in err, '"unlimited"' in err) == (2, True, True)
     assert shown(capsys, "verify", "--config", site.config)["entries"] == 8
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine
 
-from veilsum_privacy.database import SCHEMA_VERSION, open_database, transaction
+from veilsum_privacy.database import SCHEMA_VERSION, open_database, scrub, transaction
 from veilsum_privacy.errors import ConfigurationError, StateError
 
 
@@ -118,3 +118,13 @@ def test_errors_name_no_values() -> None:
         connection.exec_driver_sql("INSERT INTO nowhere VALUES (?)", ("a secret",))
     assert "a secret" not in str(caught.value)
     assert "a secret" not in str(caught.value.__cause__)
+
+
+def test_a_log_that_cannot_be_emptied_is_a_typed_error(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    engine = open_database(path)
+    scrub(engine)
+    engine.dispose()
+    path.write_bytes(b"no database" * 1000)
+    with pytest.raises(StateError, match="write-ahead log"):
+        scrub(engine)

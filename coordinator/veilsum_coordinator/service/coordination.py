@@ -95,6 +95,7 @@ class Coordination(CoordinationServicer):
                 try:
                     await asyncio.wait_for(waker.wait(), PING_SECONDS)
                 except TimeoutError:
+                    self._guard.caller(context, ROLES)  # a certificate may expire while its session is open
                     yield pb.Directive(kind=pb.DIRECTIVE_KIND_PING)
         finally:
             if self._wakers.get(name) is waker:

@@ -11,12 +11,24 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from veilsum_deploy.cli.output import moment, print_fields, print_json, print_line, print_rows
-from veilsum_privacy.errors import StateError
+from veilsum_privacy.errors import RefusalCode, StateError
 
 if TYPE_CHECKING:
     from veilsum_coordinator.results import Result
     from veilsum_deploy.costs import StudyCost
     from veilsum_deploy.remote import StudyInfo
+
+_REMEDIES: Mapping[str, str] = {
+    RefusalCode.STUDY_EXPIRED: "Submit it again; compare clocks if it is new.",
+    RefusalCode.ANALYST: "Ask the site to name you under policy.analysts.",
+    RefusalCode.METHOD: "Ask the site to accept the method, or leave the site out.",
+    RefusalCode.DATASET: "Correct the dataset's name, or leave the site out.",
+    RefusalCode.DISCLOSURE: "Ask the site to accept the disclosure, or leave the site out.",
+    RefusalCode.NOISE: "Ask for noise that its policy accepts; distributed needs every peer pinned there, local nobody.",
+    RefusalCode.COHORT_SMALL: "Raise privacy.min_cohort, or name more participants.",
+    RefusalCode.BUDGET: "Ask for a smaller epsilon; the site's log says if policy.max_epsilon or its ledger is in the way.",
+}
+"""What an analyst can do about a refusal. A site tells its code only; the reason stays in its own log."""
 
 
 def follow(states: Iterable[StudyInfo], *, as_json: bool) -> StudyInfo:
@@ -71,7 +83,15 @@ def print_study(info: StudyInfo, *, as_json: bool) -> None:
         fields["reason"] = info.reason
     print_fields(fields, title=f"Study {info.name}", as_json=False)
     if info.refusals:
-        rows = [{"participant": item.participant, "refusal": item.code, "round": item.round or ""} for item in info.refusals]
+        rows = [
+            {
+                "participant": item.participant,
+                "refusal": item.code,
+                "round": item.round or "",
+                "what to do": _REMEDIES.get(item.code, "Ask the site: its log has the reason."),
+            }
+            for item in info.refusals
+        ]
         print_rows(rows, title="Refusals", as_json=False)
     if info.rounds:
         rounds: list[dict[str, object]] = [
@@ -97,9 +117,9 @@ def print_result(result: Result, directory: Path, *, as_json: bool) -> None:
         print_json(shown, compact=True)
         return
     plain = {key: _shown(value) for key, value in result.summary.items() if not _is_table(value)}
-    print_fields(
-        plain | {"arrays": list(arrays), "directory": str(directory)}, title=f"Result of {result.method}", as_json=False
-    )
+    if arrays:
+        plain["arrays"] = list(arrays)
+    print_fields(plain | {"directory": str(directory)}, title=f"Result of {result.method}", as_json=False)
     for key, value in result.summary.items():
         if _is_table(value):
             rows = [{name: _shown(cell) for name, cell in row.items()} for row in value]

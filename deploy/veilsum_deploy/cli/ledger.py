@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -165,9 +166,12 @@ def _epsilon(text: str) -> float | None:
     if text == "unlimited":
         return None
     try:
-        return float(text)
-    except ValueError as error:
-        raise Misuse(f"{text!r} is no epsilon.", 'Give a positive number, or "unlimited".') from error
+        epsilon = float(text)
+    except ValueError:
+        epsilon = math.nan
+    if not 0 < epsilon < math.inf:
+        raise Misuse(f"{text!r} is no epsilon.", 'Give a positive number, or "unlimited".')
+    return epsilon
 
 
 def _hash(text: str) -> bytes:

@@ -54,9 +54,17 @@ def simulate_study(
         return
     rows = summary.pop("table")
     summary["sites"] = f"{len(outcome.sizes)} with {min(outcome.sizes.values())} to {max(outcome.sizes.values())} records"
+    if summary["epsilon"] is not None:
+        summary["epsilon"] = f"{summary['epsilon']:.4g}"
+    if summary["accuracy"] is None:
+        del summary["accuracy"]
+    else:
+        summary["accuracy"] = [f"{share:.4g}" for share in summary["accuracy"]]
     print_fields(summary, title="Simulation", as_json=False)
     for row in rows:
         row.update({key: f"{row[key]:.5g}" for key in ("mean", "std", "std_error")})
+        if row["runs"] == 1:
+            row["std"] = ""  # one run shows no spread
     print_rows(rows, title="Results over all runs", as_json=False, empty="The result has no estimates; see its bundle.")
     if out is not None:
         print_line(f"Results, CSV and Markdown are in {out}.")
