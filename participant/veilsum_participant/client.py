@@ -17,6 +17,7 @@ from veilsum_participant.channel import GrpcChannel, open_channel
 from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.core import ParticipantCore
 from veilsum_participant.site import Site
+from veilsum_participant.workers import Workers
 from veilsum_privacy.database import open_database, transaction
 from veilsum_privacy.errors import HostileInput, StateError, VeilsumError
 from veilsum_privacy.identity import Credentials, Label, Role, load_credentials
@@ -127,19 +128,38 @@ class Client:
             LOG.info("session with coordinator %s open", channel.coordinator)
             inbox: queue.Queue[pb.Directive | Exception | None] = queue.Queue(maxsize=WAITING)
             reader = threading.Thread(target=_read, args=(channel.work(self._site.nonce), inbox), daemon=True)
+            workers = Workers(lambda directive: self._answer(directive, channel), inbox.put)
             reader.start()
-            while not self._stopping.is_set():
-                self._expire()
-                try:
-                    item = inbox.get(timeout=TICK_SECONDS)
-                except queue.Empty:
-                    continue
-                if isinstance(item, Exception):
-                    raise item
-                if item is None:
-                    return
-                if item.kind != pb.DIRECTIVE_KIND_PING:
-                    self._answer(item, channel)
+            try:
+                self._serve(inbox, workers)
+            finally:
+                workers.stop()
+                raw.close()  # calls that a worker still waits for end now
+                # a study's next session must not answer beside its last one
+                while not self._stopping.is_set() and not workers.wait(TICK_SECONDS):
+                    self._drain(inbox)
+                    self._expire()
+
+    def _serve(self, inbox: queue.Queue[pb.Directive | Exception | None], workers: Workers) -> None:
+        while not self._stopping.is_set():
+            self._expire()
+            try:
+                item = inbox.get(timeout=TICK_SECONDS)
+            except queue.Empty:
+                continue
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                return
+            if item.kind != pb.DIRECTIVE_KIND_PING:
+                workers.put(item)
+
+    @staticmethod
+    def _drain(inbox: queue.Queue[pb.Directive | Exception | None]) -> None:
+        """Let nobody block on a session that is over."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                inbox.get_nowait()
 
     def _answer(self, directive: pb.Directive, channel: GrpcChannel) -> None:
         try:

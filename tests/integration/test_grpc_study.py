@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
+import pytest
 
 from support.federation import make_bed, make_request, schema_of
 from support.network import running_client, running_server, wait_for
 from veilsum_coordinator.members import StudyPhase
 from veilsum_coordinator.settings import Waits
 from veilsum_participant.channel import open_channel
+from veilsum_participant.contributions import Contributions
+from veilsum_participant.site import OpenStudy
+from veilsum_participant.workers import MOST_WORKERS, WAITING, Workers
+from veilsum_privacy.errors import HostileInput
 from veilsum_privacy.identity import Label
 from veilsum_privacy.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_proto import federation_pb2 as pb
@@ -86,3 +93,71 @@ def test_a_fault_in_a_participant_costs_an_attempt_and_not_the_participant(tmp_p
     assert faulty.failed
     assert last.phase == "finished", last.reason
     assert [(item.attempts, list(item.cohort)) for item in last.rounds] == [(2, ["a", "b", "c"])]
+
+
+def test_one_studys_slow_work_does_not_hold_another_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site that computes one study for longer than another's consent may take still consents to the other in time."""
+    rng = np.random.default_rng(0)
+    data = {name: (rng.uniform(-1, 1, (40, 3)), rng.integers(0, 2, 40)) for name in "abc"}
+    bed = make_bed(tmp_path, data)
+    computed, slow = Contributions._compute, threading.Event()
+
+    def compute(self: Contributions, opened: OpenStudy, *rest: Any) -> Any:
+        if opened.study.name == "slow" and self._site.name == "b":
+            slow.set()
+            assert released.wait(30)
+        return computed(self, opened, *rest)
+
+    released = threading.Event()
+    monkeypatch.setattr(Contributions, "_compute", compute)
+    with ExitStack() as stack:
+        server, address = stack.enter_context(running_server(bed, Waits(consent=3, grace=5)))
+        for site in bed.sites.values():
+            stack.enter_context(running_client(site, address))
+        stub = StudiesStub(stack.enter_context(open_channel(address, bed.analyst)))
+
+        def submit(name: str) -> bytes:
+            request = make_request(schema_of(3), epsilon=None).model_copy(update={"name": name})
+            study = bed.compile(request).to_bytes()
+            signature = bed.analyst.signing_key.sign(Label.STUDY, study)
+            message = pb.StudyObject(study=study, signature=signature, certificate=bed.analyst.identity.certificate)
+            return bytes(stub.Submit(pb.SubmitRequest(study=message)).study)
+
+        first = submit("slow")
+        assert slow.wait(20)
+        second = submit("quick")
+        machines = {key: server.hub.studies[key].machine for key in (first, second)}
+        wait_for(lambda: machines[second].phase.over, 20, "the quick study's end")
+        assert machines[second].phase is StudyPhase.FINISHED, machines[second].reason
+        assert not machines[first].phase.over
+        released.set()
+        wait_for(lambda: machines[first].phase.over, 20, "the slow study's end")
+        assert machines[first].phase is StudyPhase.FINISHED, machines[first].reason
+
+
+def _put(workers: Workers, studies: list[bytes]) -> None:
+    for number, study in enumerate(studies):
+        workers.put(pb.Directive(study=study, round=number))
+
+
+def test_a_coordinator_that_floods_is_not_served() -> None:
+    """Directives wait for their worker, but not without bound; nor may a coordinator name studies without bound."""
+    hold = threading.Event()
+    seen: list[int] = []
+
+    def answer(directive: pb.Directive) -> None:
+        seen.append(directive.round)
+        hold.wait(10)
+
+    workers = Workers(answer, lambda error: None)
+    _put(workers, [bytes(32)])
+    wait_for(lambda: seen == [0], 5, "the first answer")
+    with pytest.raises(HostileInput, match="faster"):
+        _put(workers, [bytes(32)] * (WAITING + 1))
+    with pytest.raises(HostileInput, match="The coordinator"):
+        _put(workers, [number.to_bytes(32, "big") for number in range(MOST_WORKERS * WAITING + 1)])
+    assert len({worker.thread for worker in workers._workers}) == MOST_WORKERS
+    workers.stop()
+    hold.set()
+    assert workers.wait(5)
+    assert len(seen) <= MOST_WORKERS
