@@ -14,7 +14,7 @@ from sqlalchemy import Connection, RowMapping
 
 from veilsum_participant import store
 from veilsum_participant.policy import check_members, check_noise
-from veilsum_participant.site import LOG, OpenStudy, Site, load_open_study
+from veilsum_participant.site import LOG, OpenStudy, Site, check_certificates, load_open_study
 from veilsum_privacy.clipping import SiteSum, site_sum
 from veilsum_privacy.database import scrub, transaction
 from veilsum_privacy.errors import HostileInput, Misuse, Refusal, RefusalCode
@@ -161,6 +161,7 @@ class Contributions:
         if not set(names) - {site.name} <= set(opened.seeds):
             raise Refusal(RefusalCode.KEYS, "The cohort holds a member without a pair seed.")
         members = [roster.member(name) for name in names]
+        check_certificates(members, site)
         check_members(members, study, site.config.policy, site.name)
         strict = json.loads(row["strict_cohort"]) if row["strict_cohort"] else None
         if study.privacy.cohort_difference == "strict" and strict is not None and strict != list(names):

@@ -102,6 +102,8 @@ class Membership:
             for name in roster.names[roster.names.index(site.name) + 1 :]:
                 seeds.setdefault(name, site.random.bytes(SECRET_BYTES))
             values: dict[str, object] = {"roster": dumped, "seeds": _dump_seeds(seeds)}
+            if opened.row["roster"] is None:
+                values["roster_time"] = site.clock()
             if dealer and opened.row["secret_key"] is None:
                 values["secret_key"] = SecretKey.generate(study_parameters(opened.study, len(roster.members))).to_bytes()
                 values["tag_key"] = site.random.bytes(SECRET_BYTES)

@@ -14,7 +14,7 @@ from sqlalchemy import RowMapping
 from veilsum_participant import store
 from veilsum_participant.contributions import give_up_open
 from veilsum_participant.policy import check_members, check_noise, check_terms
-from veilsum_participant.site import LOG, OpenStudy, Site, load_open_study
+from veilsum_participant.site import LOG, OpenStudy, Site, check_certificates, load_open_study
 from veilsum_privacy.canonical import digest
 from veilsum_privacy.database import transaction
 from veilsum_privacy.errors import HostileInput, Refusal, RefusalCode
@@ -114,6 +114,7 @@ class Openings:
         site = self._site
         check_terms(opened.study, site.config, site.name, delta)
         members = [roster.member(name) for name in assignment.names]
+        check_certificates(members, site)
         check_members(members, opened.study, site.config.policy, site.name)
         plan = plan_round(opened.study, assignment.label, len(roster.members), len(members))
         check_noise(plan.noise, members, site.config.policy, site.name)

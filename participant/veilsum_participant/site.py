@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,14 +18,14 @@ from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.data import load_records
 from veilsum_participant.policy import check_analyst
 from veilsum_privacy.errors import HostileInput, Refusal, RefusalCode, StateError
-from veilsum_privacy.identity import Credentials
+from veilsum_privacy.identity import Credentials, Role, verify_certificate
 from veilsum_privacy.ledger import Ledger
 from veilsum_privacy.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_privacy.schema import DatasetSchema
 from veilsum_privacy.securesum.bfv import SecretKey
 from veilsum_privacy.securesum.boxes import BoxKey
 from veilsum_privacy.securesum.context import NONCE_BYTES, study_parameters
-from veilsum_privacy.securesum.roster import Enrolment, Roster, verify_roster
+from veilsum_privacy.securesum.roster import Enrolment, Member, Roster, verify_roster
 from veilsum_privacy.securesum.tags import TagKey
 from veilsum_privacy.study import Study, parse_study
 from veilsum_privacy.tasks.base import Records
@@ -107,12 +107,16 @@ class OpenStudy:
         return BoxKey.parse(self.row["box_key"])
 
     def roster(self, site: Site) -> Roster:
-        """The roster, verified at the present time (certificates may have expired since)."""
+        """The roster, verified at the time when it was accepted: a member that has left may let its certificate expire.
+
+        Whoever asks for a contribution or a consent checks the cohort's certificates at the present time as well
+        (:func:`check_certificates`).
+        """
         if self.row["roster"] is None:
             raise Refusal(RefusalCode.ROSTER, "No roster was received for this study yet.")
         enrolments = load_enrolments(self.row["roster"])
         try:
-            return verify_roster(enrolments, self.study, self.digest, site.credentials.authority, site.clock())
+            return verify_roster(enrolments, self.study, self.digest, site.credentials.authority, self.row["roster_time"])
         except HostileInput as error:
             raise Refusal(RefusalCode.ROSTER, error.message) from error
 
@@ -127,6 +131,20 @@ class OpenStudy:
     def seeds(self) -> dict[str, bytes]:
         """Pair seeds by the other member's name."""
         return {name: bytes.fromhex(seed) for name, seed in json.loads(self.row["seeds"] or b"{}").items()}
+
+
+def check_certificates(members: Sequence[Member], site: Site) -> None:
+    """Check that a cohort's certificates are valid now.
+
+    Raises:
+        Refusal: one is not.
+    """
+    now = site.clock()
+    try:
+        for member in members:
+            verify_certificate(member.enrolment.certificate, site.credentials.authority, now, Role.PARTICIPANT)
+    except HostileInput as error:
+        raise Refusal(RefusalCode.ROSTER, error.message) from error
 
 
 def load_open_study(connection: Connection, site: Site, digest: bytes) -> OpenStudy:

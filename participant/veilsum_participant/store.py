@@ -40,6 +40,7 @@ STUDIES = Table(
     Column("enrolment", LargeBinary, nullable=False),  # JSON of hexadecimal: certificate, body, signature
     Column("box_key", LargeBinary),
     Column("roster", LargeBinary),  # JSON: list of enrolments
+    Column("roster_time", Integer),  # when the whole roster was verified
     Column("secret_key", LargeBinary),
     Column("tag_key", LargeBinary),
     Column("dealer", String(64)),

@@ -15,7 +15,7 @@ from support.federation import make_request, schema_of
 from support.hostile import NAMES, Adversary, HostileChannel, altered, context_of, make_adversary
 from veilsum_privacy.canonical import canonical, parse_canonical
 from veilsum_privacy.errors import RefusalCode
-from veilsum_privacy.identity import Authority, Label, Role, SigningKey, new_key_and_csr, verify_certificate
+from veilsum_privacy.identity import Authority, Label, Role, SigningKey, load_credentials, new_key_and_csr, verify_certificate
 from veilsum_privacy.schema import CategoryColumn
 from veilsum_privacy.securesum.bfv import SecretKey
 from veilsum_privacy.securesum.boxes import Box, BoxKey, Purpose, seal
@@ -405,3 +405,19 @@ def test_expired_certificate_of_a_member(attack: Adversary) -> None:
     attack.bed.clock.now += 3654 * 86400
     assert attack.assign("a", attack.assignment()).call == "refuse"
     assert attack.kinds("a")["reserve"] == 0
+
+
+def test_expired_certificate_of_a_member_that_has_left(attack: Adversary) -> None:
+    """A roster stays good when someone outside the cohort lets its certificate run out; within the cohort it does not."""
+    kit, clock = attack.bed.kit, attack.bed.clock
+    (party,) = (party for party in kit.participants if party.name == "d")
+    short = Authority.load(kit.authority, clock).sign(party.request.read_bytes(), role=Role.PARTICIPANT, name="d", days=1)
+    (party.identity / "certificate.pem").write_bytes(short)
+    attack.bed.sites["d"].credentials = load_credentials(party.identity, clock())
+    attack.use(altered(attack.study, expires=attack.study.created + 10 * 86400))
+    attack.set_up()
+    clock.now += 2 * 86400
+    assert attack.assign("a", attack.assignment()).refused is RefusalCode.ROSTER
+    assert attack.kinds("a")["reserve"] == 0
+    assert attack.assign("a", attack.assignment("abc", attempt=2)).call == "upload"
+    assert attack.kinds("a")["reserve"] == 1
