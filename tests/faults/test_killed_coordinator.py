@@ -15,6 +15,7 @@ from support.network import wait_for
 from support.processes import Processes, count, open_contexts, running_processes
 from veilsum_coordinator.settings import Waits
 from veilsum_privacy.ledger.entries import Kind
+from veilsum_privacy.securesum.context import plan_round
 
 NAMES = "abc"
 WAITS = Waits(enrol=20, seal=10, contribute=8, consent=2, decrypt=4, grace=5)
@@ -37,9 +38,15 @@ def healthy(network: Processes) -> None:
 def _begin(network: Processes) -> bytes:
     """Submit a study that stands still with two uploads in and the third at its first bytes."""
     network.proxies["c"].limit(BEFORE_UPLOAD)
-    key = network.submit(network.compile(make_request(schema_of(3), epsilon=None)))
+    study = network.compile(make_request(schema_of(3), epsilon=None))
+    encoding = plan_round(study, "statistics", 3, 3).encoding
+    assert encoding.parameters.fresh.least > BEFORE_UPLOAD
+    key = network.submit(study)
     wait_for(network.proxies["c"].stalled.is_set, 30, "the third participant at its limit")
     wait_for(lambda: _states(network, key) == ["payload"] * 3, 10, "three payloads")
+    whole = 2 * encoding.ciphertexts * encoding.parameters.fresh.least
+    network.await_status(key, lambda shown: shown.rounds[-1].bytes_received >= whole, "two uploads")
+    time.sleep(0.3)  # the receipt follows the last ciphertext
     return key
 
 
