@@ -1,7 +1,8 @@
 """The outside of what SEAL serialises: its header and the one compressed frame, walked without inflating anything.
 
-SEAL inflates whatever it is given. So every byte that steers its parser is pinned and the frame's blocks are counted first:
-no other compression mode, no skippable frame, no size or window beyond one object of exactly the expected size.
+SEAL reads every compression mode it knows and sizes that the bytes themselves state. So every byte that steers its parser is
+pinned and the frame's blocks are counted first: no other mode, no skippable frame, no size or window beyond one object of
+exactly the expected size.
 """
 
 from __future__ import annotations
