@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from veilsum_privacy.errors import HostileInput
+from veilsum_privacy.ledger.receipts import SignedReceipt
 from veilsum_privacy.securesum.bfv import Adder
 from veilsum_privacy.securesum.parameters import EncodingPlan
-from veilsum_privacy.securesum.receipts import SignedReceipt
 
 
 class OutOfOrder(HostileInput):

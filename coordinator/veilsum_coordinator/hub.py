@@ -20,9 +20,9 @@ from veilsum_coordinator.settings import Waits
 from veilsum_coordinator.status import StudyEntry, study_status
 from veilsum_privacy.errors import HostileInput, RefusalCode, StateError, VeilsumError
 from veilsum_privacy.identity import Credentials, Label, Role, verify, verify_certificate
+from veilsum_privacy.ledger.receipts import SignedReceipt
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.contribution import Slots
-from veilsum_privacy.securesum.receipts import SignedReceipt
 from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_privacy.study import Study, parse_study, study_digest
 from veilsum_proto import federation_pb2 as pb

@@ -14,8 +14,8 @@ from sqlalchemy import Column, Engine, Integer, LargeBinary, MetaData, RowMappin
 from veilsum_privacy.canonical import digest
 from veilsum_privacy.database import transaction
 from veilsum_privacy.errors import HostileInput
+from veilsum_privacy.ledger.receipts import SignedReceipt
 from veilsum_privacy.securesum.context import Assignment
-from veilsum_privacy.securesum.receipts import SignedReceipt
 
 METADATA = MetaData()
 

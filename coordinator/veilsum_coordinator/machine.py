@@ -18,10 +18,10 @@ from veilsum_coordinator.members import Members, Seat, StudyPhase
 from veilsum_coordinator.rounds import DecryptionsDiffer, Round, RoundPhase
 from veilsum_coordinator.settings import Waits
 from veilsum_privacy.errors import HostileInput, RefusalCode, StateError
+from veilsum_privacy.ledger.receipts import SignedReceipt
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.context import Assignment, RoundPlan, broadcast_digest, plan_round
 from veilsum_privacy.securesum.contribution import SECRET_BYTES, Slots
-from veilsum_privacy.securesum.receipts import SignedReceipt
 from veilsum_privacy.securesum.roster import Enrolment, Roster
 from veilsum_privacy.study import Study
 from veilsum_proto import federation_pb2 as pb

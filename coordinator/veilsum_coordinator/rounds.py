@@ -15,9 +15,9 @@ import numpy as np
 
 from veilsum_coordinator.accumulator import Accumulator
 from veilsum_privacy.errors import HostileInput
+from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, verify_receipt
 from veilsum_privacy.securesum.context import Assignment, RoundPlan
 from veilsum_privacy.securesum.contribution import Slots
-from veilsum_privacy.securesum.receipts import SignedReceipt, parse_receipt, verify_receipt
 from veilsum_privacy.securesum.roster import Roster
 
 DECRYPTORS = 2

@@ -19,6 +19,7 @@ from veilsum_privacy.clipping import SiteSum, site_sum
 from veilsum_privacy.database import scrub, transaction
 from veilsum_privacy.errors import HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_privacy.ledger import Reservation
+from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, sign_receipt
 from veilsum_privacy.securesum.context import (
     Assignment,
     RoundPlan,
@@ -37,7 +38,6 @@ from veilsum_privacy.securesum.contribution import (
     masked_words,
     payload_digest,
 )
-from veilsum_privacy.securesum.receipts import Receipt, SignedReceipt, sign_receipt
 from veilsum_privacy.securesum.roster import Roster
 from veilsum_privacy.study import Study
 from veilsum_privacy.tasks import build_task

@@ -15,10 +15,10 @@ from veilsum_participant.membership import Membership
 from veilsum_participant.openings import Openings
 from veilsum_participant.site import LOG, Site
 from veilsum_privacy.errors import HostileInput, Refusal, RefusalCode, VeilsumError
+from veilsum_privacy.ledger.receipts import SignedReceipt
 from veilsum_privacy.securesum.boxes import Box, Purpose
 from veilsum_privacy.securesum.context import parse_assignment
 from veilsum_privacy.securesum.contribution import Slots
-from veilsum_privacy.securesum.receipts import SignedReceipt
 from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_proto import federation_pb2 as pb
 

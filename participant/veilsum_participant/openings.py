@@ -18,9 +18,9 @@ from veilsum_participant.site import LOG, OpenStudy, Site, check_certificates, l
 from veilsum_privacy.canonical import digest
 from veilsum_privacy.database import transaction
 from veilsum_privacy.errors import HostileInput, Refusal, RefusalCode
+from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, verify_receipt
 from veilsum_privacy.securesum.context import Assignment, parse_assignment, plan_round
 from veilsum_privacy.securesum.contribution import Slots, decrypt_sum
-from veilsum_privacy.securesum.receipts import Receipt, SignedReceipt, verify_receipt
 from veilsum_privacy.securesum.roster import Roster
 
 

@@ -96,6 +96,8 @@ class _ObjectKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ObjectKind
     """one ReceiptsObject"""
     OBJECT_KIND_SUM: _ObjectKind.ValueType  # 6
     """one SumObject"""
+    OBJECT_KIND_MIRRORED: _ObjectKind.ValueType  # 7
+    """one MirroredObject: the caller's own receipts in the mirror, after entry number `round`"""
 
 class ObjectKind(_ObjectKind, metaclass=_ObjectKindEnumTypeWrapper): ...
 
@@ -112,6 +114,8 @@ OBJECT_KIND_RECEIPTS: ObjectKind.ValueType  # 5
 """one ReceiptsObject"""
 OBJECT_KIND_SUM: ObjectKind.ValueType  # 6
 """one SumObject"""
+OBJECT_KIND_MIRRORED: ObjectKind.ValueType  # 7
+"""one MirroredObject: the caller's own receipts in the mirror, after entry number `round`"""
 Global___ObjectKind: _TypeAlias = ObjectKind  # noqa: Y015
 
 @_typing.final
@@ -427,22 +431,84 @@ class ReceiptsObject(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RECEIPTS_FIELD_NUMBER: _builtins.int
+    COUNTERSIGNED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def receipts(self) -> _containers.RepeatedCompositeFieldContainer[Global___SignedReceipt]:
         """in the cohort's order"""
+
+    @_builtins.property
+    def countersigned(self) -> Global___SignedReceipt:
+        """the coordinator's word that it showed exactly these receipts to the whole cohort"""
 
     def __init__(
         self,
         *,
         receipts: _abc.Iterable[Global___SignedReceipt] | None = ...,
+        countersigned: Global___SignedReceipt | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["countersigned", b"countersigned"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["receipts", b"receipts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["countersigned", b"countersigned", "receipts", b"receipts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReceiptsObject: _TypeAlias = ReceiptsObject  # noqa: Y015
+
+@_typing.final
+class MirroredReceipt(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECEIPT_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    CONSENT_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """of the mirror's entry that holds it; rises"""
+    consent: _builtins.bytes
+    """the consent that the caller gave for it, 32 bytes; empty if none came"""
+    @_builtins.property
+    def receipt(self) -> Global___SignedReceipt:
+        """the caller's own"""
+
+    def __init__(
+        self,
+        *,
+        receipt: Global___SignedReceipt | None = ...,
+        number: _builtins.int = ...,
+        consent: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["receipt", b"receipt"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consent", b"consent", "number", b"number", "receipt", b"receipt"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MirroredReceipt: _TypeAlias = MirroredReceipt  # noqa: Y015
+
+@_typing.final
+class MirroredObject(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECEIPTS_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    last: _builtins.int
+    """number of the mirror's last entry"""
+    @_builtins.property
+    def receipts(self) -> _containers.RepeatedCompositeFieldContainer[Global___MirroredReceipt]:
+        """in the mirror's order"""
+
+    def __init__(
+        self,
+        *,
+        receipts: _abc.Iterable[Global___MirroredReceipt] | None = ...,
+        last: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["last", b"last", "receipts", b"receipts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MirroredObject: _TypeAlias = MirroredObject  # noqa: Y015
 
 @_typing.final
 class SumObject(_message.Message):
@@ -495,12 +561,17 @@ class RefuseRequest(_message.Message):
     CODE_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     study: _builtins.bytes
     code: _builtins.str
     """from the fixed list"""
     round: _builtins.int
     """0: the study itself"""
     attempt: _builtins.int
+    @_builtins.property
+    def more(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """further codes from the list, where more than one rule is broken"""
+
     def __init__(
         self,
         *,
@@ -508,10 +579,11 @@ class RefuseRequest(_message.Message):
         code: _builtins.str = ...,
         round: _builtins.int = ...,
         attempt: _builtins.int = ...,
+        more: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "code", b"code", "round", b"round", "study", b"study"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "code", b"code", "more", b"more", "round", b"round", "study", b"study"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1063,6 +1135,70 @@ class StudyStatus(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StudyStatus: _TypeAlias = StudyStatus  # noqa: Y015
+
+@_typing.final
+class SpendingRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATASET_FIELD_NUMBER: _builtins.int
+    dataset: _builtins.str
+    def __init__(
+        self,
+        *,
+        dataset: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SpendingRequest: _TypeAlias = SpendingRequest  # noqa: Y015
+
+@_typing.final
+class ParticipantSpending(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTICIPANT_FIELD_NUMBER: _builtins.int
+    EVENTS_FIELD_NUMBER: _builtins.int
+    participant: _builtins.str
+    events: _builtins.bytes
+    """canonical JSON: list of [mechanism, releases] that consents were given for"""
+    def __init__(
+        self,
+        *,
+        participant: _builtins.str = ...,
+        events: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "participant", b"participant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ParticipantSpending: _TypeAlias = ParticipantSpending  # noqa: Y015
+
+@_typing.final
+class SpendingReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTICIPANTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def participants(self) -> _containers.RepeatedCompositeFieldContainer[Global___ParticipantSpending]:
+        """those with any release of the dataset, sorted by name"""
+
+    def __init__(
+        self,
+        *,
+        participants: _abc.Iterable[Global___ParticipantSpending] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["participants", b"participants"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SpendingReply: _TypeAlias = SpendingReply  # noqa: Y015
 
 @_typing.final
 class ResultRequest(_message.Message):

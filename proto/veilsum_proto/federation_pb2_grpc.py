@@ -626,6 +626,11 @@ class StudiesStub:
                 request_serializer=veilsum__proto_dot_federation__pb2.ShowRequest.SerializeToString,
                 response_deserializer=veilsum__proto_dot_federation__pb2.StudyStatus.FromString,
                 _registered_method=True)
+        self.Spending = channel.unary_unary(
+                '/veilsum.v1.Studies/Spending',
+                request_serializer=veilsum__proto_dot_federation__pb2.SpendingRequest.SerializeToString,
+                response_deserializer=veilsum__proto_dot_federation__pb2.SpendingReply.FromString,
+                _registered_method=True)
         self.Result = channel.unary_stream(
                 '/veilsum.v1.Studies/Result',
                 request_serializer=veilsum__proto_dot_federation__pb2.ResultRequest.SerializeToString,
@@ -673,6 +678,13 @@ class StudiesServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Spending(self, request, context):
+        """Tells what the coordinator's own studies have cost each participant, by the mirror.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Result(self, request, context):
         """Streams one file of a finished study's result.
         """
@@ -712,6 +724,11 @@ def add_StudiesServicer_to_server(servicer, server):
                     servicer.Abort,
                     request_deserializer=veilsum__proto_dot_federation__pb2.ShowRequest.FromString,
                     response_serializer=veilsum__proto_dot_federation__pb2.StudyStatus.SerializeToString,
+            ),
+            'Spending': grpc.unary_unary_rpc_method_handler(
+                    servicer.Spending,
+                    request_deserializer=veilsum__proto_dot_federation__pb2.SpendingRequest.FromString,
+                    response_serializer=veilsum__proto_dot_federation__pb2.SpendingReply.SerializeToString,
             ),
             'Result': grpc.unary_stream_rpc_method_handler(
                     servicer.Result,
@@ -882,6 +899,33 @@ class Studies:
             '/veilsum.v1.Studies/Abort',
             veilsum__proto_dot_federation__pb2.ShowRequest.SerializeToString,
             veilsum__proto_dot_federation__pb2.StudyStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Spending(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/veilsum.v1.Studies/Spending',
+            veilsum__proto_dot_federation__pb2.SpendingRequest.SerializeToString,
+            veilsum__proto_dot_federation__pb2.SpendingReply.FromString,
             options,
             channel_credentials,
             insecure,

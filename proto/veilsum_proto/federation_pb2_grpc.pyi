@@ -213,6 +213,8 @@ class StudiesStub:
     Show: _grpc.UnaryUnaryMultiCallable[_federation_pb2.ShowRequest, _federation_pb2.StudyStatus]
     Watch: _grpc.UnaryStreamMultiCallable[_federation_pb2.ShowRequest, _federation_pb2.StudyStatus]
     Abort: _grpc.UnaryUnaryMultiCallable[_federation_pb2.ShowRequest, _federation_pb2.StudyStatus]
+    Spending: _grpc.UnaryUnaryMultiCallable[_federation_pb2.SpendingRequest, _federation_pb2.SpendingReply]
+    """Tells what the coordinator's own studies have cost each participant, by the mirror."""
     Result: _grpc.UnaryStreamMultiCallable[_federation_pb2.ResultRequest, _federation_pb2.Chunk]
     """Streams one file of a finished study's result."""
 
@@ -227,6 +229,8 @@ class StudiesAsyncStub(StudiesStub):
     Show: _aio.UnaryUnaryMultiCallable[_federation_pb2.ShowRequest, _federation_pb2.StudyStatus]  # type: ignore[assignment]
     Watch: _aio.UnaryStreamMultiCallable[_federation_pb2.ShowRequest, _federation_pb2.StudyStatus]  # type: ignore[assignment]
     Abort: _aio.UnaryUnaryMultiCallable[_federation_pb2.ShowRequest, _federation_pb2.StudyStatus]  # type: ignore[assignment]
+    Spending: _aio.UnaryUnaryMultiCallable[_federation_pb2.SpendingRequest, _federation_pb2.SpendingReply]  # type: ignore[assignment]
+    """Tells what the coordinator's own studies have cost each participant, by the mirror."""
     Result: _aio.UnaryStreamMultiCallable[_federation_pb2.ResultRequest, _federation_pb2.Chunk]  # type: ignore[assignment]
     """Streams one file of a finished study's result."""
 
@@ -274,6 +278,14 @@ class StudiesServicer(metaclass=_abc_1.ABCMeta):
         request: _federation_pb2.ShowRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_federation_pb2.StudyStatus, _abc.Awaitable[_federation_pb2.StudyStatus]]: ...
+
+    @_abc_1.abstractmethod
+    def Spending(
+        self,
+        request: _federation_pb2.SpendingRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_federation_pb2.SpendingReply, _abc.Awaitable[_federation_pb2.SpendingReply]]:
+        """Tells what the coordinator's own studies have cost each participant, by the mirror."""
 
     @_abc_1.abstractmethod
     def Result(

@@ -19,10 +19,10 @@ from veilsum_privacy.clipping import SiteSum
 from veilsum_privacy.database import transaction
 from veilsum_privacy.errors import RefusalCode
 from veilsum_privacy.ledger import Kind
+from veilsum_privacy.ledger.receipts import parse_receipt
 from veilsum_privacy.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_privacy.securesum.context import plan_round
 from veilsum_privacy.securesum.masks import MaskStream, derive
-from veilsum_privacy.securesum.receipts import parse_receipt
 from veilsum_proto import federation_pb2 as pb
 
 

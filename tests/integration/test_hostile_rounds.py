@@ -11,10 +11,10 @@ import pytest
 from support.hostile import NAMES, Adversary, add_mod, context_of, flat, make_adversary, subtract_mod, uniformity
 from veilsum_privacy.canonical import canonical, parse_canonical
 from veilsum_privacy.errors import HostileInput, RefusalCode
+from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, sign_receipt
 from veilsum_privacy.securesum.context import encode_broadcast
 from veilsum_privacy.securesum.contribution import open_sum
 from veilsum_privacy.securesum.masks import MaskStream, derive
-from veilsum_privacy.securesum.receipts import Receipt, SignedReceipt, sign_receipt
 from veilsum_proto import federation_pb2 as pb
 
 

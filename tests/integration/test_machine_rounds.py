@@ -22,9 +22,9 @@ from veilsum_participant.contributions import Payload
 from veilsum_privacy.database import transaction
 from veilsum_privacy.errors import HostileInput, RefusalCode
 from veilsum_privacy.ledger import Kind
+from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, parse_receipt, sign_receipt
 from veilsum_privacy.securesum.bfv import SecretKey
 from veilsum_privacy.securesum.parameters import BFV_4096, BFV_8192
-from veilsum_privacy.securesum.receipts import Receipt, SignedReceipt, parse_receipt, sign_receipt
 from veilsum_proto import federation_pb2 as pb
 
 Attack = Callable[["Ring"], None]

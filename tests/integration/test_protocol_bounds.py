@@ -18,7 +18,7 @@ from veilsum_participant.contributions import Contributions, Payload
 from veilsum_privacy.errors import HostileInput
 from veilsum_privacy.identity import Label, hello_digest, load_credentials
 from veilsum_privacy.ledger import Kind
-from veilsum_privacy.securesum.receipts import parse_receipt, sign_receipt
+from veilsum_privacy.ledger.receipts import parse_receipt, sign_receipt
 from veilsum_proto import federation_pb2 as pb
 
 

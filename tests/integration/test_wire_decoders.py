@@ -19,6 +19,7 @@ from veilsum_participant.core import ParticipantCore
 from veilsum_privacy.canonical import canonical, parse_canonical
 from veilsum_privacy.errors import HostileInput, RefusalCode
 from veilsum_privacy.identity import Label, verify_certificate
+from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, parse_receipt, sign_receipt, verify_receipt
 from veilsum_privacy.securesum.boxes import BoxKey
 from veilsum_privacy.securesum.context import (
     Assignment,
@@ -26,7 +27,6 @@ from veilsum_privacy.securesum.context import (
     encode_broadcast,
     parse_assignment,
 )
-from veilsum_privacy.securesum.receipts import Receipt, SignedReceipt, parse_receipt, sign_receipt, verify_receipt
 from veilsum_privacy.securesum.roster import Enrolment, enrol, verify_enrolment, verify_roster
 from veilsum_privacy.study import Study, parse_study, study_digest
 from veilsum_proto import federation_pb2 as pb

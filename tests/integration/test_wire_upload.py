@@ -19,7 +19,7 @@ from veilsum_participant.channel import GrpcChannel, open_channel
 from veilsum_participant.contributions import Payload
 from veilsum_participant.core import ParticipantCore
 from veilsum_privacy.identity import Label
-from veilsum_privacy.securesum.receipts import Receipt, SignedReceipt, parse_receipt, sign_receipt
+from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, parse_receipt, sign_receipt
 from veilsum_privacy.tasks import build_task
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import StudiesStub

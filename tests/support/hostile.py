@@ -29,12 +29,12 @@ from veilsum_privacy.database import transaction
 from veilsum_privacy.errors import HostileInput, RefusalCode
 from veilsum_privacy.identity import Label, verify
 from veilsum_privacy.ledger import Kind
+from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt
 from veilsum_privacy.securesum.bfv import Adder
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.context import Assignment, RoundPlan, broadcast_digest, plan_round
 from veilsum_privacy.securesum.contribution import Integers, Slots, open_sum
 from veilsum_privacy.securesum.parameters import BfvParameters
-from veilsum_privacy.securesum.receipts import SignedReceipt, parse_receipt
 from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_privacy.study import Study, parse_study, study_digest
 from veilsum_proto import federation_pb2 as pb

@@ -17,8 +17,7 @@ from support.federation import DATASET, schema_of
 from veilsum_privacy.canonical import canonical, digest
 from veilsum_privacy.errors import HostileInput
 from veilsum_privacy.identity import Identity, Label, Role, SigningKey, verify_certificate
-from veilsum_privacy.securesum.boxes import PUBLIC_KEY_BYTES, Box, BoxKey, Purpose, check_public_key, seal, unseal
-from veilsum_privacy.securesum.receipts import (
+from veilsum_privacy.ledger.receipts import (
     MAX_RECEIPT_BYTES,
     Receipt,
     SignedReceipt,
@@ -26,6 +25,7 @@ from veilsum_privacy.securesum.receipts import (
     sign_receipt,
     verify_receipt,
 )
+from veilsum_privacy.securesum.boxes import PUBLIC_KEY_BYTES, Box, BoxKey, Purpose, check_public_key, seal, unseal
 from veilsum_privacy.securesum.roster import Enrolment, enrol, verify_enrolment, verify_roster
 from veilsum_privacy.study import PrivacyDemand, Study, TaskDeclaration
 

@@ -11,9 +11,9 @@ from veilsum_coordinator.hub import Hub
 from veilsum_coordinator.service.guard import Context, Guard, WrongVersion
 from veilsum_privacy.errors import HostileInput
 from veilsum_privacy.identity import Label, Role, hello_digest
+from veilsum_privacy.ledger.receipts import SignedReceipt
 from veilsum_privacy.securesum.boxes import Box, Purpose
 from veilsum_privacy.securesum.contribution import Slots
-from veilsum_privacy.securesum.receipts import SignedReceipt
 from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_proto import CHUNK_BYTES, PROTOCOL_VERSIONS, SOFTWARE
 from veilsum_proto import federation_pb2 as pb

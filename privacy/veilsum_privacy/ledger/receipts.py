@@ -1,0 +1,257 @@
+"""Receipts: a participant's signed word that it uploaded one payload for one context, and the coordinator's word on them all.
+
+A receipt is numbered within the study, names the release that it belongs to and carries the head of the site's ledger. Every
+member of the cohort sees all receipts, countersigned by the coordinator with the head of its mirror, before it consents, and
+keeps them. Whoever's ledger is later rewound, forked or edited, the others' receipts do not fit it any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from veilsum_privacy.canonical import canonical, digest, parse_canonical
+from veilsum_privacy.errors import HostileInput
+from veilsum_privacy.identity import Identity, Label, SigningKey, verify
+from veilsum_privacy.ledger.entries import Mechanism, Reservation
+
+MAX_RECEIPT_BYTES = 2048
+
+_RECEIPT_FIELDS = {
+    "v", "study", "participant", "round", "attempt", "context", "payload", "number", "head", "dataset", "event", "colluders",
+    "unit", "cohort_size",
+}  # fmt: skip
+_COUNTERSIGNATURE_FIELDS = {"v", "study", "coordinator", "round", "attempt", "context", "receipts", "entry", "head"}
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What a participant signs after its upload.
+
+    Attributes:
+        study: digest of the study.
+        participant: the signer's name.
+        round, attempt: which sum, and which try at it.
+        context: digest c of the attempt.
+        payload: SHA-256 over the payload's ciphertexts.
+        number: the receipt's number within the study at this site, from 1, never used twice.
+        head: head of the site's ledger.
+        dataset: as the study names it.
+        mechanism: how the sum is made private; public, for it follows from the study and the cohort.
+        unit: the unit of privacy.
+        cohort_size: participants in the sum.
+    """
+
+    study: bytes
+    participant: str
+    round: int
+    attempt: int
+    context: bytes
+    payload: bytes
+    number: int
+    head: bytes
+    dataset: str
+    mechanism: Mechanism
+    unit: str
+    cohort_size: int
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON."""
+        return canonical(
+            {
+                "v": 1,
+                "study": self.study,
+                "participant": self.participant,
+                "round": self.round,
+                "attempt": self.attempt,
+                "context": self.context,
+                "payload": self.payload,
+                "number": self.number,
+                "head": self.head,
+                "dataset": self.dataset,
+                "event": self.mechanism.to_json(),
+                "colluders": self.mechanism.noise.colluders,
+                "unit": self.unit,
+                "cohort_size": self.cohort_size,
+            }
+        )
+
+    def reservation(self, population: str) -> Reservation:
+        """The release as the site's own ledger books it.
+
+        Raises:
+            Misuse: no ledger would book such a release.
+        """
+        mechanism = self.mechanism
+        return Reservation(
+            self.study, self.round, self.attempt, self.context, population, self.dataset, mechanism.sensitivity,
+            mechanism.noise, self.unit, self.cohort_size, mechanism.sampling_rate, mechanism.steps,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Countersignature:
+    """What the coordinator signs when it shows an attempt's receipts to the cohort.
+
+    Attributes:
+        study, round, attempt, context: of the attempt.
+        coordinator: the signer's name.
+        receipts: :func:`receipts_digest` of what was shown.
+        entry: number of the mirror's entry that records it.
+        head: hash of that entry.
+    """
+
+    study: bytes
+    coordinator: str
+    round: int
+    attempt: int
+    context: bytes
+    receipts: bytes
+    entry: int
+    head: bytes
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON."""
+        return canonical(
+            {
+                "v": 1,
+                "study": self.study,
+                "coordinator": self.coordinator,
+                "round": self.round,
+                "attempt": self.attempt,
+                "context": self.context,
+                "receipts": self.receipts,
+                "entry": self.entry,
+                "head": self.head,
+            }
+        )
+
+
+@dataclass(frozen=True)
+class SignedReceipt:
+    """The exact bytes of a receipt or countersignature with their signature."""
+
+    body: bytes
+    signature: bytes
+
+
+def sign_receipt(receipt: Receipt, key: SigningKey) -> SignedReceipt:
+    """Sign a receipt."""
+    body = receipt.to_bytes()
+    return SignedReceipt(body, key.sign(Label.RECEIPT, body))
+
+
+def countersign(countersignature: Countersignature, key: SigningKey) -> SignedReceipt:
+    """Sign for the receipts that were shown to a cohort."""
+    body = countersignature.to_bytes()
+    return SignedReceipt(body, key.sign(Label.COUNTERSIGN, body))
+
+
+def receipts_digest(receipts: Sequence[SignedReceipt]) -> bytes:
+    """Digest of an attempt's receipts in the cohort's order (32 bytes); over the bodies, for signatures are malleable."""
+    return digest("veilsum/1/receipts", *(receipt.body for receipt in receipts))
+
+
+def parse_receipt(body: bytes) -> Receipt:
+    """Parse a receipt's bytes; says nothing about who signed them.
+
+    Raises:
+        HostileInput: malformed.
+    """
+    value = _parse(body, _RECEIPT_FIELDS, "receipt")
+    study, context, payload, head = _digests(value, ("study", "context", "payload", "head"), "receipt")
+    numbers = [value[name] for name in ("round", "attempt", "number", "colluders", "cohort_size")]
+    texts = [value[name] for name in ("participant", "dataset", "unit")]
+    if any(type(number) is not int or not 0 < number < 2**53 for number in numbers):
+        raise HostileInput("A number in a receipt is out of range.")
+    if not all(isinstance(text, str) and 0 < len(text) <= 64 for text in texts) or not isinstance(value["event"], dict):
+        raise HostileInput("A name in a receipt is malformed.")
+    receipt = Receipt(
+        study=study,
+        participant=value["participant"],
+        round=value["round"],
+        attempt=value["attempt"],
+        context=context,
+        payload=payload,
+        number=value["number"],
+        head=head,
+        dataset=value["dataset"],
+        mechanism=Mechanism.from_json(value["event"], value["colluders"]),
+        unit=value["unit"],
+        cohort_size=value["cohort_size"],
+    )
+    if receipt.to_bytes() != body:
+        raise HostileInput("A receipt writes a value in another way than version 1 does.")
+    return receipt
+
+
+def parse_countersignature(body: bytes) -> Countersignature:
+    """Parse a countersignature's bytes; says nothing about who signed them.
+
+    Raises:
+        HostileInput: malformed.
+    """
+    value = _parse(body, _COUNTERSIGNATURE_FIELDS, "countersignature")
+    study, context, receipts, head = _digests(value, ("study", "context", "receipts", "head"), "countersignature")
+    numbers = [value[name] for name in ("round", "attempt", "entry")]
+    name = value["coordinator"]
+    if any(type(number) is not int or not 0 < number < 2**53 for number in numbers):
+        raise HostileInput("A number in a countersignature is out of range.")
+    if not isinstance(name, str) or not 0 < len(name) <= 64:
+        raise HostileInput("The name in a countersignature is malformed.")
+    parsed = Countersignature(study, name, value["round"], value["attempt"], context, receipts, value["entry"], head)
+    if parsed.to_bytes() != body:
+        raise HostileInput("A countersignature writes a value in another way than version 1 does.")
+    return parsed
+
+
+def verify_receipt(signed: SignedReceipt, signer: Identity, study: bytes, context: bytes) -> Receipt:
+    """Verify a member's receipt for this study and context.
+
+    Raises:
+        HostileInput: another signer, study or context, or a wrong signature.
+    """
+    verify(signer.public_key, Label.RECEIPT, signed.body, signed.signature)
+    receipt = parse_receipt(signed.body)
+    if receipt.participant != signer.name or receipt.study != study:
+        raise HostileInput("A receipt is for another study or names another participant than its signer.")
+    if receipt.context != context:
+        raise HostileInput("A receipt is for another context: not everyone was asked for the same sum.")
+    return receipt
+
+
+def verify_countersignature(
+    signed: SignedReceipt, signer: Identity, study: bytes, context: bytes, receipts: Sequence[SignedReceipt]
+) -> Countersignature:
+    """Verify the coordinator's word that it showed exactly these receipts.
+
+    Raises:
+        HostileInput: another signer, study, context or other receipts, or a wrong signature.
+    """
+    verify(signer.public_key, Label.COUNTERSIGN, signed.body, signed.signature)
+    parsed = parse_countersignature(signed.body)
+    if parsed.coordinator != signer.name or parsed.study != study or parsed.context != context:
+        raise HostileInput("A countersignature is for another study or context, or names another coordinator than its signer.")
+    if parsed.receipts != receipts_digest(receipts):
+        raise HostileInput("The coordinator countersigned other receipts than those it sent.")
+    return parsed
+
+
+def _parse(body: bytes, fields: set[str], what: str) -> Mapping[str, Any]:
+    if len(body) > MAX_RECEIPT_BYTES:
+        raise HostileInput(f"A {what} is larger than allowed.")
+    value = parse_canonical(body, what=what)
+    if not isinstance(value, dict) or set(value) != fields or value["v"] != 1:
+        raise HostileInput(f"A {what} has other fields than version 1 has.")
+    return value
+
+
+def _digests(value: Mapping[str, Any], names: Sequence[str], what: str) -> list[bytes]:
+    try:
+        digests = [bytes.fromhex(value[name]) for name in names]
+    except (TypeError, ValueError) as error:
+        raise HostileInput(f"A {what}'s digests are not hexadecimal.") from error
+    if any(len(item) != 32 for item in digests):
+        raise HostileInput(f"A {what}'s digests have the wrong length.")
+    return digests
