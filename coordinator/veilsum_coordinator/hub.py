@@ -107,6 +107,8 @@ class Hub:
         Raises:
             HostileInput: there is none for this caller.
         """
+        if kind == pb.OBJECT_KIND_MIRRORED:
+            return self._mirrored(name, number)
         with self.changed:
             entry = self._entry(key)
             machine = entry.machine
@@ -120,20 +122,13 @@ class Hub:
             if kind == pb.OBJECT_KIND_BOXES:
                 return pb.BoxesObject(boxes=[box_message(box) for box in machine.members.boxes_for(name)]).SerializeToString()
             current = machine.round
-            if (
-                current is not None
-                and name in current.cohort
-                and (number, attempt)
-                == (
-                    current.number,
-                    current.assignment.attempt,
-                )
-            ):
+            if current is not None and name in current.cohort and (number, attempt) == current.present:
                 if kind == pb.OBJECT_KIND_BROADCAST:
                     return current.broadcast
-                if kind == pb.OBJECT_KIND_RECEIPTS and current.sum:
-                    receipts = [pb.SignedReceipt(body=item.body, signature=item.signature) for item in current.receipts()]
-                    return pb.ReceiptsObject(receipts=receipts).SerializeToString()
+                if kind == pb.OBJECT_KIND_RECEIPTS and current.countersigned is not None:
+                    receipts = [receipt_message(item) for item in current.receipts()]
+                    shown = pb.ReceiptsObject(receipts=receipts, countersigned=receipt_message(current.countersigned))
+                    return shown.SerializeToString()
                 if kind == pb.OBJECT_KIND_SUM and len(current.consents) == len(current.cohort):
                     return pb.SumObject(ciphertexts=current.sum).SerializeToString()
         raise HostileInput("There is no such object for the caller now.", "Wait for the next directive.")
@@ -143,18 +138,20 @@ class Hub:
         with self._change():
             self._entry(key).machine.enrol(name, enrolment)
 
-    def refuse(self, name: str, key: bytes, code: str, number: int, attempt: int) -> None:
-        """Take a refusal.
+    def refuse(self, name: str, key: bytes, code: str, number: int, attempt: int, more: Sequence[str] = ()) -> None:
+        """Take a refusal; ``more``: codes of further rules that are broken.
 
         Raises:
-            HostileInput: a code outside the fixed list.
+            HostileInput: a code outside the fixed list, or more codes than there are.
         """
+        if len(more) > len(RefusalCode):
+            raise HostileInput("A refusal names more codes than there are.")
         try:
-            parsed = RefusalCode(code)
+            first, *others = (RefusalCode(item) for item in (code, *more))
         except ValueError as error:
             raise HostileInput("A refusal's code is not in the fixed list.") from error
         with self._change():
-            self._entry(key).machine.refuse(name, parsed, number, attempt)
+            self._entry(key).machine.refuse(name, first, number, attempt, others)
 
     def seal(self, name: str, key: bytes, boxes: Sequence[Box]) -> None:
         """See :meth:`StudyMachine.seal`."""
@@ -229,6 +226,17 @@ class Hub:
         """See :meth:`StudyMachine.confirm`."""
         with self._change():
             self._entry(key).machine.confirm(name, kind, number, attempt)
+
+    def _mirrored(self, name: str, after: int) -> bytes:
+        """A participant's own receipts in the mirror after an entry, for one that may have been restored from a backup."""
+        mirror = self.journal.mirror
+        found = mirror.mirrored(name, after)
+        receipts = [
+            pb.MirroredReceipt(receipt=receipt_message(item.receipt), number=item.entry, consent=item.consent or b"")
+            for item in found
+        ]
+        last = max((item.entry for item in found), default=after)
+        return pb.MirroredObject(receipts=receipts, last=last).SerializeToString()
 
     # -- analysts ----------------------------------------------------------------------------------------------------------
 
@@ -362,6 +370,11 @@ class Hub:
 def enrolment_message(enrolment: Enrolment) -> pb.SignedEnrolment:
     """An enrolment on the wire."""
     return pb.SignedEnrolment(certificate=enrolment.certificate, body=enrolment.body, signature=enrolment.signature)
+
+
+def receipt_message(receipt: SignedReceipt) -> pb.SignedReceipt:
+    """A receipt or countersignature on the wire."""
+    return pb.SignedReceipt(body=receipt.body, signature=receipt.signature)
 
 
 def box_message(box: Box) -> pb.SealedBox:

@@ -1,19 +1,35 @@
-"""What the coordinator remembers: studies, complete sums before consent is asked for, releases, outcomes.
+"""What the coordinator remembers: studies, complete sums before consent is asked for, consents, releases, outcomes.
 
-A sum is durable before the first consent request leaves; a release before a member is told that it may forget its payload.
+A sum is durable before the first consent request leaves; a release before a member is told that it may forget its payload. What
+each sum cost whom goes into the mirror of the participants' ledgers, in the same transactions.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from sqlalchemy import Column, Engine, Integer, LargeBinary, MetaData, RowMapping, String, Table, Text, insert, select, update
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Engine,
+    Integer,
+    LargeBinary,
+    MetaData,
+    RowMapping,
+    String,
+    Table,
+    Text,
+    insert,
+    select,
+    update,
+)
 
 from veilsum_privacy.canonical import digest
-from veilsum_privacy.database import transaction
+from veilsum_privacy.database import migrate, transaction
 from veilsum_privacy.errors import HostileInput
+from veilsum_privacy.ledger.mirror import Mirror
 from veilsum_privacy.ledger.receipts import SignedReceipt
 from veilsum_privacy.securesum.context import Assignment
 
@@ -25,7 +41,7 @@ STUDIES = Table(
     Column("digest", LargeBinary(32), primary_key=True),
     Column("object", LargeBinary, nullable=False),
     Column("analyst", String(64), nullable=False),
-    Column("submitted", Integer, nullable=False),
+    Column("submitted", BigInteger, nullable=False),
     Column("phase", String(16), nullable=False),
     Column("reason", Text, nullable=False, default=""),
     Column("status", LargeBinary),
@@ -52,7 +68,7 @@ RELEASES = Table(
     Column("cohort", Text, nullable=False),
     Column("values", LargeBinary, nullable=False),
     Column("digest", LargeBinary(32), nullable=False),
-    Column("time", Integer, nullable=False),
+    Column("time", BigInteger, nullable=False),
 )
 
 
@@ -71,17 +87,28 @@ class Journal(Protocol):
         assignment: Assignment,
         ciphertexts: Sequence[bytes],
         receipts: Sequence[SignedReceipt],
-    ) -> None:
-        """Make a complete sum durable."""
+        certificates: Mapping[str, bytes],
+    ) -> SignedReceipt:
+        """Make a complete sum durable and its receipts a part of the mirror; returns the coordinator's countersignature."""
+        ...
+
+    def keep_consent(self, context: bytes, name: str, consent: bytes) -> None:
+        """Make a member's consent durable."""
         ...
 
 
 class SqlJournal:
-    """The journal in a database."""
+    """The journal in a database, and the mirror beside it.
 
-    def __init__(self, engine: Engine) -> None:
+    Args:
+        engine: from :func:`veilsum_privacy.database.open_database`.
+        mirror: in the same database.
+    """
+
+    def __init__(self, engine: Engine, mirror: Mirror) -> None:
         self._engine = engine
-        METADATA.create_all(engine)
+        self.mirror = mirror
+        migrate(engine, "veilsum_coordinator.migrations", "coordinator")
 
     def add_study(self, key: bytes, data: bytes, analyst: str, submitted: int) -> None:
         """Store a submitted study.
@@ -115,8 +142,13 @@ class SqlJournal:
         assignment: Assignment,
         ciphertexts: Sequence[bytes],
         receipts: Sequence[SignedReceipt],
-    ) -> None:
-        """Make a complete sum durable."""
+        certificates: Mapping[str, bytes],
+    ) -> SignedReceipt:
+        """Make a complete sum durable and its receipts a part of the mirror; returns the coordinator's countersignature.
+
+        Args:
+            certificates: of the cohort, DER by name.
+        """
         signed = json.dumps([[receipt.body.hex(), receipt.signature.hex()] for receipt in receipts])
         with transaction(self._engine) as connection:
             connection.execute(
@@ -129,9 +161,23 @@ class SqlJournal:
                     receipts=signed,
                 )
             )
+            return self.mirror.show(connection, receipts, certificates)
+
+    def keep_consent(self, context: bytes, name: str, consent: bytes) -> None:
+        """Make a member's consent durable."""
+        with transaction(self._engine) as connection:
+            self.mirror.consented(connection, context, name, consent)
 
     def release(
-        self, study: bytes, number: int, attempt: int, label: str, cohort: Sequence[str], values: bytes, time: int
+        self,
+        study: bytes,
+        number: int,
+        attempt: int,
+        label: str,
+        cohort: Sequence[str],
+        context: bytes,
+        values: bytes,
+        time: int,
     ) -> bytes:
         """Make a release durable and drop its ciphertexts; returns the release's digest."""
         key = release_digest(study, number, attempt, values)
@@ -149,10 +195,16 @@ class SqlJournal:
                 )
             )
             connection.execute(update(SUMS).where(SUMS.c.study == study, SUMS.c.round == number).values(ciphertexts=None))
+            self.mirror.released(connection, context, key)
         return key
 
     def releases(self, study: bytes) -> Sequence[RowMapping]:
         """A study's releases in order."""
-        with self._engine.connect() as connection:
-            query = select(RELEASES).where(RELEASES.c.study == study).order_by(RELEASES.c.round)
-            return connection.execute(query).mappings().all()
+        return read_releases(self._engine, study)
+
+
+def read_releases(engine: Engine, study: bytes) -> Sequence[RowMapping]:
+    """A study's releases in order."""
+    with engine.connect() as connection:
+        query = select(RELEASES).where(RELEASES.c.study == study).order_by(RELEASES.c.round)
+        return connection.execute(query).mappings().all()

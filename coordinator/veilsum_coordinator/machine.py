@@ -137,8 +137,14 @@ class StudyMachine:
         self.members.enrol(name, enrolment)
         self.tick()
 
-    def refuse(self, name: str, code: RefusalCode, number: int, attempt: int) -> None:
+    def refuse(
+        self, name: str, code: RefusalCode, number: int, attempt: int, more: Sequence[RefusalCode] = ()
+    ) -> None:
         """Take a refusal: of the study, of an attempt, of a consent or of a decryption.
+
+        Args:
+            code: why; decides what becomes of the attempt.
+            more: further rules that are broken, to show.
 
         Raises:
             HostileInput: of an attempt that is not the present one or that the caller has no part in.
@@ -148,8 +154,9 @@ class StudyMachine:
         present = current is not None and (number, attempt) == (current.number, current.assignment.attempt)
         if number and (current is None or not present or name not in current.cohort):
             raise HostileInput("The refusal is of another attempt than the present one.", "Wait for the next directive.")
-        if (entry := (name, code.value, number)) not in self.refusals:
-            self.refusals.append(entry)
+        for every in (code, *more):
+            if (entry := (name, every.value, number)) not in self.refusals:
+                self.refusals.append(entry)
         if current is not None and present:
             if current.phase is RoundPhase.CONTRIBUTING:
                 seat.excuses += 1
@@ -320,8 +327,16 @@ class StudyMachine:
                 self.fail(f"the members signed different contexts ({names}): not all were asked for the same sum")
                 return
             current.sum = current.accumulator.serialise()
+            certificates = {member.name: member.enrolment.certificate for member in self.members.fixed_roster().members}
             try:
-                self._journal.keep_sum(self.digest, current.number, current.assignment, current.sum, current.receipts())
+                current.countersigned = self._journal.keep_sum(
+                    self.digest,
+                    current.number,
+                    current.assignment,
+                    current.sum,
+                    current.receipts(),
+                    {name: certificates[name] for name in current.cohort},
+                )
             except StateError as error:  # no consent was asked for, so it costs nobody a charge
                 self.fail(f"the sum of round {current.number} could not be stored: {error.message}")
                 return
@@ -336,6 +351,7 @@ class StudyMachine:
         current = self._round_of(name, attempt, RoundPhase.CONSENTING)
         if len(consent) != SECRET_BYTES:
             raise HostileInput("A consent must have 32 bytes.")
+        self._journal.keep_consent(current.context, name, consent)
         current.consents[name] = consent
         if len(current.consents) == len(current.cohort):
             self._strict = self._strict or current.cohort

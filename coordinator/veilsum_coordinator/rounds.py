@@ -45,6 +45,7 @@ class Round:
         assignment: of the present attempt.
         accumulator: of the present attempt.
         sum: the complete sum's ciphertexts.
+        countersigned: the coordinator's word on the receipts of the complete sum.
         consents: by member.
         answers: decrypted words by decryptor.
         unable: members that cannot decrypt any more.
@@ -63,6 +64,7 @@ class Round:
     received: int = 0
     finished: int | None = None
     sum: list[bytes] = field(default_factory=list, repr=False)
+    countersigned: SignedReceipt | None = None
     consents: dict[str, bytes] = field(default_factory=dict, repr=False)
     answers: dict[str, list[Slots]] = field(default_factory=dict, repr=False)
     unable: set[str] = field(default_factory=set)
@@ -71,6 +73,11 @@ class Round:
     def cohort(self) -> tuple[str, ...]:
         """Names of the present attempt's members."""
         return self.assignment.names
+
+    @property
+    def present(self) -> tuple[int, int]:
+        """Numbers of the round and of its present attempt."""
+        return self.number, self.assignment.attempt
 
     @property
     def bytes_received(self) -> int:
@@ -130,6 +137,12 @@ class Round:
             receipt = parse_receipt(signed.body)
             signers.setdefault(receipt.context, []).append(receipt.participant)
         return signers
+
+    @property
+    def context(self) -> bytes:
+        """The context that all members of a complete sum signed."""
+        (context,) = self.contexts()
+        return context
 
     def decryptors(self, connected: Sequence[str]) -> tuple[str, ...]:
         """Who is asked to decrypt: members that answered, then connected ones, two in all; fewer if none are left."""

@@ -102,7 +102,9 @@ class HubFederation:
             raise RoundLostError(f"Round {current.number} cannot be used: {error.message}") from error
         attempt, cohort = current.assignment.attempt, current.cohort
         data = values.astype("<i8").tobytes()
-        digest = self._hub.journal.release(self._key, current.number, attempt, current.label, cohort, data, self._clock())
+        digest = self._hub.journal.release(
+            self._key, current.number, attempt, current.label, cohort, current.context, data, self._clock()
+        )
         with self._hub.change(self._key) as machine:
             machine.released(current)
         self._count("released")

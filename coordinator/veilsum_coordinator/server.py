@@ -25,6 +25,8 @@ from veilsum_coordinator.settings import CoordinatorConfig
 from veilsum_privacy.database import open_database
 from veilsum_privacy.errors import ConfigurationError
 from veilsum_privacy.identity import Role, load_credentials
+from veilsum_privacy.ledger.mirror import Mirror
+from veilsum_privacy.randomness import SYSTEM_RANDOM
 from veilsum_proto import MAX_MESSAGE_BYTES, PACKAGE, SERVICES
 from veilsum_proto.federation_pb2_grpc import add_CoordinationServicer_to_server, add_StudiesServicer_to_server
 from veilsum_proto.transport import require_tls13
@@ -59,12 +61,9 @@ class CoordinatorServer:
         self.metrics = Metrics()
         self.credentials = load_credentials(config.identity, clock(), Role.COORDINATOR)
         config.state.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.hub = Hub(
-            self.credentials,
-            SqlJournal(open_database(config.state / "coordinator.db")),
-            waits=config.waits,
-            clock=clock,
-        )
+        engine = open_database(config.database_place)
+        mirror = Mirror(engine, credentials=self.credentials, clock=clock, random=SYSTEM_RANDOM)
+        self.hub = Hub(self.credentials, SqlJournal(engine, mirror), waits=config.waits, clock=clock)
 
     async def run(self, stop: asyncio.Event, *, on_ready: Callable[[str], None] | None = None) -> None:
         """Serve until ``stop`` is set.

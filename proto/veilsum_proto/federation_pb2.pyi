@@ -491,7 +491,7 @@ class MirroredObject(_message.Message):
     RECEIPTS_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
     last: _builtins.int
-    """number of the mirror's last entry"""
+    """number of the last entry among them; the number asked for if there is none"""
     @_builtins.property
     def receipts(self) -> _containers.RepeatedCompositeFieldContainer[Global___MirroredReceipt]:
         """in the mirror's order"""
@@ -1163,7 +1163,7 @@ class ParticipantSpending(_message.Message):
     EVENTS_FIELD_NUMBER: _builtins.int
     participant: _builtins.str
     events: _builtins.bytes
-    """canonical JSON: list of [mechanism, releases] that consents were given for"""
+    """canonical JSON: list of [mechanism, colluders, releases] that consents were given for"""
     def __init__(
         self,
         *,

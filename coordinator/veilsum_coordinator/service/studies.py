@@ -8,6 +8,7 @@ from pathlib import Path
 
 from veilsum_coordinator.hub import Hub
 from veilsum_coordinator.service.guard import Context, Guard, WrongRole
+from veilsum_privacy.canonical import canonical
 from veilsum_privacy.errors import HostileInput
 from veilsum_privacy.identity import Role
 from veilsum_privacy.study import MAX_STUDY_BYTES
@@ -99,6 +100,26 @@ class Studies(StudiesServicer):
             key = self._find(request.study, context)
             self._hub.abort(key, f"aborted by {self._guard.caller(context, READERS).name}")
             return self._hub.status(key)
+
+        return await self._guard.unary(context, work)
+
+    async def Spending(self, request: pb.SpendingRequest, context: Context) -> pb.SpendingReply:
+        async def work() -> pb.SpendingReply:
+            self._guard.caller(context, READERS)
+            if not 0 < len(request.dataset) <= 64:
+                raise HostileInput("A dataset's name has 1 to 64 characters.")
+            spent = await asyncio.to_thread(self._hub.journal.mirror.spending, request.dataset)
+            return pb.SpendingReply(
+                participants=[
+                    pb.ParticipantSpending(
+                        participant=name,
+                        events=canonical(
+                            [[item.to_json(), item.noise.colluders, count] for item, count in sorted(events.items(), key=repr)]
+                        ),
+                    )
+                    for name, events in sorted(spent.items())
+                ]
+            )
 
         return await self._guard.unary(context, work)
 
