@@ -121,7 +121,7 @@ class DatasetSchema(Frozen):
         header: whether CSV files carry column names; without it ``order`` names the file's columns in order.
         order: all columns of a file without a header, unused ones included.
         missing: texts that mean "no value" (an empty cell and NaN always do).
-        max_records: public bound on the records of one site; what lies beyond it is not used.
+        max_records: public bound on the records of one site; a larger site uses all, its sums clamped to this bound.
     """
 
     columns: tuple[Column, ...] = Field(min_length=1, max_length=4096)

@@ -24,6 +24,7 @@ Hex32 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Nonce = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 Disclosure = Literal["joint", "per-site"]
 NoiseKind = Literal["distributed", "local", "none"]
+Unit = Literal["record", "subject"]
 
 
 class TaskDeclaration(Frozen):
@@ -35,7 +36,7 @@ class TaskDeclaration(Frozen):
         parameters: the task's parameters, resolved; no default is left open.
         disclosure: ``joint`` or ``per-site``.
         releases: how many rounds of it may be released.
-        grid: L2 norm bound of one record in grid units (the sensitivity D of the sum).
+        grid: L2 norm bound of one record, or one subject, in grid units (the sensitivity D of the sum).
         variance: variance S^2 of the sum's noise in grid units squared that the honest shares together reach; 0 is no noise.
     """
 
@@ -58,7 +59,7 @@ class PrivacyDemand(Frozen):
         assumed_colluders: k, participants whose noise is not counted.
         min_cohort: smallest cohort of any sum.
         cohort_difference: ``strict`` (one cohort for the whole study) or ``allowed``.
-        unit: the unit of privacy.
+        unit: the unit of privacy: one ``record``, or one ``subject`` with all its records at a site.
     """
 
     epsilon: Real | None
@@ -67,7 +68,7 @@ class PrivacyDemand(Frozen):
     assumed_colluders: int = Field(ge=1, le=1024)
     min_cohort: int = Field(ge=2, le=1024)
     cohort_difference: Literal["strict", "allowed"]
-    unit: Literal["record"]
+    unit: Unit
 
 
 class Study(Frozen):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from veilsum_privacy.clipping import SiteSum, site_sum, truncate_to_grid
+from veilsum_privacy.clipping import SiteSum, row_norms, site_sum, truncate_to_grid
 from veilsum_privacy.errors import Misuse
 
 any_rows = arrays(np.float64, array_shapes(min_dims=2, max_dims=2, max_side=8), elements=st.floats(width=64))
@@ -128,3 +129,134 @@ def test_bad_parameters_are_refused(clip: float, grid: int, bound: int) -> None:
 def test_batches_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(Misuse):
         site_sum(iter([np.zeros(shape)]), 2, 1.0, 8, 8)
+
+
+@pytest.mark.parametrize("d", [1, 2, 3, 5, 16, 129, 1025, 8193, 20_000])
+def test_a_norm_is_the_same_in_any_company(d: int) -> None:
+    """Adding a record must not move another one's norm, not even in its last bit: truncation could magnify that to a unit."""
+    rows = np.random.default_rng(d).normal(size=(9, d))
+    alone = [row_norms(row[None])[0] for row in rows]
+    for together in (rows, np.asfortranarray(rows), np.repeat(rows, 2, axis=1)[:, ::2]):
+        np.testing.assert_array_equal(row_norms(together), alone)
+    np.testing.assert_allclose(alone, [math.sqrt(math.fsum(row * row)) for row in rows], rtol=1e-14)
+
+
+# By subject.
+
+
+def cut(vectors: np.ndarray, cuts: list[int]) -> Iterator[np.ndarray]:
+    """The rows in batches that end at ``cuts``; a cut may stand twice, and then gives an empty batch."""
+    return iter(np.split(vectors, sorted(min(cut, len(vectors)) for cut in cuts)))
+
+
+def bounded_sums(vectors: np.ndarray, subjects: np.ndarray, clip: float, grid: int) -> dict[int, tuple[list[int], bool]]:
+    """By subject the exact sum of its truncated rows, cut to the grid in exact arithmetic, and whether it was cut."""
+    sums: dict[int, list[int]] = {}
+    for subject, row in zip(subjects.tolist(), truncate_to_grid(vectors, clip, grid).tolist(), strict=True):
+        sums[subject] = [a + b for a, b in zip(sums.get(subject, [0] * len(row)), row, strict=True)]
+    result = {}
+    for subject, total in sums.items():
+        square = sum(value**2 for value in total)
+        if square > grid**2:  # trunc(value grid / norm), by integer square roots
+            shorter = [math.isqrt(value**2 * grid**2 // square) * (1 if value > 0 else -1) for value in total]
+            result[subject] = shorter, True
+        else:
+            result[subject] = total, False
+    return result
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    records=st.integers(0, 40),
+    people=st.integers(1, 12),
+    grid=grids,
+    cuts=st.lists(st.integers(0, 40), max_size=5),
+)
+def test_sums_by_subject_equal_exact_arithmetic(seed: int, records: int, people: int, grid: int, cuts: list[int]) -> None:
+    rng = np.random.default_rng(seed)
+    vectors = rng.normal(size=(records, 3)) * rng.choice([0.01, 0.3, 5.0], size=(records, 1))
+    vectors[rng.random(records) < 0.1, 1] = rng.choice([np.nan, np.inf])
+    subjects = np.sort(rng.integers(-3, people, records))
+    got = site_sum(cut(vectors, cuts), 3, 1.5, grid, 2**62, subjects)
+    expected = bounded_sums(vectors, subjects, 1.5, grid)
+    scaled = sum(was_cut for _, was_cut in expected.values())
+    for index in range(3):
+        # A scaled value may be a unit lower where its quotient is an integer, or where the row was pulled in.
+        difference = int(got.total[index]) - sum(vector[index] for vector, _ in expected.values())
+        assert abs(difference) <= scaled
+    one_by_one = site_sum(cut(vectors, cuts), 3, 1.5, grid, 2**62)
+    assert got.clipped == one_by_one.clipped + scaled
+    assert got.invalid == one_by_one.invalid
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    vectors=any_rows,
+    group=st.lists(st.integers(0, 3), min_size=8, max_size=8),
+    subject=st.integers(0, 3),
+    clip=clips,
+    grid=grids,
+    cuts=st.lists(st.integers(0, 8), max_size=4),
+)
+def test_one_subject_changes_a_sum_by_at_most_the_grid(
+    vectors: np.ndarray, group: list[int], subject: int, clip: float, grid: int, cuts: list[int]
+) -> None:
+    size = vectors.shape[1]
+    subjects = np.sort(np.array(group[: len(vectors)], dtype=np.int64))
+    others = subjects != subject
+    turned = vectors.copy()  # another order within each subject
+    for each in set(group):
+        rows = np.flatnonzero(subjects == each)
+        turned[rows] = vectors[rows[::-1]]
+    for bound in (2**62, grid, 1):
+        whole = site_sum(cut(vectors, cuts), size, clip, grid, bound, subjects).total
+        without = site_sum(cut(vectors[others], cuts[::-1]), size, clip, grid, bound, subjects[others]).total
+        assert squared_norms([whole - without])[0] <= grid**2
+        np.testing.assert_array_equal(site_sum(cut(turned, []), size, clip, grid, bound, subjects).total, whole)
+
+
+@settings(max_examples=100, deadline=None)
+@given(vectors=any_rows, clip=clips, grid=grids, cuts=st.lists(st.integers(0, 8), max_size=4))
+def test_a_subject_of_one_record_is_that_record(vectors: np.ndarray, clip: float, grid: int, cuts: list[int]) -> None:
+    size = vectors.shape[1]
+    by_record = site_sum(iter([vectors]), size, clip, grid, 2**62)
+    by_subject = site_sum(cut(vectors, cuts), size, clip, grid, 2**62, np.arange(len(vectors)))
+    np.testing.assert_array_equal(by_subject.total, by_record.total)
+    assert by_subject[1:] == by_record[1:]
+
+
+def test_a_subject_reaches_the_sensitivity_and_stays_below_however_many_records() -> None:
+    grid = 2**26
+    row = np.array([3.0, 4.0, 12.0]) / 13
+    for records in (1, 2, 5000):
+        got = site_sum(iter([np.tile(row, (records, 1))]), 3, 1.0, grid, 2**62, np.zeros(records, dtype=np.int64))
+        assert 0.999 * grid**2 <= squared_norms([got.total])[0] <= grid**2
+        np.testing.assert_allclose(got.total / grid, row, atol=4 / grid)
+
+
+def test_an_invalid_record_does_not_void_its_subject() -> None:
+    rows = np.array([[0.25, 0.0], [np.nan, 0.0], [0.25, 0.0], [np.inf, 1.0], [0.5, 0.5]])
+    got = site_sum(cut(rows, [1, 2, 3]), 2, 1.0, 8, 100, np.array([4, 4, 4, 4, 9]))
+    assert got.total.tolist() == [2 + 2 + 4, 4]
+    assert (got.clipped, got.invalid) == (0, 2)
+
+
+def test_records_of_a_subject_may_cancel() -> None:
+    rows = np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0]])
+    got = site_sum(cut(rows, [1]), 2, 1.0, 8, 100, np.zeros(3, dtype=np.int64))
+    assert got.total.tolist() == [0, 8]
+    assert got.clipped == 0
+
+
+def test_no_records_of_no_subjects() -> None:
+    none = np.zeros(0, dtype=np.int64)
+    assert site_sum(iter([]), 2, 1.0, 8, 8, none).total.tolist() == [0, 0]
+    assert site_sum(iter([np.zeros((0, 2)), np.zeros((0, 2))]), 2, 1.0, 8, 8, none).total.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("subjects", [[1, 0, 0], [0, 1, 0], [0, 0], [0, 0, 0, 0], [[0, 0, 0]]])
+def test_subjects_that_do_not_fit_the_records_are_refused(subjects: list[int]) -> None:
+    for cuts in ([], [1], [1, 2]):
+        with pytest.raises(Misuse):
+            site_sum(cut(np.zeros((3, 2)), cuts), 2, 1.0, 8, 8, np.array(subjects))

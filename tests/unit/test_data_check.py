@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from veilsum_participant.data import Kind, check_dataset, load_records
+from veilsum_privacy.errors import DataError
 from veilsum_privacy.schema import CategoryColumn, ClassValues, DatasetSchema, Label, NumberColumn
 from veilsum_privacy.schema_file import load_schema
 
@@ -71,6 +72,18 @@ def test_every_violation_is_placed(tmp_path: Path) -> None:
     text = str(report.violations[2])
     assert "data.csv, row 4 (line 6), column 'age': out of bounds; expected a number in [20, 100] years" in text
     assert "19.5" not in text
+
+
+def test_records_without_an_identifier_are_placed(tmp_path: Path) -> None:
+    path = write(tmp_path, "who,age,sex,ill\na,30,f,0\n,40,m,1\na,50,m,1\nNA,60,f,0\n")
+    report = check_dataset(path, SCHEMA, subject="who")
+    assert report.ok
+    assert [(violation.row, violation.column) for violation in report.violations] == [(2, "who"), (4, "who")]
+    assert report.totals == {"who": {Kind.MISSING: 2}}
+    assert "counts as a person of its own" in str(report.violations[0])
+    assert check_dataset(path, SCHEMA).totals == {}
+    with pytest.raises(DataError, match="column 'patient' is missing"):
+        check_dataset(path, SCHEMA, subject="patient")
 
 
 def test_missing_values_alone_are_ok(tmp_path: Path) -> None:

@@ -11,9 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from veilsum_participant.data import check_dataset, load_records
+from veilsum_participant.data import check_dataset, load_records, readers
+from veilsum_participant.data.readers import read_table
 from veilsum_privacy.errors import DataError
 from veilsum_privacy.schema import CategoryColumn, ClassValues, DatasetSchema, Label, NumberColumn
+from veilsum_privacy.tasks.base import Records
 
 LABEL = Label(column="num", classes=(ClassValues(name="no", values=("0",)), ClassValues(name="yes", values=("1", "2"))))
 SCHEMA = DatasetSchema(
@@ -115,12 +117,13 @@ def test_rows_with_too_few_or_too_many_cells_are_left_out(tmp_path: Path) -> Non
     assert counts.broken == 2
 
 
-def test_only_the_first_max_records_are_used(tmp_path: Path) -> None:
+def test_records_beyond_max_records_are_used_and_counted(tmp_path: Path) -> None:
+    """To leave them out would let one more record at the head of the file push another one out: a change by two."""
     schema = SCHEMA.model_copy(update={"max_records": 2})
     records, counts = load_records(write(tmp_path, CSV), schema)
-    assert len(records) == 2
-    assert counts.dropped == 2
-    np.testing.assert_array_equal(records.labels, [0, 1])
+    assert len(records) == counts.used == 4
+    assert counts.excess == 2
+    assert load_records(write(tmp_path, CSV), SCHEMA)[1].excess == 0
 
 
 def test_empty_table_has_no_records(tmp_path: Path) -> None:
@@ -163,6 +166,150 @@ def test_structure_errors_name_file_and_column(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=expected) as caught:
             load_records(path, SCHEMA)
         assert path.name in str(caught.value)
+
+
+def rows_of(records: Records) -> list[tuple[object, ...]]:
+    assert records.labels is not None
+    return [(*f, *p, y) for f, p, y in zip(records.features.tolist(), records.present.tolist(), records.labels, strict=True)]
+
+
+CITY = CategoryColumn(name="sex", categories=("Köln", "Ulm"))
+LINES = ["60,Köln,300,0", "61,Ulm,301,1", "?,Köln,x,9", "1e400,7,-.5,2", "62,Köln", "63,Köln,1,0,0"]
+ODD = [
+    b"60,K\xf6ln,300,0",
+    b"\xff\xfe,\x80,,",
+    b"nan,inf,-inf,1e999",
+    b"0x1,1_0,+5,\xd9\xa3",
+    b"1,2,3",
+    b"60,Ulm,3,0,4,5",
+    b",,,",
+]
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    lines=st.lists(st.sampled_from(LINES), max_size=8),
+    added=st.one_of(
+        st.sampled_from(ODD),
+        st.binary(min_size=1, max_size=40).map(lambda data: data.translate(None, b'\r\n"')),
+    ),
+    place=st.integers(0, 8),
+)
+def test_one_line_more_changes_no_other_record(tmp_path: Path, lines: list[str], added: bytes, place: int) -> None:
+    """Neighbouring files have neighbouring records: nothing about how a record is read depends on the others."""
+    schema = SCHEMA.model_copy(update={"columns": (SCHEMA.columns[0], CITY, SCHEMA.columns[2]), "max_records": 3})
+    encoded = [line.encode() for line in lines]
+    both = [
+        rows_of(load_records(write(tmp_path, b"\n".join([b"age,sex,chol,num", *file, b""])), schema)[0])
+        for file in (encoded, [*encoded[:place], added, *encoded[place:]])
+    ]
+    assert len(both[1]) - len(both[0]) in (0, 1)
+    more = list(both[1])
+    for row in both[0]:
+        more.remove(row)
+    assert len(more) == len(both[1]) - len(both[0])
+
+
+def test_a_cell_of_many_bytes_does_not_cost_the_file(tmp_path: Path) -> None:
+    text = "age,sex,note,chol,num\n60,0," + "y" * (3 << 20) + ",300,1\n60,0,z,300,1\n"
+    assert read_table(write(tmp_path, text), SCHEMA).rows == 2
+
+
+def test_cells_of_several_lines_cost_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor where the parser's blocks end within such a cell; which rows that meets would depend on all rows before."""
+    monkeypatch.setattr(readers, "_BLOCK", 1 << 16)
+    text = "age,sex,note,chol,num\n" + '60,0,"first line\nsecond, line\nthird",300,1\n' * 30_000
+    for number_rows in (False, True):
+        table = read_table(write(tmp_path, text), SCHEMA, number_rows=number_rows)
+        assert (table.rows, table.broken) == (30_000, ())
+
+
+PEOPLE = ["b,60,0,300,0", " a ,61,0,300,0", ",62,0,300,1", "b,63,0,300,1", "NA,64,0,300,0", "7,65,0,300,0", "007,66,0,300,0"]
+SUBJECTS = "\n".join(["who,age,sex,chol,num", *PEOPLE, ""])
+
+
+def ages(records: Records) -> list[int]:
+    return [round(20 + 40 * (float(value) + 1)) for value in records.features[:, 0]]
+
+
+def test_records_are_sorted_by_subject(tmp_path: Path) -> None:
+    records, counts = load_records(write(tmp_path, SUBJECTS), SCHEMA, subject="who")
+    assert records.subjects is not None
+    assert list(zip(records.subjects.tolist(), ages(records), strict=True)) == [
+        (0, 60), (0, 63), (1, 61), (2, 65), (3, 66), (4, 62), (5, 64),
+    ]  # fmt: skip
+    np.testing.assert_array_equal(records.labels, [0, 1, 0, 0, 0, 1, 0])
+    assert (counts.subjects, counts.unidentified) == (6, 2)
+    plain, counts = load_records(write(tmp_path, SUBJECTS), SCHEMA)
+    assert plain.subjects is None
+    assert ages(plain) == [60, 61, 62, 63, 64, 65, 66]
+    assert (counts.subjects, counts.unidentified) == (None, 0)
+
+
+def test_a_study_cannot_declare_an_identifier_missing(tmp_path: Path) -> None:
+    """Its schema comes from the analyst: a person called missing would count once for each of its records."""
+    schema = SCHEMA.model_copy(update={"missing": ("b", "a", "7")})
+    records, counts = load_records(write(tmp_path, SUBJECTS), schema, subject="who")
+    assert records.subjects is not None
+    assert records.subjects.tolist() == [0, 0, 1, 2, 3, 4, 5]
+    assert counts.unidentified == 2
+
+
+def test_subjects_in_all_formats(tmp_path: Path) -> None:
+    big = 2**60
+    who = np.array([big, big + 1, big, 5])
+    cells = {"age": [60.0, 61.0, 62.0, 63.0], "sex": [0, 0, 1, 1], "chol": [1.0] * 4, "num": [0, 1, 0, 1]}
+    np.savez(tmp_path / "n.npz", who=who, **cells)
+    np.savez(tmp_path / "t.npz", who=who.astype(str), **cells)
+    np.savez(tmp_path / "xy.npz", who=who, X=np.column_stack([cells["age"], cells["sex"], cells["chol"]]), y=cells["num"])
+    parquet.write_table(pa.table({"who": who, **cells}), tmp_path / "i.parquet")
+    parquet.write_table(pa.table({"who": pa.array(who.astype(str)).dictionary_encode(), **cells}), tmp_path / "d.parquet")
+    lines = [",".join(map(str, line)) + "\n" for line in zip(who, *cells.values(), strict=True)]
+    write(tmp_path, "who,age,sex,chol,num\n" + "".join(lines), "c.csv")
+    write(tmp_path, "".join(lines), "headless.csv")
+    headless = SCHEMA.model_copy(update={"header": False, "order": ("who", "age", "sex", "chol", "num")})
+    for name in ("n.npz", "t.npz", "xy.npz", "i.parquet", "d.parquet", "c.csv", "headless.csv"):
+        records, counts = load_records(tmp_path / name, headless if name == "headless.csv" else SCHEMA, subject="who")
+        assert records.subjects is not None
+        assert records.subjects.tolist() == [0, 0, 1, 2], f"{name}: long numbers must not run together"
+        assert ages(records) == [60, 62, 61, 63]
+        assert counts.unidentified == 0
+
+
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [
+        (pa.array([1.5, None, float("nan"), 1.5]), [0, 0, 1, 2]),
+        (pa.array([None] * 4), [0, 1, 2, 3]),
+        (pa.array(["x", "X", "null", "n/a"]), [0, 1, 2, 3]),
+        (pa.array([True, None, True, False]), [0, 0, 1, 2]),
+    ],
+)
+def test_missing_identifiers_of_each_type(tmp_path: Path, column: pa.Array, expected: list[int]) -> None:
+    table = pa.table({"who": column, "age": range(4), "sex": [0] * 4, "chol": [1] * 4, "num": [0] * 4})
+    parquet.write_table(table, tmp_path / "m.parquet")
+    subjects = load_records(tmp_path / "m.parquet", SCHEMA, subject="who")[0].subjects
+    assert subjects is not None
+    assert np.unique(subjects, return_inverse=True)[1].tolist() == expected
+
+
+def test_a_column_of_subjects_that_is_not_there_or_no_identifier(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"column 'wo' is missing. Did you mean 'who'"):
+        load_records(write(tmp_path, SUBJECTS), SCHEMA, subject="wo")
+    cells = {"age": [1], "sex": [0], "chol": [1], "num": [0]}
+    parquet.write_table(pa.table({"who": [[1]], **cells}), tmp_path / "l.parquet")
+    np.savez(tmp_path / "l.npz", who=np.array([1j]), **cells)
+    np.savez(tmp_path / "s.npz", who=np.array([1, 2]), **cells)
+    for name, expected in (("l.parquet", "told apart"), ("l.npz", "complex"), ("s.npz", "equally long")):
+        with pytest.raises(DataError, match=expected):
+            load_records(tmp_path / name, SCHEMA, subject="who")
+
+
+def test_a_column_may_be_feature_and_identifier(tmp_path: Path) -> None:
+    records = load_records(write(tmp_path, CSV), SCHEMA, subject="age")[0]
+    assert records.subjects is not None
+    assert records.subjects.tolist() == [0, 1, 2, 3]
+    assert records.features.shape == (4, 4)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

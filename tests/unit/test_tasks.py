@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from veilsum_privacy.errors import HostileInput
-from veilsum_privacy.schema import CategoryColumn, ClassValues, Column, DatasetSchema, Label, NumberColumn
+from support.neighbours import (
+    NEIGHBOURS,
+    SETTINGS,
+    Setting,
+    add_unit,
+    exact_norm,
+    join,
+    moments_parameters,
+    random_records,
+    repeated,
+    schema,
+    take,
+    with_subjects,
+)
+from veilsum_participant.contributions import compute_sum
+from veilsum_privacy.accounting import GaussianEvent
+from veilsum_privacy.errors import HostileInput, Misuse
+from veilsum_privacy.ledger.entries import Mechanism
+from veilsum_privacy.study import NoiseKind, Unit
 from veilsum_privacy.tasks import TASKS, build_task
 from veilsum_privacy.tasks.base import Block, Floats, Layout, Records, Task, balanced_weights, batches
-
-LABEL = Label(column="y", classes=tuple(ClassValues(name=f"c{i}", values=(str(i),)) for i in range(3)))
-
-
-def schema(numbers: int, *, imputed: int = 0, categories: tuple[int, ...] = (), label: bool = True) -> DatasetSchema:
-    columns: list[Column] = [
-        NumberColumn(name=f"n{i}", low=0, high=1, impute=0.5 if i < imputed else None) for i in range(numbers)
-    ]
-    columns += [CategoryColumn(name=f"k{i}", categories=tuple("abcdefgh"[:k])) for i, k in enumerate(categories)]
-    return DatasetSchema(columns=tuple(columns), label=LABEL if label else None)
-
-
-def moments_parameters(clip: float, a: float, b: float, c: float, e: float, missing: str = "skip") -> dict[str, object]:
-    weights = {"count_weight": a, "sum_weight": b, "square_weight": c, "product_weight": e}
-    return {"clip": clip, "missing": missing, **weights}
 
 
 def total(task: Task, records: Records) -> Floats:
@@ -36,22 +41,6 @@ def total(task: Task, records: Records) -> Floats:
         assert np.linalg.norm(batch, axis=1).max(initial=0.0) <= task.clip() * (1 + 1e-12)
         result += batch.sum(axis=0)
     return result
-
-
-def random_records(rng: np.random.Generator, n: int, agreed: DatasetSchema, *, complete: bool = False) -> Records:
-    features, present = np.zeros((n, agreed.width)), np.zeros((n, agreed.width), dtype=np.bool_)
-    offset = 0
-    for column in agreed.columns:
-        known = np.ones(n, dtype=np.bool_) if complete else rng.random(n) < 0.8
-        if isinstance(column, NumberColumn):
-            values = rng.uniform(-1, 1, (n, 1))
-        else:
-            values = np.eye(column.width)[rng.integers(0, column.width, n)]
-        features[:, offset : offset + column.width] = values * known[:, None]
-        present[:, offset : offset + column.width] = known[:, None]
-        offset += column.width
-    low = 0 if complete else -1
-    return Records(features, present, rng.integers(low, 3, n) if agreed.label is not None else None)
 
 
 def test_registry() -> None:
@@ -177,6 +166,124 @@ def test_no_records_give_no_batch(name: str) -> None:
     parameters = moments_parameters(1, 1, 1, 1, 1) if name == "class-moments" else {}
     empty = Records(np.zeros((0, 2)), np.zeros((0, 2), dtype=np.bool_), np.zeros(0, dtype=np.int64))
     assert not list(build_task(name, parameters, agreed).vectors(empty, {}))
+
+
+# Every registered task, through the sum as a participant computes it. A later task joins by tests/support/neighbours.py.
+
+EVERY = pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: f"{setting.task}-{setting.name}")
+BOTH_UNITS = pytest.mark.parametrize("unit", ["record", "subject"])
+
+
+@EVERY
+@BOTH_UNITS
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), base=st.integers(0, 30), added=st.integers(0, 8), grid=st.integers(1, 2**26))
+def test_neighbours_change_a_sum_by_at_most_the_grid(
+    setting: Setting, unit: Unit, seed: int, base: int, added: int, grid: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    every = NEIGHBOURS[setting.task]
+    some = every.random(setting, rng, added if unit == "subject" else 1)
+    without, with_it = add_unit(every.random(setting, rng, base), some, unit, rng)
+    study = setting.study(unit, grid=grid, variance=0, noise="none")
+    change = setting.total(study, with_it) - setting.total(study, without)
+    assert exact_norm(change) <= grid
+    alone = some if unit == "record" else replace(some, subjects=np.zeros(len(some), dtype=np.int64))
+    np.testing.assert_array_equal(change, setting.total(study, alone), "what one adds does not depend on the others")
+
+
+@EVERY
+@BOTH_UNITS
+def test_the_worst_neighbours_reach_the_grid(setting: Setting, unit: Unit) -> None:
+    every = NEIGHBOURS[setting.task]
+    rng = np.random.default_rng(0)
+    for grid in (2**12, 2**20, 2**26):
+        study = setting.study(unit, grid=grid, variance=0, noise="none")
+        for times in (1,) if unit == "record" else (1, 2, 7):
+            unit_records = repeated(every.worst(setting), times)
+            without, with_it = add_unit(every.random(setting, rng, 10), unit_records, unit, rng)
+            change = exact_norm(setting.total(study, with_it) - setting.total(study, without))
+            assert 0.95 * grid <= change <= grid
+
+
+@EVERY
+@BOTH_UNITS
+def test_more_records_than_agreed_cost_no_privacy(setting: Setting, unit: Unit) -> None:
+    """All records count, and the sum is clamped; to leave out those beyond ``max_records`` would let one push out another."""
+    every = NEIGHBOURS[setting.task]
+    worst = every.worst(setting)
+    study = setting.study(unit, grid=1000, variance=0, noise="none")
+    bound = setting.plan(study).encoding.bound
+    rng = np.random.default_rng(0)
+    for n in (setting.schema.max_records - 1, setting.schema.max_records, 3 * setting.schema.max_records):
+        without, with_it = add_unit(repeated(worst, n), worst, unit, rng)
+        totals = [setting.total(study, records) for records in (without, with_it)]
+        assert exact_norm(totals[1] - totals[0]) <= 1000
+        assert max(np.abs(total).max() for total in totals) <= bound
+
+
+@EVERY
+def test_one_record_each_is_the_same_in_both_units(setting: Setting) -> None:
+    records = NEIGHBOURS[setting.task].random(setting, np.random.default_rng(3), 50)
+    distinct = replace(records, subjects=np.arange(len(records)))
+    sums = [
+        setting.total(setting.study(unit, grid=2**20, variance=0, noise="none"), distinct) for unit in ("record", "subject")
+    ]
+    np.testing.assert_array_equal(*sums)
+    assert sums[0].any()
+
+
+@EVERY
+@BOTH_UNITS
+def test_nothing_that_a_record_holds_raises(setting: Setting, unit: Unit) -> None:
+    study = setting.study(unit, grid=2**20, variance=0, noise="none")
+    width = setting.schema.width
+    records = with_subjects(
+        random_records(np.random.default_rng(0), 3, setting.schema, complete=True), np.random.default_rng(0)
+    )
+    whole = setting.total(study, records)
+    for value in (np.nan, np.inf, -np.inf, 1.7e308):
+        odd = replace(take(records, np.array([0])), features=np.full((1, width), value), subjects=np.array([99]))
+        change = setting.total(study, join(records, odd)) - whole
+        assert exact_norm(change) <= 2**20
+        if np.isnan(value):
+            assert not change.any()
+    missing = replace(records, present=np.zeros_like(records.present), features=np.zeros_like(records.features))
+    setting.total(study, missing)
+    assert not setting.total(study, take(records, np.zeros(0, dtype=np.intp))).any()
+
+
+def test_a_study_by_subject_needs_to_know_the_subjects() -> None:
+    setting = SETTINGS[0]
+    study = setting.study("subject", grid=1000, variance=0, noise="none")
+    records = random_records(np.random.default_rng(0), 4, setting.schema)
+    with pytest.raises(Misuse, match="no column that tells subjects apart"):
+        compute_sum(study, setting.plan(study), records, {})
+
+
+@EVERY
+@pytest.mark.parametrize("layout", ["C", "F"])
+def test_a_row_is_the_same_in_any_company(setting: Setting, layout: str) -> None:
+    task = build_task(setting.task, setting.parameters, setting.schema)
+    records = random_records(np.random.default_rng(4), 300, setting.schema, complete=True)
+    records = replace(records, features=np.array(records.features, order=layout))
+    together = np.concatenate(list(task.vectors(records, setting.broadcast)))
+    for row in range(0, 300, 7):
+        alone = next(task.vectors(take(records, np.array([row])), setting.broadcast))
+        np.testing.assert_array_equal(together[row : row + 1], alone)
+
+
+@EVERY
+@BOTH_UNITS
+@pytest.mark.parametrize(("noise", "cohort", "colluders"), [("local", 4, 1), ("distributed", 4, 1), ("distributed", 5, 2)])
+def test_the_booked_event_is_the_plans(setting: Setting, unit: Unit, noise: NoiseKind, cohort: int, colluders: int) -> None:
+    study = setting.study(unit, grid=1234, variance=10**7, noise=noise, participants=cohort, colluders=colluders)
+    plan = setting.plan(study)
+    mechanism = Mechanism(plan.declaration.grid, plan.noise)
+    assert mechanism.event == GaussianEvent(1234, Fraction(10**7))
+    shares = cohort - colluders if noise == "distributed" else 1
+    assert plan.noise.share_variance * shares == 10**7
+    assert mechanism.event_alone == GaussianEvent(1234, Fraction(10**7, shares))
 
 
 def test_layout_divides_weights_out() -> None:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from veilsum_participant.data.cells import Bools, judge_categories, judge_labels, judge_numbers
 from veilsum_participant.data.readers import Table, read_table
+from veilsum_participant.data.subjects import number_subjects
 from veilsum_privacy.schema import CategoryColumn, DatasetSchema, NumberColumn
 
 SHOWN = 20
@@ -83,14 +84,14 @@ class _Finding:
     expected: str
 
 
-def check_dataset(path: Path, schema: DatasetSchema, *, shown: int = SHOWN) -> CheckReport:
-    """Compare every cell of the schema's columns with the schema.
+def check_dataset(path: Path, schema: DatasetSchema, *, shown: int = SHOWN, subject: str | None = None) -> CheckReport:
+    """Compare every cell of the schema's columns with the schema, and look for records without an identifier in ``subject``.
 
     Raises:
-        DataError: the file's structure is wrong: missing, unreadable, or without a column of the schema.
+        DataError: the file's structure is wrong: missing, unreadable, or without a column of the schema or of subjects.
     """
-    table = read_table(path, schema, number_rows=True)
-    findings = [finding for finding in _findings(table, schema) if len(finding.rows)]
+    table = read_table(path, schema, number_rows=True, subject=subject)
+    findings = [finding for finding in _findings(table, schema, subject) if len(finding.rows)]
     records = table.rows + len(table.broken)
     numbers = _row_numbers(table)
     totals: dict[str | None, dict[Kind, int]] = {}
@@ -107,7 +108,7 @@ def check_dataset(path: Path, schema: DatasetSchema, *, shown: int = SHOWN) -> C
     places += [(row, Kind.BROKEN_ROW, None, "the row is not used") for row in table.broken[:shown]]
     if table.rows > schema.max_records:
         row = int(numbers[schema.max_records])
-        places.append((row, Kind.TOO_MANY_RECORDS, None, f"only the first {schema.max_records} records are used"))
+        places.append((row, Kind.TOO_MANY_RECORDS, None, f"sums are cut off at what {schema.max_records} records can reach"))
     places.sort(key=lambda place: place[0])
     lines = _lines(table, [place[0] for place in places[:shown]])
     violations = tuple(
@@ -117,7 +118,7 @@ def check_dataset(path: Path, schema: DatasetSchema, *, shown: int = SHOWN) -> C
     return CheckReport(path, records, violations, totals)
 
 
-def _findings(table: Table, schema: DatasetSchema) -> Iterator[_Finding]:
+def _findings(table: Table, schema: DatasetSchema, subject: str | None) -> Iterator[_Finding]:
     for column in schema.columns:
         array = table.columns[column.name]
         if isinstance(column, NumberColumn):
@@ -137,6 +138,9 @@ def _findings(table: Table, schema: DatasetSchema) -> Iterator[_Finding]:
         expected = f"expected one of {_listed(tuple(value for item in schema.label.classes for value in item.values))}"
         yield _Finding(Kind.UNKNOWN_CLASS, schema.label.column, _where(labels.invalid), expected)
         yield _Finding(Kind.MISSING, schema.label.column, _where(labels.missing), "the record counts for no class")
+    if subject is not None:
+        missing = number_subjects(table.subjects)[1]
+        yield _Finding(Kind.MISSING, subject, _where(missing), "the record counts as a person of its own")
 
 
 def _substitute(column: NumberColumn | CategoryColumn) -> str:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_participant.data.cells import judge_categories, judge_labels, judge_numbers
 from veilsum_participant.data.readers import read_table
+from veilsum_participant.data.subjects import number_subjects
 from veilsum_privacy.schema import CategoryColumn, DatasetSchema, NumberColumn
 from veilsum_privacy.tasks.base import Records
 
@@ -24,37 +26,45 @@ class LocalCounts:
 
     Attributes:
         used: records used.
-        dropped: records beyond the schema's ``max_records``.
+        excess: how many more these are than the schema's ``max_records``.
         broken: rows of a CSV file with too few or too many cells, which are not used.
         clamped: by column, numbers outside their bounds.
         invalid: by column, cells that are no number, category or class.
         missing: by column, cells without a value.
         imputed: by column, cells that took the public impute.
+        subjects: how many subjects the records are of, where the site named the column that tells.
+        unidentified: records without an identifier; each is a subject of its own.
     """
 
     used: int = 0
-    dropped: int = 0
+    excess: int = 0
     broken: int = 0
     clamped: dict[str, int] = field(default_factory=dict)
     invalid: dict[str, int] = field(default_factory=dict)
     missing: dict[str, int] = field(default_factory=dict)
     imputed: dict[str, int] = field(default_factory=dict)
+    subjects: int | None = None
+    unidentified: int = 0
 
 
-def load_records(path: Path, schema: DatasetSchema) -> tuple[Records, LocalCounts]:
-    """Read a file into at most ``schema.max_records`` records, the first of the file.
+def load_records(path: Path, schema: DatasetSchema, subject: str | None = None) -> tuple[Records, LocalCounts]:
+    """Read a file into records; with ``subject``, the column that tells whose record each is, sorted by subject.
+
+    Records beyond ``schema.max_records`` are used as well. Were only the first of the file used, one more record at its head
+    would push another one out, and the sum would change by two. It is the sum that is clamped to what ``max_records`` records
+    can reach, which costs no privacy.
 
     Raises:
         DataError: the file's structure is wrong: missing, unreadable, or without a column of the schema.
     """
-    table = read_table(path, schema)
-    rows = min(table.rows, schema.max_records)
-    counts = LocalCounts(used=rows, dropped=table.rows - rows, broken=len(table.broken))
+    table = read_table(path, schema, subject=subject)
+    rows = table.rows
+    counts = LocalCounts(used=rows, excess=max(0, rows - schema.max_records), broken=len(table.broken))
     features = np.zeros((rows, schema.width))
     present = np.zeros((rows, schema.width), dtype=np.bool_)
     offset = 0
     for column in schema.columns:
-        array = table.columns[column.name].slice(0, rows)
+        array = table.columns[column.name]
         place = slice(offset, offset + column.width)
         if isinstance(column, NumberColumn):
             features[:, place], present[:, place] = _numbers(array, column, schema, counts)
@@ -64,10 +74,20 @@ def load_records(path: Path, schema: DatasetSchema) -> tuple[Records, LocalCount
     labels = None
     if schema.label is not None:
         name = schema.label.column
-        cells = judge_labels(table.columns[name].slice(0, rows), schema.label, schema.missing)
+        cells = judge_labels(table.columns[name], schema.label, schema.missing)
         labels = cells.codes
         counts.missing[name], counts.invalid[name] = int(cells.missing.sum()), int(cells.invalid.sum())
-    return Records(features, present, labels), counts
+    records = Records(features, present, labels)
+    return (records if table.subjects is None else _by_subject(records, table.subjects, counts)), counts
+
+
+def _by_subject(records: Records, identifiers: Any, counts: LocalCounts) -> Records:
+    """The records sorted by subject; those of one subject keep their order."""
+    subjects, missing = number_subjects(identifiers)
+    counts.subjects, counts.unidentified = len(np.unique(subjects)), int(missing.sum())
+    order = np.argsort(subjects, kind="stable")
+    labels = records.labels[order] if records.labels is not None else None
+    return Records(records.features[order], records.present[order], labels, subjects[order])
 
 
 def scale(values: NDArray[np.float64], column: NumberColumn) -> NDArray[np.float64]:

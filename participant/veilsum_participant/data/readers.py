@@ -1,17 +1,20 @@
 """Read CSV, Parquet and npz files into the columns that a schema names.
 
-A file whose structure is wrong ends in one :class:`DataError`; what single cells hold is not judged here. Nothing is pickled,
-no code from a file runs, and no column that the schema does not name is kept.
+A file whose structure is wrong ends in one :class:`DataError`; what single cells hold is not judged here. What one record
+holds does not change how another is read, as long as the file is well formed (in a CSV file a quotation mark that is never
+closed takes in the lines after it). Nothing is pickled, no code from a file runs, and no column is kept but the schema's and
+the one that tells subjects apart.
 """
 
 from __future__ import annotations
 
 import csv
+import io
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +27,8 @@ from veilsum_privacy.errors import DataError
 from veilsum_privacy.schema import DatasetSchema
 
 _CHECK_FORMAT = "Is it really a CSV, Parquet or npz file, and whole?"
+_BLOCK = 1 << 26
+"""Bytes of a CSV file that are parsed at a time; a single longer cell would make the file unreadable."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,8 @@ class Table:
         path: the file.
         columns: by name, an array of text (missing cells null or as written) or of float64 (missing cells null or NaN).
         rows: number of rows read.
+        subjects: the column that tells whose record each row is: trimmed text, or numbers in the file's own type, which keeps
+            long numbers apart; None if none was asked for.
         broken: 1-based data rows of a CSV file with too few or too many cells; they are not among ``rows``. Row numbers
             are known when the file was read with ``number_rows``, otherwise each entry is 0.
         first_line: the CSV file's line of data row 1 if no line is blank; None for other formats.
@@ -42,12 +49,13 @@ class Table:
     path: Path
     columns: dict[str, Any]
     rows: int
+    subjects: Any = None
     broken: tuple[int, ...] = ()
     first_line: int | None = None
 
 
-def read_table(path: Path, schema: DatasetSchema, *, number_rows: bool = False) -> Table:
-    """Read the schema's columns from a file; the suffix says which format it has.
+def read_table(path: Path, schema: DatasetSchema, *, number_rows: bool = False, subject: str | None = None) -> Table:
+    """Read the schema's columns, and the column ``subject``, from a file; the suffix says which format it has.
 
     Raises:
         DataError: the file or a column is missing, unreadable or not in the format; the message names file and column.
@@ -60,19 +68,18 @@ def read_table(path: Path, schema: DatasetSchema, *, number_rows: bool = False) 
     suffix = path.suffix.lower()
     try:
         if suffix in (".parquet", ".pq"):
-            return _read_parquet(path, names)
+            return _read_parquet(path, names, subject)
         if suffix == ".npz":
-            return _read_npz(path, schema, names)
-        return _read_csv(path, schema, names, number_rows)
+            return _read_npz(path, schema, names, subject)
+        return _read_csv(path, schema, names, subject, number_rows)
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or 'damaged'}).", _CHECK_FORMAT) from error
     except (pa.ArrowException, zipfile.BadZipFile, EOFError, csv.Error) as error:
         raise DataError(f"{path}: cannot be read as {suffix or 'CSV'}.", _CHECK_FORMAT) from error
 
 
-def _read_csv(path: Path, schema: DatasetSchema, names: Sequence[str], number_rows: bool) -> Table:
-    encoding = _encoding(path)
-    with path.open(encoding=encoding, newline="") as file:
+def _read_csv(path: Path, schema: DatasetSchema, names: Sequence[str], subject: str | None, number_rows: bool) -> Table:
+    with _open_utf8(path) as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as file:
         first = next((row for row in csv.reader(file) if row), None)
     if first is None:
         raise DataError(f"{path}: is empty.", _CHECK_FORMAT)
@@ -85,59 +92,78 @@ def _read_csv(path: Path, schema: DatasetSchema, names: Sequence[str], number_ro
         )
     else:
         header = list(schema.order)
-    _require(path, names, header)
-    positions = {name: str(header.index(name)) for name in names}
+    wanted = _with(names, subject)
+    _require(path, wanted, header)
+    positions = {name: str(header.index(name)) for name in wanted}
     broken: list[int] = []
 
     def skip(row: Any) -> str:
         broken.append(0 if row.number is None else row.number - int(schema.header))
         return "skip"
 
-    table = pacsv.read_csv(
-        path,
-        read_options=pacsv.ReadOptions(
-            column_names=[str(index) for index in range(len(header))],
-            skip_rows=int(schema.header),
-            encoding="latin-1" if encoding == "latin-1" else "utf8",  # anything but utf8 is transcoded; it skips a BOM
-            use_threads=not number_rows,
-        ),
-        parse_options=pacsv.ParseOptions(invalid_row_handler=skip),
-        convert_options=pacsv.ConvertOptions(
-            column_types={position: pa.string() for position in positions.values()},
-            include_columns=list(positions.values()),
-            strings_can_be_null=False,
-        ),
-    )
-    columns = {name: pc.utf8_trim_whitespace(table[position].combine_chunks()) for name, position in positions.items()}
-    return Table(path, columns, table.num_rows, tuple(broken), 1 + int(schema.header))
+    with _open_utf8(path) as raw:
+        table = pacsv.read_csv(
+            raw,
+            read_options=pacsv.ReadOptions(
+                column_names=[str(index) for index in range(len(header))],
+                skip_rows=int(schema.header),
+                use_threads=not number_rows,
+                block_size=_BLOCK,
+            ),
+            parse_options=pacsv.ParseOptions(newlines_in_values=True, invalid_row_handler=skip),
+            convert_options=pacsv.ConvertOptions(
+                column_types={position: pa.string() for position in positions.values()},
+                include_columns=list(positions.values()),
+                strings_can_be_null=False,
+            ),
+        )
+    read = {name: pc.utf8_trim_whitespace(table[position].combine_chunks()) for name, position in positions.items()}
+    columns = {name: read[name] for name in names}
+    subjects = None if subject is None else read[subject]
+    return Table(path, columns, table.num_rows, subjects, tuple(broken), 1 + int(schema.header))
 
 
-def _encoding(path: Path) -> str:
-    """UTF-8 where the whole file is; otherwise Latin-1, which reads any bytes, so one odd letter costs no record."""
-    with path.open(encoding="utf-8-sig", newline="") as file:
+def _open_utf8(path: Path) -> BinaryIO:
+    """Open the file as UTF-8. A line that is not UTF-8 is read as Latin-1, which reads any bytes.
+
+    So an odd letter costs no record; and as the other lines are read as they would be without it, it changes no other record.
+    """
+    with path.open(encoding="utf-8", newline="") as file:
         try:
             while file.read(1 << 20):
                 pass
+            return path.open("rb")
         except UnicodeDecodeError:
-            return "latin-1"
+            pass
     with path.open("rb") as raw:
-        return "utf-8-sig" if raw.read(3) == b"\xef\xbb\xbf" else "utf-8"
+        return io.BytesIO(b"".join(_line_as_utf8(line) for line in raw))
 
 
-def _read_parquet(path: Path, names: Sequence[str]) -> Table:
-    _require(path, names, parquet.read_schema(path).names)
-    table = parquet.read_table(path, columns=list(dict.fromkeys(names)))
+def _line_as_utf8(line: bytes) -> bytes:
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return line.decode("latin-1").encode()
+    return line
+
+
+def _read_parquet(path: Path, names: Sequence[str], subject: str | None) -> Table:
+    wanted = _with(names, subject)
+    _require(path, wanted, parquet.read_schema(path).names)
+    table = parquet.read_table(path, columns=wanted)
     columns = {name: _plain(path, name, table[name].combine_chunks()) for name in names}
-    return Table(path, columns, table.num_rows)
+    subjects = None if subject is None else _identifiers(path, subject, table[subject].combine_chunks())
+    return Table(path, columns, table.num_rows, subjects)
 
 
-def _read_npz(path: Path, schema: DatasetSchema, names: Sequence[str]) -> Table:
+def _read_npz(path: Path, schema: DatasetSchema, names: Sequence[str], subject: str | None) -> Table:
+    wanted = _with(names, subject)
     try:
         archive = np.load(path, allow_pickle=False)
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise DataError(f"{path}: is a single array, not an npz archive.", "Save named arrays together.")
         with archive:
-            arrays = {name: archive[name] for name in archive.files if name in {*names, "X", "y"}}
+            arrays = {name: archive[name] for name in archive.files if name in {*wanted, "X", "y"}}
     except ValueError as error:
         raise DataError(f"{path}: holds an array that cannot be read.", "Store numbers or texts, not objects.") from error
     features = [column.name for column in schema.columns]
@@ -151,14 +177,15 @@ def _read_npz(path: Path, schema: DatasetSchema, names: Sequence[str]) -> Table:
         arrays |= {name: x[:, index] for index, name in enumerate(features)}
         if schema.label is not None and schema.label.column not in arrays and "y" in arrays:
             arrays[schema.label.column] = arrays["y"]
-    _require(path, names, list(arrays))
-    rows = {len(arrays[name]) if arrays[name].ndim == 1 else -1 for name in names}
+    _require(path, wanted, list(arrays))
+    rows = {len(arrays[name]) if arrays[name].ndim == 1 else -1 for name in wanted}
     if len(rows) != 1 or -1 in rows:
         raise DataError(
             f"{path}: its arrays are not all one-dimensional and equally long.", "Store one value for each record."
         )
     columns = {name: _plain(path, name, _arrow(path, name, arrays[name])) for name in names}
-    return Table(path, columns, rows.pop())
+    subjects = None if subject is None else _identifiers(path, subject, _arrow(path, subject, arrays[subject]))
+    return Table(path, columns, rows.pop(), subjects)
 
 
 def _arrow(path: Path, name: str, values: Any) -> Any:
@@ -184,6 +211,26 @@ def _plain(path: Path, name: str, array: Any) -> Any:
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return pc.utf8_trim_whitespace(pc.cast(array, pa.string()))
     raise DataError(f"{path}: column {name!r} holds {kind}.", "Store it as numbers or texts.")
+
+
+def _identifiers(path: Path, name: str, array: Any) -> Any:
+    """Bring a typed column to trimmed text, or leave its numbers as they are: as float64 long ones would run together."""
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    kind = array.type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return pc.utf8_trim_whitespace(pc.cast(array, pa.string()))
+    numbers = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_null, pa.types.is_boolean)
+    if any(test(kind) for test in numbers):
+        return array
+    raise DataError(
+        f"{path}: column {name!r} holds {kind}, by which subjects cannot be told apart.", "Store texts or numbers."
+    )
+
+
+def _with(names: Sequence[str], subject: str | None) -> list[str]:
+    """The names of all columns to read, once each."""
+    return list(dict.fromkeys([*names, subject] if subject is not None else names))
 
 
 def _require(path: Path, names: Sequence[str], present: Sequence[str]) -> None:

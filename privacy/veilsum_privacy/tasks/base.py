@@ -30,11 +30,14 @@ class Records:
         features: (n, width) float64 in [-1, 1], scaled by the public bounds; 0 where ``present`` is False.
         present: (n, width) bool; False where the value is missing or invalid.
         labels: (n,) int64 class indices, -1 where missing or invalid; None when the schema has no label.
+        subjects: (n,) int64, whose record each one is, never descending: a subject's records stand together. None where the
+            site's dataset does not tell. Local; no task reads it.
     """
 
     features: Floats
     present: NDArray[np.bool_]
     labels: NDArray[np.int64] | None
+    subjects: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return int(self.features.shape[0])
@@ -116,7 +119,11 @@ class Task(ABC):
 
     @abstractmethod
     def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats]:
-        """Yield batches (b, size) of weighted per-record vectors; a record that cannot contribute yields a row of zeros."""
+        """Yield batches (b, size) of weighted per-record vectors, in the order of the records.
+
+        A record that cannot contribute yields a row of zeros. A row depends on its own record alone, to the last bit: what
+        sums over features keeps to :func:`veilsum_privacy.clipping.row_norms` or is exact in any order.
+        """
 
 
 def batches(records: int, size: int) -> Iterator[slice]:

@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
+from veilsum_privacy.clipping import row_norms
 from veilsum_privacy.errors import Misuse
 from veilsum_privacy.schema import DatasetSchema, Frozen, Real
 from veilsum_privacy.tasks.base import Block, Floats, Layout, Records, Task, batches
@@ -97,8 +98,7 @@ class ClassMoments(Task):
             if self.parameters.missing == "skip":
                 used &= present.all(axis=1)
             x = np.where(present & used[:, None], np.clip(records.features[part], -1.0, 1.0), 0.0)
-            norm = np.linalg.norm(x, axis=1, keepdims=True)
-            x *= self.parameters.clip / np.maximum(norm, self.parameters.clip)
+            x *= (self.parameters.clip / np.maximum(row_norms(x), self.parameters.clip))[:, None]
             member = (label[:, None] == np.arange(self._classes)) & used[:, None]
             blocks = {
                 "counts": member.astype(np.float64),

@@ -1,0 +1,42 @@
+"""Tell subjects apart: give each person of a file a number, from the column that the site named for it.
+
+Which column that is, what it holds and what counts as missing there is the site's own matter. A study's schema has no say in
+it: a study that could declare one person's identifier missing would make each of that person's records a subject of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+NO_SUBJECT = ("", "?", "na", "n/a", "nan", "none", "null")
+"""Texts that stand for a missing identifier, in any case of letters."""
+
+
+def number_subjects(identifiers: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Number the subjects from 0, in the order of their first records.
+
+    Texts are compared as they are written: "7" and "007" are two persons. A record without an identifier is a subject of its
+    own and is numbered after all others.
+
+    Args:
+        identifiers: (n,) array of text or numbers, as :class:`veilsum_participant.data.readers.Table` holds it.
+
+    Returns:
+        The number of each record's subject (n,), and (n,) bool, True where the identifier is missing.
+    """
+    encoded = pc.if_else(_missing(identifiers), pa.scalar(None, identifiers.type), identifiers).dictionary_encode()
+    missing = np.asarray(pc.is_null(encoded.indices).to_numpy(zero_copy_only=False), dtype=np.bool_)
+    numbers = encoded.indices.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    numbers[missing] = len(encoded.dictionary) + np.arange(int(missing.sum()))
+    return cast(NDArray[np.int64], numbers), missing
+
+
+def _missing(identifiers: Any) -> Any:
+    if pa.types.is_string(identifiers.type):
+        return pc.or_(pc.is_null(identifiers), pc.is_in(pc.utf8_lower(identifiers), value_set=pa.array(NO_SUBJECT)))
+    return pc.is_null(identifiers, nan_is_null=True)

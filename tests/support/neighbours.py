@@ -1,0 +1,235 @@
+"""Neighbouring data for every registered task: what the audits and the sensitivity tests run on.
+
+A task joins by an entry in :data:`NEIGHBOURS`; a test fails while a registered task has none. Records of a subject are made
+here from single records, so a task only says which single record is its worst.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum_participant.contributions import compute_sum
+from veilsum_privacy.schema import CategoryColumn, ClassValues, Column, DatasetSchema, Label, NumberColumn
+from veilsum_privacy.securesum.context import RoundPlan, plan_round
+from veilsum_privacy.study import NoiseKind, PrivacyDemand, Study, TaskDeclaration, Unit
+from veilsum_privacy.tasks import TASKS, build_task
+from veilsum_privacy.tasks.base import Floats, Records
+
+LABEL = Label(column="y", classes=tuple(ClassValues(name=f"c{i}", values=(str(i),)) for i in range(3)))
+TASK_LABEL = "audited"
+
+
+def schema(numbers: int, *, imputed: int = 0, categories: tuple[int, ...] = (), label: bool = True) -> DatasetSchema:
+    """Numbers n0.. in [0, 1], categorical columns of the given sizes, and three classes."""
+    columns: list[Column] = [
+        NumberColumn(name=f"n{i}", low=0, high=1, impute=0.5 if i < imputed else None) for i in range(numbers)
+    ]
+    columns += [CategoryColumn(name=f"k{i}", categories=tuple("abcdefgh"[:k])) for i, k in enumerate(categories)]
+    return DatasetSchema(columns=tuple(columns), label=LABEL if label else None, max_records=64)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A task as a study may declare it, and the broadcast that its round starts from."""
+
+    name: str
+    task: str
+    schema: DatasetSchema
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    broadcast: Mapping[str, Floats] = field(default_factory=dict)
+
+    def study(
+        self, unit: Unit, *, grid: int, variance: int, noise: NoiseKind = "local", participants: int = 4, colluders: int = 1
+    ) -> Study:
+        """A study of this one task."""
+        names = tuple(f"site-{index:04d}" for index in range(participants))
+        task = TASKS[self.task]
+        declaration = TaskDeclaration(
+            label=TASK_LABEL,
+            task=self.task,
+            parameters=dict(self.parameters),
+            disclosure=task.disclosure,
+            releases=1,
+            grid=grid,
+            variance=variance,
+        )
+        demand = PrivacyDemand(
+            epsilon=1.0 if variance else None,
+            delta=1e-5,
+            noise=noise,
+            assumed_colluders=colluders,
+            min_cohort=2,
+            cohort_difference="allowed" if variance else "strict",
+            unit=unit,
+        )
+        return Study(
+            version=1,
+            name="audit",
+            federation="0" * 64,
+            coordinator="coordinator",
+            nonce="0" * 32,
+            created=0,
+            expires=1,
+            method="audit",
+            parameters={},
+            dataset="records",
+            data=self.schema,
+            privacy=demand,
+            tasks=(declaration,),
+            participants=names,
+            weights=dict.fromkeys(names, 1),
+        )
+
+    def plan(self, study: Study, cohort: int | None = None) -> RoundPlan:
+        """The plan of a round with this many members; all participants if not told."""
+        return plan_round(study, TASK_LABEL, len(study.participants), cohort or len(study.participants))
+
+    def total(self, study: Study, records: Records) -> NDArray[np.int64]:
+        """A site's sum before noise, as a participant computes it."""
+        return compute_sum(study, self.plan(study), records, self.broadcast).total
+
+
+class Neighbours(ABC):
+    """What one task needs to be audited."""
+
+    @abstractmethod
+    def settings(self) -> tuple[Setting, ...]:
+        """Declarations that take every branch of the task's vector and of its bound."""
+
+    @abstractmethod
+    def worst(self, setting: Setting) -> Records:
+        """One record whose vector is as long as the task's bound allows."""
+
+    def random(self, setting: Setting, rng: np.random.Generator, n: int) -> Records:
+        """Records of all kinds: complete, missing in part or whole, and with values that no reader should let through."""
+        return spoil(random_records(rng, n, setting.schema), rng)
+
+
+class _Statistics(Neighbours):
+    def settings(self) -> tuple[Setting, ...]:
+        return (
+            Setting("mixed", "statistics", schema(3, imputed=1, categories=(2, 3))),
+            Setting("unlabelled", "statistics", schema(4, label=False)),
+        )
+
+    def worst(self, setting: Setting) -> Records:
+        record = random_records(np.random.default_rng(0), 1, setting.schema, complete=True)
+        numbers = sum(isinstance(column, NumberColumn) for column in setting.schema.columns)
+        record.features[:, :numbers] = np.where(np.arange(numbers) % 2, -1.0, 1.0)
+        return record
+
+
+def moments_parameters(clip: float, a: float, b: float, c: float, e: float, missing: str = "skip") -> dict[str, object]:
+    """Parameters of class-moments: clip, and the weights of counts, sums, squares and products."""
+    weights = {"count_weight": a, "sum_weight": b, "square_weight": c, "product_weight": e}
+    return {"clip": clip, "missing": missing, **weights}
+
+
+class _ClassMoments(Neighbours):
+    def settings(self) -> tuple[Setting, ...]:
+        return (
+            Setting("even", "class-moments", schema(4), moments_parameters(1.3, 1, 1, 1, 1, "centre")),
+            Setting("squares", "class-moments", schema(4), moments_parameters(1.7, 0.1, 0.1, 3.0, 0.2)),
+            Setting("products", "class-moments", schema(2, categories=(2,)), moments_parameters(9.0, 0.1, 0.5, 0.2, 3.0)),
+            Setting("single", "class-moments", schema(1), moments_parameters(0.5, 1, 2, 1, 1)),
+        )
+
+    def worst(self, setting: Setting) -> Records:
+        width = setting.schema.width
+        squared = min(float(setting.parameters["clip"]) ** 2, width)
+        left = np.clip(squared - np.arange(width), 0.0, 1.0)
+        rows = np.sqrt(np.array([left, np.full(width, squared / width)]))  # concentrated, spread
+        task = build_task(setting.task, setting.parameters, setting.schema)
+        records = [Records(row[None], np.ones((1, width), dtype=np.bool_), np.array([1])) for row in rows]
+        return max(records, key=lambda record: float(np.linalg.norm(next(task.vectors(record, {})))))
+
+
+NEIGHBOURS: Mapping[str, Neighbours] = {"statistics": _Statistics(), "class-moments": _ClassMoments()}
+"""By the registered task's name."""
+
+SETTINGS = tuple(setting for name in sorted(NEIGHBOURS) for setting in NEIGHBOURS[name].settings())
+
+
+def random_records(rng: np.random.Generator, n: int, agreed: DatasetSchema, *, complete: bool = False) -> Records:
+    """Records as a reader returns them; a fifth of the cells is missing unless ``complete``."""
+    features, present = np.zeros((n, agreed.width)), np.zeros((n, agreed.width), dtype=np.bool_)
+    offset = 0
+    for column in agreed.columns:
+        known = np.ones(n, dtype=np.bool_) if complete else rng.random(n) < 0.8
+        if isinstance(column, NumberColumn):
+            values = rng.uniform(-1, 1, (n, 1))
+        else:
+            values = np.eye(column.width)[rng.integers(0, column.width, n)]
+        features[:, offset : offset + column.width] = values * known[:, None]
+        present[:, offset : offset + column.width] = known[:, None]
+        offset += column.width
+    low = 0 if complete else -1
+    return Records(features, present, rng.integers(low, 3, n) if agreed.label is not None else None)
+
+
+def spoil(records: Records, rng: np.random.Generator) -> Records:
+    """Empty some records, push some to the bounds, and plant NaN, infinity and values far out of bounds in others."""
+    features, present = records.features.copy(), records.present.copy()
+    kind = rng.integers(0, 6, len(records))
+    features[kind == 0], present[kind == 0] = 0.0, False
+    features[kind == 1] = np.sign(features[kind == 1])
+    poison = np.array([np.nan, np.inf, -np.inf, 1e308, -1e308, 5e-324])
+    rows = np.flatnonzero(kind == 2)
+    columns = rng.integers(0, features.shape[1], len(rows))
+    features[rows, columns], present[rows, columns] = rng.choice(poison, len(rows)), True
+    return replace(records, features=features, present=present)
+
+
+def with_subjects(records: Records, rng: np.random.Generator) -> Records:
+    """The records as those of subjects drawn at random, with even numbers."""
+    n = len(records)
+    return replace(records, subjects=np.sort(2 * rng.integers(0, max(1, n), n)).astype(np.int64))
+
+
+def repeated(record: Records, times: int) -> Records:
+    """The same record ``times`` over."""
+    return take(record, np.zeros(times, dtype=np.intp))
+
+
+def take(records: Records, rows: NDArray[np.intp]) -> Records:
+    """The records at these rows, in this order."""
+    labels = None if records.labels is None else records.labels[rows]
+    subjects = None if records.subjects is None else records.subjects[rows]
+    return Records(records.features[rows], records.present[rows], labels, subjects)
+
+
+def join(first: Records, second: Records) -> Records:
+    """Both sets of records, sorted by subject where they have subjects."""
+    labels = None if first.labels is None or second.labels is None else np.concatenate([first.labels, second.labels])
+    features = np.concatenate([first.features, second.features])
+    present = np.concatenate([first.present, second.present])
+    if first.subjects is None or second.subjects is None:
+        return Records(features, present, labels)
+    subjects = np.concatenate([first.subjects, second.subjects])
+    return take(Records(features, present, labels, subjects), np.argsort(subjects, kind="stable"))
+
+
+def add_unit(base: Records, added: Records, unit: Unit, rng: np.random.Generator) -> tuple[Records, Records]:
+    """The worlds without and with one unit: one record at a random place, or one subject with all records of ``added``.
+
+    The subjects of ``base`` are drawn at random; the added one comes before, between or after them.
+    """
+    if unit == "record":
+        assert len(added) == 1
+        both = join(base, added)
+        return base, take(both, np.insert(np.arange(len(base)), int(rng.integers(0, len(base) + 1)), len(base)))
+    without = with_subjects(base, rng)
+    new = int(2 * rng.integers(-1, len(base) + 1) + 1)
+    return without, join(without, replace(added, subjects=np.full(len(added), new, dtype=np.int64)))
+
+
+def exact_norm(vector: NDArray[np.int64]) -> float:
+    """L2 norm of integers of any size, correctly rounded."""
+    return math.sqrt(sum(int(value) ** 2 for value in vector))
