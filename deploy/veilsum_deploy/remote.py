@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -18,10 +19,12 @@ import grpc
 from veilsum_coordinator.results import MANIFEST, Result, load_result
 from veilsum_deploy.connection import explain, hello, split_address
 from veilsum_deploy.logs import printable
+from veilsum_deploy.spending import read_spending
 from veilsum_participant.channel import open_channel
 from veilsum_privacy.errors import HostileInput, Misuse, StateError
 from veilsum_privacy.identity import Credentials, Label
 from veilsum_privacy.identity.files import replace_file
+from veilsum_privacy.ledger.entries import Mechanism
 from veilsum_privacy.study import Study
 from veilsum_proto import MAX_OBJECT_BYTES
 from veilsum_proto import federation_pb2 as pb
@@ -164,6 +167,23 @@ class Remote:
             known=tuple(name for name, _ in seen),
             received={printable(item.name): item.bytes_received for item in reply.participants},
         )
+
+    def spending(self, dataset: str) -> dict[str, Counter[Mechanism]] | None:
+        """What this coordinator's studies have released of a dataset, by participant: mechanisms and how often.
+
+        Returns:
+            None where the coordinator cannot tell: its software is too old.
+
+        Raises:
+            HostileInput: the answer is malformed.
+        """
+        try:
+            reply = self._stub.Spending(pb.SpendingRequest(dataset=dataset), timeout=CALL_SECONDS)
+        except grpc.RpcError as error:
+            if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                return None
+            raise explain(error, self._address, self._identity) from error
+        return {printable(item.participant): read_spending(item.events) for item in reply.participants}
 
     def submit(self, study: Study, analyst: Credentials) -> bytes:
         """Sign and submit a study; returns its digest."""

@@ -10,30 +10,42 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support.federation import make_request, schema_of
-from veilsum_coordinator.methods.compile import compile_study
+from support.randomness import SeededRandom
+from veilsum_coordinator.methods.compile import PrivacyRequest, StudyDraft, StudyRequest, draft_study
 from veilsum_coordinator.results import Result
-from veilsum_deploy.cli.display import follow, print_cost, print_result, print_study
+from veilsum_deploy.cli.display import follow, print_result, print_study
+from veilsum_deploy.cli.planned import figure, print_plan
 from veilsum_deploy.costs import study_cost
+from veilsum_deploy.plan import plan_study
 from veilsum_deploy.remote import StudyInfo
 from veilsum_privacy.accounting import GaussianEvent, rdp_epsilon
 from veilsum_privacy.errors import StateError
-from veilsum_privacy.randomness import SYSTEM_RANDOM
-from veilsum_privacy.study import Study
+from veilsum_privacy.ledger.entries import Mechanism
+from veilsum_privacy.noise import NoisePlan
+from veilsum_privacy.schema import ClassValues, DatasetSchema, Label, NumberColumn
 from veilsum_privacy.tasks import build_task
 from veilsum_proto import federation_pb2 as pb
 
 KEY = bytes(range(32))
 
 
-def compiled(participants: int = 4, epsilon: float | None = 1.0) -> Study:
-    return compile_study(
-        make_request(schema_of(3), epsilon=epsilon),
+SCHEMA = DatasetSchema(
+    columns=tuple(NumberColumn(name=f"x{index}", low=-1.0, high=1.0) for index in range(3)),
+    label=Label(column="y", classes=tuple(ClassValues(name=name, values=(name,)) for name in ("c0", "c1"))),
+    max_records=1000,
+)
+
+
+def drafted(participants: int = 4, epsilon: float | None = 1.0, method: str = "statistics") -> StudyDraft:
+    privacy = PrivacyRequest(epsilon=epsilon, noise="distributed" if epsilon else "none")
+    request = StudyRequest(name="trial", method=method, dataset="clinic", data=SCHEMA, privacy=privacy, schema=None)
+    return draft_study(
+        request,
         federation_id="0" * 64,
         coordinator="hub",
         participants=[f"site-{index}" for index in range(participants)],
         clock=lambda: 1_800_000_000,
-        random=SYSTEM_RANDOM,
+        random=SeededRandom(1),
     )
 
 
@@ -44,7 +56,7 @@ def status(phase: str, **fields: object) -> StudyInfo:
 
 @pytest.mark.parametrize("participants", [3, 4, 9])
 def test_announced_noise_and_epsilon_agree(participants: int) -> None:
-    study = compiled(participants)
+    study = drafted(participants).compile()
     cost = study_cost(study)
     (task,) = cost.tasks
     (declared,) = study.tasks
@@ -60,12 +72,74 @@ def test_announced_noise_and_epsilon_agree(participants: int) -> None:
 
 
 def test_a_study_without_noise_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    cost = study_cost(compiled(epsilon=None))
-    assert cost.epsilon is None
-    assert set(cost.tasks[0].noise.values()) == {0.0}
-    print_cost("trial", cost)
-    assert "none: exact sums, released without noise" in capsys.readouterr().out
-    json.dumps(cost.to_json(), allow_nan=False)
+    draft = drafted(epsilon=None)
+    plan = plan_study(draft, draft.compile())
+    assert plan.cost.epsilon is None
+    assert set(plan.cost.tasks[0].noise.values()) == {0.0}
+    print_plan(plan)
+    out = capsys.readouterr().out
+    assert "none: exact sums, released without noise" in out
+    assert "Verdict: exact, without any guarantee." in out
+    assert "odds" not in out
+    json.dumps(plan.to_json(), allow_nan=False)
+
+
+def test_a_plan_shows_both_guarantees_and_what_was_spent(capsys: pytest.CaptureFixture[str]) -> None:
+    draft = drafted()
+    spent = {
+        "site-1": {Mechanism(10, NoisePlan("local", 1_000_000, 1, 1)): 1},
+        "site-2": {Mechanism(1, NoisePlan("none", 0, 1, 1)): 1},
+    }
+    plan = plan_study(draft, draft.compile(), spent=spent)
+    print_plan(plan)
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert plan.losses is not None
+    alone, before, after = plan.alone, plan.losses[1].before, plan.losses[1].after
+    assert any(f"with one of the sites │ {plan.cost.epsilon:.4g} │ a factor of 2.7" in line for line in lines)
+    assert any(f"every other site, each taking off its own noise │ {alone:.4g} │" in line for line in lines)
+    assert f"│ site-0 │ 0 │ {plan.cost.epsilon:.4g} │" in lines
+    assert f"│ site-1 │ {before:.4g} │ {after:.4g} │" in lines
+    assert any(line.startswith("│ site-2 │ no bound") for line in lines)
+
+
+def test_parts_that_the_noise_hides_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    draft = drafted(epsilon=0.02, method="fedcgs")
+    print_plan(plan_study(draft, draft.compile()), everything=True)
+    assert "But the variances and covariances will tell nothing" in capsys.readouterr().out
+
+
+def test_long_parts_are_cut_unless_all_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    columns = tuple(NumberColumn(name=f"x{index}", low=-1.0, high=1.0) for index in range(20))
+    request = StudyRequest(
+        name="trial", method="statistics", dataset="clinic", data=DatasetSchema(columns=columns),
+        privacy=PrivacyRequest(epsilon=1.0), schema=None,
+    )  # fmt: skip
+    draft = draft_study(
+        request, federation_id="0" * 64, coordinator="hub", participants=[f"s{index:02d}" for index in range(30)],
+        clock=lambda: 1, random=SeededRandom(1),
+    )  # fmt: skip
+    plan = plan_study(draft, draft.compile(), spent={})
+    print_plan(plan)
+    out = capsys.readouterr().out
+    assert out.count("mean of x") == 20
+    assert out.count("variance of x") == 6
+    assert "... and 14 more variances: --all" in out
+    assert "18 more participants: --all" in out
+    print_plan(plan, everything=True)
+    out = capsys.readouterr().out
+    assert (out.count("variance of x"), "--all" in out) == (20, False)
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [
+        (0.0, 2, "0"), (1.699, 2, "1.7"), (44.6, 2, "45"), (99.9, 2, "100"), (1085.0, 2, "1,100"), (1925.0, 3, "1,920"),
+        (12.5, 3, "12.5"), (0.000189, 2, "0.00019"), (1.4e-9, 2, "1.4e-09"), (-33.3, 2, "-33"), (2.0, 3, "2"),
+        (3.2e12, 2, "3.2e+12"), (math.inf, 2, "?"), (123456.0, 2, "120,000"),
+    ],
+)  # fmt: skip
+def test_figures_are_short_and_without_exponents(value: float, digits: int, text: str) -> None:
+    assert figure(value, digits) == text
 
 
 def test_what_came_over_the_wire_is_made_printable(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.randomness import SeededRandom
-from veilsum_coordinator.methods.compile import StudyRequest, compile_study, load_study_request, plan_grid
+from veilsum_coordinator.methods.compile import StudyRequest, compile_study, load_study_request
+from veilsum_coordinator.methods.grid import plan_grid, rounding_share
 from veilsum_privacy.accounting import GaussianEvent, calibrate_noise_multiplier, rdp_epsilon
 from veilsum_privacy.errors import ConfigurationError
 from veilsum_privacy.study import Study, parse_study
@@ -100,6 +101,27 @@ def test_cost_is_within_the_demand_and_near_it(epsilon: float, delta: float) -> 
     assert Fraction(grid.variance) >= (Fraction(multiplier) * grid.grid) ** 2
 
 
+def test_an_error_is_asked_for_in_place_of_an_epsilon(tmp_path: Path) -> None:
+    study = compiled(request(tmp_path, "error = 0.05\nmax_epsilon = 1.0"))
+    (task,) = study.tasks
+    assert study.privacy.epsilon == rdp_epsilon([GaussianEvent(task.grid, Fraction(task.variance))], 1e-5)
+    # the mean of age: D = sqrt 6 (records, presence, T1 and T2, sex, classes), m = 1/3, four noise shares of which three count
+    std = math.sqrt(6 * 4 / 3 * task.variance) / task.grid
+    assert 1.96 * std * math.hypot(1, 1 / 3) / (4 * 5000) == pytest.approx(0.05, rel=1e-3)
+    assert parse_study(study.to_bytes()) == study
+    asked = request(tmp_path, "error = 0.05").model_copy(update={"expected_records": 50})
+    fewer = compiled(asked).privacy.epsilon
+    assert fewer is not None
+    assert fewer > 10 * study.privacy.epsilon
+    with pytest.raises(ConfigurationError, match=r"expected_records: 5001 exceeds the schema's max_records"):
+        compiled(asked.model_copy(update={"expected_records": 5001}))
+
+
+def test_the_unit_is_passed_on(tmp_path: Path) -> None:
+    assert compiled(request(tmp_path)).privacy.unit == "record"
+    assert compiled(request(tmp_path, 'epsilon = 1.0\nunit = "subject"')).privacy.unit == "subject"
+
+
 def test_study_states_the_reached_epsilon(tmp_path: Path) -> None:
     study = compiled(request(tmp_path))
     (task,) = study.tasks
@@ -144,6 +166,15 @@ def test_truncation_adds_at_most_one_percent_of_the_noise() -> None:
     assert plan.grid == 2 ** math.ceil(math.log2(4 * 300 / (0.01 * 3.7)))
 
 
+def test_rounding_of_a_compiled_study_is_that_of_its_grid(tmp_path: Path) -> None:
+    for privacy in ("epsilon = 2.0", 'noise = "none"', "epsilon = 9000.0"):
+        study = compiled(request(tmp_path, privacy))
+        z = math.sqrt(study.tasks[0].variance) / study.tasks[0].grid or None
+        plan = plan_grid(max_records=5000, participants=4, multiplier=z, honest=3)
+        assert plan.grid == study.tasks[0].grid
+        assert rounding_share(study) == pytest.approx(plan.rounding, rel=1e-6)
+
+
 def test_too_many_records_fit_the_lane_and_report_the_rounding() -> None:
     plan = plan_grid(max_records=2**24, participants=64, multiplier=4.0)
     assert plan.rounding > 0.01
@@ -162,14 +193,22 @@ def test_without_noise_the_finest_grid_is_taken() -> None:
 @pytest.mark.parametrize(
     ("privacy", "expected"),
     [
-        ("", "state epsilon"),
-        ('noise = "none"\nepsilon = 1.0', "state epsilon"),
+        ("", "state epsilon or error or noise"),
+        ('noise = "none"\nepsilon = 1.0', "only one of them"),
+        ('noise = "none"\nerror = 0.1', "only one of them"),
+        ("epsilon = 1.0\nerror = 0.1", "only one of them"),
+        ('epsilon = 1.0\nerror = 0.1\nnoise = "none"', "only one of them"),
+        ("epsilon = 1.0\nmax_epsilon = 2.0", "state it with error"),
+        ("error = 0.0", "privacy.error"),
+        ("error = 1.5", "privacy.error"),
+        ('epsilon = 1.0\nunit = "visit"', "privacy.unit"),
         ('noise = "none"\ncohort_difference = "allowed"', "strict"),
         ("epsilon = 1.0\nepsilom = 2.0", "privacy.epsilom: unknown key. Did you mean 'epsilon'"),
         ("epsilon = -1.0", "privacy.epsilon"),
         ("epsilon = 1.0\n[data]\nmax_records = 5", "data.columns: is missing"),
         ("epsilon = 1.0\n[parameters]\nclip = 2.0", "clip: unknown key"),
         ("epsilon = 1.0\nmin_cohort = 9", "min_cohort exceeds"),
+        ("error = 0.1\nmin_cohort = 9", "min_cohort exceeds"),
         ("epsilon = 0.0001", "No noise reaches"),
     ],
 )

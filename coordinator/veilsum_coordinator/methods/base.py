@@ -1,18 +1,21 @@
 """What a method is: it declares its tasks before it runs, then is an ordinary function of a federation.
 
-A method sees released sums only. What it declares is all that will ever be computed for it.
+A method sees released sums only. What it declares is all that will ever be computed for it. What it expects of them it says
+from public values, before a study is run.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from veilsum_coordinator.federation import Federation
+from veilsum_coordinator.methods.expectations import Expectation, block_expectations
 from veilsum_coordinator.results import Result
 from veilsum_privacy.schema import DatasetSchema, Frozen
-from veilsum_privacy.study import TaskDeclaration
+from veilsum_privacy.study import Study, TaskDeclaration
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,18 @@ class Method(ABC):
         Raises:
             ConfigurationError: the schema does not suit the method.
         """
+
+    def expectations(self, study: Study, cohort: int, records: int) -> Sequence[Expectation]:
+        """How well the released quantities will be known, by what the noise alone does; at least one of them is a main one.
+
+        A method says it in its users' words; unless it does, this tells of each block of its tasks what can be told of any.
+
+        Args:
+            study: compiled for this method.
+            cohort: participants in each sum.
+            records: expected records of all of them together.
+        """
+        return block_expectations(study, cohort, records)
 
     @abstractmethod
     def run(self, federation: Federation) -> Result:

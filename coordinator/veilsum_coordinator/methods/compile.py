@@ -1,7 +1,7 @@
 """From an analyst's ``study.toml`` to the study that everyone agrees to: every task, parameter, grid and variance stated.
 
 Grid and noise follow from public values alone: the schema's ``max_records``, the number of participants and the privacy
-demand. This module signs nothing and submits nothing.
+demand, which is an epsilon or the error that the noise may cause. This module signs nothing and submits nothing.
 """
 
 from __future__ import annotations
@@ -10,157 +10,155 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
-from typing import Any, Literal, Self
-
-from pydantic import ConfigDict, Field, model_validator
+from typing import Any
 
 from veilsum_coordinator.methods import get_method
+from veilsum_coordinator.methods.base import Method, TaskPlan
+from veilsum_coordinator.methods.expectations import Expectation, main_error
+from veilsum_coordinator.methods.grid import NoGridError, plan_grid
+from veilsum_coordinator.methods.request import LARGEST_EPSILON, PrivacyRequest, StudyRequest, load_study_request
 from veilsum_privacy.accounting import GaussianEvent, calibrate_noise_multiplier, rdp_epsilon
-from veilsum_privacy.config import did_you_mean, load_toml, validate
+from veilsum_privacy.config import did_you_mean, validate
 from veilsum_privacy.errors import ConfigurationError, Misuse
 from veilsum_privacy.randomness import RandomSource
-from veilsum_privacy.schema import DatasetSchema, Frozen, Name
-from veilsum_privacy.schema_file import load_schema
-from veilsum_privacy.study import NoiseKind, Study, TaskDeclaration
+from veilsum_privacy.schema import DatasetSchema, Frozen
+from veilsum_privacy.study import Study, TaskDeclaration
 from veilsum_privacy.tasks import TASKS, build_task
 
-LANE_BITS = 47
-"""Bits that a lane of the encoding offers to the sum of a whole cohort, sign included."""
+__all__ = ["PrivacyRequest", "StudyDraft", "StudyRequest", "compile_study", "draft_study", "load_study_request"]
 
-LARGEST_GRID = 2**26
-LARGEST_STD = 2**31
-"""A study's variance is at most 2^62."""
-
-ROUNDING = 0.01
-"""Share of the noise's standard deviation that truncation to the grid may add up to, per value, over all records."""
-
-SMALLEST_SHARE = 8
-"""Standard deviation in grid units that one participant's noise share keeps at least; below 4 noise is refused."""
-
-NOISE_TAILS = 12
-"""Standard deviations of each participant's noise that a lane has room for."""
-
-
-class PrivacyRequest(Frozen):
-    """The ``[privacy]`` table of a study.toml; ``noise = "none"`` takes no epsilon."""
-
-    epsilon: float | None = Field(default=None, gt=0, le=1e4)
-    delta: float = Field(default=1e-5, gt=0, lt=0.5)
-    noise: NoiseKind = "distributed"
-    assumed_colluders: int = Field(default=1, ge=1, le=1024)
-    min_cohort: int | None = Field(default=None, ge=2, le=1024)
-    cohort_difference: Literal["strict", "allowed"] | None = None
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if (self.epsilon is None) != (self.noise == "none"):
-            raise ValueError('state epsilon, or noise = "none" without one')
-        if self.noise == "none" and self.cohort_difference == "allowed":
-            raise ValueError('a study without noise needs cohort_difference = "strict"')
-        return self
-
-
-class StudyRequest(Frozen):
-    """An analyst's study.toml.
-
-    Attributes:
-        name: of the study.
-        method: registered method.
-        dataset: the dataset's name as sites offer it.
-        parameters: the method's parameters.
-        privacy: what it may cost; ``min_cohort`` is by default all participants.
-        schema_file: key ``schema``: path of the dataset's schema, relative to the study's file.
-        data: key ``data``: the schema itself, in place of ``schema``.
-        participants: who shall take part; by default everyone in the federation.
-        expires_hours: how long the study may run, in hours.
-    """
-
-    model_config = ConfigDict(populate_by_name=True)
-
-    name: Name
-    method: str
-    dataset: Name
-    privacy: PrivacyRequest
-    parameters: dict[str, Any] = Field(default_factory=dict)
-    schema_file: str | None = Field(default=None, alias="schema")
-    data: DatasetSchema | None = None
-    participants: tuple[Name, ...] = ()
-    expires_hours: int = Field(default=24, ge=1, le=24 * 366)
-
-    @model_validator(mode="after")
-    def _one_schema(self) -> Self:
-        if (self.schema_file is None) == (self.data is None):
-            raise ValueError('state either schema = "file.toml" or a [data] table')
-        return self
-
-
-def load_study_request(path: Path) -> StudyRequest:
-    """Read a study.toml and the schema it points to; the result carries the schema in ``data``.
-
-    Raises:
-        ConfigurationError: a file cannot be read or is invalid; the message names file and keys.
-    """
-    request = load_toml(path, StudyRequest)
-    if request.schema_file is None:
-        return request
-    data = load_schema(path.parent / request.schema_file)
-    return request.model_copy(update={"schema_file": None, "data": data})
+MOST_NOISE = 1000.0
+"""Noise multiplier of one release beyond which RDP's epsilon, at orders up to 1024, hardly falls any more."""
 
 
 @dataclass(frozen=True)
-class GridPlan:
-    """A grid and what truncation to it can cost.
+class StudyDraft:
+    """A request that is resolved but for its noise.
 
     Attributes:
-        grid: c, grid units that a task's clip norm becomes.
-        variance: S^2 in grid units squared; 0 without noise.
-        rounding: largest error of a value of the sum through truncation, as a share of S; without noise, of the clip norm.
+        request: with the schema in ``data``.
+        schema: the dataset's.
+        method, parameters, plans: of the study, resolved.
+        members: the participants' names, sorted.
+        common: all other fields of the study.
     """
 
-    grid: int
-    variance: int
-    rounding: float
+    request: StudyRequest
+    schema: DatasetSchema
+    method: Method
+    parameters: Frozen
+    plans: tuple[TaskPlan, ...]
+    members: tuple[str, ...]
+    common: dict[str, Any]
+
+    @property
+    def records(self) -> int:
+        """Records that each site is expected to have."""
+        return self.request.expected_records or self.schema.max_records
+
+    @property
+    def releases(self) -> int:
+        """Releases of all tasks."""
+        return sum(plan.releases for plan in self.plans)
+
+    def expectations(self, study: Study) -> Sequence[Expectation]:
+        """How well the quantities of a study compiled from this draft will be known, if all its participants take part."""
+        return self.method.expectations(study, len(self.members), len(self.members) * self.records)
+
+    def compile(self) -> Study:
+        """The study, with the noise that was asked for.
+
+        Raises:
+            ConfigurationError: no noise or grid suits the demand; the message says why.
+        """
+        demand = self.request.privacy
+        if demand.error is not None:
+            return self._bounded(demand.error, demand.max_epsilon)
+        return self.compile_with(None if demand.epsilon is None else self._multiplier(demand.epsilon))
+
+    def compile_with(self, multiplier: float | None) -> Study:
+        """The study with noise of ``multiplier`` times the sensitivity in every release, or without noise.
+
+        Its epsilon is what RDP gives for the noise as rounded to the grid, never above the demand.
+
+        Raises:
+            ConfigurationError: no grid fits, or a task cannot be built.
+        """
+        schema, demand = self.schema, self.request.privacy
+        honest = max(1, len(self.members) - demand.assumed_colluders) if demand.noise == "distributed" else 1
+        grid = plan_grid(max_records=schema.max_records, participants=len(self.members), multiplier=multiplier, honest=honest)
+        tasks: list[TaskDeclaration] = []
+        for plan in self.plans:
+            task = plan.declaration(disclosure=TASKS[plan.task].disclosure, grid=grid.grid, variance=grid.variance)
+            build_task(task.task, task.parameters, schema)  # what no participant could build is not submitted
+            tasks.append(task)
+        privacy = {
+            "epsilon": _reached(tasks, demand.delta),
+            "delta": demand.delta,
+            "noise": demand.noise,
+            "assumed_colluders": demand.assumed_colluders,
+            "min_cohort": demand.min_cohort if demand.min_cohort is not None else len(self.members),
+            "cohort_difference": demand.cohort_difference or ("strict" if demand.noise == "none" else "allowed"),
+            "unit": demand.unit,
+        }
+        return validate({**self.common, "privacy": privacy, "tasks": tasks}, Study, source=f"study {self.request.name!r}")
+
+    def compile_for(self, error: float) -> Study | None:
+        """The study of the smallest epsilon whose main quantities are known to within ``error`` of their expected size.
+
+        From the most noise downwards, halves are tried until one meets the error, and the last factor of two is searched: the
+        study reached is within 0.01% of the most noise that meets it.
+
+        Returns:
+            None where no epsilon up to 1e4 reaches it, or the study has no noise to choose.
+
+        Raises:
+            ConfigurationError: as :meth:`compile_with`, whatever the noise.
+        """
+        if self.request.privacy.noise == "none":
+            return None
+        least = self._multiplier(LARGEST_EPSILON)
+        low = high = MOST_NOISE * math.sqrt(self.releases)
+        while (met := self._meets(low, error)) is None:
+            low, high = low / 2.0, low
+            if low < least:
+                return None
+        while high - low > 1e-4 * low:
+            middle = (low + high) / 2.0
+            if (found := self._meets(middle, error)) is None:
+                high = middle
+            else:
+                met, low = found, middle
+        return met
+
+    def _meets(self, multiplier: float, error: float) -> Study | None:
+        """The study with this noise if a grid takes it and the error is met."""
+        try:
+            study = self.compile_with(multiplier)
+        except NoGridError:
+            return None
+        return study if main_error(self.expectations(study)) <= error else None
+
+    def _bounded(self, error: float, most: float | None) -> Study:
+        study = self.compile_for(error)
+        asked = f"study {self.request.name!r}, privacy.error: {error:g} of the expected size"
+        advice = f"Ask for a larger error, or state more expected_records if the sites have more than {self.records} each."
+        if study is None or study.privacy.epsilon is None:
+            raise ConfigurationError(f"{asked} is out of reach at any epsilon up to {LARGEST_EPSILON:g}.", advice)
+        if most is not None and study.privacy.epsilon > most:
+            raise ConfigurationError(
+                f"{asked} takes epsilon {study.privacy.epsilon:.4g}; max_epsilon is {most:g}.", f"Raise max_epsilon. {advice}"
+            )
+        return study
+
+    def _multiplier(self, epsilon: float) -> float:
+        try:
+            return calibrate_noise_multiplier(epsilon, self.request.privacy.delta, self.releases)
+        except Misuse as error:
+            raise ConfigurationError(error.message, error.advice) from error
 
 
-def plan_grid(*, max_records: int, participants: int, multiplier: float | None, honest: int = 1) -> GridPlan:
-    """Choose the grid of a sum of per-record vectors, a power of two.
-
-    Each record is truncated towards zero, by less than one unit a value, so a value of the sum is off by less than
-    n M units for n participants of at most M records. With noise S = z c the smallest c with n M <= 0.01 z c is taken, and
-    at least what leaves a noise share of z c / sqrt(h) 8 units; but never more than a lane holds,
-    2 n (M c + 12 z c) < 2^47, nor 2^26, nor S above 2^31. Where the 1% asks for more than fits, what fits is taken and
-    ``rounding`` says what it costs. Without noise the finest grid that fits is taken.
-
-    Args:
-        max_records: M.
-        participants: n.
-        multiplier: z, the noise's standard deviation over the sensitivity; None is no noise.
-        honest: h, the shares that S is divided among.
-
-    Raises:
-        ConfigurationError: no grid fits.
-    """
-    z = multiplier or 0.0
-    lane = 2 ** (LANE_BITS - 1) / (participants * (max_records + NOISE_TAILS * z))
-    finest = min(int(2.0 ** (math.ceil(math.log2(lane)) - 1)), LARGEST_GRID)
-    if z:
-        finest = min(finest, int(2.0 ** math.floor(math.log2(LARGEST_STD / z))))
-    if not finest or (z and z * finest / math.sqrt(honest) < SMALLEST_SHARE):
-        raise ConfigurationError(
-            f"No grid fits {max_records} records at each of {participants} participants with this noise.",
-            "Lower the schema's max_records, or ask for a smaller epsilon.",
-        )
-    worst = participants * max_records
-    if not z:
-        return GridPlan(finest, 0, worst / finest)
-    needed = max(worst / (ROUNDING * z), SMALLEST_SHARE * math.sqrt(honest) / z, 1.0)
-    grid = min(2 ** math.ceil(math.log2(needed)), finest)
-    variance = math.ceil((Fraction(z) * grid) ** 2)
-    return GridPlan(grid, variance, worst / (z * grid))
-
-
-def compile_study(
+def draft_study(
     request: StudyRequest,
     *,
     federation_id: str,
@@ -168,12 +166,8 @@ def compile_study(
     participants: Sequence[str],
     clock: Callable[[], int],
     random: RandomSource,
-    calibrate: Callable[[float, float, int], float] = calibrate_noise_multiplier,
-) -> Study:
-    """Turn a request, with its schema in ``data``, into a study that leaves nothing to defaults.
-
-    All releases of the study have one noise multiplier. Its epsilon is what RDP gives for the noise as rounded to the grid,
-    never above the demand.
+) -> StudyDraft:
+    """Resolve everything of a request but its noise.
 
     Args:
         request: from :func:`load_study_request`.
@@ -182,35 +176,24 @@ def compile_study(
         participants: names of the federation's participants.
         clock: Unix time in seconds.
         random: for the nonce.
-        calibrate: (epsilon, delta, releases) to the smallest noise multiplier.
 
     Raises:
         ConfigurationError: the request cannot be compiled; the message says why.
     """
     if request.data is None:
         raise Misuse("The request's schema has not been read.", "Use load_study_request.")
-    schema, demand = request.data, request.privacy
+    schema = request.data
+    if request.expected_records is not None and request.expected_records > schema.max_records:
+        raise ConfigurationError(
+            f"study {request.name!r}, expected_records: {request.expected_records} exceeds the schema's max_records.",
+            f"Records beyond {schema.max_records} are not used; raise max_records in the schema.",
+        )
     members = _members(request, participants)
     method = get_method(request.method)
     source = f"study {request.name!r}, [parameters]"
     parameters = method.resolve(validate(request.parameters, method.Parameters, source=source), schema)
-    plans = method.declare(parameters, schema)
-    multiplier = None
-    if demand.epsilon is not None:
-        try:
-            multiplier = calibrate(demand.epsilon, demand.delta, sum(plan.releases for plan in plans))
-        except Misuse as error:
-            raise ConfigurationError(error.message, error.advice) from error
-    min_cohort = demand.min_cohort if demand.min_cohort is not None else len(members)
-    honest = max(1, len(members) - demand.assumed_colluders) if demand.noise == "distributed" else 1
-    grid = plan_grid(max_records=schema.max_records, participants=len(members), multiplier=multiplier, honest=honest)
-    tasks: list[TaskDeclaration] = []
-    for plan in plans:
-        task = plan.declaration(disclosure=TASKS[plan.task].disclosure, grid=grid.grid, variance=grid.variance)
-        build_task(task.task, task.parameters, schema)  # what no participant could build is not submitted
-        tasks.append(task)
     created = clock()
-    content = {
+    common = {
         "version": 1,
         "name": request.name,
         "federation": federation_id,
@@ -222,20 +205,34 @@ def compile_study(
         "parameters": parameters.model_dump(mode="json"),
         "dataset": request.dataset,
         "data": schema,
-        "privacy": {
-            "epsilon": _reached(tasks, demand.delta),
-            "delta": demand.delta,
-            "noise": demand.noise,
-            "assumed_colluders": demand.assumed_colluders,
-            "min_cohort": min_cohort,
-            "cohort_difference": demand.cohort_difference or ("strict" if demand.noise == "none" else "allowed"),
-            "unit": "record",
-        },
-        "tasks": tasks,
         "participants": members,
         "weights": dict.fromkeys(members, 1),
     }
-    return validate(content, Study, source=f"study {request.name!r}")
+    return StudyDraft(request, schema, method, parameters, method.declare(parameters, schema), tuple(members), common)
+
+
+def compile_study(
+    request: StudyRequest,
+    *,
+    federation_id: str,
+    coordinator: str,
+    participants: Sequence[str],
+    clock: Callable[[], int],
+    random: RandomSource,
+) -> Study:
+    """Turn a request, with its schema in ``data``, into a study that leaves nothing to defaults.
+
+    All releases of the study have one noise multiplier. Arguments and errors are those of :func:`draft_study` and
+    :meth:`StudyDraft.compile`.
+    """
+    return draft_study(
+        request,
+        federation_id=federation_id,
+        coordinator=coordinator,
+        participants=participants,
+        clock=clock,
+        random=random,
+    ).compile()
 
 
 def _members(request: StudyRequest, participants: Sequence[str]) -> list[str]:

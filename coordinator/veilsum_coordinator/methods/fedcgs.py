@@ -7,7 +7,8 @@ shrinkage that follow from the noise. No training rounds: one release is the who
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -16,10 +17,12 @@ from veilsum_aggregation import moments
 from veilsum_aggregation.heads import LinearHead, lda_head
 from veilsum_coordinator.federation import Federation, Release
 from veilsum_coordinator.methods.base import Method, TaskPlan
+from veilsum_coordinator.methods.expectations import OFFSET, SPREAD, Z95, Expectation, half_width, released_noise
 from veilsum_coordinator.methods.statistics import plain
 from veilsum_coordinator.results import Result
 from veilsum_privacy.errors import ConfigurationError
 from veilsum_privacy.schema import DatasetSchema, Frozen, NumberColumn, Real
+from veilsum_privacy.study import Study
 from veilsum_privacy.tasks.base import balanced_weights
 from veilsum_privacy.tasks.class_moments import ClassMomentsParameters
 
@@ -78,6 +81,23 @@ class FedCGS(Method):
         )
         return (TaskPlan("class-moments", "class-moments", task),)
 
+    def expectations(self, study: Study, cohort: int, records: int) -> Sequence[Expectation]:
+        """Class counts, class means and the pooled within-class covariances that the discriminant is made of.
+
+        The class means are the main ones: they say where the classes lie. Variances and covariances are in scaled units (half
+        a number's range; an indicator as it is); those within their noise are shrunk away before the discriminant is computed.
+        """
+        parameters = FedCGSParameters.model_validate(study.parameters)
+        std, schema = released_noise(study, "class-moments", cohort), study.data
+        shrink = _left_by_clipping(schema, parameters.clip or default_clip(schema))
+        k, each = len(schema.classes), f"count of each class of {schema.label.column if schema.label else ''}"
+        width, basis = Z95 * std["counts"], f"{len(schema.classes)} equal classes"
+        return [
+            Expectation("class counts", each, records / k, width, basis=basis, number=k),
+            *_expected_means(schema, shrink, std, records / k),
+            *_expected_covariances(schema, shrink, std, records),
+        ]
+
     def run(self, federation: Federation) -> Result:
         study = federation.study
         parameters = FedCGSParameters.model_validate(study.parameters)
@@ -107,6 +127,79 @@ def default_clip(schema: DatasetSchema) -> float:
     """Root mean square L2 norm of a record whose numbers are uniform in [-1, 1] and whose categories are all present."""
     numbers = sum(isinstance(column, NumberColumn) for column in schema.columns)
     return math.sqrt(numbers / 3.0 + (len(schema.columns) - numbers))
+
+
+class _Features(NamedTuple):
+    """Features of one kind: how many, and their expected mean and standard deviation (root mean squares over columns)."""
+
+    number: int
+    mean: float
+    spread: float
+
+
+def _expected_means(schema: DatasetSchema, shrink: float, std: Mapping[str, float], records: float) -> Iterator[Expectation]:
+    """Class means, in each column's unit, of classes of ``records`` records."""
+    k = len(schema.classes)
+    for column in schema.columns:
+        if isinstance(column, NumberColumn):
+            name, number, centre, half = column.name, 1, OFFSET, (column.high - column.low) / 2.0
+            size, unit, basis = half, column.unit, f"half of {column.low:g} to {column.high:g}"
+        else:
+            name, number, half = f"each {column.name}", column.width, 1.0
+            size = centre = 1.0 / number
+            unit, basis = "", f"{number} equal categories"
+        mean = moments.mean(centre * shrink * records, records, std["sums"], std["counts"], low=-1.0, high=1.0)
+        width = half_width(mean, half)
+        yield Expectation("class means", f"class mean of {name}", size * shrink, width, unit, basis, k * number, main=True)
+
+
+def _expected_covariances(
+    schema: DatasetSchema, shrink: float, std: Mapping[str, float], records: int
+) -> Iterator[Expectation]:
+    """Within-class variances, and covariances measured against the largest that the variances allow, in scaled units."""
+
+    def width(second_std: float, one: _Features, other: _Features, covariance: float, *, diagonal: bool = False) -> float:
+        means = (one.mean, other.mean)
+        return Z95 * moments.within_covariance_error(
+            records, len(schema.classes), second_std, std["sums"], std["counts"], means, covariance, diagonal=diagonal
+        )
+
+    kinds = _features(schema, shrink)
+    for kind, it in kinds.items():
+        found, basis = width(std["squares"], it, it, it.spread**2, diagonal=True), "as the schema suggests"
+        yield Expectation("variances", f"variance of {kind}s", it.spread**2, found, basis=basis, number=it.number)
+        if it.number > 1:
+            found, pairs = width(std["products"], it, it, 0.0), it.number * (it.number - 1) // 2
+            what = f"covariance of {kind}s"
+            yield Expectation("covariances", what, it.spread**2, found, basis="fully correlated", number=pairs)
+    if len(kinds) == 2:
+        one, other = kinds.values()
+        found, size = width(std["products"], one, other, 0.0), one.spread * other.spread
+        what, pairs = "covariance of numbers with indicators", one.number * other.number
+        yield Expectation("covariances", what, size, found, basis="fully correlated", number=pairs)
+
+
+def _features(schema: DatasetSchema, shrink: float) -> dict[str, _Features]:
+    """The expected features of each kind, after clipping."""
+    found: dict[str, list[_Features]] = {}
+    for column in schema.columns:
+        if isinstance(column, NumberColumn):
+            found.setdefault("number", []).append(_Features(1, OFFSET * shrink, SPREAD * shrink))
+        else:
+            p = 1.0 / column.width
+            found.setdefault("indicator", []).append(_Features(column.width, p * shrink, math.sqrt(p * (1.0 - p)) * shrink))
+    kinds = {}
+    for kind, features in found.items():
+        d = sum(item.number for item in features)
+        mean = math.sqrt(sum(item.number * item.mean**2 for item in features) / d)
+        kinds[kind] = _Features(d, mean, math.sqrt(sum(item.number * item.spread**2 for item in features) / d))
+    return kinds
+
+
+def _left_by_clipping(schema: DatasetSchema, clip: float) -> float:
+    """What clipping leaves of a record of the expected norm, as a share of it."""
+    numbers = sum(isinstance(column, NumberColumn) for column in schema.columns)
+    return min(1.0, clip / math.sqrt(numbers * (OFFSET**2 + SPREAD**2) + (len(schema.columns) - numbers)))
 
 
 def discriminant(release: Release, schema: DatasetSchema, known: list[int], parameters: FedCGSParameters) -> LinearHead:

@@ -5,7 +5,7 @@ It is what a federation runs first. It gives no breakdown by class and no figure
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,8 +14,10 @@ from veilsum_aggregation import moments
 from veilsum_aggregation.moments import Estimate, NotEstimable, Statistic
 from veilsum_coordinator.federation import Federation, Release
 from veilsum_coordinator.methods.base import Method, TaskPlan
+from veilsum_coordinator.methods.expectations import OFFSET, SPREAD, Z95, Expectation, half_width, released_noise
 from veilsum_coordinator.results import Result
 from veilsum_privacy.schema import CategoryColumn, DatasetSchema, Frozen, NumberColumn
+from veilsum_privacy.study import Study
 from veilsum_privacy.tasks.statistics import StatisticsParameters
 
 
@@ -31,6 +33,19 @@ class FederatedStatistics(Method):
 
     def declare(self, parameters: Frozen, schema: DatasetSchema) -> tuple[TaskPlan, ...]:
         return (TaskPlan("statistics", "statistics", StatisticsParameters()),)
+
+    def expectations(self, study: Study, cohort: int, records: int) -> Sequence[Expectation]:
+        """Counts, means, variances and shares, by the formulas that :meth:`run` uses; the main ones are the means.
+
+        Where there is no number, the shares of the categories are the main ones.
+        """
+        std = released_noise(study, "statistics", cohort)
+        return [
+            *_expected_counts(study.data, std, records),
+            *_expected_numbers(study.data, std, records),
+            *_expected_categories(study.data, std, records),
+            *_expected_classes(study.data, std, records),
+        ]
 
     def run(self, federation: Federation) -> Result:
         schema = federation.study.data
@@ -60,7 +75,7 @@ def plain(statistic: Statistic) -> dict[str, Any]:
 
 def _numbers(schema: DatasetSchema, release: Release, records: float) -> Iterator[dict[str, Any]]:
     values, std = release.values, release.noise_std
-    columns = [column for column in schema.columns if isinstance(column, NumberColumn)]
+    columns = _number_columns(schema)
     present = iter(values.get("present", np.zeros(0)))
     for index, column in enumerate(columns):
         number, number_std = records, std["records"]
@@ -98,3 +113,54 @@ def _rescaled(statistic: Statistic, factor: float, shift: float) -> Statistic:
     if isinstance(statistic, NotEstimable):
         return statistic
     return Estimate(statistic.value * factor + shift, statistic.std_error * factor)
+
+
+def _expected_counts(schema: DatasetSchema, std: Mapping[str, float], records: int) -> Iterator[Expectation]:
+    yield Expectation("counts", "number of records", records, Z95 * std["records"], basis="all records")
+    gaps = [column for column in _number_columns(schema) if column.impute is None]
+    if gaps:
+        each = "number of values in each column with gaps"
+        yield Expectation("counts", each, records, Z95 * std["present"], basis="all records", number=len(gaps))
+
+
+def _expected_numbers(schema: DatasetSchema, std: Mapping[str, float], records: int) -> Iterator[Expectation]:
+    for column in _number_columns(schema):
+        half = (column.high - column.low) / 2.0
+        span = f"{column.low:g} to {column.high:g}"
+        number_std = std["records"] if column.impute is not None else std["present"]
+        mean = moments.mean(OFFSET * records, records, std["t1"], number_std, low=-1.0, high=1.0)
+        width, basis = half_width(mean, half), f"half of {span}"
+        yield Expectation("means", f"mean of {column.name}", half, width, column.unit, basis, main=True)
+        second = 2.0 * (OFFSET**2 + SPREAD**2) - 1.0
+        variance = moments.variance(OFFSET * records, second * records, records, std["t1"], std["t2"], number_std)
+        size, width = (SPREAD * half) ** 2, half_width(variance, half * half)
+        unit, basis = f"{column.unit}²" if column.unit else "", f"a sixth of {span}, squared"
+        yield Expectation("variances", f"variance of {column.name}", size, width, unit, basis)
+
+
+def _expected_categories(schema: DatasetSchema, std: Mapping[str, float], records: int) -> Iterator[Expectation]:
+    main = not _number_columns(schema)
+    for column in schema.columns:
+        if isinstance(column, CategoryColumn):
+            k = len(column.categories)
+            yield Expectation(
+                "category counts", f"count of each {column.name}", records / k, Z95 * std["categories"],
+                basis=f"{k} equal categories", number=k,
+            )  # fmt: skip
+            share = moments.proportion(records / k, records, std["categories"], std["records"])
+            yield Expectation(
+                "category shares", f"share of each {column.name}", 1.0 / k, half_width(share),
+                basis=f"{k} equal categories", number=k, main=main,
+            )  # fmt: skip
+
+
+def _expected_classes(schema: DatasetSchema, std: Mapping[str, float], records: int) -> Iterator[Expectation]:
+    if schema.label is not None:
+        k, each, basis = len(schema.classes), f"each class of {schema.label.column}", f"{len(schema.classes)} equal classes"
+        yield Expectation("class counts", f"count of {each}", records / k, Z95 * std["classes"], basis=basis, number=k)
+        share = moments.share(np.full(k, records / k), std["classes"])[0]
+        yield Expectation("class shares", f"share of {each}", 1.0 / k, half_width(share), basis=basis, number=k)
+
+
+def _number_columns(schema: DatasetSchema) -> list[NumberColumn]:
+    return [column for column in schema.columns if isinstance(column, NumberColumn)]

@@ -1,4 +1,4 @@
-"""How studies are shown: what they ask, how far they are, what came out. A progress bar on a terminal, lines elsewhere."""
+"""How studies are shown: how far they are, what came out. A progress bar on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from veilsum_privacy.errors import RefusalCode, StateError
 
 if TYPE_CHECKING:
     from veilsum_coordinator.results import Result
-    from veilsum_deploy.costs import StudyCost
     from veilsum_deploy.remote import StudyInfo
 
 _REMEDIES: Mapping[str, str] = {
@@ -36,31 +35,6 @@ def follow(states: Iterable[StudyInfo], *, as_json: bool) -> StudyInfo:
     if as_json:
         return _follow_json(states)
     return _follow_bar(states) if sys.stdout.isatty() else _follow_lines(states)
-
-
-def print_cost(name: str, cost: StudyCost) -> None:
-    """Show what a study asks of each participant."""
-    fields = {
-        "participants": list(cost.participants),
-        "smallest cohort": cost.min_cohort,
-        "noise": cost.noise,
-        "guarantee": _guarantee(cost),
-        "each sends": _bytes(cost.upload),
-    }
-    print_fields(fields, title=f"Study {name} asks", as_json=False)
-    rows = [
-        {
-            "task": task.label,
-            "of kind": task.task,
-            "disclosure": task.disclosure,
-            "releases": task.releases,
-            "values": task.values,
-            "noise of the sum (std)": ", ".join(f"{block} {std:.4g}" for block, std in task.noise.items()),
-            "each sends": _bytes(task.upload),
-        }
-        for task in cost.tasks
-    ]
-    print_rows(rows, title="Tasks", as_json=False)
 
 
 def print_study(info: StudyInfo, *, as_json: bool) -> None:
@@ -101,7 +75,7 @@ def print_study(info: StudyInfo, *, as_json: bool) -> None:
                 "phase": item.phase,
                 "attempts": item.attempts,
                 "cohort": item.cohort,
-                "received": _bytes(item.bytes_received),
+                "received": size_text(item.bytes_received),
                 "seconds": item.seconds,
             }
             for item in info.rounds
@@ -176,13 +150,8 @@ def _require(info: StudyInfo | None) -> StudyInfo:
     return info
 
 
-def _guarantee(cost: StudyCost) -> str:
-    if cost.epsilon is None:
-        return "none: exact sums, released without noise"
-    return f"epsilon {cost.epsilon:.4g} at delta {cost.delta:g} for one record, over the whole study"
-
-
-def _bytes(count: int) -> str:
+def size_text(count: int) -> str:
+    """A number of bytes for people."""
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024 or unit == "GiB":

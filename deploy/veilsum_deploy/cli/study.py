@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from veilsum_deploy.access import resolve_access
-from veilsum_deploy.cli.display import follow, print_cost, print_result, print_study
+from veilsum_deploy.cli.display import follow, print_result, print_study
 from veilsum_deploy.cli.output import JsonOption, moment, print_json, print_line, print_rows
-from veilsum_privacy.errors import StateError
+from veilsum_deploy.cli.planned import print_plan
+from veilsum_privacy.errors import ConfigurationError, Misuse, StateError
 
 if TYPE_CHECKING:
-    from veilsum_deploy.costs import StudyCost
+    from veilsum_coordinator.methods.compile import StudyRequest
+    from veilsum_deploy.plan import StudyPlan
     from veilsum_deploy.remote import Remote, StudyInfo
     from veilsum_privacy.identity import Credentials
-    from veilsum_privacy.study import Study
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -40,13 +41,31 @@ def study() -> None:
 
 @app.command()
 def plan(
-    file: StudyFile, coordinator: CoordinatorOption = None, identity: IdentityOption = None, as_json: JsonOption = False
+    file: StudyFile,
+    participants: Annotated[
+        int | None, typer.Option("--participants", min=2, max=1024, help="Plan for this many sites, without any connection.")
+    ] = None,
+    error: Annotated[
+        float | None, typer.Option("--error", help="Error to price, as a share of the expected size; default 0.1.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Show every quantity and every site.")] = False,
+    coordinator: CoordinatorOption = None,
+    identity: IdentityOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Show what a study would ask of each participant; nothing is signed or submitted."""
-    with _connected(coordinator, identity) as (remote, credentials):
-        compiled, cost = _compile(file, remote, credentials, as_json=as_json)
+    """Show what a study would tell and what it would cost each participant; nothing is signed or submitted."""
+    if error is not None and not 0 < error <= 1:
+        raise Misuse("An error is a share of the expected size, above 0 and at most 1.", "For example --error 0.1.")
+    request = _load(file)
+    if participants is not None:
+        planned = _plan_offline(request, participants, error)
+    else:
+        with _connected(coordinator, identity) as (remote, credentials):
+            planned = _plan(request, remote, credentials, error, as_json=as_json)
     if as_json:
-        print_json({"name": compiled.name, "cost": cost.to_json()})
+        print_json(planned.to_json())
+    else:
+        print_plan(planned, everything=everything)
 
 
 @app.command()
@@ -65,10 +84,13 @@ def submit(
     With --json: one object a line; what it asks first, then its states and its result if they are waited for.
     """
     with _connected(coordinator, identity) as (remote, credentials):
-        compiled, cost = _compile(file, remote, credentials, as_json=as_json)
-        key = remote.submit(compiled, credentials)
+        planned = _plan(_load(file), remote, credentials, as_json=as_json)
+        if not as_json:
+            print_plan(planned)
+        key = remote.submit(planned.study, credentials)
         if as_json:
-            print_json({"study": key.hex(), "name": compiled.name, "cost": cost.to_json()}, compact=True)
+            about = {"study": key.hex(), "name": planned.study.name, "verdict": planned.verdict.value}
+            print_json({**about, "cost": planned.cost.to_json()}, compact=True)
         else:
             print_line(f"Submitted {key.hex()}")
         if not (wait or results):
@@ -157,20 +179,27 @@ def _connected(coordinator: str | None, identity: Path | None) -> Iterator[tuple
         yield remote, credentials
 
 
-def _compile(file: Path, remote: Remote, credentials: Credentials, *, as_json: bool) -> tuple[Study, StudyCost]:
-    """Compile for the participants that the study names, or for the connected ones, and show what it asks."""
-    from veilsum_coordinator.methods.compile import compile_study, load_study_request
-    from veilsum_deploy.costs import study_cost
+def _load(file: Path) -> StudyRequest:
+    from veilsum_coordinator.methods.compile import load_study_request
+
+    return load_study_request(file)
+
+
+def _plan(
+    request: StudyRequest, remote: Remote, credentials: Credentials, error: float | None = None, *, as_json: bool
+) -> StudyPlan:
+    """Plan for the participants that the study names, or for the connected ones, with what the coordinator's mirror tells."""
+    from veilsum_coordinator.methods.compile import draft_study
+    from veilsum_deploy.plan import plan_study
     from veilsum_privacy.randomness import SYSTEM_RANDOM
 
-    request = load_study_request(file)
     seen = remote.describe()
     if not request.participants and len(seen.connected) < 2:
         raise StateError(
             f"A study needs two participants at least; {len(seen.connected)} are connected.",
             "Wait for them to connect, or name the participants in the study.",
         )
-    compiled = compile_study(
+    draft = draft_study(
         request,
         federation_id=credentials.federation_id,
         coordinator=seen.coordinator,
@@ -178,13 +207,34 @@ def _compile(file: Path, remote: Remote, credentials: Credentials, *, as_json: b
         clock=_now,
         random=SYSTEM_RANDOM,
     )
-    cost = study_cost(compiled)
-    if not as_json:
-        print_cost(compiled.name, cost)
-        away = [name for name in compiled.participants if name not in seen.connected]
-        if away:
-            print_line(f"Not connected now: {', '.join(away)}. The study waits for them.")
-    return compiled, cost
+    planned = plan_study(draft, draft.compile(), error=error, spent=remote.spending(request.dataset))
+    away = [name for name in draft.members if name not in seen.connected]
+    if away and not as_json:
+        print_line(f"Not connected now: {', '.join(away)}. The study waits for them.")
+    return planned
+
+
+def _plan_offline(request: StudyRequest, participants: int, error: float | None) -> StudyPlan:
+    """Plan for a number of sites, by the study's names for them or by made-up ones."""
+    from veilsum_coordinator.methods.compile import draft_study
+    from veilsum_deploy.plan import plan_study
+    from veilsum_privacy.randomness import SYSTEM_RANDOM
+
+    named = request.participants
+    if named and len(set(named)) != participants:
+        raise ConfigurationError(
+            f"study {request.name!r} names {len(set(named))} participants, not {participants}.",
+            "Give their number, or leave `participants` out of the study.",
+        )
+    draft = draft_study(
+        request,
+        federation_id="0" * 64,
+        coordinator="coordinator",
+        participants=named or [f"site-{number:0{len(str(participants))}d}" for number in range(1, participants + 1)],
+        clock=_now,
+        random=SYSTEM_RANDOM,
+    )
+    return plan_study(draft, draft.compile(), error=error)
 
 
 def _require_finished(info: StudyInfo, *, as_json: bool) -> None:

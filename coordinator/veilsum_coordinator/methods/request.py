@@ -1,0 +1,97 @@
+"""What an analyst writes: a study.toml, validated and with the schema that it points to. Nothing is filled in here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import ConfigDict, Field, model_validator
+
+from veilsum_privacy.config import load_toml
+from veilsum_privacy.schema import DatasetSchema, Frozen, Name
+from veilsum_privacy.schema_file import load_schema
+from veilsum_privacy.study import NoiseKind, Unit
+
+LARGEST_EPSILON = 1e4
+
+
+class PrivacyRequest(Frozen):
+    """The ``[privacy]`` table of a study.toml; ``noise = "none"`` takes neither epsilon nor error.
+
+    Attributes:
+        epsilon: what the study may cost.
+        error: in its place, the largest 95% half-width of the method's main quantities that noise may cause, as a share of
+            their expected size at ``expected_records``; epsilon is then the smallest that reaches it.
+        max_epsilon: with an error, the largest epsilon that it may cost.
+        unit: whose presence the guarantee hides, a record's or a subject's with all its records.
+    """
+
+    epsilon: float | None = Field(default=None, gt=0, le=LARGEST_EPSILON)
+    error: float | None = Field(default=None, gt=0, le=1)
+    max_epsilon: float | None = Field(default=None, gt=0, le=LARGEST_EPSILON)
+    delta: float = Field(default=1e-5, gt=0, lt=0.5)
+    noise: NoiseKind = "distributed"
+    assumed_colluders: int = Field(default=1, ge=1, le=1024)
+    min_cohort: int | None = Field(default=None, ge=2, le=1024)
+    cohort_difference: Literal["strict", "allowed"] | None = None
+    unit: Unit = "record"
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if [self.epsilon is not None, self.error is not None, self.noise == "none"].count(True) != 1:
+            raise ValueError('state epsilon or error or noise = "none", and only one of them')
+        if self.max_epsilon is not None and self.error is None:
+            raise ValueError("max_epsilon bounds what an error may cost; state it with error")
+        if self.noise == "none" and self.cohort_difference == "allowed":
+            raise ValueError('a study without noise needs cohort_difference = "strict"')
+        return self
+
+
+class StudyRequest(Frozen):
+    """An analyst's study.toml.
+
+    Attributes:
+        name: of the study.
+        method: registered method.
+        dataset: the dataset's name as sites offer it.
+        parameters: the method's parameters.
+        privacy: what it may cost; ``min_cohort`` is by default all participants.
+        schema_file: key ``schema``: path of the dataset's schema, relative to the study's file.
+        data: key ``data``: the schema itself, in place of ``schema``.
+        participants: who shall take part; by default everyone in the federation.
+        expires_hours: how long the study may run, in hours.
+        expected_records: records that a site is expected to have, for planning and for ``privacy.error``; by default, and at
+            most, the schema's ``max_records``.
+    """
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    name: Name
+    method: str
+    dataset: Name
+    privacy: PrivacyRequest
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    schema_file: str | None = Field(default=None, alias="schema")
+    data: DatasetSchema | None = None
+    participants: tuple[Name, ...] = ()
+    expires_hours: int = Field(default=24, ge=1, le=24 * 366)
+    expected_records: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _one_schema(self) -> Self:
+        if (self.schema_file is None) == (self.data is None):
+            raise ValueError('state either schema = "file.toml" or a [data] table')
+        return self
+
+
+def load_study_request(path: Path) -> StudyRequest:
+    """Read a study.toml and the schema it points to; the result carries the schema in ``data``.
+
+    Raises:
+        ConfigurationError: a file cannot be read or is invalid; the message names file and keys.
+    """
+    request = load_toml(path, StudyRequest)
+    if request.schema_file is None:
+        return request
+    data = load_schema(path.parent / request.schema_file)
+    return request.model_copy(update={"schema_file": None, "data": data})

@@ -1,0 +1,235 @@
+"""How a planned study is shown to a scientist: what it will tell, what it costs whom, and whether it is worth that."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+from veilsum_deploy.cli.display import size_text
+from veilsum_deploy.cli.output import print_fields, print_line, print_rows
+
+if TYPE_CHECKING:
+    from veilsum_coordinator.methods.expectations import Expectation
+    from veilsum_deploy.plan import StudyPlan
+
+SHOWN = 6
+"""Quantities that are shown of a part that is not the main one, unless all are asked for."""
+
+SHOWN_SITES = 12
+
+LARGEST_ODDS = 10.0
+"""Epsilon up to which odds are shown: beyond it they could change by a factor of more than 20,000."""
+
+
+def print_plan(plan: StudyPlan, *, everything: bool = False) -> None:
+    """Show a plan; ``everything``: all quantities and participants."""
+    print_fields(_asks(plan), title=f"Study {plan.study.name} asks", as_json=False)
+    if plan.cost.epsilon is not None:
+        _print_guarantees(plan)
+        _print_losses(plan, everything=everything)
+    _print_parts(plan, everything=everything)
+    for line in _conclusions(plan):
+        _say(line)
+
+
+def _asks(plan: StudyPlan) -> dict[str, object]:
+    cost = plan.cost
+    sends = f"{size_text(cost.upload)}; two of them also fetch the sum, {size_text(cost.fetch)}"
+    if cost.rounds > 1:
+        sends = (
+            f"{size_text(cost.upload)} in all; two in each round also fetch its sum, {size_text(cost.fetch)} in all at most"
+        )
+    guarantee = (
+        f"epsilon {cost.epsilon:.4g} at delta {cost.delta:g} for one {cost.unit}, over the whole study" if cost.epsilon else ""
+    )
+    return {
+        "participants": _listed(cost.participants),
+        "smallest cohort": cost.min_cohort,
+        "computes": ", ".join(f"{task.task} ({task.values:,} values, {task.disclosure})" for task in cost.tasks),
+        "noise": _NOISE[cost.noise],
+        "guarantee": guarantee or "none: exact sums, released without noise",
+        "each sends": sends,
+        "takes": f"{_rounds(cost.rounds)}, {_duration(cost.seconds)} at 10 Mbit/s once every site answers",
+    }
+
+
+_NOISE = {
+    "distributed": "distributed: every site adds a share of it",
+    "local": "local: every site adds all that its records need",
+    "none": "none",
+}
+
+
+def _print_guarantees(plan: StudyPlan) -> None:
+    """Who can learn how much about one record: epsilon, and what it means for someone's belief."""
+    cost, number = plan.cost, plan.study.privacy.assumed_colluders
+    readers = "the coordinator and everyone who sees the result"
+    if cost.noise == "distributed" and plan.alone != cost.epsilon:
+        readers += " with one of the sites" if number == 1 else f" with up to {number} of the sites"
+    rows = [_guarantee(readers, cost.epsilon)]
+    if plan.alone != cost.epsilon:
+        rows.append(_guarantee("all of them with every other site, each taking off its own noise", plan.alone))
+    else:
+        rows[0]["against, working together"] = f"{readers}, with every other site"
+    print_rows(rows, title=f"What one {cost.unit} at a site may lose by this study", as_json=False)
+
+
+def _guarantee(whom: str, epsilon: float | None) -> dict[str, object]:
+    if epsilon is None:
+        return {"against, working together": whom, "epsilon": "no bound", "odds about it change by at most": "no bound"}
+    odds = f"a factor of {figure(math.exp(epsilon))}" if epsilon <= LARGEST_ODDS else "nothing that means protection"
+    return {"against, working together": whom, "epsilon": f"{epsilon:.4g}", "odds about it change by at most": odds}
+
+
+def _print_losses(plan: StudyPlan, *, everything: bool) -> None:
+    if plan.losses is None:
+        _say(
+            f"What this coordinator's studies of dataset {plan.study.dataset!r} have cost so far is not known: "
+            "no coordinator was asked, or it cannot tell."
+        )
+    else:
+        rows = [
+            {
+                "participant": loss.participant,
+                "by this coordinator's studies so far": _epsilon(loss.before),
+                "after this one": _epsilon(loss.after),
+            }
+            for loss in plan.losses
+        ]
+        shown = rows if everything else rows[:SHOWN_SITES]
+        title = f"Epsilon on dataset {plan.study.dataset!r} at delta {plan.cost.delta:g}"
+        print_rows(shown, title=title, as_json=False)
+        if len(shown) < len(rows):
+            _say(f"{len(rows) - len(shown)} more participants: --all.")
+    _say("A site's own ledger may hold more. Its budget stays private: it refuses what would go beyond it.\n")
+
+
+def _print_parts(plan: StudyPlan, *, everything: bool) -> None:
+    many = plan.records * len(plan.cost.participants)
+    where = f"{plan.records:,} records at every site" if plan.records_stated else f"if every site had {plan.records:,} records"
+    title = f"95% intervals from the noise alone, {where}"
+    rows = []
+    for part in plan.parts:
+        whole = everything or part.main or len(part.expectations) <= SHOWN + 2
+        shown = part.expectations if whole else part.expectations[:SHOWN]
+        rows += [_row(item) for item in shown]
+        if (left := len(part.expectations) - len(shown)) > 0:
+            empty: dict[str, object] = dict.fromkeys(rows[0], "")
+            rows.append(empty | {"quantity": f"... and {left} more {part.name}: --all"})
+    print_rows(rows, title=title, as_json=False)
+    if not plan.records_stated:
+        _say(
+            f"study.toml states no expected_records, so the schema's max_records is taken, {many:,} in all. "
+            "Half the records double every share.\n"
+        )
+    rows = [
+        {
+            "part of the result": f"{part.name} (main)" if part.main else part.name,
+            "quantities": part.number,
+            "half of them within": _percent(part.typical),
+            "all within": _percent(part.widest),
+            "verdict": part.outlook.value,
+        }
+        for part in plan.parts
+    ]
+    print_rows(rows, title="As a share of the expected size", as_json=False)
+
+
+def _row(item: Expectation) -> dict[str, object]:
+    unit = f" {item.unit}" if item.unit else ""
+    return {
+        "quantity": f"{item.quantity} ({item.number})" if item.number > 1 else item.quantity,
+        "known to": f"± {figure(item.half_width)}{unit}" if math.isfinite(item.half_width) else "lost in the noise",
+        "expected size": f"{figure(item.size, 3)} ({item.basis})" if item.basis else figure(item.size, 3),
+        "share": _percent(item.share),
+    }
+
+
+def _conclusions(plan: StudyPlan) -> list[str]:
+    from veilsum_deploy.plan import NOTHING_SHARE, WEAK_SHARE, Outlook, Verdict
+
+    if plan.verdict is Verdict.EXACT:
+        return [f"Verdict: {plan.verdict.value}. Nothing bounds what the exact sums tell about one {plan.cost.unit}."]
+    main = _and([part.name for part in plan.parts if part.main])
+    lost = [part.name for part in plan.parts if part.outlook is Outlook.NOTHING and not part.main]
+    verdict = f"Verdict: {plan.verdict.value}{'' if plan.records_stated else f', if every site has {plan.records:,} records'}."
+    if plan.verdict is Verdict.NOT_WORTH:
+        verdict += f" The noise hides the {main}, for which the study is run: any outcome would look alike."
+    elif lost:
+        verdict += f" But the {_and(lost)} will tell nothing: noise exceeds their expected size."
+    lines = [
+        verdict,
+        f"The rule: a part tells nothing if more than half of its quantities have an interval of more than "
+        f"{_percent(NOTHING_SHARE)} of their expected size, and is weak above {_percent(WEAK_SHARE)}; the {main} decide.",
+        _wanted(plan, main),
+    ]
+    if plan.coarse:
+        added = f"truncation to it can add up to {_percent(plan.cost.rounding)} of the noise's standard deviation to a sum"
+        lines.append(f"The grid is coarse: {added}, which no interval above contains. A smaller max_records makes it finer.")
+    return lines
+
+
+def _wanted(plan: StudyPlan, main: str) -> str:
+    aim = f"all {main} to within {_percent(plan.error)} of their expected size"
+    if plan.error_epsilon is None:
+        return f"No epsilon up to 10,000 would tell {aim}; that takes more records."
+    if plan.cost.epsilon is not None and plan.error_epsilon < plan.cost.epsilon * 0.999:
+        return f"To tell {aim}, epsilon {plan.error_epsilon:.3g} for the whole study would do."
+    return f"To tell {aim} takes epsilon {plan.error_epsilon:.3g} for the whole study."
+
+
+def figure(value: float, digits: int = 2) -> str:
+    """A number with so many significant digits, without an exponent where it can be."""
+    if not math.isfinite(value):
+        return "?"
+    rounded = float(f"{value:.{digits}g}")
+    if rounded and not 1e-6 <= abs(rounded) < 1e9:
+        return f"{value:.{digits}g}"
+    if abs(rounded) >= 10 ** (digits - 1):
+        return f"{rounded:,.0f}"
+    return f"{rounded:.10f}".rstrip("0").rstrip(".")
+
+
+def _percent(share: float) -> str:
+    if not math.isfinite(share):
+        return "no bound"
+    percent = 100.0 * share
+    return f"{percent:,.0f}%" if percent >= 10 or percent == 0 else f"{percent:.2g}%"
+
+
+def _epsilon(value: float) -> str:
+    return f"{value:.4g}" if math.isfinite(value) else "no bound (released without noise)"
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    shown = ", ".join(names[:SHOWN_SITES])
+    return f"{shown}, and {len(names) - SHOWN_SITES} more" if len(names) > SHOWN_SITES else shown
+
+
+def _rounds(number: int) -> str:
+    return "1 round" if number == 1 else f"{number:,} rounds at most"
+
+
+def _and(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 10:
+        return "a few seconds"
+    if seconds < 90:
+        return f"about {math.ceil(seconds / 10) * 10} seconds"
+    minutes = seconds / 60
+    return f"about {math.ceil(minutes)} minutes" if minutes < 120 else f"about {minutes / 60:.0f} hours"
+
+
+def _say(text: str) -> None:
+    """Print a sentence, broken between words where a terminal needs it."""
+    if sys.stdout.isatty():
+        Console().print(Text(text))
+    else:
+        print_line(text)
