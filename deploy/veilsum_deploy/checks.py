@@ -5,6 +5,7 @@ Every check runs, whatever failed before. Reports name places in files, never a 
 
 from __future__ import annotations
 
+import math
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -12,18 +13,27 @@ from enum import StrEnum
 from typing import Any
 
 import grpc
+from sqlalchemy import Connection
 
+from veilsum_coordinator.methods.compile import StudyRequest, compile_study
+from veilsum_deploy.books import open_books
 from veilsum_deploy.connection import explain, hello, probe_tcp, probe_tls
-from veilsum_deploy.ledgers import existing_ledger, site_key, spending_fields, spending_row
+from veilsum_deploy.ledgers import epsilon_text
 from veilsum_deploy.logs import printable
+from veilsum_participant.budgets import Books, budget_faults, promised
 from veilsum_participant.channel import open_channel
 from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.data import check_dataset
+from veilsum_participant.policy import invited_faults, term_faults
 from veilsum_privacy.config import did_you_mean
-from veilsum_privacy.errors import VeilsumError
+from veilsum_privacy.database import open_readonly
+from veilsum_privacy.errors import HostileInput, Refusal, VeilsumError
 from veilsum_privacy.identity import Credentials, Role, load_credentials
-from veilsum_privacy.identity.tls import CERTIFICATE_FILE, KEY_FILE
+from veilsum_privacy.identity.tls import KEY_FILE
+from veilsum_privacy.ledger import LedgerReader
+from veilsum_privacy.randomness import SYSTEM_RANDOM
 from veilsum_privacy.schema import DatasetSchema
+from veilsum_privacy.study import Study, study_digest
 
 FEW_DAYS = 30
 """Days before its expiry from which a certificate is worth a warning."""
@@ -59,16 +69,6 @@ class Check:
         return asdict(self)
 
 
-@dataclass(frozen=True)
-class StudyTerms:
-    """What is known of a study before it is compiled, to hold against the policy."""
-
-    method: str
-    dataset: str
-    noise: str
-    epsilon: float | None
-
-
 class SiteCheck:
     """The checks of one site.
 
@@ -76,7 +76,7 @@ class SiteCheck:
         config: the site's.
         clock: Unix seconds.
         schemas: by dataset; those without one are only looked for.
-        study: the terms of a study that the site wants to join.
+        study: what an analyst asks for, to hold against policy and budget as the participant would.
     """
 
     def __init__(
@@ -85,12 +85,13 @@ class SiteCheck:
         clock: Callable[[], int],
         *,
         schemas: dict[str, DatasetSchema] | None = None,
-        study: StudyTerms | None = None,
+        study: StudyRequest | None = None,
     ) -> None:
         self._config, self._clock = config, clock
         self._schemas = schemas or {}
         self._study = study
         self._credentials: Credentials | None = None
+        self._unreachable = False
 
     def run(self) -> list[Check]:
         """Run every check, in order."""
@@ -109,9 +110,13 @@ class SiteCheck:
             checks.append(("study", self._terms))
         found: list[Check] = []
         for name, check in checks:
+            if self._unreachable and name in ("TLS", "protocol"):
+                found.append(Check(name, Outcome.FAILED, "not tried without a TCP connection"))
+                continue
             try:
                 found += check()
             except VeilsumError as error:
+                self._unreachable = self._unreachable or name == "TCP connection"
                 found.append(Check(name, Outcome.FAILED, printable(error.message), printable(error.advice)))
         return found
 
@@ -171,10 +176,16 @@ class SiteCheck:
         if not self._config.state.exists():
             yield Check("ledger", Outcome.WARNING, "there is none yet", "It is made when the participant starts.")
             return
-        site, signature = site_key(self._config.identity / CERTIFICATE_FILE)
-        with existing_ledger(self._config.state, site=site) as ledger:
-            count = ledger.verify(signature)
-        yield Check("ledger", Outcome.OK, f"{count} entries: chain, signatures and budgets hold")
+        engine = open_readonly(self._config.state)
+        try:
+            ledger = LedgerReader(engine)
+            if self._credentials is not None and ledger.site != self._credentials.identity.name:
+                raise HostileInput(f"The ledger is that of {printable(ledger.site)}.", "Check identity and state file.")
+            authority = None if self._credentials is None else self._credentials.authority
+            count = ledger.verify(authority=authority).entries
+        finally:
+            engine.dispose()
+        yield Check("ledger", Outcome.OK, f"{count} entries: chain, signatures, receipts and budgets hold")
 
     def _budgets(self) -> Iterator[Check]:
         config = self._config
@@ -182,21 +193,23 @@ class SiteCheck:
         for name in sorted(set(config.budgets) - set(populations)):
             advice = did_you_mean(name, populations)
             yield Check(f"budget {name}", Outcome.WARNING, "no dataset is of this population", advice)
-        known: dict[str, dict[str, Any]] = {}
-        if config.state.exists():
-            with existing_ledger(config.state) as ledger:
-                held = ledger.populations()
-                known = {name: spending_fields(ledger, name) for name in held if name in populations}
-        for name in populations:
-            if name in known:
-                yield _spending(name, known[name])
-            elif name in config.budgets:
-                budget = config.budgets[name]
-                detail = f"epsilon {budget.epsilon}, delta {budget.delta:g}; nothing spent, set at the first start"
-                yield Check(f"budget {name}", Outcome.OK, detail)
-            else:
-                advice = f"Add [budgets.{name}], or use `veilsum ledger budget set {name}`."
-                yield Check(f"budget {name}", Outcome.FAILED, "there is none: every study is refused", advice)
+        with open_books(self._config) as (connection, books):
+            for name in populations:
+                yield self._budget(connection, books, name)
+
+    def _budget(self, connection: Connection, books: Books, name: str) -> Check:
+        label, budget = f"budget {name}", books.budget(name, connection)
+        if budget is None:
+            advice = f"Add [budgets.{name}], or use `veilsum ledger budget set {name}`."
+            return Check(label, Outcome.FAILED, "there is none: every study is refused", advice)
+        room = books.headroom(name, promised(connection, self._config, name), connection)
+        held = f"charged and open {_shown(room.reserved)}, with what enrolled studies may ask {_shown(room.after)}"
+        if budget.epsilon is None:
+            return Check(label, Outcome.WARNING, f"unlimited; {held}", "No guarantee is demanded.")
+        detail = f"epsilon {budget.epsilon:g} at delta {budget.delta:g}: {held}"
+        if room.after >= budget.epsilon:
+            return Check(label, Outcome.WARNING, detail, "Nothing is left: every study is refused.")
+        return Check(label, Outcome.OK, detail)
 
     def _policy(self) -> Iterator[Check]:
         policy = self._config.policy
@@ -246,46 +259,51 @@ class SiteCheck:
             yield Check(label, status, str(violation))
 
     def _terms(self) -> Iterator[Check]:
-        terms, policy = self._study, self._config.policy
-        assert terms is not None  # noqa: S101  run() asks for this check only with a study
-        faults = []
-        if terms.method not in policy.methods:
-            faults.append(f"method {terms.method} is not among policy.methods")
-        if terms.dataset not in self._config.datasets:
-            faults.append(f"dataset {terms.dataset} is not offered")
-        if terms.noise not in policy.noise:
-            faults.append(f"noise {terms.noise} is not among policy.noise")
-        if terms.epsilon is not None and terms.epsilon > policy.max_epsilon:
-            faults.append(f"epsilon {terms.epsilon:g} is above policy.max_epsilon {policy.max_epsilon:g}")
-        if faults:
-            yield Check("study", Outcome.FAILED, "; ".join(faults), "The site would refuse it; policy or study must change.")
+        """Hold a study against policy and budget by the functions that decide on enrolment."""
+        request, config = self._study, self._config
+        assert request is not None  # noqa: S101  run() asks for this check only with a study
+        own = "this-site" if self._credentials is None else self._credentials.identity.name
+        study = self._compile(request, own)
+        with open_books(self._config) as (connection, books):
+            budget = books.budget(config.population(study.dataset), connection) if study.dataset in config.datasets else None
+            faults = [*term_faults(study, config, own, None if budget is None else budget.delta)]
+            if request.participants:
+                faults += invited_faults(study, config.policy, own)
+            faults += budget_faults(connection, config, books, study_digest(study.to_bytes()), study)
+        refusal = Refusal.of(faults)
+        if refusal is None:
+            cost = (
+                "gives no guarantee"
+                if study.privacy.epsilon is None
+                else f"costs epsilon {epsilon_text(study.privacy.epsilon)}"
+            )
+            yield Check("study", Outcome.OK, f"policy and budget bear it; it {cost}")
         else:
-            yield Check("study", Outcome.OK, "method, dataset, noise and epsilon agree with the policy")
-            yield from self._affordable(self._config.population(terms.dataset), terms.epsilon)
+            for reason in refusal.reasons:
+                yield Check("study", Outcome.FAILED, f"{reason.code.value}: {reason.message}", reason.advice)
+        if not request.participants:
+            detail = "who takes part is not stated: pins and the size of the cohort are checked when it is submitted"
+            yield Check("study", Outcome.OK, detail, "Name the participants in the study, to check them now.")
+        if config.policy.approval == "manual":
+            yield Check("study", Outcome.OK, "it would wait for `veilsum participant approve`")
 
-    def _affordable(self, population: str, epsilon: float | None) -> Iterator[Check]:
-        """Whether the study fits what is left, as if epsilons added up; the gate composes them, which comes to less."""
-        if self._config.state.exists():
-            with existing_ledger(self._config.state) as ledger:
-                budget = ledger.budget(population)
-                left = None if budget is None or budget.epsilon is None else ledger.spending(population).left
-        else:  # the ledger will begin with what is configured
-            first = self._config.budgets.get(population)
-            left = None if first is None or first.epsilon == "unlimited" else first.epsilon
-        if left is not None and (epsilon is None or epsilon > left):
-            wanted = "no guarantee" if epsilon is None else f"epsilon {epsilon:g}"
-            advice = "It is refused if its cost, composed with what was spent, exceeds the budget."
-            yield Check("study", Outcome.WARNING, f"it asks for {wanted}; {left:.4g} of {population}'s budget is left", advice)
+    def _compile(self, request: StudyRequest, own: str) -> Study:
+        """The study as it would come, for the participants that it names or as many as the policy wants."""
+        names = set(request.participants)
+        if not names:
+            names = {own, *self._config.policy.trusted}
+            wanted = max(self._config.policy.min_cohort, request.privacy.min_cohort or 2)
+            names |= {f"site-{number}" for number in range(1, wanted - len(names) + 1)}
+        federation = "0" * 64 if self._credentials is None else self._credentials.federation_id
+        return compile_study(
+            request,
+            federation_id=federation,
+            coordinator="coordinator",
+            participants=sorted(names),
+            clock=self._clock,
+            random=SYSTEM_RANDOM,
+        )
 
 
-def _spending(name: str, fields: dict[str, Any]) -> Check:
-    shown = spending_row(fields)
-    if fields["epsilon"] is None:
-        return Check(f"budget {name}", Outcome.WARNING, f"unlimited; spent {shown['spent']}", "No guarantee is demanded.")
-    detail = (
-        f"epsilon {shown['epsilon']} at delta {fields['delta']:g}: spent {shown['spent']},"
-        f" left {shown['left']}, {fields['releases']} releases"
-    )
-    if fields["left"] == 0:
-        return Check(f"budget {name}", Outcome.WARNING, detail, "Nothing is left: every study is refused.")
-    return Check(f"budget {name}", Outcome.OK, detail)
+def _shown(epsilon: float) -> str:
+    return "infinite" if math.isinf(epsilon) else epsilon_text(epsilon)

@@ -29,6 +29,7 @@ class LocalChannel:
     def __init__(self, hub: Hub, name: str) -> None:
         self._hub, self._name = hub, name
         self.coordinator = hub.credentials.identity.name
+        self.coordinator_certificate = hub.credentials.identity.certificate
 
     def fetch(self, kind: pb.ObjectKind.ValueType, study: bytes, number: int = 0, attempt: int = 0) -> bytes:
         return self._hub.fetch(self._name, kind, study, number, attempt)
@@ -36,8 +37,9 @@ class LocalChannel:
     def enrol(self, study: bytes, enrolment: Enrolment) -> None:
         self._hub.enrol(self._name, study, enrolment)
 
-    def refuse(self, study: bytes, code: RefusalCode, number: int, attempt: int) -> None:
-        self._hub.refuse(self._name, study, code.value, number, attempt)
+    def refuse(self, study: bytes, codes: Sequence[RefusalCode], number: int, attempt: int) -> None:
+        code, *more = (item.value for item in codes)
+        self._hub.refuse(self._name, study, code, number, attempt, more)
 
     def seal(self, study: bytes, boxes: Sequence[Box]) -> None:
         self._hub.seal(self._name, study, boxes)

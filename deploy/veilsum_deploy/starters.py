@@ -18,13 +18,14 @@ _PARTICIPANT = Template("""\
 
 coordinator = "$address"      # host:port of the coordinator, as its certificate names it
 identity = "identity"         # directory of key.pem, certificate.pem and authority.pem
-state = "participant.db"      # protocol state and privacy ledger: back it up, never restore an older copy
+state = "participant.db"      # protocol state and privacy ledger; of an older copy the participant recovers charges first
 # log = "participant.log"     # default: standard error
 
 # Datasets that this site offers, by the name that studies use. CSV, Parquet or npz.
 [datasets.records]
 path = "data/records.csv"
 # population = "records"      # whose records they are; all datasets of one population share one budget
+# subject = "patient"         # column that tells persons apart, for studies whose unit is the subject; it never leaves
 
 # First budget of each population; later changes: `veilsum ledger budget set`.
 [budgets.records]
@@ -34,13 +35,21 @@ delta = 1e-5
 # What the site agrees to. Nothing that a coordinator or a study says lowers it.
 [policy]
 methods = ["statistics", "fedcgs"]
+tasks = ["statistics", "class-moments"]  # what may be computed on the records, whatever the method's name
 analysts = []                 # certified names whose studies are accepted; empty: nobody's; ["*"]: every analyst's
 min_cohort = 3                # smallest number of sites in any sum, this one included
 min_trusted = 1               # how many of them must be pinned below, this one included
 noise = ["distributed", "local"]  # "none" would release exact sums without any privacy guarantee
 disclosures = ["joint"]       # "per-site" would show this site's own numbers, with noise
+cohort_difference = ["strict", "allowed"]  # ["strict"]: one cohort for a whole study, so no two sums differ by one site
+units = ["record", "subject"] # whose presence a study must hide: one record's, or a person's with all their records
 max_epsilon = 1.0             # largest epsilon of one study
+max_attempts = 16             # how often one round may be tried
 max_lost = 2                  # paid rounds without a release after which the site leaves a study
+study_days = 366              # how long a study may stay open
+attempt_hours = 24            # how long a reservation stays open at most
+approval = "policy"           # "manual": every study waits for `veilsum participant approve`
+share_metrics = false         # nothing reports metrics of the site yet; whatever will, asks here first
 
 # Peers that this site trusts, by key fingerprint; ask their operators. Only pinned peers' noise counts: studies with
 # distributed noise need every other site of the cohort here, studies with local noise need nobody.

@@ -50,7 +50,7 @@ class GrpcChannel:
     def __init__(self, channel: grpc.Channel, credentials: Credentials) -> None:
         self._credentials = credentials
         self.stub = CoordinationStub(channel)
-        self.coordinator = ""
+        self.coordinator, self.coordinator_certificate = "", b""
         self.version = 0
 
     def hello(self, challenge: bytes, at: int) -> pb.HelloReply:
@@ -79,7 +79,7 @@ class GrpcChannel:
         identity = verify_certificate(reply.certificate, self._credentials.authority, at, Role.COORDINATOR)
         greeting = hello_digest(challenge, self._credentials.identity.name, identity.name)
         verify(identity.public_key, Label.HELLO, greeting, reply.signature)
-        self.version, self.coordinator = reply.version, identity.name
+        self.version, self.coordinator, self.coordinator_certificate = reply.version, identity.name, reply.certificate
         return reply
 
     def fetch(self, kind: pb.ObjectKind.ValueType, study: bytes, number: int = 0, attempt: int = 0) -> bytes:
@@ -105,9 +105,10 @@ class GrpcChannel:
         signed = pb.SignedEnrolment(certificate=enrolment.certificate, body=enrolment.body, signature=enrolment.signature)
         self._call(self.stub.Enrol, pb.EnrolRequest(study=study, enrolment=signed))
 
-    def refuse(self, study: bytes, code: RefusalCode, number: int, attempt: int) -> None:
-        """Decline; only the code leaves."""
-        self._call(self.stub.Refuse, pb.RefuseRequest(study=study, code=code.value, round=number, attempt=attempt))
+    def refuse(self, study: bytes, codes: Sequence[RefusalCode], number: int, attempt: int) -> None:
+        """Decline; only the codes leave."""
+        code, *more = (item.value for item in codes)
+        self._call(self.stub.Refuse, pb.RefuseRequest(study=study, code=code, round=number, attempt=attempt, more=more))
 
     def seal(self, study: bytes, boxes: Sequence[Box]) -> None:
         """Deliver sealed boxes; none is an answer too."""

@@ -20,7 +20,7 @@ from veilsum_participant.site import Site
 from veilsum_participant.workers import Workers
 from veilsum_privacy.database import open_database, transaction
 from veilsum_privacy.errors import HostileInput, StateError, VeilsumError
-from veilsum_privacy.identity import Credentials, Label, Role, load_credentials
+from veilsum_privacy.identity import Credentials, Role, load_credentials
 from veilsum_privacy.ledger import Ledger
 from veilsum_privacy.randomness import SYSTEM_RANDOM
 from veilsum_proto import federation_pb2 as pb
@@ -30,6 +30,7 @@ LOG = logging.getLogger("veilsum.participant")
 TICK_SECONDS = 1.0
 FIRST_BACKOFF = 0.5
 LONGEST_BACKOFF = 30.0
+CATCH_UP_SECONDS = 3600  # how long deadlines wait, after a start, for the coordinator to show its mirror
 WAITING = 64  # directives read ahead; the rest wait in the stream
 
 
@@ -59,11 +60,7 @@ def open_site(config: ParticipantConfig, *, clock: Callable[[], int] = now) -> S
 
 def open_ledger(engine: Engine, credentials: Credentials, clock: Callable[[], int]) -> Ledger:
     """Open the site's ledger, signing with the site's key."""
-
-    def sign(data: bytes) -> bytes:
-        return credentials.signing_key.sign(Label.LEDGER, data)
-
-    return Ledger(engine, site=credentials.identity.name, sign=sign, clock=clock, random=SYSTEM_RANDOM)
+    return Ledger(engine, credentials=credentials, clock=clock, random=SYSTEM_RANDOM)
 
 
 class Client:
@@ -75,6 +72,9 @@ class Client:
         self._stopping = threading.Event()
         self._channel: grpc.Channel | None = None
         self._opened = False
+        self._caught_up = False
+        self._started = site.clock()
+        self._told: set[bytes] = set()
 
     def stop(self) -> None:
         """Ask the loop to end; safe from a signal handler or another thread."""
@@ -126,6 +126,8 @@ class Client:
                 LOG.warning("the coordinator's clock differs by %d s", skew)
             self._opened = True
             LOG.info("session with coordinator %s open", channel.coordinator)
+            self._catch_up(channel)
+            self._told.clear()
             inbox: queue.Queue[pb.Directive | Exception | None] = queue.Queue(maxsize=WAITING)
             reader = threading.Thread(target=_read, args=(channel.work(self._site.nonce), inbox), daemon=True)
             workers = Workers(lambda directive: self._answer(directive, channel), inbox.put)
@@ -140,9 +142,22 @@ class Client:
                     self._drain(inbox)
                     self._expire()
 
+    def _catch_up(self, channel: GrpcChannel) -> None:
+        try:
+            self.core.catch_up(channel)
+        except grpc.RpcError as error:
+            unknown = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED)
+            if not isinstance(error, grpc.Call) or error.code() not in unknown:
+                raise
+            LOG.warning("coordinator %s keeps no mirror of receipts", channel.coordinator)
+        except StateError as error:  # no directive is answered before this is done; the next session tries again
+            raise RuntimeError("what the coordinator's mirror shows cannot be kept") from error
+        self._caught_up = True
+
     def _serve(self, inbox: queue.Queue[pb.Directive | Exception | None], workers: Workers) -> None:
         while not self._stopping.is_set():
             self._expire()
+            self._act_on_decisions(workers)
             try:
                 item = inbox.get(timeout=TICK_SECONDS)
             except queue.Empty:
@@ -170,7 +185,22 @@ class Client:
                 raise
             LOG.info("the coordinator no longer wants that answer: %s", error.details())
 
+    def _act_on_decisions(self, workers: Workers) -> None:
+        """Let the operator's word on waiting studies be acted on, once in a session for each."""
+        try:
+            decided = [directive for directive in self.core.decided() if directive.study not in self._told]
+        except VeilsumError as error:
+            LOG.error("cannot read the operator's decisions: %s", error)
+            return
+        for directive in decided:
+            self._told.add(directive.study)
+            workers.put(directive)
+
     def _expire(self) -> None:
+        # A site restored from a backup must first hear what it consented to: freeing that would be wrong. A coordinator that
+        # stays away must not hold reservations for ever either; what was freed in error is charged once it is back.
+        if not self._caught_up and self._site.clock() - self._started < CATCH_UP_SECONDS:
+            return
         try:
             self.core.expire()
         except VeilsumError as error:

@@ -8,11 +8,29 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, StrictFloat, StrictInt, StrictStr, field_validator
 
 from veilsum_privacy.config import load_toml
-from veilsum_privacy.schema import Frozen, Name
+from veilsum_privacy.schema import ColumnName, Frozen, Name
 from veilsum_privacy.study import Disclosure, Hex32
+
+Unit = Literal["record", "subject"]
+Differencing = Literal["strict", "allowed"]
+
+
+def _address(value: str) -> str:
+    host, _, port = value.rpartition(":")
+    digits = port.isascii() and port.isdigit() and len(port) <= 5
+    if not host or ":" in host or any(character.isspace() for character in host) or not digits or not 0 < int(port) < 65536:
+        raise ValueError("must be host:port, for example coordinator.example:8461")
+    return value
+
+
+def _epsilon(value: object) -> object:
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else 0
+    if value != "unlimited" and not 0 < number <= 1000:
+        raise ValueError('must be a positive number up to 1000, or "unlimited"')
+    return value
 
 
 class DatasetConfig(Frozen):
@@ -21,10 +39,13 @@ class DatasetConfig(Frozen):
     Attributes:
         path: the file (CSV, Parquet or npz), relative to the configuration file.
         population: whose records they are; all datasets of one population share one budget. Defaults to the dataset's name.
+        subject: the column that tells which person a record is of; it never leaves the site. Studies with the unit "subject"
+            need it.
     """
 
     path: Path
     population: Name | None = None
+    subject: ColumnName | None = None
 
 
 class BudgetConfig(Frozen):
@@ -33,8 +54,8 @@ class BudgetConfig(Frozen):
     ``epsilon = "unlimited"`` demands no guarantee; it is the only budget that admits releases without noise.
     """
 
-    epsilon: Annotated[float, Field(gt=0, le=1000)] | Literal["unlimited"]
-    delta: float = Field(gt=0, lt=0.1)
+    epsilon: Annotated[float | Literal["unlimited"], BeforeValidator(_epsilon)]
+    delta: StrictFloat = Field(gt=0, lt=0.1)
 
 
 class Policy(Frozen):
@@ -49,30 +70,59 @@ class Policy(Frozen):
         min_trusted: how many of a cohort must be trusted, this site included.
         noise: kinds of noise it accepts; ``none`` gives exact sums without any privacy guarantee.
         disclosures: kinds of disclosure it accepts.
+        cohort_difference: whether a study's cohorts may differ (``allowed``), or must be one and the same (``strict``). Two
+            cohorts that differ in one site show that site's noised numbers by subtraction; its own charge covers that.
+        units: units of privacy it accepts: one record, or all records of one subject.
         max_epsilon: largest epsilon of one study.
+        max_attempts: how often one round may be tried; each try is two entries of the ledger.
         max_lost: charges without a release after which it leaves a study.
         study_days: how long a study may stay open.
         attempt_hours: how long a reservation stays open at most, whatever deadline the coordinator names.
+        approval: ``policy`` enrols in every study that the policy accepts, ``manual`` waits for the operator's word on each.
+        share_metrics: whether the site reports metrics of its own (counts, losses, times) to the coordinator. Nothing does so
+            yet, so only ``false`` is accepted; what comes later asks this key first.
     """
 
     methods: tuple[Name, ...] = ("statistics", "fedcgs")
     tasks: tuple[Name, ...] = ("statistics", "class-moments")
-    analysts: tuple[str, ...] = ()
+    analysts: tuple[StrictStr, ...] = ()
     trusted: dict[Name, Hex32] = Field(default_factory=dict)
-    min_cohort: int = Field(default=3, ge=2, le=1024)
-    min_trusted: int = Field(default=1, ge=1, le=1024)
+    min_cohort: StrictInt = Field(default=3, ge=2, le=1024)
+    min_trusted: StrictInt = Field(default=1, ge=1, le=1024)
     noise: tuple[Literal["distributed", "local", "none"], ...] = ("distributed", "local")
     disclosures: tuple[Disclosure, ...] = ("joint",)
-    max_epsilon: float = Field(default=1.0, gt=0, le=1000)
-    max_lost: int = Field(default=2, ge=1, le=100)
-    study_days: int = Field(default=366, ge=1, le=3660)
-    attempt_hours: int = Field(default=24, ge=1, le=24 * 30)
+    cohort_difference: tuple[Differencing, ...] = ("strict", "allowed")
+    units: tuple[Unit, ...] = ("record", "subject")
+    max_epsilon: StrictFloat = Field(default=1.0, gt=0, le=1000)
+    max_attempts: StrictInt = Field(default=16, ge=1, le=1000)
+    max_lost: StrictInt = Field(default=2, ge=1, le=100)
+    study_days: StrictInt = Field(default=366, ge=1, le=3660)
+    attempt_hours: StrictInt = Field(default=24, ge=1, le=24 * 30)
+    approval: Literal["policy", "manual"] = "policy"
+    share_metrics: StrictBool = False
+
+    @field_validator("share_metrics")
+    @classmethod
+    def _nothing_shares_yet(cls, value: bool) -> bool:
+        if value:
+            raise ValueError("nothing reports metrics yet, so this cannot be granted; leave it out or set it to false")
+        return value
 
 
 class ParticipantConfig(Frozen):
-    """A participant's configuration file."""
+    """A participant's configuration file.
 
-    coordinator: str = Field(description="host:port of the coordinator", pattern=r"^[^\s:]+:\d{1,5}$")
+    Attributes:
+        coordinator: host:port to dial.
+        identity: directory of key, certificate and authority.
+        state: file of protocol state and ledger.
+        log: file; standard error without it.
+        datasets: what the site offers, by the names that studies use.
+        budgets: first budgets by population.
+        policy: what the site agrees to.
+    """
+
+    coordinator: Annotated[str, AfterValidator(_address)]
     identity: Path = Path("identity")
     state: Path = Path("participant.db")
     log: Path | None = None

@@ -6,6 +6,7 @@ leaves; after a crash the same bytes go out, or none.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +14,9 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, RowMapping
 
 from veilsum_participant import store
-from veilsum_participant.policy import check_members, check_noise
+from veilsum_participant.budgets import record_refused_release
+from veilsum_participant.limits import cohort_faults, count_faults
+from veilsum_participant.policy import member_faults, noise_faults, refuse
 from veilsum_participant.site import LOG, OpenStudy, Site, check_certificates, load_open_study
 from veilsum_privacy.clipping import SiteSum, site_sum
 from veilsum_privacy.database import scrub, transaction
@@ -62,7 +65,7 @@ class Payload:
 
 def give_up_open(connection: Connection, site: Site, study: bytes, attempt: int | None = None) -> None:
     """Tombstone attempts that never got consent, erase their seeds and payloads, free their reservations; one transaction."""
-    for row in store.attempts_in(connection, ("reserved", "payload"), study):
+    for row in store.attempts_in(connection, store.OPEN, study):
         if attempt is None or row["attempt"] == attempt:
             store.change_attempt(
                 connection, study, row["attempt"], state="tombstone", self_seed=None, consent=None, payload=None, sizes=None
@@ -71,11 +74,19 @@ def give_up_open(connection: Connection, site: Site, study: bytes, attempt: int 
 
 
 def compute_sum(study: Study, plan: RoundPlan, records: Records, broadcast: Mapping[str, Floats]) -> SiteSum:
-    """Run a round's task on a site's records: clipped, on the grid, clamped; before noise."""
+    """Run a round's task on a site's records: clipped by the study's unit, on the grid, clamped; before noise.
+
+    Raises:
+        Misuse: the study protects subjects, and nothing tells which records are of one.
+    """
+    by_subject = study.privacy.unit == "subject"
+    if by_subject and records.subjects is None:
+        raise Misuse("The study's unit is the subject, and the dataset names no column that tells subjects apart.")
     declaration = plan.declaration
     task = build_task(declaration.task, declaration.parameters, study.data)
     vectors = task.vectors(records, broadcast)
-    return site_sum(vectors, task.layout().size, task.clip(), declaration.grid, plan.encoding.bound)
+    subjects = records.subjects if by_subject else None
+    return site_sum(vectors, task.layout().size, task.clip(), declaration.grid, plan.encoding.bound, subjects)
 
 
 @dataclass(frozen=True)
@@ -101,7 +112,7 @@ class Contributions:
             broadcast: the encoded broadcast that was fetched for it.
 
         Raises:
-            Refusal: with the code of the first thing that is wrong; nothing that depends on records has left then.
+            Refusal: the assignment is wrong, or policy or budget speak against it; nothing that depends on records has left.
         """
         site = self._site
         try:
@@ -134,7 +145,7 @@ class Contributions:
         site = self._site
         now = site.clock()
         with transaction(site.engine) as connection:
-            for row in store.attempts_in(connection, ("reserved", "payload")):
+            for row in store.attempts_in(connection, store.OPEN):
                 if now >= row["deadline"]:
                     LOG.warning("attempt %d of study %s passed its deadline", row["attempt"], row["study"].hex()[:12])
                     give_up_open(connection, site, row["study"], row["attempt"])
@@ -162,31 +173,20 @@ class Contributions:
             raise Refusal(RefusalCode.KEYS, "The cohort holds a member without a pair seed.")
         members = [roster.member(name) for name in names]
         check_certificates(members, site)
-        check_members(members, study, site.config.policy, site.name)
-        strict = json.loads(row["strict_cohort"]) if row["strict_cohort"] else None
-        if study.privacy.cohort_difference == "strict" and strict is not None and strict != list(names):
-            raise Refusal(RefusalCode.COHORT_CHANGED, "The study allows one cohort only, and this is another.")
+        policy = site.config.policy
+        refuse(member_faults(members, study, policy, site.name))
+        refuse(cohort_faults(connection, opened, names))
         try:
             plan = plan_round(study, assignment.label, len(roster.members), len(names))
         except HostileInput as error:
             raise Refusal(RefusalCode.TASK, error.message) from error
         except Misuse as error:
             raise Refusal(RefusalCode.NOISE, error.message) from error
-        check_noise(plan.noise, members, site.config.policy, site.name)
-        self._check_counts(connection, opened, assignment, plan)
+        counts = count_faults(connection, opened, assignment, policy, resumed=resumed)
+        refuse([*noise_faults(plan.noise, members, policy, site.name), *counts])
         secret, tag = row["secret_key"], row["tag_key"]
         context = context_digest(study, opened.digest, roster, keys_digest(secret, tag), assignment, plan)
         return _Checked(assignment, roster, plan, context)
-
-    def _check_counts(self, connection: Connection, opened: OpenStudy, assignment: Assignment, plan: RoundPlan) -> None:
-        spent = ("consented", "released")
-        if store.count_attempts(connection, opened.digest, spent, round=assignment.round):
-            raise Refusal(RefusalCode.ROUND, "This site consented in this round already.")
-        if store.count_attempts(connection, opened.digest, spent, label=assignment.label) >= plan.declaration.releases:
-            raise Refusal(RefusalCode.TASK, "The task's releases are used up.")
-        lost = store.count_attempts(connection, opened.digest, ("consented",))
-        if lost >= self._site.config.policy.max_lost:
-            raise Refusal(RefusalCode.LOST, f"{lost} charges of this study were followed by no release.")
 
     def _compute(self, opened: OpenStudy, checked: _Checked, broadcast: bytes) -> Integers:
         site, plan = self._site, checked.plan
@@ -234,9 +234,10 @@ class Contributions:
         )
 
     def _record_refusal(self, opened: OpenStudy, checked: _Checked, refusal: Refusal) -> None:
-        with transaction(self._site.engine) as connection:
-            give_up_open(connection, self._site, opened.digest)
-            self._site.ledger.refuse(connection, self._reservation(opened, checked), refusal)
+        site = self._site
+        with transaction(site.engine) as connection:
+            give_up_open(connection, site, opened.digest)
+            record_refused_release(connection, site, self._reservation(opened, checked), refusal)
 
     def _seal(self, opened: OpenStudy, checked: _Checked, values: Integers) -> Payload:
         site, assignment, plan, context = self._site, checked.assignment, checked.plan, checked.context
@@ -245,6 +246,7 @@ class Contributions:
         noised = values + plan.noise.draw(plan.encoding.size, site.noise_random)
         words = masked_words(noised, plan.encoding, context, site.name, assignment.names, opened.seeds, self_seed)
         ciphertexts = list(encrypt_contribution(words, context, site.name, secret, tag))
+        consent = consent_key(self_seed, context)
         with transaction(site.engine) as connection:
             row = store.find_study(connection, opened.digest)
             kept = store.find_attempt(connection, opened.digest, assignment.attempt)
@@ -252,7 +254,18 @@ class Contributions:
                 raise Refusal(RefusalCode.ROUND, "The attempt was given up while it was computed.")
             number = row["receipts"] + 1
             receipt = Receipt(
-                opened.digest, site.name, context, payload_digest(ciphertexts), number, site.ledger.head(connection)
+                study=opened.digest,
+                participant=site.name,
+                round=assignment.round,
+                attempt=assignment.attempt,
+                context=context,
+                payload=payload_digest(ciphertexts),
+                number=number,
+                head=site.ledger.head(connection),
+                dataset=opened.study.dataset,
+                mechanism=self._reservation(opened, checked).mechanism,
+                unit=opened.study.privacy.unit,
+                cohort_size=len(assignment.cohort),
             )
             signed = sign_receipt(receipt, site.credentials.signing_key)
             store.change_study(connection, opened.digest, receipts=number)
@@ -262,13 +275,19 @@ class Contributions:
                 assignment.attempt,
                 state="payload",
                 self_seed=self_seed,
-                consent=consent_key(self_seed, context),
+                consent=consent,
+                consent_digest=consent_digest(consent),
                 sizes=json.dumps([len(ciphertext) for ciphertext in ciphertexts]),
                 payload=b"".join(ciphertexts),
                 receipt=signed.body,
                 receipt_signature=signed.signature,
             )
         return Payload(assignment.round, assignment.attempt, ciphertexts, signed)
+
+
+def consent_digest(consent: bytes) -> bytes:
+    """What is kept of a consent for good: enough to know it again, not to give it."""
+    return hashlib.sha256(consent).digest()
 
 
 def _resume(row: RowMapping, checked: _Checked) -> Payload:

@@ -1,6 +1,6 @@
 """A participant's answer to every directive, over any channel: gRPC in production, the same process in simulation.
 
-Directives are handled one at a time. A refusal sends its code and keeps its words in the site's own log.
+Directives are handled one at a time. A refusal sends its codes and keeps its words in the site's own log and ledger.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
+from veilsum_participant.approval import decided_studies
 from veilsum_participant.contributions import Contributions, Payload
 from veilsum_participant.membership import Membership
-from veilsum_participant.openings import Openings
+from veilsum_participant.openings import Openings, Shown
+from veilsum_participant.recovery import MirroredReceipt, settle, settled_entry
 from veilsum_participant.site import LOG, Site
 from veilsum_privacy.errors import HostileInput, Refusal, RefusalCode, VeilsumError
 from veilsum_privacy.ledger.receipts import SignedReceipt
@@ -32,9 +34,12 @@ class Channel(Protocol):
     coordinator: str
     """The coordinator's certified name."""
 
+    coordinator_certificate: bytes
+    """DER of the certificate by which it proved that name."""
+
     def fetch(self, kind: pb.ObjectKind.ValueType, study: bytes, number: int = 0, attempt: int = 0) -> bytes: ...
     def enrol(self, study: bytes, enrolment: Enrolment) -> None: ...
-    def refuse(self, study: bytes, code: RefusalCode, number: int, attempt: int) -> None: ...
+    def refuse(self, study: bytes, codes: Sequence[RefusalCode], number: int, attempt: int) -> None: ...
     def seal(self, study: bytes, boxes: Sequence[Box]) -> None: ...
     def ready(self, study: bytes) -> None: ...
     def upload(self, study: bytes, payload: Payload) -> None: ...
@@ -51,6 +56,33 @@ class ParticipantCore:
         self.membership = Membership(site)
         self.contributions = Contributions(site)
         self.openings = Openings(site)
+
+    def catch_up(self, channel: Channel) -> list[int]:
+        """Charge what the coordinator's mirror shows and this site's ledger does not know: after a backup was restored.
+
+        Belongs at the beginning of every session, before a directive is answered or a deadline acted on.
+
+        Returns:
+            Numbers of the ledger's new entries.
+
+        Raises:
+            Exception: only what the channel raises.
+        """
+        after = settled_entry(self.site, channel.coordinator)
+        try:
+            mirrored = pb.MirroredObject.FromString(channel.fetch(pb.OBJECT_KIND_MIRRORED, bytes(32), after))
+        except (HostileInput, DecodeError) as error:
+            LOG.warning("coordinator %s shows no mirror of this site's receipts: %s", channel.coordinator, error)
+            return []
+        shown = [
+            MirroredReceipt(SignedReceipt(item.receipt.body, item.receipt.signature), item.number, item.consent)
+            for item in mirrored.receipts
+        ]
+        return settle(self.site, channel.coordinator, shown)
+
+    def decided(self) -> list[pb.Directive]:
+        """Directives that the operator's word on waiting studies gives cause to: to enrol, or to tell that it declines."""
+        return [pb.Directive(kind=pb.DIRECTIVE_KIND_ENROL, study=key) for key in decided_studies(self.site)]
 
     def expire(self) -> None:
         """Act on the site's own deadlines."""
@@ -77,8 +109,9 @@ class ParticipantCore:
             self._refuse(key, number, attempt, Refusal(RefusalCode.INTERNAL, f"{type(error).__name__}: {error}"), channel)
 
     def _refuse(self, key: bytes, number: int, attempt: int, refusal: Refusal, channel: Channel) -> None:
-        LOG.warning("refused %s: %s (%s)", key.hex()[:12], refusal.code.value, refusal)
-        channel.refuse(key, refusal.code, number, attempt)
+        for reason in refusal.reasons:
+            LOG.warning("refused %s: %s (%s)", key.hex()[:12], reason.code.value, reason)
+        channel.refuse(key, refusal.codes, number, attempt)
 
     def _answer(self, directive: pb.Directive, key: bytes, channel: Channel) -> None:
         number, attempt = directive.round, directive.attempt
@@ -88,7 +121,8 @@ class ParticipantCore:
                 enrolment = self.membership.on_study(
                     key, submitted.study, submitted.signature, submitted.certificate, channel.coordinator
                 )
-                channel.enrol(key, enrolment)
+                if enrolment is not None:
+                    channel.enrol(key, enrolment)
             case pb.DIRECTIVE_KIND_SEAL:
                 roster = pb.RosterObject.FromString(channel.fetch(pb.OBJECT_KIND_ROSTER, key))
                 enrolments = [Enrolment(item.certificate, item.body, item.signature) for item in roster.enrolments]
@@ -100,9 +134,13 @@ class ParticipantCore:
             case pb.DIRECTIVE_KIND_CONTRIBUTE:
                 self._contribute(directive, key, channel)
             case pb.DIRECTIVE_KIND_CONSENT:
-                receipts = pb.ReceiptsObject.FromString(channel.fetch(pb.OBJECT_KIND_RECEIPTS, key, number, attempt))
-                signed = [SignedReceipt(item.body, item.signature) for item in receipts.receipts]
-                channel.consent(key, number, attempt, self.openings.on_receipts(key, number, attempt, signed))
+                sent = pb.ReceiptsObject.FromString(channel.fetch(pb.OBJECT_KIND_RECEIPTS, key, number, attempt))
+                shown = Shown(
+                    [SignedReceipt(item.body, item.signature) for item in sent.receipts],
+                    SignedReceipt(sent.countersigned.body, sent.countersigned.signature),
+                    channel.coordinator_certificate,
+                )
+                channel.consent(key, number, attempt, self.openings.on_receipts(key, number, attempt, shown))
             case pb.DIRECTIVE_KIND_DECRYPT:
                 self._decrypt(key, number, attempt, channel)
             case pb.DIRECTIVE_KIND_GIVE_UP:

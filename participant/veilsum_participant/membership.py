@@ -6,18 +6,18 @@ import json
 from collections.abc import Sequence
 
 from veilsum_participant import store
-from veilsum_participant.policy import check_members, check_study
+from veilsum_participant.approval import UNDECIDED, SignedStudy, decide, verify_study
+from veilsum_participant.policy import member_faults, refuse
 from veilsum_participant.site import LOG, Site, dump_enrolments, load_enrolments, load_open_study
 from veilsum_privacy.database import scrub, transaction
 from veilsum_privacy.errors import HostileInput, Refusal, RefusalCode
-from veilsum_privacy.identity import Label, Role, verify, verify_certificate
 from veilsum_privacy.securesum.bfv import SecretKey
 from veilsum_privacy.securesum.boxes import Box, BoxKey, Purpose, seal, unseal
 from veilsum_privacy.securesum.context import study_parameters
 from veilsum_privacy.securesum.contribution import SECRET_BYTES
 from veilsum_privacy.securesum.roster import Enrolment, Roster, enrol, verify_roster
 from veilsum_privacy.securesum.tags import TagKey
-from veilsum_privacy.study import parse_study, study_digest
+from veilsum_privacy.study import parse_study
 
 
 class Membership:
@@ -26,8 +26,9 @@ class Membership:
     def __init__(self, site: Site) -> None:
         self._site = site
 
-    def on_study(self, key: bytes, data: bytes, signature: bytes, certificate: bytes, coordinator: str) -> Enrolment:
-        """Hold a signed study against certificates, clock and policy, and enrol; the same study again gets the same answer.
+    def on_study(self, key: bytes, data: bytes, signature: bytes, certificate: bytes, coordinator: str) -> Enrolment | None:
+        """Hold a signed study against certificates, clock, policy and budget, and enrol; the same study again gets the same
+        answer.
 
         Args:
             key: the digest under which the coordinator announced it.
@@ -36,45 +37,38 @@ class Membership:
             certificate: DER of the analyst's certificate.
             coordinator: the certified name of the coordinator that sent it.
 
+        Returns:
+            The enrolment; None while the study waits for the operator's word.
+
         Raises:
-            Refusal: with the code of the first thing that is wrong.
+            Refusal: with everything that speaks against it; a signed study's refusal stands in the ledger then.
         """
         site = self._site
-        now = site.clock()
-        if key != study_digest(data):
-            raise Refusal(RefusalCode.STUDY_INVALID, "The coordinator announced another study than it sent.")
-        try:
-            analyst = verify_certificate(certificate, site.credentials.authority, now, Role.ANALYST)
-            verify(analyst.public_key, Label.STUDY, data, signature)
-        except HostileInput as error:
-            raise Refusal(RefusalCode.STUDY_SIGNATURE, error.message) from error
-        try:
-            study = parse_study(data)
-        except HostileInput as error:
-            raise Refusal(RefusalCode.STUDY_INVALID, error.message) from error
-        if study.federation != site.credentials.federation_id or study.coordinator != coordinator:
-            raise Refusal(RefusalCode.STUDY_REPLAYED, "The study is for another federation or coordinator.")
-        if not study.created - 300 <= now < study.expires:
-            raise Refusal(RefusalCode.STUDY_EXPIRED, "The study has expired, or this site's clock is behind.")
-        with transaction(site.engine) as connection:
-            row = store.find_study(connection, key)
-            if row is not None:
-                if row["status"] in ("enrolled", "ready"):
-                    return load_enrolments(row["enrolment"])[0]
-                raise Refusal(RefusalCode.STUDY_REPLAYED, "This study was enrolled before and is over; a digest serves once.")
-        check_study(study, analyst, site.config, site.name, site.budget_delta(study.dataset))
+        signed = SignedStudy(data, signature, certificate, coordinator)
+        study, analyst = verify_study(site, key, signed)
         box_key = BoxKey.generate()
         enrolment = enrol(key, site.credentials.identity, box_key.public, site.credentials.signing_key)
         with transaction(site.engine) as connection:
-            store.add_study(
-                connection,
-                digest=key,
-                status="enrolled",
-                study=data,
-                analyst=analyst.name,
-                enrolment=dump_enrolments([enrolment]),
-                box_key=box_key.to_bytes(),
-            )
+            row = store.find_study(connection, key)
+            if row is not None and row["status"] in ("enrolled", "ready"):
+                return load_enrolments(row["enrolment"])[0]
+            if row is not None or store.took_part(connection, key):
+                raise Refusal(RefusalCode.STUDY_REPLAYED, "This study was enrolled before and is over; a digest serves once.")
+            refusal = decide(connection, site, key, signed, study, analyst)
+            if refusal is None and store.find_pending(connection, key) is not None:
+                return None
+            if refusal is None:
+                store.add_study(
+                    connection,
+                    digest=key,
+                    status="enrolled",
+                    study=data,
+                    analyst=analyst,
+                    enrolment=dump_enrolments([enrolment]),
+                    box_key=box_key.to_bytes(),
+                )
+        if refusal is not None:
+            raise refusal
         LOG.info("enrolled in study %s (%s)", study.name, key.hex()[:12])
         return enrolment
 
@@ -97,7 +91,7 @@ class Membership:
             own = load_enrolments(opened.row["enrolment"])[0]
             if [member.enrolment for member in roster.members].count(own) != 1:
                 raise Refusal(RefusalCode.ROSTER, "The roster does not hold this site's own enrolment exactly once.")
-            check_members(roster.members, opened.study, site.config.policy, site.name)
+            refuse(member_faults(roster.members, opened.study, site.config.policy, site.name))
             seeds = opened.seeds
             for name in roster.names[roster.names.index(site.name) + 1 :]:
                 seeds.setdefault(name, site.random.bytes(SECRET_BYTES))
@@ -145,11 +139,14 @@ class Membership:
             store.change_study(connection, key, **values)
 
     def leave(self, key: bytes, status: str) -> None:
-        """End this site's part: give up open attempts, erase keys, seeds and payloads. Idempotent."""
+        """End this site's part: give up open attempts, erase keys, seeds and payloads; what waited is dropped. Idempotent."""
         from veilsum_participant.contributions import give_up_open
 
         site = self._site
         with transaction(site.engine) as connection:
+            waiting = store.find_pending(connection, key)
+            if waiting is not None and waiting["state"] in UNDECIDED:
+                store.drop_pending(connection, key)
             row = store.find_study(connection, key)
             if row is None or row["status"] in ("left", "ended"):
                 return
@@ -162,10 +159,13 @@ class Membership:
         scrub(site.engine)
 
     def expire(self) -> None:
-        """Leave studies whose time is over."""
+        """Leave studies whose time is over, and drop those that waited for too long."""
         now = self._site.clock()
         with transaction(self._site.engine) as connection:
             rows = store.open_studies(connection)
+            for row in store.pending(connection):
+                if now >= parse_study(row["study"]).expires:
+                    store.drop_pending(connection, row["digest"])
         for row in rows:
             if now >= parse_study(row["study"]).expires:
                 self.leave(row["digest"], "ended")

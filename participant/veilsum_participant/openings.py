@@ -8,20 +8,40 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from sqlalchemy import RowMapping
+from sqlalchemy import Connection, RowMapping
 
 from veilsum_participant import store
+from veilsum_participant.budgets import record_refused_release
 from veilsum_participant.contributions import give_up_open
-from veilsum_participant.policy import check_members, check_noise, check_terms
+from veilsum_participant.policy import member_faults, noise_faults, refuse, term_faults
 from veilsum_participant.site import LOG, OpenStudy, Site, check_certificates, load_open_study
 from veilsum_privacy.canonical import digest
 from veilsum_privacy.database import transaction
 from veilsum_privacy.errors import HostileInput, Refusal, RefusalCode
-from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, verify_receipt
+from veilsum_privacy.identity import Role, verify_certificate
+from veilsum_privacy.ledger import Kind, Receipt, SignedReceipt, Witness
+from veilsum_privacy.ledger.receipts import Countersignature, verify_countersignature, verify_receipt
 from veilsum_privacy.securesum.context import Assignment, parse_assignment, plan_round
 from veilsum_privacy.securesum.contribution import Slots, decrypt_sum
 from veilsum_privacy.securesum.roster import Roster
+from veilsum_privacy.study import Study
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What the coordinator shows before it asks for consent.
+
+    Attributes:
+        receipts: of every member, in the cohort's order.
+        countersigned: its own word that it shows exactly these to the whole cohort.
+        certificate: DER of the coordinator's certificate, by which it proved its name in this session.
+    """
+
+    receipts: Sequence[SignedReceipt]
+    countersigned: SignedReceipt
+    certificate: bytes
 
 
 class Openings:
@@ -30,16 +50,25 @@ class Openings:
     def __init__(self, site: Site) -> None:
         self._site = site
 
-    def on_receipts(self, key: bytes, round_number: int, attempt: int, receipts: Sequence[SignedReceipt]) -> bytes:
-        """Check that everyone signed for the same sum, charge the ledger and consent; asked again, the same answer.
+    def on_receipts(self, key: bytes, round_number: int, attempt: int, shown: Shown) -> bytes:
+        """Check that everyone signed for the same sum and the coordinator for them all; keep that, charge the ledger and
+        consent; asked again, the same answer.
 
         Returns:
             The consent, 32 bytes.
 
         Raises:
-            Refusal: a receipt is missing, forged, old or for another context; the attempt was given up; policy, certificates
-                or budget no longer hold. No consent was given then.
+            Refusal: a receipt or the countersignature is missing, forged, old or for another context; the attempt was given
+                up; policy, certificates or budget no longer hold. No consent was given then.
         """
+        try:
+            return self._consent(key, round_number, attempt, shown)
+        except Refusal as refusal:
+            if RefusalCode.BUDGET in refusal.codes:  # lowered since the reservation
+                self._record_refusal(key, attempt, refusal)
+            raise
+
+    def _consent(self, key: bytes, round_number: int, attempt: int, shown: Shown) -> bytes:
         site = self._site
         with transaction(site.engine) as connection:
             opened = load_open_study(connection, site, key)
@@ -58,14 +87,18 @@ class Openings:
                 roster = opened.roster(site)
                 assignment = parse_assignment(row["assignment"])
                 self._check_policy(opened, roster, assignment, site.budget_delta(opened.study.dataset, connection))
-                if store.count_attempts(connection, key, ("consented", "released"), round=round_number):
+                if store.count_attempts(connection, key, store.PAID, round=round_number):
                     raise Refusal(RefusalCode.ROUND, "This site consented to another attempt of this round.")
-                verified = self._verify(receipts, row, roster, assignment, key)
+                verified = self._verify(shown.receipts, row, roster, assignment, key)
+                word = self._verify_coordinator(shown, opened.study, key, row["context"])
                 for receipt in verified:
                     if receipt.number <= store.peer_number(connection, key, receipt.participant):
                         raise Refusal(RefusalCode.RECEIPT, f"A receipt of {receipt.participant} has a number seen before.")
                     store.keep_peer(connection, key, receipt.participant, receipt.number, receipt.head)
-                site.ledger.charge(connection, row["context"])
+                self._follow_mirror(connection, word)
+                certificates = {name: roster.member(name).enrolment.certificate for name in assignment.names}
+                certificates[word.coordinator] = shown.certificate
+                self._charge(connection, row["context"], Witness(tuple(shown.receipts), shown.countersigned, certificates))
                 store.change_attempt(connection, key, attempt, state="consented")
                 if opened.row["strict_cohort"] is None:
                     store.change_study(connection, key, strict_cohort=json.dumps(list(assignment.names)))
@@ -104,20 +137,63 @@ class Openings:
         site = self._site
         with transaction(site.engine) as connection:
             row = store.find_attempt(connection, key, attempt)
-            if row is None or row["state"] != "consented":
+            if row is None or row["state"] not in ("consented", "recovered"):
                 return
-            store.change_attempt(connection, key, attempt, state="released", payload=None, self_seed=None)
+            if row["state"] == "consented":
+                store.change_attempt(connection, key, attempt, state="released", payload=None, self_seed=None)
             site.ledger.release_seen(connection, row["context"])
         LOG.info("round %d of study %s released", row["round"], key.hex()[:12])
 
     def _check_policy(self, opened: OpenStudy, roster: Roster, assignment: Assignment, delta: float | None) -> None:
-        site = self._site
-        check_terms(opened.study, site.config, site.name, delta)
+        site, study, policy = self._site, opened.study, self._site.config.policy
         members = [roster.member(name) for name in assignment.names]
         check_certificates(members, site)
-        check_members(members, opened.study, site.config.policy, site.name)
-        plan = plan_round(opened.study, assignment.label, len(roster.members), len(members))
-        check_noise(plan.noise, members, site.config.policy, site.name)
+        noise = plan_round(study, assignment.label, len(roster.members), len(members)).noise
+        refuse(
+            [
+                *term_faults(study, site.config, site.name, delta),
+                *member_faults(members, study, policy, site.name),
+                *noise_faults(noise, members, policy, site.name),
+            ]
+        )
+
+    def _record_refusal(self, key: bytes, attempt: int, refusal: Refusal) -> None:
+        site = self._site
+        with transaction(site.engine) as connection:
+            row = store.find_attempt(connection, key, attempt)
+            if row is not None:
+                reserved = site.ledger.entries(kind=Kind.RESERVE, context=row["context"], connection=connection)
+                record_refused_release(connection, site, reserved[0].reservation, refusal)
+
+    def _charge(self, connection: Connection, context: bytes, witness: Witness) -> None:
+        try:
+            self._site.ledger.charge(connection, context, witness)
+        except HostileInput as error:
+            raise Refusal(RefusalCode.RECEIPT, error.message) from error
+
+    def _verify_coordinator(self, shown: Shown, study: Study, key: bytes, context: bytes) -> Countersignature:
+        """The word of the coordinator that the study names, by the certificate that it showed in this session."""
+        site = self._site
+        try:
+            identity = verify_certificate(shown.certificate, site.credentials.authority, site.clock(), Role.COORDINATOR)
+            if identity.name != study.coordinator:
+                raise HostileInput("The receipts come from another coordinator than the study names.")
+            return verify_countersignature(shown.countersigned, identity, key, context, shown.receipts)
+        except HostileInput as error:
+            raise Refusal(RefusalCode.RECEIPT, error.message) from error
+
+    @staticmethod
+    def _follow_mirror(connection: Connection, word: Countersignature) -> None:
+        """A mirror whose entries begin anew is read from there again: what it held before is settled or lost."""
+        settled = store.mirror_entry(connection, word.coordinator)
+        if word.entry <= settled:
+            LOG.warning(
+                "the mirror of coordinator %s is at entry %d, but had reached %d: it was restored or begun anew",
+                word.coordinator,
+                word.entry,
+                settled,
+            )
+            store.keep_mirror_entry(connection, word.coordinator, word.entry - 1)
 
     def _verify(
         self, receipts: Sequence[SignedReceipt], row: RowMapping, roster: Roster, assignment: Assignment, key: bytes

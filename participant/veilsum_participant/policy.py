@@ -1,23 +1,39 @@
-"""The site's policy held against a study, a roster and a cohort. Pure checks; each failure is a Refusal with one code."""
+"""The site's policy held against a study, a roster and a cohort: pure checks that name every rule that is broken.
+
+Each ``*_faults`` yields one :class:`Refusal` for each broken rule, with its figures and what to do; :func:`refuse` raises them
+as one. Only codes leave the site. What needs the ledger is checked in :mod:`.budgets`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 
 from veilsum_participant.config import ParticipantConfig, Policy
 from veilsum_privacy.accounting import GaussianEvent, rdp_epsilon
 from veilsum_privacy.errors import HostileInput, Misuse, Refusal, RefusalCode
-from veilsum_privacy.identity import Identity
 from veilsum_privacy.noise import NoisePlan
 from veilsum_privacy.securesum.context import study_parameters
 from veilsum_privacy.securesum.roster import Member
-from veilsum_privacy.study import Study
+from veilsum_privacy.study import Study, TaskDeclaration
 from veilsum_privacy.tasks import build_task
 
 MAX_VALUES = 2**26
 """Longest vector of a task; a longer one would take gigabytes of a site's memory for each record."""
+
+_PIN = 'Pin the peers\' key fingerprints under policy.trusted, or ask for a study with noise = "local".'
+
+
+def refuse(faults: Iterable[Refusal]) -> None:
+    """Raise all faults as one.
+
+    Raises:
+        Refusal: there is at least one.
+    """
+    refusal = Refusal.of(faults)
+    if refusal is not None:
+        raise refusal
 
 
 def study_epsilon(study: Study, delta: float) -> float:
@@ -27,79 +43,139 @@ def study_epsilon(study: Study, delta: float) -> float:
     return rdp_epsilon([GaussianEvent(task.grid, Fraction(task.variance), steps=task.releases) for task in study.tasks], delta)
 
 
-def check_study(study: Study, analyst: Identity, config: ParticipantConfig, own: str, delta: float | None) -> None:
-    """Hold a study against the policy before enrolment.
+def study_faults(study: Study, analyst: str, config: ParticipantConfig, own: str, delta: float | None) -> Iterator[Refusal]:
+    """What a study breaks before enrolment, budgets apart.
 
     Args:
-        delta: of the dataset's budget, None if it has none; see :func:`check_terms`.
-
-    Raises:
-        Refusal: with the code of the first rule it breaks.
+        analyst: certified name of who signed it.
+        own: this site's certified name.
+        delta: of the dataset's budget, None if it has none; see :func:`term_faults`.
     """
-    check_analyst(analyst.name, config.policy)
-    check_terms(study, config, own, delta)
+    yield from analyst_faults(analyst, config.policy)
+    yield from term_faults(study, config, own, delta)
+    yield from invited_faults(study, config.policy, own)
 
 
-def check_analyst(name: str, policy: Policy) -> None:
-    """Check that the site accepts studies of this analyst.
-
-    Raises:
-        Refusal: it does not.
-    """
+def analyst_faults(name: str, policy: Policy) -> Iterator[Refusal]:
+    """Whether the site accepts studies of this analyst."""
     if "*" not in policy.analysts and name not in policy.analysts:
-        raise Refusal(RefusalCode.ANALYST, f"Analyst {name!r} is not among policy.analysts.")
+        yield Refusal(RefusalCode.ANALYST, f"Analyst {name!r} is not among policy.analysts.")
 
 
-def check_terms(study: Study, config: ParticipantConfig, own: str, delta: float | None) -> None:
-    """Hold what a study asks for against the policy: before enrolment, and again before consent, for the operator may have
-    made the policy stricter.
+def term_faults(study: Study, config: ParticipantConfig, own: str, delta: float | None) -> Iterator[Refusal]:
+    """What a study asks for against the policy: before enrolment, and again before consent, for the operator may have made the
+    policy stricter.
 
     The study's own epsilon is an analyst's word; what counts is computed from the noise that its tasks declare, at the delta
     of the dataset's budget (the study's where there is no budget, and then nothing can be reserved).
-
-    Raises:
-        Refusal: with the code of the first rule it breaks.
     """
-    policy = config.policy
+    policy, privacy = config.policy, study.privacy
     if own not in study.participants:
-        raise Refusal(RefusalCode.STUDY_INVALID, "The study does not name this participant.")
+        yield Refusal(RefusalCode.STUDY_INVALID, "The study does not name this participant.")
     if study.method not in policy.methods:
-        raise Refusal(RefusalCode.METHOD, f"Method {study.method!r} is not among policy.methods.")
+        yield Refusal(RefusalCode.METHOD, f"Method {study.method!r} is not among policy.methods.")
     if study.expires - study.created > 86400 * policy.study_days:
-        raise Refusal(RefusalCode.STUDY_INVALID, f"The study stays open for more than {policy.study_days} days.")
-    if study.dataset not in config.datasets:
-        raise Refusal(RefusalCode.DATASET, f"Dataset {study.dataset!r} is not offered here.")
-    if study.privacy.noise not in policy.noise:
-        raise Refusal(RefusalCode.NOISE, f"Noise {study.privacy.noise!r} is not among policy.noise.")
-    if study.privacy.noise != "none":
-        cost = study_epsilon(study, study.privacy.delta)
-        if study.privacy.epsilon is None or cost > study.privacy.epsilon * (1 + 1e-9):
-            raise Refusal(RefusalCode.STUDY_INVALID, "The study costs more than its epsilon says.")
-        if delta is not None:
-            cost = study_epsilon(study, delta)
-        if cost > policy.max_epsilon:
-            raise Refusal(
-                RefusalCode.BUDGET, f"The study costs epsilon {cost:.3f}; policy.max_epsilon is {policy.max_epsilon}."
-            )
-    elif study.privacy.epsilon is not None:
-        raise Refusal(RefusalCode.STUDY_INVALID, "The study states an epsilon, but has no noise.")
+        yield Refusal(RefusalCode.STUDY_INVALID, f"The study stays open for more than {policy.study_days} days.")
+    yield from _dataset_faults(study, config)
+    if privacy.noise not in policy.noise:
+        yield Refusal(RefusalCode.NOISE, f"Noise {privacy.noise!r} is not among policy.noise.")
+    yield from _epsilon_faults(study, policy, delta)
+    if privacy.cohort_difference not in policy.cohort_difference:
+        yield Refusal(
+            RefusalCode.COHORT_CHANGED,
+            f"cohort_difference {privacy.cohort_difference!r} is not among policy.cohort_difference.",
+            'Ask for a study with cohort_difference = "strict".' if privacy.cohort_difference == "allowed" else "",
+        )
     if any(weight != 1 for weight in study.weights.values()):
-        raise Refusal(RefusalCode.WEIGHTS, "The study weighs sites unequally.")
-    for declaration in study.tasks:
-        if declaration.task not in policy.tasks:
-            raise Refusal(RefusalCode.TASK, f"Task {declaration.task!r} is not among policy.tasks.")
+        yield Refusal(RefusalCode.WEIGHTS, "The study weighs sites unequally.")
+    faults = [fault for declaration in study.tasks for fault in _task_faults(declaration, study, policy)]
+    yield from faults
+    if not any(fault.code in (RefusalCode.TASK, RefusalCode.STUDY_INVALID) for fault in faults):
         try:
-            task = build_task(declaration.task, declaration.parameters, study.data)
-        except HostileInput as error:
-            raise Refusal(RefusalCode.STUDY_INVALID, error.message) from error
-        if (size := task.layout().size) > MAX_VALUES:
-            raise Refusal(RefusalCode.STUDY_INVALID, f"A task's vector of {size} values is larger than any site computes.")
-        if declaration.disclosure not in policy.disclosures or declaration.disclosure != task.disclosure:
-            raise Refusal(RefusalCode.DISCLOSURE, f"Disclosure {declaration.disclosure!r} is not accepted.")
+            study_parameters(study, len(study.participants))
+        except Misuse as error:
+            yield Refusal(RefusalCode.PRECISION, error.message, error.advice)
+
+
+def _dataset_faults(study: Study, config: ParticipantConfig) -> Iterator[Refusal]:
+    unit = study.privacy.unit
+    if unit not in config.policy.units:
+        yield Refusal(RefusalCode.UNIT, f"The unit of privacy {unit!r} is not among policy.units.")
+    dataset = config.datasets.get(study.dataset)
+    if dataset is None:
+        yield Refusal(RefusalCode.DATASET, f"Dataset {study.dataset!r} is not offered here.")
+    elif unit == "subject" and dataset.subject is None:
+        yield Refusal(
+            RefusalCode.UNIT,
+            f"Nothing tells which records of dataset {study.dataset!r} are of one subject.",
+            f"Name the column under datasets.{study.dataset}.subject, if the data has one.",
+        )
+
+
+def _epsilon_faults(study: Study, policy: Policy, delta: float | None) -> Iterator[Refusal]:
+    privacy = study.privacy
+    if privacy.noise == "none":
+        if privacy.epsilon is not None:
+            yield Refusal(RefusalCode.STUDY_INVALID, "The study states an epsilon, but has no noise.")
+        return
+    cost = study_epsilon(study, privacy.delta)
+    if privacy.epsilon is None or cost > privacy.epsilon * (1 + 1e-9):
+        yield Refusal(RefusalCode.STUDY_INVALID, "The study costs more than its epsilon says.")
+    if delta is not None:
+        cost = study_epsilon(study, delta)
+    if cost > policy.max_epsilon:
+        yield Refusal(
+            RefusalCode.EPSILON,
+            f"The study costs epsilon {cost:.3f}; policy.max_epsilon is {policy.max_epsilon:g}.",
+            "Ask for more noise or fewer releases.",
+        )
+
+
+def _task_faults(declaration: TaskDeclaration, study: Study, policy: Policy) -> Iterator[Refusal]:
+    if declaration.task not in policy.tasks:
+        yield Refusal(RefusalCode.TASK, f"Task {declaration.task!r} is not among policy.tasks.")
+        return
     try:
-        study_parameters(study, len(study.participants))
-    except Misuse as error:
-        raise Refusal(RefusalCode.PRECISION, error.message) from error
+        task = build_task(declaration.task, declaration.parameters, study.data)
+    except HostileInput as error:
+        yield Refusal(RefusalCode.STUDY_INVALID, error.message, error.advice)
+        return
+    if (size := task.layout().size) > MAX_VALUES:
+        yield Refusal(RefusalCode.STUDY_INVALID, f"A task's vector of {size} values is larger than any site computes.")
+    if declaration.disclosure not in policy.disclosures:
+        yield Refusal(RefusalCode.DISCLOSURE, f"Disclosure {declaration.disclosure!r} is not among policy.disclosures.")
+    elif declaration.disclosure != task.disclosure:
+        yield Refusal(RefusalCode.DISCLOSURE, f"Task {declaration.task!r} has another disclosure than the study says.")
+
+
+def invited_faults(study: Study, policy: Policy, own: str) -> Iterator[Refusal]:
+    """What is known before anyone has shown a key: whether all whom the study names together could satisfy the policy."""
+    names = study.participants
+    if len(names) < policy.min_cohort:
+        yield Refusal(
+            RefusalCode.COHORT_SMALL, f"The study names {len(names)} sites; policy.min_cohort is {policy.min_cohort}."
+        )
+    strangers = not_pinned(names, policy, own)
+    known = len(names) - len(strangers)
+    if known < policy.min_trusted:
+        yield Refusal(
+            RefusalCode.COHORT_TRUST,
+            f"{known} of the sites that the study names are trusted, below min_trusted {policy.min_trusted}.",
+            f"Not pinned: {', '.join(strangers)}.",
+        )
+    colluders = study.privacy.assumed_colluders
+    if study.privacy.noise == "distributed" and strangers and len(names) - colluders > 1:
+        yield Refusal(
+            RefusalCode.NOISE,
+            f"The study counts the noise of {len(names) - colluders} honest sites; trusted ones less colluders are"
+            f" {max(0, known - colluders)}.",
+            f"Not pinned: {', '.join(strangers)}. {_PIN}",
+        )
+
+
+def not_pinned(names: Iterable[str], policy: Policy, own: str) -> list[str]:
+    """Names that no pin can make trusted, this site's own apart."""
+    return [name for name in names if name != own and name not in policy.trusted]
 
 
 def trusted(members: Sequence[Member], policy: Policy, own: str) -> int:
@@ -107,42 +183,34 @@ def trusted(members: Sequence[Member], policy: Policy, own: str) -> int:
     return sum(member.name == own or policy.trusted.get(member.name) == member.identity.fingerprint for member in members)
 
 
-def check_members(members: Sequence[Member], study: Study, policy: Policy, own: str) -> None:
-    """Hold a roster or a cohort against the policy.
-
-    Raises:
-        Refusal: too small, too few trusted, or a pinned name under another key.
-    """
+def member_faults(members: Sequence[Member], study: Study, policy: Policy, own: str) -> Iterator[Refusal]:
+    """A roster or a cohort against the policy: too small, too few trusted, or a pinned name under another key."""
     smallest = max(policy.min_cohort, study.privacy.min_cohort)
     if len(members) < smallest:
-        raise Refusal(RefusalCode.COHORT_SMALL, f"A cohort of {len(members)} is below the smallest of {smallest}.")
+        yield Refusal(RefusalCode.COHORT_SMALL, f"A cohort of {len(members)} is below the smallest of {smallest}.")
     for member in members:
         pinned = policy.trusted.get(member.name)
         if pinned is not None and pinned != member.identity.fingerprint:
-            raise Refusal(
+            yield Refusal(
                 RefusalCode.COHORT_TRUST,
                 f"{member.name!r} has another key than the one pinned.",
                 "If the site changed its key, confirm the new fingerprint with its operator and pin it.",
             )
     count = trusted(members, policy, own)
     if count < policy.min_trusted:
-        raise Refusal(RefusalCode.COHORT_TRUST, f"{count} of the cohort are trusted, below min_trusted {policy.min_trusted}.")
+        yield Refusal(RefusalCode.COHORT_TRUST, f"{count} of the cohort are trusted, below min_trusted {policy.min_trusted}.")
 
 
-def check_noise(noise: NoisePlan, members: Sequence[Member], policy: Policy, own: str) -> None:
-    """Check that the trusted shares, colluders taken off, carry the noise that the event counts.
-
-    Raises:
-        Refusal: fewer trusted shares than the plan calls honest.
-    """
+def noise_faults(noise: NoisePlan, members: Sequence[Member], policy: Policy, own: str) -> Iterator[Refusal]:
+    """Whether the trusted shares, colluders taken off, carry the noise that the event counts."""
     if noise.kind not in policy.noise:
-        raise Refusal(RefusalCode.NOISE, f"Noise {noise.kind!r} is not among policy.noise.")
+        yield Refusal(RefusalCode.NOISE, f"Noise {noise.kind!r} is not among policy.noise.")
     if noise.kind != "distributed" or noise.honest == 1:
         return
     counted = trusted(members, policy, own) - noise.colluders
     if counted < noise.honest:
-        raise Refusal(
+        yield Refusal(
             RefusalCode.NOISE,
             f"The plan counts {noise.honest} honest shares; trusted peers less colluders give {counted}.",
-            'Pin the peers\' key fingerprints under policy.trusted, or ask for a study with noise = "local".',
+            _PIN,
         )

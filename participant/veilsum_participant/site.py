@@ -9,14 +9,13 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from sqlalchemy import Connection, Engine, RowMapping
 
 from veilsum_participant import store
 from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.data import load_records
-from veilsum_participant.policy import check_analyst
+from veilsum_participant.policy import analyst_faults, refuse
 from veilsum_privacy.errors import HostileInput, Refusal, RefusalCode, StateError
 from veilsum_privacy.identity import Credentials, Role, verify_certificate
 from veilsum_privacy.ledger import Ledger
@@ -72,8 +71,8 @@ class Site:
         """The dataset under the study's schema; read once for each schema."""
         key = (dataset, schema.model_dump_json())
         if key not in self._records:
-            path: Path = self.config.datasets[dataset].path
-            records, counts = load_records(path, schema)
+            offered = self.config.datasets[dataset]
+            records, counts = load_records(offered.path, schema, offered.subject)
             LOG.info("dataset %s: %s", dataset, counts)
             self._records = {key: records}
         return self._records[key]
@@ -158,7 +157,7 @@ def load_open_study(connection: Connection, site: Site, digest: bytes) -> OpenSt
         raise Refusal(RefusalCode.CLOSED, "This site is not enrolled in that study.")
     if row["status"] not in ("enrolled", "ready"):
         raise Refusal(RefusalCode.CLOSED, f"This site's part in the study is over ({row['status']}).")
-    check_analyst(row["analyst"], site.config.policy)
+    refuse(analyst_faults(row["analyst"], site.config.policy))
     study = parse_study(row["study"])
     if site.clock() >= study.expires:
         raise Refusal(RefusalCode.STUDY_EXPIRED, "The study has expired.")

@@ -1,12 +1,15 @@
-"""What a participant must remember across a crash: studies, keys, attempts with their payloads, peers' receipt numbers.
+"""What a participant must remember across a crash: studies, keys, attempts with their payloads, peers' receipt numbers; which
+studies wait for the operator's word, and how far the coordinator's mirror was read.
 
 The tables lie in the file of the site's ledger, so that a payload and its reservation, or a consent and its charge, are one
-transaction. This module stores and finds; what may be stored when is decided in :mod:`.site`.
+transaction. The migrations make them. This module stores and finds; what may be stored when is decided in :mod:`.membership`,
+:mod:`.contributions`, :mod:`.openings`, :mod:`.approval` and :mod:`.recovery`.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,12 +24,23 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    delete,
     func,
     insert,
     select,
     update,
 )
 from sqlalchemy.dialects.sqlite import insert as upsert
+
+from veilsum_privacy.database import migrate
+
+OPEN = ("reserved", "payload")
+"""States of an attempt whose reservation is open."""
+
+PAID = ("consented", "released", "recovered")
+"""States of an attempt that was charged; ``recovered`` is known from its receipt only."""
+
+ALL = (*OPEN, *PAID, "tombstone")
 
 METADATA = MetaData()
 
@@ -57,7 +71,7 @@ ATTEMPTS = Table(
     Column("study", LargeBinary(32), primary_key=True),
     Column("attempt", Integer, primary_key=True),
     Column("round", Integer, nullable=False),
-    Column("state", String(16), nullable=False),  # reserved, payload, tombstone, consented, released
+    Column("state", String(16), nullable=False),  # reserved, payload, tombstone, consented, released, recovered
     Column("context", LargeBinary(32), nullable=False, unique=True),
     Column("assignment", LargeBinary, nullable=False),
     Column("deadline", Integer, nullable=False),
@@ -69,6 +83,7 @@ ATTEMPTS = Table(
     Column("receipt", LargeBinary),
     Column("receipt_signature", LargeBinary),
     Column("decrypted", LargeBinary(32)),  # digest of the sum that was decrypted for this context
+    Column("consent_digest", LargeBinary(32)),  # SHA-256 of the consent; outlives it, to know it again
 )
 
 PEERS = Table(
@@ -81,9 +96,35 @@ PEERS = Table(
 )
 
 
+PENDING = Table(
+    "participant_pending",
+    METADATA,
+    Column("digest", LargeBinary(32), primary_key=True),
+    Column("study", LargeBinary, nullable=False),
+    Column("signature", LargeBinary, nullable=False),
+    Column("certificate", LargeBinary, nullable=False),  # the analyst's, DER
+    Column("coordinator", String(64), nullable=False),
+    Column("analyst", String(64), nullable=False),
+    Column("time", Integer, nullable=False),  # when it came
+    Column("state", String(16), nullable=False),  # waiting, approved, declined, refused
+    Column("reason", Text, nullable=False, default=""),
+)
+
+MIRRORS = Table(
+    "participant_mirror",
+    METADATA,
+    Column("coordinator", String(64), primary_key=True),
+    Column("entry", Integer, nullable=False),  # every receipt of ours up to this entry of its mirror is settled here
+)
+
+
 def create_tables(engine: Engine) -> None:
-    """Create what is missing."""
-    METADATA.create_all(engine)
+    """Create what is missing, and bring an older version's tables up to date.
+
+    Raises:
+        StateError: the tables are of a newer version.
+    """
+    migrate(engine, "veilsum_participant.migrations", "participant")
 
 
 def add_study(connection: Connection, **values: Any) -> None:
@@ -134,6 +175,28 @@ def count_attempts(connection: Connection, study: bytes, states: Sequence[str], 
     return int(connection.execute(query).scalar_one())
 
 
+def find_context(connection: Connection, context: bytes) -> RowMapping | None:
+    """The row of the attempt with this context."""
+    return connection.execute(select(ATTEMPTS).where(ATTEMPTS.c.context == context)).mappings().first()
+
+
+def took_part(connection: Connection, study: bytes) -> bool:
+    """Whether there is any attempt of the study."""
+    return count_attempts(connection, study, ALL) > 0
+
+
+def labels(connection: Connection, study: bytes, states: Sequence[str]) -> Counter[str]:
+    """Attempts of the study in one of the states, counted by the task's label."""
+    query = select(ATTEMPTS.c.label, func.count()).where(ATTEMPTS.c.study == study, ATTEMPTS.c.state.in_(states))
+    return Counter({str(label): int(count) for label, count in connection.execute(query.group_by(ATTEMPTS.c.label))})
+
+
+def recovered_receipts(connection: Connection, study: bytes) -> list[bytes]:
+    """The study's receipts that were charged after a backup was restored."""
+    query = select(ATTEMPTS.c.receipt).where(ATTEMPTS.c.study == study, ATTEMPTS.c.state == "recovered")
+    return [bytes(receipt) for receipt in connection.scalars(query)]
+
+
 def change_attempt(connection: Connection, study: bytes, attempt: int, **values: Any) -> None:
     """Update the attempt's row."""
     connection.execute(update(ATTEMPTS).where(ATTEMPTS.c.study == study, ATTEMPTS.c.attempt == attempt).values(**values))
@@ -160,3 +223,39 @@ def keep_peer(connection: Connection, study: bytes, name: str, number: int, head
     connection.execute(
         statement.on_conflict_do_update(index_elements=["study", "name"], set_={"number": number, "head": head})
     )
+
+
+def add_pending(connection: Connection, **values: Any) -> None:
+    """Store a study that waits for the operator's word; once for each digest."""
+    connection.execute(upsert(PENDING).values(**values).on_conflict_do_nothing())
+
+
+def find_pending(connection: Connection, digest: bytes) -> RowMapping | None:
+    """The row of a study that waits, was approved or declined."""
+    return connection.execute(select(PENDING).where(PENDING.c.digest == digest)).mappings().first()
+
+
+def pending(connection: Connection) -> Sequence[RowMapping]:
+    """All such rows, oldest first."""
+    return connection.execute(select(PENDING).order_by(PENDING.c.time, PENDING.c.digest)).mappings().all()
+
+
+def change_pending(connection: Connection, digest: bytes, **values: Any) -> None:
+    """Update such a row."""
+    connection.execute(update(PENDING).where(PENDING.c.digest == digest).values(**values))
+
+
+def drop_pending(connection: Connection, digest: bytes) -> None:
+    """Forget such a row."""
+    connection.execute(delete(PENDING).where(PENDING.c.digest == digest))
+
+
+def mirror_entry(connection: Connection, coordinator: str) -> int:
+    """The entry of a coordinator's mirror up to which everything is settled; 0 at first."""
+    return int(connection.execute(select(MIRRORS.c.entry).where(MIRRORS.c.coordinator == coordinator)).scalar() or 0)
+
+
+def keep_mirror_entry(connection: Connection, coordinator: str, entry: int) -> None:
+    """Remember that entry."""
+    statement = upsert(MIRRORS).values(coordinator=coordinator, entry=entry)
+    connection.execute(statement.on_conflict_do_update(index_elements=["coordinator"], set_={"entry": entry}))

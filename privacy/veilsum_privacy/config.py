@@ -17,11 +17,20 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from veilsum_privacy.errors import ConfigurationError
+from veilsum_privacy.schema import Name
+from veilsum_privacy.study import Hex32
 
 MAX_CONFIGURATION_BYTES = 1 << 22
 """Largest configuration file that is parsed, in bytes."""
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
+
+_FORMS = {
+    get_args(Name)[1].pattern: "must be 1 to 64 lower-case letters, digits, dots, hyphens or underscores, "
+    "with a letter or digit at both ends",
+    get_args(Hex32)[1].pattern: "must be 64 hexadecimal digits in lower case",
+}
+"""What a pattern asks for, in words: an operator reads no regular expressions."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -91,7 +100,7 @@ def validate(value: Mapping[str, Any], model: type[ModelT], *, source: str) -> M
 def explain(error: ValidationError, model: type[BaseModel]) -> list[str]:
     """One line for each problem of ``error``: key, what is wrong, and the nearest known key where the key is unknown."""
     lines = []
-    items = error.errors(include_url=False, include_input=False, include_context=False)
+    items = error.errors(include_url=False, include_input=False)
     for item in items:
         if item["type"] == "too_short" and any(_inside(other["loc"], item["loc"]) for other in items):
             continue  # the list is short only because its items are invalid, which is said already
@@ -102,6 +111,11 @@ def explain(error: ValidationError, model: type[BaseModel]) -> list[str]:
             lines.append(f"{key}: unknown key. {did_you_mean(str(item['loc'][-1]), known)}".rstrip())
         elif item["type"] == "missing":
             lines.append(f"{key}: is missing.")
+        elif item["type"] == "string_pattern_mismatch":
+            form = _FORMS.get(item["ctx"]["pattern"], "is not written in the form that this key takes")
+            lines.append(f"{key}: {form}.")
+        elif item["type"] == "tuple_type":
+            lines.append(f"{key}: must be a list, in [brackets].")
         else:
             message = item["msg"].removeprefix("Value error, ")
             lines.append(f"{key}: {message[:1].lower()}{message[1:]}." if key else f"{message}.")
@@ -164,6 +178,8 @@ def _key(location: tuple[int | str, ...], places: list[list[Any]], *, literal: b
     for index, part in enumerate(location):
         if isinstance(part, int):
             text += f"[{part}]"
+            continue
+        if part == "[key]":  # pydantic's word for the name of a table's entry, which stands before it
             continue
         known = any(_step(candidate, part) is not None for candidate in places[index])
         tag = not known and any(_tagged(candidate, part) for candidate in places[index])

@@ -9,6 +9,7 @@ This module imports nothing from the project.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
 
@@ -85,8 +86,35 @@ class RefusalCode(StrEnum):
 
 
 class Refusal(VeilsumError):
-    """A participant declines; ``code`` may leave the site, ``message`` stays in its own log and ledger."""
+    """A participant declines; codes may leave the site, the words stay in its own log and ledger.
 
-    def __init__(self, code: RefusalCode, message: str, advice: str = "") -> None:
+    Args:
+        reasons: where several rules are broken, one refusal for each; see :meth:`of`.
+    """
+
+    def __init__(self, code: RefusalCode, message: str, advice: str = "", reasons: Sequence[Refusal] = ()) -> None:
         super().__init__(message, advice)
         self.code = code
+        self._reasons = tuple(reasons)
+
+    @property
+    def reasons(self) -> tuple[Refusal, ...]:
+        """Every rule that is broken, in the order of the codes; itself where it is one."""
+        return self._reasons or (self,)
+
+    @property
+    def codes(self) -> tuple[RefusalCode, ...]:
+        """The codes of all reasons, each once, in the order of :class:`RefusalCode`: all that leaves the site."""
+        named = {reason.code for reason in self.reasons}
+        return tuple(code for code in RefusalCode if code in named)
+
+    @staticmethod
+    def of(reasons: Iterable[Refusal]) -> Refusal | None:
+        """One refusal for all reasons, None for none; its code is the first in the list's order, its words are everyone's."""
+        order = list(RefusalCode)
+        found = {(reason.code, reason.message): reason for given in reasons for reason in given.reasons}
+        parts = sorted(found.values(), key=lambda reason: order.index(reason.code))
+        if len(parts) < 2:
+            return parts[0] if parts else None
+        advice = dict.fromkeys(part.advice for part in parts if part.advice)
+        return Refusal(parts[0].code, " ".join(part.message for part in parts), " ".join(advice), parts)

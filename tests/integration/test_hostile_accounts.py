@@ -18,8 +18,10 @@ from veilsum_participant.core import ParticipantCore
 from veilsum_privacy.clipping import SiteSum
 from veilsum_privacy.database import transaction
 from veilsum_privacy.errors import RefusalCode
+from veilsum_privacy.identity import Authority, Credentials, Role, load_credentials, new_key_and_csr
+from veilsum_privacy.identity.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
 from veilsum_privacy.ledger import Kind
-from veilsum_privacy.ledger.receipts import parse_receipt
+from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt
 from veilsum_privacy.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_privacy.securesum.context import plan_round
 from veilsum_privacy.securesum.masks import MaskStream, derive
@@ -114,27 +116,42 @@ def test_strict_study_with_another_cohort(attack: Adversary) -> None:
     attack.finish(2, 3)
 
 
+def _set_budget(attack: Adversary, name: str, epsilon: float) -> None:
+    site = attack.bed.sites[name]
+    with transaction(site.engine) as connection:
+        site.ledger.set_budget(connection, "records", epsilon, 1e-5, reason="less", operator="test")
+
+
 def test_budget_refusal_tells_only_its_code(tmp_path: Path) -> None:
     """What a site has left is in its own ledger; what leaves is a code of the list, the study, round and attempt."""
     attack = Adversary(make_bed(tmp_path, make_data(), budget=(0.5, 1e-5)))
-    attack.set_up()
-    start = len(attack.channels["a"].said)
-    assert attack.assign("a", attack.assignment()).refused is RefusalCode.BUDGET
-    attack.nothing_said_but_codes("a", start)
+    assert attack.enrol("a").refused is RefusalCode.BUDGET
+    attack.nothing_said_but_codes("a")
     assert attack.kinds("a") == {"genesis": 1, "budget": 1, "refusal": 1}
     refusal = attack.bed.sites["a"].ledger.entries(kind=Kind.REFUSAL)[0]
     assert refusal.detail["figures"]["after"] is not None
     attack.check_ledgers()
 
 
+def test_budget_lowered_after_enrolment(attack: Adversary) -> None:
+    """A round that the budget does not bear any more is refused before anything is computed, and recorded once."""
+    _set_budget(attack, "a", 0.01)
+    start = len(attack.channels["a"].said)
+    for _ in range(3):
+        assert attack.assign("a", attack.assignment()).refused is RefusalCode.BUDGET
+    attack.nothing_said_but_codes("a", start)
+    assert attack.kinds("a") == {"genesis": 1, "budget": 2, "refusal": 1}
+    refusal = attack.bed.sites["a"].ledger.entries(kind=Kind.REFUSAL)[0]
+    assert (refusal.round, refusal.detail["figures"]["budget"]) == (1, (0.01).hex())
+
+
 def test_budget_lowered_between_assignment_and_consent(attack: Adversary) -> None:
-    """The operator lowers the budget while a payload is out: no consent, no charge."""
+    """The operator lowers the budget while a payload is out: no consent, no charge, and a refusal on record."""
     receipts = attack.collect()
-    site = attack.bed.sites["a"]
-    with transaction(site.engine) as connection:
-        site.ledger.set_budget(connection, "records", 0.01, 1e-5, reason="less", operator="test")
-    assert attack.ask_consent("a", receipts).refused is RefusalCode.BUDGET
-    assert attack.charges("a") == 0
+    _set_budget(attack, "a", 0.01)
+    for _ in range(2):
+        assert attack.ask_consent("a", receipts).refused is RefusalCode.BUDGET
+    assert (attack.charges("a"), attack.kinds("a")["refusal"]) == (0, 1)
     assert attack.tell("a", pb.DIRECTIVE_KIND_GIVE_UP, 1, 1).call == "confirm"
 
 
@@ -161,6 +178,80 @@ def test_unreadable_data_tells_only_its_code(attack: Adversary) -> None:
     start = len(attack.channels["a"].said)
     assert attack.assign("a", attack.assignment()).refused is RefusalCode.INTERNAL
     attack.nothing_said_but_codes("a", start)
+
+
+# -- the coordinator's word on the receipts --------------------------------------------------------------------------------
+
+
+def _second_coordinator(attack: Adversary) -> Credentials:
+    """Another coordinator that the federation's own authority certified."""
+    directory = attack.bed.kit.directory / "second"
+    directory.mkdir()
+    pem, request = new_key_and_csr("second", Role.COORDINATOR)
+    signed = Authority.load(attack.bed.kit.authority, attack.bed.clock).sign(
+        request, role=Role.COORDINATOR, name="second", hosts=["localhost"]
+    )
+    (directory / KEY_FILE).write_bytes(pem)
+    (directory / KEY_FILE).chmod(0o600)
+    (directory / CERTIFICATE_FILE).write_bytes(signed)
+    (directory / AUTHORITY_FILE).write_bytes((attack.bed.kit.coordinator.identity / AUTHORITY_FILE).read_bytes())
+    return load_credentials(directory, attack.bed.clock())
+
+
+def test_countersignatures_missing_forged_or_for_other_receipts(attack: Adversary) -> None:
+    """Without the coordinator's word that the whole cohort is shown these receipts nobody consents, and nothing is charged."""
+    good = attack.collect()
+    word = attack.countersign(good)
+    second = _second_coordinator(attack)
+    site = attack.bed.sites["b"].credentials
+    wrong = {
+        "missing": SignedReceipt(b"", b""),
+        "unsigned": SignedReceipt(word.body, b""),
+        "malformed": SignedReceipt(b"{}", word.signature),
+        "altered": SignedReceipt(attack.countersign(good).body, word.signature),
+        "a receipt in its place": good[0],
+        "another's signature": attack.countersign(good, signer=site),
+        "another coordinator": attack.countersign(good, signer=second, coordinator="second"),
+        "another coordinator under this one's name": attack.countersign(good, signer=second),
+        "this one under another name": attack.countersign(good, coordinator="second"),
+        "fewer receipts": attack.countersign(good[:3]),
+        "other order": attack.countersign(good[::-1]),
+        "another context": attack.countersign(good, context=bytes(32)),
+        "another study": attack.countersign(good, study=bytes(32)),
+        "another round": attack.countersign(good, number=2),
+        "another attempt": attack.countersign(good, attempt=2),
+    }
+    for what, countersigned in wrong.items():
+        said = attack.ask_consent("a", good, countersigned=countersigned)
+        assert said.codes == (RefusalCode.RECEIPT,), what
+    assert attack.charges("a") == 0
+    channel, kept = attack.channels["a"], attack.channels["a"].coordinator_certificate
+    for signer, name in (
+        (None, "coordinator"),
+        (site, "b"),
+        (site, "coordinator"),
+        (second, "second"),
+        (second, "coordinator"),
+    ):
+        channel.coordinator_certificate = b"" if signer is None else signer.identity.certificate
+        countersigned = attack.countersign(good, signer=signer, coordinator=name)
+        assert attack.ask_consent("a", good, countersigned=countersigned).refused is RefusalCode.RECEIPT
+    assert attack.charges("a") == 0
+    channel.coordinator_certificate = kept
+    assert attack.ask_consent("a", good, countersigned=word).call == "consent"
+
+
+def test_what_everyone_signed_is_kept_with_the_charge(attack: Adversary) -> None:
+    """Receipts of the whole cohort and the coordinator's word stand beside the charge that they belong to."""
+    receipts = attack.collect()
+    word = attack.countersign(receipts)
+    attack.ask_consent("a", receipts, countersigned=word)
+    site = attack.bed.sites["a"]
+    (charge,) = site.ledger.entries(kind=Kind.CHARGE)
+    assert charge.detail["countersigned"] == [word.body.hex(), word.signature.hex()]
+    kept = site.ledger.receipts(entry=charge.seq)
+    assert [item.receipt for item in kept] == receipts
+    assert [item.parsed.participant for item in kept] == list(NAMES)
 
 
 # -- restarts and rollbacks ------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from veilsum_participant.core import ParticipantCore
 from veilsum_participant.site import Site
 from veilsum_privacy.database import open_database, transaction
 from veilsum_privacy.identity import Credentials, load_credentials
+from veilsum_privacy.ledger.mirror import Mirror
 from veilsum_privacy.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_privacy.schema import ClassValues, DatasetSchema, Label, NumberColumn
 from veilsum_privacy.study import Study
@@ -139,8 +140,9 @@ def make_bed(
         )
         sites[party.name] = open_test_site(config, clock, random(party.name), budget)
     credentials = load_credentials(kit.coordinator.identity, clock())
-    journal = SqlJournal(open_database(kit.coordinator.directory / "coordinator.db"))
-    hub = Hub(credentials, journal, waits=waits or Waits(), clock=clock)
+    engine = open_database(kit.coordinator.directory / "coordinator.db")
+    mirror = Mirror(engine, credentials=credentials, clock=clock, random=SYSTEM_RANDOM)
+    hub = Hub(credentials, SqlJournal(engine, mirror), waits=waits or Waits(), clock=clock)
     return TestBed(kit, clock, hub, sites, load_credentials(kit.analyst.identity, clock()))
 
 

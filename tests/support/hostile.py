@@ -6,6 +6,7 @@ one place only. It can also hold a colluding participant's keys. Nothing of a pa
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,9 +28,9 @@ from veilsum_participant.site import OpenStudy
 from veilsum_privacy.canonical import canonical, parse_canonical
 from veilsum_privacy.database import transaction
 from veilsum_privacy.errors import HostileInput, RefusalCode
-from veilsum_privacy.identity import Label, verify
+from veilsum_privacy.identity import Credentials, Label
 from veilsum_privacy.ledger import Kind
-from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt
+from veilsum_privacy.ledger.receipts import Countersignature, SignedReceipt, countersign, parse_receipt, receipts_digest
 from veilsum_privacy.securesum.bfv import Adder
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.context import Assignment, RoundPlan, broadcast_digest, plan_round
@@ -52,17 +53,23 @@ class Said:
 
     @property
     def refused(self) -> RefusalCode:
-        """The code, if it is a refusal."""
+        """The code, if it is a refusal for one reason."""
+        (code,) = self.codes
+        return code
+
+    @property
+    def codes(self) -> tuple[RefusalCode, ...]:
+        """All codes, if it is a refusal."""
         assert self.call == "refuse", f"{self.call} instead of a refusal"
-        assert isinstance(self.values[1], RefusalCode)
-        return self.values[1]
+        assert all(isinstance(code, RefusalCode) for code in self.values[1])
+        return tuple(self.values[1])
 
 
 class HostileChannel:
     """Hands out the objects that the adversary chose and keeps what the participant says."""
 
-    def __init__(self, coordinator: str = "coordinator") -> None:
-        self.coordinator = coordinator
+    def __init__(self, coordinator: str = "coordinator", certificate: bytes = b"") -> None:
+        self.coordinator, self.coordinator_certificate = coordinator, certificate
         self.objects: dict[int, bytes] = {}
         self.said: list[Said] = []
 
@@ -77,8 +84,8 @@ class HostileChannel:
     def enrol(self, study: bytes, enrolment: Enrolment) -> None:
         self._say("enrol", study, enrolment)
 
-    def refuse(self, study: bytes, code: RefusalCode, number: int, attempt: int) -> None:
-        self._say("refuse", study, code, number, attempt)
+    def refuse(self, study: bytes, codes: Sequence[RefusalCode], number: int, attempt: int) -> None:
+        self._say("refuse", study, tuple(codes), number, attempt)
 
     def seal(self, study: bytes, boxes: Sequence[Box]) -> None:
         self._say("seal", study, list(boxes))
@@ -130,7 +137,8 @@ class Adversary:
     def __init__(self, bed: TestBed, study: Study | None = None) -> None:
         self.bed = bed
         self.cores = {name: ParticipantCore(site) for name, site in bed.sites.items()}
-        self.channels = {name: HostileChannel() for name in bed.sites}
+        self.channels = {name: HostileChannel(certificate=bed.hub.credentials.identity.certificate) for name in bed.sites}
+        self._entries = itertools.count(1)
         self.use(
             study or altered(bed.compile(make_request(schema_of(2), min_cohort=2)), task__releases=10, privacy__epsilon=50.0)
         )
@@ -255,11 +263,48 @@ class Adversary:
         """The receipts of an attempt in the cohort's order."""
         return [self.payloads[name, attempt].receipt for name in self.assignments[attempt].names]
 
-    def ask_consent(self, name: str, receipts: Sequence[SignedReceipt], number: int = 1, attempt: int = 1) -> Said:
-        """Show receipts to one site and ask for its consent."""
-        items = [pb.SignedReceipt(body=item.body, signature=item.signature) for item in receipts]
-        objects = {pb.OBJECT_KIND_RECEIPTS: pb.ReceiptsObject(receipts=items).SerializeToString()}
+    def ask_consent(
+        self,
+        name: str,
+        receipts: Sequence[SignedReceipt],
+        number: int = 1,
+        attempt: int = 1,
+        countersigned: SignedReceipt | None = None,
+    ) -> Said:
+        """Show receipts to one site, countersigned as a coordinator would, and ask for its consent."""
+        word = countersigned or self.countersign(receipts, number, attempt, context=self._context(name, attempt))
+        shown = pb.ReceiptsObject(
+            receipts=[pb.SignedReceipt(body=item.body, signature=item.signature) for item in receipts],
+            countersigned=pb.SignedReceipt(body=word.body, signature=word.signature),
+        )
+        objects = {pb.OBJECT_KIND_RECEIPTS: shown.SerializeToString()}
         return self.tell(name, pb.DIRECTIVE_KIND_CONSENT, number, attempt, objects=objects)
+
+    def _context(self, name: str, attempt: int) -> bytes:
+        payload = self.payloads.get((name, attempt))
+        return bytes(32) if payload is None else context_of(payload.receipt)
+
+    def countersign(
+        self,
+        receipts: Sequence[SignedReceipt],
+        number: int = 1,
+        attempt: int = 1,
+        signer: Credentials | None = None,
+        **changes: Any,
+    ) -> SignedReceipt:
+        """The coordinator's word on receipts; ``signer`` and ``changes`` make it wrong."""
+        values: dict[str, Any] = {
+            "study": self.key,
+            "coordinator": "coordinator",
+            "round": number,
+            "attempt": attempt,
+            "context": context_of(receipts[0]) if receipts else bytes(32),
+            "receipts": receipts_digest(receipts),
+            "entry": next(self._entries),
+            "head": bytes(32),
+        }
+        key = (signer or self.bed.hub.credentials).signing_key
+        return countersign(Countersignature(**(values | changes)), key)
 
     def ask_decryption(self, name: str, ciphertexts: Sequence[bytes], number: int = 1, attempt: int = 1) -> Said:
         """Ask one site to decrypt."""
@@ -340,13 +385,7 @@ class Adversary:
     def check_ledgers(self) -> None:
         """Every ledger verifies; a round is charged at most once and exactly where consent was given; the rest is freed."""
         for site in self.bed.sites.values():
-            identity = site.credentials.identity
-
-            def signed(data: bytes, signature: bytes, key: Any = identity.public_key) -> bool:
-                verify(key, Label.LEDGER, data, signature)
-                return True
-
-            site.ledger.verify(signed)
+            site.ledger.verify(authority=site.credentials.authority)
             entries = site.ledger.entries()
             charged = [entry.reservation for entry in entries if entry.kind is Kind.CHARGE]
             rounds = [(item.study, item.round) for item in charged]
@@ -363,10 +402,12 @@ class Adversary:
     def nothing_said_but_codes(self, name: str, start: int = 0) -> None:
         """All that a site said since ``start`` is refusals that carry a code of the fixed list and what it was asked."""
         for said in self.channels[name].said[start:]:
-            study, code, number, attempt = said.values
+            study, codes, number, attempt = said.values
             assert said.call == "refuse"
             assert study == self.key
-            assert type(code) is RefusalCode
+            assert codes
+            assert all(type(code) is RefusalCode for code in codes)
+            assert list(codes) == [code for code in RefusalCode if code in codes], "each once, in the list's order"
             assert (type(number), type(attempt)) == (int, int)
 
 

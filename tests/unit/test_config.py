@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import Field
 
+from veilsum_participant.config import ParticipantConfig, Policy, load_participant_config
 from veilsum_privacy.config import did_you_mean, load_toml, nearest, validate
 from veilsum_privacy.errors import ConfigurationError
 from veilsum_privacy.schema import Frozen
@@ -124,3 +125,76 @@ def test_shipped_schemas_load(name: str, width: int) -> None:
     schema = load_schema(DEMO_DATA / f"{name}.toml")
     assert schema.width == width
     assert len(schema.classes) == 2
+
+
+# -- a participant's configuration -----------------------------------------------------------------------------------------
+
+
+def participant(tmp_path: Path, policy: str = "", rest: str = "") -> ParticipantConfig:
+    text = f"""coordinator = "localhost:1"
+[datasets.records]
+path = "records.csv"
+[policy]
+{policy}
+{rest}"""
+    return load_participant_config(write(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        ('min_cohort = "3"', "policy.min_cohort: input should be a valid integer"),
+        ("min_cohort = 3.0", "policy.min_cohort: input should be a valid integer"),
+        ("min_cohort = true", "policy.min_cohort: input should be a valid integer"),
+        ("min_cohort = 1", "policy.min_cohort: input should be greater than or equal to 2"),
+        ('max_epsilon = "1"', "policy.max_epsilon: input should be a valid number"),
+        ("max_epsilon = nan", "policy.max_epsilon: "),
+        ("max_attempts = 0", "policy.max_attempts: input should be greater than or equal to 1"),
+        ('approval = "hand"', "policy.approval: input should be 'policy' or 'manual'"),
+        ('units = ["person"]', "policy.units[0]: input should be 'record' or 'subject'"),
+        ('cohort_difference = "strict"', "policy.cohort_difference: must be a list, in [brackets]"),
+        ("share_metrics = true", "policy.share_metrics: nothing reports metrics yet"),
+        ("share_metrics = 0", "policy.share_metrics: input should be a valid boolean"),
+        ("max_epsilom = 1.0", "policy.max_epsilom: unknown key. Did you mean 'max_epsilon'?"),
+        ('aproval = "manual"', "policy.aproval: unknown key. Did you mean 'approval'?"),
+        ('methods = ["Stat istics"]', "policy.methods[0]: must be 1 to 64 lower-case letters"),
+        ('trusted = { b = "AB" }', "policy.trusted.b: must be 64 hexadecimal digits in lower case"),
+        (f'trusted = {{ "B c" = "{"0" * 64}" }}', "policy.trusted.B c: must be 1 to 64 lower-case letters"),
+    ],
+)
+def test_a_policy_is_strict_and_its_faults_are_plain(tmp_path: Path, policy: str, expected: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        participant(tmp_path, policy)
+    message = str(caught.value)
+    assert expected in message
+    assert "has a problem" in message
+    for sign in ("[a-z", "{0,62}", "\\d", "^", "$", "pattern"):
+        assert sign not in message, message
+
+
+@pytest.mark.parametrize("address", ["host", "host:", ":1", "host:0", "host:65536", "ho st:1", "host:1a", "host:\u00b2"])
+def test_an_address_that_is_none(tmp_path: Path, address: str) -> None:
+    text = f'coordinator = "{address}"\n[datasets.records]\npath = "records.csv"\n'
+    with pytest.raises(ConfigurationError, match="coordinator: must be host:port, for example"):
+        load_participant_config(write(tmp_path, text))
+
+
+@pytest.mark.parametrize("epsilon", ['"3"', "0", "-1.0", "1001", "nan", "inf", "true", '"none"'])
+def test_a_budget_that_is_none(tmp_path: Path, epsilon: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        participant(tmp_path, rest=f"[budgets.records]\nepsilon = {epsilon}\ndelta = 1e-5\n")
+    assert 'budgets.records.epsilon: must be a positive number up to 1000, or "unlimited".' in str(caught.value)
+    assert "has a problem" in str(caught.value)
+
+
+def test_numbers_as_toml_writes_them(tmp_path: Path) -> None:
+    config = participant(tmp_path, "max_epsilon = 2\nshare_metrics = false", "[budgets.records]\nepsilon = 3\ndelta = 1e-5\n")
+    assert (config.policy.max_epsilon, config.budgets["records"].epsilon) == (2.0, 3.0)
+    assert config.policy.model_copy(update={"max_epsilon": 1.0}) == Policy()
+
+
+def test_a_column_of_subjects_belongs_to_its_dataset(tmp_path: Path) -> None:
+    text = 'coordinator = "localhost:1"\n[datasets.records]\npath = "records.csv"\nsubject = "Patient ID"\n'
+    assert load_participant_config(write(tmp_path, text)).datasets["records"].subject == "Patient ID"
+    with pytest.raises(ConfigurationError, match="Did you mean 'subject'"):
+        load_participant_config(write(tmp_path, text.replace("subject", "subjects")))

@@ -1,4 +1,4 @@
-"""What a site's check says of a study before the site's ledger exists."""
+"""What a site's check says of a study before the site's ledger exists, and of a coordinator that does not answer."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from veilsum_deploy.checks import Outcome, SiteCheck, StudyTerms
+from support.federation import make_request, schema_of
+from veilsum_deploy.checks import Check, Outcome, SiteCheck
 from veilsum_participant.config import load_participant_config
 
 
-def study_checks(directory: Path, budget: str, epsilon: float | None, noise: str = "distributed") -> list[Outcome]:
+def checks(directory: Path, budget: str, epsilon: float | None = 0.5, policy: str = "", **privacy: object) -> list[Check]:
     (directory / "participant.toml").write_text(
         f"""coordinator = "localhost:1"
 [datasets.records]
@@ -20,24 +21,63 @@ epsilon = {budget}
 delta = 1e-5
 [policy]
 noise = ["distributed", "none"]
+{policy}
+[policy.trusted]
+b = "{"0" * 64}"
+c = "{"1" * 64}"
 """
     )
     config = load_participant_config(directory / "participant.toml")
-    terms = StudyTerms("statistics", "records", noise, epsilon)
-    return [item.status for item in SiteCheck(config, lambda: 1_800_000_000, study=terms).run() if item.check == "study"]
+    request = make_request(schema_of(2), epsilon=epsilon, **privacy).model_copy(
+        update={"participants": ("this-site", "b", "c")}
+    )
+    return SiteCheck(config, lambda: 1_800_000_000, study=request).run()
+
+
+def of_study(found: list[Check]) -> list[tuple[Outcome, str]]:
+    return [(item.status, item.detail.split(":")[0]) for item in found if item.check == "study"]
+
+
+BORNE = [(Outcome.OK, "policy and budget bear it; it costs epsilon 0.5")]
 
 
 @pytest.mark.parametrize(
-    ("budget", "epsilon", "noise", "expected"),
+    ("budget", "epsilon", "expected"),
     [
-        ("0.5", 0.5, "distributed", [Outcome.OK]),
-        ("0.5", 0.75, "distributed", [Outcome.OK, Outcome.WARNING]),
-        ("0.5", None, "none", [Outcome.OK, Outcome.WARNING]),
-        ('"unlimited"', 0.75, "distributed", [Outcome.OK]),
-        ('"unlimited"', None, "none", [Outcome.OK]),
+        ("0.51", 0.5, BORNE),
+        ("0.5", 0.75, [(Outcome.FAILED, "budget-exceeded")]),
+        ("0.5", None, [(Outcome.FAILED, "budget-exceeded")]),
+        ('"unlimited"', 0.5, BORNE),
+        ('"unlimited"', None, [(Outcome.OK, "policy and budget bear it; it gives no guarantee")]),
     ],
 )
-def test_a_study_beyond_the_first_budget_is_warned_of(
-    tmp_path: Path, budget: str, epsilon: float | None, noise: str, expected: list[Outcome]
+def test_a_study_beyond_the_first_budget_would_be_refused(
+    tmp_path: Path, budget: str, epsilon: float | None, expected: list[tuple[Outcome, str]]
 ) -> None:
-    assert study_checks(tmp_path, budget, epsilon, noise) == expected
+    assert of_study(checks(tmp_path, budget, epsilon)) == expected
+    assert not (tmp_path / "participant.db").exists()
+
+
+def test_every_reason_is_named_at_once(tmp_path: Path) -> None:
+    """As the participant would refuse it, by the same functions."""
+    policy = 'methods = ["fedcgs"]\nmin_cohort = 4\nunits = ["subject"]\nmax_epsilon = 0.1\ncohort_difference = ["strict"]'
+    found = of_study(checks(tmp_path, "0.2", 0.5, policy))
+    codes = ("method-not-allowed", "cohort-too-small", "cohort-changed", "epsilon-too-large", "budget-exceeded",
+             "unit-not-accepted")  # fmt: skip
+    assert found == [(Outcome.FAILED, code) for code in codes]
+
+
+def test_nothing_listens_is_said_once(tmp_path: Path) -> None:
+    found = {item.check: item for item in checks(tmp_path, "1.0")}
+    assert "Nothing listens" in found["TCP connection"].detail
+    for name in ("TLS", "protocol"):
+        assert (found[name].status, found[name].detail) == (Outcome.FAILED, "not tried without a TCP connection")
+    assert sum("Nothing listens" in item.detail for item in found.values()) == 1
+
+
+def test_a_budget_that_is_not_set_is_named(tmp_path: Path) -> None:
+    found = {item.check: item for item in checks(tmp_path, "1.0", policy="")}
+    assert (found["budget records"].status, found["budget records"].detail) == (
+        Outcome.OK,
+        "epsilon 1 at delta 1e-05: charged and open 0, with what enrolled studies may ask 0",
+    )

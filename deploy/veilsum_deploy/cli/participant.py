@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from veilsum_deploy.cli.identity import AddressOption, DirectoryArgument, NameOption, init_party
-from veilsum_deploy.cli.output import JsonOption, print_json, print_rows
+from veilsum_deploy.cli.output import JsonOption, moment, print_fields, print_json, print_line, print_rows
 from veilsum_deploy.starters import EXAMPLE_ADDRESS
-from veilsum_privacy.errors import Misuse
+from veilsum_privacy.errors import Misuse, StateError
 from veilsum_privacy.identity import Role
 
 if TYPE_CHECKING:
-    from veilsum_deploy.checks import StudyTerms
+    from veilsum_coordinator.methods.compile import StudyRequest
+    from veilsum_participant.approval import Waiting
     from veilsum_participant.config import ParticipantConfig
+    from veilsum_participant.site import Site
     from veilsum_privacy.schema import DatasetSchema
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 ConfigOption = Annotated[Path, typer.Option("--config", help="The participant's configuration.")]
+StudyArgument = Annotated[str, typer.Argument(help="The first digits of the study's ID.", metavar="ID")]
 CONFIG = Path("participant.toml")
 
 
@@ -58,13 +64,16 @@ def check(
     study: Annotated[Path | None, typer.Option("--study", help="Check dataset and policy against this study.toml.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Test identity, connection, clock, ledger, budgets, policy and data; status 1 if a check failed."""
+    """Test identity, connection, clock, ledger, budgets, policy and data; status 1 if a check failed.
+
+    With --study it says what the participant would say to that study, with every reason.
+    """
     from veilsum_deploy.checks import Outcome, SiteCheck
     from veilsum_participant.config import load_participant_config
 
     settings = load_participant_config(config)
-    schemas, terms = _subject(settings, schema, dataset, study)
-    checks = SiteCheck(settings, lambda: int(time.time()), schemas=schemas, study=terms).run()
+    schemas, request = _subject(settings, schema, dataset, study)
+    checks = SiteCheck(settings, lambda: int(time.time()), schemas=schemas, study=request).run()
     ok = all(item.status is not Outcome.FAILED for item in checks)
     if as_json:
         print_json({"ok": ok, "checks": [item.to_json() for item in checks]})
@@ -77,19 +86,124 @@ def check(
     raise typer.Exit(0 if ok else 1)
 
 
+@app.command()
+def studies(config: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
+    """List studies that wait for your word, with what each costs by this site's own ledger."""
+    from veilsum_participant.approval import waiting_studies
+
+    with _site(config) as site:
+        found = [_waiting_fields(item) for item in waiting_studies(site)]
+    if as_json:
+        print_json(found)
+        return
+    print_rows([_waiting_row(item) for item in found], title="Studies", as_json=False, empty="No study waits.")
+    if any(item["state"] == "waiting" for item in found):
+        print_line("Decide with `veilsum participant approve ID` or `veilsum participant decline ID --reason TEXT`.")
+
+
+@app.command()
+def approve(study: StudyArgument, config: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
+    """Let a waiting study in; the participant enrols at once if it runs, else at its next start."""
+    from veilsum_participant.approval import approve as decide
+
+    with _site(config) as site:
+        fields = _waiting_fields(decide(site, study))
+    print_fields(fields if as_json else _waiting_row(fields), title="Approved", as_json=as_json)
+
+
+@app.command()
+def decline(
+    study: StudyArgument,
+    reason: Annotated[str, typer.Option("--reason", help="Why, for the site's own ledger; the coordinator hears a code.")],
+    config: ConfigOption = CONFIG,
+    as_json: JsonOption = False,
+) -> None:
+    """Refuse a waiting study for good."""
+    from veilsum_participant.approval import decline as decide
+
+    with _site(config) as site:
+        fields = _waiting_fields(decide(site, study, reason))
+    print_fields(fields if as_json else _waiting_row(fields), title="Declined", as_json=as_json)
+
+
+@contextmanager
+def _site(config: Path) -> Iterator[Site]:
+    """The site's own store and ledger, beside the participant that may be running on them."""
+    from veilsum_participant.client import open_site
+    from veilsum_participant.config import load_participant_config
+
+    settings = load_participant_config(config)
+    if not settings.state.exists():
+        raise StateError(f"There is no store {settings.state}.", "It is made when the participant starts for the first time.")
+    site = open_site(settings)
+    try:
+        yield site
+    finally:
+        site.engine.dispose()
+
+
+def _waiting_fields(item: Waiting) -> dict[str, Any]:
+    study, privacy = item.study, item.study.privacy
+    reasons = () if item.obstacle is None else item.obstacle.reasons
+    return {
+        "id": item.digest.hex(),
+        "state": item.state,
+        "since": item.time,
+        "expires": study.expires,
+        "name": study.name,
+        "analyst": item.analyst,
+        "method": study.method,
+        "dataset": study.dataset,
+        "unit": privacy.unit,
+        "epsilon": _plain(item.epsilon),
+        "spent_before": _plain(item.before),
+        "spent_after": _plain(item.after),
+        "noise": privacy.noise,
+        "assumed_colluders": privacy.assumed_colluders,
+        "participants": list(study.participants),
+        "min_cohort": privacy.min_cohort,
+        "obstacles": [{"code": item.code.value, "message": item.message, "advice": item.advice} for item in reasons],
+    }
+
+
+def _plain(epsilon: float | None) -> float | str | None:
+    return "infinite" if epsilon is not None and math.isinf(epsilon) else epsilon
+
+
+def _waiting_row(fields: dict[str, Any]) -> dict[str, Any]:
+    from veilsum_deploy.ledgers import epsilon_text
+
+    before, after = fields["spent_before"], fields["spent_after"]
+    least, most = fields["min_cohort"], len(fields["participants"])
+    row = {
+        "id": fields["id"][:12],
+        "state": fields["state"],
+        "until": moment(fields["expires"]),
+        "study": f"{fields['name']} by {fields['analyst']}",
+        "method": fields["method"],
+        "dataset": fields["dataset"],
+        "unit": fields["unit"],
+        "epsilon": epsilon_text(fields["epsilon"]),
+        "spent": "no budget" if before is None else f"{epsilon_text(before)} -> {epsilon_text(after)}",
+        "noise": fields["noise"],
+        "cohort": str(most) if least == most else f"{least} to {most}",
+    }
+    for item in fields["obstacles"]:
+        row["study"] += f"\n{item['code']}: {item['message']}"
+    return row
+
+
 def _subject(
     config: ParticipantConfig, schema: Path | None, dataset: str | None, study: Path | None
-) -> tuple[dict[str, DatasetSchema], StudyTerms | None]:
-    """The schemas to check datasets against, and a study's terms."""
+) -> tuple[dict[str, DatasetSchema], StudyRequest | None]:
+    """The schemas to check datasets against, and a study to hold against the policy."""
     if study is not None:
         if schema is not None or dataset is not None:
             raise Misuse("--study brings its own dataset and schema.", "Leave out --schema and --dataset.")
         from veilsum_coordinator.methods.compile import load_study_request
-        from veilsum_deploy.checks import StudyTerms
 
         request = load_study_request(study)
-        terms = StudyTerms(request.method, request.dataset, request.privacy.noise, request.privacy.epsilon)
-        return ({} if request.data is None else {request.dataset: request.data}), terms
+        return ({} if request.data is None else {request.dataset: request.data}), request
     if schema is None:
         if dataset is not None:
             raise Misuse("--dataset needs --schema.", "Name the schema that it shall be checked against.")

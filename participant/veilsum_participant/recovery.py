@@ -1,0 +1,181 @@
+"""What a site restored from a backup charges before it goes on: everything that its own receipts show and its ledger misses.
+
+A receipt leaves the site before its consent, so a receipt alone does not prove a charge; but a site that does not know a
+context that it signed for has lost what it knew, and takes it for spent. For a context that it knows, only the consent itself
+proves that it was given: the digest of each is kept. Who shows the receipts is not trusted: the site's signature on each is
+verified, so a lying mirror can cost no more than what the site once signed.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, RowMapping
+
+from veilsum_participant import store
+from veilsum_participant.contributions import consent_digest
+from veilsum_participant.site import LOG, Site
+from veilsum_privacy.database import reading, transaction
+from veilsum_privacy.errors import HostileInput, VeilsumError
+from veilsum_privacy.ledger import Kind
+from veilsum_privacy.ledger.keeping import KeptReceipt
+from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, parse_receipt
+from veilsum_privacy.securesum.context import parse_assignment
+
+LARGEST_ENTRY = 2**53 - 1
+
+BATCH = 1000
+"""Receipts that are settled in one transaction: the operator's commands need not wait for a long mirror."""
+
+
+@dataclass(frozen=True)
+class MirroredReceipt:
+    """One of the site's own receipts as a mirror shows it.
+
+    Attributes:
+        receipt: as this site signed it.
+        entry: number of the mirror's entry that holds it.
+        consent: the consent that came for it, empty if none did.
+    """
+
+    receipt: SignedReceipt
+    entry: int
+    consent: bytes
+
+
+def settled_entry(site: Site, coordinator: str) -> int:
+    """The entry of a coordinator's mirror up to which this site has settled everything."""
+    with reading(site.engine) as connection:
+        return store.mirror_entry(connection, coordinator)
+
+
+def settle(site: Site, coordinator: str, shown: Sequence[MirroredReceipt]) -> list[int]:
+    """Charge what a mirror shows and the ledger does not know as charged; remember how far the mirror is settled.
+
+    A receipt of an attempt that is still open stays unsettled: its consent may come later.
+
+    Returns:
+        Numbers of the ledger's new entries.
+    """
+    valid = [item for item in shown if 0 < item.entry <= LARGEST_ENTRY]
+    outcomes: list[_Outcome] = []
+    for start in range(0, len(valid), BATCH):
+        with transaction(site.engine) as connection:
+            outcomes += [
+                _settle_one(connection, site, item.receipt, consent_digest(item.consent))
+                for item in valid[start : start + BATCH]
+            ]
+    unsettled = [item.entry for item, outcome in zip(valid, outcomes, strict=True) if outcome.again]
+    settled = min([max((item.entry for item in valid), default=0), *(entry - 1 for entry in unsettled)])
+    with transaction(site.engine) as connection:
+        if settled > store.mirror_entry(connection, coordinator):
+            store.keep_mirror_entry(connection, coordinator, settled)
+    return _tell(outcomes)
+
+
+def recover_receipts(site: Site, receipts: Iterable[KeptReceipt]) -> list[int]:
+    """The same for receipts that another ledger kept: a mirror's or a peer's, or its export. Other sites' are passed over.
+
+    Returns:
+        Numbers of the ledger's new entries.
+    """
+    own = [kept for kept in receipts if kept.parsed.participant == site.name]
+    with transaction(site.engine) as connection:
+        return _tell([_settle_one(connection, site, kept.receipt, kept.consent, kept.certificate) for kept in own])
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What became of a receipt: the entry that charged it now, why it was passed over, whether to look at it again."""
+
+    entry: int | None = None
+    fault: str = ""
+    again: bool = False
+
+
+def _tell(outcomes: Sequence[_Outcome]) -> list[int]:
+    entries = [outcome.entry for outcome in outcomes if outcome.entry is not None]
+    faults = [outcome.fault for outcome in outcomes if outcome.fault]
+    if entries:
+        LOG.warning("%d charges were recovered from receipts: this site was restored from an older copy", len(entries))
+    if faults:
+        LOG.error("%d receipts were passed over; the first: %s", len(faults), faults[0])
+    return entries
+
+
+def _settle_one(
+    connection: Connection, site: Site, signed: SignedReceipt, proof: bytes | None, certificate: bytes | None = None
+) -> _Outcome:
+    """Settle one receipt.
+
+    Args:
+        proof: SHA-256 of the consent that came for it, which nobody knows whom it was not given.
+        certificate: of the key that signed it, if known.
+    """
+    try:
+        receipt = parse_receipt(signed.body)
+    except HostileInput as error:
+        return _Outcome(fault=error.message)
+    if receipt.participant != site.name:
+        return _Outcome(fault=f"It is of {receipt.participant}.")
+    row = store.find_context(connection, receipt.context)
+    if row is not None and row["state"] in store.PAID:
+        return _Outcome()
+    if row is not None and not _proven(row, proof):
+        return _Outcome(again=row["state"] in store.OPEN)
+    try:  # verifies the signature before anything else
+        entry = site.ledger.recover(connection, signed, _population(connection, site, receipt), certificate=certificate)
+    except HostileInput as error:
+        return _Outcome(fault=error.message)
+    except VeilsumError as error:
+        return _Outcome(fault=str(error), again=True)
+    _remember(connection, receipt, signed, row)
+    return _Outcome(entry)
+
+
+def _proven(row: RowMapping, proof: bytes | None) -> bool:
+    """Whether it proves that consent was given to a known attempt."""
+    known = row["consent_digest"]
+    return known is not None and proof is not None and hmac.compare_digest(known, proof)
+
+
+def _population(connection: Connection, site: Site, receipt: Receipt) -> str:
+    reserved = site.ledger.entries(kind=Kind.RESERVE, context=receipt.context, connection=connection)
+    if reserved:
+        return str(reserved[0].population)
+    if receipt.dataset in site.config.datasets:
+        return site.config.population(receipt.dataset)
+    LOG.warning("dataset %s is offered no longer: its receipts are charged to a population of that name", receipt.dataset)
+    return receipt.dataset
+
+
+def _remember(connection: Connection, receipt: Receipt, signed: SignedReceipt, row: RowMapping | None) -> None:
+    """Keep the attempt as paid, and let rounds, attempts and receipts go on above it."""
+    study = receipt.study
+    if row is not None:
+        state = "consented" if row["state"] == "payload" else "recovered"
+        store.change_attempt(connection, study, row["attempt"], state=state)
+    elif store.find_attempt(connection, study, receipt.attempt) is None:
+        store.add_attempt(
+            connection,
+            study=study,
+            attempt=receipt.attempt,
+            round=receipt.round,
+            state="recovered",
+            context=receipt.context,
+            assignment=b"",
+            deadline=0,
+            label="",
+            receipt=signed.body,
+            receipt_signature=signed.signature,
+        )
+    kept = store.find_study(connection, study)
+    if kept is not None:
+        highest = {name: max(kept[name], getattr(receipt, name)) for name in ("round", "attempt")}
+        store.change_study(connection, study, receipts=max(kept["receipts"], receipt.number), **highest)
+        if row is not None and kept["strict_cohort"] is None:
+            names = parse_assignment(row["assignment"]).names
+            store.change_study(connection, study, strict_cohort=json.dumps(list(names)))

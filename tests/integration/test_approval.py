@@ -1,0 +1,340 @@
+"""Approval by hand: a study that policy and budget bear waits for the operator, who decides beside the running participant."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import update
+
+from support.federation import TestBed, make_bed, make_request, open_test_site, schema_of
+from support.hostile import Adversary, altered, make_adversary, make_data
+from support.network import running_client, running_server, wait_for
+from support.processes import Processes, running_processes
+from veilsum_coordinator.settings import Waits
+from veilsum_deploy.cli import main
+from veilsum_participant import approval, budgets, store
+from veilsum_participant.approval import approve, decline, waiting_studies
+from veilsum_participant.channel import open_channel
+from veilsum_participant.core import ParticipantCore
+from veilsum_participant.site import Site
+from veilsum_privacy.database import transaction
+from veilsum_privacy.errors import Misuse, Refusal, RefusalCode
+from veilsum_privacy.identity import Authority, Label, Role, new_key_and_csr
+from veilsum_privacy.ledger import Kind
+from veilsum_privacy.randomness import SYSTEM_RANDOM
+from veilsum_privacy.study import Study
+from veilsum_proto import federation_pb2 as pb
+from veilsum_proto.federation_pb2_grpc import StudiesStub
+
+
+@pytest.fixture
+def attack(tmp_path: Path) -> Adversary:
+    """A site whose operator has to approve, before a coordinator that asks as it likes."""
+    adversary = make_adversary(tmp_path, budget=(3.0, 1e-5), approval="manual")
+    adversary.use(adversary.bed.compile(make_request(schema_of(2), min_cohort=2)))
+    return adversary
+
+
+def ask(attack: Adversary, name: str = "a") -> str:
+    """Ask a site to enrol; what it says, or nothing."""
+    channel = attack.channels[name]
+    channel.objects = {pb.OBJECT_KIND_STUDY: attack.study_object()}
+    before = len(channel.said)
+    attack.cores[name].handle(pb.Directive(kind=pb.DIRECTIVE_KIND_ENROL, study=attack.key), channel)
+    said = channel.said[before:]
+    assert len(said) <= 1
+    return said[0].call if said else ""
+
+
+def wait_list(site: Site) -> list[tuple[str, str]]:
+    return [(item.digest.hex()[:12], item.state) for item in waiting_studies(site)]
+
+
+def test_a_study_waits_neither_enrolled_nor_refused(attack: Adversary) -> None:
+    site = attack.bed.sites["a"]
+    for _ in range(3):
+        assert ask(attack) == ""
+    (item,) = waiting_studies(site)
+    assert (item.digest, item.state, item.analyst, item.obstacle) == (attack.key, "waiting", "analyst", None)
+    assert attack.kinds("a") == {"genesis": 1, "budget": 1}
+    assert item.before == 0.0
+    assert item.after == pytest.approx(item.epsilon)
+    assert item.epsilon == pytest.approx(1.0, rel=1e-3)
+    approve(site, attack.key.hex()[:8])
+    assert [directive.study for directive in attack.cores["a"].decided()] == [attack.key]
+    assert ask(attack) == "enrol"
+    assert (wait_list(site), attack.cores["a"].decided()) == ([], [])
+    assert attack.row("a")["status"] == "enrolled"
+
+
+def test_what_an_approved_study_would_cost_counts_what_others_may_ask(attack: Adversary) -> None:
+    """Two studies wait; with the first enrolled, the second's figures start from there."""
+    site = attack.bed.sites["a"]
+    ask(attack)
+    approve(site, attack.key.hex())
+    assert ask(attack) == "enrol"
+    attack.use(attack.bed.compile(make_request(schema_of(2), min_cohort=2)))
+    ask(attack)
+    (item,) = waiting_studies(site)
+    assert item.before == pytest.approx(1.0, rel=1e-3)
+    assert item.after == pytest.approx(1.460, abs=1e-2)  # two Gaussian releases compose to less than the sum of their epsilons
+
+
+def test_two_words_for_what_fits_only_once(attack: Adversary) -> None:
+    """An approved study counts from the word on, also before the participant has acted on it."""
+    site = attack.bed.sites["a"]
+    with transaction(site.engine) as connection:
+        site.ledger.set_budget(connection, "records", 1.2, 1e-5, reason="less", operator="test")
+    keys = []
+    for _ in range(2):
+        attack.use(attack.bed.compile(make_request(schema_of(2), min_cohort=2)))
+        assert ask(attack) == ""
+        keys.append(attack.key)
+    approve(site, keys[0].hex())
+    with pytest.raises(Refusal) as caught:
+        approve(site, keys[1].hex())
+    assert caught.value.codes == (RefusalCode.BUDGET,)
+    decline(site, keys[0].hex(), "changed my mind")
+    approve(site, keys[1].hex())
+    assert ask(attack) == "enrol"
+
+
+def test_a_declined_study_is_refused_for_good(attack: Adversary) -> None:
+    """The coordinator hears a code, however often it asks; the ledger keeps the operator's reason, once."""
+    site = attack.bed.sites["a"]
+    ask(attack)
+    decline(site, attack.key.hex(), "no agreement\n with this group")
+    assert len(attack.cores["a"].decided()) == 1
+    for _ in range(2):
+        assert attack.enrol("a").refused is RefusalCode.APPROVAL
+        assert attack.cores["a"].decided() == []
+        assert attack.tell("a", pb.DIRECTIVE_KIND_END).call == "confirm"  # the end of a study does not make it unheard of
+    (entry,) = site.ledger.entries(kind=Kind.REFUSAL)
+    assert (entry.study, entry.detail["code"]) == (attack.key, "approval-declined")
+    assert entry.detail["message"] == "The operator declined the study: no agreement with this group"
+    assert entry.detail["figures"]["after"] is not None
+    attack.nothing_said_but_codes("a", len(attack.channels["a"].said))
+    site.ledger.verify(authority=site.credentials.authority)
+
+
+def test_everything_is_checked_again_at_approval(attack: Adversary) -> None:
+    """The policy became stricter and the budget smaller while the study waited: no word of the operator's overrides them."""
+    site = attack.bed.sites["a"]
+    ask(attack)
+    kept = site.config
+    site.config = kept.model_copy(update={"policy": kept.policy.model_copy(update={"max_epsilon": 0.5, "methods": ()})})
+    with pytest.raises(Refusal) as caught:
+        approve(site, attack.key.hex())
+    assert caught.value.codes == (RefusalCode.METHOD, RefusalCode.EPSILON)
+    (item,) = waiting_studies(site)
+    assert item.obstacle is not None
+    assert (item.state, item.obstacle.codes) == ("waiting", caught.value.codes)
+    site.config = kept
+    approve(site, attack.key.hex())
+    with transaction(site.engine) as connection:  # after the word, before the participant acts on it
+        site.ledger.set_budget(connection, "records", 0.5, 1e-5, reason="less", operator="test")
+    assert attack.enrol("a").refused is RefusalCode.BUDGET
+    assert wait_list(site) == []
+    assert [entry.detail["code"] for entry in site.ledger.entries(kind=Kind.REFUSAL)] == ["budget-exceeded"]
+
+
+def test_a_study_that_the_policy_refuses_does_not_wait(attack: Adversary) -> None:
+    attack.use(altered(attack.study, weights={"a": 2, "b": 1, "c": 1, "d": 1}))
+    assert attack.enrol("a").refused is RefusalCode.WEIGHTS
+    assert wait_list(attack.bed.sites["a"]) == []
+
+
+def test_an_unsigned_study_does_not_wait(attack: Adversary) -> None:
+    assert attack.enrol("a", attack.study_object(label=Label.RECEIPT)).refused is RefusalCode.STUDY_SIGNATURE
+    assert wait_list(attack.bed.sites["a"]) == []
+
+
+def test_expired_and_ended_studies_are_dropped(attack: Adversary) -> None:
+    site = attack.bed.sites["a"]
+    ask(attack)
+    assert attack.tell("a", pb.DIRECTIVE_KIND_END).call == "confirm"
+    assert wait_list(site) == []
+    ask(attack)
+    attack.bed.clock.now = attack.study.expires
+    (item,) = waiting_studies(site)
+    assert item.obstacle is not None
+    assert item.obstacle.code is RefusalCode.STUDY_EXPIRED
+    with pytest.raises(Refusal):
+        approve(site, attack.key.hex())
+    attack.cores["a"].expire()
+    assert wait_list(site) == []
+
+
+def test_an_analyst_whose_certificate_ran_out_while_its_study_waited(attack: Adversary) -> None:
+    site, bed = attack.bed.sites["a"], attack.bed
+    _, csr = new_key_and_csr("short", Role.ANALYST)
+    Authority.load(bed.kit.authority, bed.clock).sign(csr, role=Role.ANALYST, name="short", days=1)
+    ask(attack)
+    with transaction(site.engine) as connection:
+        connection.execute(update(store.PENDING).values(certificate=b"", analyst="short"))
+    (item,) = waiting_studies(site)
+    assert item.analyst == "short"
+    assert item.obstacle is not None
+    assert item.obstacle.code is RefusalCode.STUDY_SIGNATURE
+    with pytest.raises(Refusal):
+        approve(site, attack.key.hex())
+
+
+def test_the_operators_word_is_always_on_record(attack: Adversary, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bound on refusals is for what others cause; decided studies take no room from those that wait."""
+    monkeypatch.setattr(budgets, "MOST_REFUSALS", 0)
+    monkeypatch.setattr(approval, "MOST_WAITING", 1)
+    site = attack.bed.sites["a"]
+    for number in range(3):
+        attack.use(altered(attack.study, nonce=f"{number:032x}"))
+        assert ask(attack) == ""
+        decline(site, attack.key.hex(), f"no {number}")
+    assert len(site.ledger.entries(kind=Kind.REFUSAL)) == 3
+
+
+@pytest.mark.parametrize("name", ["", "000", "zzzz", "0" * 64])
+def test_names_that_fit_no_study(attack: Adversary, name: str) -> None:
+    ask(attack)
+    with pytest.raises(Misuse, match="No study waits under"):
+        approve(attack.bed.sites["a"], name)
+    with pytest.raises(Misuse, match="No study waits under"):
+        decline(attack.bed.sites["a"], name, "reason")
+
+
+@pytest.mark.parametrize("reason", ["", " \n", "x" * 501, "bell\x07"])
+def test_reasons_that_are_none(attack: Adversary, reason: str) -> None:
+    ask(attack)
+    with pytest.raises(Misuse, match="A reason is a text"):
+        decline(attack.bed.sites["a"], attack.key.hex(), reason)
+    assert wait_list(attack.bed.sites["a"])[0][1] == "waiting"
+
+
+def test_studies_that_wait_are_bounded(attack: Adversary, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flood of studies fills neither the store nor the operator's list."""
+    monkeypatch.setattr(approval, "MOST_WAITING", 2)
+    for number in range(4):
+        attack.use(altered(attack.study, nonce=f"{number:032x}"))
+        said = ask(attack)
+        assert said == ("" if number < 2 else "refuse")
+    assert len(wait_list(attack.bed.sites["a"])) == 2
+
+
+# -- over real connections -------------------------------------------------------------------------------------------------
+
+
+def submit(bed: TestBed, stub: StudiesStub, study: Study) -> bytes:
+    data = study.to_bytes()
+    signature = bed.analyst.signing_key.sign(Label.STUDY, data)
+    message = pb.StudyObject(study=data, signature=signature, certificate=bed.analyst.identity.certificate)
+    return bytes(stub.Submit(pb.SubmitRequest(study=message)).study)
+
+
+def test_an_operator_decides_while_the_participant_runs(tmp_path: Path) -> None:
+    """The word comes through another opening of the same file, as the command's process has; the running client acts on it."""
+    bed = make_bed(tmp_path, make_data("abc"), budget=(3.0, 1e-5), approval="manual")
+    with ExitStack() as stack:
+        server, address = stack.enter_context(running_server(bed, Waits(enrol=60, grace=5)))
+        for site in bed.sites.values():
+            stack.enter_context(running_client(site, address))
+        operators = {}
+        for name, site in bed.sites.items():
+            operators[name] = open_test_site(site.config, bed.clock, SYSTEM_RANDOM)
+            stack.callback(operators[name].engine.dispose)
+        stub = StudiesStub(stack.enter_context(open_channel(address, bed.analyst)))
+        first = submit(bed, stub, bed.compile(make_request(schema_of(2), min_cohort=2)))
+        machine = server.hub.studies[first].machine
+        for site in operators.values():
+            wait_for(lambda site=site: len(wait_list(site)) == 1, 20, "the study's arrival")  # type: ignore[misc]
+        words = [threading.Thread(target=approve, args=(operators[name], first.hex()[:12])) for name in "ab"]
+        words.append(threading.Thread(target=decline, args=(operators["c"], first.hex()[:12], "not ours to give")))
+        for word in words:
+            word.start()
+        for word in words:
+            word.join()
+        wait_for(lambda: machine.phase.over, 40, "the study's end")
+        assert machine.phase.value == "finished", (machine.reason, machine.refusals)
+        assert [(name, code) for name, code, _ in machine.refusals] == [("c", "approval-declined")]
+        (release,) = server.hub.journal.releases(first)
+        assert json.loads(release["cohort"]) == ["a", "b"]
+        assert len(operators["c"].ledger.entries(kind=Kind.REFUSAL)) == 1
+        assert [len(operators[name].ledger.entries(kind=Kind.CHARGE)) for name in "abc"] == [1, 1, 0]
+
+
+# -- real processes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
+    waits = Waits(enrol=60, seal=20, contribute=30, consent=20, decrypt=20, grace=10)
+    directory = tmp_path_factory.mktemp("approval")
+    with running_processes(directory, make_data("ab"), waits=waits, budget=(3.0, 1e-5), approval="manual") as processes:
+        yield processes
+
+
+def command(network: Processes, name: str, *arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, Any]:
+    """Run one of the participant's commands beside its process; exit status and the JSON that it printed."""
+    config = str(network.directory(name) / "participant.toml")
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main(["participant", *arguments, "--config", config, "--json"])
+    output = capsys.readouterr()
+    code = int(ended.value.code or 0)
+    return code, json.loads(output.err if code else output.out)
+
+
+def test_commands_decide_beside_real_participants(network: Processes, capsys: pytest.CaptureFixture[str]) -> None:
+    study = network.compile(make_request(schema_of(2), min_cohort=2))
+    key = network.submit(study)
+    shown = key.hex()[:12]
+    for name in "ab":
+        wait_for(lambda name=name: bool(command(network, name, "studies", capsys=capsys)[1]), 20, "the study")  # type: ignore[misc]
+    (listed,) = command(network, "a", "studies", capsys=capsys)[1]
+    expected = {
+        "id": key.hex(), "state": "waiting", "name": study.name, "analyst": "analyst", "method": "statistics",
+        "dataset": "records", "unit": "record", "noise": "distributed", "participants": ["a", "b"], "min_cohort": 2,
+        "obstacles": [], "spent_before": 0.0,
+    }  # fmt: skip
+    assert listed.items() >= expected.items()
+    assert listed["spent_after"] == pytest.approx(listed["epsilon"]) == pytest.approx(1.0, rel=1e-3)
+
+    code, error = command(network, "a", "approve", "ffff" if shown[0] != "f" else "0000", capsys=capsys)
+    assert (code, error["error"]) == (2, "Misuse")
+    for name in "ab":
+        code, fields = command(network, name, "approve", shown, capsys=capsys)
+        assert (code, fields["state"]) == (0, "approved")
+    status = network.await_end(key)
+    assert status.phase == "finished", (status.reason, status.refusals)
+
+    second = network.submit(network.compile(make_request(schema_of(2), min_cohort=2)))
+    wait_for(lambda: bool(command(network, "b", "studies", capsys=capsys)[1]), 20, "the second study")
+    assert command(network, "b", "decline", second.hex()[:12], "--reason", "enough for now", capsys=capsys)[0] == 0
+    status = network.await_status(second, lambda found: bool(found.refusals), "the refusal")
+    assert [(item.participant, item.code) for item in status.refusals] == [("b", "approval-declined")]
+    (entry,) = (item for item in network.entries("b", second) if item.kind is Kind.REFUSAL)
+    assert entry.detail["message"].endswith("enough for now")
+
+
+def test_a_word_given_while_the_participant_is_down_is_acted_on_at_its_start(
+    network: Processes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = network.submit(network.compile(make_request(schema_of(2), min_cohort=2)))
+    shown = key.hex()[:12]
+    for name in "ab":
+        wait_for(lambda name=name: shown in str(command(network, name, "studies", capsys=capsys)[1]), 20, "it")  # type: ignore[misc]
+    assert network.participants["a"].stop() == 0
+    for name in "ab":
+        assert command(network, name, "approve", shown, capsys=capsys)[0] == 0
+    network.start("a")
+    status = network.await_end(key)
+    assert status.phase == "finished", (status.reason, status.refusals)
+
+
+def test_a_core_without_decisions_does_nothing(tmp_path: Path) -> None:
+    site = make_bed(tmp_path, make_data("ab")).sites["a"]
+    assert ParticipantCore(site).decided() == []

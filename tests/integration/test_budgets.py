@@ -1,0 +1,348 @@
+"""Budgets at enrolment: what is charged, open and promised is held against each new study, at every site by its own ledger."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sqlalchemy import select
+
+from support.federation import DATASET, TestBed, make_bed, make_request, open_test_site, schema_of
+from support.hostile import Adversary, altered, make_adversary, make_data
+from support.network import running_client, running_server, wait_for
+from veilsum_coordinator.members import StudyPhase
+from veilsum_deploy.checks import SiteCheck
+from veilsum_participant import budgets, store
+from veilsum_participant.budgets import remaining
+from veilsum_participant.channel import open_channel
+from veilsum_participant.config import DatasetConfig
+from veilsum_participant.membership import Membership
+from veilsum_privacy.database import transaction
+from veilsum_privacy.errors import Refusal, RefusalCode, StateError
+from veilsum_privacy.identity import Label
+from veilsum_privacy.ledger import Kind
+from veilsum_privacy.randomness import SYSTEM_RANDOM
+from veilsum_privacy.study import Study, study_digest
+from veilsum_proto import federation_pb2 as pb
+from veilsum_proto.federation_pb2_grpc import StudiesStub
+
+
+def epsilon_of(study: Study, times: int, delta: float) -> float:
+    """The oracle: RDP of Gaussian releases (Mironov 2017, proposition 7), converted by Balle et al. 2020, theorem 21."""
+    rho = times * sum(task.releases * float(Fraction(task.grid**2, task.variance)) / 2 for task in study.tasks)
+    orders = np.concatenate([np.linspace(1.1, 10.9, 99), np.arange(11, 1025)])
+    return float(np.min(orders * rho + np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)))
+
+
+def figures(bed: TestBed, name: str) -> dict[str, float]:
+    """What the last refusal in a site's ledger says of its budget."""
+    entry = bed.sites[name].ledger.entries(kind=Kind.REFUSAL)[-1]
+    return {key: float.fromhex(value) for key, value in entry.detail["figures"].items()}
+
+
+@pytest.mark.parametrize(("delta", "fit"), [(1e-10, 3), (1e-5, 7)])
+def test_studies_of_epsilon_one_fill_a_budget_of_three(tmp_path: Path, delta: float, fit: int) -> None:
+    """The one that the budget does not bear is refused at every site: figures in each ledger, a fixed code outside.
+
+    How many fit is what their composition says at the budget's own delta, not the sum of their epsilons.
+    """
+    bed = make_bed(tmp_path, make_data("abc"), budget=(3.0, delta))
+    local = bed.local
+    for _ in range(fit):
+        local.run(bed.compile(make_request(schema_of(2))), bed.analyst, tmp_path / "results")
+    study = bed.compile(make_request(schema_of(2)))
+    assert epsilon_of(study, fit, delta) <= 3.0 < epsilon_of(study, fit + 1, delta)
+    key = local.submit(study, bed.analyst)
+    with pytest.raises(StateError):
+        local.prepare(key)
+    machine = bed.hub.studies[key].machine
+    assert machine.phase is StudyPhase.FAILED
+    assert sorted(machine.refusals) == [(name, "budget-exceeded", 0) for name in "abc"]
+    for name, site in bed.sites.items():
+        entries = site.ledger.entries(kind=Kind.REFUSAL)
+        assert [(entry.study, entry.population, entry.dataset) for entry in entries] == [(key, DATASET, DATASET)]
+        found = figures(bed, name)
+        assert found["budget"] == 3.0
+        assert found["reserved"] == pytest.approx(epsilon_of(study, fit, delta), rel=1e-6)
+        assert found["after"] == pytest.approx(epsilon_of(study, fit + 1, delta), rel=1e-6)
+        assert f"{found['after']:.6g}" in entries[0].detail["message"]
+        site.ledger.verify(authority=site.credentials.authority)
+        assert len(site.ledger.entries(kind=Kind.CHARGE)) == fit
+
+
+def test_a_copied_or_renamed_dataset_finds_the_same_budget(tmp_path: Path) -> None:
+    """Datasets of one population share one budget, whatever they are called and wherever they lie."""
+    bed = make_bed(tmp_path, make_data("abc"), budget=(1.2, 1e-5))
+    for site in bed.sites.values():
+        offered = site.config.datasets[DATASET]
+        again = DatasetConfig(path=offered.path, population=DATASET)
+        site.config = site.config.model_copy(update={"datasets": {DATASET: offered, "copy": again, "other": offered}})
+    bed.local.run(bed.compile(make_request(schema_of(2))), bed.analyst, tmp_path / "results")
+    copied = altered(bed.compile(make_request(schema_of(2))), dataset="copy")
+    key = bed.local.submit(copied, bed.analyst)
+    with pytest.raises(StateError):
+        bed.local.prepare(key)
+    assert {code for _, code, _ in bed.hub.studies[key].machine.refusals} == {"budget-exceeded"}
+    assert bed.sites["a"].ledger.entries(kind=Kind.REFUSAL)[0].population == DATASET
+    assert figures(bed, "a")["after"] == pytest.approx(epsilon_of(copied, 2, 1e-5), rel=1e-6)
+    other = altered(copied, dataset="other", nonce="0" * 32)  # a population of its own, without a budget
+    key = bed.local.submit(other, bed.analyst)
+    with pytest.raises(StateError):
+        bed.local.prepare(key)
+    assert "has no budget" in bed.sites["a"].ledger.entries(kind=Kind.REFUSAL)[1].detail["message"]
+
+
+def enrol(bed: TestBed, name: str, study: Study, membership: Membership | None = None) -> bytes:
+    """Let one site enrol; returns the study's digest."""
+    data = study.to_bytes()
+    key = study_digest(data)
+    signature = bed.analyst.signing_key.sign(Label.STUDY, data)
+    found = (membership or Membership(bed.sites[name])).on_study(
+        key, data, signature, bed.analyst.identity.certificate, "coordinator"
+    )
+    assert found is not None
+    return key
+
+
+@pytest.fixture
+def tight(tmp_path: Path) -> TestBed:
+    """Sites whose budget bears one study of epsilon 1, not two."""
+    return make_bed(tmp_path, make_data("abc"), budget=(1.2, 1e-5))
+
+
+def test_what_an_enrolled_study_may_ask_for_is_taken(tight: TestBed) -> None:
+    """Nothing is charged yet, but a second study of that size would not fit beside the first; once it is over it does."""
+    first, second = (tight.compile(make_request(schema_of(2))) for _ in range(2))
+    key = enrol(tight, "a", first)
+    with pytest.raises(Refusal) as caught:
+        enrol(tight, "a", second)
+    assert caught.value.codes == (RefusalCode.BUDGET,)
+    assert "1 that other studies here may still ask for" in caught.value.message
+    membership = Membership(tight.sites["a"])
+    membership.leave(key, "ended")
+    enrol(tight, "a", second, membership)
+
+
+def test_a_study_that_expires_gives_its_promise_back(tight: TestBed) -> None:
+    enrol(tight, "a", tight.compile(make_request(schema_of(2))))
+    tight.clock.now += 24 * 3600
+    Membership(tight.sites["a"]).expire()
+    enrol(tight, "a", tight.compile(make_request(schema_of(2))))
+
+
+def test_a_release_is_counted_once_while_it_is_open_and_after(tmp_path: Path) -> None:
+    """A study's declared releases, less those open and charged: reserving or charging one does not change what is taken."""
+    attack = make_adversary(tmp_path)
+    attack.use(altered(attack.study, task__releases=3, nonce="0" * 32))
+    site = attack.bed.sites["a"]
+
+    def taken() -> tuple[int, float]:
+        with transaction(site.engine) as connection:
+            left = remaining(connection, attack.key, attack.study)
+            return left.total(), site.ledger.headroom(DATASET, left, connection).after
+
+    attack.set_up()
+    after = taken()[1]
+    seen = [taken()]
+    attack.collect()
+    seen.append(taken())
+    attack.consents()
+    seen.append(taken())
+    attack.collect(number=2, attempt=2)
+    attack.tell("a", pb.DIRECTIVE_KIND_GIVE_UP, 2, 2)
+    seen.append(taken())
+    assert [left for left, _ in seen] == [3, 2, 2, 2]
+    assert all(total == pytest.approx(after, rel=1e-12) for _, total in seen)
+
+
+def test_enrolments_that_race_for_the_last_of_a_budget(tight: TestBed) -> None:
+    """Two studies that fit only one at a time come at once, from two openings of the site's file: one gets in, every time."""
+    site = tight.sites["a"]
+    openings = [Membership(open_test_site(site.config, tight.clock, SYSTEM_RANDOM)) for _ in range(2)]
+    for number in range(20):
+        studies = [tight.compile(make_request(schema_of(2))) for _ in openings]
+        start = threading.Barrier(2)
+        outcomes: list[bytes | Refusal] = []
+
+        def run(membership: Membership, study: Study, start: threading.Barrier = start, into: list = outcomes) -> None:  # type: ignore[type-arg]
+            start.wait()
+            try:
+                into.append(enrol(tight, "a", study, membership))
+            except Refusal as refusal:
+                into.append(refusal)
+
+        threads = [threading.Thread(target=run, args=pair) for pair in zip(openings, studies, strict=True)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        refused = [item for item in outcomes if isinstance(item, Refusal)]
+        assert [item.codes for item in refused] == [(RefusalCode.BUDGET,)], number
+        (enrolled,) = (item for item in outcomes if isinstance(item, bytes))
+        openings[0].leave(enrolled, "ended")
+    site.ledger.verify(authority=site.credentials.authority)
+    for membership in openings:
+        membership._site.engine.dispose()
+
+
+def test_a_refused_study_is_recorded_once_with_every_reason(tight: TestBed) -> None:
+    """The coordinator may ask as often as it likes; the ledger names all rules, with figures and advice."""
+    site = tight.sites["a"]
+    policy = site.config.policy.model_copy(update={"min_cohort": 4, "max_epsilon": 0.5, "units": ("subject",)})
+    site.config = site.config.model_copy(update={"policy": policy})
+    study = altered(tight.compile(make_request(schema_of(2))), task__releases=2, privacy__epsilon=2.0)
+    for _ in range(3):
+        with pytest.raises(Refusal) as caught:
+            enrol(tight, "a", study)
+    expected = (RefusalCode.COHORT_SMALL, RefusalCode.EPSILON, RefusalCode.BUDGET, RefusalCode.UNIT)
+    assert caught.value.codes == expected
+    (entry,) = site.ledger.entries(kind=Kind.REFUSAL)
+    assert [reason["code"] for reason in entry.detail["reasons"]] == [code.value for code in expected]
+    assert all(reason["message"] for reason in entry.detail["reasons"])
+    assert entry.detail["reasons"][2]["advice"]
+    assert figures(tight, "a")["after"] == pytest.approx(epsilon_of(study, 1, 1e-5), rel=1e-6)
+    site.ledger.verify(authority=site.credentials.authority)
+
+
+def test_every_code_reaches_the_coordinator_over_the_wire(tmp_path: Path) -> None:
+    """Codes alone, each once, in the list's order; the figures stay in the sites' ledgers."""
+    bed = make_bed(tmp_path, make_data("ab"), budget=(0.5, 1e-5), max_epsilon=0.75, units=("subject",))
+    study = bed.compile(make_request(schema_of(2)))
+    data = study.to_bytes()
+    signature = bed.analyst.signing_key.sign(Label.STUDY, data)
+    message = pb.StudyObject(study=data, signature=signature, certificate=bed.analyst.identity.certificate)
+    with ExitStack() as stack:
+        server, address = stack.enter_context(running_server(bed))
+        for site in bed.sites.values():
+            stack.enter_context(running_client(site, address))
+        stub = StudiesStub(stack.enter_context(open_channel(address, bed.analyst)))
+        key = bytes(stub.Submit(pb.SubmitRequest(study=message)).study)
+        machine = server.hub.studies[key].machine
+        wait_for(lambda: machine.phase.over, 20, "the study's end")
+        shown = stub.Show(pb.ShowRequest(study=key)).refusals
+    codes = ["epsilon-too-large", "budget-exceeded", "unit-not-accepted"]
+    for name in "ab":
+        assert [item.code for item in shown if item.participant == name] == codes
+        (entry,) = bed.sites[name].ledger.entries(kind=Kind.REFUSAL)
+        assert [reason["code"] for reason in entry.detail["reasons"]] == codes
+
+
+def test_refusals_cannot_fill_the_disk(tight: TestBed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A day's refusals are bounded in the ledger, of studies and of rounds together."""
+    monkeypatch.setattr(budgets, "MOST_REFUSALS", 5)
+    site = tight.sites["a"]
+    enrol(tight, "a", tight.compile(make_request(schema_of(2))))
+    for _ in range(8):
+        with pytest.raises(Refusal):
+            enrol(tight, "a", tight.compile(make_request(schema_of(2))))
+    assert len(site.ledger.entries(kind=Kind.REFUSAL)) == 5
+    tight.clock.now += 86_400
+    with pytest.raises(Refusal):
+        enrol(tight, "a", tight.compile(make_request(schema_of(2))))
+    assert len(site.ledger.entries(kind=Kind.REFUSAL)) == 6
+
+
+def test_studies_without_noise_need_an_unlimited_budget(tmp_path: Path) -> None:
+    bed = make_bed(tmp_path / "bounded", make_data("abc"), budget=(1000.0, 1e-5))
+    with pytest.raises(Refusal) as caught:
+        enrol(bed, "a", bed.compile(make_request(schema_of(2), epsilon=None)))
+    assert caught.value.codes == (RefusalCode.BUDGET,)
+    assert bed.sites["a"].ledger.entries(kind=Kind.REFUSAL)[0].detail["figures"]["after"] is None
+    free = make_bed(tmp_path / "unlimited", make_data("abc"))
+    enrol(free, "a", free.compile(make_request(schema_of(2), epsilon=None)))
+
+
+def test_the_operators_check_sees_what_enrolment_sees(tight: TestBed, tmp_path: Path) -> None:
+    """Read only, beside the store: charged, promised, and what a further study would be told, in the same words."""
+    site = tight.sites["a"]
+    before = SiteCheck(site.config, tight.clock).run()
+    request = make_request(schema_of(2)).model_copy(update={"participants": ("a", "b", "c")})
+    assert [item.status for item in SiteCheck(site.config, tight.clock, study=request).run() if item.check == "study"] == [
+        "ok"
+    ]
+    enrol(tight, "a", tight.compile(make_request(schema_of(2))))
+    found = {item.check: item for item in SiteCheck(site.config, tight.clock, study=request).run()}
+    with pytest.raises(Refusal) as caught:
+        enrol(tight, "a", tight.compile(make_request(schema_of(2))))
+    assert found["study"].detail == f"budget-exceeded: {caught.value.message}"
+    assert found["budget records"].detail.endswith("charged and open 0, with what enrolled studies may ask 1")
+    (earlier,) = (item for item in before if item.check == "budget records")
+    assert earlier.detail.endswith("charged and open 0, with what enrolled studies may ask 0")
+    free = make_bed(tmp_path / "unlimited", make_data("abc"))
+    enrol(free, "a", free.compile(make_request(schema_of(2), epsilon=None)))
+    (shown,) = (item for item in SiteCheck(free.sites["a"].config, free.clock).run() if item.check == "budget records")
+    assert shown.detail == "unlimited; charged and open 0, with what enrolled studies may ask infinite"
+
+
+# -- attempts --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def attack(tmp_path: Path) -> Iterator[Adversary]:
+    adversary = make_adversary(tmp_path, max_attempts=3)
+    adversary.use(altered(adversary.study, task__releases=2, nonce="0" * 32))
+    adversary.set_up()
+    yield adversary
+    adversary.check_ledgers()
+
+
+def test_attempts_of_a_round_are_bounded(attack: Adversary) -> None:
+    """A coordinator that lets every attempt fail grows no ledger without end; the next round has attempts of its own."""
+    for attempt in (1, 2, 3):
+        assert attack.assign("a", attack.assignment(attempt=attempt)).call == "upload"
+    entries = len(attack.bed.sites["a"].ledger.entries())
+    for attempt in (4, 5):
+        assert attack.assign("a", attack.assignment(attempt=attempt)).refused is RefusalCode.ATTEMPTS
+    assert len(attack.bed.sites["a"].ledger.entries()) == entries
+    assert attack.assign("a", attack.assignments[3]).call == "upload"  # the last one, asked for again, is still answered
+    assert attack.assign("a", attack.assignment(number=2, attempt=6)).call == "upload"
+
+
+def test_rounds_without_end_are_bounded_too(attack: Adversary) -> None:
+    """New rounds do not help it: as many attempts as the declared releases could need, and no more."""
+    for attempt in range(1, 7):
+        assert attack.assign("a", attack.assignment(number=attempt, attempt=attempt)).call == "upload"
+    assert attack.assign("a", attack.assignment(number=7, attempt=7)).refused is RefusalCode.ATTEMPTS
+    kinds = attack.kinds("a")
+    assert (kinds["reserve"], kinds["free"], kinds["refusal"]) == (6, 5, 0)
+
+
+# -- the store -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_store_of_the_first_layout_is_adopted(tmp_path: Path) -> None:
+    """Tables that were made in place keep their rows; a consent that is still there can be known again."""
+    attack = make_adversary(tmp_path)
+    attack.set_up()
+    attack.collect()
+    site = attack.bed.sites["a"]
+    with transaction(site.engine) as connection:
+        before = connection.execute(select(store.ATTEMPTS)).mappings().one()
+        for table in ("participant_pending", "participant_mirror", "participant_version"):
+            connection.exec_driver_sql(f"DROP TABLE {table}")
+        connection.exec_driver_sql("ALTER TABLE participant_attempt DROP COLUMN consent_digest")
+    store.create_tables(site.engine)
+    store.create_tables(site.engine)
+    with transaction(site.engine) as connection:
+        after = connection.execute(select(store.ATTEMPTS)).mappings().one()
+        assert store.pending(connection) == []
+        assert store.mirror_entry(connection, "coordinator") == 0
+    assert dict(after) == dict(before)
+    assert after["consent_digest"] is not None
+    attack.ask_consent("a", attack.receipts())
+    assert attack.charges("a") == 1
+
+
+def test_a_fresh_store_has_the_tables_that_queries_name(tmp_path: Path) -> None:
+    site = make_adversary(tmp_path).bed.sites["a"]
+    with site.engine.connect() as connection:
+        for table in store.METADATA.tables.values():
+            columns = connection.exec_driver_sql(f"PRAGMA table_info({table.name})").mappings().all()
+            found = {row["name"]: (bool(row["notnull"]), bool(row["pk"])) for row in columns}
+            assert found == {item.name: (not item.nullable, item.primary_key) for item in table.columns}, table.name

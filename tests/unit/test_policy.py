@@ -1,0 +1,177 @@
+"""The site's policy: each floor refuses what is below it, and everything that is broken is said at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.federation import DATASET, make_request, schema_of
+from support.hostile import altered
+from veilsum_coordinator.methods.compile import compile_study
+from veilsum_participant.config import DatasetConfig, ParticipantConfig, Policy
+from veilsum_participant.policy import study_epsilon, study_faults
+from veilsum_privacy.errors import Refusal, RefusalCode
+from veilsum_privacy.randomness import SYSTEM_RANDOM
+from veilsum_privacy.study import Study
+
+OWN = "a"
+PINNED = {"b": "1" * 64, "c": "2" * 64}
+
+
+def make_study(**privacy: Any) -> Study:
+    return compile_study(
+        make_request(schema_of(2), **privacy),
+        federation_id="0" * 64,
+        coordinator="coordinator",
+        participants=["a", "b", "c"],
+        clock=lambda: 1_800_000_000,
+        random=SYSTEM_RANDOM,
+    )
+
+
+def make_config(subject: str | None = None, **policy: Any) -> ParticipantConfig:
+    values = {"analysts": ("ana",), "trusted": PINNED} | policy
+    dataset = DatasetConfig(path="records.csv", subject=subject)  # type: ignore[arg-type]
+    return ParticipantConfig(coordinator="localhost:1", datasets={DATASET: dataset}, policy=Policy(**values))
+
+
+def faults(study: Study, config: ParticipantConfig, analyst: str = "ana", delta: float | None = 1e-5) -> list[Refusal]:
+    return list(study_faults(study, analyst, config, OWN, delta))
+
+
+def codes(study: Study, config: ParticipantConfig, analyst: str = "ana", delta: float | None = 1e-5) -> list[RefusalCode]:
+    return [fault.code for fault in faults(study, config, analyst, delta)]
+
+
+def test_the_default_policy_bears_an_ordinary_study() -> None:
+    assert codes(make_study(), make_config()) == []
+
+
+FLOORS: list[tuple[dict[str, Any], Callable[[], Study], RefusalCode]] = [
+    ({"methods": ("fedcgs",)}, make_study, RefusalCode.METHOD),
+    ({"tasks": ("class-moments",)}, make_study, RefusalCode.TASK),
+    ({"analysts": ("other",)}, make_study, RefusalCode.ANALYST),
+    ({"analysts": ()}, make_study, RefusalCode.ANALYST),
+    ({"min_cohort": 4}, make_study, RefusalCode.COHORT_SMALL),
+    ({"min_trusted": 4}, make_study, RefusalCode.COHORT_TRUST),
+    ({"trusted": {"b": "1" * 64}}, make_study, RefusalCode.NOISE),
+    ({"noise": ("local",)}, make_study, RefusalCode.NOISE),
+    ({"disclosures": ("per-site",)}, make_study, RefusalCode.DISCLOSURE),
+    ({"disclosures": ("joint", "per-site")},
+     lambda: altered(make_study(), task__disclosure="per-site"), RefusalCode.DISCLOSURE),
+    ({"cohort_difference": ("strict",)}, make_study, RefusalCode.COHORT_CHANGED),
+    ({"cohort_difference": ("allowed",)}, lambda: make_study(cohort_difference="strict"), RefusalCode.COHORT_CHANGED),
+    ({"units": ("subject",)}, make_study, RefusalCode.UNIT),
+    ({"units": ("record",)}, lambda: altered(make_study(), privacy__unit="subject"), RefusalCode.UNIT),
+    ({"max_epsilon": 0.5}, make_study, RefusalCode.EPSILON),
+    ({"study_days": 1}, lambda: altered(make_study(), expires=1_800_000_000 + 86401), RefusalCode.STUDY_INVALID),
+    ({}, lambda: altered(make_study(), dataset="elsewhere"), RefusalCode.DATASET),
+    ({}, lambda: altered(make_study(), weights={"a": 1, "b": 1, "c": 2}), RefusalCode.WEIGHTS),
+    ({}, lambda: altered(make_study(), privacy__epsilon=0.9), RefusalCode.STUDY_INVALID),
+    ({"noise": ("none",)}, lambda: altered(make_study(epsilon=None), privacy__epsilon=1.0), RefusalCode.STUDY_INVALID),
+    ({}, lambda: altered(make_study(), privacy__unit="subject"), RefusalCode.UNIT),  # no column tells subjects apart
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("policy", "study", "code"), FLOORS)
+def test_each_floor_alone(policy: dict[str, Any], study: Callable[[], Study], code: RefusalCode) -> None:
+    assert codes(study(), make_config(subject="patient" if "units" in policy else None, **policy)) == [code]
+
+
+def test_a_column_of_subjects_lets_their_unit_in() -> None:
+    study = altered(make_study(), privacy__unit="subject")
+    assert codes(study, make_config(subject="patient")) == []
+
+
+def test_local_noise_needs_no_pins() -> None:
+    study = make_study(noise="local")
+    assert codes(study, make_config(trusted={})) == []
+    assert codes(make_study(), make_config(trusted={})) == [RefusalCode.NOISE]
+
+
+def test_a_site_that_is_not_invited() -> None:
+    found = list(study_faults(make_study(), "ana", make_config(trusted={"a": "3" * 64, **PINNED}), "z", None))
+    assert [fault.code for fault in found] == [RefusalCode.STUDY_INVALID]
+
+
+def test_cost_is_held_at_the_budgets_delta() -> None:
+    """At a smaller delta the same noise costs more; the study's own delta counts only where there is no budget."""
+    study = make_study(delta=1e-3)
+    assert study_epsilon(study, 1e-3) <= 1.0 < study_epsilon(study, 1e-5)
+    assert codes(study, make_config(), delta=1e-5) == [RefusalCode.EPSILON]
+    assert codes(study, make_config(), delta=None) == []
+
+
+def test_everything_that_is_broken_is_said_at_once() -> None:
+    """One refusal names every rule with its figures and what to do; its codes are each once and in the list's order."""
+    config = make_config(
+        methods=("fedcgs",), analysts=(), tasks=("class-moments",), min_cohort=5, min_trusted=4, noise=("local",), trusted={},
+        cohort_difference=("strict",), units=("subject",), max_epsilon=0.25,
+    )  # fmt: skip
+    study = altered(make_study(), weights={"a": 2, "b": 1, "c": 1}, dataset="elsewhere")
+    refusal = Refusal.of(faults(study, config))
+    assert refusal is not None
+    expected = {
+        RefusalCode.ANALYST, RefusalCode.METHOD, RefusalCode.DATASET, RefusalCode.NOISE, RefusalCode.COHORT_SMALL,
+        RefusalCode.COHORT_TRUST, RefusalCode.COHORT_CHANGED, RefusalCode.EPSILON, RefusalCode.UNIT, RefusalCode.WEIGHTS,
+        RefusalCode.TASK,
+    }  # fmt: skip
+    assert set(refusal.codes) == expected
+    assert list(refusal.codes) == [code for code in RefusalCode if code in expected]
+    assert refusal.code is refusal.codes[0]
+    for figure in (
+        "epsilon 1.000; policy.max_epsilon is 0.25",
+        "names 3 sites; policy.min_cohort is 5",
+        "below min_trusted 4",
+    ):
+        assert figure in refusal.message
+    assert "Not pinned: b, c." in refusal.advice
+    assert len(refusal.reasons) == 12  # noise is refused for its kind and for its pins
+
+
+def test_a_task_that_nobody_knows_is_one_fault_among_others() -> None:
+    study = altered(make_study(), task__task="no-such-task")
+    assert codes(study, make_config(tasks=("no-such-task",), methods=())) == [RefusalCode.METHOD, RefusalCode.STUDY_INVALID]
+
+
+def test_too_little_noise_to_be_drawn() -> None:
+    """A share below 4 grid units is refused at enrolment, not in the first round."""
+    study = altered(make_study(), task__grid=1, task__variance=20, privacy__epsilon=1e4)
+    assert set(codes(study, make_config(max_epsilon=1000))) == {RefusalCode.PRECISION}
+
+
+REASONS = st.lists(
+    st.builds(Refusal, st.sampled_from(RefusalCode), st.sampled_from(["x", "y", "z"]), st.sampled_from(["", "do"]))
+)
+
+
+@given(REASONS)
+def test_refusals_are_joined_without_loss(reasons: list[Refusal]) -> None:
+    joined = Refusal.of(reasons)
+    if joined is None:
+        assert reasons == []
+        return
+    given_pairs = {(reason.code, reason.message) for reason in reasons}
+    assert {(reason.code, reason.message) for reason in joined.reasons} == given_pairs
+    assert len(joined.reasons) == len(given_pairs)
+    assert list(joined.codes) == [code for code in RefusalCode if any(reason.code is code for reason in reasons)]
+    assert joined.code is joined.codes[0]
+    again = Refusal.of([joined, *reasons])
+    assert again is not None
+    assert [str(reason) for reason in again.reasons] == [str(reason) for reason in joined.reasons]
+    assert json.dumps(joined.message)
+
+
+def test_the_order_of_reasons_tells_nothing() -> None:
+    first, second = Refusal(RefusalCode.UNIT, "u"), Refusal(RefusalCode.METHOD, "m")
+    one, two = Refusal.of([first, second]), Refusal.of([second, first])
+    assert one is not None
+    assert two is not None
+    assert (one.code, one.codes, one.message) == (two.code, two.codes, two.message)
+    assert Refusal.of([first]) is first
+    assert Refusal.of([]) is None
