@@ -62,14 +62,15 @@ _COORDINATOR = Template("""\
 
 listen = "127.0.0.1:8461"     # host:port to listen on; 0.0.0.0 for every interface, port 0 lets the system choose
 identity = "identity"         # directory of key.pem, certificate.pem and authority.pem
-state = "state"               # directory of the journal, encrypted sums and results
+state = "state"               # directory of the journal, encrypted sums, mirror of the ledgers, and results
+# database = "postgresql://user@host/name"  # journal and mirror there instead; VEILSUM_DATABASE overrides it
 # ready_file = "address"      # where the address is written once the server listens
 # log = "coordinator.log"     # default: standard error
 max_peer_streams = 16         # open calls that one peer may hold at once
 
 # How long the coordinator waits, in seconds.
 [waits]
-enrol = 3600                  # for participants to enrol or refuse
+enrol = 3600                  # for participants to enrol or refuse; longer where operators approve by hand
 seal = 600                    # for sealed keys, and again for everyone to open them
 contribute = 3600             # for an attempt's uploads
 consent = 600                 # for the consents of a complete attempt

@@ -12,9 +12,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, StrictF
 
 from veilsum_privacy.config import load_toml
 from veilsum_privacy.schema import ColumnName, Frozen, Name
-from veilsum_privacy.study import Disclosure, Hex32
+from veilsum_privacy.study import Disclosure, Hex32, Unit
 
-Unit = Literal["record", "subject"]
 Differencing = Literal["strict", "allowed"]
 
 
