@@ -1,70 +1,186 @@
-"""A site's ledger file for the commands that read it: opened beside a running participant, never created by reading.
+"""Ledgers for the commands that read them: a party's state file, beside the running party, or an export.
 
-Spending comes out as plain values. An epsilon that is infinite is the text "infinite", a bound that does not exist is None.
+Reading creates and changes nothing. Spending comes out as plain values: an epsilon that is infinite is the text "infinite", a
+bound that does not exist is None.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from sqlalchemy import Engine, inspect
-from sqlalchemy.exc import DBAPIError
+from cryptography import x509
+from sqlalchemy import inspect, select
 
-from veilsum_privacy.database import open_database
+from veilsum_deploy.dossier import Proof, StudyLabel
+from veilsum_deploy.dossier.figures import INFINITE, cost, remaining
+from veilsum_privacy.database import open_readonly, reading
 from veilsum_privacy.errors import HostileInput, StateError
-from veilsum_privacy.identity import Label, verify
-from veilsum_privacy.identity.certificate import common_name, load_certificate, p256_key
+from veilsum_privacy.identity import Role, load_authority_certificate
 from veilsum_privacy.identity.files import read_file
-from veilsum_privacy.ledger import Entry, LedgerReader, SignatureCheck
-from veilsum_privacy.ledger.tables import ledger_table
+from veilsum_privacy.ledger import Entry, Kind, LedgerFault, LedgerReader, Verification, read_export, verify_ledger
+from veilsum_privacy.ledger.rows import read_row
+from veilsum_privacy.study import parse_study
 
-INFINITE = "infinite"
+_SQLITE = b"SQLite format 3\0"
 
 
 @contextmanager
-def existing_ledger(path: Path, *, site: str | None = None) -> Iterator[LedgerReader]:
-    """Open the ledger in an existing file.
+def open_source(place: str | Path) -> Iterator[LedgerReader]:
+    """Open a ledger to read: a state file, an export in JSON Lines, or a mirror's database by its URL.
 
     Raises:
         StateError: there is no such file, it holds no ledger, or it cannot be read.
+        HostileInput: it is neither a state file nor a whole export.
     """
-    if not path.is_file():
-        raise StateError(f"There is no ledger {path}.", "It is made when the participant starts for the first time.")
-    engine: Engine = open_database(path)
+    text = str(place)
+    if "://" not in text:
+        path = Path(text)
+        if not path.is_file():
+            raise StateError(f"There is no ledger {path}.", "A participant makes its own when it starts for the first time.")
+        if not _is_database(path):
+            yield read_export(path)
+            return
+    engine = open_readonly(text)
     try:
-        if not inspect(engine).has_table(ledger_table.name):
-            raise StateError(f"{path} holds no ledger.", "Name the participant's state file.")
-        yield LedgerReader(engine, site=site)
-    except DBAPIError as error:
-        raise StateError(f"The ledger {path} cannot be read: {error.orig}.", "Check the file.") from error
+        yield LedgerReader(engine)
     finally:
         engine.dispose()
 
 
-def site_key(certificate: Path) -> tuple[str, SignatureCheck]:
-    """The name in a site's certificate and the check of its signatures on ledger entries.
+@dataclass(frozen=True)
+class Checked:
+    """What verification found: a result, or the fault that it names.
 
-    The certificate may have expired: entries that it signed stay signed. Whether it is the site's, the caller knows.
+    Attributes:
+        site: whose ledger it says it is.
+        mirror: whether it is a coordinator's.
+        authority, head_given, against: what was given to check by.
+    """
+
+    site: str
+    mirror: bool
+    verification: Verification | None
+    fault: LedgerFault | None
+    authority: bool
+    head_given: bool
+    against: tuple[str, ...]
+
+    def proof(self, source: LedgerReader, when: int) -> Proof:
+        """The same in plain values; if verification failed, with what can be read."""
+        found, fault = self.verification, self.fault
+        given: dict[str, Any] = {
+            "authority": self.authority,
+            "head_given": self.head_given,
+            "against": self.against,
+            "when": when,
+        }
+        if found is not None:
+            return Proof(
+                valid=True,
+                fault=None,
+                fault_entry=None,
+                entries=found.entries,
+                receipts=found.receipts,
+                keys=len(found.keys),
+                head=found.head.hex(),
+                federation=found.federation,
+                **given,
+            )
+        entries = readable_entries(source)
+        return Proof(
+            valid=False,
+            fault=None if fault is None else fault.message,
+            fault_entry=None if fault is None else fault.entry,
+            entries=len(entries),
+            receipts=0,
+            keys=0,
+            head=entries[-1].hash.hex() if entries else "",
+            federation=None,
+            **given,
+        )
+
+
+def check(
+    source: LedgerReader,
+    *,
+    authority: x509.Certificate | None = None,
+    head: bytes | None = None,
+    against: Sequence[str | Path] = (),
+) -> Checked:
+    """Verify a ledger, if wanted against others.
+
+    Raises:
+        StateError: a file is missing or cannot be read.
+        HostileInput: a file to compare with is neither a state file nor a whole export.
+    """
+    with ExitStack() as stack:
+        others = [stack.enter_context(open_source(place)) for place in against]
+        names = tuple(Path(place).name for place in against)
+        given = authority is not None, head is not None, names
+        try:
+            found = verify_ledger(source, authority=authority, head=head, against=others)
+        except LedgerFault as fault:
+            site, mirror = _owner(source)
+            return Checked(site, mirror, None, fault, *given)
+        return Checked(found.site, found.role is Role.COORDINATOR, found, None, *given)
+
+
+def load_authority(path: Path) -> x509.Certificate:
+    """The federation's certificate from a PEM file.
 
     Raises:
         ConfigurationError: the file cannot be read.
-        HostileInput: it is no certificate of a site.
+        HostileInput: it is no authority's certificate.
     """
-    loaded = load_certificate(read_file(certificate, "certificate"))
-    key = p256_key(loaded.public_key(), "certificate")
+    return load_authority_certificate(read_file(path, "authority's certificate"))
 
-    def check(data: bytes, signature: bytes) -> bool:
+
+def readable_entries(source: LedgerReader, most: int | None = None) -> list[Entry]:
+    """Entries in order, as far as they can be read: at most so many, and none from the first malformed one on."""
+    entries: list[Entry] = []
+    try:
+        with source.walk() as walk:
+            for step in walk.steps:
+                if not step.row or len(entries) == most:
+                    break
+                entry = read_row(step.row)
+                if entry.kind is Kind.BUDGET:
+                    _ = entry.budget  # raises if it sets none
+                entries.append(entry)
+    except HostileInput:
+        pass
+    return entries
+
+
+def study_labels(place: str | Path) -> dict[bytes, StudyLabel]:
+    """Names of the studies that a participant's state file keeps, by digest; empty for an export or a mirror."""
+    from veilsum_participant.store import STUDIES
+
+    if "://" in str(place) or not _is_database(Path(place)):
+        return {}
+    engine = open_readonly(place)
+    labels: dict[bytes, StudyLabel] = {}
+    try:
+        with reading(engine) as connection:
+            if not inspect(connection).has_table(STUDIES.name):
+                return {}
+            rows = connection.execute(select(STUDIES.c.digest, STUDIES.c.study, STUDIES.c.analyst)).all()
+    finally:
+        engine.dispose()
+    for row in rows:
         try:
-            verify(key, Label.LEDGER, data, signature)
+            study = parse_study(row.study)
         except HostileInput:
-            return False
-        return True
-
-    return common_name(loaded.subject, "certificate"), check
+            continue  # of a version that wrote studies in another way: its digest has to do
+        labels[row.digest] = StudyLabel(study.name, study.method, row.analyst)
+    return labels
 
 
 def spending_fields(ledger: LedgerReader, population: str) -> dict[str, Any]:
@@ -78,27 +194,30 @@ def spending_fields(ledger: LedgerReader, population: str) -> dict[str, Any]:
         "population": population,
         "epsilon": spending.budget.epsilon,
         "delta": spending.budget.delta,
-        "spent": _epsilon(spending.spent),
+        "adaptive": spending.budget.adaptive,
+        "spent": _plain(spending.spent),
         "estimate": spending.estimate,
-        "reserved": _epsilon(spending.reserved),
+        "alone": _plain(spending.alone),
+        "reserved": _plain(spending.reserved),
         "left": None if math.isinf(spending.left) else spending.left,
         "releases": spending.releases,
     }
 
 
+def spending_row(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What :func:`spending_fields` returns, for people."""
+    shown = {name: epsilon_text(fields[name]) for name in ("epsilon", "spent", "alone", "reserved")}
+    shown["left"] = remaining(fields["left"])
+    shown["estimate"] = "" if fields["estimate"] is None else epsilon_text(fields["estimate"])
+    named = {**fields, **shown}
+    names = {"epsilon": "budget", "alone": "against all others"}
+    columns = ("population", "epsilon", "delta", "spent", "estimate", "alone", "reserved", "left", "releases")
+    return {names.get(name, name): named[name] for name in columns}
+
+
 def epsilon_text(value: float | str | None) -> str:
     """An epsilon for people, rounded up: a cost is never shown smaller than it is."""
-    if value is None or isinstance(value, str):
-        return value or "unlimited"
-    return f"{math.ceil(value * 1e4 - 1e-6) / 1e4:g}"
-
-
-def spending_row(fields: dict[str, Any]) -> dict[str, Any]:
-    """What :func:`spending_fields` returns, for people."""
-    shown = {name: epsilon_text(fields[name]) for name in ("epsilon", "spent", "reserved")}
-    shown["left"] = "unlimited" if fields["left"] is None else f"{math.floor(fields['left'] * 1e4 + 1e-6) / 1e4:g}"
-    shown["estimate"] = "" if fields["estimate"] is None else epsilon_text(fields["estimate"])
-    return fields | shown
+    return cost(value)
 
 
 def entry_fields(entry: Entry) -> dict[str, Any]:
@@ -123,5 +242,57 @@ def entry_fields(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _epsilon(value: float) -> float | str:
-    return INFINITE if math.isinf(value) else value
+def _owner(source: LedgerReader) -> tuple[str, bool]:
+    """Whose ledger one that does not verify says it is, and whether it says that it is a mirror."""
+    try:
+        return source.site, source.role is Role.COORDINATOR
+    except HostileInput:
+        return "an unknown site", False
+
+
+@contextmanager
+def new_file(path: Path, *, force: bool = False) -> Iterator[IO[str]]:
+    """Write a text file, readable by its owner only, that appears whole at the end of the block or not at all.
+
+    Raises:
+        StateError: it exists and ``force`` is not set, or it cannot be written.
+    """
+    if not force and os.path.lexists(path):
+        raise _exists(path)
+    temporary: Path | None = None
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", dir=path.parent, prefix=f".{path.name}.", delete=False, encoding="utf-8", newline=""
+        ) as file:
+            temporary = Path(file.name)
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        if not force:
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))  # fails if somebody made it meanwhile
+        temporary.replace(path)
+    except FileExistsError as error:
+        raise _exists(path) from error
+    except OSError as error:
+        raise StateError(
+            f"{path} cannot be written ({error.strerror}).", "Check the directory and its permissions."
+        ) from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+def _exists(path: Path) -> StateError:
+    return StateError(f"{path} already exists.", "Name another file, or add --force to replace it.")
+
+
+def _is_database(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_SQLITE)) == _SQLITE
+    except OSError as error:
+        raise StateError(f"{path} cannot be read ({error.strerror}).", "Check its permissions.") from error
+
+
+def _plain(value: float) -> float | str:
+    return value if math.isfinite(value) else INFINITE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from support.network import wait_for
 from veilsum_deploy.datasets import packaged_dataset
 from veilsum_deploy.demo.directory import MARKER, claim
 from veilsum_deploy.demo.hospitals import HOSPITALS, packaged_hospitals
-from veilsum_deploy.ledgers import existing_ledger
+from veilsum_deploy.ledgers import open_source
 from veilsum_participant.data import load_records
 from veilsum_privacy.errors import StateError
 from veilsum_privacy.ledger import Kind
@@ -79,9 +80,10 @@ def test_epsilon_is_what_the_ledgers_events_cost(demo: tuple[Path, dict[str, Any
     for name, path in found["ledgers"].items():
         figures = found["epsilon"][name]
         accountant = RdpAccountant()
-        with existing_ledger(Path(path), site=name) as ledger:
+        with open_source(path) as ledger:
             charges = ledger.entries(kind=Kind.CHARGE)
-            assert ledger.verify() == figures["entries_verified"]
+            verified = ledger.verify()
+        assert (verified.site, verified.entries) == (name, figures["entries_verified"])
         for entry in charges:
             assert entry.mechanism is not None
             ratio = (entry.mechanism.noise.variance**0.5) / entry.mechanism.sensitivity
@@ -121,6 +123,59 @@ def test_sums_and_files_are_where_the_report_says(demo: tuple[Path, dict[str, An
         assert (directory / "participants" / name / "participant.log").is_file()
     assert found["bytes_per_value"] > found["bytes_per_value_full"] > 5
     assert found["seconds"] < 60
+
+
+def verify(folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+    """``veilsum ledger verify`` as a third party runs it: another process, in a folder of its own."""
+    command = [*DEMO[:1], "ledger", "verify", *arguments, "--json"]
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+    return result.returncode, json.loads(result.stdout)
+
+
+def test_a_third_party_repeats_the_verification_from_the_export_alone(
+    demo: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    directory, found = demo
+    assert set(found["dossiers"]) == set(HOSPITALS)
+    folder = tmp_path / "third-party"
+    folder.mkdir()
+    for name in ("authority.pem", "coordinator.jsonl"):
+        shutil.copyfile(directory / "dossiers" / name, folder / name)
+    for name, paper in found["dossiers"].items():
+        shutil.copyfile(paper["export"], folder / f"{name}.jsonl")
+    for name, paper in found["dossiers"].items():
+        arguments = (f"{name}.jsonl", "--authority", "authority.pem", "--against", "coordinator.jsonl")
+        code, body = verify(folder, *arguments, "--head", paper["head"])
+        assert (code, body["site"], body["entries"], body["receipts"]) == (0, name, paper["entries"], paper["receipts"])
+        assert body["receipts"] >= sum(len(item["cohort"]) for item in found["releases"] if name in item["cohort"])
+        assert body["spending"]["breast-cancer"]["spent"] == found["epsilon"][name]["spent"]
+    first, *others = HOSPITALS
+    peers = [word for other in others for word in ("--against", f"{other}.jsonl")]
+    assert verify(folder, f"{first}.jsonl", *peers)[0] == 0
+    export = folder / f"{first}.jsonl"
+    lines = export.read_text().splitlines(keepends=True)
+    charge = next(index for index, line in enumerate(lines) if '"kind":"charge"' in line)
+    export.write_text(
+        "".join([*lines[:charge], lines[charge].replace('"cohort_size":4', '"cohort_size":3'), *lines[charge + 1 :]])
+    )
+    code, body = verify(folder, export.name)
+    assert (code, body["valid"], body["entry"]) == (1, False, json.loads(lines[charge])["seq"])
+
+
+def test_dossiers_say_what_the_ledgers_say(demo: tuple[Path, dict[str, Any]]) -> None:
+    found = demo[1]
+    for name, paper in found["dossiers"].items():
+        data = json.loads(Path(paper["twin"]).read_text())
+        (population,) = data["populations"]
+        assert (data["site"], data["proof"]["valid"], data["proof"]["head"]) == (name, True, paper["head"])
+        assert (data["proof"]["authority"], data["proof"]["against"]) == (True, ["coordinator.jsonl"])
+        for field in ("spent", "estimate", "left"):
+            assert population[field] == found["epsilon"][name][field]
+        assert {label["name"] for label in data["studies"].values()} >= set(EPSILON)
+        page = Path(paper["dossier"]).read_text()
+        assert "The record verifies." in page
+        assert "classifier-epsilon-3" in page
+        assert paper["head"] in page
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from veilsum_coordinator.journal import SqlJournal
+from veilsum_coordinator.journal import read_releases
 from veilsum_coordinator.runner import read_release
 from veilsum_deploy.demo.directory import BUDGET, DELTA
 from veilsum_deploy.demo.run import Finished, Trial, spending
@@ -46,6 +46,7 @@ def findings(trial: Trial, directory: Path, seconds: float) -> dict[str, Any]:
         "releases": _releases(trial),
         "dropout": _dropout(trial, directory),
         "ledgers": {party.name: str(party.directory / "participant.db") for party in trial.kit.participants},
+        "dossiers": trial.dossiers,
         "directory": str(directory),
         "seconds": round(seconds, 1),
     }
@@ -88,9 +89,8 @@ def _releases(trial: Trial) -> list[dict[str, Any]]:
     engine = open_database(trial.kit.coordinator.directory / "state" / "coordinator.db")
     rows = []
     try:
-        journal = SqlJournal(engine)
         for done in trial.finished:
-            for row in journal.releases(done.key):
+            for row in read_releases(engine, done.key):
                 cohort = tuple(json.loads(row["cohort"]))
                 plan = plan_round(done.study, row["label"], len(done.info.enrolled), len(cohort))
                 values = np.frombuffer(row["values"], dtype="<i8").astype(np.int64)

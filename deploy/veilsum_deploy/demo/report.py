@@ -17,6 +17,13 @@ def print_findings(found: Mapping[str, Any]) -> None:
     _print_dropout(found["dropout"])
     directory = found["directory"]
     print_line(
+        f"For a privacy officer: {directory}/dossiers/*.html. With that folder alone anyone can repeat the verification:"
+    )
+    name, paper = next(iter(found["dossiers"].items()))
+    print_line(
+        f"  veilsum ledger verify {name}.jsonl --authority authority.pem --against coordinator.jsonl --head {paper['head']}\n"
+    )
+    print_line(
         f"Results {directory}/results, ledgers {directory}/participants/*/participant.db,"
         f" logs {directory}/coordinator/coordinator.log and {directory}/participants/*/participant.log."
     )

@@ -19,16 +19,17 @@ from veilsum_coordinator.methods.compile import PrivacyRequest, StudyRequest, co
 from veilsum_coordinator.results import Result
 from veilsum_deploy.connection import UnreachableError
 from veilsum_deploy.demo.directory import DELTA, LARGEST_EPSILON, configure_participants, furnish
+from veilsum_deploy.demo.dossiers import write_dossiers
 from veilsum_deploy.demo.dropout import Kill, kill_before_contribution
 from veilsum_deploy.demo.hospitals import Hospitals
 from veilsum_deploy.demo.processes import POLL_SECONDS, Process, Processes, wait_for_file
-from veilsum_deploy.ledgers import existing_ledger, site_key, spending_fields
+from veilsum_deploy.ledgers import load_authority, open_source, spending_fields
 from veilsum_deploy.provision import Kit
 from veilsum_deploy.remote import Remote, StudyInfo, connect
 from veilsum_privacy.database import open_database
 from veilsum_privacy.errors import StateError
 from veilsum_privacy.identity import Credentials, load_credentials
-from veilsum_privacy.identity.tls import CERTIFICATE_FILE
+from veilsum_privacy.identity.tls import AUTHORITY_FILE
 from veilsum_privacy.randomness import SYSTEM_RANDOM
 from veilsum_privacy.study import Study
 
@@ -64,6 +65,7 @@ class Trial:
         trained: classifiers by the epsilon that was asked for.
         bytes_sent: ciphertext bytes that the coordinator received from each hospital.
         victim, kill, survived: the killed hospital, how, and the study that went on; None with too few hospitals.
+        dossiers: by hospital, where its dossier and export lie, and what its head is.
     """
 
     kit: Kit
@@ -74,6 +76,7 @@ class Trial:
     victim: str = ""
     kill: Kill | None = None
     survived: Finished | None = None
+    dossiers: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def finished(self) -> list[Finished]:
@@ -108,10 +111,13 @@ def run_trial(directory: Path, hospitals: Hospitals, progress: Progress, clock: 
             for party in kit.participants
         }
         try:
-            return _run_studies(kit, hospitals, address, min_cohort, processes, sites, progress, clock)
+            trial = _run_studies(kit, hospitals, address, min_cohort, processes, sites, progress, clock)
         except UnreachableError:
             coordinator.check()  # if it died, say so instead
             raise
+    progress("Writing dossiers", 0.98)
+    trial.dossiers = write_dossiers(kit, clock)
+    return trial
 
 
 def _run_studies(
@@ -220,7 +226,7 @@ def _wait_for_ledgers(trial: Trial) -> None:
     """Wait until every cohort's members have noted every release: the last message of a round is on its way to them."""
     deadline = time.monotonic() + SETTLE_SECONDS
     for party in trial.kit.participants:
-        with existing_ledger(party.directory / "participant.db") as ledger:
+        with open_source(party.directory / "participant.db") as ledger:
             for done in trial.finished:
                 while ledger.lost_charges(done.key) and time.monotonic() < deadline:
                     time.sleep(POLL_SECONDS)
@@ -234,9 +240,8 @@ def spending(trial: Trial) -> dict[str, dict[str, Any]]:
     """
     found = {}
     for party in trial.kit.participants:
-        name, check = site_key(party.identity / CERTIFICATE_FILE)
-        with existing_ledger(party.directory / "participant.db", site=name) as ledger:
-            entries = ledger.verify(check)
-            fields = spending_fields(ledger, trial.hospitals.sites[name].name)
-        found[name] = {**fields, "entries": entries}
+        with open_source(party.directory / "participant.db") as ledger:
+            verified = ledger.verify(authority=load_authority(party.identity / AUTHORITY_FILE))
+            fields = spending_fields(ledger, trial.hospitals.sites[party.name].name)
+        found[party.name] = {**fields, "entries": verified.entries}
     return found

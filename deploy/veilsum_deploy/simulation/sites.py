@@ -21,6 +21,8 @@ from veilsum_participant.config import BudgetConfig, DatasetConfig, ParticipantC
 from veilsum_participant.core import ParticipantCore
 from veilsum_privacy.database import open_database
 from veilsum_privacy.identity import load_credentials
+from veilsum_privacy.ledger.mirror import Mirror
+from veilsum_privacy.randomness import SYSTEM_RANDOM
 
 DELTA = 1e-5
 
@@ -64,4 +66,6 @@ def make_local(
     engine = open_database(kit.coordinator.directory / "coordinator.db")
     stack.callback(engine.dispose)
     credentials = load_credentials(kit.coordinator.identity, clock())
-    return kit, LocalFederation(Hub(credentials, SqlJournal(engine), waits=Waits(), clock=clock), cores, clock)
+    mirror = Mirror(engine, credentials=credentials, clock=clock, random=SYSTEM_RANDOM)
+    hub = Hub(credentials, SqlJournal(engine, mirror), waits=Waits(), clock=clock)
+    return kit, LocalFederation(hub, cores, clock)

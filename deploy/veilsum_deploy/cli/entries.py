@@ -1,0 +1,102 @@
+"""How the ``ledger`` commands take times and show entries."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, date, datetime, time, timedelta
+from typing import Any
+
+from veilsum_deploy.cli.output import moment
+from veilsum_deploy.ledgers import epsilon_text
+from veilsum_privacy.errors import Misuse
+
+_UNITS = {"h": 3600, "d": 86400, "w": 7 * 86400}
+_ADVICE = "Give a date such as 2026-03-31, a time such as 2026-03-31T12:00, or a span up to now such as 30d, 12h or 8w."
+
+
+def read_time(text: str, now: int, *, end: bool = False) -> int:
+    """A time that somebody typed, as Unix seconds; a date means its first second in UTC, or with ``end`` the next day's.
+
+    Raises:
+        Misuse: it is none.
+    """
+    span = re.fullmatch(r"(\d{1,5})([hdw])", text)
+    if span:
+        return now - int(span[1]) * _UNITS[span[2]]
+    try:
+        if re.fullmatch(r"\d{4}-\d{2}-\d{2}", text):
+            day = date.fromisoformat(text) + timedelta(days=1 if end else 0)
+            return int(datetime.combine(day, time(), UTC).timestamp())
+        stated = datetime.fromisoformat(text)
+        return int((stated if stated.tzinfo else stated.replace(tzinfo=UTC)).timestamp())
+    except (ValueError, OverflowError) as error:
+        raise Misuse(f"{text!r} is no time.", _ADVICE) from error
+
+
+def entry_row(fields: Mapping[str, Any], study: str | None) -> dict[str, Any]:
+    """An entry's plain values as a row for people; ``study`` is how to call its study."""
+    return {
+        "no.": fields["seq"],
+        "time": moment(fields["time"]),
+        "kind": fields["kind"],
+        "population": fields["population"],
+        "study": study,
+        "round": fields["round"],
+        "attempt": fields["attempt"],
+        "cohort": fields["cohort_size"],
+        "what": _what(fields),
+    }
+
+
+def _what(fields: Mapping[str, Any]) -> str:
+    detail = fields["detail"]
+    match fields["kind"]:
+        case "budget":
+            strict = ", strict" if detail.get("adaptive") == "strict" else ""
+            below = "; below what is spent" if detail.get("below_spent") else ""
+            return (
+                f"epsilon {_figure(detail.get('epsilon'))}{strict}: {detail.get('reason')} ({detail.get('operator')}){below}"
+            )
+        case "refusal":
+            return _refusal(detail)
+        case "checkpoint":
+            return f"figures up to entry {detail.get('upto')}"
+        case "key":
+            return "signs with another key from here on"
+        case "free":
+            return str(detail.get("reason", ""))
+        case "receipts":
+            return f"shown to {', '.join(str(name) for name in detail.get('cohort', []))}"
+    return _mechanism(fields["mechanism"])
+
+
+def _refusal(detail: Mapping[str, Any]) -> str:
+    reasons = detail.get("reasons") or [detail]
+    codes = ", ".join(dict.fromkeys(str(reason.get("code", "")) for reason in reasons))
+    figures = detail.get("figures")
+    if not figures:
+        return codes
+    after, reserved = (_cost(figures.get(name)) for name in ("after", "reserved"))
+    return f"{codes}: would come to {after} of {_figure(figures.get('budget'))}, {reserved} spent and set aside"
+
+
+def _mechanism(mechanism: Mapping[str, Any] | None) -> str:
+    if mechanism is None:
+        return ""
+    if mechanism["mechanism"] == "none":
+        return "no noise"
+    ratio = int(mechanism["variance"][0]) ** 0.5 / int(mechanism["sensitivity"])
+    return f"{mechanism['mechanism']} ({mechanism['noise']}), noise multiplier {ratio:.4g}"
+
+
+def _cost(figure: Any) -> str:
+    return "infinite" if figure is None else epsilon_text(_number(figure))
+
+
+def _figure(figure: Any) -> str:
+    return "unlimited" if figure is None else f"{_number(figure):g}"
+
+
+def _number(figure: Any) -> float:
+    return float.fromhex(figure) if isinstance(figure, str) else float(figure)

@@ -1,0 +1,12 @@
+"""The dossier of a site's ledger: what was spent, what it means for a person, and whether the record holds.
+
+:func:`describe` turns entries into plain data, the JSON twin; :func:`render` turns the twin, and nothing else, into one HTML
+page. Neither opens a file or a connection.
+"""
+
+from veilsum_deploy.dossier.content import FORMAT, describe
+from veilsum_deploy.dossier.model import Proof, StudyLabel
+from veilsum_deploy.dossier.proving import proven, unproven
+from veilsum_deploy.dossier.render import render
+
+__all__ = ["FORMAT", "Proof", "StudyLabel", "describe", "proven", "render", "unproven"]

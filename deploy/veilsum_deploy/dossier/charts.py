@@ -1,0 +1,206 @@
+"""The dossier's plots, drawn from its plain data.
+
+Each is drawn for a given width, so that its text has one size on a screen, on a telephone and on paper, and keeps apart what
+it compares by pattern and lightness as well as by colour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from markupsafe import Markup
+
+from veilsum_deploy.dossier.axes import Frame, grid
+from veilsum_deploy.dossier.figures import cost, counted, day, exact, remaining
+from veilsum_deploy.dossier.svg import (
+    ALARM,
+    ALONE,
+    INK,
+    LIMIT,
+    MUTED,
+    SPENT,
+    area,
+    drawing,
+    halo,
+    hatch,
+    line,
+    rect,
+    stroke,
+    words,
+)
+
+WIDE = 720
+NARROW = 340
+
+MOST_BARS = 12
+"""Studies that get bars of their own; the cheaper rest is told in one line."""
+
+Plain = Mapping[str, Any]
+
+
+def spending_plot(population: Plain, width: int, name: str) -> Markup:
+    """Epsilon over time as steps against the budget's line; a cross where a release was refused.
+
+    Args:
+        population: from the dossier.
+        width: in pixels.
+        name: unique in the page.
+    """
+    curve, refusals = population["curve"], population["refusals"]
+    if not curve:
+        return Markup("")
+    finite = [step[key] for step in curve for key in ("spent", "budget") if isinstance(step[key], float | int)]
+    times = [item["time"] for item in (*curve, *refusals)]
+    frame = Frame.around(times, finite, width, 270 if width >= WIDE else 240)
+    shapes = [
+        *grid(frame, 7 if width >= WIDE else 3),
+        *_limit(curve, frame),
+        *_spent(curve, frame),
+        *_crosses(refusals, frame),
+    ]
+    says = (
+        f"Epsilon spent by {population['name']} rose in {counted(len(population['releases']), 'step')} to "
+        f"{cost(population['spent'])} between {day(frame.first)} and {day(frame.last)}; "
+        f"the budget is now {exact(population['epsilon'])}."
+    )
+    return drawing(f"{name}-{width}", "Epsilon over time", says, width, frame.height, shapes)
+
+
+def study_bars(population: Plain, labels: Mapping[str, str], width: int, name: str) -> Markup:
+    """What each study cost alone: two bars a study, one for each guarantee, and all studies together as composed.
+
+    Args:
+        population: from the dossier.
+        labels: how to call each study.
+        width: in pixels.
+        name: unique in the page.
+    """
+    studies = sorted(
+        population["studies"], key=lambda study: (isinstance(study["epsilon"], float), _negative(study["epsilon"]))
+    )
+    if not studies:
+        return Markup("")
+    rows = [(labels[item["study"]], item["releases"], item["epsilon"], item["alone"]) for item in studies[:MOST_BARS]]
+    together = ("All studies together, as they compose", len(population["releases"]), population["spent"], population["alone"])
+    longest = max([1e-9, *(value for row in (*rows, together) for value in row[2:] if isinstance(value, float))])
+    pattern, top = f"{name}-{width}-hatch", 0
+    shapes = [hatch(pattern)]
+    for row in rows:
+        shapes += _bars(row, top, longest, width, f"url(#{pattern})")
+        top += 56
+    if len(studies) > MOST_BARS:
+        most = cost(studies[MOST_BARS]["epsilon"])
+        shapes.append(words(0, top + 10, f"Not drawn: {len(studies) - MOST_BARS:,} more, at most {most} each.", colour=MUTED))
+        top += 20
+    shapes.append(line(0, top + 3, width, top + 3, MUTED))
+    shapes += _bars(together, top + 14, longest, width, f"url(#{pattern})", bold=True)
+    told = [*rows, together]
+    says = "; ".join(f"{label}: {cost(first)}, against all others together {cost(second)}" for label, _, first, second in told)
+    return drawing(f"{name}-{width}", "Cost by study", f"{says}.", width, top + 66, shapes)
+
+
+def meter(population: Plain, width: int, name: str) -> Markup:
+    """How much of the budget is spent, set aside and left, as one bar; nothing without a bound."""
+    bound = population["epsilon"]
+    if bound is None:
+        return Markup("")
+    full = max(bound, population["reserved"]) if isinstance(population["reserved"], float) else bound
+
+    def length(value: float | str) -> float:
+        return (width - 2) * (1.0 if isinstance(value, str) else min(1.0, value / full))
+
+    shapes = [
+        rect(1, 1, width - 2, 16, "#fff"),
+        rect(1, 1, length(population["reserved"]), 16, ALONE),
+        rect(1, 1, length(population["spent"]), 16, SPENT),
+        rect(1, 1, width - 2, 16, "none", edge=INK),
+    ]
+    if full > bound:
+        x = 1 + length(bound)
+        shapes += [line(x, 0, x, 18, "#fff", width=4), line(x, 0, x, 18, ALARM, width=2)]
+    says = f"Of a budget of {exact(bound)}, {cost(population['spent'])} is spent and {remaining(population['left'])} is left."
+    return drawing(f"{name}-{width}", "Use of the budget", says, width, 18, shapes)
+
+
+def _spent(curve: Sequence[Plain], frame: Frame) -> list[Markup]:
+    """The cost as it rose. Of the steps within one pixel the highest stands for all."""
+    points: dict[int, float] = {}
+    endless: float | None = None
+    for step in curve:
+        if isinstance(step["spent"], str):
+            endless = frame.x(step["time"])
+            break
+        pixel = round(frame.x(step["time"]))
+        points[pixel] = max(points.get(pixel, 0.0), step["spent"])
+    path, level = "", 0.0
+    for pixel, level in points.items():
+        path += f"{f'H{pixel}V' if path else f'M{pixel} '}{frame.y(level):.1f}"
+    if endless is not None:
+        path = f"{path}H{endless:.1f}" if path else f"M{endless:.1f} {frame.bottom}"
+        early = endless <= frame.width / 2
+        x, anchor = (endless + 6, "start") if early else (endless - 6, "end")
+        label = halo(x, frame.top + 4, "no bound: released without noise", ALARM, anchor=anchor)
+        return [stroke(f"{path}V{frame.top - 6}", SPENT, 2.25), label]
+    path += f"H{frame.right}"
+    y, budget = frame.y(level), curve[-1]["budget"]
+    over = frame.top + 14 <= y and (budget is None or not 0 <= y - frame.y(budget) < 18)
+    return [
+        area(f"{path}V{frame.bottom}H{next(iter(points))}Z", SPENT),
+        stroke(path, SPENT, 2.25),
+        halo(frame.right - 2, y - 6 if over else y + 15, f"spent {cost(level)}", SPENT),
+    ]
+
+
+def _limit(curve: Sequence[Plain], frame: Frame) -> list[Markup]:
+    """The budget's dashed line, a piece for each budget in force."""
+    changes = [step for index, step in enumerate(curve) if index == 0 or step["budget"] != curve[index - 1]["budget"]]
+    path, drawn = "", False
+    for index, step in enumerate(changes):
+        if step["budget"] is None:
+            drawn = False
+            continue
+        start, y = frame.x(step["time"]), frame.y(step["budget"])
+        end = frame.x(changes[index + 1]["time"]) if index + 1 < len(changes) else frame.right
+        path += f"{'L' if drawn else 'M'}{start:.1f} {y:.1f}H{end:.1f}"
+        drawn = True
+    shapes = [stroke(path, LIMIT, 1.75, dashes="7 4")] if path else []
+    if drawn:
+        y = frame.y(changes[-1]["budget"])
+        shapes.append(
+            halo(frame.right - 2, y - 6 if y > frame.top + 8 else y + 15, f"budget {exact(changes[-1]['budget'])}", LIMIT)
+        )
+    return shapes
+
+
+def _crosses(refusals: Sequence[Plain], frame: Frame) -> list[Markup]:
+    """Where the cost would have come to, had the refused release been allowed; beyond the frame at its upper edge."""
+    places = {
+        (round(frame.x(item["time"])), round(frame.top if isinstance(item["after"], str) else frame.y(item["after"])))
+        for item in refusals
+        if item["after"] is not None
+    }
+    return [stroke(f"M{x - 4} {y - 4}l8 8m0 -8l-8 8", ALARM, 2.25) for x, y in sorted(places)]
+
+
+def _bars(
+    row: tuple[str, int, Any, Any], top: int, longest: float, width: int, second: str, *, bold: bool = False
+) -> list[Markup]:
+    label, releases, *costs = row
+    room = width - 76
+    shapes = [words(0, top + 12, f"{_clipped(label, width // 8)} · {counted(releases, 'release')}", bold=bold)]
+    for place, (value, fill) in enumerate(zip(costs, (SPENT, second), strict=True)):
+        endless = isinstance(value, str)
+        length = room if endless else max(1.5, room * value / longest)
+        y = top + 18 + 15 * place
+        shapes.append(rect(0.5, y, length, 12, fill, edge=INK))
+        shapes.append(words(length + 6, y + 10.5, "no bound" if endless else cost(value)))
+    return shapes
+
+
+def _negative(value: float | str) -> float:
+    return 0.0 if isinstance(value, str) else -value
+
+
+def _clipped(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -1,0 +1,117 @@
+"""The dossier as one HTML page, made from its JSON twin alone: no script, nothing from elsewhere, every value escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
+
+from veilsum_deploy.dossier import charts, figures
+from veilsum_deploy.dossier.grouping import MOST_ROWS, refusal_rows, release_rows
+
+_TEMPLATE = "dossier.html.j2"
+
+CODES: Mapping[str, str] = {
+    "budget-exceeded": "More than the budget allows",
+    "epsilon-too-large": "A larger epsilon than the site allows one study",
+    "study-invalid": "The study is malformed",
+    "study-expired": "The study had expired",
+    "study-replayed": "The study was seen before",
+    "study-signature": "The study's signature is wrong",
+    "analyst-not-allowed": "The analyst may not ask here",
+    "method-not-allowed": "The method is not accepted here",
+    "dataset-not-offered": "The dataset is not offered here",
+    "schema-not-accepted": "The data's description does not fit",
+    "disclosure-not-allowed": "The kind of disclosure is not accepted here",
+    "noise-not-accepted": "The kind of noise is not accepted here",
+    "precision-not-accepted": "The precision is not accepted here",
+    "cohort-too-small": "Too few sites took part",
+    "cohort-not-trusted": "Too few of the sites that took part are trusted",
+    "cohort-changed": "The sites that took part had changed",
+    "unit-not-accepted": "The unit of privacy is not accepted here",
+    "too-many-attempts": "Too many attempts at one sum",
+    "approval-declined": "The site's operator declined",
+    "too-many-lost-charges": "Too many releases were paid for and never seen",
+    "receipt-invalid": "A receipt was wrong",
+    "weights-not-accepted": "The weights of the sites are not accepted here",
+    "roster-invalid": "The list of the sites that take part was wrong",
+    "keys-invalid": "The keys of the study were wrong",
+    "task-not-declared": "The study had not announced this sum",
+    "round-replayed": "The sum was asked for again",
+    "context-mismatch": "Not everyone was asked for the same sum",
+    "tag-invalid": "The sum did not fit what the sites had sent",
+    "study-closed": "The study had ended",
+    "internal-error": "The site's software failed",
+}
+"""What a refusal's code means; a code that is not here is shown as it is."""
+
+
+def render(dossier: Mapping[str, Any]) -> str:
+    """The page for a dossier in plain data, from :func:`~veilsum_deploy.dossier.content.describe` or its JSON."""
+    populations = [_population(item, index, dossier) for index, item in enumerate(dossier["populations"])]
+    return _template().render(
+        dossier=dossier,
+        proof=dossier["proof"],
+        populations=populations,
+        refusals=_refusals(dossier["refusals"], dossier),
+        releases=sum(len(item["releases"]) for item in dossier["populations"]),
+        most_rows=MOST_ROWS,
+    )
+
+
+def _population(population: Mapping[str, Any], index: int, dossier: Mapping[str, Any]) -> dict[str, Any]:
+    """What the page shows of a population: its fields, plots, and rows in place of long lists."""
+    labels = {item["study"]: _study(item["study"], dossier) for item in population["studies"]}
+    releases, refusals = release_rows(population["releases"]), _refusals(population["refusals"], dossier)
+    widths = {"wide": charts.WIDE, "narrow": charts.NARROW}
+    return {
+        **population,
+        "id": f"population-{index + 1}",
+        "release_rows": [{**row, "label": _study(row["study"], dossier)} for row in releases[-MOST_ROWS:]],
+        "hidden_rows": max(0, len(releases) - MOST_ROWS),
+        "refusal_rows": refusals,
+        "plots": {
+            kind: {
+                "spending": charts.spending_plot(population, width, f"spending-{index}"),
+                "studies": charts.study_bars(population, labels, width, f"studies-{index}"),
+                "meter": charts.meter(population, width, f"meter-{index}"),
+            }
+            for kind, width in widths.items()
+        },
+    }
+
+
+def _refusals(refusals: Any, dossier: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [{**row, "label": _study(row["study"], dossier)} for row in refusal_rows(refusals)]
+
+
+def _study(digest: str | None, dossier: Mapping[str, Any]) -> str:
+    """A study's name where the site knows it, else the beginning of its digest."""
+    if not digest:
+        return ""
+    known = dossier["studies"].get(digest)
+    return str(known["name"]) if known else f"study {digest[:12]}"
+
+
+def _reason(code: str) -> str:
+    return CODES.get(code, code)
+
+
+@cache
+def _template() -> Template:
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, loader=FunctionLoader(_source), trim_blocks=True, lstrip_blocks=True
+    )
+    for name in ("cost", "remaining", "exact", "small", "one_in", "of_hundred", "times", "grouped", "ratio", "moment", "day"):
+        environment.filters[name] = getattr(figures, name)
+    environment.filters["reason"] = _reason
+    environment.globals["counted"] = figures.counted
+    return environment.get_template(_TEMPLATE)
+
+
+def _source(name: str) -> str:
+    """A template or style sheet of this package, from wherever it is installed."""
+    return files("veilsum_deploy.dossier").joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,679 @@
+"""The dossier: its figures against other accountants, its twin against the page, and the page as a browser reads it."""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from decimal import Decimal
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import dp_accounting
+import pytest
+from dp_accounting.rdp import RdpAccountant
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import norm
+from sqlalchemy import Engine
+
+from support.ledgers import GRID, Trial, open_ledger
+from veilsum_deploy.dossier import Proof, StudyLabel, charts, describe, figures, render
+from veilsum_deploy.dossier.axes import ticks
+from veilsum_deploy.dossier.charts import MOST_BARS
+from veilsum_deploy.dossier.grouping import MOST_ROWS, refusal_rows, release_rows
+from veilsum_deploy.dossier.render import CODES
+from veilsum_deploy.ledgers import check
+from veilsum_privacy.database import open_database, transaction
+from veilsum_privacy.errors import Refusal, RefusalCode
+from veilsum_privacy.ledger import Entry, Kind, Ledger, LedgerReader, Mechanism, Reservation
+from veilsum_privacy.noise import plan_noise
+
+DELTA = 1e-5
+DAY = 86_400
+ORDERS = [1 + step / 10 for step in range(1, 1000)] + list(range(101, 1025))
+VOID = {"meta", "link", "br", "img", "input", "hr", "line", "rect", "path"}
+
+
+class Clock:
+    """Goes on by a second whenever it is read, and by as much as a test wants."""
+
+    def __init__(self) -> None:
+        self.time = 1_741_000_000
+
+    def __call__(self) -> int:
+        self.time += 1
+        return self.time
+
+
+class Site:
+    """A real ledger in memory, written by the calls that a participant makes."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.engine: Engine = open_database(":memory:")
+        self.ledger: Ledger = open_ledger(self.engine, "north", clock=self.clock)
+        self._count = 0
+
+    def budget(self, population: str, epsilon: float | None, delta: float = DELTA, **about: Any) -> None:
+        words = {"reason": "vote", "operator": "eve"} | about
+        with transaction(self.engine) as connection:
+            self.ledger.set_budget(connection, population, epsilon, delta, **words)
+
+    def reservation(
+        self, population: str, study: str, multiplier: float, *, kind: str = "distributed", cohort: int = 4,
+        colluders: int = 1, rate: float = 1.0, steps: int = 1, unit: str = "record", dataset: str = "",
+    ) -> Reservation:  # fmt: skip
+        self._count += 1
+        variance = 0 if kind == "none" else round((multiplier * GRID) ** 2)
+        noise = plan_noise(kind, variance, cohort, colluders)  # type: ignore[arg-type]
+        context = hashlib.sha256(b"%d" % self._count).digest()
+        return Reservation(
+            digest(study), self._count, 1, context, population, dataset or f"{population}-2025", GRID, noise, unit, cohort,
+            rate, steps,
+        )  # fmt: skip
+
+    def release(self, *arguments: Any, end: str = "seen", **options: Any) -> Reservation:
+        """Reserve, and then: ``open``, ``free``, ``charge`` only, or ``seen``."""
+        reservation = self.reservation(*arguments, **options)
+        with transaction(self.engine) as connection:
+            self.ledger.reserve(connection, reservation)
+            if end == "free":
+                self.ledger.free(connection, reservation.context)
+            elif end != "open":
+                self.ledger.charge(connection, reservation.context)
+            if end == "seen":
+                self.ledger.release_seen(connection, reservation.context)
+        return reservation
+
+    def refuse(self, code: RefusalCode, *codes: RefusalCode, **about: Any) -> None:
+        parts = [Refusal(item, f"Said {item}.", "Ask.") for item in (code, *codes)]
+        refusal = Refusal.of(parts)
+        assert refusal is not None
+        with transaction(self.engine) as connection:
+            self.ledger.refuse(connection, refusal, **about)
+
+    def describe(self, **options: Any) -> dict[str, Any]:
+        reader = LedgerReader(self.engine)
+        proof = check(reader).proof(reader, self.clock.time)
+        return describe(reader.entries(), proof, site="north", made=self.clock.time, **options)
+
+
+def digest(study: str) -> bytes:
+    return hashlib.sha256(study.encode()).digest()
+
+
+def lively() -> Site:
+    """Two populations, budgets that change, several studies, open, freed, local and refused releases."""
+    site = Site()
+    site.budget("cardiology", 3.0, reason="Board, 12 March", operator="A. Lindqvist")
+    site.budget("oncology", 1.5, 1e-6)
+    for _ in range(3):
+        site.release("cardiology", "ages", 9.0)
+    site.clock.time += 40 * DAY
+    site.release("cardiology", "classifier", 4.0, cohort=6, colluders=2)
+    site.release("oncology", "shares", 6.0, cohort=3)
+    site.refuse(RefusalCode.BUDGET, reservation=site.reservation("cardiology", "greedy", 1.0))
+    site.refuse(RefusalCode.BUDGET, reservation=site.reservation("cardiology", "greedy", 0.9))
+    site.refuse(RefusalCode.ANALYST, RefusalCode.METHOD, study=digest("foreign"), dataset="unknown")
+    site.clock.time += 90 * DAY
+    site.budget("cardiology", 5.0, reason="Second year", operator="A. Lindqvist")
+    site.release("cardiology", "local", 7.0, kind="local")
+    site.release("cardiology", "local", 8.0, end="free")
+    site.release("cardiology", "running", 8.0, end="open")
+    site.release("cardiology", "classifier", 4.0, cohort=6, colluders=2, end="charge")
+    return site
+
+
+@pytest.fixture(scope="module")
+def dossier() -> dict[str, Any]:
+    labels = {digest("ages"): StudyLabel("age-and-pressure", "statistics", "alice")}
+    return lively().describe(studies=labels, contact="dpo@north.example")
+
+
+def population(dossier: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(dict(item) for item in dossier["populations"] if item["name"] == name)
+
+
+def oracle(multipliers: Sequence[float], delta: float = DELTA) -> float:
+    """RDP of Gaussian releases by dp-accounting, at orders as fine as ours."""
+    accountant = RdpAccountant(ORDERS)
+    for multiplier in multipliers:
+        accountant.compose(dp_accounting.GaussianDpEvent(multiplier))
+    return float(accountant.get_epsilon(delta))
+
+
+CHARGED = [9.0, 9.0, 9.0, 4.0, 7.0, 4.0]
+"""Multipliers of the lively site's releases of cardiology, in order."""
+SHARES = [9.0 / 3**0.5] * 3 + [4.0 / 2.0, 7.0, 4.0 / 2.0]
+"""The same of the site's own noise alone: a third of the variance with 4 sites, a quarter with 6 and 2 colluders."""
+
+
+def test_epsilons_are_those_of_another_accountant(dossier: dict[str, Any]) -> None:
+    heart = population(dossier, "cardiology")
+    assert heart["spent"] == pytest.approx(oracle(CHARGED), rel=2e-3)
+    assert heart["reserved"] == pytest.approx(oracle([*CHARGED, 8.0]), rel=2e-3)  # one is open, one was freed
+    assert heart["left"] == pytest.approx(5.0 - heart["reserved"])
+    assert heart["alone"] == pytest.approx(oracle(SHARES), rel=2e-3)
+    effective = sum(multiplier**-2 for multiplier in CHARGED) ** -0.5
+    assert heart["estimate"] == pytest.approx(dp_accounting.get_epsilon_gaussian(effective, DELTA), abs=0.011)
+    assert heart["estimate"] < heart["spent"] < heart["alone"]
+    assert population(dossier, "oncology")["spent"] == pytest.approx(oracle([6.0], 1e-6), rel=2e-3)
+
+
+def test_epsilons_are_those_of_the_ledger(dossier: dict[str, Any]) -> None:
+    reader = LedgerReader(lively().engine)
+    for item in dossier["populations"]:
+        spending = reader.spending(item["name"])
+        for name in ("spent", "estimate", "reserved", "left", "alone"):
+            assert item[name] == getattr(spending, name)
+        assert len(item["releases"]) == spending.releases
+
+
+def test_each_release_has_its_own_cost_and_the_total_after_it(dossier: dict[str, Any]) -> None:
+    releases = population(dossier, "cardiology")["releases"]
+    assert [release["multiplier"] for release in releases] == pytest.approx(CHARGED, rel=1e-6)
+    for index, (release, share) in enumerate(zip(releases, SHARES, strict=True)):
+        assert release["epsilon"] == pytest.approx(oracle([CHARGED[index]]), rel=2e-3)
+        assert release["alone"] == pytest.approx(oracle([share]), rel=2e-3)
+        assert release["total"] == pytest.approx(oracle(CHARGED[: index + 1]), rel=2e-3)
+        assert release["share_std"] == pytest.approx(share * GRID, rel=1e-3)
+        assert (release["unit"], release["delta"], release["sensitivity"]) == ("record", DELTA, GRID)
+    assert [release["seen"] for release in releases] == [True] * 5 + [False]
+    assert [release["budget"] for release in releases] == [3.0] * 4 + [5.0] * 2
+    assert [(release["honest"], release["colluders"]) for release in releases][3:5] == [(4, 2), (1, 1)]
+
+
+def test_studies_cost_alone_more_than_together(dossier: dict[str, Any]) -> None:
+    heart = population(dossier, "cardiology")
+    costs = {item["study"]: item for item in heart["studies"]}
+    assert set(costs) == {digest(name).hex() for name in ("ages", "classifier", "local")}
+    assert costs[digest("classifier").hex()]["epsilon"] == pytest.approx(oracle([4.0, 4.0]), rel=2e-3)
+    assert heart["sum_of_studies"] == pytest.approx(sum(item["epsilon"] for item in heart["studies"]))
+    assert heart["sum_of_studies"] > heart["spent"]
+
+
+def test_a_guarantee_holds_against_no_more_colluders_than_its_weakest_release(dossier: dict[str, Any]) -> None:
+    heart = population(dossier, "cardiology")
+    assert heart["colluders"] == 1
+    by_study = {item["study"]: item["colluders"] for item in heart["studies"]}
+    assert by_study[digest("classifier").hex()] == 2
+    assert by_study[digest("local").hex()] is None  # each site adds all noise: any number of them
+
+
+def test_a_person_at_several_sites_is_covered_at_the_square(dossier: dict[str, Any]) -> None:
+    heart = population(dossier, "cardiology")
+    assert [item["sites"] for item in heart["sites"]] == [2, 3, 6]
+    for item in heart["sites"]:
+        assert item["epsilon"] == pytest.approx(oracle([multiplier / item["sites"] for multiplier in CHARGED]), rel=2e-3)
+
+
+def test_sampled_releases_get_no_figure_for_several_sites() -> None:
+    site = Site()
+    site.budget("heart", 10.0)
+    site.release("heart", "trained", 1.1, rate=0.01, steps=100)
+    heart = population(site.describe(), "heart")
+    assert heart["sites"] == []
+    accountant = RdpAccountant(ORDERS)
+    accountant.compose(dp_accounting.SelfComposedDpEvent(
+        dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.1)), 100))  # fmt: skip
+    assert heart["spent"] == pytest.approx(accountant.get_epsilon(DELTA), rel=1e-2)
+    page = render(site.describe())
+    assert "sampled at 0.01" in page
+    assert "100 steps" in page
+
+
+def test_refusals_keep_their_figures(dossier: dict[str, Any]) -> None:
+    first, second = population(dossier, "cardiology")["refusals"]
+    assert (first["code"], first["budget"]) == ("budget-exceeded", 3.0)
+    assert first["reserved"] == pytest.approx(oracle(CHARGED[:4]), rel=2e-3)
+    assert first["after"] == pytest.approx(oracle([*CHARGED[:4], 1.0]), rel=2e-3)
+    (row,) = refusal_rows([first, second])
+    assert (row["count"], row["after"]) == (2, second["after"])
+    (foreign,) = dossier["refusals"]
+    assert [reason["code"] for reason in foreign["reasons"]] == ["analyst-not-allowed", "method-not-allowed"]
+
+
+def test_every_code_has_words() -> None:
+    assert set(CODES) == {code.value for code in RefusalCode}
+
+
+def test_what_an_epsilon_means() -> None:
+    one = figures.meaning(1.0, 0.0)
+    assert one.factor == pytest.approx(math.e)
+    assert one.advantage == pytest.approx((math.e - 1) / (math.e + 1))  # of randomised response, which attains it
+    assert figures.meaning(0.0, DELTA) == figures.Meaning(1.0, DELTA, (1 + DELTA) / 2)
+    assert figures.meaning(math.inf, DELTA).guess == figures.meaning(2000.0, DELTA).guess == 1.0
+
+
+@given(st.floats(0.05, 6.0), st.sampled_from([1e-3, 1e-5, 1e-9]))
+def test_no_test_for_a_record_in_gaussian_noise_beats_the_stated_advantage(mu: float, delta: float) -> None:
+    """The best test of N(0, 1) against N(mu, 1) gains 2 Phi(mu / 2) - 1."""
+    epsilon = dp_accounting.get_epsilon_gaussian(1 / mu, delta)
+    assert figures.meaning(epsilon, delta).advantage >= 2 * norm.cdf(mu / 2) - 1 - 1e-9
+
+
+@given(st.floats(1e-9, 1e6))
+def test_costs_are_rounded_up_and_what_protects_is_rounded_down(value: float) -> None:
+    exact = Decimal(repr(value))
+    for shown, low, high in (
+        (figures.cost(value), exact, exact * Decimal("1.1") + Decimal("0.001")),
+        (figures.remaining(value), exact * Decimal("0.9") - Decimal("0.001"), exact),
+        (figures.ratio(value), exact * Decimal("0.999"), exact),
+    ):
+        assert low <= Decimal(shown) <= high
+    assert Decimal(figures.exact(value)) == exact
+    assert figures.grouped(value).replace(",", "") == str(math.floor(value))
+
+
+@given(st.floats(0.0, 1.0), st.floats(1.0, 9e5))
+def test_chances_and_factors_are_rounded_up(share: float, factor: float) -> None:
+    assert Decimal(repr(share)) * 100 <= Decimal(figures.of_hundred(share)) <= Decimal(repr(share)) * 100 + Decimal("0.1")
+    assert Decimal(repr(factor)) <= Decimal(figures.times(factor).replace(",", ""))
+
+
+def test_words_for_figures() -> None:
+    assert [figures.cost(value) for value in (0.0, 0.1, 1.0, 1.0001, 0.00042, math.inf, None, "infinite")] == [
+        "0", "0.1", "1", "1.001", "0.00042", "infinite", "unlimited", "infinite",
+    ]  # fmt: skip
+    assert [figures.remaining(value) for value in (2.9999, None)] == ["2.999", "unlimited"]
+    assert [figures.small(value) for value in (1e-5, 1e-6, 1e-9)] == ["0.00001", "0.000001", "1e-9"]
+    assert [figures.one_in(value) for value in (1e-5, 1e-6, 0.3)] == ["1 in 100,000", "1 in 1,000,000", "1 in 3"]
+    assert [figures.counted(number, "study", "studies") for number in (1, 1200)] == ["1 study", "1,200 studies"]
+    assert figures.times(1e7) == "more than a million"
+
+
+class Page(HTMLParser):
+    """What a browser would make of a page; fails on a tag that is not closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.rows: list[list[str]] = []
+        self._open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" in self._open:
+            return
+        self.words.append(data)
+        if {"td", "th"} & set(self._open):
+            self.rows[-1][-1] += f" {data.strip()}" if data.strip() else ""
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+    def row(self, heading: str) -> list[str]:
+        """The first row whose first cell begins so."""
+        return next(row for row in ([cell.strip() for cell in row] for row in self.rows) if row and row[0].startswith(heading))
+
+    def named(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+@pytest.fixture(scope="module")
+def page(dossier: dict[str, Any]) -> Page:
+    return Page(render(dossier))
+
+
+def check_self_contained(text: str) -> None:
+    parsed = Page(text)
+    assert not re.search(r"https?:|//[a-z]|@import|url\((?!#)", text)
+    assert not {"script", "link", "iframe", "img", "object", "embed", "form", "base"} & {tag for tag, _ in parsed.tags}
+    for _, attributes in parsed.tags:
+        assert not {"src", "srcset", "action", "style"} & set(attributes)
+        assert not any(name.startswith("on") for name in attributes)
+        assert (attributes.get("href") or "#").startswith("#")
+    assert "nan" not in re.findall(r"[a-z]+", " ".join(re.findall(r'(?:d|x|y|x1|y1|width|height)="([^"]*)"', text)))
+
+
+def test_the_page_needs_nothing_from_elsewhere(dossier: dict[str, Any]) -> None:
+    check_self_contained(render(dossier))
+
+
+def test_the_page_is_accessible(page: Page) -> None:
+    assert page.named("html")[0]["lang"] == "en"
+    levels = [int(tag[1]) for tag, _ in page.tags if re.fullmatch(r"h[1-6]", tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+    assert all("scope" in attributes for attributes in page.named("th"))
+    assert len(page.named("caption")) == len(page.named("table"))
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    for attributes in page.named("svg"):
+        assert attributes["role"] == "img"
+        assert set(str(attributes["aria-labelledby"]).split()) <= set(ids)
+    svgs = len(page.named("svg"))
+    assert svgs == len(page.named("desc")) == 2 * 3 * 2  # plots of two populations at two widths
+    for _, attributes in page.tags:
+        assert str(attributes.get("href", "#summary"))[1:] in ids
+        assert attributes.get("aria-labelledby") is None or set(str(attributes["aria-labelledby"]).split()) <= set(ids)
+
+
+def test_the_page_shows_what_the_twin_says(dossier: dict[str, Any], page: Page) -> None:
+    heart = population(dossier, "cardiology")
+    assert page.row("Budget")[1] == "5"
+    assert page.row("Spent: the guarantee")[1] == figures.cost(heart["spent"])
+    assert page.row("Spent: the estimate")[1] == figures.cost(heart["estimate"])
+    assert page.row("Spent, if all others")[1] == figures.cost(heart["alone"])
+    assert page.row("Spent and set aside")[1] == figures.cost(heart["reserved"])
+    assert page.row("Left")[1] == figures.remaining(heart["left"])
+    assert page.row("Head")[1] == dossier["proof"]["head"]
+    assert page.row("Entries")[1] == str(dossier["entries"])
+    for change in heart["budgets"]:
+        shown = [figures.moment(change["time"]), figures.exact(change["epsilon"]), "0.00001", change["reason"]]
+        assert [*shown, change["operator"], str(change["entry"])] in [[cell.strip() for cell in row] for row in page.rows]
+    for row in release_rows(heart["releases"]):
+        (cells,) = [item for item in page.rows if len(item) == 6 and item[5].strip() == figures.cost(row["total"])]
+        assert figures.moment(row["from"]) in cells[0]
+        assert f"multiplier {figures.ratio(row['multiplier'])}" in cells[2]
+        assert f"{row['cohort']} sites" in cells[3]
+        assert cells[4].strip().startswith(f"{figures.cost(row['epsilon'])} {figures.cost(row['alone'])} against all others")
+    for refusal in refusal_rows(heart["refusals"]):
+        found = [[cell.strip() for cell in cells[-3:]] for cells in page.rows]
+        assert ["3", figures.cost(refusal["reserved"]), figures.cost(refusal["after"])] in found
+    for item in heart["sites"]:
+        square = str(item["sites"] ** 2)
+        assert [str(item["sites"]), square, figures.cost(item["epsilon"])] in [
+            [c.strip() for c in row[:3]] for row in page.rows
+        ]
+    assert f"at most {figures.of_hundred(heart['meaning']['guess'])} times in 100" in page.text
+    for words in ("age-and-pressure", "dpo@north.example", "A. Lindqvist", "one record"):
+        assert words in page.text
+    for line in (*dossier["proof"]["proves"], *dossier["proof"]["leaves_open"], *dossier["proof"]["repeat"]):
+        assert " ".join(line.split()) in page.text
+
+
+def test_the_page_is_made_from_the_twin_alone(dossier: dict[str, Any]) -> None:
+    twin = json.loads(json.dumps(dossier, allow_nan=False))
+    assert twin == dossier
+    assert render(twin) == render(dossier)
+
+
+def test_equal_releases_stand_in_one_row(dossier: dict[str, Any]) -> None:
+    releases = population(dossier, "cardiology")["releases"]
+    rows = release_rows(releases)
+    assert [row["count"] for row in rows] == [3, 1, 2]
+    assert rows[0]["rounds"] == "1–3"
+    assert [row["unseen"] for row in rows] == [0, 0, 1]
+    assert (rows[2]["from"], rows[2]["to"]) == (releases[3]["time"], releases[5]["time"])
+    assert rows[-1]["total"] == population(dossier, "cardiology")["spent"]
+    for name in ("variance", "cohort", "dataset", "unit", "delta", "sampling_rate"):
+        other = {**releases[0], name: "another"}
+        assert [row["count"] for row in release_rows([releases[0], other, releases[1]])] == [1, 2]
+
+
+NASTY = "<b>&\"'</style>{{ 7 * 7 }}"
+
+
+def test_every_name_is_shown_as_text() -> None:
+    site = Site()
+    site.budget(NASTY, 3.0, reason=f"why {NASTY}", operator=f"who {NASTY}")
+    site.release(NASTY, "study", 4.0, dataset=f"data {NASTY}", unit=f"unit {NASTY}")
+    with transaction(site.engine) as connection:
+        refusal = Refusal(RefusalCode.BUDGET, f"message {NASTY}", "")
+        site.ledger.refuse(connection, refusal, reservation=site.reservation(NASTY, "more", 0.5, dataset=f"data {NASTY}"))
+    labels = {digest("study"): StudyLabel(f"name {NASTY}", "statistics", "alice")}
+    text = render(site.describe(studies=labels, title=f"title {NASTY}", contact=f"contact {NASTY}"))
+    parsed = Page(text)
+    assert "b" not in {tag for tag, _ in parsed.tags[parsed.tags.index(("nav", {"aria-label": "Parts"})) :]}
+    for words in ("why", "who", "data", "unit", "message", "name", "title", "contact"):
+        assert f"{words} {NASTY}" in parsed.text
+    assert html.escape(NASTY, quote=False).replace('"', "&#34;").replace("'", "&#39;") in text
+    check_self_contained(text)
+
+
+def test_an_empty_ledger_has_a_dossier() -> None:
+    site = Site()
+    text = render(site.describe())
+    parsed = Page(text)
+    assert "Nothing was released, and no budget was set." in parsed.text
+    assert parsed.named("svg") == []
+    nothing = describe([], replace(proof_of(site), entries=0, head=""), site="north", made=0)
+    assert "an empty ledger" in Page(render(nothing)).text
+
+
+def test_a_budget_without_releases_has_a_dossier() -> None:
+    site = Site()
+    site.budget("heart", 2.0)
+    parsed = Page(render(site.describe()))
+    assert "Nothing about anyone has been released." in parsed.text
+    assert parsed.row("Left")[1] == "2"
+
+
+def test_a_population_without_a_budget_may_release_nothing() -> None:
+    site = Site()
+    site.refuse(RefusalCode.BUDGET, population="heart", study=digest("early"), dataset="heart-2025")
+    data = site.describe()
+    parsed = Page(render(data))
+    assert "has set no budget" in parsed.text
+    assert population(data, "heart")["delta"] is None
+    assert parsed.row("Left")[1] == "nothing"
+
+
+def test_an_unlimited_budget_and_a_release_without_noise() -> None:
+    site = Site()
+    site.budget("heart", None)
+    site.release("heart", "noisy", 4.0)
+    before = site.describe()
+    assert (population(before, "heart")["left"], population(before, "heart")["after_all"]) == (None, None)
+    assert "The site set no bound on what may be lost." in Page(render(before)).text
+    site.release("heart", "exact", 0.0, kind="none")
+    data = site.describe()
+    heart = population(data, "heart")
+    assert (heart["spent"], heart["alone"], heart["reserved"], heart["estimate"]) == ("infinite", "infinite", "infinite", None)
+    assert heart["releases"][0]["total"] == pytest.approx(oracle([4.0]), rel=2e-3)
+    assert (heart["releases"][1]["epsilon"], heart["sites"]) == ("infinite", [])
+    text = render(data)
+    parsed = Page(text)
+    for words in ("No limit can be stated.", "none: exact sum", "no bound: released without noise"):
+        assert words in parsed.text
+    assert parsed.row("Spent: the guarantee")[1] == "infinite"
+    check_self_contained(text)
+
+
+def test_a_budget_below_what_is_spent_is_called_so() -> None:
+    site = Site()
+    site.budget("heart", 3.0)
+    site.release("heart", "study", 4.0)
+    site.budget("heart", 0.5, reason="stop")
+    data = site.describe()
+    assert population(data, "heart")["budgets"][-1]["below_spent"] is True
+    assert population(data, "heart")["left"] == 0.0
+    parsed = Page(render(data))
+    assert "below what was spent by then" in parsed.text
+    assert "More is spent than the budget in force allows" in parsed.text
+
+
+def test_a_strict_budget_is_priced_strictly() -> None:
+    site = Site()
+    site.budget("heart", 3.0)
+    site.release("heart", "study", 4.0)
+    standard = population(site.describe(), "heart")
+    site.budget("heart", 3.0, adaptive="strict")
+    strict = population(site.describe(), "heart")
+    assert (standard["adaptive"], strict["adaptive"]) == ("standard", "strict")
+    assert [change["adaptive"] for change in strict["budgets"]] == ["standard", "strict"]
+    assert strict["spent"] > standard["spent"]
+    assert strict["curve"][-1]["spent"] == strict["spent"]
+    assert standard["releases"][0]["total"] == strict["releases"][0]["total"]  # what it was then
+
+
+def test_a_recovered_charge_counts_and_is_called_so(tmp_path: Path) -> None:
+    trial = Trial(("north", "south"), place=lambda name: tmp_path / f"{name}.db", epsilon=3.0)
+    north = trial.ledgers["north"]
+    release = trial.release(1)
+    trial.reserve(release)
+    shown = trial.show(release)
+    trial.free("north", release)
+    with transaction(north._engine) as connection:
+        north.recover(connection, shown.receipts[0], "heart")
+    reader = LedgerReader(north._engine)
+    data = describe(reader.entries(), check(reader).proof(reader, 1), site="north", made=1)
+    (item,) = population(data, "heart")["releases"]
+    assert (item["recovered"], item["seen"]) == (True, False)
+    assert population(data, "heart")["reserved"] == population(data, "heart")["spent"] == reader.spending("heart").spent
+    assert "1 charged after a restored backup" in Page(render(data)).text
+
+
+def test_a_recovered_charge_without_any_budget_has_no_bound(tmp_path: Path) -> None:
+    trial = Trial(("north", "south"), place=lambda name: tmp_path / f"{name}.db", epsilon=3.0)
+    shown = trial.play(1)
+    fresh = open_ledger(":memory:", clock=trial.clock)
+    with transaction(fresh._engine) as connection:
+        fresh.recover(connection, shown.receipts[0], "heart")
+    reader = LedgerReader(fresh._engine)
+    data = describe(reader.entries(), check(reader).proof(reader, 1), site="north", made=1)
+    heart = population(data, "heart")
+    assert (data["proof"]["valid"], heart["spent"], heart["delta"], heart["sites"]) == (True, "infinite", None, [])
+    assert "has set no budget" in Page(render(data)).text
+
+
+def proof_of(site: Site) -> Proof:
+    reader = LedgerReader(site.engine)
+    return check(reader).proof(reader, site.clock.time)
+
+
+def test_a_failed_verification_is_told_in_words_first(dossier: dict[str, Any]) -> None:
+    site = lively()
+    fault = "Ledger entry 7 fails: it was changed."
+    proof = replace(proof_of(site), valid=False, fault=fault, fault_entry=7)
+    data = describe(LedgerReader(site.engine).entries(), proof, site="north", made=1)
+    parsed = Page(render(data))
+    assert parsed.text.index("DOES NOT VERIFY. Do not sign") < parsed.text.index(fault) < parsed.text.index("1 Summary")
+    assert "Not to be signed." in parsed.text
+    assert "The record verifies." not in parsed.text
+    assert data["proof"]["proves"] == []
+    assert parsed.row("First entry that fails")[1] == "7"
+    assert "fails" in str([attributes.get("class") for attributes in parsed.named("div")])
+
+
+def many(count: int, studies: int) -> list[Entry]:
+    """A long ledger's entries: budget, then reservations and charges of releases of four kinds."""
+    first = Entry(1, 1, Kind.GENESIS, *[None] * 11, {}, b"", b"\1" * 32, b"")
+    entries = [
+        first,
+        replace(first, seq=2, kind=Kind.BUDGET, population="heart", delta=DELTA, detail={"epsilon": (60.0).hex()}),
+    ]
+    kinds = [Mechanism(GRID, plan_noise("distributed", (250 * GRID + kind) ** 2, 4, 1)) for kind in range(4)]
+    for index in range(count):
+        context = index.to_bytes(32, "big")
+        charge = replace(
+            first, seq=2 * index + 4, time=1_700_000_000 + 600 * index, kind=Kind.CHARGE, study=digest(str(index % studies)),
+            round=index // studies, attempt=1, population="heart", dataset="heart-2025", mechanism=kinds[index % 4],
+            delta=DELTA, unit="record", cohort_size=4, colluders=1, context=context,
+        )  # fmt: skip
+        entries += [replace(charge, seq=charge.seq - 1, kind=Kind.RESERVE), charge]
+    return entries
+
+
+def test_a_ledger_of_ten_thousand_releases_stays_readable() -> None:
+    entries = many(10_000, 60)
+    proof = replace(proof_of(Site()), entries=len(entries))
+    data = describe(entries, proof, site="north", made=1_800_000_000)
+    heart = population(data, "heart")
+    assert len(heart["releases"]) == 10_000
+    assert heart["spent"] == pytest.approx(oracle([250 / 100.0]), rel=5e-3)  # 10,000 releases at 250 are one at 2.5
+    text = render(data)
+    assert len(text) < 1_000_000
+    parsed = Page(text)
+    assert "10,000 releases in 60 studies" in parsed.text
+    assert f"Not drawn: {60 - MOST_BARS} more" in parsed.text
+    rows = [row for row in parsed.rows if len(row) == 6 and "discrete Gaussian" in row[2]]
+    counts = [int(re.findall(r"([\d,]+) releases?", row[0])[0].replace(",", "")) for row in rows]
+    assert sum(counts) == 10_000
+    check_self_contained(text)
+
+
+def test_rows_beyond_the_most_stand_in_the_twin_only() -> None:
+    entries = many(MOST_ROWS + 7, MOST_ROWS + 7)
+    data = describe(entries, proof_of(Site()), site="north", made=1_800_000_000)
+    parsed = Page(render(data))
+    assert len([row for row in parsed.rows if len(row) == 6 and "discrete Gaussian" in row[2]]) == MOST_ROWS
+    assert f"The latest {MOST_ROWS} rows; 7 earlier rows stand" in parsed.text
+
+
+def numbers(pattern: str, text: str) -> list[tuple[float, ...]]:
+    return [tuple(float(number) for number in found.groups()) for found in re.finditer(pattern, text)]
+
+
+def test_the_curve_lies_where_the_axis_says(dossier: dict[str, Any]) -> None:
+    heart = population(dossier, "cardiology")
+    plot = str(charts.spending_plot(heart, charts.WIDE, "plot"))
+    scale = numbers(r'<text x="34.0" y="([\d.]+)" text-anchor="end" fill="#\w+">([\d.]+)</text>', plot)
+    (low, zero), (high, most) = scale[0], scale[-1]
+    assert zero == 0.0
+    assert most >= 4.0
+
+    def epsilon(y: float) -> float:
+        return (low - 4 - y) / (low - high) * most  # a label stands 4 pixels below its line
+
+    curve = re.search(r'<path d="(M[^"]*)" fill="none" stroke="#0b4f6c"', plot)
+    assert curve is not None
+    assert epsilon(float(curve[1].rsplit("V", 1)[1].split("H")[0])) == pytest.approx(heart["spent"], abs=0.03)
+    limit = re.search(r'<path d="M[\d.]+ ([\d.]+)H[\d.]+L[\d.]+ ([\d.]+)H', plot)
+    assert limit is not None
+    assert [epsilon(float(y)) for y in limit.groups()] == pytest.approx([3.0, 5.0], abs=0.03)
+    crosses = numbers(r'd="M(\d+) (\d+)l8 8m0 -8l-8 8"', plot)
+    assert sorted(epsilon(y + 4) for _, y in crosses) == pytest.approx(
+        sorted(min(refusal["after"], 1.12 * 5.0) for refusal in heart["refusals"]), abs=0.03
+    )
+
+
+def test_bars_are_as_long_as_their_costs(dossier: dict[str, Any]) -> None:
+    heart = population(dossier, "cardiology")
+    labels = {item["study"]: f"study {index}" for index, item in enumerate(heart["studies"])}
+    plot = str(charts.study_bars(heart, labels, charts.NARROW, "bars"))
+    lengths = [length for (length,) in numbers(r'<rect x="0.5" y="[\d.]+" width="([\d.]+)"', plot)]
+    ordered = sorted(heart["studies"], key=lambda item: -item["epsilon"])
+    costs = [
+        item[name]
+        for item in [*ordered, {"epsilon": heart["spent"], "alone": heart["alone"]}]
+        for name in ("epsilon", "alone")
+    ]
+    assert [length / lengths[-1] for length in lengths] == pytest.approx([cost / heart["alone"] for cost in costs], abs=0.002)
+    assert lengths[-1] > 0.75 * charts.NARROW
+    bar = str(charts.meter(heart, 502, "meter"))
+    (_, _), (held, _), (used, _), _ = numbers(r'width="([\d.]+)" height="(16)', bar)
+    assert (held / 500, used / 500) == pytest.approx((heart["reserved"] / 5, heart["spent"] / 5), abs=0.002)
+
+
+@given(st.integers(0, 4_000_000_000), st.integers(0, 2_000_000_000), st.integers(3, 8))
+def test_ticks_are_few_and_in_order(first: int, span: int, most: int) -> None:
+    found = ticks(first, first + span, most)
+    times = [time for time, _ in found]
+    assert times == sorted(set(times))
+    assert all(first <= time <= first + span for time in times)
+    assert 1 <= len(found) <= most + 1
+
+
+def test_the_head_runs_at_the_foot_of_every_printed_page(dossier: dict[str, Any]) -> None:
+    rule = re.search(r"@page \{(.*?)\n\}", render(dossier), re.DOTALL)
+    assert rule is not None
+    assert f"head {dossier['proof']['head']}" in rule[1]
