@@ -1,0 +1,210 @@
+"""The numbers behind accounting: curves against Opacus and the discrete Gaussian, composed losses against closed forms."""
+
+from __future__ import annotations
+
+import math
+from typing import get_args
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.integrate import quad
+from scipy.optimize import brentq
+from scipy.stats import norm
+
+from veilsum_privacy.composition.estimate import composed_epsilon
+from veilsum_privacy.composition.gaussian import analytic_gaussian_epsilon
+from veilsum_privacy.composition.grid import GRID_ERROR, epsilon_by_grid
+from veilsum_privacy.composition.inversion import choose_line, epsilon_by_inversion, surely_within
+from veilsum_privacy.composition.losses import Direction, Steps
+from veilsum_privacy.composition.renyi import (
+    ORDERS,
+    SCALE_BITS,
+    Floats,
+    conversion,
+    sampled_curve,
+    standard_epsilon,
+    step_curve,
+    to_floats,
+)
+
+WHOLE = ORDERS[np.floor(ORDERS) == ORDERS]
+RATES = st.floats(-12, -1e-6).map(math.exp)
+DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
+
+
+def make_steps(groups: list[tuple[float, float, int]], unsampled: float = 0.0) -> tuple[Steps, Floats]:
+    """Steps of (rate, sigma / D, number), and the RDP curve of all."""
+    rate, sigma, count = np.array(groups, dtype=np.float64).reshape(-1, 3).T
+    curve = ORDERS * (unsampled / 2)
+    for q, z, n in groups:
+        curve = curve + n * to_floats(step_curve(q, z**-2))
+    return Steps(rate, 1 / sigma, count, unsampled), curve
+
+
+@settings(max_examples=25, deadline=None)
+@given(rate=RATES, sigma=st.floats(0.1, 1000))
+def test_integer_orders_equal_opacus(rate: float, sigma: float) -> None:
+    from opacus.accountants.analysis.rdp import compute_rdp
+
+    theirs = np.asarray(compute_rdp(q=rate, noise_multiplier=sigma, steps=1, orders=WHOLE.tolist()))
+    ours = sampled_curve(rate, sigma**-2)[np.isin(ORDERS, WHOLE)]
+    # Opacus subtracts from 1: its digits end near 1e-16 times the number of terms.
+    np.testing.assert_allclose(ours, theirs, rtol=5e-10, atol=1e-12)
+    assert np.all(ours >= theirs - 1e-12)
+
+
+@pytest.mark.parametrize(("rate", "sigma"), [(0.01, 1.1), (0.3, 0.8), (0.9, 3.0), (1e-3, 0.5), (0.05, 20.0)])
+def test_fractional_orders_equal_opacus(rate: float, sigma: float) -> None:
+    from opacus.accountants.analysis.rdp import compute_rdp
+
+    ours = sampled_curve(rate, sigma**-2)
+    for index in range(0, 99, 7):
+        theirs = compute_rdp(q=rate, noise_multiplier=sigma, steps=1, orders=float(ORDERS[index]))
+        assert ours[index] == pytest.approx(theirs, rel=1e-7, abs=1e-11)
+
+
+@settings(max_examples=40, deadline=None)
+@given(rate=RATES, sigma=st.floats(0.3, 50), order=st.sampled_from(ORDERS[:99].tolist()))
+def test_curves_equal_their_definition(rate: float, sigma: float, order: float) -> None:
+    """By adaptive integration of what is left of ((1 - q) + q w)^a after its tangent, wherever the integrand is."""
+    shift, index = 1 / sigma, int(np.searchsorted(ORDERS, order))
+
+    def integrand(x: float) -> float:
+        u = rate * math.expm1(shift * x - shift * shift / 2)
+        if order * math.log1p(u) > 40:
+            return math.exp(order * math.log1p(u) - x * x / 2) / math.sqrt(2 * math.pi)
+        excess = math.expm1(order * math.log1p(u)) - order * u
+        if abs(u) < 1e-4:  # what the tangent takes away leaves too few digits
+            excess = order * (order - 1) / 2 * u * u * (1 + (order - 2) / 3 * u * (1 + (order - 3) / 4 * u))
+        return excess * math.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+
+    total = sum(
+        quad(integrand, start, start + 1, epsabs=0, epsrel=1e-10)[0] for start in range(-12, math.ceil(order * shift) + 12)
+    )
+    assert sampled_curve(rate, shift * shift)[index] == pytest.approx(math.log1p(total) / (order - 1), rel=1e-7)
+
+
+@settings(max_examples=60, deadline=None)
+@given(rate=RATES | st.just(1 - 2**-53) | st.just(5e-324), sigma=st.floats(1e-6, 1e6))
+def test_sampling_never_costs_more_and_no_step_is_free(rate: float, sigma: float) -> None:
+    sampled, unsampled = step_curve(rate, sigma**-2), step_curve(1.0, sigma**-2)
+    assert all(0 < mine <= whole for mine, whole in zip(sampled, unsampled, strict=True))
+    exact = ORDERS * (sigma**-2 / 2)
+    assert np.all(to_floats(unsampled) >= exact)
+    np.testing.assert_allclose(to_floats(unsampled), exact, rtol=1e-15, atol=2.0**-SCALE_BITS)
+
+
+@pytest.mark.parametrize("sigma", [4, 7])
+@pytest.mark.parametrize("rate", [1.0, 0.5, 0.01])
+def test_the_discrete_gaussian_costs_no_more_than_its_price(sigma: int, rate: float) -> None:
+    """Its Renyi divergences by summation over the integers, with D = 3 grid units."""
+    y = np.arange(-60 * sigma, 60 * sigma + 1)
+    log_q = -(y**2) / (2 * sigma**2) - math.log(np.exp(-(y**2) / (2 * sigma**2)).sum())
+    log_shifted = -((y - 3) ** 2) / (2 * sigma**2) - math.log(np.exp(-(y**2) / (2 * sigma**2)).sum())
+    log_p = log_shifted if rate == 1 else np.logaddexp(math.log1p(-rate) + log_q, math.log(rate) + log_shifted)
+    price = to_floats(step_curve(rate, 9 / sigma**2))
+    for index in range(0, 130, 5):
+        order = ORDERS[index]
+        for above, below in ((log_p, log_q), (log_q, log_p)):
+            divergence = math.log(np.exp(order * above - (order - 1) * below).sum()) / (order - 1)
+            assert divergence <= price[index] * (1 + 1e-9) + 1e-13
+
+
+def one_step_delta(rate: float, sigma: float, direction: Direction, epsilon: float) -> float:
+    """delta(epsilon) of one step: the most likely set is where the loss exceeds epsilon, a half-line."""
+    shift = 1 / sigma
+    inside = (math.exp(epsilon * direction) - 1 + rate) / rate
+    if inside <= 0:
+        return 0.0  # an added record's loss is never larger
+    end = (math.log(inside) + shift**2 / 2) / shift
+    if direction > 0:
+        mixture = (1 - rate) * norm.sf(end) + rate * norm.sf(end - shift)
+        return float(mixture - math.exp(epsilon) * norm.sf(end))
+    mixture = (1 - rate) * norm.cdf(end) + rate * norm.cdf(end - shift)
+    return float(norm.cdf(end) - math.exp(epsilon) * mixture)
+
+
+def one_step_epsilon(rate: float, sigma: float, direction: Direction, delta: float) -> float:
+    if one_step_delta(rate, sigma, direction, 0.0) <= delta:
+        return 0.0
+    return float(brentq(lambda epsilon: one_step_delta(rate, sigma, direction, epsilon) - delta, 0.0, 500.0, xtol=1e-12))
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("delta", [1e-3, 1e-5, 1e-9])
+@pytest.mark.parametrize(("rate", "sigma"), [(0.9, 3.0), (0.5, 0.7), (0.2, 1.0), (0.05, 0.8), (0.01, 1.1), (0.3, 0.3)])
+def test_one_step_meets_its_closed_form_both_ways(rate: float, sigma: float, delta: float, direction: Direction) -> None:
+    steps, curve = make_steps([(rate, sigma, 1)])
+    exact, line, guarantee = (
+        one_step_epsilon(rate, sigma, direction, delta),
+        choose_line(curve, delta),
+        standard_epsilon(curve, delta),
+    )
+    inverted = epsilon_by_inversion(steps, direction, line, delta, guarantee)
+    if inverted is not None:
+        assert exact - 1e-9 <= inverted <= exact + 4e-4
+    rounded = epsilon_by_grid(steps, direction, line, delta, delta / 1000, guarantee)
+    assert rounded == pytest.approx(exact, abs=GRID_ERROR)
+    if inverted is None:  # a loss so far from smooth is one that hardly ever is anything but a constant
+        assert direction < 0 or rate * sigma < 0.2
+    if surely_within(steps, direction, line, exact * 0.9 - 0.01, delta):
+        pytest.fail("Chernoff's bound is below the exact curve")
+    assert surely_within(steps, direction, line, guarantee + 2 * line.period, delta)
+
+
+MIXED = [
+    ([(0.01, 1.1, 1000)], 0.0),
+    ([(0.01, 1.1, 1000), (0.2, 5.0, 40)], 1 / 16),
+    ([(1e-4, 1.0, 100)], 0.0),
+    ([(1e-3, 0.7, 300), (0.5, 30.0, 3)], 1e-5),
+    ([(1e-5, 0.6, 1), (0.9, 3.0, 10)], 0.0),
+]
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("delta", [1e-4, 1e-7])
+@pytest.mark.parametrize(("groups", "unsampled"), MIXED)
+def test_inversion_and_grid_agree(
+    groups: list[tuple[float, float, int]], unsampled: float, delta: float, direction: Direction
+) -> None:
+    steps, curve = make_steps(groups, unsampled)
+    line, guarantee = choose_line(curve, delta), standard_epsilon(curve, delta)
+    inverted = epsilon_by_inversion(steps, direction, line, delta, guarantee)
+    rounded = epsilon_by_grid(steps, direction, line, delta, delta / 1000, guarantee)
+    assert rounded is not None
+    assert inverted == pytest.approx(rounded, abs=GRID_ERROR)
+    whole = composed_epsilon(steps, delta, curve)
+    assert whole is not None
+    assert rounded <= whole <= guarantee
+
+
+@pytest.mark.parametrize("ratio", [1e-4, 0.01, 1.0, 30.0])
+@pytest.mark.parametrize("delta", [1e-2, 1e-5, 1e-12])
+def test_both_ways_meet_the_analytic_gaussian(ratio: float, delta: float) -> None:
+    steps, curve = make_steps([], ratio)
+    exact, line, guarantee = analytic_gaussian_epsilon(ratio, delta), choose_line(curve, delta), standard_epsilon(curve, delta)
+    for direction in DIRECTIONS:
+        inverted = epsilon_by_inversion(steps, direction, line, delta, guarantee)
+        assert inverted is not None
+        assert exact - 1e-9 <= inverted <= exact + 4e-4
+        assert epsilon_by_grid(steps, direction, line, delta, delta / 1000, guarantee) == pytest.approx(exact, abs=GRID_ERROR)
+
+
+def test_splitting_a_group_changes_nothing() -> None:
+    steps, curve = make_steps([(0.02, 1.3, 500), (0.02, 1.3, 300), (0.3, 9.0, 7)], 0.01)
+    merged, same = make_steps([(0.02, 1.3, 800), (0.3, 9.0, 7)], 0.01)
+    assert composed_epsilon(steps, 1e-6, curve) == pytest.approx(composed_epsilon(merged, 1e-6, same), abs=1e-6)
+
+
+def test_the_line_keeps_wrapping_around_small() -> None:
+    for groups, unsampled in MIXED:
+        _, curve = make_steps(groups, unsampled)
+        for delta in (1e-3, 1e-9):
+            line, s = choose_line(curve, delta), ORDERS - 1
+            allowed = math.log(delta) + math.log(1.01e-4 * min(1.0, line.c))
+            assert -line.c * line.period <= allowed
+            right = s > line.c
+            assert np.min((s * curve - (s - line.c) * line.period)[right]) <= allowed
+    assert np.all(np.isfinite(conversion(1e-300)))
