@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from support.hostile import NAMES, Adversary, add_mod, context_of, flat, make_adversary, subtract_mod, uniformity
+from support.ledgers import any_receipt
 from veilsum_privacy.canonical import canonical, parse_canonical
 from veilsum_privacy.errors import HostileInput, RefusalCode
-from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, sign_receipt
+from veilsum_privacy.ledger.receipts import SignedReceipt, sign_receipt
 from veilsum_privacy.securesum.context import encode_broadcast
 from veilsum_privacy.securesum.contribution import open_sum
 from veilsum_privacy.securesum.masks import MaskStream, derive
@@ -243,16 +244,13 @@ def test_consent_to_a_round_only_once(attack: Adversary) -> None:
 def test_receipts_missing_doubled_forged_or_of_another_context(attack: Adversary) -> None:
     """'All have contributed' when not: a site consents only if each member signed for this very sum."""
     good = attack.collect()
-    body = Receipt(attack.key, "d", context_of(good[0]), bytes(32), 99, bytes(32))
+    body = any_receipt(attack.key, "d", context=context_of(good[0]), number=99)
     forged = sign_receipt(body, attack.bed.analyst.signing_key)
     attack_row = attack.attempt_row("d")
     assert attack_row is not None
-    foreign = sign_receipt(
-        Receipt(attack.key, "d", bytes(32), bytes(32), 1, bytes(32)), attack.bed.sites["d"].credentials.signing_key
-    )
-    elsewhere = sign_receipt(
-        Receipt(bytes(32), "d", context_of(good[0]), bytes(32), 1, bytes(32)), attack.bed.sites["d"].credentials.signing_key
-    )
+    signer = attack.bed.sites["d"].credentials.signing_key
+    foreign = sign_receipt(any_receipt(attack.key, "d"), signer)
+    elsewhere = sign_receipt(any_receipt(bytes(32), "d", context=context_of(good[0])), signer)
     wrong = {
         "none": [],
         "one missing": good[:3],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from veilsum_participant.contributions import Payload
 from veilsum_privacy.database import transaction
 from veilsum_privacy.errors import HostileInput, RefusalCode
 from veilsum_privacy.ledger import Kind
-from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, parse_receipt, sign_receipt
+from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, sign_receipt
 from veilsum_privacy.securesum.bfv import SecretKey
 from veilsum_privacy.securesum.parameters import BFV_4096, BFV_8192
 from veilsum_proto import federation_pb2 as pb
@@ -151,10 +152,8 @@ def test_uploads_out_of_order_doubled_late_or_foreign(tmp_path: Path) -> None:
 
         signer = ring.bed.sites["d"].credentials.signing_key
         own = parse_receipt(payload.receipt.body)
-        fields = {"study": own.study, "participant": "d", "context": own.context, "payload": own.payload,
-                  "number": own.number, "head": own.head}  # fmt: skip
         for change in ({"payload": bytes(32)}, {"participant": "a"}, {"study": bytes(32)}):
-            wrong = sign_receipt(Receipt(**(fields | change)), signer)  # type: ignore[arg-type]
+            wrong = sign_receipt(replace(own, **change), signer)  # type: ignore[arg-type]
             ring.refused(lambda wrong=wrong: hub.receipt("d", key, attempt, wrong))  # type: ignore[misc]
         for wrong in (
             SignedReceipt(payload.receipt.body, b""),
@@ -165,7 +164,7 @@ def test_uploads_out_of_order_doubled_late_or_foreign(tmp_path: Path) -> None:
             ring.refused(lambda wrong=wrong: hub.receipt("d", key, attempt, wrong))  # type: ignore[misc]
         hub.receipt("d", key, attempt, payload.receipt)
         hub.receipt("d", key, attempt, payload.receipt)  # the same again is no fault
-        second = sign_receipt(Receipt(**(fields | {"number": 99})), signer)  # type: ignore[arg-type]
+        second = sign_receipt(replace(own, number=99), signer)
         ring.refused(lambda: hub.receipt("d", key, attempt, second), match="second")
         ring.refused(send(count, good[0]))
 

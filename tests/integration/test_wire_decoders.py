@@ -15,11 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.federation import make_bed, make_request, schema_of
+from support.ledgers import any_receipt
 from veilsum_participant.core import ParticipantCore
 from veilsum_privacy.canonical import canonical, parse_canonical
 from veilsum_privacy.errors import HostileInput, RefusalCode
 from veilsum_privacy.identity import Label, verify_certificate
-from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, parse_receipt, sign_receipt, verify_receipt
+from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, sign_receipt, verify_receipt
 from veilsum_privacy.securesum.boxes import BoxKey
 from veilsum_privacy.securesum.context import (
     Assignment,
@@ -59,8 +60,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
         enrol(key, site.credentials.identity, BoxKey.generate().public, site.credentials.signing_key)
         for site in bed.sites.values()
     )
-    receipt = Receipt(key, "a", bytes(32), bytes(32), 1, bytes(32))
-    signed = sign_receipt(receipt, bed.sites["a"].credentials.signing_key)
+    signed = sign_receipt(any_receipt(key, "a"), bed.sites["a"].credentials.signing_key)
     return World(study, ParticipantCore(bed.sites["a"]), enrolments, signed)
 
 
@@ -388,5 +388,5 @@ def joined(tmp_path_factory: pytest.TempPathFactory) -> tuple[World, bytes]:
         core.membership.on_study(key, study.to_bytes(), signature, certificate, "coordinator") for core in cores.values()
     )
     messages = [pb.SignedEnrolment(certificate=e.certificate, body=e.body, signature=e.signature) for e in enrolments]
-    receipt = sign_receipt(Receipt(key, "a", bytes(32), bytes(32), 1, bytes(32)), bed.sites["a"].credentials.signing_key)
+    receipt = sign_receipt(any_receipt(key, "a"), bed.sites["a"].credentials.signing_key)
     return World(study, cores["a"], enrolments, receipt), pb.RosterObject(enrolments=messages).SerializeToString()

@@ -33,7 +33,7 @@ from veilsum_deploy.provision import Kit, make_kit
 from veilsum_participant import store
 from veilsum_participant.channel import open_channel
 from veilsum_privacy.database import open_database
-from veilsum_privacy.identity import Credentials, Label, load_credentials, verify
+from veilsum_privacy.identity import Credentials, Label, load_credentials
 from veilsum_privacy.ledger.entries import Entry, Kind
 from veilsum_privacy.ledger.reading import LedgerReader
 from veilsum_privacy.randomness import SYSTEM_RANDOM
@@ -265,16 +265,11 @@ class Processes:
 
     def entries(self, name: str, key: bytes) -> list[Entry]:
         """A participant's ledger entries of a study, after verifying the whole ledger."""
-        identity = load_credentials(self.directory(name) / "identity", int(time.time())).identity
-
-        def signed(data: bytes, signature: bytes) -> bool:
-            verify(identity.public_key, Label.LEDGER, data, signature)
-            return True
-
+        credentials = load_credentials(self.directory(name) / "identity", int(time.time()))
         engine = open_database(self._state(name))
         try:
-            reader = LedgerReader(engine, site=name)
-            reader.verify(signed)
+            reader = LedgerReader(engine)
+            reader.verify(authority=credentials.authority)
             return reader.entries(study=key)
         finally:
             engine.dispose()

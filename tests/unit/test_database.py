@@ -1,17 +1,26 @@
-"""The database file: private, durable, one writer at a time, and clear about what it cannot open."""
+"""The database: private, durable, one writer at a time, readable without the right to write, clear about what is wrong."""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import shutil
 import sqlite3
 import stat
+import tempfile
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 
-from veilsum_privacy.database import SCHEMA_VERSION, open_database, scrub, transaction
-from veilsum_privacy.errors import ConfigurationError, StateError
+from support import postgres
+from support.backends import SHARED, new_place
+from veilsum_privacy import database
+from veilsum_privacy.database import SCHEMA_VERSION, open_database, open_readonly, reading, scrub, transaction
+from veilsum_privacy.errors import ConfigurationError, StateError, VeilsumError
 
 
 def pragma(engine: Engine, name: str) -> object:
@@ -59,9 +68,10 @@ def test_an_exception_undoes_the_transaction() -> None:
         assert connection.exec_driver_sql("SELECT count(*) FROM t").scalar_one() == 0
 
 
-def test_reads_before_a_write_hold_until_the_commit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", SHARED)
+def test_reads_before_a_write_hold_until_the_commit(backend: str, tmp_path: Path) -> None:
     """Read-then-write from eight threads loses no update: the lock is taken at the beginning."""
-    path = tmp_path / "state.db"
+    path = new_place(backend, tmp_path)
     with transaction(open_database(path)) as connection:
         connection.exec_driver_sql("CREATE TABLE t (x INTEGER)")
         connection.exec_driver_sql("INSERT INTO t VALUES (0)")
@@ -71,7 +81,7 @@ def test_reads_before_a_write_hold_until_the_commit(tmp_path: Path) -> None:
         for _ in range(5):
             with transaction(engine) as connection:
                 value = connection.exec_driver_sql("SELECT x FROM t").scalar_one()
-                connection.exec_driver_sql("UPDATE t SET x = ?", (value + 1,))
+                connection.execute(text("UPDATE t SET x = :x"), {"x": value + 1})
 
     threads = [threading.Thread(target=count) for _ in range(8)]
     for thread in threads:
@@ -106,10 +116,13 @@ def test_a_place_that_cannot_hold_a_file(tmp_path: Path, place: str) -> None:
         open_database(tmp_path / place)
 
 
-@pytest.mark.parametrize("url", ["://", "nothing://host/name", "oracle://host/name"])
+@pytest.mark.parametrize(
+    "url", ["://", "nothing://host/name", "oracle://host/name", "mysql://h/n", "postgresql://host:port/name"]
+)
 def test_urls_that_cannot_be_opened(url: str) -> None:
-    with pytest.raises(ConfigurationError):
-        open_database(url)
+    for opening in (open_database, open_readonly):
+        with pytest.raises(ConfigurationError):
+            opening(url)
 
 
 def test_errors_name_no_values() -> None:
@@ -128,3 +141,319 @@ def test_a_log_that_cannot_be_emptied_is_a_typed_error(tmp_path: Path) -> None:
     path.write_bytes(b"no database" * 1000)
     with pytest.raises(StateError, match="write-ahead log"):
         scrub(engine)
+
+
+# -- whatever the driver says is a typed error
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Engine:
+    return open_database(new_place("postgres", tmp_path))
+
+
+def test_a_server_that_is_not_there(tmp_path: Path) -> None:
+    for opening in (open_database, open_readonly):
+        with pytest.raises(StateError, match="connection to the database was lost") as caught:
+            opening(f"postgresql://someone:secret@/name?host={tmp_path}")
+        assert "secret" not in str(caught.value) + str(caught.value.__cause__)
+
+
+def test_a_connection_that_is_lost_takes_nothing_with_it(server: Engine) -> None:
+    """The server ends it in the middle of a transaction: typed, undone, and the next one works."""
+    with transaction(server) as connection:
+        connection.execute(text("CREATE TABLE t (x INTEGER)"))
+
+    def lose(statement: str) -> None:
+        with transaction(server) as connection:
+            connection.execute(text("INSERT INTO t VALUES (1)"))
+            number = connection.execute(text("SELECT pg_backend_pid()")).scalar_one()
+            postgres.server().execute(f"SELECT pg_terminate_backend({number}, 5000)")
+            if statement:
+                connection.execute(text(statement))
+
+    for statement in ("INSERT INTO t VALUES (2)", ""):  # it shows in the next statement, or in the commit
+        with pytest.raises(StateError, match="connection to the database was lost"):
+            lose(statement)
+    with transaction(server) as connection:
+        assert connection.execute(text("SELECT count(*) FROM t")).scalar_one() == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("40001", "conflicted with another"),
+        ("53100", "has no room"),
+        ("53300", "has no room"),
+        ("57P01", "was lost"),
+        ("XX001", "is damaged"),
+        ("23505", "refused a transaction"),
+    ],
+)
+def test_conditions_that_the_server_reports(server: Engine, code: str, message: str) -> None:
+    statement = f"DO $$ BEGIN RAISE EXCEPTION 'row 7' USING ERRCODE = '{code}', DETAIL = 'Key (x)=(a secret)'; END $$"
+    with pytest.raises(StateError, match=message) as caught, transaction(server) as connection:
+        connection.execute(text(statement))
+    assert "a secret" not in str(caught.value)
+    assert caught.value.advice
+
+
+def test_a_deadlock_is_ended_with_a_typed_error(server: Engine) -> None:
+    with transaction(server) as connection:
+        connection.execute(text("CREATE TABLE t (x INTEGER)"))
+    with psycopg.connect(str(server.url.render_as_string(False)).replace("+psycopg", "")) as other:
+        other.execute("SET deadlock_timeout = '60s'")
+        other.execute("LOCK TABLE t")
+        locked = threading.Event()
+
+        def wait() -> None:
+            locked.wait(30)
+            other.execute(f"SELECT pg_advisory_xact_lock({database._LOCK})")
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+
+        def fall_into_it() -> None:
+            with transaction(server) as connection:
+                connection.execute(text("SET LOCAL deadlock_timeout = '200ms'"))
+                locked.set()
+                connection.execute(text("LOCK TABLE t"))
+
+        with pytest.raises(StateError, match="end a deadlock"):
+            fall_into_it()
+        thread.join(30)
+        other.rollback()
+
+
+@pytest.mark.parametrize("backend", SHARED)
+def test_a_writer_does_not_wait_for_ever(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = new_place(backend, tmp_path)
+    patient = open_database(place)
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.05 if backend == "file" else 1.0)
+    hasty = open_database(place)
+    with transaction(patient), pytest.raises(StateError, match="Another process holds"), transaction(hasty):
+        pass
+    with transaction(hasty):
+        pass
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    engine = open_database(tmp_path / "state.db")
+
+    def fill() -> None:
+        with transaction(engine) as connection:
+            connection.exec_driver_sql("PRAGMA max_page_count = 5")
+            connection.exec_driver_sql("CREATE TABLE t (x BLOB)")
+            connection.exec_driver_sql("INSERT INTO t VALUES (zeroblob(100000))")
+
+    with pytest.raises(StateError, match="has no room") as caught:
+        fill()
+    assert "disk" in caught.value.advice
+
+
+def test_a_damaged_file(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    engine = open_database(path)
+    with transaction(engine) as connection:
+        connection.exec_driver_sql("CREATE TABLE t (x)")
+        connection.exec_driver_sql("INSERT INTO t SELECT hex(randomblob(500)) FROM pragma_function_list LIMIT 200")
+    scrub(engine)
+    engine.dispose()
+    data = bytearray(path.read_bytes())
+    data[4096 * 2 :] = b"\xff" * (len(data) - 4096 * 2)
+    path.write_bytes(data)
+    with pytest.raises(StateError, match="damaged"), reading(open_readonly(path)) as connection:
+        connection.exec_driver_sql("SELECT x FROM t").all()
+
+
+# -- reading without the right to write
+
+
+def _filled(path: Path) -> Engine:
+    engine = open_database(path)
+    with transaction(engine) as connection:
+        connection.exec_driver_sql("CREATE TABLE t (x INTEGER)")
+        connection.exec_driver_sql("INSERT INTO t VALUES (41)")
+    return engine
+
+
+def _count(path: Path) -> int:
+    engine = open_readonly(path)
+    try:
+        with reading(engine) as connection:
+            return int(connection.exec_driver_sql("SELECT sum(x) FROM t").scalar_one())
+    finally:
+        engine.dispose()
+
+
+def _state(directory: Path) -> dict[str, tuple[str, int]]:
+    """Content and time of every file; of SQLite's index of the log, which holds the locks, that it is there."""
+    return {
+        file.name: ("", 0)
+        if file.name.endswith("-shm")
+        else (hashlib.sha256(file.read_bytes()).hexdigest(), file.stat().st_mtime_ns)
+        for file in sorted(directory.iterdir())
+    }
+
+
+def _as_nobody(act: Callable[[], object]) -> str:
+    """What ``act`` returns or raises in a process without any right here, as text."""
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            if os.geteuid() == 0:
+                os.setgroups([])
+                os.setgid(65534)
+                os.setuid(65534)
+            said = str(act())
+        except VeilsumError as error:
+            said = f"{type(error).__name__}: {error}"
+        except BaseException as error:  # noqa: BLE001 - told to the test
+            said = repr(error)
+        os.write(theirs, said.encode())
+        os._exit(0)
+    os.close(theirs)
+    with os.fdopen(ours) as pipe:
+        said = pipe.read()
+    os.waitpid(child, 0)
+    return said
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """A directory that everybody can come to; pytest's own is closed to others."""
+    path = Path(tempfile.mkdtemp(prefix="veilsum-test-"))
+    path.chmod(0o755)
+    yield path
+    path.chmod(0o755)
+    shutil.rmtree(path)
+
+
+def _let_others_read(directory: Path) -> None:
+    for file in directory.iterdir():
+        file.chmod(0o444)
+    directory.chmod(0o555)
+
+
+def test_an_auditor_reads_a_file_at_rest(directory: Path) -> None:
+    path = directory / "state.db"
+    _filled(path).dispose()
+    _let_others_read(directory)
+    before = _state(directory)
+    assert [file.name for file in directory.iterdir()] == ["state.db"]
+    assert _as_nobody(lambda: _count(path)) == "41"
+    assert _count(path) == 41
+    assert _state(directory) == before
+
+
+def test_an_auditor_reads_beside_a_running_writer(directory: Path) -> None:
+    """What the writer committed a moment ago, though it lies in the log only."""
+    path = directory / "state.db"
+    writer = _filled(path)
+    with transaction(writer) as connection:
+        connection.exec_driver_sql("INSERT INTO t VALUES (1)")
+    _let_others_read(directory)
+    before = _state(directory)
+    assert set(before) == {"state.db", "state.db-wal", "state.db-shm"}
+    assert _as_nobody(lambda: _count(path)) == "42"
+    assert _state(directory) == before
+    directory.chmod(0o755)
+    with transaction(writer) as connection:
+        connection.exec_driver_sql("INSERT INTO t VALUES (1)")
+        assert _count(path) == 42, "what is not committed is not seen"
+    assert _count(path) == 43
+    assert _as_nobody(lambda: _count(path)) == "43"
+    writer.dispose()
+
+
+def test_an_auditor_reads_a_file_whose_log_was_left_behind(directory: Path) -> None:
+    """A copy of file and log, or what a power cut left: the log is read, and neither is changed."""
+    path = directory / "state.db"
+    with _Writing(directory.parent / f"{directory.name}.db") as (source, log):
+        shutil.copyfile(source, path)
+        shutil.copyfile(log, directory / "state.db-wal")
+    _let_others_read(directory)
+    before = _state(directory)
+    temporary = set(Path(os.environ.get("TMPDIR", "/tmp")).glob("veilsum-*"))
+    assert _as_nobody(lambda: _count(path)) == "42"
+    assert _count(path) == 42
+    assert _state(directory) == before
+    assert set(Path(os.environ.get("TMPDIR", "/tmp")).glob("veilsum-*")) <= temporary, "no copy is left"
+
+
+class _Writing:
+    """A file with a transaction that lies in its log only."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __enter__(self) -> tuple[Path, Path]:
+        self.engine = _filled(self.path)
+        scrub(self.engine)
+        with transaction(self.engine) as connection:
+            connection.exec_driver_sql("INSERT INTO t VALUES (1)")
+        return self.path, self.path.with_name(self.path.name + "-wal")
+
+    def __exit__(self, *_: object) -> None:
+        self.engine.dispose()
+        for suffix in ("", "-wal", "-shm"):
+            self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("backend", SHARED)
+def test_a_reader_cannot_write(backend: str, tmp_path: Path) -> None:
+    place = new_place(backend, tmp_path)
+    owner = open_database(place)
+    with transaction(owner) as connection:
+        connection.execute(text("CREATE TABLE t (x INTEGER)"))
+    engine = open_readonly(place)
+    for statement in ("INSERT INTO t VALUES (1)", "DROP TABLE t", "CREATE TABLE u (x INTEGER)"):
+        with pytest.raises(StateError, match="can only be read"), reading(engine) as connection:
+            connection.execute(text(statement))
+    with pytest.raises(StateError), transaction(engine) as connection:
+        connection.execute(text("INSERT INTO t VALUES (1)"))
+    with transaction(owner) as connection:
+        assert connection.execute(text("SELECT count(*) FROM t")).scalar_one() == 0
+
+
+def test_what_cannot_be_read(directory: Path) -> None:
+    for path in (directory / "missing.db", directory):
+        with pytest.raises(StateError, match="There is no database"):
+            open_readonly(path)
+    assert list(directory.iterdir()) == []
+    secret = directory / "secret.db"
+    _filled(secret).dispose()
+    if os.geteuid() == 0:
+        assert _as_nobody(lambda: _count(secret)).startswith("StateError: The database cannot be opened")
+    text_file = directory / "notes.txt"
+    text_file.write_text("not a database, but long enough to have room for a header of one hundred bytes" * 10)
+    with pytest.raises(StateError, match="damaged, or is none"):
+        open_readonly(text_file)
+    newer = directory / "newer.db"
+    with sqlite3.connect(newer) as raw:
+        raw.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    raw.close()
+    with pytest.raises(StateError, match="newer version"):
+        open_readonly(newer)
+
+
+@pytest.mark.parametrize("name", ["a b.db", "50%.db", "what?.db", "a#b.db"])
+def test_names_that_mean_something_in_a_url(tmp_path: Path, name: str) -> None:
+    _filled(tmp_path / name).dispose()
+    assert _count(tmp_path / name) == 41
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("backend", SHARED)
+def test_a_read_sees_one_state(backend: str, tmp_path: Path) -> None:
+    place = new_place(backend, tmp_path)
+    engine = open_database(place)
+    with transaction(engine) as connection:
+        connection.execute(text("CREATE TABLE t (x INTEGER)"))
+    with reading(engine) as reader:
+        before = reader.execute(text("SELECT count(*) FROM t")).scalar_one()
+        with transaction(open_database(place)) as connection:
+            connection.execute(text("INSERT INTO t VALUES (1)"))
+        assert reader.execute(text("SELECT count(*) FROM t")).scalar_one() == before
+    with reading(engine) as reader:
+        assert reader.execute(text("SELECT count(*) FROM t")).scalar_one() == before + 1

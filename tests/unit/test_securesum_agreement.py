@@ -1,4 +1,4 @@
-"""What members agree on before a sum: boxes, enrolments and roster, receipts. Every wrong one is refused."""
+"""What members agree on before a sum: boxes, enrolments and roster. Every wrong one is refused."""
 
 from __future__ import annotations
 
@@ -17,19 +17,11 @@ from support.federation import DATASET, schema_of
 from veilsum_privacy.canonical import canonical, digest
 from veilsum_privacy.errors import HostileInput
 from veilsum_privacy.identity import Identity, Label, Role, SigningKey, verify_certificate
-from veilsum_privacy.ledger.receipts import (
-    MAX_RECEIPT_BYTES,
-    Receipt,
-    SignedReceipt,
-    parse_receipt,
-    sign_receipt,
-    verify_receipt,
-)
 from veilsum_privacy.securesum.boxes import PUBLIC_KEY_BYTES, Box, BoxKey, Purpose, check_public_key, seal, unseal
 from veilsum_privacy.securesum.roster import Enrolment, enrol, verify_enrolment, verify_roster
 from veilsum_privacy.study import PrivacyDemand, Study, TaskDeclaration
 
-STUDY, ROSTER, CONTEXT, PAYLOAD, HEAD = (bytes([number]) * 32 for number in range(1, 6))
+STUDY, ROSTER, CONTEXT = (bytes([number]) * 32 for number in range(1, 4))
 FORGE = Forge()
 
 
@@ -252,52 +244,3 @@ def test_malformed_enrolments_are_refused() -> None:
             verify_enrolment(Enrolment(identity.certificate, body, key.sign(label, body)), STUDY, FORGE.ca, NOW)
     with pytest.raises(HostileInput):
         verify_enrolment(signed(right), STUDY, FORGE.ca, NOW + 365 * 86_400)  # the certificate has expired
-
-
-def _receipt(**changes: Any) -> Receipt:
-    return replace(Receipt(STUDY, "north", CONTEXT, PAYLOAD, 7, HEAD), **changes)
-
-
-def test_a_receipt_survives_its_bytes() -> None:
-    identity, key, _ = _party("north")
-    assert verify_receipt(sign_receipt(_receipt(), key), identity, STUDY, CONTEXT) == _receipt()
-
-
-def test_a_receipt_for_anything_else_is_refused() -> None:
-    identity, key, _ = _party("north")
-    other, other_key, _ = _party("south")
-    signed = sign_receipt(_receipt(), key)
-    for case, signer, study, context in (
-        (signed, identity, ROSTER, CONTEXT),
-        (signed, identity, STUDY, ROSTER),
-        (signed, other, STUDY, CONTEXT),
-        (sign_receipt(_receipt(), other_key), identity, STUDY, CONTEXT),
-        (sign_receipt(_receipt(), other_key), other, STUDY, CONTEXT),  # south signs that it is north
-        (replace(signed, body=_receipt(number=8).to_bytes()), identity, STUDY, CONTEXT),
-        (replace(signed, signature=b""), identity, STUDY, CONTEXT),
-        (SignedReceipt(signed.body, key.sign(Label.LEDGER, signed.body)), identity, STUDY, CONTEXT),
-    ):
-        with pytest.raises(HostileInput):
-            verify_receipt(case, signer, study, context)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"v": 2}, {"v": "1"}, {"v": None}, {"study": "00"}, {"study": 1}, {"study": None}, {"participant": 3},
-        {"context": "zz" * 32}, {"payload": "00" * 31}, {"head": "00" * 33}, {"number": 0}, {"number": -1}, {"number": "7"},
-        {"number": True}, {"number": None}, {"number": 2**53}, {"more": 1}, {"head": [1]},
-    ],
-)  # fmt: skip
-def test_malformed_receipts_are_refused(change: dict[str, Any]) -> None:
-    right: dict[str, Any] = {"v": 1, "study": STUDY, "participant": "north", "context": CONTEXT, "payload": PAYLOAD,
-                             "number": 7, "head": HEAD}  # fmt: skip
-    assert parse_receipt(canonical(right)) == _receipt()
-    with pytest.raises(HostileInput):
-        parse_receipt(canonical(right | change))
-
-
-@given(st.binary(max_size=200) | st.text(max_size=100).map(str.encode) | st.just(b" " * (MAX_RECEIPT_BYTES + 1)))
-def test_any_bytes_parse_as_a_receipt_or_are_refused(data: bytes) -> None:
-    with pytest.raises(HostileInput):
-        parse_receipt(data)

@@ -1,22 +1,41 @@
-"""The append-only record of what each release cost; a participant's own is the authority.
+"""The append-only record of what each release cost: each participant's own, and the coordinator's mirror of its studies.
 
-:class:`Ledger` writes it, :class:`LedgerReader` reads it without a key, :func:`verify_rows` proves rows from elsewhere.
+:class:`Ledger` and :class:`Mirror` write, :class:`LedgerReader` reads either without a key, :func:`verify_ledger` proves one
+from its entries alone.
 """
 
-from veilsum_privacy.ledger.entries import Budget, Entry, Kind, Mechanism, Reservation, Spending
+from veilsum_privacy.ledger.entries import Budget, Entry, Headroom, Kind, Mechanism, Reservation, Spending
+from veilsum_privacy.ledger.export import Exported, read_export, write_csv, write_jsonl
+from veilsum_privacy.ledger.faults import LedgerFault
+from veilsum_privacy.ledger.keeping import KeptReceipt
 from veilsum_privacy.ledger.ledger import Ledger
+from veilsum_privacy.ledger.mirror import Mirror, Mirrored
 from veilsum_privacy.ledger.reading import LedgerReader
-from veilsum_privacy.ledger.verification import SignatureCheck, verify_rows
+from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, Witness
+from veilsum_privacy.ledger.verification import Source, Verification, verify_ledger
 
 __all__ = [
     "Budget",
     "Entry",
+    "Exported",
+    "Headroom",
+    "KeptReceipt",
     "Kind",
     "Ledger",
+    "LedgerFault",
     "LedgerReader",
     "Mechanism",
+    "Mirror",
+    "Mirrored",
+    "Receipt",
     "Reservation",
-    "SignatureCheck",
+    "SignedReceipt",
+    "Source",
     "Spending",
-    "verify_rows",
+    "Verification",
+    "Witness",
+    "read_export",
+    "verify_ledger",
+    "write_csv",
+    "write_jsonl",
 ]

@@ -1,4 +1,4 @@
-"""What stands in a ledger: typed entries, the mechanism they record, budgets, and the hash that chains them.
+"""What stands in a ledger: typed entries, the mechanisms that they record, and budgets.
 
 Epsilon is derived from recorded mechanisms and never stored as the truth. This module reads no database and decides nothing
 but whether an epsilon fits a budget.
@@ -6,34 +6,35 @@ but whether an epsilon fits a budget.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
-from veilsum_privacy.accounting import GaussianEvent, RdpGate
-from veilsum_privacy.canonical import canonical, parse_canonical
+from veilsum_privacy.accounting import Adaptive, GaussianEvent
+from veilsum_privacy.canonical import canonical
 from veilsum_privacy.errors import HostileInput, Misuse
 from veilsum_privacy.noise import NoisePlan
 
-NO_HASH = "0" * 64
-"""The previous hash of the first entry."""
-
 
 class Kind(StrEnum):
-    """What an entry records."""
+    """What an entry records. ``receipts`` and ``consent`` stand in a coordinator's mirror only."""
 
     GENESIS = "genesis"
+    KEY = "key"
     BUDGET = "budget"
     RESERVE = "reserve"
     CHARGE = "charge"
+    RECOVERY = "recovery"
     FREE = "free"
     RELEASE_SEEN = "release-seen"
     REFUSAL = "refusal"
+    CHECKPOINT = "checkpoint"
+    RECEIPTS = "receipts"
+    CONSENT = "consent"
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,18 @@ class Mechanism:
 
     @cached_property
     def event(self) -> GaussianEvent | None:
-        """What it costs: the noise counted is S^2; None without noise, whose epsilon is infinite."""
+        """What it costs against up to k colluders: the noise counted is S^2; None without noise, whose epsilon is infinite."""
+        return self._event(Fraction(self.noise.variance))
+
+    @cached_property
+    def event_alone(self) -> GaussianEvent | None:
+        """What it costs against all other parties together: only the site's own share S^2 / h is counted."""
+        return self._event(self.noise.share_variance)
+
+    def _event(self, variance: Fraction) -> GaussianEvent | None:
         if self.noise.kind == "none":
             return None
-        return GaussianEvent(self.sensitivity, Fraction(self.noise.variance), self.sampling_rate, self.steps)
+        return GaussianEvent(self.sensitivity, variance, self.sampling_rate, self.steps)
 
     def to_json(self) -> dict[str, Any]:
         """The mechanism as an entry holds it; colluders stand in their own column."""
@@ -158,16 +167,38 @@ class Budget:
     Attributes:
         epsilon: positive bound, or None: the site demands no guarantee (the only budget that admits releases without noise).
         delta: in (0, 1/2); of the population, not of a study.
+        adaptive: how epsilon is derived: by all orders, or by few fixed ones that share delta
+            (:meth:`veilsum_privacy.accounting.RdpGate.epsilon`).
     """
 
     epsilon: float | None
     delta: float
+    adaptive: Adaptive = "standard"
 
     def __post_init__(self) -> None:
+        if self.adaptive not in ("standard", "strict"):
+            raise Misuse("A budget's adaptive composition is standard or strict.")
         if self.epsilon is not None and not (math.isfinite(self.epsilon) and self.epsilon > 0):
             raise Misuse("A budget's epsilon must be positive and finite, or None for no guarantee.")
         if not 0.0 < self.delta < 0.5:
             raise Misuse("A budget's delta must lie in (0, 1/2).")
+
+    @staticmethod
+    def from_detail(detail: Mapping[str, Any], delta: float) -> Budget:
+        """The budget that an entry's detail and delta state.
+
+        Raises:
+            HostileInput: they state none.
+        """
+        try:
+            epsilon = detail["epsilon"]
+            value = None if epsilon is None else float.fromhex(epsilon)
+            budget = Budget(value, delta, detail.get("adaptive", "standard"))
+        except (KeyError, TypeError, ValueError, Misuse) as error:
+            raise HostileInput("The budget of a ledger entry is malformed.") from error
+        if value is not None and value.hex() != epsilon:
+            raise HostileInput("The budget of a ledger entry is malformed.")
+        return budget
 
     def admits(self, epsilon: float) -> bool:
         """Whether a total of ``epsilon`` stays within the budget."""
@@ -185,7 +216,8 @@ class Spending:
         estimate: the same by the tighter accountant, None where that cannot tell.
         reserved: epsilon by RDP of charged and open releases together: what the gate counts.
         left: the budget's epsilon less ``reserved``, not below 0; infinite without a bound.
-        releases: charged releases.
+        releases: charged releases, those recovered from receipts included.
+        alone: epsilon by RDP of all charged releases against all other parties together, colluding.
     """
 
     population: str
@@ -195,6 +227,27 @@ class Spending:
     reserved: float
     left: float
     releases: int
+    alone: float
+
+
+@dataclass(frozen=True)
+class Headroom:
+    """Where a population would stand after more releases; both epsilons at its budget's delta.
+
+    Attributes:
+        budget: in force now.
+        reserved: epsilon by RDP of charged and open releases together.
+        after: the same with the releases asked about.
+    """
+
+    budget: Budget
+    reserved: float
+    after: float
+
+    @property
+    def admits(self) -> bool:
+        """Whether the budget bears what would stand."""
+        return self.budget.admits(self.after)
 
 
 @dataclass(frozen=True)
@@ -252,72 +305,6 @@ class Entry:
         Raises:
             HostileInput: the entry sets none.
         """
-        try:
-            epsilon = self.detail["epsilon"]
-            if self.kind is not Kind.BUDGET or self.delta is None:
-                raise HostileInput("The ledger entry sets no budget.")
-            budget = Budget(None if epsilon is None else float.fromhex(epsilon), self.delta)
-        except (KeyError, TypeError, ValueError, Misuse) as error:
-            raise HostileInput("The budget of a ledger entry is malformed.") from error
-        if budget.epsilon is not None and budget.epsilon.hex() != epsilon:
-            raise HostileInput("The budget of a ledger entry is malformed.")
-        return budget
-
-
-def facts(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What is hashed of a row: every column but hash and signature, JSON columns as what they say."""
-    values = {name: value for name, value in row.items() if name not in ("hash", "signature")}
-    for name in ("event", "detail"):
-        if values[name] is not None:
-            values[name] = parse_canonical(str(values[name]).encode(), what="ledger entry")
-    return values
-
-
-def hash_row(row: Mapping[str, Any]) -> str:
-    """SHA-256 over the canonical JSON of a row's facts, in hexadecimal."""
-    return hashlib.sha256(canonical(facts(row))).hexdigest()
-
-
-def read_row(row: Mapping[str, Any]) -> Entry:
-    """Turn a row into an entry.
-
-    Raises:
-        HostileInput: a column holds what no writer of this ledger writes.
-    """
-    try:
-        values = facts(row)
-        if not isinstance(values["detail"], dict):
-            raise HostileInput("The detail of a ledger entry is malformed.")
-        del values["event"]
-        for name in ("study", "context"):
-            values[name] = None if values[name] is None else bytes.fromhex(values[name])
-        values["kind"], values["previous"] = Kind(values["kind"]), bytes.fromhex(values["previous"])
-        return Entry(
-            **values,
-            mechanism=None if row["event"] is None else read_mechanism(str(row["event"]), row["colluders"]),
-            hash=bytes.fromhex(row["hash"]),
-            signature=bytes.fromhex(row["signature"]),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise HostileInput("A ledger entry is malformed.") from error
-
-
-@lru_cache(maxsize=4096)
-def read_mechanism(event: str, colluders: int) -> Mechanism:
-    """The mechanism of a row's columns; cached, because a population's releases repeat few mechanisms.
-
-    Raises:
-        HostileInput: no writer of this ledger writes it.
-    """
-    return Mechanism.from_json(parse_canonical(event.encode(), what="ledger entry"), colluders)
-
-
-def total_epsilon(mechanisms: Mapping[Mechanism, int], delta: float) -> float:
-    """Epsilon by RDP of all mechanisms, each as often as counted; infinite if one of them has no noise."""
-    counted: list[tuple[GaussianEvent, int]] = []
-    for mechanism, count in mechanisms.items():
-        if count:
-            if mechanism.event is None:
-                return math.inf
-            counted.append((mechanism.event, count))
-    return RdpGate().with_events(counted).epsilon(delta)
+        if self.kind is not Kind.BUDGET or self.delta is None:
+            raise HostileInput("The ledger entry sets no budget.")
+        return Budget.from_detail(self.detail, self.delta)

@@ -1,4 +1,4 @@
-"""The ledger of one site: append-only entries in the site's own database.
+"""The ledger of one site: what its releases cost, in the site's own database.
 
 Every call that writes takes the :class:`~sqlalchemy.Connection` of the caller's transaction
 (:func:`veilsum_privacy.database.transaction`), so that a charge and the consent it pays for are one transaction. A reservation
@@ -9,7 +9,7 @@ that the budget does not bear raises, and that undoes the caller's transaction; 
             ledger.reserve(connection, reservation)
     except Refusal as refusal:
         with transaction(engine) as connection:
-            ledger.refuse(connection, reservation, refusal)
+            ledger.refuse(connection, refusal, reservation=reservation)
         raise
 
 This module opens no file and sends nothing.
@@ -17,20 +17,25 @@ This module opens no file and sends nothing.
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Engine, exists, insert, select
+from sqlalchemy import Connection, Engine, bindparam, or_, select
 
-from veilsum_privacy.canonical import canonical
-from veilsum_privacy.database import transaction
-from veilsum_privacy.errors import Misuse, Refusal, RefusalCode, StateError
-from veilsum_privacy.ledger.entries import NO_HASH, Budget, Kind, Mechanism, Reservation, hash_row, read_row, total_epsilon
-from veilsum_privacy.ledger.reading import LedgerReader, first_row
-from veilsum_privacy.ledger.tables import create_ledger_table, ledger_table
+from veilsum_privacy.accounting import Adaptive
+from veilsum_privacy.database import reading, transaction
+from veilsum_privacy.errors import HostileInput, Misuse, Refusal, RefusalCode, StateError
+from veilsum_privacy.identity import Credentials, Role
+from veilsum_privacy.ledger.chain import Chain
+from veilsum_privacy.ledger.checking import check_cohort, check_countersignature, find_signer, own_receipt
+from veilsum_privacy.ledger.entries import Budget, Kind, Mechanism, Reservation
+from veilsum_privacy.ledger.keeping import check_numbers, keep_certificate, keep_receipts
+from veilsum_privacy.ledger.reading import LedgerReader, require_budget
+from veilsum_privacy.ledger.receipts import SignedReceipt, Witness, parse_receipt, receipts_digest
+from veilsum_privacy.ledger.rows import read_row
+from veilsum_privacy.ledger.tables import ledger_table
 from veilsum_privacy.randomness import RandomSource
 
 _COLUMNS = ledger_table.c
@@ -39,57 +44,68 @@ _RELEASE = (
 )  # fmt: skip
 """Columns that describe a release: its reservation's, repeated by every later entry about it."""
 
+_PAID = (Kind.CHARGE, Kind.RECOVERY)
+_LONGEST_TEXT = 2000
+
+_ABOUT = select(ledger_table).where(_COLUMNS.context == bindparam("context"), _COLUMNS.kind != Kind.REFUSAL.value)
+_ROUND = select(_COLUMNS.kind, _COLUMNS.attempt).where(
+    _COLUMNS.study == bindparam("study"),
+    _COLUMNS.round == bindparam("round"),
+    or_(*(_COLUMNS.kind == kind.value for kind in (Kind.RESERVE, *_PAID))),
+)
+"""Kind and attempt of a round's reservations and charges."""
+
+Rows = Mapping[Kind, Mapping[str, Any]]
+"""The entries about one context, by kind."""
+
 
 class Ledger(LedgerReader):
     """A site's ledger, to write and to read; created with its first entry if the database has none.
 
     Args:
-        engine: from :func:`veilsum_privacy.database.open_database`, SQLite.
-        site: whose ledger it is.
-        sign: signs an entry's hash with the site's key.
+        engine: from :func:`veilsum_privacy.database.open_database`.
+        credentials: the site's; with another key than before, a ``key`` entry names its certificate.
         clock: unix seconds.
         random: for the 32 bytes that the chain begins with.
 
     Raises:
+        HostileInput: the credentials' certificate is not valid now.
         StateError: the ledger in the database is another site's, or its first entry is damaged.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        *,
-        site: str,
-        sign: Callable[[bytes], bytes],
-        clock: Callable[[], int],
-        random: RandomSource,
-    ) -> None:
-        super().__init__(engine, site=site)
-        self._sign, self._clock = sign, clock
-        with transaction(engine) as connection:
-            create_ledger_table(connection)
-            first = first_row(connection, select(ledger_table).where(_COLUMNS.seq == 1))
-            if first is None:
-                self._append(connection, Kind.GENESIS, detail={"random": random.bytes(32), "site": site})
-                return
-        if first["kind"] != Kind.GENESIS or first["hash"] != hash_row(first):
-            raise StateError("The ledger's first entry is damaged.", "Restore the file and charge what the receipts show.")
-        owner = json.loads(first["detail"]).get("site")
-        if owner != site:
-            raise StateError(f"The ledger is that of {owner}, not of {site}.", "Check the site's name and the file.")
+    def __init__(self, engine: Engine, *, credentials: Credentials, clock: Callable[[], int], random: RandomSource) -> None:
+        if credentials.identity.role is not Role.PARTICIPANT:
+            raise Misuse("Only a participant has a ledger of its own.", "A coordinator has a mirror.")
+        self._chain = Chain(engine, credentials=credentials, clock=clock, random=random)
+        super().__init__(engine)
 
     def set_budget(
-        self, connection: Connection, population: str, epsilon: float | None, delta: float, *, reason: str, operator: str
+        self,
+        connection: Connection,
+        population: str,
+        epsilon: float | None,
+        delta: float,
+        *,
+        reason: str,
+        operator: str,
+        adaptive: Adaptive = "standard",
     ) -> int:
         """Set or change a population's budget; it holds for everything released so far. Returns the entry's number.
+
+        A budget below what is spent is allowed: it stops every further release. The entry says so.
 
         Raises:
             Misuse: an epsilon or delta out of range, or no reason or operator.
         """
-        budget = Budget(epsilon, delta)
+        budget = Budget(epsilon, delta, adaptive)
         if not (population and reason and operator):
             raise Misuse("A budget needs a population, a reason and an operator.")
-        detail = {"epsilon": budget.epsilon, "reason": reason, "operator": operator}
-        return self._append(connection, Kind.BUDGET, {"population": population, "delta": delta}, detail)
+        detail: dict[str, Any] = {"epsilon": budget.epsilon, "reason": reason, "operator": operator}
+        if adaptive != "standard":
+            detail["adaptive"] = adaptive
+        if not budget.admits(self._totals.standing(connection, population).charged.epsilon(budget)):
+            detail["below_spent"] = True
+        return self._chain.append(connection, Kind.BUDGET, {"population": population, "delta": delta}, detail).seq
 
     def reserve(self, connection: Connection, reservation: Reservation) -> int:
         """Set a release's cost aside before anything that depends on records leaves; open reservations count as spent.
@@ -99,28 +115,34 @@ class Ledger(LedgerReader):
 
         Raises:
             Refusal: ``BUDGET``: the population has no budget, or not enough is left.
-            StateError: the round was charged, or the attempt or context reserved for another release or freed.
+            StateError: the round was charged, or the attempt or context reserved for another release or ended.
         """
-        found = self._find(connection, Kind.RESERVE, reservation.context)
-        if found is not None:
-            if read_row(found).reservation != reservation:
+        found = self._about(connection, reservation.context)
+        if Kind.RECOVERY in found:
+            raise StateError("The attempt was charged from its receipt.", "Only a new round can take part.")
+        if Kind.RESERVE in found:
+            if read_row(found[Kind.RESERVE]).reservation != reservation:
                 raise StateError("The context was reserved for another release.")
-            if self._find(connection, Kind.FREE, reservation.context) is not None:
+            if Kind.FREE in found:
                 raise StateError("The attempt's reservation was freed.", "Only a new attempt can take part.")
-            return int(found["seq"])
+            return int(found[Kind.RESERVE]["seq"])
         columns = reservation.columns()
-        for kind, names, fault in (
-            (Kind.CHARGE, ("study", "round"), "The round was charged before."),
-            (Kind.RESERVE, ("study", "round", "attempt"), "The attempt was reserved under another context."),
-        ):
-            if connection.scalar(select(exists().where(_COLUMNS.kind == kind, *(_COLUMNS[n] == columns[n] for n in names)))):
+        for kind, attempt in self._round(connection, columns):
+            if kind in _PAID:
+                raise StateError("The round was charged before.", "Only a new round or attempt can take part.")
+            if attempt == reservation.attempt:
+                fault = "The attempt was reserved under another context."
                 raise StateError(fault, "Only a new round or attempt can take part.")
-        budget = self._require_budget(connection, reservation.population)
-        _admit(budget, reservation.population, self._mechanisms(connection, reservation.population), reservation.mechanism)
-        return self._append(connection, Kind.RESERVE, {**columns, "delta": budget.delta})
+        budget = self._admit(connection, reservation.population, reservation.mechanism)
+        return self._chain.append(connection, Kind.RESERVE, {**columns, "delta": budget.delta}).seq
 
-    def charge(self, connection: Connection, context: bytes) -> int:
+    def charge(self, connection: Connection, context: bytes, witness: Witness | None = None) -> int:
         """Spend a reservation for good; belongs into the transaction that makes the consent durable.
+
+        Args:
+            connection: of the caller's transaction.
+            context: of the attempt, 32 bytes.
+            witness: what the cohort and the coordinator signed; verified, and kept with the entry.
 
         Returns:
             The entry's number; that of the first call if it was charged before.
@@ -128,18 +150,36 @@ class Ledger(LedgerReader):
         Raises:
             Refusal: ``BUDGET``: the budget was lowered since and no longer bears what is charged and open.
             StateError: nothing is reserved for the context, it was freed, or the round was charged under another context.
+            HostileInput: a receipt or the countersignature is forged, old, or for another sum.
         """
-        done, reserved = self._end(connection, Kind.CHARGE, context)
+        found = self._about(connection, context)
+        done = found.get(Kind.CHARGE) or found.get(Kind.RECOVERY)
         if done is not None:
-            return done
-        same_round = exists().where(
-            _COLUMNS.kind == Kind.CHARGE, _COLUMNS.study == reserved["study"], _COLUMNS.round == reserved["round"]
-        )
-        if connection.scalar(select(same_round)):
+            return int(done["seq"])
+        reserved = _reserved(found)
+        if Kind.FREE in found:
+            raise StateError("A reservation that was freed cannot be charged.")
+        if any(kind in _PAID for kind, _ in self._round(connection, reserved)):
             raise StateError("The round was charged under another context.", "A round is charged once.")
         population = str(reserved["population"])
-        _admit(self._require_budget(connection, population), population, self._mechanisms(connection, population))
-        return self._append(connection, Kind.CHARGE, reserved)
+        self._admit(connection, population)
+        if witness is None:
+            return self._chain.append(connection, Kind.CHARGE, _release_columns(reserved)).seq
+        now = self._chain.now()
+        checked = check_cohort(witness.receipts, witness.certificates, self._chain.credentials.authority, now)
+        own = own_receipt(checked, self._chain.name, read_row(reserved).reservation)
+        if self.position(own.head, connection) is None:
+            raise HostileInput("This site's own receipt does not name an entry of this ledger.")
+        check_numbers(connection, checked)
+        coordinator = check_countersignature(witness, checked, self._chain.credentials.authority, now)
+        detail = {
+            "receipts": receipts_digest(witness.receipts),
+            "countersigned": [witness.countersigned.body, witness.countersigned.signature],
+            "coordinator": keep_certificate(connection, coordinator.certificate),
+        }
+        entry = self._chain.append(connection, Kind.CHARGE, _release_columns(reserved), detail, now=now).seq
+        keep_receipts(connection, entry, checked)
+        return entry
 
     def free(self, connection: Connection, context: bytes, *, reason: str = "") -> int:
         """Give a reservation back that never got consent. Returns the entry's number, that of the first call if repeated.
@@ -147,10 +187,14 @@ class Ledger(LedgerReader):
         Raises:
             StateError: nothing is reserved for the context, or it was charged.
         """
-        done, reserved = self._end(connection, Kind.FREE, context)
-        if done is not None:
-            return done
-        return self._append(connection, Kind.FREE, reserved, {"reason": reason} if reason else {})
+        found = self._about(connection, context)
+        reserved = _reserved(found)
+        if any(kind in found for kind in _PAID):
+            raise StateError("A reservation that was charged cannot be freed.")
+        if Kind.FREE in found:
+            return int(found[Kind.FREE]["seq"])
+        detail = {"reason": reason} if reason else {}
+        return self._chain.append(connection, Kind.FREE, _release_columns(reserved), detail).seq
 
     def release_seen(self, connection: Connection, context: bytes, digest: bytes | None = None) -> int:
         """Record that the release paid for was seen, and the digest of what was shown; later calls change nothing.
@@ -158,83 +202,170 @@ class Ledger(LedgerReader):
         Raises:
             StateError: the context was not charged.
         """
-        seen = self._find(connection, Kind.RELEASE_SEEN, context)
-        if seen is not None:
-            return int(seen["seq"])
-        charged = self._find(connection, Kind.CHARGE, context)
+        found = self._about(connection, context)
+        if Kind.RELEASE_SEEN in found:
+            return int(found[Kind.RELEASE_SEEN]["seq"])
+        charged = found.get(Kind.CHARGE) or found.get(Kind.RECOVERY)
         if charged is None:
             raise StateError("A release was seen that was never charged.")
-        return self._append(
-            connection, Kind.RELEASE_SEEN, _release_columns(charged), {} if digest is None else {"digest": digest}
-        )
+        detail = {} if digest is None else {"digest": digest}
+        return self._chain.append(connection, Kind.RELEASE_SEEN, _release_columns(charged), detail).seq
 
-    def refuse(self, connection: Connection, reservation: Reservation, refusal: Refusal) -> int:
-        """Record that a release was refused, with the budget's figures, which stay here. Returns the entry's number."""
-        columns = reservation.columns()
-        detail: dict[str, Any] = {"code": refusal.code.value, "message": refusal.message}
-        budget = self._budget(connection, reservation.population)
-        if budget is not None:
-            spent = self._mechanisms(connection, reservation.population)
-            columns["delta"] = budget.delta
-            detail["figures"] = {
-                "budget": budget.epsilon,
-                "reserved": _finite(total_epsilon(spent, budget.delta)),
-                "after": _finite(total_epsilon(spent + Counter([reservation.mechanism]), budget.delta)),
-            }
-        return self._append(connection, Kind.REFUSAL, columns, detail)
-
-    def _append(
+    def refuse(
         self,
         connection: Connection,
-        kind: Kind,
-        columns: Mapping[str, Any] | None = None,
-        detail: Mapping[str, Any] | None = None,
+        refusal: Refusal,
+        *,
+        population: str | None = None,
+        reservation: Reservation | None = None,
+        study: bytes | None = None,
+        dataset: str | None = None,
+        cost: Sequence[Mechanism] = (),
     ) -> int:
-        last = connection.execute(select(_COLUMNS.seq, _COLUMNS.hash).order_by(_COLUMNS.seq.desc()).limit(1)).first()
-        row: dict[str, Any] = dict.fromkeys(column.name for column in ledger_table.columns)
-        row |= dict(columns or {})
-        row |= {
-            "seq": 1 if last is None else last.seq + 1,
-            "time": self._clock(),
-            "kind": kind.value,
-            "detail": canonical(detail or {}).decode(),
-            "previous": NO_HASH if last is None else last.hash,
+        """Record a refusal with the budget's figures, which stay here. Returns the entry's number.
+
+        Args:
+            connection: of the caller's transaction.
+            refusal: why; all its reasons if it has several.
+            population: whose budget was asked for.
+            reservation: the release that was refused.
+            study: digest of the study that was refused as a whole, at enrolment; instead of a reservation.
+            dataset: what that study wanted to use.
+            cost: all releases that it declared.
+        """
+        columns: dict[str, Any] = {"study": None if study is None else study.hex(), "dataset": dataset}
+        if reservation is not None:
+            columns, population = reservation.columns(), reservation.population
+            cost = [reservation.mechanism]
+        columns["population"] = population
+        detail: dict[str, Any] = _refusal_detail(refusal)
+        counted = Counter(cost)
+        if reservation is None and counted:
+            detail["cost"] = [[item.to_json(), item.noise.colluders, count] for item, count in counted.items()]
+        if population is not None:
+            budget, figures = self._totals.epsilon_held(connection, population, {}, counted)
+            if budget is not None:
+                columns["delta"] = budget.delta
+                reserved, after = map(_finite, figures)
+                detail["figures"] = {"budget": budget.epsilon, "reserved": reserved, "after": after}
+        return self._chain.append(connection, Kind.REFUSAL, columns, detail).seq
+
+    def recover(
+        self, connection: Connection, receipt: SignedReceipt, population: str, *, certificate: bytes | None = None
+    ) -> int | None:
+        """Charge what an own receipt shows and this ledger does not know as charged: it was restored from a backup.
+
+        What was consented to is spent, whatever the budget says.
+
+        Args:
+            connection: of the caller's transaction.
+            receipt: one that this site signed.
+            population: whose budget it draws on, unless the ledger still knows its reservation.
+            certificate: of the key that signed it, DER or PEM, if neither the present key nor any that the ledger names did.
+
+        Returns:
+            The entry's number, or None if it was charged already.
+
+        Raises:
+            HostileInput: this site did not sign it, or it does not fit the reservation of its context.
+        """
+        parsed = parse_receipt(receipt.body)
+        found = self._about(connection, parsed.context)
+        if any(kind in found for kind in _PAID):
+            return None
+        known_certificates = [self._chain.credentials.identity.certificate, *self._own_certificates(connection)]
+        candidates = [*known_certificates, *([] if certificate is None else [certificate])]
+        signer = find_signer(receipt, self._chain.name, candidates, self._chain.credentials.authority)
+        reserved = found.get(Kind.RESERVE)
+        columns = parsed.reservation(population).columns()
+        if reserved is not None:
+            known = read_row(reserved).reservation
+            if parsed.reservation(known.population) != known:
+                raise HostileInput("An own receipt describes another release than the one reserved for its context.")
+            columns = _release_columns(reserved)
+        else:
+            budget = self._totals.standing(connection, population).budget
+            columns["delta"] = None if budget is None else budget.delta
+        detail = {
+            "receipt": [receipt.body, receipt.signature],
+            "certificate": keep_certificate(connection, signer.certificate),
         }
-        row["hash"] = hash_row(row)
-        row["signature"] = self._sign(bytes.fromhex(row["hash"])).hex()
-        connection.execute(insert(ledger_table).values(row))
-        return int(row["seq"])
+        return self._chain.append(connection, Kind.RECOVERY, columns, detail).seq
 
-    def _find(self, connection: Connection, kind: Kind, context: bytes) -> dict[str, Any] | None:
-        return first_row(connection, select(ledger_table).where(_COLUMNS.context == context.hex(), _COLUMNS.kind == kind))
+    def checkpoint(self, connection: Connection | None = None) -> int:
+        """Record where every population stands, up to which entry. Returns the entry's number.
 
-    def _end(self, connection: Connection, kind: Kind, context: bytes) -> tuple[int | None, dict[str, Any]]:
-        """The number of the entry that ended the reservation in this way before, and the reservation's columns."""
-        reserved = self._find(connection, Kind.RESERVE, context)
-        if reserved is None:
-            raise StateError("Nothing is reserved for this context.", "Reserve before anything is uploaded.")
-        other = Kind.FREE if kind is Kind.CHARGE else Kind.CHARGE
-        if self._find(connection, other, context) is not None:
-            raise StateError(f"A reservation that was ended by {other} cannot be ended by {kind}.")
-        done = self._find(connection, kind, context)
-        return None if done is None else int(done["seq"]), _release_columns(reserved)
+        Without a connection the figures are computed before the write lock is taken: the estimate can take seconds.
 
-    def _require_budget(self, connection: Connection, population: str) -> Budget:
-        budget = self._budget(connection, population)
-        if budget is None:
-            raise Refusal(RefusalCode.BUDGET, f"The population {population} has no budget.", "The operator sets one.")
+        Raises:
+            StateError: the ledger was rolled back meanwhile.
+        """
+        if connection is not None:
+            return self._append_checkpoint(connection, self._figures(connection))
+        with reading(self._engine) as reader:
+            figures = self._figures(reader)
+        with transaction(self._engine) as writer:
+            return self._append_checkpoint(writer, figures)
+
+    def _figures(self, connection: Connection) -> dict[str, Any]:
+        upto, head = self._last(connection)
+        populations = {name: self.spending(name, connection) for name in self.populations(connection)}
+        return {
+            "upto": upto,
+            "head": head,
+            "populations": {
+                name: {"spent": _finite(item.spent), "estimate": item.estimate, "releases": item.releases}
+                for name, item in populations.items()
+            },
+        }
+
+    def _append_checkpoint(self, connection: Connection, figures: Mapping[str, Any]) -> int:
+        if self.position(figures["head"], connection) != figures["upto"]:
+            raise StateError("The ledger changed while its checkpoint was computed.", "Try again.")
+        return self._chain.append(connection, Kind.CHECKPOINT, detail=figures).seq
+
+    def _admit(self, connection: Connection, population: str, mechanism: Mechanism | None = None) -> Budget:
+        """Refuse if what is charged and open, with ``mechanism``, exceeds the budget."""
+        found, after = self._totals.epsilon_held(connection, population, {} if mechanism is None else {mechanism: 1})
+        budget = require_budget(found, population)
+        if not budget.admits(after[0]):
+            raise Refusal(
+                RefusalCode.BUDGET,
+                f"The population {population} would come to epsilon {after[0]:.6g} of {budget.epsilon:g} "
+                f"at delta {budget.delta:g}.",
+                "Ask for more noise or fewer releases, or let the operator raise the budget.",
+            )
         return budget
 
+    @staticmethod
+    def _about(connection: Connection, context: bytes) -> dict[Kind, Mapping[str, Any]]:
+        found = connection.execute(_ABOUT, {"context": context.hex()}).mappings()
+        try:
+            return {Kind(row["kind"]): dict(row) for row in found}
+        except ValueError as error:
+            raise HostileInput("The ledger holds an entry of an unknown kind.", "Run veilsum ledger verify.") from error
 
-def _admit(budget: Budget, population: str, spent: Counter[Mechanism], new: Mechanism | None = None) -> None:
-    """Refuse if what is charged and open, with ``new``, exceeds the budget."""
-    after = total_epsilon(spent + Counter([] if new is None else [new]), budget.delta)
-    if not budget.admits(after):
-        raise Refusal(
-            RefusalCode.BUDGET,
-            f"The population {population} would come to epsilon {after:.6g} of {budget.epsilon:g} at delta {budget.delta:g}.",
-            "Ask for more noise or fewer releases, or let the operator raise the budget.",
-        )
+    @staticmethod
+    def _round(connection: Connection, columns: Mapping[str, Any]) -> list[tuple[str, int]]:
+        found = connection.execute(_ROUND, {"study": columns["study"], "round": columns["round"]})
+        return [(kind, attempt) for kind, attempt in found]
+
+
+def _reserved(found: Rows) -> Mapping[str, Any]:
+    if Kind.RESERVE not in found:
+        raise StateError("Nothing is reserved for this context.", "Reserve before anything is uploaded.")
+    return found[Kind.RESERVE]
+
+
+def _refusal_detail(refusal: Refusal) -> dict[str, Any]:
+    detail: dict[str, Any] = {"code": refusal.code.value, "message": refusal.message[:_LONGEST_TEXT]}
+    reasons: Sequence[Refusal] = getattr(refusal, "reasons", ())
+    if len(reasons) > 1:
+        detail["reasons"] = [
+            {"code": item.code.value, "message": item.message[:_LONGEST_TEXT], "advice": item.advice[:_LONGEST_TEXT]}
+            for item in reasons
+        ]
+    return detail
 
 
 def _release_columns(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from veilsum_privacy.canonical import canonical, digest, parse_canonical
 from veilsum_privacy.errors import HostileInput
 from veilsum_privacy.identity import Identity, Label, SigningKey, verify
 from veilsum_privacy.ledger.entries import Mechanism, Reservation
+from veilsum_privacy.ledger.rows import read_mechanism
 
 MAX_RECEIPT_BYTES = 2048
 
@@ -136,6 +137,21 @@ class SignedReceipt:
     signature: bytes
 
 
+@dataclass(frozen=True)
+class Witness:
+    """What a member of a cohort keeps of an attempt that it consents to.
+
+    Attributes:
+        receipts: of every member in the cohort's order, its own included.
+        countersigned: the coordinator's word that it showed exactly these to all of them.
+        certificates: of every member and of the coordinator, by name; DER.
+    """
+
+    receipts: tuple[SignedReceipt, ...]
+    countersigned: SignedReceipt
+    certificates: Mapping[str, bytes]
+
+
 def sign_receipt(receipt: Receipt, key: SigningKey) -> SignedReceipt:
     """Sign a receipt."""
     body = receipt.to_bytes()
@@ -151,6 +167,11 @@ def countersign(countersignature: Countersignature, key: SigningKey) -> SignedRe
 def receipts_digest(receipts: Sequence[SignedReceipt]) -> bytes:
     """Digest of an attempt's receipts in the cohort's order (32 bytes); over the bodies, for signatures are malleable."""
     return digest("veilsum/1/receipts", *(receipt.body for receipt in receipts))
+
+
+def consents_digest(hashes: Sequence[bytes]) -> bytes:
+    """Digest of a cohort's consents in its order (32 bytes), over the SHA-256 of each."""
+    return digest("veilsum/1/consents", *hashes)
 
 
 def parse_receipt(body: bytes) -> Receipt:
@@ -177,7 +198,7 @@ def parse_receipt(body: bytes) -> Receipt:
         number=value["number"],
         head=head,
         dataset=value["dataset"],
-        mechanism=Mechanism.from_json(value["event"], value["colluders"]),
+        mechanism=read_mechanism(canonical(value["event"]).decode(), value["colluders"]),
         unit=value["unit"],
         cohort_size=value["cohort_size"],
     )

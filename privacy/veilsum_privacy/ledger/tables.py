@@ -1,31 +1,33 @@
-"""The ledger's table in SQLite: nothing in it changes, and no round is charged twice.
+"""The ledger's tables, as queries name them; the migrations beside this module create them.
 
-Triggers and indexes hold what :class:`Ledger` promises even against a faulty caller. They do not stop someone who owns the
-file; the chain of hashes shows that (:mod:`veilsum_privacy.ledger.verification`).
+``ledger`` holds the entries. ``ledger_receipt`` keeps the receipts that an entry covers by their digest, one row for each
+member of the cohort, and ``ledger_certificate`` the certificates that they are verified with.
 """
 
 from __future__ import annotations
 
-from sqlalchemy import Column, Connection, Float, Index, Integer, MetaData, Table, Text, text
+from sqlalchemy import BigInteger, Column, Float, Integer, MetaData, Table, Text
 
 metadata = MetaData()
+
+_BIG = BigInteger().with_variant(Integer, "sqlite")
 
 ledger_table = Table(
     "ledger",
     metadata,
-    Column("seq", Integer, primary_key=True, autoincrement=False),
-    Column("time", Integer, nullable=False),
+    Column("seq", _BIG, primary_key=True, autoincrement=False),
+    Column("time", _BIG, nullable=False),
     Column("kind", Text, nullable=False),
     Column("study", Text),
-    Column("round", Integer),
-    Column("attempt", Integer),
+    Column("round", _BIG),
+    Column("attempt", _BIG),
     Column("population", Text),
     Column("dataset", Text),
     Column("event", Text),
     Column("delta", Float),
     Column("unit", Text),
-    Column("cohort_size", Integer),
-    Column("colluders", Integer),
+    Column("cohort_size", _BIG),
+    Column("colluders", _BIG),
     Column("context", Text),
     Column("detail", Text, nullable=False),
     Column("previous", Text, nullable=False, unique=True),
@@ -33,29 +35,27 @@ ledger_table = Table(
     Column("signature", Text, nullable=False),
 )
 
-_KIND = ledger_table.c.kind
-Index("ledger_population", ledger_table.c.population, _KIND)
-Index("ledger_context", ledger_table.c.context, _KIND)
-Index("ledger_one_reservation", ledger_table.c.context, unique=True, sqlite_where=_KIND == "reserve")
-Index("ledger_one_attempt", *(ledger_table.c[name] for name in ("study", "round", "attempt")),
-      unique=True, sqlite_where=_KIND == "reserve")  # fmt: skip
-Index("ledger_one_end", ledger_table.c.context, unique=True, sqlite_where=_KIND.in_(["charge", "free"]))
-Index("ledger_one_charge", ledger_table.c.study, ledger_table.c.round, unique=True, sqlite_where=_KIND == "charge")
-Index("ledger_one_release", ledger_table.c.context, unique=True, sqlite_where=_KIND == "release-seen")
-
-_TRIGGERS = (
-    "CREATE TRIGGER IF NOT EXISTS ledger_no_update BEFORE UPDATE ON ledger "
-    "BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END",
-    "CREATE TRIGGER IF NOT EXISTS ledger_no_delete BEFORE DELETE ON ledger "
-    "BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END",
-    "CREATE TRIGGER IF NOT EXISTS ledger_in_order BEFORE INSERT ON ledger "
-    "WHEN NEW.seq <> (SELECT coalesce(max(seq), 0) + 1 FROM ledger) "
-    "BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END",
+receipt_table = Table(
+    "ledger_receipt",
+    metadata,
+    Column("entry", _BIG, primary_key=True, autoincrement=False),  # number of the entry that covers it
+    Column("position", _BIG, primary_key=True, autoincrement=False),  # in the cohort, from 0
+    Column("context", Text, nullable=False),
+    Column("participant", Text, nullable=False),
+    Column("study", Text, nullable=False),
+    Column("round", _BIG, nullable=False),
+    Column("attempt", _BIG, nullable=False),
+    Column("number", _BIG, nullable=False),
+    Column("head", Text, nullable=False),
+    Column("body", Text, nullable=False),
+    Column("signature", Text, nullable=False),
+    Column("certificate", Text, nullable=False),  # fingerprint in ledger_certificate
+    Column("consent", Text),  # in a mirror: what the participant consented with
 )
 
-
-def create_ledger_table(connection: Connection) -> None:
-    """Create table, indexes and triggers where they do not exist."""
-    metadata.create_all(connection)
-    for trigger in _TRIGGERS:
-        connection.execute(text(trigger))
+certificate_table = Table(
+    "ledger_certificate",
+    metadata,
+    Column("fingerprint", Text, primary_key=True),  # SHA-256 of the certificate
+    Column("certificate", Text, nullable=False),  # DER in hexadecimal
+)

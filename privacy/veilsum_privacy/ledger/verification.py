@@ -1,161 +1,238 @@
-"""Prove a ledger from its rows alone: hashes, chain, signatures, and that no entry breaks a rule.
+"""Prove a ledger from what stands in it: offline, without a key, from a database or an export.
 
-Verification trusts nothing that the database enforces. It proves the chain up to its head; that the head is the last one, only
-a mirror or peers who saw a later one can say. Receipts are not looked at.
+Verification trusts nothing that a database enforces and nothing that was stored as a result. Alone, a ledger proves its chain
+up to its last entry. That this is the last one, and that there is no second version, only others can say: whoever knows a
+head, the coordinator's mirror, and the members of its cohorts (``against``). Whose the keys are, only the authority's
+certificate can say (``authority``); without it, the one that the ledger names is taken.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
+from cryptography import x509
+
+from veilsum_privacy.accounting import PRV_ERROR
 from veilsum_privacy.errors import HostileInput, VeilsumError
-from veilsum_privacy.ledger.entries import (
-    NO_HASH,
-    Budget,
-    Entry,
-    Kind,
-    Mechanism,
-    Reservation,
-    hash_row,
-    read_row,
-    total_epsilon,
-)
+from veilsum_privacy.identity import Label, Role, federation_id, verify
+from veilsum_privacy.ledger.comparison import Summary, compare
+from veilsum_privacy.ledger.entries import Entry, Kind
+from veilsum_privacy.ledger.faults import LedgerFault, require
+from veilsum_privacy.ledger.keeping import KeptRow
+from veilsum_privacy.ledger.keys import KeyRing
+from veilsum_privacy.ledger.rows import NO_HASH, Row, check_types, facts, hash_facts, read_row
+from veilsum_privacy.ledger.rules import MirrorRules, Rules, SiteRules
+from veilsum_privacy.ledger.witnesses import Witnesses
 
-SignatureCheck = Callable[[bytes, bytes], bool]
-"""(data, signature) -> whether the site's key signed the data; the data is the entry's hash."""
+ADVICE = "Keep the file as it is and compare it with the mirror."
 
 
-def verify_rows(
-    rows: Iterable[Mapping[str, Any]],
+class Step(NamedTuple):
+    """One entry of a walk: its row, and what is kept with it; an empty row if that belongs to no entry."""
+
+    row: Row
+    kept: Sequence[KeptRow]
+
+
+class Walk(NamedTuple):
+    """Everything that a ledger holds, as one state of it.
+
+    Attributes:
+        certificates: kept with receipts, DER by fingerprint.
+        steps: every entry in order.
+    """
+
+    certificates: Mapping[str, bytes]
+    steps: Iterator[Step]
+
+
+class Source(Protocol):
+    """What can be verified: a reader of a database, or an export."""
+
+    def walk(self) -> AbstractContextManager[Walk]:
+        """Read everything."""
+        ...
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What was proven.
+
+    Attributes:
+        site: whose ledger it is.
+        role: participant, or coordinator for a mirror.
+        entries: how many.
+        head: hash of the last one (32 bytes).
+        receipts: how many of them were kept and verified, those recovered included.
+        keys: fingerprints of the keys that signed, in order.
+        federation: SHA-256 of the authority's certificate, 64 hexadecimal digits.
+        spending: what each population with a budget has spent by now: epsilon by RDP, and by the tighter accountant (None
+            where that cannot tell), at its budget's delta.
+    """
+
+    site: str
+    role: Role
+    entries: int
+    head: bytes
+    receipts: int
+    keys: tuple[str, ...]
+    federation: str
+    spending: Mapping[str, tuple[float, float | None]]
+
+
+def verify_ledger(
+    source: Source,
     *,
-    site: str | None = None,
+    authority: x509.Certificate | None = None,
     head: bytes | None = None,
-    verify_signature: SignatureCheck | None = None,
-) -> int:
+    against: Sequence[Source] = (),
+) -> Verification:
     """Check every entry, in order:
 
-    1. sequence numbers rise by one from 1, and each entry names the previous one's hash;
-    2. its own hash is the SHA-256 of its canonical JSON;
-    3. its signature is the site's, if ``verify_signature`` is given;
-    4. its columns are well-formed;
-    5. it is allowed after what came before: one genesis, of ``site`` if given; reservations and charges within the budget
-       then in force; a charge or freeing of an open reservation, with the same release; no round charged twice.
+    1. sequence numbers rise by one from 1, each entry names the previous one's hash, and its own is the SHA-256 of its
+       content;
+    2. it is signed by the key that the ledger named last, whose certificate the authority issued for the ledger's name and
+       role;
+    3. its columns are well-formed;
+    4. it is allowed after what came before (:mod:`veilsum_privacy.ledger.rules`): reservations and charges within the budget
+       then in force, no round charged twice, checkpoints with the figures that follow from the entries;
+    5. the receipts that it covers are all there, signed by their members, about its release, numbered upwards, never seen
+       before; the coordinator signed for exactly these; the site's own names an earlier entry of this ledger.
 
-    Last, the chain ends at ``head`` if given.
+    Then the chain ends at ``head``, the two accountants do not contradict each other, and the ledger fits all others.
 
-    Returns:
-        The number of entries.
+    Args:
+        source: a :class:`~veilsum_privacy.ledger.LedgerReader` or what ``read_export`` returned.
+        authority: the federation's, if it is known for sure.
+        head: hash of the entry that should be the last (32 bytes).
+        against: other parties' ledgers, mirrors or exports, and other copies of this one; each must verify itself.
 
     Raises:
-        HostileInput: names the first entry that fails.
+        LedgerFault: names the first entry that fails.
+        StateError: a database cannot be read.
     """
-    rules = _Rules(site)
-    previous = NO_HASH
-    count = 0
-    for row in rows:
-        count += 1
+    summary, verified = _examine(source, authority)
+    if head is not None and head != verified.head:
+        known = summary.heads.get(head)
+        if known is None:
+            fault = f"The ledger does not hold the named head; it ends at entry {verified.entries}."
+            raise LedgerFault(f"{fault} Entries were removed or replaced.", ADVICE, entry=verified.entries + 1)
+        fault = f"The named head is that of entry {known}; the ledger goes on to entry {verified.entries}."
+        raise LedgerFault(fault, "Compare with the later head.", entry=known + 1)
+    for other in against:
         try:
-            _require(row["seq"] == count, "its number does not follow")
-            _require(row["previous"] == previous, "it does not name the hash of the entry before it")
-            _require(row["hash"] == hash_row(row), "its hash is not that of its content")
-            entry = read_row(row)
-            signed = verify_signature is None or verify_signature(entry.hash, entry.signature)
-            _require(signed, "its signature is not the site's")
-            rules.check(entry)
+            others, found = _examine(other, authority)
+        except LedgerFault as error:
+            fault = f"A ledger that was given to compare with does not verify itself. {error.message}"
+            raise LedgerFault(fault, error.advice, entry=error.entry, site=error.site) from error
+        if found.federation != verified.federation:
+            raise LedgerFault(f"The ledger of {found.site} belongs to another federation.", "Compare within one federation.")
+        compare(summary, others)
+    return verified
+
+
+def _examine(source: Source, authority: x509.Certificate | None) -> tuple[Summary, Verification]:
+    examination = _Examination(authority)
+    with source.walk() as walk:
+        for step in walk.steps:
+            examination.take(step, walk.certificates)
+    return examination.end()
+
+
+class _Examination:
+    """One pass over a ledger."""
+
+    def __init__(self, authority: x509.Certificate | None) -> None:
+        self._keys = KeyRing(authority)
+        self._unsigned: list[Entry] = []  # entries of the first layout, before one names their key
+        self._rules: Rules | None = None
+        self._witnesses: Witnesses | None = None
+        self._previous, self._count = NO_HASH, 0
+        self.summary = Summary()
+
+    def take(self, step: Step, certificates: Mapping[str, bytes]) -> None:
+        if not step.row:
+            kept = step.kept[0].entry
+            raise self._fault(f"A receipt is kept with entry {kept}, which does not exist.", self._count + 1)
+        self._count += 1
+        try:
+            entry = self._read(step.row)
+            self._check(entry, step.kept, certificates)
+        except LedgerFault:
+            raise
         except VeilsumError as error:
-            raise HostileInput(
-                f"Ledger entry {count} fails: {error.message}", "Keep the file as it is and compare it with the mirror."
-            ) from error
-        previous = row["hash"]
-    if count == 0:
-        raise HostileInput("The ledger is empty: it lacks even its first entry.")
-    if head is not None and head.hex() != previous:
-        raise HostileInput(f"The ledger ends at entry {count}, which is not the named head.")
-    return count
+            raise self._fault(f"Ledger entry {self._count} fails: {error.message}", self._count) from error
 
+    def end(self) -> tuple[Summary, Verification]:
+        if self._rules is None or self._witnesses is None:
+            raise self._fault("The ledger is empty: it lacks even its first entry.", 1)
+        if self._unsigned:
+            fault = "Ledger entry 1 fails: the ledger names no certificate, so that nothing shows who signed it."
+            raise self._fault(fault, 1, "Let the site open it once with this version of the software, which adds it.")
+        spending = self._spending(self._rules)
+        verification = Verification(
+            site=self._keys.name,
+            role=self._keys.role,
+            entries=self._count,
+            head=bytes.fromhex(self._previous),
+            receipts=self._witnesses.count,
+            keys=tuple(self._keys.fingerprints),
+            federation=federation_id(self._keys.authority),
+            spending=spending,
+        )
+        return self.summary, verification
 
-def _require(condition: bool, fault: str) -> None:
-    if not condition:
-        raise HostileInput(fault + ".")
+    def _read(self, row: Row) -> Entry:
+        check_types(row)
+        require(row["seq"] == self._count, "its number does not follow: an entry was removed, added or moved")
+        require(row["previous"] == self._previous, "it does not name the hash of the entry before it")
+        values = facts(row)
+        require(row["hash"] == hash_facts(values), "it was changed after it was written: its hash is not that of its content")
+        self._previous = row["hash"]
+        return read_row(row, values)
 
+    def _check(self, entry: Entry, kept: Sequence[KeptRow], certificates: Mapping[str, bytes]) -> None:
+        if self._rules is None or self._witnesses is None:
+            require(entry.kind is Kind.GENESIS, "the ledger must begin with its one genesis entry")
+            self._keys.begin(entry)
+            self._rules = SiteRules() if self._keys.role is Role.PARTICIPANT else MirrorRules()
+            self._witnesses = Witnesses(self._keys, self.summary)
+            self.summary.begin(self._keys.name, self._keys.role)
+        elif entry.kind is Kind.KEY:
+            self._keys.change(entry)
+        self._check_signature(entry)
+        self._rules.check(entry)
+        self._witnesses.check(entry, kept, certificates)
+        self.summary.add(entry)
 
-class _Rules:
-    """What may follow what."""
+    def _check_signature(self, entry: Entry) -> None:
+        key = self._keys.current
+        if key is None:
+            self._unsigned.append(entry)
+            return
+        for waiting in (*self._unsigned, entry):
+            try:
+                verify(key, Label.LEDGER, waiting.hash, waiting.signature)
+            except HostileInput as error:
+                fault = "its signature is not by the key that the ledger names"
+                raise self._fault(f"Ledger entry {waiting.seq} fails: {fault}.", waiting.seq) from error
+        self._unsigned.clear()
 
-    def __init__(self, site: str | None) -> None:
-        self._site = site
-        self._started = False
-        self._budgets: dict[str, Budget] = {}
-        self._reserved: dict[bytes, Entry] = {}
-        self._ended: dict[bytes, Kind] = {}
-        self._seen: set[bytes] = set()
-        self._attempts: set[tuple[bytes, int, int]] = set()
-        self._charged: set[tuple[bytes, int]] = set()
-        self._spent: defaultdict[str, Counter[Mechanism]] = defaultdict(Counter)
+    def _spending(self, rules: Rules) -> dict[str, tuple[float, float | None]]:
+        spending: dict[str, tuple[float, float | None]] = {}
+        for name, standing in sorted(rules.populations.items()):
+            if standing.budget is None:
+                continue
+            spent = standing.charged.epsilon(standing.budget)
+            estimate = standing.charged.estimate(standing.budget)
+            if estimate is not None and estimate > spent + PRV_ERROR:
+                fault = f"The two accountants contradict each other for the population {name}: {estimate:g} and {spent:g}."
+                raise self._fault(fault, None, "Report this: it is a fault of the software.")
+            spending[name] = (spent, estimate)
+        return spending
 
-    def check(self, entry: Entry) -> None:
-        _require((entry.kind is Kind.GENESIS) != self._started, "the ledger must begin with its one genesis entry")
-        match entry.kind:
-            case Kind.GENESIS:
-                self._genesis(entry)
-            case Kind.BUDGET:
-                _require(entry.population is not None, "it sets the budget of no population")
-                self._budgets[str(entry.population)] = entry.budget
-            case Kind.RESERVE:
-                self._reserve(entry)
-            case Kind.CHARGE | Kind.FREE:
-                self._end(entry)
-            case Kind.RELEASE_SEEN:
-                release = self._reserved_release(entry)
-                _require(self._ended.get(release.context) is Kind.CHARGE, "it releases what was never charged")
-                _require(release.context not in self._seen, "it releases what was released before")
-                self._seen.add(release.context)
-            case Kind.REFUSAL:
-                pass
-
-    def _genesis(self, entry: Entry) -> None:
-        random = entry.detail.get("random")
-        _require(isinstance(random, str) and len(random) == 64, "its 32 random bytes are missing")
-        _require(self._site in (None, entry.detail.get("site")), "it is another site's")
-        self._started = True
-
-    def _reserve(self, entry: Entry) -> None:
-        release = entry.reservation
-        attempt = (release.study, release.round, release.attempt)
-        _require(release.context not in self._reserved, "its context was reserved before")
-        _require(attempt not in self._attempts, "its attempt was reserved before")
-        _require((release.study, release.round) not in self._charged, "its round was charged before")
-        _require(release.population in self._budgets, "its population had no budget")
-        _require(entry.delta == self._budgets[release.population].delta, "its delta is not the budget's")
-        self._spent[release.population][release.mechanism] += 1
-        self._within_budget(release.population)
-        self._reserved[release.context] = entry
-        self._attempts.add(attempt)
-
-    def _end(self, entry: Entry) -> None:
-        release = self._reserved_release(entry)
-        _require(release.context not in self._ended, "its reservation was charged or freed before")
-        self._ended[release.context] = entry.kind
-        if entry.kind is Kind.CHARGE:
-            _require((release.study, release.round) not in self._charged, "its round was charged before")
-            self._charged.add((release.study, release.round))
-            self._within_budget(release.population)
-        else:
-            self._spent[release.population][release.mechanism] -= 1
-
-    def _reserved_release(self, entry: Entry) -> Reservation:
-        """The release of ``entry``, which repeats that of a reservation without a change."""
-        release = entry.reservation
-        reserved = self._reserved.get(release.context)
-        if reserved is None:
-            raise HostileInput("it names no reservation.")
-        same = (reserved.reservation, reserved.delta) == (release, entry.delta)
-        _require(same, "its release is not the one that was reserved")
-        return release
-
-    def _within_budget(self, population: str) -> None:
-        budget = self._budgets[population]
-        total = total_epsilon(self._spent[population], budget.delta)
-        _require(budget.admits(total), "it exceeded the budget")
+    def _fault(self, message: str, entry: int | None, advice: str = ADVICE) -> LedgerFault:
+        return LedgerFault(message, advice, entry=entry, site=self._keys.name or None)

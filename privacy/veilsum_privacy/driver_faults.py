@@ -1,0 +1,76 @@
+"""What a database's driver raises, as errors of ours: the cause in words, what to do, and no statement and no value."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+from veilsum_privacy.errors import StateError
+
+_LOST = ("The connection to the database was lost", "Check that the server runs and can be reached, then try again.")
+_FULL = ("The database has no room", "Make room on the disk, then try again; nothing was written.")
+_HELD = ("Another process holds the database", "Wait for it to finish, then try again.")
+_DAMAGED = ("The database is damaged, or is none", "Keep it as it is, and restore a backup.")
+_READ_ONLY = ("The database can only be read", "Open it with its owner's rights.")
+
+_CAUSES = {
+    "08": _LOST,
+    "57": _LOST,
+    "53": _FULL,
+    "40001": ("The transaction conflicted with another one", "Try again; nothing was written."),
+    "40P01": ("The transaction was given up to end a deadlock", "Try again; nothing was written."),
+    "55P03": _HELD,
+    "25006": _READ_ONLY,
+    "XX001": _DAMAGED,
+    "XX002": _DAMAGED,
+    "SQLITE_BUSY": _HELD,
+    "SQLITE_LOCKED": _HELD,
+    "SQLITE_FULL": _FULL,
+    "SQLITE_IOERR": ("The disk failed", "Check the disk; nothing was written."),
+    "SQLITE_CORRUPT": _DAMAGED,
+    "SQLITE_NOTADB": _DAMAGED,
+    "SQLITE_READONLY": _READ_ONLY,
+    "SQLITE_CANTOPEN": ("The database cannot be opened", "Check the path and its permissions."),
+}
+"""Causes by PostgreSQL's condition code or its class, and by SQLite's name of a code without what follows."""
+
+
+def _explain(error: DBAPIError) -> tuple[str, str]:
+    """Message and advice; of a server's message only the first line, for the others hold values."""
+    original = error.orig
+    text = str(getattr(getattr(original, "diag", None), "message_primary", None) or original or "no reason given")
+    code = getattr(original, "sqlstate", None) or "_".join(str(getattr(original, "sqlite_errorname", "")).split("_")[:2])
+    cause = _CAUSES.get(code) or _CAUSES.get(code[:2])
+    if cause is None and (error.connection_invalidated or isinstance(original, _unreachable())) and not code:
+        cause = _LOST
+    text = text.splitlines()[0].rstrip(".")
+    if cause is None:
+        advice = "Check that no other process holds it, that the disk has room, and that it is intact."
+        return f"The database refused a transaction: {text}.", advice
+    return f"{cause[0]}: {text}.", cause[1]
+
+
+def _unreachable() -> tuple[type[BaseException], ...]:
+    """What a server's driver raises when there is no connection; empty where the driver was never needed."""
+    driver = sys.modules.get("psycopg")
+    return () if driver is None else (driver.OperationalError,)
+
+
+@contextmanager
+def typed_faults() -> Iterator[None]:
+    """Turn the driver's exceptions into ours; statements and their values never show.
+
+    Raises:
+        StateError: in place of any exception of the driver.
+    """
+    try:
+        yield
+    except DBAPIError as error:
+        message, advice = _explain(error)
+        raise StateError(message, advice) from error
+    except PoolTimeoutError as error:
+        raise StateError("Too many transactions wait for the database.", "Try again later.") from error

@@ -1,0 +1,7 @@
+"""How the ledger's tables came to be, step by step; run by :func:`veilsum_privacy.database.migrate`."""
+
+HEAD = "0002"
+"""The last script."""
+
+COMPONENT = "ledger"
+PACKAGE = __name__

@@ -1,0 +1,241 @@
+"""The coordinator's mirror: what it showed to whom, who consented, what was released, of its own studies and nothing else.
+
+It has the form of a site's ledger and is verified like one, but it holds no budgets and decides nothing. Its entries are the
+receipts of each attempt, as the coordinator countersigns them, the cohort's consent, and the release. A site whose ledger was
+restored from a backup learns here what it signed for and consented to since; a rewound, forked or edited ledger, on either
+side, no longer fits the other.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Engine, RowMapping, select, update
+
+from veilsum_privacy.canonical import canonical, parse_canonical
+from veilsum_privacy.errors import HostileInput, Misuse, StateError
+from veilsum_privacy.identity import Credentials, Role
+from veilsum_privacy.ledger.chain import Appended, Chain
+from veilsum_privacy.ledger.checking import check_cohort
+from veilsum_privacy.ledger.entries import Kind, Mechanism
+from veilsum_privacy.ledger.keeping import KeptRow, check_numbers, keep_receipts
+from veilsum_privacy.ledger.reading import ChainReader
+from veilsum_privacy.ledger.receipts import (
+    Countersignature,
+    Receipt,
+    SignedReceipt,
+    consents_digest,
+    countersign,
+    parse_receipt,
+    receipts_digest,
+)
+from veilsum_privacy.ledger.rows import unhex
+from veilsum_privacy.ledger.tables import ledger_table, receipt_table
+from veilsum_privacy.randomness import RandomSource
+
+CONSENT_BYTES = 32
+
+_COLUMNS = ledger_table.c
+_KEPT = receipt_table.c
+
+
+@dataclass(frozen=True)
+class Mirrored:
+    """One participant's own receipt in the mirror.
+
+    Attributes:
+        receipt: as it was signed.
+        entry: number of the mirror's entry that covers it; rises.
+        consent: what the participant consented with, None if nothing came.
+    """
+
+    receipt: SignedReceipt
+    entry: int
+    consent: bytes | None
+
+
+class Mirror(ChainReader):
+    """A coordinator's mirror, to write and to read; created with its first entry if the database has none.
+
+    Args:
+        engine: from :func:`veilsum_privacy.database.open_database`.
+        credentials: the coordinator's.
+        clock: unix seconds.
+        random: for the 32 bytes that the chain begins with.
+
+    Raises:
+        HostileInput: the credentials' certificate is not valid now.
+        StateError: the ledger in the database is another party's, or its first entry is damaged.
+    """
+
+    def __init__(self, engine: Engine, *, credentials: Credentials, clock: Callable[[], int], random: RandomSource) -> None:
+        if credentials.identity.role is not Role.COORDINATOR:
+            raise Misuse("Only a coordinator has a mirror.", "A participant has a ledger of its own.")
+        self._chain = Chain(engine, credentials=credentials, clock=clock, random=random)
+        super().__init__(engine)
+
+    def show(
+        self, connection: Connection, receipts: Sequence[SignedReceipt], certificates: Mapping[str, bytes]
+    ) -> SignedReceipt:
+        """Record an attempt's receipts, before they are shown to its cohort, and countersign them.
+
+        Asked again for the same receipts it writes nothing and signs the same words.
+
+        Args:
+            connection: of the caller's transaction.
+            receipts: of every member in the cohort's order.
+            certificates: of every member, by name; DER or PEM.
+
+        Returns:
+            The countersignature.
+
+        Raises:
+            HostileInput: a receipt is forged, old, or about another sum than the others; the message names whose.
+            StateError: other receipts were shown for this context.
+        """
+        if not receipts:
+            raise HostileInput("There are no receipts.")
+        first = parse_receipt(receipts[0].body)
+        shown = receipts_digest(receipts)
+        found = self._find(connection, Kind.RECEIPTS, first.context)
+        if found is not None:
+            if _detail(found).get("receipts") != shown.hex():
+                raise StateError("Other receipts were shown for this context.", "An attempt has one set of receipts.")
+            return self._countersign(first, shown, Appended(found["seq"], bytes.fromhex(found["hash"])))
+        now = self._chain.now()
+        checked = check_cohort(receipts, certificates, self._chain.credentials.authority, now)
+        check_numbers(connection, checked)
+        cohort = [item.receipt.participant for item in checked]
+        detail = {"receipts": shown, "cohort": cohort}
+        entry = self._chain.append(connection, Kind.RECEIPTS, _release_columns(first), detail, now=now)
+        keep_receipts(connection, entry.seq, checked)
+        return self._countersign(first, shown, entry)
+
+    def consented(self, connection: Connection, context: bytes, participant: str, consent: bytes) -> int | None:
+        """Keep a member's consent; with the last one the cohort's consent becomes an entry. Repeating it changes nothing.
+
+        Returns:
+            The entry's number once all have consented, None before.
+
+        Raises:
+            Misuse: the consent does not have 32 bytes.
+            HostileInput: the participant consented with other bytes before.
+            StateError: no receipt of the participant was shown for this context.
+        """
+        if len(consent) != CONSENT_BYTES:
+            raise Misuse(f"A consent has {CONSENT_BYTES} bytes.")
+        rows = connection.execute(select(receipt_table).where(_KEPT.context == context.hex()).order_by(_KEPT.position))
+        kept = {str(row["participant"]): row for row in rows.mappings()}
+        if participant not in kept:
+            raise StateError(f"No receipt of {participant} was shown for this context.")
+        consents = {name: row["consent"] for name, row in kept.items()}
+        if consents[participant] not in (None, consent.hex()):
+            raise HostileInput(f"{participant} consented with other bytes before.")
+        if consents[participant] is None:
+            row = kept[participant]
+            mine = (_KEPT.entry == row["entry"], _KEPT.position == row["position"])
+            connection.execute(update(receipt_table).where(*mine).values(consent=consent.hex()))
+            consents[participant] = consent.hex()
+        found = self._find(connection, Kind.CONSENT, context)
+        if found is not None:
+            return int(found["seq"])
+        if any(value is None for value in consents.values()):
+            return None
+        hashes = [bytes.fromhex(KeptRow.hash_consent(str(value))) for value in consents.values()]
+        shown = self._find(connection, Kind.RECEIPTS, context)
+        if shown is None:
+            raise StateError("No receipts were shown for this context.")
+        detail = {"consents": consents_digest(hashes)}
+        return self._chain.append(connection, Kind.CONSENT, _repeated(shown), detail).seq
+
+    def released(self, connection: Connection, context: bytes, digest: bytes | None = None) -> int:
+        """Record that the sum was released, and the digest of what was released; later calls change nothing.
+
+        Raises:
+            StateError: not all of the cohort consented to it.
+        """
+        found = self._find(connection, Kind.RELEASE_SEEN, context)
+        if found is not None:
+            return int(found["seq"])
+        consent = self._find(connection, Kind.CONSENT, context)
+        if consent is None:
+            raise StateError("A sum was released that not all of its cohort consented to.")
+        detail = {} if digest is None else {"digest": digest}
+        return self._chain.append(connection, Kind.RELEASE_SEEN, _repeated(consent), detail).seq
+
+    def mirrored(self, participant: str, after: int = 0, connection: Connection | None = None) -> list[Mirrored]:
+        """A participant's own receipts whose entries' numbers lie above ``after``, in order."""
+        query = select(_KEPT.body, _KEPT.signature, _KEPT.entry, _KEPT.consent).where(
+            _KEPT.participant == participant, _KEPT.entry > after
+        )
+        with self._reading(connection) as reader:
+            rows = reader.execute(query.order_by(_KEPT.entry)).all()
+        try:
+            return [
+                Mirrored(
+                    SignedReceipt(row.body.encode(), unhex(row.signature)),
+                    row.entry,
+                    None if row.consent is None else unhex(row.consent),
+                )
+                for row in rows
+            ]
+        except (AttributeError, TypeError, ValueError) as error:
+            raise HostileInput("A receipt in the mirror is damaged.", "Run veilsum ledger verify.") from error
+
+    def spending(self, dataset: str, connection: Connection | None = None) -> dict[str, Counter[Mechanism]]:
+        """What each participant consented to release of a dataset, by this coordinator's studies: mechanisms, counted."""
+        query = select(_KEPT.participant, _KEPT.body).where(_KEPT.consent.is_not(None))
+        entries = query.join(ledger_table, _COLUMNS.seq == _KEPT.entry).where(_COLUMNS.dataset == dataset)
+        counts: defaultdict[str, Counter[Mechanism]] = defaultdict(Counter)
+        with self._reading(connection) as reader:
+            for name, body in reader.execute(entries):
+                counts[str(name)][parse_receipt(body.encode()).mechanism] += 1
+        return dict(counts)
+
+    def _countersign(self, receipt: Receipt, shown: bytes, entry: Appended) -> SignedReceipt:
+        signed = Countersignature(
+            study=receipt.study,
+            coordinator=self._chain.name,
+            round=receipt.round,
+            attempt=receipt.attempt,
+            context=receipt.context,
+            receipts=shown,
+            entry=entry.seq,
+            head=entry.hash,
+        )
+        return countersign(signed, self._chain.credentials.signing_key)
+
+    @staticmethod
+    def _find(connection: Connection, kind: Kind, context: bytes) -> RowMapping | None:
+        query = select(ledger_table).where(_COLUMNS.context == context.hex(), _COLUMNS.kind == kind.value)
+        return connection.execute(query).mappings().first()
+
+
+_RELEASE = ("study", "round", "attempt", "context", "dataset", "event", "unit", "cohort_size", "colluders")
+
+
+def _release_columns(receipt: Receipt) -> dict[str, Any]:
+    mechanism = receipt.mechanism
+    return {
+        "study": receipt.study.hex(),
+        "round": receipt.round,
+        "attempt": receipt.attempt,
+        "context": receipt.context.hex(),
+        "dataset": receipt.dataset,
+        "event": canonical(mechanism.to_json()).decode(),
+        "unit": receipt.unit,
+        "cohort_size": receipt.cohort_size,
+        "colluders": mechanism.noise.colluders,
+    }
+
+
+def _repeated(row: RowMapping) -> dict[str, Any]:
+    return {name: row[name] for name in _RELEASE}
+
+
+def _detail(row: RowMapping) -> Mapping[str, Any]:
+    value = parse_canonical(str(row["detail"]).encode(), what="ledger entry")
+    return value if isinstance(value, dict) else {}

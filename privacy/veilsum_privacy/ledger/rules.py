@@ -1,0 +1,266 @@
+"""What may follow what in a ledger, told from its entries alone: the same for a faulty site as for an honest one."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from veilsum_privacy.accounting import PRV_ERROR
+from veilsum_privacy.errors import HostileInput
+from veilsum_privacy.ledger.entries import Budget, Entry, Kind, Mechanism, Reservation
+from veilsum_privacy.ledger.faults import require
+from veilsum_privacy.ledger.receipts import Receipt
+from veilsum_privacy.ledger.totals import Change, Standing, Sum, Totals
+
+TOLERANCE = 1e-6
+"""Relative; versions of the software may round an epsilon differently, and a budget may have been met exactly."""
+
+
+class Rules(Protocol):
+    """One ledger's rules, entry by entry."""
+
+    @property
+    def populations(self) -> Mapping[str, Standing]:
+        """Where every population stands."""
+        ...
+
+    def check(self, entry: Entry) -> None:
+        """Check that an entry may follow those before it.
+
+        Raises:
+            HostileInput: it may not.
+        """
+        ...
+
+
+class SiteRules:
+    """A site's own ledger: budgets, and the life of each release from its reservation on."""
+
+    def __init__(self) -> None:
+        self._totals = Totals()
+        self._reserved: dict[bytes, Entry] = {}
+        self._ended: dict[bytes, Entry] = {}  # by its charge, recovery or freeing
+        self._seen: set[bytes] = set()
+        self._attempts: set[tuple[bytes, int, int]] = set()
+        self._charged: set[tuple[bytes, int]] = set()
+        self._history: defaultdict[str, list[tuple[int, Mechanism]]] = defaultdict(list)
+        self._budgets: defaultdict[str, list[tuple[int, Budget]]] = defaultdict(list)
+        self._hashes: list[str] = []
+
+    @property
+    def populations(self) -> Mapping[str, Standing]:
+        """Where every population stands."""
+        return self._totals.populations
+
+    def check(self, entry: Entry) -> None:
+        """Check that an entry may follow those before it.
+
+        Raises:
+            HostileInput: it may not.
+        """
+        match entry.kind:
+            case Kind.GENESIS:
+                require(entry.seq == 1, "the ledger must begin with its one genesis entry")
+            case Kind.KEY:
+                pass
+            case Kind.BUDGET:
+                self._budget(entry)
+            case Kind.RESERVE:
+                self._reserve(entry)
+            case Kind.CHARGE | Kind.FREE:
+                self._end(entry)
+            case Kind.RECOVERY:
+                self._recover(entry)
+            case Kind.RELEASE_SEEN:
+                self._release_seen(entry)
+            case Kind.REFUSAL:
+                _check_refusal(entry.detail)
+            case Kind.CHECKPOINT:
+                self._checkpoint(entry)
+            case _:
+                raise HostileInput("only a coordinator's mirror has entries of this kind.")
+        self._hashes.append(entry.hash.hex())
+
+    def _budget(self, entry: Entry) -> None:
+        require(entry.population is not None, "it sets the budget of no population")
+        budget, population = entry.budget, str(entry.population)
+        stated = all(isinstance(entry.detail.get(name), str) for name in ("reason", "operator"))
+        require(stated, "it does not say who set the budget, and why")
+        self._totals.apply(Change(Kind.BUDGET, population, budget=budget))
+        self._budgets[population].append((entry.seq, budget))
+
+    def _reserve(self, entry: Entry) -> None:
+        release = entry.reservation
+        attempt = (release.study, release.round, release.attempt)
+        require(release.context not in self._reserved, "its context was reserved before")
+        require(release.context not in self._ended, "its context was charged before")
+        require(attempt not in self._attempts, "its attempt was reserved before")
+        require((release.study, release.round) not in self._charged, "its round was charged before")
+        budget = self._totals.of(release.population).budget
+        require(budget is not None, "its population had no budget")
+        require(budget is not None and entry.delta == budget.delta, "its delta is not the budget's")
+        self._apply(entry)
+        self._within_budget(release.population)
+        self._reserved[release.context] = entry
+        self._attempts.add(attempt)
+
+    def _end(self, entry: Entry) -> None:
+        release = self._known(entry)
+        require(release.context not in self._ended, "its reservation was charged or freed before")
+        if entry.kind is Kind.CHARGE:
+            require((release.study, release.round) not in self._charged, "its round was charged before")
+        self._apply(entry)
+        if entry.kind is Kind.CHARGE:
+            self._within_budget(release.population)
+
+    def _recover(self, entry: Entry) -> None:
+        release = entry.reservation
+        ended = self._ended.get(release.context)
+        require(ended is None or ended.kind is Kind.FREE, "its release was charged before")
+        if release.context in self._reserved:
+            self._known(entry)
+        else:
+            budget = self._totals.of(release.population).budget
+            require(entry.delta == (None if budget is None else budget.delta), "its delta is not the budget's")
+        self._apply(entry)
+
+    def _release_seen(self, entry: Entry) -> None:
+        release = entry.reservation
+        paid = self._ended.get(release.context)
+        if paid is None or paid.kind is Kind.FREE:
+            raise HostileInput("it releases what was never charged.")
+        require(release.context not in self._seen, "it releases what was released before")
+        same = (paid.reservation, paid.delta) == (release, entry.delta)
+        require(same, "its release is not the one that was charged")
+        self._seen.add(release.context)
+
+    def _checkpoint(self, entry: Entry) -> None:
+        """The figures that it states follow from the entries up to the one that it names."""
+        upto, populations = entry.detail.get("upto"), entry.detail.get("populations")
+        fits = type(upto) is int and 0 < upto <= len(self._hashes) and entry.detail.get("head") == self._hashes[upto - 1]
+        require(fits, "it names an entry that this ledger does not hold")
+        if type(upto) is not int or not isinstance(populations, dict):
+            raise HostileInput("its figures are malformed.")
+        budgets = {name: [item for seq, item in found if seq <= upto] for name, found in self._budgets.items()}
+        require(set(populations) == {name for name, found in budgets.items() if found}, "it does not name every population")
+        for name, stated in populations.items():
+            charged = Sum()
+            for seq, mechanism in self._history[name]:
+                if seq <= upto:
+                    charged.add(mechanism)
+            _check_figures(name, stated, charged, budgets[name][-1])
+
+    def _apply(self, entry: Entry) -> None:
+        release = entry.reservation
+        change = Change(entry.kind, release.population, release.context.hex(), release.mechanism)
+        self._totals.apply(change)
+        if entry.kind in (Kind.CHARGE, Kind.RECOVERY):
+            self._charged.add((release.study, release.round))
+            self._history[release.population].append((entry.seq, release.mechanism))
+        if entry.kind is not Kind.RESERVE:
+            self._ended[release.context] = entry
+
+    def _known(self, entry: Entry) -> Reservation:
+        """The release of ``entry``, which repeats that of a reservation without a change."""
+        release = entry.reservation
+        reserved = self._reserved.get(release.context)
+        if reserved is None:
+            raise HostileInput("it names no reservation.")
+        same = (reserved.reservation, reserved.delta) == (release, entry.delta)
+        require(same, "its release is not the one that was reserved")
+        return release
+
+    def _within_budget(self, population: str) -> None:
+        standing = self._totals.of(population)
+        if standing.budget is None:
+            raise HostileInput("its population had no budget.")
+        bound = standing.budget.epsilon
+        if bound is not None:
+            require(standing.held.epsilon(standing.budget) <= bound * (1 + TOLERANCE), "it exceeded the budget")
+
+
+class MirrorRules:
+    """A coordinator's mirror: receipts shown, then the cohort's consent, then the release."""
+
+    def __init__(self) -> None:
+        self._reached: dict[bytes, tuple[Kind, Entry]] = {}
+
+    @property
+    def populations(self) -> Mapping[str, Standing]:
+        """None: a mirror holds no budgets."""
+        return {}
+
+    def check(self, entry: Entry) -> None:
+        """Check that an entry may follow those before it.
+
+        Raises:
+            HostileInput: it may not.
+        """
+        match entry.kind:
+            case Kind.GENESIS:
+                require(entry.seq == 1, "the ledger must begin with its one genesis entry")
+            case Kind.KEY:
+                pass
+            case Kind.RECEIPTS:
+                self._follow(entry, None, "receipts of its context were shown before")
+            case Kind.CONSENT:
+                self._follow(entry, Kind.RECEIPTS, "it is the consent to what was never shown, or was consented to before")
+            case Kind.RELEASE_SEEN:
+                self._follow(entry, Kind.CONSENT, "it releases what was never consented to, or was released before")
+            case _:
+                raise HostileInput("only a site's own ledger has entries of this kind.")
+
+    def _follow(self, entry: Entry, before: Kind | None, fault: str) -> None:
+        require(entry.context is not None, "it describes no complete release")
+        context = bytes(entry.context or b"")
+        kind, shown = self._reached.get(context, (None, entry))
+        require(kind is before, fault)
+        require(described(entry) == described(shown), "its release is not the one whose receipts were shown")
+        self._reached[context] = (entry.kind, shown)
+
+
+def described(entry: Entry) -> tuple[Any, ...]:
+    """The release that an entry is about, as receipts describe it."""
+    return (
+        entry.study, entry.round, entry.attempt, entry.context, entry.dataset, entry.mechanism, entry.unit, entry.cohort_size,
+    )  # fmt: skip
+
+
+def described_by(receipt: Receipt) -> tuple[Any, ...]:
+    """The release that a receipt is about, in the same order."""
+    return (
+        receipt.study, receipt.round, receipt.attempt, receipt.context, receipt.dataset, receipt.mechanism, receipt.unit,
+        receipt.cohort_size,
+    )  # fmt: skip
+
+
+def _check_refusal(detail: Mapping[str, Any]) -> None:
+    figures = detail.get("figures", {})
+    try:
+        fits = isinstance(detail["code"], str) and isinstance(detail["message"], str)
+        for value in figures.values():
+            fits = fits and (value is None or math.isfinite(float.fromhex(value)))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise HostileInput("the refusal is malformed.") from error
+    require(fits, "the refusal is malformed")
+
+
+def _check_figures(name: str, stated: Any, charged: Sum, budget: Budget) -> None:
+    try:
+        spent, estimate = (None if stated[key] is None else float.fromhex(stated[key]) for key in ("spent", "estimate"))
+        releases = stated["releases"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise HostileInput("its figures are malformed.") from error
+    fault = f"its figures for {name} do not follow from the entries"
+    require(releases == charged.counts.total(), fault)
+    derived = charged.epsilon(budget)
+    require(_close(spent, derived if math.isfinite(derived) else None, TOLERANCE * max(1.0, derived)), fault)
+    require(_close(estimate, charged.estimate(budget), 2 * PRV_ERROR), fault)
+
+
+def _close(stated: float | None, derived: float | None, tolerance: float) -> bool:
+    if stated is None or derived is None:
+        return stated is derived
+    return abs(stated - derived) <= tolerance

@@ -1,0 +1,282 @@
+"""What the releases of each population come to: running totals that follow the ledger's entries, forwards and back.
+
+One set of rules serves the gate, the reports and the verification. :class:`Follower` keeps totals in step with a table that
+others write to as well: it remembers the hash of the last entry it took in, takes in what came after it, and takes back what a
+rolled-back transaction never wrote. Nothing here is stored; every figure can be derived from the entries again.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, case, select
+
+from veilsum_privacy.accounting import Adaptive, RdpGate, estimated_epsilon
+from veilsum_privacy.canonical import parse_canonical
+from veilsum_privacy.errors import HostileInput
+from veilsum_privacy.ledger.entries import Budget, Kind, Mechanism
+from veilsum_privacy.ledger.rows import read_mechanism
+from veilsum_privacy.ledger.tables import ledger_table
+
+_TRAIL = 256
+"""Entries that can be taken back without reading the ledger anew."""
+
+_COLUMNS = ledger_table.c
+
+
+def total_epsilon(
+    mechanisms: Mapping[Mechanism, int], delta: float, adaptive: Adaptive = "standard", *, alone: bool = False
+) -> float:
+    """Epsilon by RDP of all mechanisms, each as often as counted; infinite if one of them has no noise.
+
+    Args:
+        mechanisms: how often each was used.
+        delta: at which epsilon is told.
+        adaptive: how it is composed.
+        alone: against all other parties together, when only the site's own share of the noise counts.
+    """
+    counted = [(item.event_alone if alone else item.event, count) for item, count in mechanisms.items() if count]
+    events = [(event, count) for event, count in counted if event is not None]
+    return math.inf if len(events) < len(counted) else RdpGate().with_events(events).epsilon(delta, adaptive)
+
+
+class Sum:
+    """A multiset of mechanisms and what they cost together; adding and taking back are exact, in any order.
+
+    Attributes:
+        counts: how often each mechanism was used.
+    """
+
+    def __init__(self) -> None:
+        self.counts: Counter[Mechanism] = Counter()
+        self._gate = RdpGate()
+        self._exact = 0  # releases without noise
+
+    def add(self, mechanism: Mechanism, count: int = 1) -> None:
+        """Add releases, or take back ones that were added (a negative count)."""
+        left = self.counts[mechanism] + count
+        if left:
+            self.counts[mechanism] = left
+        else:
+            del self.counts[mechanism]
+        event = mechanism.event
+        if event is None:
+            self._exact += count
+        elif count >= 0:
+            self._gate = self._gate.with_event(event, count)
+        else:
+            self._gate = self._gate.without_event(event, -count)
+
+    def copy(self) -> Sum:
+        """The same releases, apart from these."""
+        other = Sum()
+        other.counts, other._gate, other._exact = self.counts.copy(), self._gate, self._exact
+        return other
+
+    def epsilon(self, budget: Budget, more: Mapping[Mechanism, int] | None = None) -> float:
+        """Epsilon by RDP, the guarantee, at the budget's delta, of these mechanisms and ``more``."""
+        counted = [(mechanism.event, count) for mechanism, count in (more or {}).items() if count]
+        events = [(event, count) for event, count in counted if event is not None]
+        if self._exact or len(events) < len(counted):
+            return math.inf
+        gate = self._gate.with_events(events) if events else self._gate
+        return gate.epsilon(budget.delta, budget.adaptive)
+
+    def estimate(self, budget: Budget) -> float | None:
+        """The figure of the tighter accountant beside it; None where that cannot tell, or without noise."""
+        return None if self._exact else estimated_epsilon(self._gate, budget.delta)
+
+    def alone(self, budget: Budget) -> float:
+        """Epsilon by RDP against all other parties together, when only the site's own share of the noise counts."""
+        return total_epsilon(self.counts, budget.delta, budget.adaptive, alone=True)
+
+
+@dataclass
+class Standing:
+    """One population.
+
+    Attributes:
+        budget: in force now, None before the first.
+        charged: charged releases, those recovered from receipts included.
+        held: charged releases and open reservations.
+    """
+
+    budget: Budget | None = None
+    charged: Sum = field(default_factory=Sum)
+    held: Sum = field(default_factory=Sum)
+
+
+@dataclass(frozen=True)
+class Change:
+    """What an entry means for its population's totals.
+
+    Attributes:
+        kind: of the entry.
+        population: whose totals.
+        context: the release's, in hexadecimal.
+        mechanism: the release's.
+        budget: that a budget entry sets.
+    """
+
+    kind: Kind
+    population: str
+    context: str | None = None
+    mechanism: Mechanism | None = None
+    budget: Budget | None = None
+
+
+class Totals:
+    """All populations, after the entries applied so far."""
+
+    def __init__(self) -> None:
+        self.populations: dict[str, Standing] = {}
+        self.open: set[str] = set()
+
+    def of(self, population: str) -> Standing:
+        """A population's standing; an empty one if nothing concerns it."""
+        return self.populations.get(population) or Standing()
+
+    def apply(self, change: Change) -> Any:
+        """Take an entry in. Returns what :meth:`undo` needs to take it back."""
+        standing = self.populations.setdefault(change.population, Standing())
+        if change.kind is Kind.BUDGET:
+            before, standing.budget = standing.budget, change.budget
+            return before
+        if change.mechanism is None or change.context is None:
+            raise HostileInput("A ledger entry describes no complete release.")
+        was_open = change.context in self.open
+        charged, held = _effect(change.kind, was_open)
+        if charged:
+            standing.charged.add(change.mechanism, charged)
+        if held:
+            standing.held.add(change.mechanism, held)
+        if change.kind is Kind.RESERVE:
+            self.open.add(change.context)
+        else:
+            self.open.discard(change.context)
+        return was_open
+
+    def undo(self, change: Change, before: Any) -> None:
+        """Take the last entry back."""
+        standing = self.populations[change.population]
+        if change.kind is Kind.BUDGET:
+            standing.budget = before
+            return
+        charged, held = _effect(change.kind, bool(before))
+        if change.mechanism is None or change.context is None:
+            return
+        if charged:
+            standing.charged.add(change.mechanism, -charged)
+        if held:
+            standing.held.add(change.mechanism, -held)
+        if before:
+            self.open.add(change.context)
+        else:
+            self.open.discard(change.context)
+
+
+def _effect(kind: Kind, was_open: bool) -> tuple[int, int]:
+    """How the charged and the held releases change; a recovery pays an open reservation or what was never reserved."""
+    match kind:
+        case Kind.RESERVE:
+            return 0, 1
+        case Kind.FREE:
+            return 0, -1
+        case Kind.CHARGE:
+            return 1, 0
+        case _:
+            return 1, 0 if was_open else 1
+
+
+COUNTED = (Kind.BUDGET, Kind.RESERVE, Kind.CHARGE, Kind.FREE, Kind.RECOVERY)
+"""Kinds that change totals."""
+
+_QUERY = select(
+    _COLUMNS.seq, _COLUMNS.hash, _COLUMNS.kind, _COLUMNS.population, _COLUMNS.event, _COLUMNS.delta, _COLUMNS.colluders,
+    _COLUMNS.context, case((_COLUMNS.kind == Kind.BUDGET.value, _COLUMNS.detail)).label("detail"),
+).where(_COLUMNS.seq >= bindparam("first")).order_by(_COLUMNS.seq)  # fmt: skip
+
+
+class Follower:
+    """Totals in step with the table of entries; one for each process and ledger, safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._totals = Totals()
+        self._seq, self._hash = 0, ""
+        self._trail: deque[tuple[int, str, Change | None, Any]] = deque(maxlen=_TRAIL)
+
+    def standing(self, connection: Connection, population: str) -> Standing:
+        """A copy of where a population stands as ``connection`` sees the ledger.
+
+        Raises:
+            HostileInput: an entry is malformed.
+        """
+        with self._lock:
+            self._follow(connection)
+            found = self._totals.of(population)
+            return Standing(found.budget, found.charged.copy(), found.held.copy())
+
+    def epsilon_held(
+        self, connection: Connection, population: str, *more: Mapping[Mechanism, int]
+    ) -> tuple[Budget | None, list[float]]:
+        """The budget in force, and epsilon of all charged and open releases with each of ``more``; none without a budget.
+
+        Raises:
+            HostileInput: an entry is malformed.
+        """
+        with self._lock:
+            self._follow(connection)
+            found = self._totals.of(population)
+            if found.budget is None:
+                return None, []
+            return found.budget, [found.held.epsilon(found.budget, item) for item in more]
+
+    def _follow(self, connection: Connection) -> None:
+        try:
+            rows = connection.execute(_QUERY, {"first": self._seq}).all()
+            while self._seq and (not rows or (rows[0].seq, rows[0].hash) != (self._seq, self._hash)):
+                self._take_back()  # others, or this process before it rolled back, saw entries that are not there
+                rows = connection.execute(_QUERY, {"first": self._seq}).all()
+            for row in rows[1 if self._seq else 0 :]:
+                self._take(row)
+        except BaseException:
+            self._forget()
+            raise
+
+    def _take(self, row: Any) -> None:
+        try:
+            change = _read_change(row)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise HostileInput(f"Ledger entry {row.seq} is damaged.", "Run veilsum ledger verify.") from error
+        before = None if change is None else self._totals.apply(change)
+        self._trail.append((self._seq, self._hash, change, before))
+        self._seq, self._hash = row.seq, row.hash
+
+    def _take_back(self) -> None:
+        if not self._trail:
+            self._forget()
+            return
+        self._seq, self._hash, change, before = self._trail.pop()
+        if change is not None:
+            self._totals.undo(change, before)
+
+
+def _read_change(row: Any) -> Change | None:
+    kind = Kind(row.kind)
+    if kind not in COUNTED:
+        return None
+    if not isinstance(row.population, str):
+        raise HostileInput(f"Ledger entry {row.seq} is damaged: it names no population.", "Run veilsum ledger verify.")
+    if kind is Kind.BUDGET:
+        detail = parse_canonical(str(row.detail).encode(), what="ledger entry")
+        return Change(kind, row.population, budget=Budget.from_detail(detail, row.delta))
+    return Change(kind, row.population, row.context, read_mechanism(row.event, row.colluders))

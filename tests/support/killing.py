@@ -1,0 +1,191 @@
+"""A participant in a process of its own that is killed at a chosen write, beside a hub and other participants in this process.
+
+The child is forked from a clean server that has loaded the code once, so hundreds of deaths take seconds. It speaks to the hub
+over a pipe: each message of the protocol is one call that this process makes for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from multiprocessing.connection import Connection as Pipe
+from typing import Any
+
+from sqlalchemy import event
+
+from support.federation import Clock, open_test_site
+from veilsum_deploy.local import LocalChannel, LocalFederation
+from veilsum_participant.config import ParticipantConfig
+from veilsum_participant.core import ParticipantCore
+from veilsum_privacy.errors import HostileInput
+from veilsum_privacy.randomness import SYSTEM_RANDOM
+from veilsum_proto import federation_pb2 as pb
+
+_FORK = multiprocessing.get_context("forkserver")
+_FORK.set_forkserver_preload(  # installed modules: the server does not know the tests' path
+    ["veilsum_deploy.local", "veilsum_deploy.provision", "veilsum_coordinator.methods.compile", "veilsum_participant.client"]
+)
+
+WRITES = ("INSERT", "UPDATE", "DELETE")
+
+
+class _Reaper:
+    """Counts points at which a power cut would differ, and ends the process at one of them."""
+
+    def __init__(self, fatal: int) -> None:
+        self.passed, self._fatal = 0, fatal
+
+    def point(self) -> None:
+        self.passed += 1
+        if self.passed == self._fatal:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def watch(self, engine: Any) -> None:
+        """Before each statement that writes, before and after each commit; after a statement comes one of these."""
+
+        def statement(_connection: Any, _cursor: Any, text: str, *_: Any) -> None:
+            if text.lstrip().upper().startswith(WRITES):
+                self.point()
+
+        event.listen(engine, "before_cursor_execute", statement)
+        event.listen(engine, "commit", lambda _: self.point())
+        commit = engine.dialect.do_commit
+
+        def committed(connection: Any) -> None:
+            commit(connection)
+            self.point()
+
+        engine.dialect.do_commit = committed
+
+
+class _PipeChannel:
+    """Implements the participant's channel by asking the parent process."""
+
+    def __init__(self, pipe: Pipe, coordinator: str, certificate: bytes, reaper: _Reaper) -> None:
+        self._pipe, self._reaper = pipe, reaper
+        self.coordinator, self.coordinator_certificate = coordinator, certificate
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            self._reaper.point()
+            self._pipe.send(("call", method, arguments, keywords))
+            outcome, value = self._pipe.recv()
+            self._reaper.point()
+            if outcome == "raised":
+                raise value
+            return value
+
+        return call
+
+
+def _main(pipe: Pipe, config: ParticipantConfig, now: int, fatal: int, coordinator: str, certificate: bytes) -> None:
+    clock = Clock()
+    clock.now = now
+    reaper = _Reaper(fatal)
+    site = open_test_site(config, clock, SYSTEM_RANDOM)
+    reaper.watch(site.engine)
+    core = ParticipantCore(site)
+    channel = _PipeChannel(pipe, coordinator, certificate, reaper)
+    pipe.send(("nonce", site.nonce))
+    while True:
+        kind, value = pipe.recv()
+        if kind == "stop":
+            pipe.send(("passed", reaper.passed))
+            return
+        clock.now, work = value
+        try:
+            if work is None:
+                core.expire()
+            else:
+                core.handle(pb.Directive.FromString(work), channel)  # type: ignore[arg-type]
+        except HostileInput:
+            pass  # another answer made the directive stale, as a reconnect would show
+        pipe.send(("done", None))
+
+
+class MortalFederation(LocalFederation):
+    """A federation in which a death ends the dead participant's session: it is told anew what is open for it."""
+
+    def step(self) -> bool:
+        worked = False
+        for name, core in self.cores.items():
+            channel = LocalChannel(self.hub, name)
+            nonce = core.site.nonce
+            for directive in self.hub.directives(name):
+                worked = True
+                with contextlib.suppress(HostileInput):  # another answer of this step made the directive stale
+                    core.handle(directive, channel)
+                if core.site.nonce != nonce:
+                    break
+        self.hub.tick()
+        return worked
+
+
+class KillableSite:
+    """A participant that dies at its ``fatal``-th point (0: never) and is started again by :meth:`handle`.
+
+    It stands in for a core in :class:`~veilsum_deploy.local.LocalFederation`.
+
+    Attributes:
+        deaths: how often it died.
+        nonce: of its present session.
+    """
+
+    nonce: bytes
+
+    def __init__(self, hub: Any, config: ParticipantConfig, name: str, clock: Clock, fatal: int) -> None:
+        self._hub, self._config, self._name, self._clock = hub, config, name, clock
+        self._certificate = hub.credentials.identity.certificate
+        self.deaths = 0
+        self._start(fatal)
+
+    @property
+    def site(self) -> KillableSite:
+        """What a core calls its site: it has the session's nonce."""
+        return self
+
+    def handle(self, work: pb.Directive | None, _channel: object = None) -> None:
+        """Let the participant act on a directive, or on its own deadlines; if it dies of it, start it anew."""
+        try:
+            self._pipe.send(("work", (self._clock.now, None if work is None else work.SerializeToString())))
+            self._serve()
+        except (EOFError, ConnectionResetError, BrokenPipeError):
+            self._process.join()
+            assert self._process.exitcode == -signal.SIGKILL, f"the participant ended with {self._process.exitcode}"
+            self.deaths += 1
+            self._start(0)
+
+    def stop(self) -> int:
+        """End the process; returns how many points it passed."""
+        self._pipe.send(("stop", None))
+        _, passed = self._pipe.recv()
+        self._process.join()
+        return int(passed)
+
+    def _start(self, fatal: int) -> None:
+        self._pipe, theirs = _FORK.Pipe()
+        self._process = _FORK.Process(
+            target=_main,
+            args=(theirs, self._config, self._clock.now, fatal, self._hub.credentials.identity.name, self._certificate),
+            daemon=True,
+        )
+        self._process.start()
+        theirs.close()
+        _, self.nonce = self._pipe.recv()
+        self._hub.connect(self._name, self.nonce)
+
+    def _serve(self) -> None:
+        channel = LocalChannel(self._hub, self._name)
+        while True:
+            kind, *rest = self._pipe.recv()
+            if kind == "done":
+                return
+            method, arguments, keywords = rest
+            try:
+                reply = ("value", getattr(channel, method)(*arguments, **keywords))
+            except HostileInput as error:
+                reply = ("raised", HostileInput(error.message, error.advice))
+            self._pipe.send(reply)

@@ -1,0 +1,148 @@
+"""Receipts and countersignatures: what they say survives their bytes, and nothing else passes for them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.ledgers import COORDINATOR, any_receipt, credentials_of, make_reservation
+from veilsum_privacy.canonical import canonical
+from veilsum_privacy.errors import HostileInput, Misuse
+from veilsum_privacy.identity import Label, Role
+from veilsum_privacy.ledger.receipts import (
+    MAX_RECEIPT_BYTES,
+    Countersignature,
+    SignedReceipt,
+    countersign,
+    parse_countersignature,
+    parse_receipt,
+    receipts_digest,
+    sign_receipt,
+    verify_countersignature,
+    verify_receipt,
+)
+
+STUDY, CONTEXT, HEAD, OTHER = (bytes([number]) * 32 for number in range(1, 5))
+NORTH, SOUTH = credentials_of("north"), credentials_of("south")
+CENTRE = credentials_of(COORDINATOR, role=Role.COORDINATOR)
+RECEIPT = any_receipt(STUDY, context=CONTEXT, head=HEAD, number=7)
+
+
+def test_a_receipt_survives_its_bytes() -> None:
+    signed = sign_receipt(RECEIPT, NORTH.signing_key)
+    assert verify_receipt(signed, NORTH.identity, STUDY, CONTEXT) == RECEIPT
+    assert parse_receipt(signed.body).to_bytes() == signed.body
+    assert len(signed.body) < MAX_RECEIPT_BYTES
+    longest = any_receipt(participant="n" * 64, dataset="d" * 64, unit="u" * 64, number=2**53 - 1, mechanism=replace(
+        RECEIPT.mechanism, sensitivity=2**62, sampling_rate=1 / 3, steps=10**9))  # fmt: skip
+    assert len(sign_receipt(longest, NORTH.signing_key).body) < MAX_RECEIPT_BYTES
+
+
+def test_a_receipt_books_the_release_that_it_is_about() -> None:
+    release = make_reservation()
+    receipt = any_receipt(release.study, context=release.context)
+    assert receipt.reservation("heart") == release
+    with pytest.raises(Misuse):
+        replace(receipt, cohort_size=3).reservation("heart")
+
+
+def test_a_receipt_for_anything_else_is_refused() -> None:
+    signed = sign_receipt(RECEIPT, NORTH.signing_key)
+    for case, signer, study, context in (
+        (signed, NORTH, OTHER, CONTEXT),
+        (signed, NORTH, STUDY, OTHER),
+        (signed, SOUTH, STUDY, CONTEXT),
+        (sign_receipt(RECEIPT, SOUTH.signing_key), NORTH, STUDY, CONTEXT),
+        (sign_receipt(RECEIPT, SOUTH.signing_key), SOUTH, STUDY, CONTEXT),  # south signs that it is north
+        (replace(signed, body=replace(RECEIPT, number=8).to_bytes()), NORTH, STUDY, CONTEXT),
+        (replace(signed, signature=b""), NORTH, STUDY, CONTEXT),
+        *(
+            (SignedReceipt(signed.body, NORTH.signing_key.sign(label, signed.body)), NORTH, STUDY, CONTEXT)
+            for label in set(Label) - {Label.RECEIPT}
+        ),
+    ):
+        with pytest.raises(HostileInput):
+            verify_receipt(case, signer.identity, study, context)
+
+
+EVENT = json.loads(RECEIPT.to_bytes())["event"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"v": 2}, {"v": "1"}, {"v": None}, {"v": True}, {"study": "00"}, {"study": 1}, {"study": None}, {"participant": 3},
+        {"participant": ""}, {"participant": "n" * 65}, {"context": "zz" * 32}, {"context": "AB" * 32}, {"payload": "00" * 31},
+        {"head": "00" * 33}, {"head": [1]}, {"number": 0}, {"number": -1}, {"number": "7"}, {"number": True},
+        {"number": None}, {"number": 2**53}, {"round": 0}, {"attempt": 0}, {"cohort_size": 0}, {"colluders": 0},
+        {"more": 1}, {"dataset": ""}, {"dataset": None}, {"unit": 5}, {"event": None}, {"event": []},
+        {"event": EVENT | {"steps": 0}}, {"event": EVENT | {"honest": 2}}, {"event": EVENT | {"extra": 1}},
+        {"event": EVENT | {"sampling_rate": "nan"}}, {"event": EVENT | {"sampling_rate": "0x1p0"}},
+        {"event": EVENT | {"variance": [16000000]}}, {"event": {}},
+    ],
+)  # fmt: skip
+def test_malformed_receipts_are_refused(change: dict[str, Any]) -> None:
+    right = json.loads(RECEIPT.to_bytes())
+    assert parse_receipt(canonical(right)) == RECEIPT
+    with pytest.raises(HostileInput):
+        parse_receipt(canonical(right | change))
+
+
+@pytest.mark.parametrize("name", sorted(json.loads(RECEIPT.to_bytes())))
+def test_a_receipt_lacks_nothing(name: str) -> None:
+    right = json.loads(RECEIPT.to_bytes())
+    del right[name]
+    with pytest.raises(HostileInput):
+        parse_receipt(canonical(right))
+
+
+WORD = Countersignature(STUDY, COORDINATOR, 1, 2, CONTEXT, OTHER, 5, HEAD)
+
+
+def test_a_countersignature_covers_the_receipts_in_their_order() -> None:
+    receipts = [sign_receipt(any_receipt(STUDY, name, context=CONTEXT), NORTH.signing_key) for name in ("north", "south")]
+    word = replace(WORD, receipts=receipts_digest(receipts))
+    signed = countersign(word, CENTRE.signing_key)
+    assert verify_countersignature(signed, CENTRE.identity, STUDY, CONTEXT, receipts) == word
+    again = sign_receipt(any_receipt(STUDY, "north", context=CONTEXT), NORTH.signing_key)
+    assert verify_countersignature(signed, CENTRE.identity, STUDY, CONTEXT, [again, receipts[1]]) == word, (
+        "another signature of the same words is no other receipt"
+    )
+    for changed in ([receipts[1], receipts[0]], receipts[:1], [*receipts, receipts[0]], []):
+        with pytest.raises(HostileInput, match="other receipts"):
+            verify_countersignature(signed, CENTRE.identity, STUDY, CONTEXT, changed)
+    for study, context, signer in ((OTHER, CONTEXT, CENTRE), (STUDY, OTHER, CENTRE), (STUDY, CONTEXT, NORTH)):
+        with pytest.raises(HostileInput):
+            verify_countersignature(signed, signer.identity, study, context, receipts)
+    by_another = countersign(replace(word, coordinator="north"), CENTRE.signing_key)
+    with pytest.raises(HostileInput, match="names another coordinator"):
+        verify_countersignature(by_another, CENTRE.identity, STUDY, CONTEXT, receipts)
+    wrong = SignedReceipt(signed.body, CENTRE.signing_key.sign(Label.RECEIPT, signed.body))
+    with pytest.raises(HostileInput, match="signature"):
+        verify_countersignature(wrong, CENTRE.identity, STUDY, CONTEXT, receipts)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"v": 2}, {"v": True}, {"study": "00"}, {"context": None}, {"receipts": "zz" * 32}, {"head": "AB" * 32}, {"entry": 0},
+        {"entry": "5"}, {"round": True}, {"attempt": -1}, {"coordinator": ""}, {"coordinator": 5}, {"more": 1},
+    ],
+)  # fmt: skip
+def test_malformed_countersignatures_are_refused(change: dict[str, Any]) -> None:
+    right = json.loads(WORD.to_bytes())
+    assert parse_countersignature(canonical(right)) == WORD
+    with pytest.raises(HostileInput):
+        parse_countersignature(canonical(right | change))
+
+
+@given(st.binary(max_size=200) | st.text(max_size=100).map(str.encode) | st.just(b" " * (MAX_RECEIPT_BYTES + 1)))
+def test_any_bytes_parse_or_are_refused(data: bytes) -> None:
+    for parse in (parse_receipt, parse_countersignature):
+        with pytest.raises(HostileInput):
+            parse(data)
