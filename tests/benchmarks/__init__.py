@@ -1,1 +1,1 @@
-"""Benchmarks of the secure sum; ``make bench`` runs them. They measure and print, and assert nothing about time."""
+"""Benchmarks; ``make bench`` runs them. They measure and print, and assert nothing about time."""

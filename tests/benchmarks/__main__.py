@@ -1,4 +1,4 @@
-"""Run all benchmarks and print a table, or JSON: ``python -m benchmarks [--quick] [--json]``."""
+"""Run the benchmarks and print tables, or JSON: ``python -m benchmarks [sums] [accounting] [ledger] [--quick] [--json]``."""
 
 from __future__ import annotations
 
@@ -6,98 +6,40 @@ import argparse
 import json
 import os
 import platform
-from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.ckks import CkksFigures, measure_ckks
-from benchmarks.memory import measure_memory
-from benchmarks.rounds import measure_round
-from benchmarks.sums import measure_sum
+from benchmarks import accounting, ledger, secure_sum
 
-COHORTS = (4, 16)
-
-
-def measure(size: int, members: int, ckks: CkksFigures) -> dict[str, Any]:
-    """All figures of one size and cohort: bytes, and CPU seconds except for ``round_s``."""
-    secure = measure_sum(size, members, repeats=9 if size <= 100_000 else 4)
-    peak = measure_memory(size, members, secure.ciphertexts)
-    round_seconds, round_cpu, round_values = measure_round(size, members)
-    client = secure.mask + secure.encrypt
-    return {
-        "values": size,
-        "participants": members,
-        "bytes_per_value": secure.payload / size,
-        "noise_s": secure.noise,
-        "mask_s": secure.mask,
-        "encrypt_s": secure.encrypt,
-        "client_s": client,
-        "add_s": secure.add,
-        "open_s": secure.open,
-        "coordinator_peak_bytes": peak,
-        "round_s": round_seconds,
-        "round_cpu_s": round_cpu,
-        "round_values": round_values,
-        "ckks_bytes_per_value": ckks.payload / size,
-        "ckks_client_s": ckks.encrypt,
-        "ckks_client_symmetric_s": ckks.encrypt_symmetric,
-        "ckks_add_s": ckks.add,
-        "ckks_open_s": ckks.open,
-        "bytes_ratio": ckks.payload / secure.payload,
-        "client_ratio": ckks.encrypt / client,
-        "client_symmetric_ratio": ckks.encrypt_symmetric / client,
-        "add_ratio": ckks.add / secure.add,
-        "open_ratio": ckks.open / secure.open,
-    }
-
-
-ROWS = (
-    ("bytes a value", "bytes_per_value", "{:.2f}", 1.0),
-    ("  CKKS", "ckks_bytes_per_value", "{:.2f}", 1.0),
-    ("  CKKS / veilsum", "bytes_ratio", "{:.1f}", 1.0),
-    ("noise share, ms", "noise_s", "{:.1f}", 1e3),
-    ("encode and mask, ms", "mask_s", "{:.1f}", 1e3),
-    ("tag and encrypt, ms", "encrypt_s", "{:.1f}", 1e3),
-    ("encode, mask and encrypt, ms", "client_s", "{:.1f}", 1e3),
-    ("  CKKS encode and encrypt, ms", "ckks_client_s", "{:.1f}", 1e3),
-    ("  CKKS / veilsum", "client_ratio", "{:.1f}", 1.0),
-    ("  CKKS, symmetric, ms", "ckks_client_symmetric_s", "{:.1f}", 1e3),
-    ("  CKKS, symmetric / veilsum", "client_symmetric_ratio", "{:.1f}", 1.0),
-    ("add one contribution, ms", "add_s", "{:.1f}", 1e3),
-    ("  CKKS, ms", "ckks_add_s", "{:.1f}", 1e3),
-    ("  CKKS / veilsum", "add_ratio", "{:.1f}", 1.0),
-    ("decrypt and open, ms", "open_s", "{:.1f}", 1e3),
-    ("  CKKS, ms", "ckks_open_s", "{:.1f}", 1e3),
-    ("  CKKS / veilsum", "open_ratio", "{:.1f}", 1.0),
-    ("coordinator's peak memory, MiB", "coordinator_peak_bytes", "{:.1f}", 2.0**-20),
-    ("whole round in one process, CPU s", "round_cpu_s", "{:.2f}", 1.0),
-    ("whole round in one process, elapsed s", "round_s", "{:.2f}", 1.0),
-)
-
-
-def table(results: Sequence[dict[str, Any]]) -> str:
-    """The figures as a Markdown table, one column for each size and cohort."""
-    heads = [f"{result['values']:,} values, {result['participants']} participants" for result in results]
-    lines = [["", *heads], ["---", *("---:" for _ in heads)]]
-    lines += [[name, *(form.format(result[key] * scale) for result in results)] for name, key, form, scale in ROWS]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    return "\n".join("| " + " | ".join(f"{cell:<{w}}" for cell, w in zip(line, widths, strict=True)) + " |" for line in lines)
+SECTIONS = ("sums", "accounting", "ledger")
 
 
 def main() -> None:
     """Parse the command line, measure, print."""
-    parser = argparse.ArgumentParser(prog="benchmarks", description="Benchmarks of the secure sum.")
-    parser.add_argument("--quick", action="store_true", help="10,000 values only")
+    parser = argparse.ArgumentParser(prog="benchmarks", description="Benchmarks of veilsum.")
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(SECTIONS)}; default: all")
+    parser.add_argument("--quick", action="store_true", help="sums of 10,000 values only")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
-    results = []
-    for size in (10_000,) if options.quick else (10_000, 1_000_000):
-        ckks = measure_ckks(size, repeats=9 if size <= 100_000 else 4)  # the cohort plays no part in it
-        results += [measure(size, members, ckks) for members in COHORTS]
+    if unknown := set(options.sections) - set(SECTIONS):
+        parser.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
+    wanted = options.sections or SECTIONS
+    results: dict[str, Any] = {}
+    if "sums" in wanted:
+        results["sums"] = secure_sum.measure_all(quick=options.quick)
+    if "accounting" in wanted:
+        results["accounting"] = accounting.measure()
+    if "ledger" in wanted:
+        results["ledger"] = ledger.measure()
     if options.json:
         machine = {"cpus": os.cpu_count(), "python": platform.python_version(), "system": platform.platform()}
         print(json.dumps({"machine": machine, "results": results}, indent=2))
-    else:
-        print(table(results))
+        return
+    if "sums" in results:
+        print(secure_sum.table(results.pop("sums")))
+    for section, figures in results.items():
+        print(f"\n{section}")
+        for name, value in figures.items():
+            print(f"  {name:<40} {value:.4g}" if isinstance(value, float) else f"  {name:<40} {value}")
 
 
 if __name__ == "__main__":
