@@ -1,7 +1,7 @@
 """What the coordinator remembers: studies, complete sums before consent is asked for, consents, releases, outcomes.
 
-A sum is durable before the first consent request leaves; a release before a member is told that it may forget its payload. What
-each sum cost whom goes into the mirror of the participants' ledgers, in the same transactions.
+A sum is durable before the first consent request leaves; a release before a member is told that it may forget its payload.
+What each sum cost whom goes into the mirror of the participants' ledgers, in the same transactions.
 """
 
 from __future__ import annotations

@@ -137,9 +137,7 @@ class StudyMachine:
         self.members.enrol(name, enrolment)
         self.tick()
 
-    def refuse(
-        self, name: str, code: RefusalCode, number: int, attempt: int, more: Sequence[RefusalCode] = ()
-    ) -> None:
+    def refuse(self, name: str, code: RefusalCode, number: int, attempt: int, more: Sequence[RefusalCode] = ()) -> None:
         """Take a refusal: of the study, of an attempt, of a consent or of a decryption.
 
         Args:

@@ -10,7 +10,6 @@ from pydantic import Field, SecretStr
 from veilsum_privacy.config import load_toml
 from veilsum_privacy.schema import Frozen
 
-
 DATABASE_VARIABLE = "VEILSUM_DATABASE"
 """Environment variable that overrides the key ``database``: a URL with a password belongs into no file."""
 
@@ -42,7 +41,8 @@ class CoordinatorConfig(Frozen):
         listen: host:port; port 0 lets the system choose.
         identity: directory of key, certificate and authority.
         state: directory of the results, and of the journal where no database is named.
-        database: URL of a PostgreSQL database for journal and mirror, postgresql://user@host/name; default: a file in ``state``.
+        database: URL of a PostgreSQL database for journal and mirror, postgresql://user@host/name; by default a file in
+            ``state``.
         ready_file: where the chosen address is written once the server listens.
         max_peer_streams: open calls one peer may hold at once.
     """

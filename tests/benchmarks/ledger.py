@@ -1,7 +1,7 @@
 """A ledger of ten thousand entries: what the gate takes for each decision, the report, and the whole verification.
 
-Entries are mixed: reservations, charges with a cohort's receipts, freed ones, refusals, budgets, checkpoints; of several studies,
-with and without sampling. Times are CPU seconds of one process; committing to a disk comes on top and is measured apart.
+Entries are mixed: reservations, charges with a cohort's receipts, freed ones, refusals, budgets, checkpoints; of several
+studies, with and without sampling. Times are CPU seconds of one process; committing to a disk comes on top and is measured apart.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Versions of the coordinator's tables, counted in ``coordinator_version``; run by :func:`veilsum_privacy.database.migrate`."""
+"""How the coordinator's tables came to be, step by step; run by :func:`veilsum_privacy.database.migrate`."""
 
 HEAD = "0001"
 """The last version."""
