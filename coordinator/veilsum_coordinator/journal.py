@@ -28,7 +28,7 @@ from sqlalchemy import (
 
 from veilsum_privacy.canonical import digest
 from veilsum_privacy.database import migrate, transaction
-from veilsum_privacy.errors import HostileInput
+from veilsum_privacy.errors import HostileInput, StateError
 from veilsum_privacy.ledger.mirror import Mirror
 from veilsum_privacy.ledger.receipts import SignedReceipt
 from veilsum_privacy.securesum.context import Assignment
@@ -77,6 +77,10 @@ def release_digest(study: bytes, number: int, attempt: int, values: bytes) -> by
     return digest("veilsum/1/release", study, number.to_bytes(8, "big"), attempt.to_bytes(8, "big"), values)
 
 
+class NotStoredError(StateError):
+    """What a participant sent could not be made durable, and was not taken: it should send it again."""
+
+
 class Journal(Protocol):
     """Where a study's machine makes things durable."""
 
@@ -93,7 +97,11 @@ class Journal(Protocol):
         ...
 
     def keep_consent(self, context: bytes, name: str, consent: bytes) -> None:
-        """Make a member's consent durable."""
+        """Make a member's consent durable.
+
+        Raises:
+            NotStoredError: the database is locked, full or out of reach; the member has paid, so it is to send it again.
+        """
         ...
 
 
@@ -164,9 +172,16 @@ class SqlJournal:
             return self.mirror.show(connection, receipts, certificates)
 
     def keep_consent(self, context: bytes, name: str, consent: bytes) -> None:
-        """Make a member's consent durable."""
-        with transaction(self._engine) as connection:
-            self.mirror.consented(connection, context, name, consent)
+        """Make a member's consent durable.
+
+        Raises:
+            NotStoredError: the database is locked, full or out of reach; the member has paid, so it is to send it again.
+        """
+        try:
+            with transaction(self._engine) as connection:
+                self.mirror.consented(connection, context, name, consent)
+        except StateError as error:
+            raise NotStoredError(f"The consent could not be stored. {error.message}", error.advice) from error
 
     def release(
         self,

@@ -18,7 +18,7 @@ from veilsum_coordinator.members import Members, Seat, StudyPhase
 from veilsum_coordinator.rounds import DecryptionsDiffer, Round, RoundPhase
 from veilsum_coordinator.settings import Waits
 from veilsum_privacy.errors import HostileInput, RefusalCode, StateError
-from veilsum_privacy.ledger.receipts import SignedReceipt
+from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.context import Assignment, RoundPlan, broadcast_digest, plan_round
 from veilsum_privacy.securesum.contribution import SECRET_BYTES, Slots
@@ -51,6 +51,7 @@ class StudyMachine:
         self.refusals: list[tuple[str, str, int]] = []
         self._attempts = 0
         self._strict: tuple[str, ...] | None = None
+        self._numbers: dict[str, int] = {}  # of each member's last receipt that was shown
         self._waits, self._clock, self._journal = waits, clock, journal
         self._deadline = min(clock() + waits.enrol, study.expires)
 
@@ -317,7 +318,8 @@ class StudyMachine:
     def receipt(self, name: str, attempt: int, signed: SignedReceipt) -> None:
         """Take the receipt that ends an upload; with the last one the sum is made durable and consent is asked for."""
         current = self._round_of(name, attempt, RoundPhase.CONTRIBUTING)
-        current.receipt(name, signed, self.members.fixed_roster(), self.digest)
+        last = self._numbers.get(name, 0)
+        current.receipt(name, signed, self.members.fixed_roster(), self.study, self.digest, last)
         if current.accumulator.complete:
             if len(contexts := current.contexts()) > 1:
                 # nobody would consent; found here, it costs nobody a charge
@@ -335,9 +337,11 @@ class StudyMachine:
                     current.receipts(),
                     {name: certificates[name] for name in current.cohort},
                 )
-            except StateError as error:  # no consent was asked for, so it costs nobody a charge
+            except (HostileInput, StateError) as error:  # no consent was asked for, so it costs nobody a charge
                 self.fail(f"the sum of round {current.number} could not be stored: {error.message}")
                 return
+            shown = map(parse_receipt, (item.body for item in current.receipts()))
+            self._numbers |= {receipt.participant: receipt.number for receipt in shown}
             current.phase = RoundPhase.CONSENTING
             current.deadline = self._clock() + self._waits.consent
 

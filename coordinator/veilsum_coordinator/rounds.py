@@ -15,10 +15,12 @@ import numpy as np
 
 from veilsum_coordinator.accumulator import Accumulator
 from veilsum_privacy.errors import HostileInput
+from veilsum_privacy.ledger import Mechanism
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, verify_receipt
 from veilsum_privacy.securesum.context import Assignment, RoundPlan
 from veilsum_privacy.securesum.contribution import Slots
 from veilsum_privacy.securesum.roster import Roster
+from veilsum_privacy.study import Study
 
 DECRYPTORS = 2
 
@@ -107,11 +109,18 @@ class Round:
         self.sum, self.broadcast = [], b""
         self.accumulator.drop()
 
-    def receipt(self, name: str, signed: SignedReceipt, roster: Roster, study: bytes) -> None:
+    def receipt(self, name: str, signed: SignedReceipt, roster: Roster, study: Study, key: bytes, last: int) -> None:
         """Take the receipt that ends an upload.
 
+        What the mirror would refuse is refused here, to its sender: found with the last receipt, it would meet whoever sent
+        that one.
+
+        Args:
+            key: digest of the study.
+            last: number of the sender's last receipt that was shown to a cohort, 0 for none.
+
         Raises:
-            HostileInput: ciphertexts are missing, or the receipt is not the sender's for exactly what it sent.
+            HostileInput: ciphertexts are missing, or the receipt is not the sender's next one for exactly what it sent.
         """
         upload = self.accumulator.uploads[name]
         if upload.complete:
@@ -120,9 +129,17 @@ class Round:
             return
         if upload.next != self.plan.encoding.ciphertexts:
             raise HostileInput("The receipt came before the last ciphertext.")
-        receipt = verify_receipt(signed, roster.member(name).identity, study, parse_receipt(signed.body).context)
+        receipt = verify_receipt(signed, roster.member(name).identity, key, parse_receipt(signed.body).context)
         if receipt.payload != upload.digest.digest():
             raise HostileInput("The receipt is for other ciphertexts than those that came.")
+        mechanism = Mechanism(self.plan.declaration.grid, self.plan.noise)
+        described = (receipt.dataset, receipt.mechanism, receipt.unit, receipt.cohort_size)
+        if (receipt.round, receipt.attempt) != self.present or described != (
+            study.dataset, mechanism, study.privacy.unit, len(self.cohort)
+        ):  # fmt: skip
+            raise HostileInput("The receipt describes another release than that of this attempt.")
+        if receipt.number <= last:
+            raise HostileInput(f"The receipt has number {receipt.number}, but number {last} was shown already.")
         upload.receipt = signed
 
     def receipts(self) -> list[SignedReceipt]:

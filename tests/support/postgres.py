@@ -17,6 +17,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections import deque
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -24,6 +25,9 @@ from pathlib import Path
 import psycopg
 
 START_SECONDS = 60.0
+KEPT = 16
+"""Databases that are there at a time: more than any one test needs, few enough to be removed at once in the end."""
+
 _NAMES = count(1)
 _PARENT_DEATH = 1  # PR_SET_PDEATHSIG
 
@@ -32,6 +36,7 @@ class Server:
     """A running server; :meth:`new_database` makes an empty database in it."""
 
     def __init__(self) -> None:
+        self._kept: deque[str] = deque()
         self._directory = Path(tempfile.mkdtemp(prefix="veilsum-pg-"))
         self._user = _unprivileged()
         programs = _programs(self._directory, self._user)
@@ -53,9 +58,12 @@ class Server:
         return f"postgresql://veilsum@/{database}?host={self._directory}"
 
     def new_database(self) -> str:
-        """Make an empty database. Returns its URL."""
+        """Make an empty database; one that was made long before is given up for it. Returns its URL."""
         name = f"test{next(_NAMES)}"
         self.execute(f"CREATE DATABASE {name}")
+        self._kept.append(name)
+        if len(self._kept) > KEPT:
+            self.execute(f"DROP DATABASE {self._kept.popleft()} WITH (FORCE)")
         return self.url(name)
 
     def execute(self, statement: str, database: str = "postgres") -> None:

@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
@@ -421,7 +422,12 @@ def test_the_gate_reads_only_what_is_new(ledger: Ledger, monkeypatch: pytest.Mon
     """However long the ledger: a decision takes in the entries since the last one, and takes back what was rolled back."""
     taken: list[int] = []
     take = Follower._take
-    monkeypatch.setattr(Follower, "_take", lambda self, row: (taken.append(row.seq), take(self, row)) and None)
+
+    def note(self: Follower, row: Any) -> None:
+        taken.append(row.seq)
+        take(self, row)
+
+    monkeypatch.setattr(Follower, "_take", note)
     with transaction(ledger._engine) as connection:
         for number in range(1, 61):
             ledger.reserve(connection, make_reservation(number, multiplier=90))
@@ -479,7 +485,8 @@ _COPY = (
     "DELETE FROM ledger WHERE seq = 3",
     "INSERT INTO ledger (seq, time, kind, detail, previous, hash, signature) VALUES (9, 0, 'charge', '{}', 'a', 'b', 'c')",
     "INSERT INTO ledger " + _COPY.format(seq=5, kind="kind"),
-    "INSERT INTO ledger " + _COPY.format(seq=5, kind="'recovery'") + " UNION ALL " + _COPY.format(seq=6, kind="'recovery'"),
+    "INSERT INTO ledger " + _COPY.format(seq=5, kind="'recovery'") + " UNION ALL "
+    + _COPY.format(seq=6, kind="'recovery'").replace("'p', 'h'", "'q', 'i'"),
     "sqlite:INSERT OR REPLACE INTO ledger SELECT * FROM ledger WHERE seq = 3",
     "sqlite:INSERT OR REPLACE INTO ledger " + _COPY.format(seq=5, kind="kind"),
     "postgresql:TRUNCATE ledger",

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from support.backends import SHARED, new_place
 from support.ledgers import (
     COORDINATOR,
     OTHER_STUDY,
@@ -215,14 +216,16 @@ def test_a_ledger_of_the_first_entry_alone(tmp_path: Path) -> None:
     assert exported(ledger, tmp_path / "y.jsonl").entries(kind=Kind.BUDGET)[0].budget.epsilon is None
 
 
-def test_an_export_written_while_the_site_goes_on_is_one_state(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", SHARED)
+def test_an_export_written_while_the_site_goes_on_is_one_state(backend: str, tmp_path: Path) -> None:
     """A charge and its receipts between two reads of an export would make it fail."""
-    trial = Trial(("north", "south"), lambda name: tmp_path / f"{name}.db")
+    trial = Trial(("north", "south"), lambda _: new_place(backend, tmp_path))
     trial.play(1)
     reader = LedgerReader(trial.ledgers["north"]._engine)
     with reader.walk() as walk:
-        first = next(walk.steps)
         trial.play(2)
+        first = next(walk.steps)
+        trial.play(3)
         rest = list(walk.steps)
     assert [step.row["seq"] for step in (first, *rest)] == [1, 2, 3, 4, 5]
-    assert exported(reader, tmp_path / "x.jsonl").verify().entries == 8
+    assert exported(reader, tmp_path / "x.jsonl").verify().entries == 11

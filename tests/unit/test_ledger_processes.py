@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import random
@@ -89,6 +90,20 @@ def test_what_other_processes_write_is_seen(place: str) -> None:
     with transaction(one._engine) as connection:
         one.free(connection, make_reservation(1, multiplier=9.0).context)
     assert other.headroom("heart", {}).reserved == rdp_epsilon([event] * 5, DELTA)
+
+
+def test_what_was_rolled_back_and_written_by_others_instead_is_seen(place: str) -> None:
+    """The same numbers, other entries: the gate is not fooled by how long the chain is."""
+    one, other = open_ledger(place), open_ledger(place)
+    set_budget(one, 30.0)
+    cheap, dear = make_reservation(1, multiplier=9.0), make_reservation(1, multiplier=3.0)
+    with contextlib.suppress(KeyboardInterrupt), transaction(one._engine) as connection:
+        one.reserve(connection, cheap)
+        one.headroom("heart", {}, connection)
+        raise KeyboardInterrupt
+    with transaction(other._engine) as connection:
+        other.reserve(connection, dear)
+    assert one.headroom("heart", {}).reserved == rdp_epsilon([dear.mechanism.event], DELTA)
 
 
 def _spend_forever(place: str, pipe: object) -> None:

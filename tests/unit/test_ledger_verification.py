@@ -455,6 +455,11 @@ def test_the_recovered_receipt_must_be_the_sites_own(ledger: Copy) -> None:
     theirs = make_receipt(south, release, 3)
     fingerprint = hashlib.sha256(credentials_of("south").identity.certificate).hexdigest()
     ledger.certificates[fingerprint] = credentials_of("south").identity.certificate
+    body, _ = json.loads(ledger.rows[10]["detail"])["receipt"]
+    forged = ledger.again()
+    forged.detail(11, receipt=[body, theirs.signature])
+    with pytest.raises(LedgerFault, match="entry 11 fails: the receipt of north does not bear that member's signature"):
+        verify_ledger(resign(forged))
     ledger.detail(11, receipt=[theirs.body, theirs.signature], certificate=fingerprint)
     with pytest.raises(LedgerFault, match="entry 11 fails: its receipt is not the site's own"):
         verify_ledger(resign(ledger.again()))

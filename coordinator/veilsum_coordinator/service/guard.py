@@ -16,6 +16,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from veilsum_coordinator.accumulator import OutOfOrder
+from veilsum_coordinator.journal import NotStoredError
 from veilsum_coordinator.metrics import Metrics
 from veilsum_privacy.errors import HostileInput, StateError, VeilsumError
 from veilsum_privacy.identity import Credentials, Identity, Role, verify_certificate
@@ -55,6 +56,7 @@ _STATUS: tuple[tuple[type[Exception], grpc.StatusCode, str], ...] = (
     (OutOfOrder, grpc.StatusCode.OUT_OF_RANGE, "out-of-order"),
     (HostileInput, grpc.StatusCode.INVALID_ARGUMENT, "malformed"),
     (DecodeError, grpc.StatusCode.INVALID_ARGUMENT, "malformed"),
+    (NotStoredError, grpc.StatusCode.UNAVAILABLE, "not-stored"),
     (StateError, grpc.StatusCode.FAILED_PRECONDITION, "state"),
 )
 

@@ -20,8 +20,8 @@ NO_SUBJECT = ("", "?", "na", "n/a", "nan", "none", "null")
 def number_subjects(identifiers: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Number the subjects from 0, in the order of their first records.
 
-    Texts are compared as they are written: "7" and "007" are two persons. A record without an identifier is a subject of its
-    own and is numbered after all others.
+    Texts are compared as they are written: "7" and "007" are two persons; but not by how Unicode composes a letter, which
+    nobody sees. A record without an identifier is a subject of its own and is numbered after all others.
 
     Args:
         identifiers: (n,) array of text or numbers, as :class:`veilsum_participant.data.readers.Table` holds it.
@@ -29,6 +29,10 @@ def number_subjects(identifiers: Any) -> tuple[NDArray[np.int64], NDArray[np.boo
     Returns:
         The number of each record's subject (n,), and (n,) bool, True where the identifier is missing.
     """
+    if pa.types.is_string(identifiers.type):
+        identifiers = pc.utf8_normalize(identifiers, form="NFC")
+    elif pa.types.is_float32(identifiers.type) or pa.types.is_float64(identifiers.type):
+        identifiers = pc.add(identifiers, pa.scalar(0.0, identifiers.type))  # -0.0 is 0.0
     encoded = pc.if_else(_missing(identifiers), pa.scalar(None, identifiers.type), identifiers).dictionary_encode()
     missing = np.asarray(pc.is_null(encoded.indices).to_numpy(zero_copy_only=False), dtype=np.bool_)
     numbers = encoded.indices.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
