@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-REASONS = ("unauthenticated", "role", "version", "malformed", "out-of-order", "busy", "state", "internal")
+REASONS = ("unauthenticated", "role", "version", "malformed", "out-of-order", "busy", "not-stored", "state", "internal")
 
 
 class Metrics:

@@ -6,7 +6,6 @@ leaves; after a crash the same bytes go out, or none.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from veilsum_privacy.clipping import SiteSum, site_sum
 from veilsum_privacy.database import scrub, transaction
 from veilsum_privacy.errors import HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_privacy.ledger import Reservation
-from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, sign_receipt
+from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, consent_commitment, consent_proof, sign_receipt
 from veilsum_privacy.securesum.context import (
     Assignment,
     RoundPlan,
@@ -266,6 +265,7 @@ class Contributions:
                 mechanism=self._reservation(opened, checked).mechanism,
                 unit=opened.study.privacy.unit,
                 cohort_size=len(assignment.cohort),
+                consent=consent_commitment(consent_proof(consent)),
             )
             signed = sign_receipt(receipt, site.credentials.signing_key)
             store.change_study(connection, opened.digest, receipts=number)
@@ -276,18 +276,13 @@ class Contributions:
                 state="payload",
                 self_seed=self_seed,
                 consent=consent,
-                consent_digest=consent_digest(consent),
+                consent_digest=consent_proof(consent),
                 sizes=json.dumps([len(ciphertext) for ciphertext in ciphertexts]),
                 payload=b"".join(ciphertexts),
                 receipt=signed.body,
                 receipt_signature=signed.signature,
             )
         return Payload(assignment.round, assignment.attempt, ciphertexts, signed)
-
-
-def consent_digest(consent: bytes) -> bytes:
-    """What is kept of a consent for good: enough to know it again, not to give it."""
-    return hashlib.sha256(consent).digest()
 
 
 def _resume(row: RowMapping, checked: _Checked) -> Payload:

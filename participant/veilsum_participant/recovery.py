@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, RowMapping
 
 from veilsum_participant import store
-from veilsum_participant.contributions import consent_digest
 from veilsum_participant.site import LOG, Site
 from veilsum_privacy.database import reading, transaction
 from veilsum_privacy.errors import HostileInput, VeilsumError
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.keeping import KeptReceipt
-from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, parse_receipt
+from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, consent_commitment, consent_proof, parse_receipt
 from veilsum_privacy.securesum.context import parse_assignment
 
 LARGEST_ENTRY = 2**53 - 1
@@ -65,7 +64,7 @@ def settle(site: Site, coordinator: str, shown: Sequence[MirroredReceipt]) -> li
     for start in range(0, len(valid), BATCH):
         with transaction(site.engine) as connection:
             outcomes += [
-                _settle_one(connection, site, item.receipt, consent_digest(item.consent))
+                _settle_one(connection, site, item.receipt, consent_proof(item.consent))
                 for item in valid[start : start + BATCH]
             ]
     unsettled = [item.entry for item, outcome in zip(valid, outcomes, strict=True) if outcome.again]
@@ -124,7 +123,7 @@ def _settle_one(
     row = store.find_context(connection, receipt.context)
     if row is not None and row["state"] in store.PAID:
         return _Outcome()
-    if row is not None and not _proven(row, proof):
+    if row is not None and not _proven(receipt, proof):
         return _Outcome(again=row["state"] in store.OPEN)
     try:  # verifies the signature before anything else
         entry = site.ledger.recover(connection, signed, _population(connection, site, receipt), certificate=certificate)
@@ -136,10 +135,9 @@ def _settle_one(
     return _Outcome(entry)
 
 
-def _proven(row: RowMapping, proof: bytes | None) -> bool:
-    """Whether it proves that consent was given to a known attempt."""
-    known = row["consent_digest"]
-    return known is not None and proof is not None and hmac.compare_digest(known, proof)
+def _proven(receipt: Receipt, proof: bytes | None) -> bool:
+    """Whether it proves that the consent was given which the receipt, whose signature is yet to be verified, commits to."""
+    return proof is not None and hmac.compare_digest(receipt.consent, consent_commitment(proof))
 
 
 def _population(connection: Connection, site: Site, receipt: Receipt) -> str:

@@ -43,8 +43,15 @@ def plain(value: Any) -> Any:
 
 
 def canonical(value: Any) -> bytes:
-    """Return the canonical JSON of ``value`` in UTF-8."""
-    return rfc8785.dumps(plain(value))
+    """Return the canonical JSON of ``value`` in UTF-8.
+
+    Raises:
+        Misuse: a value has no canonical form, or is nested too deep.
+    """
+    try:
+        return rfc8785.dumps(plain(value))
+    except RecursionError as error:
+        raise Misuse("A value that is nested so deep has no canonical form here.") from error
 
 
 def parse_canonical(data: bytes, *, what: str) -> Any:

@@ -181,7 +181,12 @@ def scrub(engine: Engine) -> None:
     if engine.dialect.name == "sqlite":
         try:
             with engine.connect() as connection:
-                connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+                # it holds the write lock while it waits for readers, so it must not wait: the next one empties the log
+                connection.exec_driver_sql("PRAGMA busy_timeout = 0")
+                try:
+                    connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+                finally:
+                    connection.exec_driver_sql(f"PRAGMA busy_timeout = {int(BUSY_SECONDS * 1000)}")
         except DBAPIError as error:
             raise StateError(
                 f"The write-ahead log cannot be emptied: {error.orig}.", "Check the disk and the file."
@@ -191,6 +196,8 @@ def scrub(engine: Engine) -> None:
 def _parse_url(url_or_path: str | Path) -> URL:
     text = str(url_or_path)
     if "://" not in text:
+        if text.startswith(("//", "postgres", "sqlite:")) and ("@" in text or ":/" in text):
+            raise ConfigurationError("The database URL is malformed.", "Use a path or, say, postgresql://host/name.")
         return URL.create("sqlite", database=text)
     try:
         url = make_url(text)
@@ -208,7 +215,9 @@ def _create_server_engine(url: URL, options: str = "") -> Engine:
     settings = f"-c lock_timeout={int(BUSY_SECONDS * 1000)} -c synchronous_commit=on {options}".strip()
     arguments = {"connect_timeout": int(BUSY_SECONDS), "application_name": "veilsum", "options": settings}
     try:
-        return create_engine(url, connect_args=arguments, hide_parameters=True, pool_pre_ping=True)
+        return create_engine(
+            url, connect_args=arguments, hide_parameters=True, pool_pre_ping=True, isolation_level="READ COMMITTED"
+        )
     except (ArgumentError, NoSuchModuleError) as error:
         raise ConfigurationError("The database URL is malformed.", "Use a path or, say, postgresql://host/name.") from error
     except ImportError as error:

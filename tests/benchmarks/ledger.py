@@ -138,7 +138,7 @@ class _Builder:
                 Receipt(
                     study=release.study, participant=party.identity.name, round=release.round, attempt=release.attempt,
                     context=release.context, payload=payload, number=release.round, head=head, dataset=release.dataset,
-                    mechanism=release.mechanism, unit=release.unit, cohort_size=release.cohort_size,
+                    mechanism=release.mechanism, unit=release.unit, cohort_size=release.cohort_size, consent=payload,
                 ),
                 party.signing_key,
             )

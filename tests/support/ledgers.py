@@ -23,7 +23,7 @@ from support.randomness import SeededRandom
 from veilsum_privacy.database import open_database, transaction
 from veilsum_privacy.identity import Credentials, Role, SigningKey, verify_certificate
 from veilsum_privacy.ledger import Ledger, LedgerReader, Mirror, Receipt, Reservation, SignedReceipt, Witness
-from veilsum_privacy.ledger.receipts import sign_receipt
+from veilsum_privacy.ledger.receipts import consent_commitment, consent_proof, sign_receipt
 from veilsum_privacy.noise import plan_noise
 
 STUDY = hashlib.sha256(b"study").digest()
@@ -151,6 +151,7 @@ def any_receipt(study: bytes = STUDY, participant: str = "north", **changes: obj
         "mechanism": release.mechanism,
         "unit": release.unit,
         "cohort_size": release.cohort_size,
+        "consent": bytes(32),
     }
     return Receipt(study=study, participant=participant, **(values | changes))  # type: ignore[arg-type]
 
@@ -171,6 +172,7 @@ def make_receipt(ledger: Ledger, release: Reservation, number: int, **changes: o
         "mechanism": release.mechanism,
         "unit": release.unit,
         "cohort_size": release.cohort_size,
+        "consent": consent_commitment(consent_proof(make_consent(credentials.identity.name, release.context))),
     }
     return sign_receipt(Receipt(**(values | changes)), credentials.signing_key)  # type: ignore[arg-type]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, event, text
 
 from support import postgres
 from support.backends import SHARED, new_place
@@ -458,3 +458,34 @@ def test_a_read_sees_one_state(backend: str, tmp_path: Path) -> None:
         assert reader.execute(text("SELECT count(*) FROM t")).scalar_one() == before
     with reading(engine) as reader:
         assert reader.execute(text("SELECT count(*) FROM t")).scalar_one() == before + 1
+
+
+def test_scrubbing_beside_a_reader_holds_nobody_up(tmp_path: Path) -> None:
+    """Waiting for readers would keep the write lock; a busy log is left for the next time."""
+    engine = open_database(tmp_path / "state.db")
+    with transaction(engine) as connection:
+        connection.execute(text("CREATE TABLE secret (value TEXT)"))
+    waits: list[str] = []
+    with reading(engine) as reader:
+        assert reader.execute(text("SELECT count(*) FROM secret")).scalar() == 0
+        with transaction(engine) as connection:
+            connection.execute(text("INSERT INTO secret VALUES ('x')"))
+
+        def watch(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+            if "wal_checkpoint" in statement:
+                waits.append(str(_cursor.connection.execute("PRAGMA busy_timeout").fetchone()[0]))  # type: ignore[attr-defined]
+
+        event.listen(engine, "before_cursor_execute", watch)
+        scrub(engine)
+    assert waits == ["0"]
+    with engine.connect() as connection:
+        assert connection.execute(text("PRAGMA busy_timeout")).scalar() == database.BUSY_SECONDS * 1000
+    scrub(engine)
+    assert (tmp_path / "state.db-wal").stat().st_size == 0
+
+
+@pytest.mark.parametrize("place", ["postgresql:/u:pw@h/x", "//u:pw@h/x", "postgres:u:pw@h"])
+def test_what_looks_like_a_url_is_never_taken_for_a_path(place: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        open_database(place)
+    assert "pw" not in str(caught.value)

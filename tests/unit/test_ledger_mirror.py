@@ -92,6 +92,7 @@ def test_a_consent_is_given_once(trial: Trial) -> None:
     for name, consent, error, fault in [
         ("north", bytes(32), HostileInput, "other bytes before"),
         ("north", b"short", Misuse, "32 bytes"),
+        ("south", bytes(32), HostileInput, "not the one that its receipt commits it to"),
         ("west", bytes(32), StateError, "No receipt of west"),
     ]:
         with pytest.raises(error, match=fault), transaction(trial.mirror._engine) as connection:
@@ -283,9 +284,9 @@ def repeat(number: int) -> Change:
         (lose(2, 2), 2, "changed, lost or swapped"),
         (exchange, 2, "a receipt is missing"),
         (exchange_signatures, 2, "does not bear that member's signature"),
-        (exchange_consents, 3, "consents kept for it"),
+        (exchange_consents, 2, "commits it to"),
         (kept(2, 1, consent=None), 3, "consents kept for it"),
-        (kept(2, 1, consent="00" * 32), 3, "consents kept for it"),
+        (kept(2, 1, consent="00" * 32), 2, "commits it to"),
         (kept(2, 1, consent="xyz"), 2, "kept receipt is malformed"),
         (kept(2, 1, body="{}"), 2, "other fields"),
         (kept(2, 1, body=None), 2, "malformed"),

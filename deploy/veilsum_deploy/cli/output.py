@@ -69,7 +69,8 @@ def print_line(text: str) -> None:
 
 def moment(seconds: int) -> str:
     """Unix seconds as a date and time in UTC, ISO 8601."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    known = min(max(seconds, 0), 253402300799)  # the years that a datetime knows
+    return datetime.fromtimestamp(known, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def report_error(error: VeilsumError, *, as_json: bool) -> int:

@@ -194,7 +194,7 @@ class Budget:
             epsilon = detail["epsilon"]
             value = None if epsilon is None else float.fromhex(epsilon)
             budget = Budget(value, delta, detail.get("adaptive", "standard"))
-        except (KeyError, TypeError, ValueError, Misuse) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, Misuse) as error:
             raise HostileInput("The budget of a ledger entry is malformed.") from error
         if value is not None and value.hex() != epsilon:
             raise HostileInput("The budget of a ledger entry is malformed.")

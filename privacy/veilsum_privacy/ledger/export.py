@@ -279,7 +279,7 @@ _CSV = (
 
 def _spread(entry: Entry) -> dict[str, Any]:
     fields = {name: getattr(entry, name, None) for name in _CSV}
-    fields["time"] = datetime.fromtimestamp(entry.time, UTC).isoformat().replace("+00:00", "Z")
+    fields["time"] = datetime.fromtimestamp(min(max(entry.time, 0), 253402300799), UTC).isoformat().replace("+00:00", "Z")
     fields["kind"], fields["hash"] = entry.kind.value, entry.hash.hex()
     fields["study"] = None if entry.study is None else entry.study.hex()
     fields["context"] = None if entry.context is None else entry.context.hex()

@@ -27,6 +27,8 @@ from veilsum_privacy.ledger.receipts import (
     Countersignature,
     Receipt,
     SignedReceipt,
+    consent_commitment,
+    consent_proof,
     consents_digest,
     countersign,
     parse_receipt,
@@ -122,7 +124,7 @@ class Mirror(ChainReader):
 
         Raises:
             Misuse: the consent does not have 32 bytes.
-            HostileInput: the participant consented with other bytes before.
+            HostileInput: the participant consented with other bytes before, or its receipt commits it to another consent.
             StateError: no receipt of the participant was shown for this context.
         """
         if len(consent) != CONSENT_BYTES:
@@ -136,6 +138,8 @@ class Mirror(ChainReader):
             raise HostileInput(f"{participant} consented with other bytes before.")
         if consents[participant] is None:
             row = kept[participant]
+            if parse_receipt(str(row["body"]).encode()).consent != consent_commitment(consent_proof(consent)):
+                raise HostileInput(f"The consent of {participant} is not the one that its receipt commits it to.")
             mine = (_KEPT.entry == row["entry"], _KEPT.position == row["position"])
             connection.execute(update(receipt_table).where(*mine).values(consent=consent.hex()))
             consents[participant] = consent.hex()

@@ -186,7 +186,7 @@ class ChainReader:
         ahead = next(kept, None)
         for row in _rows(reader, select(ledger_table).order_by(_COLUMNS.seq)):
             mine: list[KeptRow] = []
-            while ahead is not None and type(ahead["entry"]) is int and ahead["entry"] <= row["seq"]:
+            while ahead is not None and type(ahead["entry"]) is type(row["seq"]) is int and ahead["entry"] <= row["seq"]:
                 mine.append(KeptRow(ahead))
                 ahead = next(kept, None)
             yield Step(row, mine)

@@ -7,6 +7,7 @@ keeps them. Whoever's ledger is later rewound, forked or edited, the others' rec
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,7 @@ MAX_RECEIPT_BYTES = 2048
 
 _RECEIPT_FIELDS = {
     "v", "study", "participant", "round", "attempt", "context", "payload", "number", "head", "dataset", "event", "colluders",
-    "unit", "cohort_size",
+    "unit", "cohort_size", "consent",
 }  # fmt: skip
 _COUNTERSIGNATURE_FIELDS = {"v", "study", "coordinator", "round", "attempt", "context", "receipts", "entry", "head"}
 
@@ -42,6 +43,7 @@ class Receipt:
         mechanism: how the sum is made private; public, for it follows from the study and the cohort.
         unit: the unit of privacy.
         cohort_size: participants in the sum.
+        consent: :func:`consent_commitment` of the consent that the site may give, so that nobody can claim one it never gave.
     """
 
     study: bytes
@@ -56,6 +58,7 @@ class Receipt:
     mechanism: Mechanism
     unit: str
     cohort_size: int
+    consent: bytes
 
     def to_bytes(self) -> bytes:
         """Canonical JSON."""
@@ -75,6 +78,7 @@ class Receipt:
                 "colluders": self.mechanism.noise.colluders,
                 "unit": self.unit,
                 "cohort_size": self.cohort_size,
+                "consent": self.consent,
             }
         )
 
@@ -169,6 +173,16 @@ def receipts_digest(receipts: Sequence[SignedReceipt]) -> bytes:
     return digest("veilsum/1/receipts", *(receipt.body for receipt in receipts))
 
 
+def consent_proof(consent: bytes) -> bytes:
+    """SHA-256 of a consent (32 bytes): proves that it was given, and cannot open anything."""
+    return hashlib.sha256(consent).digest()
+
+
+def consent_commitment(proof: bytes) -> bytes:
+    """What a receipt holds of a consent (32 bytes): SHA-256 of its proof, which so shows itself and cannot be made up."""
+    return hashlib.sha256(proof).digest()
+
+
 def consents_digest(hashes: Sequence[bytes]) -> bytes:
     """Digest of a cohort's consents in its order (32 bytes), over the SHA-256 of each."""
     return digest("veilsum/1/consents", *hashes)
@@ -181,7 +195,8 @@ def parse_receipt(body: bytes) -> Receipt:
         HostileInput: malformed.
     """
     value = _parse(body, _RECEIPT_FIELDS, "receipt")
-    study, context, payload, head = _digests(value, ("study", "context", "payload", "head"), "receipt")
+    names = ("study", "context", "payload", "head", "consent")
+    study, context, payload, head, consent = _digests(value, names, "receipt")
     numbers = [value[name] for name in ("round", "attempt", "number", "colluders", "cohort_size")]
     texts = [value[name] for name in ("participant", "dataset", "unit")]
     if any(type(number) is not int or not 0 < number < 2**53 for number in numbers):
@@ -201,6 +216,7 @@ def parse_receipt(body: bytes) -> Receipt:
         mechanism=read_mechanism(canonical(value["event"]).decode(), value["colluders"]),
         unit=value["unit"],
         cohort_size=value["cohort_size"],
+        consent=consent,
     )
     if receipt.to_bytes() != body:
         raise HostileInput("A receipt writes a value in another way than version 1 does.")

@@ -242,7 +242,7 @@ def _check_refusal(detail: Mapping[str, Any]) -> None:
         fits = isinstance(detail["code"], str) and isinstance(detail["message"], str)
         for value in figures.values():
             fits = fits and (value is None or math.isfinite(float.fromhex(value)))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise HostileInput("the refusal is malformed.") from error
     require(fits, "the refusal is malformed")
 
@@ -251,7 +251,7 @@ def _check_figures(name: str, stated: Any, charged: Sum, budget: Budget) -> None
     try:
         spent, estimate = (None if stated[key] is None else float.fromhex(stated[key]) for key in ("spent", "estimate"))
         releases = stated["releases"]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise HostileInput("its figures are malformed.") from error
     fault = f"its figures for {name} do not follow from the entries"
     require(releases == charged.counts.total(), fault)

@@ -15,6 +15,7 @@ from veilsum_privacy.ledger.keys import KeyRing
 from veilsum_privacy.ledger.receipts import (
     Receipt,
     SignedReceipt,
+    consent_commitment,
     consents_digest,
     parse_receipt,
     receipts_digest,
@@ -110,6 +111,9 @@ class Witnesses:
         names = [item.parsed.participant for item in items]
         require(entry.detail.get("cohort") == names, "its receipts are not those of the cohort that it names")
         self._consents[items[0].parsed.context] = [item.consent for item in items]
+        for item in items:
+            given = item.consent is None or consent_commitment(item.consent) == item.parsed.consent
+            require(given, f"the consent kept of {item.parsed.participant} is not the one that its receipt commits it to")
 
     def _check_consent(self, entry: Entry) -> None:
         consents = self._consents.pop(bytes(entry.context or b""), [])
