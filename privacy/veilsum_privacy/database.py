@@ -25,7 +25,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.pool import NullPool, StaticPool
 
-from veilsum_privacy.driver_faults import typed_faults
+from veilsum_privacy.driver_faults import newer_version, typed_faults
 from veilsum_privacy.errors import ConfigurationError, StateError
 
 SCHEMA_VERSION = 2
@@ -162,14 +162,6 @@ def check_component(connection: Connection, package: str, component: str) -> str
     if found is not None and found > import_module(package).HEAD:
         raise newer_version(component, found)
     return found
-
-
-def newer_version(component: str, found: str) -> StateError:
-    """The error for tables that newer software has upgraded."""
-    return StateError(
-        f"The {component}'s tables were upgraded by a newer version (to {found[:32]!r}, which this software does not know).",
-        "Install the newer version, or restore the backup that was made before it was installed.",
-    )
 
 
 def scrub(engine: Engine) -> None:

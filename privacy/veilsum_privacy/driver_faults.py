@@ -1,4 +1,5 @@
-"""What a database's driver raises, as errors of ours: the cause in words, what to do, and no statement and no value."""
+"""What a database's driver raises and what its tables are too new for, as errors of ours: the cause in words, what to do, and
+no statement and no value."""
 
 from __future__ import annotations
 
@@ -74,3 +75,11 @@ def typed_faults() -> Iterator[None]:
         raise StateError(message, advice) from error
     except PoolTimeoutError as error:
         raise StateError("Too many transactions wait for the database.", "Try again later.") from error
+
+
+def newer_version(component: str, found: str) -> StateError:
+    """The error for tables that newer software has upgraded."""
+    return StateError(
+        f"The {component}'s tables were upgraded by a newer version (to {found[:32]!r}, which this software does not know).",
+        "Install the newer version, or restore the backup that was made before it was installed.",
+    )

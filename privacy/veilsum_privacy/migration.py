@@ -18,7 +18,7 @@ from alembic.script.revision import ResolutionError
 from alembic.util.exc import CommandError
 from sqlalchemy import Connection
 
-from veilsum_privacy.database import newer_version
+from veilsum_privacy.driver_faults import newer_version
 
 
 def upgrade(connection: Connection, package: str, component: str, found: str | None) -> None:
