@@ -39,7 +39,20 @@ def main() -> None:
     for section, figures in results.items():
         print(f"\n{section}")
         for name, value in figures.items():
-            print(f"  {name:<40} {value:.4g}" if isinstance(value, float) else f"  {name:<40} {value}")
+            _show(name, value, "  ")
+
+
+def _show(name: str, value: Any, indent: str) -> None:
+    """Print a figure, or what lies below it, one a line."""
+    if isinstance(value, dict):
+        print(f"{indent}{name}")
+        for key, below in value.items():
+            _show(key, below, indent + "  ")
+    elif isinstance(value, list):
+        for number, below in enumerate(value, 1):
+            _show(f"{name} {number}", below, indent)
+    else:
+        print(f"{indent}{name:<36} {value:.4g}" if isinstance(value, float) else f"{indent}{name:<36} {value}")
 
 
 if __name__ == "__main__":
