@@ -16,7 +16,6 @@ from veilsum_coordinator.accumulator import OutOfOrder
 from veilsum_coordinator.federation import Release
 from veilsum_coordinator.hub import Hub
 from veilsum_coordinator.machine import StudyMachine
-from veilsum_coordinator.members import StudyPhase
 from veilsum_coordinator.rounds import DecryptionsDiffer, Round, RoundPhase
 from veilsum_coordinator.runner import HubFederation, RoundLostError
 from veilsum_participant.contributions import Payload
