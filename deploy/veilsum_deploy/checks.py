@@ -203,7 +203,7 @@ class SiteCheck:
             advice = f"Add [budgets.{name}], or use `veilsum ledger budget set {name}`."
             return Check(label, Outcome.FAILED, "there is none: every study is refused", advice)
         room = books.headroom(name, promised(connection, self._config, name), connection)
-        held = f"charged and open {_shown(room.reserved)}, with what enrolled studies may ask {_shown(room.after)}"
+        held = f"{_shown(room.reserved)} spent and set aside, {_shown(room.after)} if enrolled studies use all that they may"
         if budget.epsilon is None:
             return Check(label, Outcome.WARNING, f"unlimited; {held}", "No guarantee is demanded.")
         detail = f"epsilon {budget.epsilon:g} at delta {budget.delta:g}: {held}"

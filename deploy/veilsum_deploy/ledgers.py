@@ -25,10 +25,12 @@ from veilsum_privacy.errors import HostileInput, StateError
 from veilsum_privacy.identity import Role, load_authority_certificate
 from veilsum_privacy.identity.files import read_file
 from veilsum_privacy.ledger import Entry, Kind, LedgerFault, LedgerReader, Verification, read_export, verify_ledger
+from veilsum_privacy.ledger.export import FORMAT, MAX_HEADER
 from veilsum_privacy.ledger.rows import read_row
 from veilsum_privacy.study import parse_study
 
 _SQLITE = b"SQLite format 3\0"
+_WHOLE = "Something changed it on the way: ask for another copy, as an attachment or in an archive."
 
 
 @contextmanager
@@ -37,15 +39,20 @@ def open_source(place: str | Path) -> Iterator[LedgerReader]:
 
     Raises:
         StateError: there is no such file, it holds no ledger, or it cannot be read.
-        HostileInput: it is neither a state file nor a whole export.
+        LedgerFault: it is an export that was cut off or changed, so that it cannot be read; the message names file and line.
+        HostileInput: it is no export at all.
     """
     text = str(place)
     if "://" not in text:
         path = Path(text)
-        if not path.is_file():
-            raise StateError(f"There is no ledger {path}.", "A participant makes its own when it starts for the first time.")
+        _require_ledger(path)
         if not _is_database(path):
-            yield read_export(path)
+            try:
+                export = read_export(path)
+            except HostileInput as error:
+                kind = LedgerFault if _says_export(path) else HostileInput
+                raise kind(f"{path}: {error.message}", error.advice or _WHOLE) from error
+            yield export
             return
     engine = open_readonly(text)
     try:
@@ -210,8 +217,8 @@ def spending_row(fields: Mapping[str, Any]) -> dict[str, Any]:
     shown["left"] = remaining(fields["left"])
     shown["estimate"] = "" if fields["estimate"] is None else epsilon_text(fields["estimate"])
     named = {**fields, **shown}
-    names = {"epsilon": "budget", "alone": "against all others"}
-    columns = ("population", "epsilon", "delta", "spent", "estimate", "alone", "reserved", "left", "releases")
+    names = {"epsilon": "budget", "reserved": "with open ones", "alone": "against all others"}
+    columns = ("population", "epsilon", "delta", "spent", "reserved", "left", "estimate", "alone", "releases")
     return {names.get(name, name): named[name] for name in columns}
 
 
@@ -257,8 +264,7 @@ def new_file(path: Path, *, force: bool = False) -> Iterator[IO[str]]:
     Raises:
         StateError: it exists and ``force`` is not set, or it cannot be written.
     """
-    if not force and os.path.lexists(path):
-        raise _exists(path)
+    require_new(path, force=force)
     temporary: Path | None = None
     try:
         with tempfile.NamedTemporaryFile(
@@ -282,14 +288,55 @@ def new_file(path: Path, *, force: bool = False) -> Iterator[IO[str]]:
             temporary.unlink(missing_ok=True)
 
 
+def require_new(path: Path, *, force: bool = False) -> None:
+    """Refuse a place that :func:`new_file` would refuse, before any work is done for it.
+
+    Raises:
+        StateError: it is a directory, or it exists and ``force`` is not set.
+    """
+    if path.is_dir():
+        raise StateError(f"{path} is a directory.", "Name a file.")
+    if not force and os.path.lexists(path):
+        raise _exists(path)
+
+
 def _exists(path: Path) -> StateError:
     return StateError(f"{path} already exists.", "Name another file, or add --force to replace it.")
 
 
+def _require_ledger(path: Path) -> None:
+    """Refuse a file that is no ledger at all, before anything reads it as one.
+
+    Raises:
+        StateError: it is missing, a directory, empty, or of another kind.
+    """
+    if path.is_dir():
+        raise StateError(f"{path} is a directory.", "Name the state file or export in it, or its configuration with --config.")
+    if not path.exists():
+        advice = "Check the path. Participants and coordinators make their ledgers when they start for the first time."
+        raise StateError(f"There is no ledger {path}.", advice)
+    start = _beginning(path, 4096)
+    if start.startswith((_SQLITE, b"{")):
+        return
+    if start.startswith(b"seq,"):
+        raise StateError(f"{path} is a ledger for a spreadsheet.", "Name the state file, or an export in JSON Lines.")
+    kind = "neither a state file nor an export of a ledger" if start else "empty, and no ledger"
+    raise StateError(f"{path} is {kind}.", "Name one of these; a configuration goes with --config.")
+
+
 def _is_database(path: Path) -> bool:
+    return _beginning(path, len(_SQLITE)) == _SQLITE
+
+
+def _says_export(path: Path) -> bool:
+    """Whether a file says that it is an export: its header, the first line, holds all certificates and can be long."""
+    return FORMAT.encode() in _beginning(path, MAX_HEADER).partition(b"\n")[0]
+
+
+def _beginning(path: Path, most: int) -> bytes:
     try:
         with path.open("rb") as file:
-            return file.read(len(_SQLITE)) == _SQLITE
+            return file.read(most)
     except OSError as error:
         raise StateError(f"{path} cannot be read ({error.strerror}).", "Check its permissions.") from error
 

@@ -271,13 +271,13 @@ def test_the_operators_check_sees_what_enrolment_sees(tight: TestBed, tmp_path: 
     with pytest.raises(Refusal) as caught:
         enrol(tight, "a", tight.compile(make_request(schema_of(2))))
     assert found["study"].detail == f"budget-exceeded: {caught.value.message}"
-    assert found["budget records"].detail.endswith("charged and open 0, with what enrolled studies may ask 1")
+    assert found["budget records"].detail.endswith("0 spent and set aside, 1 if enrolled studies use all that they may")
     (earlier,) = (item for item in before if item.check == "budget records")
-    assert earlier.detail.endswith("charged and open 0, with what enrolled studies may ask 0")
+    assert earlier.detail.endswith("0 spent and set aside, 0 if enrolled studies use all that they may")
     free = make_bed(tmp_path / "unlimited", make_data("abc"))
     enrol(free, "a", free.compile(make_request(schema_of(2), epsilon=None)))
     (shown,) = (item for item in SiteCheck(free.sites["a"].config, free.clock).run() if item.check == "budget records")
-    assert shown.detail == "unlimited; charged and open 0, with what enrolled studies may ask infinite"
+    assert shown.detail == "unlimited; 0 spent and set aside, infinite if enrolled studies use all that they may"
 
 
 # -- attempts --------------------------------------------------------------------------------------------------------------

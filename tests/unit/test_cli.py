@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 import subprocess
 import sys
@@ -201,3 +202,25 @@ def test_a_directory_that_cannot_be_made_is_a_typed_error(tmp_path: Path, capsys
     (tmp_path / "file").write_text("")
     code, _, err = run(capsys, "participant", "init", tmp_path / "file" / "p", "--name", "p")
     assert (code, "cannot be written" in err) == (2, True)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_that_is_not_unicode_gets_its_answer(tmp_path: Path, encoding: str) -> None:
+    """Signs that it lacks are replaced; JSON stays JSON, byte for byte the same value."""
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    command = [sys.executable, "-m", "veilsum_deploy.cli", "federation", "list", str(tmp_path / "nowhere é")]
+    for arguments in ([], ["--json"]):
+        result = subprocess.run([*command, *arguments], capture_output=True, env=environment)
+        assert result.returncode == 2, result.stderr
+        assert b"Internal" not in result.stderr
+        if arguments:
+            assert "nowhere é" in json.loads(result.stderr.decode(encoding))["message"]
+
+
+def test_a_full_disk_is_said_and_is_no_fault_of_the_program() -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "veilsum_deploy.cli", "federation", "--help"]
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert result.returncode == 2
+    assert "No space left" in result.stderr
+    assert "Traceback" not in result.stderr

@@ -221,3 +221,23 @@ def test_a_result_is_shown_with_its_errors(capsys: pytest.CaptureFixture[str]) -
         assert text in out
     print_result(Result("statistics", summary, {"w": np.zeros((2, 3))}), Path("out"), as_json=True)
     assert json.loads(capsys.readouterr().out)["arrays"] == {"w": [2, 3]}
+
+
+def test_every_refusal_that_a_request_can_mend_says_how(capsys: pytest.CaptureFixture[str]) -> None:
+    hints = {"epsilon-too-large": "max_epsilon", "budget-exceeded": "budget", "unit-not-accepted": "privacy.unit",
+             "too-many-attempts": "again", "approval-declined": "operator", "cohort-not-trusted": "local"}  # fmt: skip
+    for code, hint in hints.items():
+        print_study(status("failed", refusals=[pb.Refusal(participant="a", code=code)]), as_json=False)
+        shown = capsys.readouterr().out
+        row = next(line for line in shown.splitlines() if code in line)
+        assert hint in row.split("│")[-2]
+        assert ("max_epsilon" in row) == (code == "epsilon-too-large")  # the budget is the ledger's alone
+
+
+def test_a_results_error_is_called_what_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A plan shows half-widths of 95% intervals with the same sign."""
+    estimate = {"value": 3.0, "std_error": 0.5}
+    nested = {"numbers": [{"column": "age", "mean": estimate}]}
+    for summary, said in (({"records": estimate}, True), (nested, True), ({"records": 3.0, "names": ["a"]}, False)):
+        print_result(Result("statistics", summary, {}), tmp_path, as_json=False)
+        assert ("standard error" in capsys.readouterr().out) is said

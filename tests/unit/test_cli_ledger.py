@@ -148,14 +148,22 @@ def test_show_filters(site: SiteFiles, capsys: pytest.CaptureFixture[str]) -> No
 
     release = ["reserve", "charge", "reserve", "free"]
     assert kinds("--study", STUDY.hex()[:6].upper()) == release
-    assert kinds("--study", "ffffffffffff") == []
     assert kinds("--population", "heart") == ["budget", *release]
     assert kinds("--dataset", "heart-2024") == release
-    assert kinds("--dataset", "heart-2025") == []
+    assert kinds("--study", STUDY.hex(), "--kind", "budget") == []
+    assert kinds("--dataset", "heart-2024", "--until", "2020-01-01") == []
     assert kinds("--kind", "charge") == ["charge"]
     assert kinds("--since", "1h", "--kind", "free") == ["free"]
     assert kinds("--until", "2020-01-01") == []
-    for arguments, hint in ((("--population", "haert"), "heart"), (("--kind", "charg"), "charge"), (("--since", "1y"), "30d")):
+    wrong = {
+        ("--population", "haert"): "heart",
+        ("--dataset", "heart-2025"): "heart-2024",
+        ("--study", "ffffffffffff"): STUDY.hex()[:12],
+        ("--study", ""): STUDY.hex()[:12],
+        ("--kind", "charg"): "charge",
+        ("--since", "1y"): "30d",
+    }
+    for arguments, hint in wrong.items():
         code, _, err = run(capsys, "show", site.ledger, *arguments)
         assert (code, hint in err) == (2, True)
 
@@ -275,8 +283,17 @@ def test_an_export_verifies_as_its_ledger_does(
     lines = out.read_text().splitlines(keepends=True)
     out.write_text("".join(lines[:-1]))
     assert run(capsys, "verify", out)[0] == 1
-    out.write_text("".join(lines)[:-20])
-    assert run(capsys, "verify", out)[0] == 2
+    whole = "".join(lines)
+    for damaged, where in ((whole[:-20], f"Line {len(lines)} "), (whole.replace('"kind":', "'kind':", 1), "line 2 ")):
+        out.write_text(damaged)
+        code, text, _ = run(capsys, "verify", out, "--json")
+        body = json.loads(text)
+        assert (code, body["valid"], body["entry"], where in body["fault"]) == (1, False, None, True)
+        assert str(out) in body["fault"]
+        assert body["advice"]
+        code, _, err = run(capsys, "verify", played.state(name), "--against", out)  # a broken witness is no answer
+        assert (code, str(out) in err) == (2, True)
+        assert run(capsys, "show", out)[0] == 2
 
 
 def test_the_export_is_what_its_description_says(played: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -585,3 +602,65 @@ def test_a_cost_is_never_shown_smaller_than_it_is() -> None:
     assert epsilon_text(0.000123) == "0.00013"
     assert epsilon_text(None) == "unlimited"
     assert epsilon_text("infinite") == "infinite"
+
+
+@pytest.mark.parametrize("command", ["show", "verify", "export", "report", "budget show"])
+def test_what_is_no_ledger_is_named(
+    command: str, site: SiteFiles, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    places = {"empty": b"", "latin": b"\xff\xfe", "table.csv": b"seq,time,kind\r\n", "other.json": b'{"a":1}\n'}
+    for name, content in places.items():
+        (tmp_path / name).write_bytes(content)
+    says = {"empty": "is empty", "latin": "neither", "table.csv": "spreadsheet", "other.json": "veilsum-ledger/1"}
+    for name, hint in (says | {"kit": "is a directory", "none": "no ledger none", str(site.config): "--config"}).items():
+        code, _, err = run(capsys, *command.split(), name)
+        assert (code, hint in err, name in err) == (2, True, True)
+    (tmp_path / "study.toml").write_text('name = "x"\nmethod = "statistics"\n')
+    code, _, err = run(capsys, *command.split(), "--config", "study.toml")
+    assert (code, "no configuration of a participant" in err) == (2, True)
+    code, _, err = run(capsys, *command.split())
+    assert (code, "no participant.toml in this directory" in err) == (2, True)
+
+
+def test_writing_commands_take_no_coordinators_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "coordinator.toml"
+    config.write_text('listen = "localhost:0"\n')
+    budget = ("budget", "set", "heart", "--epsilon", "1", "--delta", "1e-5", "--reason", "r", "--operator", "o")
+    for command in (budget, ("checkpoint",)):
+        code, _, err = run(capsys, *command, "--config", config)
+        assert (code, "a coordinator's configuration" in err) == (2, True)
+
+
+def test_a_budget_needs_words_and_a_small_delta(site: SiteFiles, capsys: pytest.CaptureFixture[str]) -> None:
+    given = {"--epsilon": "3", "--delta": "1e-5", "--reason": "r", "--operator": "o"}
+    for name, value in (("--reason", "  "), ("--operator", "\t"), ("--delta", "0"), ("--delta", "nan"), ("--delta", "0.5")):
+        options = [text for pair in (given | {name: value}).items() for text in pair]
+        code, _, err = run(capsys, "budget", "set", "heart", *options, "--config", site.config)
+        assert (code, err.count("\n")) == (2, 2)  # what is wrong, and what to do
+    assert len(shown(capsys, "budget", "show", "--config", site.config)["changes"]) == 1
+
+
+def test_a_report_that_cannot_be_written_whole_writes_nothing(
+    played: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    for out, twin in (("-", None), ("a", "a"), ("a", "./a"), ("mine", "twin"), ("page", "mine"), ("folder", "twin")):
+        arguments = ("--out", out, *(() if twin is None else ("--json-out", twin)))
+        assert run(capsys, "report", played.state("north"), *arguments)[0] == 2
+    code, _, err = run(capsys, "export", played.state("north"), "--out", "folder", "--force")
+    assert (code, "is a directory" in err) == (2, True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "mine"]
+
+
+def test_what_is_left_is_not_drowned_in_digits(site: SiteFiles, capsys: pytest.CaptureFixture[str]) -> None:
+    spent = shown(capsys, "show", "--config", site.config)["spending"][0]["spent"]
+    change = ("budget", "set", "heart", "--delta", "1e-5", "--reason", "r", "--operator", "o", "--config", site.config)
+    body = shown(capsys, *change, "--epsilon", repr(spent + 1e-9))
+    assert 0 < body["left"] < 1e-6
+    _, out, _ = run(capsys, "budget", "show", "--config", site.config)
+    row = next(line for line in out.splitlines() if line.startswith("│ heart"))
+    cells = [cell.strip() for cell in row.split("│")]
+    assert cells[4:7] == [epsilon_text(spent), epsilon_text(spent), "0"]

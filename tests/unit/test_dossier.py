@@ -664,6 +664,28 @@ def test_bars_are_as_long_as_their_costs(dossier: dict[str, Any]) -> None:
     assert (held / 500, used / 500) == pytest.approx((heart["reserved"] / 5, heart["spent"] / 5), abs=0.002)
 
 
+def test_a_plot_without_any_finite_figure_has_a_readable_axis() -> None:
+    step = {"entry": 1, "time": 100, "spent": 0.0, "budget": None}
+    curve = [step, {**step, "time": 200, "spent": "infinite"}]
+    shown = {"name": "open", "epsilon": None, "spent": "infinite", "curve": curve, "refusals": [], "releases": [1]}
+    plot = str(charts.spending_plot(shown, charts.WIDE, "plot"))
+    marks = re.findall(r'<text x="34.0" y="[\d.]+" text-anchor="end" fill="#\w+">([^<]+)</text>', plot)
+    assert float(marks[0]) == 0
+    assert len(marks) > 1
+    assert max(map(len, marks)) <= 5  # more would be cut off at the left edge
+
+
+def test_a_cross_at_the_end_leaves_the_budgets_label_readable() -> None:
+    curve = [{"entry": 1, "time": time, "spent": 2.9, "budget": 3.0} for time in (100, 200)]
+    shown = {"name": "heart", "epsilon": 3.0, "spent": 2.9, "curve": curve, "releases": [1]}
+    ends = []
+    for refusals in ([], [{"time": 200, "after": 3.2}]):
+        plot = str(charts.spending_plot({**shown, "refusals": refusals}, charts.WIDE, "plot"))
+        ends.append(float(re.findall(r'<text x="([\d.]+)"[^>]*>budget 3<', plot)[-1]))
+    cross = charts.WIDE - 8  # the frame's right edge, where the refusal stands
+    assert ends[0] > cross - 4 > ends[1]
+
+
 @given(st.integers(0, 4_000_000_000), st.integers(0, 2_000_000_000), st.integers(3, 8))
 def test_ticks_are_few_and_in_order(first: int, span: int, most: int) -> None:
     found = ticks(first, first + span, most)

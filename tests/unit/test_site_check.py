@@ -79,5 +79,5 @@ def test_a_budget_that_is_not_set_is_named(tmp_path: Path) -> None:
     found = {item.check: item for item in checks(tmp_path, "1.0", policy="")}
     assert (found["budget records"].status, found["budget records"].detail) == (
         Outcome.OK,
-        "epsilon 1 at delta 1e-05: charged and open 0, with what enrolled studies may ask 0",
+        "epsilon 1 at delta 1e-05: 0 spent and set aside, 0 if enrolled studies use all that they may",
     )

@@ -7,7 +7,9 @@ fault of veilsum itself.
 
 from __future__ import annotations
 
+import errno
 import importlib
+import io
 import os
 import sys
 from typing import Annotated, Any, NoReturn
@@ -16,7 +18,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from veilsum_deploy.cli.output import report_crash, report_error
-from veilsum_privacy.errors import VeilsumError
+from veilsum_privacy.errors import StateError, VeilsumError
 
 COMMANDS = {
     "federation": "The certificate authority: set up, sign, list.",
@@ -29,6 +31,9 @@ COMMANDS = {
     "simulate": "Try a study on simulated sites in one process.",
 }
 """Modules of this package, in the order of the help, and what stands beside them there."""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_ROOM = "Make room where the output or the state goes, then run it again."
 
 
 class LazyGroup(TyperGroup):
@@ -76,9 +81,16 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and exit; typed errors become a message, advice and status 2."""
     arguments = sys.argv[1:] if arguments is None else arguments
     as_json = "--json" in arguments
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that is not UTF-8 shows "?" for what it lacks
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC would write its own lines between ours
     try:
         typer.main.get_command(app).main(args=arguments, prog_name="veilsum")
+    except OSError as error:
+        if error.errno not in _FULL:
+            sys.exit(report_crash(error, as_json=as_json))
+        sys.exit(report_error(StateError(f"Nothing more can be written ({error.strerror}).", _ROOM), as_json=as_json))
     except VeilsumError as error:
         sys.exit(report_error(error, as_json=as_json))
     except Exception as error:  # noqa: BLE001  the last line of defence: no trace with a record's value on a screen

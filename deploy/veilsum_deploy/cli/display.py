@@ -25,7 +25,12 @@ _REMEDIES: Mapping[str, str] = {
     RefusalCode.DISCLOSURE: "Ask the site to accept the disclosure, or leave the site out.",
     RefusalCode.NOISE: "Ask for noise that its policy accepts; distributed needs every peer pinned there, local nobody.",
     RefusalCode.COHORT_SMALL: "Raise privacy.min_cohort, or name more participants.",
-    RefusalCode.BUDGET: "Ask for a smaller epsilon; the site's log says if policy.max_epsilon or its ledger is in the way.",
+    RefusalCode.COHORT_TRUST: "Ask the sites to pin each other's keys, or use local noise.",
+    RefusalCode.EPSILON: "Ask for a smaller epsilon: the site's policy.max_epsilon bounds what one study may cost.",
+    RefusalCode.BUDGET: "Ask for a smaller epsilon, or ask the site for a larger budget: its ledger bears no more.",
+    RefusalCode.UNIT: "Ask for privacy.unit as the site's policy wants it, record or subject.",
+    RefusalCode.ATTEMPTS: "Wait until all participants are reachable, then submit it again.",
+    RefusalCode.APPROVAL: "Ask the site's operator, who declined it by hand.",
 }
 """What an analyst can do about a refusal. A site tells its code only; the reason stays in its own log."""
 
@@ -98,6 +103,15 @@ def print_result(result: Result, directory: Path, *, as_json: bool) -> None:
         if _is_table(value):
             rows = [{name: _shown(cell) for name, cell in row.items()} for row in value]
             print_rows(rows, title=key, as_json=False)
+    if _has_errors(result.summary):
+        print_line("± is the standard error from the noise alone; 95% intervals, as in the plan, are about twice as wide.")
+
+
+def _has_errors(value: Any) -> bool:
+    """Whether an estimate with its standard error is anywhere in it."""
+    if isinstance(value, Mapping):
+        return value.keys() == {"value", "std_error"} or any(_has_errors(item) for item in value.values())
+    return isinstance(value, Sequence) and not isinstance(value, str) and any(_has_errors(item) for item in value)
 
 
 def _follow_json(states: Iterable[StudyInfo]) -> StudyInfo:

@@ -6,6 +6,8 @@ import json
 import math
 import sys
 import time
+from collections.abc import Collection
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,6 +23,7 @@ from veilsum_deploy.ledgers import (
     new_file,
     open_source,
     readable_entries,
+    require_new,
     spending_fields,
     spending_row,
     study_labels,
@@ -28,7 +31,7 @@ from veilsum_deploy.ledgers import (
 from veilsum_privacy.config import did_you_mean
 from veilsum_privacy.errors import Misuse
 from veilsum_privacy.identity import Role
-from veilsum_privacy.ledger import Kind, write_csv, write_jsonl
+from veilsum_privacy.ledger import Kind, LedgerFault, write_csv, write_jsonl
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 budget_app = typer.Typer(no_args_is_help=True, add_completion=False, help="Set, change or show budgets.")
@@ -42,6 +45,7 @@ ConfigOption = Annotated[
     Path | None,
     typer.Option("--config", help="The participant's configuration, or the coordinator's.", show_default=str(CONFIG)),
 ]
+OwnOption = Annotated[Path | None, typer.Option("--config", help="The participant's configuration.", show_default=str(CONFIG))]
 AuthorityOption = Annotated[
     Path | None,
     typer.Option("--authority", help="The federation's certificate; with --config, that of the identity.", metavar="PEM"),
@@ -74,7 +78,7 @@ def show(
     """Show what each population spent in all, then the entries.
 
     `spent` is the guarantee (RDP), `estimate` the tighter accountant's figure (PRV), `against all others` counts the site's
-    own noise alone, and `reserved` open releases too.
+    own noise alone, and `with open ones` open releases too; `left` is the budget less that.
     """
     where, now = find_ledger(place, config), int(time.time())
     with open_source(where.text) as opened:
@@ -88,18 +92,22 @@ def show(
             since=None if since is None else read_time(since, now),
             until=None if until is None else read_time(until, now, end=True),
         )
+        if dataset is not None and not entries:
+            _require_known("dataset", dataset, {entry.dataset for entry in opened.entries() if entry.dataset is not None})
         spending = [spending_fields(opened, name) for name in populations if population in (None, name)]
         site, role, head = opened.site, opened.role, opened.head().hex()
     names = {digest.hex(): label.name for digest, label in study_labels(where.text).items()}
     fields = [entry_fields(entry) for entry in entries]
     if study is not None:
         fields = [item for item in fields if item["study"] and _is_study(study, item["study"], names)]
+        if not fields:
+            _require_study(where.text, study, names)
     if as_json:
         about = {"ledger": where.name, "site": site, "role": role.value, "head": head}
         print_json(about | {"spending": spending, "entries": fields})
         return
     if role is Role.PARTICIPANT:
-        title = f"Spending of {site}: epsilon at delta"
+        title = f"Spending of {site}, as epsilon at the budget's delta"
         print_rows([spending_row(item) for item in spending], title=title, as_json=False, empty="No population has a budget.")
     rows = [entry_row(item, _study(item["study"], names)) for item in fields]
     title = "Entries" if role is Role.PARTICIPANT else f"Entries of the mirror of {site}"
@@ -120,14 +128,17 @@ def verify(
     It works offline and needs no key: the certificates stand in the ledger.
     """
     where = find_ledger(place, config)
-    with open_source(where.text) as opened:
+    with ExitStack() as stack:
+        try:
+            opened = stack.enter_context(open_source(where.text))
+        except LedgerFault as fault:  # an export that cannot be read: it is not what somebody signed
+            _print_fault(where.name, fault, as_json=as_json)
+            raise typer.Exit(1) from fault
         checked = verify_place(opened, where, authority, head, against)
         proof = checked.proof(opened, int(time.time()))
     found = checked.verification
     if found is None:
-        fault = checked.fault
-        failed: dict[str, Any] = {"ledger": where.name, "valid": False, "entry": proof.fault_entry, "fault": proof.fault}
-        print_fields(failed | {"advice": "" if fault is None else fault.advice}, title="Ledger", as_json=as_json)
+        _print_fault(where.name, checked.fault, as_json=as_json)
         raise typer.Exit(1)
     mirror = found.role is Role.COORDINATOR
     fields: dict[str, Any] = {
@@ -179,7 +190,7 @@ def export(
     where, write = find_ledger(place, config), write_csv if form == "csv" else write_jsonl
     with open_source(where.text) as opened:
         if out == "-":
-            sys.stdout.reconfigure(newline="")  # type: ignore[union-attr]
+            sys.stdout.reconfigure(encoding="utf-8", newline="")  # type: ignore[union-attr]
             write(opened, sys.stdout)
             return
         with new_file(Path(out), force=force) as file:
@@ -204,6 +215,13 @@ def report(
 ) -> None:
     """Verify the ledger and write a dossier of it, for a privacy officer to read and sign. Status 1 if it does not verify."""
     where, now = find_ledger(place, config), int(time.time())
+    if json_out is not None and json_out.absolute() == out.absolute():
+        raise Misuse("The page and its twin would be one file.", "Give --out and --json-out different names.")
+    if str(out) == "-":
+        raise Misuse("A dossier goes to a file, not to standard output.", "Name one with --out.")
+    for file_name in (out, json_out):
+        if file_name is not None:
+            require_new(file_name, force=force)
     with open_source(where.text) as opened:
         checked = verify_place(opened, where, authority, head, against)
         proof, site = checked.proof(opened, now), checked.site
@@ -224,7 +242,7 @@ def report(
 
 
 @app.command()
-def checkpoint(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+def checkpoint(config: OwnOption = None, as_json: JsonOption = False) -> None:
     """Append what every population has spent by now to the ledger; give its head to somebody, and they can hold you to it."""
     settings = load_participant(config)
     with open_own(settings) as (opened, _):
@@ -238,7 +256,7 @@ def checkpoint(config: ConfigOption = None, as_json: JsonOption = False) -> None
 @app.command()
 def recover(
     source: Annotated[str, typer.Option("--from", help="What others hold: a mirror, a peer's ledger, or an export of one.")],
-    config: ConfigOption = None,
+    config: OwnOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """After a restored backup: charge what this site's own receipts show and its ledger does not know."""
@@ -253,7 +271,8 @@ def recover(
             entries = recover_receipts(site, own)
         finally:
             site.engine.dispose()
-    print_fields({"receipts": len(own), "charged": entries}, title="Recovered", as_json=as_json)
+    charged = entries if entries or as_json else "nothing: the ledger knows them all"
+    print_fields({"receipts": len(own), "charged": charged}, title="Recovered", as_json=as_json)
 
 
 @budget_app.callback()
@@ -272,13 +291,18 @@ def set_budget(
         Literal["standard", "strict"],
         typer.Option("--adaptive", help="strict: proven also where later studies depend on what earlier ones released."),
     ] = "standard",
-    config: ConfigOption = None,
+    config: OwnOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Append a budget to the ledger; it holds for everything released so far."""
     from veilsum_privacy.database import transaction
 
     settings = load_participant(config)
+    reason, operator = reason.strip(), operator.strip()
+    if not reason or not operator:
+        raise Misuse("A budget needs a reason and an operator.", "Say with --reason why, and with --operator who decided it.")
+    if not 0 < delta < 0.5:
+        raise Misuse(f"{delta:g} is no delta.", "Give a number well below one divided by the number of records, such as 1e-5.")
     offered, bound = {settings.population(name) for name in settings.datasets}, _epsilon(epsilon)
     with open_own(settings) as (opened, engine), transaction(engine) as connection:
         known = offered | set(opened.populations(connection))
@@ -307,7 +331,7 @@ def show_budget(place: LedgerArgument = None, config: ConfigOption = None, as_js
         print_json({"ledger": where.name, "spending": spending, "changes": changes})
         return
     empty = "No population has a budget."
-    print_rows([spending_row(item) for item in spending], title="Budgets: epsilon at delta", as_json=False, empty=empty)
+    print_rows([spending_row(item) for item in spending], title="Budgets, as epsilon", as_json=False, empty=empty)
     if changes:
         keep = ("no.", "time", "population", "what")
         rows = [{name: entry_row(item, None)[name] for name in keep} for item in changes]
@@ -322,8 +346,29 @@ def _kind(text: str) -> Kind:
         raise Misuse(f"There are no entries of the kind {text!r}.", did_you_mean(text, known)) from error
 
 
+def _require_known(what: str, name: str, known: Collection[str]) -> None:
+    if name not in known:
+        raise Misuse(f"No entry of the ledger is about a {what} {name!r}.", did_you_mean(name, sorted(known)))
+
+
+def _require_study(place: str, study: str, names: dict[str, str]) -> None:
+    """Refuse a study that no entry is about, rather than one that the other filters leave nothing of."""
+    with open_source(place) as opened:
+        digests = {entry.study.hex() for entry in opened.entries() if entry.study is not None}
+    if not any(_is_study(study, digest, names) for digest in digests):
+        known = {names.get(digest, digest[:12]) for digest in digests}
+        _require_known("study", study, known)
+
+
+def _print_fault(name: str, fault: LedgerFault | None, *, as_json: bool) -> None:
+    failed: dict[str, Any] = {"ledger": name, "valid": False}
+    if fault is not None:
+        failed |= {"entry": fault.entry, "fault": fault.message, "advice": fault.advice}
+    print_fields(failed, title="Ledger", as_json=as_json)
+
+
 def _is_study(wanted: str, digest: str, names: dict[str, str]) -> bool:
-    return digest.startswith(wanted.lower()) or names.get(digest) == wanted
+    return bool(wanted) and (digest.startswith(wanted.lower()) or names.get(digest) == wanted)
 
 
 def _study(digest: str | None, names: dict[str, str]) -> str | None:

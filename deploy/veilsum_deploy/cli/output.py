@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 from rich.console import Console
@@ -59,7 +59,9 @@ def print_fields(fields: Mapping[str, object], *, title: str, as_json: bool) -> 
 def print_json(value: object, *, compact: bool = False) -> None:
     """Print JSON to standard output; paths become strings. ``compact``: on one line, where several objects follow."""
     indent = None if compact else 2
-    typer.echo(json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False, default=_json_default))
+    ascii_only = not _writes_unicode(sys.stdout)
+    text = json.dumps(value, indent=indent, ensure_ascii=ascii_only, allow_nan=False, default=_json_default)
+    typer.echo(text)
 
 
 def print_line(text: str) -> None:
@@ -79,7 +81,7 @@ def report_error(error: VeilsumError, *, as_json: bool) -> int:
         body: dict[str, Any] = {"error": type(error).__name__, "message": error.message, "advice": error.advice}
         if isinstance(error, Refusal):
             body["code"] = error.code.value
-        typer.echo(json.dumps(body, ensure_ascii=False), err=True)
+        typer.echo(json.dumps(body, ensure_ascii=not _writes_unicode(sys.stderr)), err=True)
     else:
         console = Console(stderr=True, soft_wrap=True)
         console.print(Text("Error: ", style="bold red") + Text(error.message, style="default"))
@@ -100,6 +102,10 @@ def report_crash(error: Exception, *, as_json: bool) -> int:
         advice = ""
     report_error(VeilsumError(message, advice), as_json=as_json)
     return EXIT_INTERNAL
+
+
+def _writes_unicode(stream: TextIO) -> bool:
+    return (stream.encoding or "").lower().replace("-", "") == "utf8"
 
 
 def _console() -> Console:

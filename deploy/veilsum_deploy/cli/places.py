@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from veilsum_privacy.ledger import Ledger, LedgerReader
 
 CONFIG = Path("participant.toml")
+_COORDINATOR_KEYS = {"listen", "database", "waits", "ready_file", "max_peer_streams"}
 
 
 @dataclass(frozen=True)
@@ -59,10 +60,14 @@ def find_ledger(place: str | None, config: Path | None) -> Place:
         if config is not None:
             raise Misuse("LEDGER and --config both name a ledger.", "Give one of them.")
         return Place(place)
-    path = CONFIG if config is None else config
-    if "coordinator" not in read_toml(path):  # the one key that a participant's configuration always has
+    path = _existing(config)
+    keys = read_toml(path).keys()
+    if "coordinator" not in keys:  # the one key that a participant's configuration always has
         from veilsum_coordinator.settings import load_coordinator_config
 
+        if keys and not keys & (_COORDINATOR_KEYS | {"state", "identity", "log"}):
+            advice = "Name participant.toml or coordinator.toml with --config, a state file or an export without it."
+            raise Misuse(f"{path} is no configuration of a participant or coordinator.", advice)
         own = load_coordinator_config(path)
         return Place(own.database_place, own.identity / AUTHORITY_FILE)
     settings = load_participant(path)
@@ -73,11 +78,22 @@ def load_participant(config: Path | None) -> ParticipantConfig:
     """The participant's configuration.
 
     Raises:
-        ConfigurationError: missing or wrong.
+        Misuse: missing, wrong, or a coordinator's.
     """
     from veilsum_participant.config import load_participant_config
 
-    return load_participant_config(CONFIG if config is None else config)
+    path = _existing(config)
+    keys = read_toml(path).keys()
+    if "coordinator" not in keys and keys & _COORDINATOR_KEYS:
+        raise Misuse(f"{path} is a coordinator's configuration.", "Its mirror is only read: give --config a participant's.")
+    return load_participant_config(path)
+
+
+def _existing(config: Path | None) -> Path:
+    if config is None and not CONFIG.exists():
+        advice = "Run this in the participant's directory, or name its configuration with --config, or a ledger."
+        raise Misuse(f"There is no {CONFIG} in this directory.", advice)
+    return CONFIG if config is None else config
 
 
 def verify_place(
@@ -118,7 +134,7 @@ def _hash(text: str) -> bytes:
     except ValueError:
         value = b""
     if len(value) != 32:
-        raise Misuse("--head is not a hash of 64 hexadecimal digits.", "Copy it from `veilsum ledger show --json`.")
+        raise Misuse("--head is not a hash of 64 hexadecimal digits.", "`veilsum ledger verify` and every dossier show it.")
     return value
 
 

@@ -37,7 +37,7 @@ class Frame:
     def around(times: Iterable[int], epsilons: Iterable[float], width: int, height: int) -> Frame:
         """A frame that holds all of them, epsilons from 0."""
         known = [min(max(time, 0), _LATEST) for time in times]
-        most = 1.12 * max([*epsilons, 1e-3])
+        most = 1.12 * (max(epsilons, default=0.0) or 1.0)
         return Frame(width, height, 40, width - 8, 18, height - 42, min(known), max(known), most)
 
     def x(self, time: int) -> float:

@@ -55,7 +55,7 @@ def spending_plot(population: Plain, width: int, name: str) -> Markup:
     frame = Frame.around(times, finite, width, 270 if width >= WIDE else 240)
     shapes = [
         *grid(frame, 7 if width >= WIDE else 3),
-        *_limit(curve, frame),
+        *_limit(curve, frame, refusals),
         *_spent(curve, frame),
         *_crosses(refusals, frame),
     ]
@@ -152,8 +152,8 @@ def _spent(curve: Sequence[Plain], frame: Frame) -> list[Markup]:
     ]
 
 
-def _limit(curve: Sequence[Plain], frame: Frame) -> list[Markup]:
-    """The budget's dashed line, a piece for each budget in force."""
+def _limit(curve: Sequence[Plain], frame: Frame, refusals: Sequence[Plain]) -> list[Markup]:
+    """The budget's dashed line, a piece for each budget in force; its label keeps clear of a cross at the end."""
     changes = [step for index, step in enumerate(curve) if index == 0 or step["budget"] != curve[index - 1]["budget"]]
     path, drawn = "", False
     for index, step in enumerate(changes):
@@ -167,20 +167,22 @@ def _limit(curve: Sequence[Plain], frame: Frame) -> list[Markup]:
     shapes = [stroke(path, LIMIT, 1.75, dashes="7 4")] if path else []
     if drawn:
         y = frame.y(changes[-1]["budget"])
-        shapes.append(
-            halo(frame.right - 2, y - 6 if y > frame.top + 8 else y + 15, f"budget {exact(changes[-1]['budget'])}", LIMIT)
-        )
+        end = min([frame.right - 2, *(x - 8 for x, _ in _places(refusals, frame) if x > frame.right - 10)])
+        shapes.append(halo(end, y - 6 if y > frame.top + 8 else y + 15, f"budget {exact(changes[-1]['budget'])}", LIMIT))
     return shapes
 
 
 def _crosses(refusals: Sequence[Plain], frame: Frame) -> list[Markup]:
     """Where the cost would have come to, had the refused release been allowed; beyond the frame at its upper edge."""
-    places = {
+    return [stroke(f"M{x - 4} {y - 4}l8 8m0 -8l-8 8", ALARM, 2.25) for x, y in sorted(_places(refusals, frame))]
+
+
+def _places(refusals: Sequence[Plain], frame: Frame) -> set[tuple[int, int]]:
+    return {
         (round(frame.x(item["time"])), round(frame.top if isinstance(item["after"], str) else frame.y(item["after"])))
         for item in refusals
         if item["after"] is not None
     }
-    return [stroke(f"M{x - 4} {y - 4}l8 8m0 -8l-8 8", ALARM, 2.25) for x, y in sorted(places)]
 
 
 def _bars(

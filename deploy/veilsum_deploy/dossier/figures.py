@@ -15,6 +15,7 @@ Figure = float | str | None
 
 _PLACES = 3
 _DIGITS = 2
+_LEAST = 1e-6
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,8 @@ def cost(value: Figure) -> str:
 
 
 def remaining(value: Figure) -> str:
-    """What is left, or what protects, for people: never larger than it is."""
-    return _rounded(value, ROUND_FLOOR)
+    """What is left, or what protects, for people: never larger than it is, and nothing if it is below a millionth."""
+    return "0" if isinstance(value, float | int) and 0 <= value < _LEAST else _rounded(value, ROUND_FLOOR)
 
 
 def exact(value: Figure) -> str:

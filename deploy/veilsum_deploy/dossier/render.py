@@ -71,6 +71,7 @@ def _population(population: Mapping[str, Any], index: int, dossier: Mapping[str,
         **population,
         "id": f"population-{index + 1}",
         "release_rows": [{**row, "label": _study(row["study"], dossier)} for row in releases[-MOST_ROWS:]],
+        "bounded": any(step["budget"] is not None for step in population["curve"]),
         "hidden_rows": max(0, len(releases) - MOST_ROWS),
         "refusal_rows": refusals,
         "plots": {
