@@ -215,6 +215,24 @@ def test_a_terminal_that_is_not_unicode_gets_its_answer(tmp_path: Path, encoding
         assert b"Internal" not in result.stderr
         if arguments:
             assert "nowhere é" in json.loads(result.stderr.decode(encoding))["message"]
+    study = tmp_path / "study.toml"
+    study.write_text(
+        'name = "trial"\nmethod = "statistics"\ndataset = "records"\n[privacy]\nepsilon = 1.0\n'
+        '[data]\nmax_records = 100\ncolumns = [{ kind = "number", name = "âge→", low = 0, high = 9 }]\n',
+        encoding="utf-8",
+    )
+    command = [sys.executable, "-m", "veilsum_deploy.cli", "study", "plan", str(study), "--participants", "3"]
+    shown, plain = (
+        subprocess.run([*command, *arguments], capture_output=True, env=environment) for arguments in ([], ["--json"])
+    )
+    assert (shown.returncode, b"Verdict" in shown.stdout) == (0, True), shown.stderr
+    assert "mean of âge→" in (str(value) for value in leaves(json.loads(plain.stdout)))
+
+
+def leaves(value: object) -> list[object]:
+    if isinstance(value, dict | list):
+        return [leaf for item in (value.values() if isinstance(value, dict) else value) for leaf in leaves(item)]
+    return [value]
 
 
 def test_a_full_disk_is_said_and_is_no_fault_of_the_program() -> None:

@@ -56,7 +56,7 @@ def spending_plot(population: Plain, width: int, name: str) -> Markup:
     shapes = [
         *grid(frame, 7 if width >= WIDE else 3),
         *_limit(curve, frame, refusals),
-        *_spent(curve, frame),
+        *_spent(curve, frame, refusals),
         *_crosses(refusals, frame),
     ]
     says = (
@@ -123,7 +123,7 @@ def meter(population: Plain, width: int, name: str) -> Markup:
     return drawing(f"{name}-{width}", "Use of the budget", says, width, 18, shapes)
 
 
-def _spent(curve: Sequence[Plain], frame: Frame) -> list[Markup]:
+def _spent(curve: Sequence[Plain], frame: Frame, refusals: Sequence[Plain]) -> list[Markup]:
     """The cost as it rose. Of the steps within one pixel the highest stands for all."""
     points: dict[int, float] = {}
     endless: float | None = None
@@ -148,12 +148,12 @@ def _spent(curve: Sequence[Plain], frame: Frame) -> list[Markup]:
     return [
         area(f"{path}V{frame.bottom}H{next(iter(points))}Z", SPENT),
         stroke(path, SPENT, 2.25),
-        halo(frame.right - 2, y - 6 if over else y + 15, f"spent {cost(level)}", SPENT),
+        halo(_label_end(refusals, frame), y - 6 if over else y + 15, f"spent {cost(level)}", SPENT),
     ]
 
 
 def _limit(curve: Sequence[Plain], frame: Frame, refusals: Sequence[Plain]) -> list[Markup]:
-    """The budget's dashed line, a piece for each budget in force; its label keeps clear of a cross at the end."""
+    """The budget's dashed line, a piece for each budget in force."""
     changes = [step for index, step in enumerate(curve) if index == 0 or step["budget"] != curve[index - 1]["budget"]]
     path, drawn = "", False
     for index, step in enumerate(changes):
@@ -167,14 +167,19 @@ def _limit(curve: Sequence[Plain], frame: Frame, refusals: Sequence[Plain]) -> l
     shapes = [stroke(path, LIMIT, 1.75, dashes="7 4")] if path else []
     if drawn:
         y = frame.y(changes[-1]["budget"])
-        end = min([frame.right - 2, *(x - 8 for x, _ in _places(refusals, frame) if x > frame.right - 10)])
-        shapes.append(halo(end, y - 6 if y > frame.top + 8 else y + 15, f"budget {exact(changes[-1]['budget'])}", LIMIT))
+        beside = y - 6 if y > frame.top + 8 else y + 15
+        shapes.append(halo(_label_end(refusals, frame), beside, f"budget {exact(changes[-1]['budget'])}", LIMIT))
     return shapes
 
 
 def _crosses(refusals: Sequence[Plain], frame: Frame) -> list[Markup]:
     """Where the cost would have come to, had the refused release been allowed; beyond the frame at its upper edge."""
     return [stroke(f"M{x - 4} {y - 4}l8 8m0 -8l-8 8", ALARM, 2.25) for x, y in sorted(_places(refusals, frame))]
+
+
+def _label_end(refusals: Sequence[Plain], frame: Frame) -> int:
+    """Where a line's label ends: at the right edge, or clear of a cross that stands there."""
+    return min([frame.right - 2, *(x - 8 for x, _ in _places(refusals, frame) if x > frame.right - 10)])
 
 
 def _places(refusals: Sequence[Plain], frame: Frame) -> set[tuple[int, int]]:
