@@ -22,8 +22,9 @@ class Release:
     Attributes:
         label: of the declared task.
         round: number of the round that yielded it.
-        values: the sum's blocks in their own units, by name.
-        noise_std: by block, the standard deviation of the noise in the whole sum, in the block's units.
+        values: the sum's blocks in their own units, by name. Where a task is disclosed per site, each has a leading axis: one
+            row a member, in the cohort's order.
+        noise_std: by block, the standard deviation of the noise of a value in the sum, in the block's units.
         cohort: ids of the participants whose vectors are in the sum.
         digest: of the release as journalled (:func:`veilsum_coordinator.journal.release_digest`).
     """

@@ -20,13 +20,14 @@ from veilsum_coordinator.hub import Hub
 from veilsum_coordinator.members import StudyPhase
 from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.metrics import Metrics
+from veilsum_coordinator.projections import find_projection
 from veilsum_coordinator.results import save_result
 from veilsum_coordinator.rounds import Round, RoundPhase
 from veilsum_privacy.errors import HostileInput, VeilsumError
 from veilsum_privacy.securesum.context import RoundPlan, encode_broadcast
 from veilsum_privacy.securesum.contribution import Integers, open_sum
 from veilsum_privacy.study import Study
-from veilsum_privacy.tasks import build_task
+from veilsum_privacy.tasks import build_declared, grid_unit
 
 LOG = logging.getLogger("veilsum.coordinator")
 
@@ -40,13 +41,17 @@ def read_release(
 ) -> Release:
     """Turn an opened sum in grid units into the task's blocks in their own units."""
     declaration = plan.declaration
-    task = build_task(declaration.task, declaration.parameters, study.data)
-    unit = task.clip() / declaration.grid
-    layout = task.layout()
+    task = build_declared(study, declaration)
+    unit, layout = grid_unit(task, declaration), task.layout()
     std = math.sqrt(plan.noise.total_variance(len(cohort))) * unit
-    return Release(
-        declaration.label, number, layout.split((values * unit).astype(np.float64)), layout.noise_std(std), cohort, digest
-    )
+    reals = (values * unit).astype(np.float64)
+    if declaration.disclosure == "joint":
+        blocks = layout.split(reals)
+    else:
+        parts = reals.reshape(study.sites, layout.size)
+        own = [layout.split(parts[study.participants.index(name)]) for name in cohort]
+        blocks = {block.name: np.stack([part[block.name] for part in own]) for block in layout.blocks}
+    return Release(declaration.label, number, blocks, layout.noise_std(std), cohort, digest)
 
 
 class HubFederation:
@@ -57,11 +62,19 @@ class HubFederation:
         key: the study's digest.
         wait: returns after something may have changed; called without the lock.
         metrics: counts ended rounds.
+        encoder: arrays of the study's projection, which every round broadcasts.
     """
 
     def __init__(
-        self, hub: Hub, key: bytes, wait: Callable[[], None], clock: Callable[[], int], metrics: Metrics | None = None
+        self,
+        hub: Hub,
+        key: bytes,
+        wait: Callable[[], None],
+        clock: Callable[[], int],
+        metrics: Metrics | None = None,
+        encoder: Mapping[str, NDArray[np.float64]] | None = None,
     ):
+        self._encoder = dict(encoder or {})
         self._hub, self._key, self._wait, self._clock, self._metrics = hub, key, wait, clock, metrics
         self._study = hub.studies[key].machine.study
 
@@ -76,7 +89,7 @@ class HubFederation:
         Raises:
             RoundLostError: no cohort could be formed, or the round was lost after consent was asked for.
         """
-        encoded = encode_broadcast(broadcast or {})
+        encoded = encode_broadcast({**self._encoder, **(broadcast or {})})
         with self._hub.change(self._key) as machine:
             if machine.phase.over:
                 raise RoundLostError(f"The study is {machine.phase.value}: {machine.reason}.")
@@ -171,7 +184,14 @@ class Supervisor:
             self._stopping.wait(self.TICK_SECONDS)
 
     def _run(self, key: bytes) -> None:
-        federation = HubFederation(self._hub, key, self._wait, self._clock, self._metrics)
+        encoder = self._hub.studies[key].machine.study.encoder
+        try:
+            arrays = find_projection(self._results, encoder)
+        except VeilsumError as error:
+            with self._hub.change(key) as machine:
+                machine.fail(error.message)
+            return
+        federation = HubFederation(self._hub, key, self._wait, self._clock, self._metrics, arrays)
         threading.Thread(
             target=run_study, args=(self._hub, key, federation, self._results), name=f"study-{key.hex()[:8]}", daemon=True
         ).start()

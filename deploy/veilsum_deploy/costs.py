@@ -14,7 +14,7 @@ from veilsum_coordinator.methods.expectations import released_noise
 from veilsum_coordinator.methods.grid import rounding_share
 from veilsum_privacy.securesum.context import RoundPlan, plan_round
 from veilsum_privacy.study import Study
-from veilsum_privacy.tasks import build_task
+from veilsum_privacy.tasks import build_declared
 
 # CPU seconds of one core, rounded up from docs/performance.md; measured again by `make bench`.
 RECORD_VALUE_SECONDS = 25e-9
@@ -151,7 +151,7 @@ def study_cost(study: Study, records: int | None = None) -> StudyCost:
     tasks = []
     deal = 0
     for declaration in study.tasks:
-        task = build_task(declaration.task, declaration.parameters, study.data)
+        task = build_declared(study, declaration)
         plan = plan_round(study, declaration.label, cohort, cohort)
         parameters = plan.encoding.parameters
         upload = plan.encoding.ciphertexts * parameters.fresh.largest
@@ -164,7 +164,7 @@ def study_cost(study: Study, records: int | None = None) -> StudyCost:
                 task=declaration.task,
                 disclosure=declaration.disclosure,
                 releases=declaration.releases,
-                values=task.layout().size,
+                values=plan.encoding.size,
                 clip=task.clip(),
                 noise=released_noise(study, declaration.label, cohort),
                 upload=declaration.releases * upload,
@@ -189,7 +189,7 @@ def study_cost(study: Study, records: int | None = None) -> StudyCost:
 def _round_seconds(plan: RoundPlan, records: int) -> float:
     """One round without its transfers: the members work side by side, then the coordinator; and its messages' latencies."""
     values, cohort = plan.encoding.size, plan.encoding.cohort
-    noise = NOISE_SECONDS if plan.noise.kind != "none" else 0.0
+    noise = NOISE_SECONDS if plan.noise.drawn else 0.0
     member = values * (records * RECORD_VALUE_SECONDS + noise + SEAL_SECONDS + cohort * MASK_SECONDS)
     coordinator = values * (cohort * (ADD_SECONDS + UNMASK_SECONDS) + OPEN_SECONDS)
     return member + coordinator + MEMBER_SECONDS + cohort * PEER_SECONDS + ROUND_TRIPS * ROUND_TRIP_SECONDS

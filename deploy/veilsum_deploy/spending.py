@@ -15,7 +15,7 @@ from veilsum_privacy.canonical import parse_canonical
 from veilsum_privacy.errors import HostileInput
 from veilsum_privacy.ledger.entries import Budget, Mechanism
 from veilsum_privacy.ledger.totals import Sum
-from veilsum_privacy.noise import plan_noise
+from veilsum_privacy.noise import task_noise
 from veilsum_privacy.study import Study
 
 
@@ -52,10 +52,9 @@ def read_spending(events: bytes) -> Counter[Mechanism]:
 
 def study_mechanisms(study: Study) -> Counter[Mechanism]:
     """All that a study releases if every round is that of all its participants, with how often."""
-    privacy, counted = study.privacy, Counter[Mechanism]()
+    counted = Counter[Mechanism]()
     for task in study.tasks:
-        noise = plan_noise(privacy.noise, task.variance, len(study.participants), privacy.assumed_colluders)
-        counted[Mechanism(task.grid, noise)] += task.releases
+        counted[Mechanism(task.grid, task_noise(study, task, study.sites))] += task.releases
     return counted
 
 

@@ -20,14 +20,14 @@ from veilsum_participant.site import LOG, Site
 from veilsum_privacy.errors import Misuse, Refusal, RefusalCode
 from veilsum_privacy.ledger import Budget, Headroom, Kind, Mechanism, Reservation
 from veilsum_privacy.ledger.receipts import parse_receipt
-from veilsum_privacy.noise import plan_noise
-from veilsum_privacy.study import Study, parse_study
+from veilsum_privacy.noise import task_noise
+from veilsum_privacy.study import Study, TaskDeclaration, parse_study
 
 MOST_REFUSALS = 256
 """Refusals that the ledger takes up in a day; more are only logged, so that nobody can fill the site's disk with them."""
 
 _DAY = 86_400
-_Price = tuple[int, int]  # sensitivity and variance of a release: the same for every cohort of a study
+_Price = tuple[int, int, bool]  # sensitivity and variance of a release and whether each site reaches it alone
 
 
 class Books(Protocol):
@@ -47,9 +47,8 @@ def declared(study: Study) -> Counter[Mechanism]:
         Misuse: a noise share is too small to be drawn.
     """
     releases: Counter[Mechanism] = Counter()
-    for (grid, variance), count in _priced(study).items():
-        noise = plan_noise(study.privacy.noise, variance, len(study.participants), study.privacy.assumed_colluders)
-        releases[Mechanism(grid, noise)] += count
+    for task in study.tasks:
+        releases[Mechanism(task.grid, task_noise(study, task, study.sites))] += task.releases
     return releases
 
 
@@ -69,7 +68,7 @@ def releases_used(connection: Connection, key: bytes, study: Study, label: str) 
     declaration = study.task(label)
     if store.labels(connection, key, store.PAID)[label] >= declaration.releases:
         return True
-    price = (declaration.grid, declaration.variance)
+    price = _task_price(study, declaration)
     return _used(connection, key, study, store.PAID)[price] >= _priced(study)[price]
 
 
@@ -171,19 +170,23 @@ def _too_many_refusals(connection: Connection, site: Site) -> bool:
 
 
 def _price(mechanism: Mechanism) -> _Price:
-    return mechanism.sensitivity, mechanism.noise.variance
+    return mechanism.sensitivity, mechanism.noise.variance, mechanism.noise.kind == "local"
+
+
+def _task_price(study: Study, task: TaskDeclaration) -> _Price:
+    return task.grid, task.variance, task_noise(study, task, study.sites).kind == "local"
 
 
 def _priced(study: Study) -> Counter[_Price]:
     releases: Counter[_Price] = Counter()
     for task in study.tasks:
-        releases[task.grid, task.variance] += task.releases
+        releases[_task_price(study, task)] += task.releases
     return releases
 
 
 def _used(connection: Connection, key: bytes, study: Study, states: tuple[str, ...]) -> Counter[_Price]:
     """Attempts of a study in some states, counted by price; those without a label by their receipts."""
-    prices = {task.label: (task.grid, task.variance) for task in study.tasks}
+    prices = {task.label: _task_price(study, task) for task in study.tasks}
     used: Counter[_Price] = Counter()
     for label, count in store.labels(connection, key, [state for state in states if state != "recovered"]).items():
         used[prices[label]] += count

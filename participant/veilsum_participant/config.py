@@ -47,6 +47,16 @@ class DatasetConfig(Frozen):
     subject: ColumnName | None = None
 
 
+class EncoderConfig(Frozen):
+    """A frozen encoder that studies may name by its hash; see :mod:`veilsum_participant.data.encoders`.
+
+    Attributes:
+        path: a TorchScript file or a program of torch.export, relative to the configuration file.
+    """
+
+    path: Path
+
+
 class BudgetConfig(Frozen):
     """A population's first budget; later changes are entries of the ledger.
 
@@ -117,6 +127,7 @@ class ParticipantConfig(Frozen):
         state: file of protocol state and ledger.
         log: file; standard error without it.
         datasets: what the site offers, by the names that studies use.
+        encoders: files that turn its columns into features; a study finds one by its hash, the name is the site's own.
         budgets: first budgets by population.
         policy: what the site agrees to.
     """
@@ -126,6 +137,7 @@ class ParticipantConfig(Frozen):
     state: Path = Path("participant.db")
     log: Path | None = None
     datasets: dict[Name, DatasetConfig] = Field(min_length=1)
+    encoders: dict[Name, EncoderConfig] = Field(default_factory=dict)
     budgets: dict[Name, BudgetConfig] = Field(default_factory=dict)
     policy: Policy = Policy()
 
@@ -143,11 +155,13 @@ def load_participant_config(path: Path) -> ParticipantConfig:
     config = load_toml(path, ParticipantConfig)
     base = path.resolve().parent
     datasets = {name: dataset.model_copy(update={"path": base / dataset.path}) for name, dataset in config.datasets.items()}
+    encoders = {name: EncoderConfig(path=base / encoder.path) for name, encoder in config.encoders.items()}
     return config.model_copy(
         update={
             "identity": base / config.identity,
             "state": base / config.state,
             "log": base / config.log if config.log is not None else None,
             "datasets": datasets,
+            "encoders": encoders,
         }
     )

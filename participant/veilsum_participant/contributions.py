@@ -7,7 +7,6 @@ leaves; after a crash the same bytes go out, or none.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, RowMapping
@@ -17,7 +16,7 @@ from veilsum_participant.budgets import record_refused_release
 from veilsum_participant.limits import cohort_faults, count_faults
 from veilsum_participant.policy import member_faults, noise_faults, refuse
 from veilsum_participant.site import LOG, OpenStudy, Site, check_certificates, load_open_study
-from veilsum_privacy.clipping import SiteSum, site_sum
+from veilsum_privacy.computing import Place, compute_sum, kept_part
 from veilsum_privacy.database import scrub, transaction
 from veilsum_privacy.errors import HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_privacy.ledger import Reservation
@@ -41,9 +40,6 @@ from veilsum_privacy.securesum.contribution import (
     payload_digest,
 )
 from veilsum_privacy.securesum.roster import Roster
-from veilsum_privacy.study import Study
-from veilsum_privacy.tasks import build_task
-from veilsum_privacy.tasks.base import Floats, Records
 
 
 @dataclass(frozen=True)
@@ -70,22 +66,6 @@ def give_up_open(connection: Connection, site: Site, study: bytes, attempt: int 
                 connection, study, row["attempt"], state="tombstone", self_seed=None, consent=None, payload=None, sizes=None
             )
             site.ledger.free(connection, row["context"])
-
-
-def compute_sum(study: Study, plan: RoundPlan, records: Records, broadcast: Mapping[str, Floats]) -> SiteSum:
-    """Run a round's task on a site's records: clipped by the study's unit, on the grid, clamped; before noise.
-
-    Raises:
-        Misuse: the study protects subjects, and nothing tells which records are of one.
-    """
-    by_subject = study.privacy.unit == "subject"
-    if by_subject and records.subjects is None:
-        raise Misuse("The study's unit is the subject, and the dataset names no column that tells subjects apart.")
-    declaration = plan.declaration
-    task = build_task(declaration.task, declaration.parameters, study.data)
-    vectors = task.vectors(records, broadcast)
-    subjects = records.subjects if by_subject else None
-    return site_sum(vectors, task.layout().size, task.clip(), declaration.grid, plan.encoding.bound, subjects)
 
 
 @dataclass(frozen=True)
@@ -124,14 +104,14 @@ class Contributions:
             checked = self._check(connection, opened, assignment, broadcast, resumed=row is not None)
         if row is not None:
             return _resume(row, checked)
-        values = self._compute(opened, checked, broadcast)
+        values, noised = self._compute(opened, checked, broadcast)
         try:
             with transaction(site.engine) as connection:
                 self._reserve(connection, opened, checked, data)
         except Refusal as refusal:
             self._record_refusal(opened, checked, refusal)
             raise
-        return self._seal(opened, checked, values)
+        return self._seal(opened, checked, values, noised=noised)
 
     def give_up(self, key: bytes, attempt: int) -> None:
         """The attempt is over before consent. Idempotent; an attempt with consent stays as it is."""
@@ -187,19 +167,33 @@ class Contributions:
         context = context_digest(study, opened.digest, roster, keys_digest(secret, tag), assignment, plan)
         return _Checked(assignment, roster, plan, context)
 
-    def _compute(self, opened: OpenStudy, checked: _Checked, broadcast: bytes) -> Integers:
+    def _compute(self, opened: OpenStudy, checked: _Checked, broadcast: bytes) -> tuple[Integers, bool]:
+        """The site's vector, of its records or of what it kept, and whether its noise is in it already: it is in the vector
+        that the site kept from an earlier attempt."""
         site, plan = self._site, checked.plan
         try:
             arrays = decode_broadcast(broadcast)
         except HostileInput as error:
             raise Refusal(RefusalCode.CONTEXT, error.message) from error
+        declaration = plan.declaration
+        with transaction(site.engine) as connection:
+            kept = store.kept_whole(connection, opened.digest, declaration.label) if declaration.keep else None
+            sources = [] if declaration.source is None else [declaration.source]
+            found = {label: store.kept_vector(connection, opened.digest, label) for label in sources}
+        if kept is not None:
+            return kept, True
+        place = Place(
+            opened.study.participants.index(site.name),
+            {label: vector for label, vector in found.items() if vector is not None},
+            site.encoder(opened.study.encoder),
+        )
         records = site.records(opened.study.dataset, opened.study.data)
         try:
-            values, clipped, invalid = compute_sum(opened.study, plan, records, arrays)
+            values, clipped, invalid = compute_sum(opened.study, plan, records, arrays, place)
         except Exception as error:  # a task's fault on a broadcast it cannot use must not end the participant
             raise Refusal(RefusalCode.INTERNAL, f"The task failed: {type(error).__name__}.") from error
         LOG.info("task %s: %d records, %d clipped, %d invalid", checked.assignment.label, len(records), clipped, invalid)
-        return values
+        return values, False
 
     def _reserve(self, connection: Connection, opened: OpenStudy, checked: _Checked, data: bytes) -> None:
         site, assignment = self._site, checked.assignment
@@ -238,12 +232,13 @@ class Contributions:
             give_up_open(connection, site, opened.digest)
             record_refused_release(connection, site, self._reservation(opened, checked), refusal)
 
-    def _seal(self, opened: OpenStudy, checked: _Checked, values: Integers) -> Payload:
+    def _seal(self, opened: OpenStudy, checked: _Checked, values: Integers, *, noised: bool) -> Payload:
         site, assignment, plan, context = self._site, checked.assignment, checked.plan, checked.context
         secret, tag = opened.keys(len(checked.roster.members))
         self_seed = site.random.bytes(SECRET_BYTES)
-        noised = values + plan.noise.draw(plan.encoding.size, site.noise_random)
-        words = masked_words(noised, plan.encoding, context, site.name, assignment.names, opened.seeds, self_seed)
+        if not noised:
+            values = values + plan.noise.draw(plan.encoding.size, site.noise_random)
+        words = masked_words(values, plan.encoding, context, site.name, assignment.names, opened.seeds, self_seed)
         ciphertexts = list(encrypt_contribution(words, context, site.name, secret, tag))
         consent = consent_key(self_seed, context)
         with transaction(site.engine) as connection:
@@ -251,6 +246,10 @@ class Contributions:
             kept = store.find_attempt(connection, opened.digest, assignment.attempt)
             if row is None or row["status"] != "ready" or kept is None or kept["state"] != "reserved":
                 raise Refusal(RefusalCode.ROUND, "The attempt was given up while it was computed.")
+            declaration = plan.declaration
+            if declaration.keep and store.kept_vector(connection, opened.digest, declaration.label) is None:
+                part = kept_part(opened.study, declaration, values, opened.study.participants.index(site.name))
+                store.keep_vector(connection, opened.digest, declaration.label, part, values)
             number = row["receipts"] + 1
             receipt = Receipt(
                 study=opened.digest,

@@ -33,6 +33,9 @@ def count_faults(
         yield Refusal(RefusalCode.ROUND, "This site consented in this round already.")
     if releases_used(connection, key, study, assignment.label):
         yield Refusal(RefusalCode.TASK, "The task's releases are used up.")
+    source = study.task(assignment.label).source
+    if source is not None and not store.labels(connection, key, store.PAID)[source]:
+        yield Refusal(RefusalCode.TASK, f"The task computes from {source!r}, which was not released yet.")
     lost = store.count_attempts(connection, key, ("consented",))
     if lost >= policy.max_lost:
         yield Refusal(RefusalCode.LOST, f"{lost} charges of this study were followed by no release.")

@@ -17,7 +17,7 @@ from veilsum_privacy.noise import NoisePlan
 from veilsum_privacy.securesum.context import study_parameters
 from veilsum_privacy.securesum.roster import Member
 from veilsum_privacy.study import Study, TaskDeclaration
-from veilsum_privacy.tasks import build_task
+from veilsum_privacy.tasks import TASKS, build_declared
 
 MAX_VALUES = 2**26
 """Longest vector of a task; a longer one would take gigabytes of a site's memory for each record."""
@@ -38,9 +38,10 @@ def refuse(faults: Iterable[Refusal]) -> None:
 
 def study_epsilon(study: Study, delta: float) -> float:
     """What all declared releases cost together by RDP at ``delta``; infinite if one is without noise."""
-    if any(task.variance == 0 for task in study.tasks):
+    priced = [task for task in study.tasks if task.source is None or task.variance]
+    if study.privacy.noise == "none" or any(task.variance == 0 for task in priced):
         return math.inf
-    return rdp_epsilon([GaussianEvent(task.grid, Fraction(task.variance), steps=task.releases) for task in study.tasks], delta)
+    return rdp_epsilon([GaussianEvent(task.grid, Fraction(task.variance), steps=task.releases) for task in priced], delta)
 
 
 def study_faults(study: Study, analyst: str, config: ParticipantConfig, own: str, delta: float | None) -> Iterator[Refusal]:
@@ -90,7 +91,7 @@ def term_faults(study: Study, config: ParticipantConfig, own: str, delta: float 
         yield Refusal(RefusalCode.WEIGHTS, "The study weighs sites unequally.")
     faults = [fault for declaration in study.tasks for fault in _task_faults(declaration, study, policy)]
     yield from faults
-    if not any(fault.code in (RefusalCode.TASK, RefusalCode.STUDY_INVALID) for fault in faults):
+    if not any(fault.code in (RefusalCode.TASK, RefusalCode.DISCLOSURE, RefusalCode.STUDY_INVALID) for fault in faults):
         try:
             study_parameters(study, len(study.participants))
         except Misuse as error:
@@ -135,17 +136,20 @@ def _task_faults(declaration: TaskDeclaration, study: Study, policy: Policy) -> 
     if declaration.task not in policy.tasks:
         yield Refusal(RefusalCode.TASK, f"Task {declaration.task!r} is not among policy.tasks.")
         return
+    if declaration.disclosure not in policy.disclosures:
+        yield Refusal(RefusalCode.DISCLOSURE, f"Disclosure {declaration.disclosure!r} is not among policy.disclosures.")
+        return
+    if declaration.task in TASKS and declaration.disclosure not in TASKS[declaration.task].disclosures:
+        yield Refusal(RefusalCode.DISCLOSURE, f"Task {declaration.task!r} cannot be disclosed {declaration.disclosure}.")
+        return
     try:
-        task = build_task(declaration.task, declaration.parameters, study.data)
+        task = build_declared(study, declaration)
     except HostileInput as error:
         yield Refusal(RefusalCode.STUDY_INVALID, error.message, error.advice)
         return
-    if (size := task.layout().size) > MAX_VALUES:
+    size = task.layout().size * (study.sites if declaration.disclosure == "per-site" else 1)
+    if size > MAX_VALUES:
         yield Refusal(RefusalCode.STUDY_INVALID, f"A task's vector of {size} values is larger than any site computes.")
-    if declaration.disclosure not in policy.disclosures:
-        yield Refusal(RefusalCode.DISCLOSURE, f"Disclosure {declaration.disclosure!r} is not among policy.disclosures.")
-    elif declaration.disclosure != task.disclosure:
-        yield Refusal(RefusalCode.DISCLOSURE, f"Task {declaration.task!r} has another disclosure than the study says.")
 
 
 def invited_faults(study: Study, policy: Policy, own: str) -> Iterator[Refusal]:
@@ -203,7 +207,7 @@ def member_faults(members: Sequence[Member], study: Study, policy: Policy, own: 
 
 def noise_faults(noise: NoisePlan, members: Sequence[Member], policy: Policy, own: str) -> Iterator[Refusal]:
     """Whether the trusted shares, colluders taken off, carry the noise that the event counts."""
-    if noise.kind not in policy.noise:
+    if noise.kind != "kept" and noise.kind not in policy.noise:
         yield Refusal(RefusalCode.NOISE, f"Noise {noise.kind!r} is not among policy.noise.")
     if noise.kind != "distributed" or noise.honest == 1:
         return

@@ -15,8 +15,11 @@ from sqlalchemy import Connection, Engine, RowMapping
 from veilsum_participant import store
 from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.data import load_records
+from veilsum_participant.data.encoders import find_encoder
 from veilsum_participant.policy import analyst_faults, refuse
-from veilsum_privacy.errors import HostileInput, Refusal, RefusalCode, StateError
+from veilsum_privacy.encoder import Encoder, Program
+from veilsum_privacy.errors import HostileInput, Refusal, RefusalCode, StateError, VeilsumError
+from veilsum_privacy.features import Encode
 from veilsum_privacy.identity import Credentials, Role, verify_certificate
 from veilsum_privacy.ledger import Ledger
 from veilsum_privacy.randomness import SYSTEM_RANDOM, RandomSource
@@ -50,6 +53,7 @@ class Site:
     noise_random: RandomSource = SYSTEM_RANDOM
     nonce: bytes = field(init=False)
     _records: dict[tuple[str, str], Records] = field(init=False, default_factory=dict, repr=False)
+    _encoders: dict[Program, Encode] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self.nonce = self.random.bytes(NONCE_BYTES)
@@ -76,6 +80,21 @@ class Site:
             LOG.info("dataset %s: %s", dataset, counts)
             self._records = {key: records}
         return self._records[key]
+
+    def encoder(self, encoder: Encoder | None) -> Encode | None:
+        """The program that a study names, from this site's own file; None where it names none.
+
+        Raises:
+            Refusal: the site has no such program, or it cannot be loaded.
+        """
+        if not isinstance(encoder, Program):
+            return None
+        if encoder not in self._encoders:
+            try:
+                self._encoders = {encoder: find_encoder(self.config.encoders, encoder)}
+            except VeilsumError as error:
+                raise Refusal(RefusalCode.TASK, error.message, error.advice) from error
+        return self._encoders[encoder]
 
 
 def _enrolment_json(enrolment: Enrolment) -> list[str]:

@@ -1,5 +1,5 @@
 """What a participant must remember across a crash: studies, keys, attempts with their payloads, peers' receipt numbers; which
-studies wait for the operator's word, and how far the coordinator's mirror was read.
+studies wait for the operator's word, how far the coordinator's mirror was read, and noised statistics kept for later rounds.
 
 The tables lie in the file of the site's ledger, so that a payload and its reservation, or a consent and its charge, are one
 transaction. The migrations make them. This module stores and finds; what may be stored when is decided in :mod:`.membership`,
@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy import (
     Column,
     Connection,
@@ -33,6 +35,8 @@ from sqlalchemy import (
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from veilsum_privacy.database import migrate
+
+Integers = NDArray[np.int64]
 
 OPEN = ("reserved", "payload")
 """States of an attempt whose reservation is open."""
@@ -108,6 +112,15 @@ PENDING = Table(
     Column("time", Integer, nullable=False),  # when it came
     Column("state", String(16), nullable=False),  # waiting, approved, declined, refused
     Column("reason", Text, nullable=False, default=""),
+)
+
+KEPT = Table(
+    "participant_kept",
+    METADATA,
+    Column("study", LargeBinary(32), primary_key=True),
+    Column("label", String(64), primary_key=True),
+    Column("vector", LargeBinary, nullable=False),  # the site's own noised vector, int64 little-endian
+    Column("whole", LargeBinary),  # all that the site adds to the round's sum, where that is more
 )
 
 MIRRORS = Table(
@@ -223,6 +236,24 @@ def keep_peer(connection: Connection, study: bytes, name: str, number: int, head
     connection.execute(
         statement.on_conflict_do_update(index_elements=["study", "name"], set_={"number": number, "head": head})
     )
+
+
+def keep_vector(connection: Connection, study: bytes, label: str, vector: Integers, whole: Integers) -> None:
+    """Keep a task's noised vector, and the whole of what the site adds to its round; once for each study and label."""
+    rest = None if len(whole) == len(vector) else whole.astype("<i8").tobytes()
+    connection.execute(insert(KEPT).values(study=study, label=label, vector=vector.astype("<i8").tobytes(), whole=rest))
+
+
+def kept_vector(connection: Connection, study: bytes, label: str) -> Integers | None:
+    """The noised vector that the site kept of a task, in grid units; None if it kept none."""
+    found = connection.execute(select(KEPT.c.vector).where(KEPT.c.study == study, KEPT.c.label == label)).scalar()
+    return None if found is None else np.frombuffer(found, dtype="<i8").astype(np.int64)
+
+
+def kept_whole(connection: Connection, study: bytes, label: str) -> Integers | None:
+    """All that the site adds to that task's round, in grid units; None if it kept none."""
+    row = connection.execute(select(KEPT.c.vector, KEPT.c.whole).where(KEPT.c.study == study, KEPT.c.label == label)).first()
+    return None if row is None else np.frombuffer(row.whole or row.vector, dtype="<i8").astype(np.int64)
 
 
 def add_pending(connection: Connection, **values: Any) -> None:

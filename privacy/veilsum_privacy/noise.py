@@ -20,14 +20,14 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_privacy.errors import Misuse
 from veilsum_privacy.randomness import RandomSource
-from veilsum_privacy.study import NoiseKind
+from veilsum_privacy.study import NoiseKind, Study, TaskDeclaration
 
 Integers = NDArray[np.int64]
 
@@ -48,32 +48,38 @@ class NoisePlan:
     """How the noise of a sum is made up; part of the round's context.
 
     Attributes:
-        kind: ``distributed`` over the honest shares, ``local`` (every site reaches S alone), or ``none``.
-        variance: S^2 in grid units squared, what the honest shares reach together; 0 for ``none``.
+        kind: ``distributed`` over the honest shares, ``local`` (every site reaches S alone), ``none``, or ``kept``: nothing is
+            added, for the sum is made of noised statistics that the sites kept and paid for.
+        variance: S^2 in grid units squared, what the honest shares reach together; 0 for ``none`` and ``kept``.
         honest: h, the shares that are counted; 1 unless distributed.
         colluders: k >= 1, participants whose shares are not counted.
     """
 
-    kind: NoiseKind
+    kind: NoiseKind | Literal["kept"]
     variance: int
     honest: int
     colluders: int
 
     def __post_init__(self) -> None:
-        if self.kind not in ("distributed", "local", "none"):
+        if self.kind not in ("distributed", "local", "none", "kept"):
             raise Misuse(f"Unknown kind of noise {self.kind!r}.", "Use distributed, local or none.")
         if self.honest < 1 or self.colluders < 1:
             raise Misuse("Honest shares and assumed colluders must be at least 1.")
         if self.kind != "distributed" and self.honest != 1:
             raise Misuse("Only distributed noise counts more than one share.")
-        if (self.variance == 0) != (self.kind == "none") or self.variance < 0:
+        if (self.variance == 0) != (not self.drawn) or self.variance < 0:
             raise Misuse(f"Noise of kind {self.kind!r} contradicts variance {self.variance}.")
-        if self.kind != "none" and self.share_variance < SMALLEST_SHARE_STD**2:
+        if self.drawn and self.share_variance < SMALLEST_SHARE_STD**2:
             raise Misuse(
                 f"One share's noise has a standard deviation of {self.share_std:.3g} grid units; "
                 f"at least {SMALLEST_SHARE_STD} are needed.",
                 "Choose a finer grid.",
             )
+
+    @property
+    def drawn(self) -> bool:
+        """Whether every site draws noise."""
+        return self.kind in ("distributed", "local")
 
     @property
     def share_variance(self) -> Fraction:
@@ -91,7 +97,7 @@ class NoisePlan:
 
     def draw(self, size: int, source: RandomSource) -> Integers:
         """Draw one site's share: (size,) int64, in grid units."""
-        if self.kind == "none":
+        if not self.drawn:
             return np.zeros(size, dtype=np.int64)
         return discrete_gaussian(self.share_variance, size, source)
 
@@ -109,6 +115,21 @@ def plan_noise(kind: NoiseKind, variance: int, cohort_size: int, colluders: int)
     if cohort_size < 1:
         raise Misuse("A cohort has at least one participant.")
     return NoisePlan(kind, variance, max(1, cohort_size - colluders) if kind == "distributed" else 1, colluders)
+
+
+def task_noise(study: Study, declaration: TaskDeclaration, cohort_size: int) -> NoisePlan:
+    """The noise of one of a study's tasks: that of the study's kind, a kept task's always local, a derived task's none.
+
+    Raises:
+        Misuse: as :func:`plan_noise`.
+    """
+    privacy = study.privacy
+    if cohort_size < 1:
+        raise Misuse("A cohort has at least one participant.")
+    if privacy.noise != "none" and declaration.source is not None and declaration.variance == 0:
+        return NoisePlan("kept", 0, 1, privacy.assumed_colluders)
+    kind = "local" if declaration.keep and privacy.noise == "distributed" else privacy.noise
+    return plan_noise(kind, declaration.variance, cohort_size, privacy.assumed_colluders)
 
 
 def discrete_gaussian(variance: Fraction, size: int, source: RandomSource) -> Integers:

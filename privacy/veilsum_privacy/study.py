@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
 from veilsum_privacy.canonical import canonical, parse_canonical
+from veilsum_privacy.encoder import Encoder
 from veilsum_privacy.errors import HostileInput
 from veilsum_privacy.schema import DatasetSchema, Frozen, Name, Real
 
@@ -34,10 +35,15 @@ class TaskDeclaration(Frozen):
         label: unique in the study; ``federation.sum`` names it.
         task: the registered task's name.
         parameters: the task's parameters, resolved; no default is left open.
-        disclosure: ``joint`` or ``per-site``.
+        disclosure: ``joint``: only the sum over the cohort is seen. ``per-site``: the vector has one block a site, of which a
+            site fills its own; every site adds noise to all of them, and the sum shows each site's block.
         releases: how many rounds of it may be released.
         grid: L2 norm bound of one record, or one subject, in grid units (the sensitivity D of the sum).
         variance: variance S^2 of the sum's noise in grid units squared that the honest shares together reach; 0 is no noise.
+        keep: each site keeps its own noised vector, whose noise is then its own alone, whatever the study's kind of noise.
+            Later tasks may compute from it.
+        source: label of an earlier kept task: that a derived task computes from, at no cost and without noise of its own, or
+            that a site's alignment is made from.
     """
 
     label: Name
@@ -45,8 +51,10 @@ class TaskDeclaration(Frozen):
     parameters: dict[str, Any]
     disclosure: Disclosure
     releases: int = Field(ge=1, le=100_000)
-    grid: int = Field(ge=1, le=2**26)
+    grid: int = Field(ge=1, le=2**40)
     variance: int = Field(ge=0, le=2**62)
+    keep: bool = False
+    source: Name | None = None
 
 
 class PrivacyDemand(Frozen):
@@ -72,7 +80,11 @@ class PrivacyDemand(Frozen):
 
 
 class Study(Frozen):
-    """A compiled study. ``weights`` is one public table for all sites; v1 sums are unweighted, so it maps to ones."""
+    """A compiled study.
+
+    ``encoder`` makes features of the dataset's columns, None for none. ``weights`` is one public table for all sites; v1 sums
+    are unweighted, so it maps to ones.
+    """
 
     version: Literal[1]
     name: Name
@@ -85,6 +97,7 @@ class Study(Frozen):
     parameters: dict[str, Any]
     dataset: Name
     data: DatasetSchema
+    encoder: Encoder | None = None
     privacy: PrivacyDemand
     tasks: tuple[TaskDeclaration, ...] = Field(min_length=1, max_length=256)
     participants: tuple[Name, ...] = Field(min_length=2, max_length=1024)
@@ -103,12 +116,26 @@ class Study(Frozen):
             raise ValueError("expires must come after created")
         if self.privacy.min_cohort > len(self.participants):
             raise ValueError("min_cohort exceeds the number of participants")
+        kept: set[str] = set()
         for task in self.tasks:
+            if task.source is not None and task.source not in kept:
+                raise ValueError(f"task {task.label}: its source {task.source!r} is no kept task before it")
+            if task.keep and task.releases != 1:
+                raise ValueError(f"task {task.label}: what a site keeps is released once")
+            if task.keep:
+                kept.add(task.label)
+            if task.source is not None and task.variance == 0:
+                continue  # derived: whether the task is one, build_declared tells
             if (task.variance == 0) != (self.privacy.noise == "none"):
                 raise ValueError(f"task {task.label}: noise = {self.privacy.noise!r} contradicts variance {task.variance}")
         if self.privacy.noise == "none" and self.privacy.cohort_difference != "strict":
             raise ValueError("a study without noise is always strict: differencing two cohorts would show one site")
         return self
+
+    @property
+    def sites(self) -> int:
+        """How many participants the study names: the blocks of a vector that is disclosed per site."""
+        return len(self.participants)
 
     def task(self, label: str) -> TaskDeclaration:
         """Return the declared task with this label.

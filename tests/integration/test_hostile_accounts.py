@@ -409,8 +409,8 @@ def test_noise_is_not_lost_to_the_clamp(tmp_path: Path, monkeypatch: pytest.Monk
     attack.set_up()
     real = contributions.compute_sum
 
-    def at_bound(study: Any, plan: Any, records: Any, broadcast: Any) -> SiteSum:
-        return real(study, plan, records, broadcast)._replace(total=np.full(plan.encoding.size, side * plan.encoding.bound))
+    def at_bound(study: Any, plan: Any, *rest: Any) -> SiteSum:
+        return real(study, plan, *rest)._replace(total=np.full(plan.encoding.size, side * plan.encoding.bound))
 
     monkeypatch.setattr(contributions, "compute_sum", at_bound)
     attack.collect(("a", "b", "c"))

@@ -14,8 +14,11 @@ from typing import ClassVar
 from veilsum_coordinator.federation import Federation
 from veilsum_coordinator.methods.expectations import Expectation, block_expectations
 from veilsum_coordinator.results import Result
+from veilsum_privacy.encoder import Program, Projection
 from veilsum_privacy.schema import DatasetSchema, Frozen
-from veilsum_privacy.study import Study, TaskDeclaration
+from veilsum_privacy.study import Disclosure, Study, TaskDeclaration
+from veilsum_privacy.tasks import TASKS
+from veilsum_privacy.tasks.base import DerivedTask
 
 
 @dataclass(frozen=True)
@@ -27,26 +30,69 @@ class TaskPlan:
         task: the registered task's name.
         parameters: the task's parameters, as its own model.
         releases: the largest number of rounds of it.
+        disclosure: joint or per site.
+        keep: whether every site keeps its own noised vector.
+        source: label of the kept task that it computes or aligns from.
+        share: how much of the study's budget one release takes, against the shares of the other releases; its noise has
+            1 / share of the variance. Of no meaning for a derived task.
     """
 
     label: str
     task: str
     parameters: Frozen
     releases: int = 1
+    disclosure: Disclosure = "joint"
+    keep: bool = False
+    source: str | None = None
+    share: float = 1.0
 
-    def declaration(self, *, disclosure: str, grid: int, variance: int) -> TaskDeclaration:
+    @property
+    def derived(self) -> bool:
+        """Whether the task reads no record, and so costs nothing."""
+        return issubclass(TASKS[self.task], DerivedTask)
+
+    def declaration(self, *, grid: int, variance: int) -> TaskDeclaration:
         """The plan as a study states it; parameters in their JSON form, floats in hexadecimal, as in the signed bytes."""
         return TaskDeclaration.model_validate(
             {
                 "label": self.label,
                 "task": self.task,
                 "parameters": self.parameters.model_dump(mode="json"),
-                "disclosure": disclosure,
+                "disclosure": self.disclosure,
                 "releases": self.releases,
                 "grid": grid,
                 "variance": variance,
+                "keep": self.keep,
+                "source": self.source,
             }
         )
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a method may know before it runs: public values only.
+
+    Attributes:
+        schema: the dataset's.
+        encoder: what makes its features, None for the schema's own.
+        sites: how many participants the study names.
+        private: whether its releases have noise.
+    """
+
+    schema: DatasetSchema
+    encoder: Projection | Program | None = None
+    sites: int = 2
+    private: bool = True
+
+    @property
+    def width(self) -> int:
+        """Number of features."""
+        return self.schema.width if self.encoder is None else self.encoder.width
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, in order."""
+        return self.schema.classes
 
 
 class Method(ABC):
@@ -55,16 +101,16 @@ class Method(ABC):
     name: ClassVar[str]
     Parameters: ClassVar[type[Frozen]]
 
-    def resolve(self, parameters: Frozen, schema: DatasetSchema) -> Frozen:
-        """Fill in the defaults that depend on the schema; the result leaves nothing open."""
+    def resolve(self, parameters: Frozen, inputs: Inputs) -> Frozen:
+        """Fill in the defaults that depend on the inputs; the result leaves nothing open."""
         return parameters
 
     @abstractmethod
-    def declare(self, parameters: Frozen, schema: DatasetSchema) -> tuple[TaskPlan, ...]:
+    def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
         """The tasks for resolved parameters, from public values alone.
 
         Raises:
-            ConfigurationError: the schema does not suit the method.
+            ConfigurationError: the inputs do not suit the method.
         """
 
     def expectations(self, study: Study, cohort: int, records: int) -> Sequence[Expectation]:

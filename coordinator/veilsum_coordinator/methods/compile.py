@@ -13,17 +13,25 @@ from fractions import Fraction
 from typing import Any
 
 from veilsum_coordinator.methods import get_method
-from veilsum_coordinator.methods.base import Method, TaskPlan
+from veilsum_coordinator.methods.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.methods.expectations import Expectation, main_error
-from veilsum_coordinator.methods.grid import NoGridError, plan_grid
-from veilsum_coordinator.methods.request import LARGEST_EPSILON, PrivacyRequest, StudyRequest, load_study_request
+from veilsum_coordinator.methods.grid import NoGridError, derived_grid, plan_grid
+from veilsum_coordinator.methods.request import (
+    LARGEST_EPSILON,
+    PrivacyRequest,
+    ReleasedProjection,
+    StudyRequest,
+    load_study_request,
+)
 from veilsum_privacy.accounting import GaussianEvent, calibrate_noise_multiplier, rdp_epsilon
 from veilsum_privacy.config import did_you_mean, validate
+from veilsum_privacy.encoder import Projection
 from veilsum_privacy.errors import ConfigurationError, Misuse
 from veilsum_privacy.randomness import RandomSource
 from veilsum_privacy.schema import DatasetSchema, Frozen
 from veilsum_privacy.study import Study, TaskDeclaration
-from veilsum_privacy.tasks import TASKS, build_task
+from veilsum_privacy.tasks import TASKS, build_declared
+from veilsum_privacy.tasks.base import DerivedTask
 
 __all__ = ["PrivacyRequest", "StudyDraft", "StudyRequest", "compile_study", "draft_study", "load_study_request"]
 
@@ -58,8 +66,8 @@ class StudyDraft:
 
     @property
     def releases(self) -> int:
-        """Releases of all tasks."""
-        return sum(plan.releases for plan in self.plans)
+        """Releases that cost privacy, of all tasks."""
+        return sum(plan.releases for plan in self.plans if not plan.derived)
 
     def expectations(self, study: Study) -> Sequence[Expectation]:
         """How well the quantities of a study compiled from this draft will be known, if all its participants take part."""
@@ -79,6 +87,8 @@ class StudyDraft:
     def compile_with(self, multiplier: float | None) -> Study:
         """The study with noise of ``multiplier`` times the sensitivity in every release, or without noise.
 
+        Where plans take unequal shares of the budget, their multipliers differ such that all together cost the same.
+
         Its epsilon is what RDP gives for the noise as rounded to the grid, never above the demand.
 
         Raises:
@@ -86,22 +96,31 @@ class StudyDraft:
         """
         schema, demand = self.schema, self.request.privacy
         honest = max(1, len(self.members) - demand.assumed_colluders) if demand.noise == "distributed" else 1
-        grid = plan_grid(max_records=schema.max_records, participants=len(self.members), multiplier=multiplier, honest=honest)
+        members = len(self.members)
+        total = sum(plan.share * plan.releases for plan in self.plans if not plan.derived) / max(self.releases, 1)
         tasks: list[TaskDeclaration] = []
         for plan in self.plans:
-            task = plan.declaration(disclosure=TASKS[plan.task].disclosure, grid=grid.grid, variance=grid.variance)
-            build_task(task.task, task.parameters, schema)  # what no participant could build is not submitted
-            tasks.append(task)
+            if plan.derived:
+                tasks.append(plan.declaration(grid=derived_grid(members), variance=0))
+                continue
+            own = None if multiplier is None else multiplier * math.sqrt(total / plan.share)
+            shares = 1 if plan.keep else honest
+            grid = plan_grid(max_records=schema.max_records, participants=members, multiplier=own, honest=shares)
+            tasks.append(plan.declaration(grid=grid.grid, variance=grid.variance))
+        derived = any(plan.derived for plan in self.plans)  # the noised vector of one site must not show by subtraction
         privacy = {
             "epsilon": _reached(tasks, demand.delta),
             "delta": demand.delta,
             "noise": demand.noise,
             "assumed_colluders": demand.assumed_colluders,
             "min_cohort": demand.min_cohort if demand.min_cohort is not None else len(self.members),
-            "cohort_difference": demand.cohort_difference or ("strict" if demand.noise == "none" else "allowed"),
+            "cohort_difference": demand.cohort_difference or ("strict" if demand.noise == "none" or derived else "allowed"),
             "unit": demand.unit,
         }
-        return validate({**self.common, "privacy": privacy, "tasks": tasks}, Study, source=f"study {self.request.name!r}")
+        study = validate({**self.common, "privacy": privacy, "tasks": tasks}, Study, source=f"study {self.request.name!r}")
+        for task in tasks:
+            build_declared(study, task)  # what no participant could build is not submitted
+        return study
 
     def compile_for(self, error: float) -> Study | None:
         """The study of the smallest epsilon whose main quantities are known to within ``error`` of their expected size.
@@ -191,7 +210,17 @@ def draft_study(
     members = _members(request, participants)
     method = get_method(request.method)
     source = f"study {request.name!r}, [parameters]"
-    parameters = method.resolve(validate(request.parameters, method.Parameters, source=source), schema)
+    private = request.privacy.noise != "none"
+    if isinstance(request.encoder, ReleasedProjection):
+        raise Misuse("The request's projection has not been read.", "Use load_study_request.")
+    if isinstance(request.encoder, Projection) and request.encoder.inputs != schema.width:
+        raise ConfigurationError(
+            f"study {request.name!r}, [encoder]: the projection takes {request.encoder.inputs} features; the schema has"
+            f" {schema.width}.",
+            "Use the schema of the study that released it.",
+        )
+    inputs = Inputs(schema, request.encoder, len(members), private)
+    parameters = method.resolve(validate(request.parameters, method.Parameters, source=source), inputs)
     created = clock()
     common = {
         "version": 1,
@@ -205,10 +234,11 @@ def draft_study(
         "parameters": parameters.model_dump(mode="json"),
         "dataset": request.dataset,
         "data": schema,
+        "encoder": request.encoder,
         "participants": members,
         "weights": dict.fromkeys(members, 1),
     }
-    return StudyDraft(request, schema, method, parameters, method.declare(parameters, schema), tuple(members), common)
+    return StudyDraft(request, schema, method, parameters, method.declare(parameters, inputs), tuple(members), common)
 
 
 def compile_study(
@@ -247,7 +277,8 @@ def _members(request: StudyRequest, participants: Sequence[str]) -> list[str]:
 
 def _reached(tasks: Sequence[TaskDeclaration], delta: float) -> float | None:
     """Epsilon by RDP of all releases with the noise as it is on the grid; None without noise."""
-    if any(task.variance == 0 for task in tasks):
+    priced = [task for task in tasks if not issubclass(TASKS[task.task], DerivedTask)]
+    if any(task.variance == 0 for task in priced):
         return None
-    events = [GaussianEvent(task.grid, Fraction(task.variance), steps=task.releases) for task in tasks]
+    events = [GaussianEvent(task.grid, Fraction(task.variance), steps=task.releases) for task in priced]
     return rdp_epsilon(events, delta)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from veilsum_aggregation.moments import NotEstimable, Statistic
-from veilsum_privacy.noise import plan_noise
+from veilsum_privacy.noise import task_noise
 from veilsum_privacy.study import Study
-from veilsum_privacy.tasks import build_task
+from veilsum_privacy.tasks import build_declared, build_task, grid_unit
 
 Z95 = 1.959963984540054
 """Standard normal quantile of 97.5%: the half-width of a 95% interval in standard errors."""
@@ -97,9 +97,8 @@ def released_noise(study: Study, label: str, cohort: int) -> dict[str, float]:
         Misuse: a noise share would be below 4 grid units.
     """
     declaration = study.task(label)
-    task = build_task(declaration.task, declaration.parameters, study.data)
-    noise = plan_noise(study.privacy.noise, declaration.variance, cohort, study.privacy.assumed_colluders)
-    std = math.sqrt(noise.total_variance(cohort)) * task.clip() / declaration.grid
+    task = build_declared(study, declaration)
+    std = math.sqrt(task_noise(study, declaration, cohort).total_variance(cohort)) * grid_unit(task, declaration)
     return task.layout().noise_std(std)
 
 

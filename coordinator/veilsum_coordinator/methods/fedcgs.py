@@ -16,7 +16,7 @@ from pydantic import Field
 from veilsum_aggregation import moments
 from veilsum_aggregation.heads import LinearHead, lda_head
 from veilsum_coordinator.federation import Federation, Release
-from veilsum_coordinator.methods.base import Method, TaskPlan
+from veilsum_coordinator.methods.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.methods.expectations import OFFSET, SPREAD, Z95, Expectation, half_width, released_noise
 from veilsum_coordinator.methods.statistics import plain
 from veilsum_coordinator.results import Result
@@ -56,14 +56,15 @@ class FedCGS(Method):
     name = "fedcgs"
     Parameters: ClassVar[type[Frozen]] = FedCGSParameters
 
-    def resolve(self, parameters: Frozen, schema: DatasetSchema) -> Frozen:
+    def resolve(self, parameters: Frozen, inputs: Inputs) -> Frozen:
         if isinstance(parameters, FedCGSParameters) and parameters.clip is None:
-            return parameters.model_copy(update={"clip": default_clip(schema)})
+            return parameters.model_copy(update={"clip": default_clip(inputs.schema)})
         return parameters
 
-    def declare(self, parameters: Frozen, schema: DatasetSchema) -> tuple[TaskPlan, ...]:
+    def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
         if not isinstance(parameters, FedCGSParameters) or parameters.clip is None:
             raise ConfigurationError("The method fedcgs takes its own parameters, resolved.")
+        schema = inputs.schema
         if schema.label is None:
             raise ConfigurationError("The method fedcgs needs a label.", "Add a [label] table with classes to the schema.")
         clip, d, k = parameters.clip, schema.width, len(schema.classes)
@@ -233,8 +234,15 @@ def application(schema: DatasetSchema) -> dict[str, Any]:
         else:
             shape = {"categories": list(column.categories)}
         columns.append({"kind": column.kind, "name": column.name, **shape, "impute": column.impute})
+    label = None if schema.label is None else schema.label.model_dump(mode="json")
     return {
         "features": columns,
+        "file": {
+            "label": label,
+            "header": schema.header,
+            "order": list(schema.order),
+            "missing": list(schema.missing),
+        },
         "scaling": "number: 2 (clamp(x, low, high) - low) / (high - low) - 1; category: one indicator each, in order",
         "missing": "take impute; where there is none, 0",
         "scores": "features @ weights.T + bias; the class with the largest score",

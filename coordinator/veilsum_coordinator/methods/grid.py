@@ -85,10 +85,18 @@ def plan_grid(*, max_records: int, participants: int, multiplier: float | None, 
     return GridPlan(grid, variance, worst / (z * grid))
 
 
+def derived_grid(participants: int) -> int:
+    """The grid of a task that reads no record: the finest power of two whose sum of ``participants`` vectors fits a lane,
+    2^40 at most. Its values are rounded, not truncated, and have no noise to be lost in."""
+    return int(min(2 ** (LANE_BITS - 2 - math.ceil(math.log2(max(participants, 2)))), 2**40))
+
+
 def rounding_share(study: Study) -> float:
     """What truncation to the grid adds at most to a value of a compiled study's sums, as a share of the noise S.
 
     Without noise: as a share of the clip norm. Of the task where it is largest.
     """
     worst = len(study.participants) * study.data.max_records
-    return max(worst / (math.sqrt(task.variance) if task.variance else task.grid) for task in study.tasks)
+    private = study.privacy.noise != "none"
+    priced = [task for task in study.tasks if not private or task.variance]
+    return max(worst / (math.sqrt(task.variance) if task.variance else task.grid) for task in priced)

@@ -7,7 +7,11 @@ from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
+from veilsum_coordinator.projections import result_projection
+from veilsum_coordinator.results import load_result
 from veilsum_privacy.config import load_toml
+from veilsum_privacy.encoder import Program, Projection
+from veilsum_privacy.errors import ConfigurationError, HostileInput
 from veilsum_privacy.schema import DatasetSchema, Frozen, Name
 from veilsum_privacy.schema_file import load_schema
 from veilsum_privacy.study import NoiseKind, Unit
@@ -47,6 +51,16 @@ class PrivacyRequest(Frozen):
         return self
 
 
+class ReleasedProjection(Frozen):
+    """The ``[encoder]`` table that names the projection which an earlier study released.
+
+    Attributes:
+        result: directory of that study's result, relative to the study's file.
+    """
+
+    result: str = Field(min_length=1)
+
+
 class StudyRequest(Frozen):
     """An analyst's study.toml.
 
@@ -58,6 +72,7 @@ class StudyRequest(Frozen):
         privacy: what it may cost; ``min_cohort`` is by default all participants.
         schema_file: key ``schema``: path of the dataset's schema, relative to the study's file.
         data: key ``data``: the schema itself, in place of ``schema``.
+        encoder: what makes features of the dataset's columns; None for the columns themselves.
         participants: who shall take part; by default everyone in the federation.
         expires_hours: how long the study may run, in hours.
         expected_records: records that a site is expected to have, for planning and for ``privacy.error``; by default, and at
@@ -73,6 +88,7 @@ class StudyRequest(Frozen):
     parameters: dict[str, Any] = Field(default_factory=dict)
     schema_file: str | None = Field(default=None, alias="schema")
     data: DatasetSchema | None = None
+    encoder: Projection | Program | ReleasedProjection | None = None
     participants: tuple[Name, ...] = ()
     expires_hours: int = Field(default=24, ge=1, le=24 * 366)
     expected_records: int | None = Field(default=None, ge=1)
@@ -90,8 +106,26 @@ def load_study_request(path: Path) -> StudyRequest:
     Raises:
         ConfigurationError: a file cannot be read or is invalid; the message names file and keys.
     """
-    request = load_toml(path, StudyRequest)
+    request = with_projection(load_toml(path, StudyRequest), path.parent)
     if request.schema_file is None:
         return request
     data = load_schema(path.parent / request.schema_file)
     return request.model_copy(update={"schema_file": None, "data": data})
+
+
+def with_projection(request: StudyRequest, base: Path) -> StudyRequest:
+    """The request with the digest of the projection in place of the result that released it.
+
+    Args:
+        base: directory that the result's path is relative to.
+
+    Raises:
+        ConfigurationError: there is no such result, or it holds no projection.
+    """
+    if not isinstance(request.encoder, ReleasedProjection):
+        return request
+    try:
+        projection, _ = result_projection(load_result(base / request.encoder.result))
+    except HostileInput as error:
+        raise ConfigurationError(f"study {request.name!r}, [encoder]: {error.message}", error.advice) from error
+    return request.model_copy(update={"encoder": projection})

@@ -13,7 +13,7 @@ import numpy as np
 from veilsum_aggregation import moments
 from veilsum_aggregation.moments import Estimate, NotEstimable, Statistic
 from veilsum_coordinator.federation import Federation, Release
-from veilsum_coordinator.methods.base import Method, TaskPlan
+from veilsum_coordinator.methods.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.methods.expectations import OFFSET, SPREAD, Z95, Expectation, half_width, released_noise
 from veilsum_coordinator.results import Result
 from veilsum_privacy.schema import CategoryColumn, DatasetSchema, Frozen, NumberColumn
@@ -31,7 +31,7 @@ class FederatedStatistics(Method):
     name = "statistics"
     Parameters: ClassVar[type[Frozen]] = FederatedStatisticsParameters
 
-    def declare(self, parameters: Frozen, schema: DatasetSchema) -> tuple[TaskPlan, ...]:
+    def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
         return (TaskPlan("statistics", "statistics", StatisticsParameters()),)
 
     def expectations(self, study: Study, cohort: int, records: int) -> Sequence[Expectation]:

@@ -28,6 +28,7 @@ from veilsum_deploy.dossier.model import (
 from veilsum_deploy.dossier.proving import proven, repeating, unproven
 from veilsum_privacy.accounting import Adaptive, GaussianEvent, RdpGate, at_sites, estimated_epsilon, rdp_epsilon
 from veilsum_privacy.ledger import Budget, Entry, Kind, Mechanism
+from veilsum_privacy.ledger.entries import MECHANISMS
 
 FORMAT = "veilsum-dossier/1"
 
@@ -161,10 +162,10 @@ class _Account:
         if entry.context is not None:
             self._open.pop(entry.context, None)
         self._mechanisms.append(mechanism)
-        if mechanism.event is None:
-            self._unbounded = True
-        else:
+        if mechanism.event is not None:
             self._gate = self._gate.with_event(mechanism.event)
+        elif not mechanism.free:
+            self._unbounded = True
         total, budget = self._spent(), self._budget
         self._curve.append(Step(entry.seq, entry.time, total, None if budget is None else budget.epsilon))
         self._releases.append(self._release(entry, mechanism, total))
@@ -183,7 +184,7 @@ class _Account:
             unit=entry.unit or "",
             delta=delta,
             adaptive=adaptive,
-            mechanism="none" if noise.kind == "none" else "discrete Gaussian",
+            mechanism=MECHANISMS[noise.kind].replace("discrete-gaussian", "discrete Gaussian"),
             noise=noise.kind,
             sensitivity=mechanism.sensitivity,
             variance=str(noise.variance),
@@ -272,6 +273,8 @@ def _epsilon_of(counted: Mapping[Mechanism, int], delta: float, adaptive: Adapti
     """Epsilon by RDP; infinite without noise, or without a delta: after a charge that was recovered without any budget."""
     events: Counter[GaussianEvent] = Counter()
     for mechanism, count in counted.items():
+        if mechanism.free:
+            continue
         event = mechanism.event_alone if alone else mechanism.event
         if event is None or not delta:
             return math.inf

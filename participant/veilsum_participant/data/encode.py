@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_participant.data.cells import judge_categories, judge_labels, judge_numbers
-from veilsum_participant.data.readers import read_table
+from veilsum_participant.data.readers import Table, read_table
 from veilsum_participant.data.subjects import number_subjects
 from veilsum_privacy.schema import CategoryColumn, DatasetSchema, NumberColumn
 from veilsum_privacy.tasks.base import Records
@@ -57,7 +57,11 @@ def load_records(path: Path, schema: DatasetSchema, subject: str | None = None) 
     Raises:
         DataError: the file's structure is wrong: missing, unreadable, or without a column of the schema.
     """
-    table = read_table(path, schema, subject=subject)
+    return encode_table(read_table(path, schema, subject=subject), schema)
+
+
+def encode_table(table: Table, schema: DatasetSchema) -> tuple[Records, LocalCounts]:
+    """Turn the cells of a table into records, as :func:`load_records` does for a file's."""
     rows = table.rows
     counts = LocalCounts(used=rows, excess=max(0, rows - schema.max_records), broken=len(table.broken))
     features = np.zeros((rows, schema.width))

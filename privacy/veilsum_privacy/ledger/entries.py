@@ -37,6 +37,15 @@ class Kind(StrEnum):
     CONSENT = "consent"
 
 
+MECHANISMS: Mapping[str, str] = {
+    "distributed": "discrete-gaussian",
+    "local": "discrete-gaussian",
+    "none": "none",
+    "kept": "post-processing",
+}
+"""The mechanism's name by the kind of noise."""
+
+
 @dataclass(frozen=True)
 class Mechanism:
     """How a release was made private.
@@ -53,9 +62,15 @@ class Mechanism:
     sampling_rate: float = 1.0
     steps: int = 1
 
+    @property
+    def free(self) -> bool:
+        """Whether it costs nothing: the sum is made of noised statistics that the site kept, and was charged for."""
+        return self.noise.kind == "kept"
+
     @cached_property
     def event(self) -> GaussianEvent | None:
-        """What it costs against up to k colluders: the noise counted is S^2; None without noise, whose epsilon is infinite."""
+        """What it costs against up to k colluders: the noise counted is S^2. None where it is free, and without noise, whose
+        epsilon is infinite."""
         return self._event(Fraction(self.noise.variance))
 
     @cached_property
@@ -64,7 +79,7 @@ class Mechanism:
         return self._event(self.noise.share_variance)
 
     def _event(self, variance: Fraction) -> GaussianEvent | None:
-        if self.noise.kind == "none":
+        if not self.noise.drawn:
             return None
         return GaussianEvent(self.sensitivity, variance, self.sampling_rate, self.steps)
 
@@ -72,7 +87,7 @@ class Mechanism:
         """The mechanism as an entry holds it; colluders stand in their own column."""
         share = self.noise.share_variance
         return {
-            "mechanism": "none" if self.noise.kind == "none" else "discrete-gaussian",
+            "mechanism": MECHANISMS[self.noise.kind],
             "noise": self.noise.kind,
             "sensitivity": self.sensitivity,
             "variance": [self.noise.variance, 1],
@@ -93,7 +108,7 @@ class Mechanism:
             noise = NoisePlan(value["noise"], int(value["variance"][0]), value["honest"], colluders)
             rate = float.fromhex(value["sampling_rate"])
             mechanism = Mechanism(int(value["sensitivity"]), noise, rate, value["steps"])
-            same = canonical(mechanism.to_json()) == canonical(value) and (noise.kind == "none" or mechanism.event is not None)
+            same = canonical(mechanism.to_json()) == canonical(value) and (not noise.drawn or mechanism.event is not None)
         except (KeyError, IndexError, TypeError, ValueError, ArithmeticError, Misuse) as error:
             raise HostileInput("The mechanism of a ledger entry is malformed.") from error
         if not same:
@@ -308,3 +323,14 @@ class Entry:
         if self.kind is not Kind.BUDGET or self.delta is None:
             raise HostileInput("The ledger entry sets no budget.")
         return Budget.from_detail(self.detail, self.delta)
+
+
+def priced(mechanisms: Mapping[Mechanism, int], *, alone: bool = False) -> tuple[list[tuple[GaussianEvent, int]], bool]:
+    """The events of mechanisms, each with how often it was used, and whether one of them has no noise and so no bound.
+
+    What is free counts for nothing. ``alone``: against all other parties together.
+    """
+    counted = [(item, count) for item, count in mechanisms.items() if count and not item.free]
+    events = [(item.event_alone if alone else item.event, count) for item, count in counted]
+    found = [(event, count) for event, count in events if event is not None]
+    return found, len(found) < len(counted)

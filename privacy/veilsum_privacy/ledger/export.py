@@ -21,7 +21,7 @@ from sqlalchemy.types import NullType
 from veilsum_privacy.canonical import canonical, parse_canonical
 from veilsum_privacy.database import open_database, transaction
 from veilsum_privacy.errors import ConfigurationError, HostileInput, VeilsumError
-from veilsum_privacy.ledger.entries import Entry
+from veilsum_privacy.ledger.entries import MECHANISMS, Entry
 from veilsum_privacy.ledger.faults import LedgerFault
 from veilsum_privacy.ledger.keeping import KeptReceipt, KeptRow, certificate_fingerprint
 from veilsum_privacy.ledger.reading import LedgerReader
@@ -287,7 +287,7 @@ def _spread(entry: Entry) -> dict[str, Any]:
     if entry.mechanism is not None:
         noise = entry.mechanism.noise
         fields |= {
-            "mechanism": "none" if noise.kind == "none" else "discrete-gaussian",
+            "mechanism": MECHANISMS[noise.kind],
             "noise": noise.kind,
             "sensitivity": entry.mechanism.sensitivity,
             "variance": noise.variance,

@@ -45,6 +45,7 @@ class SiteRules:
         self._seen: set[bytes] = set()
         self._attempts: set[tuple[bytes, int, int]] = set()
         self._charged: set[tuple[bytes, int]] = set()
+        self._sources: set[bytes] = set()  # studies with a paid release whose noise was the site's own alone
         self._history: defaultdict[str, list[tuple[int, Mechanism]]] = defaultdict(list)
         self._budgets: defaultdict[str, list[tuple[int, Budget]]] = defaultdict(list)
         self._hashes: list[str] = []
@@ -101,6 +102,8 @@ class SiteRules:
         budget = self._totals.of(release.population).budget
         require(budget is not None, "its population had no budget")
         require(budget is not None and entry.delta == budget.delta, "its delta is not the budget's")
+        known = not release.mechanism.free or release.study in self._sources
+        require(known, "it counts as post-processing of a statistic that the site never paid for")
         self._apply(entry)
         self._within_budget(release.population)
         self._reserved[release.context] = entry
@@ -158,6 +161,8 @@ class SiteRules:
         self._totals.apply(change)
         if entry.kind in (Kind.CHARGE, Kind.RECOVERY):
             self._charged.add((release.study, release.round))
+            if release.mechanism.noise.kind == "local":
+                self._sources.add(release.study)
             self._history[release.population].append((entry.seq, release.mechanism))
         if entry.kind is not Kind.RESERVE:
             self._ended[release.context] = entry

@@ -19,7 +19,7 @@ from sqlalchemy import Connection, bindparam, case, select
 from veilsum_privacy.accounting import Adaptive, RdpGate, estimated_epsilon
 from veilsum_privacy.canonical import parse_canonical
 from veilsum_privacy.errors import HostileInput
-from veilsum_privacy.ledger.entries import Budget, Kind, Mechanism
+from veilsum_privacy.ledger.entries import Budget, Kind, Mechanism, priced
 from veilsum_privacy.ledger.rows import read_mechanism
 from veilsum_privacy.ledger.tables import ledger_table
 
@@ -40,9 +40,8 @@ def total_epsilon(
         adaptive: how it is composed.
         alone: against all other parties together, when only the site's own share of the noise counts.
     """
-    counted = [(item.event_alone if alone else item.event, count) for item, count in mechanisms.items() if count]
-    events = [(event, count) for event, count in counted if event is not None]
-    return math.inf if len(events) < len(counted) else RdpGate().with_events(events).epsilon(delta, adaptive)
+    events, unbounded = priced(mechanisms, alone=alone)
+    return math.inf if unbounded else RdpGate().with_events(events).epsilon(delta, adaptive)
 
 
 class Sum:
@@ -65,6 +64,8 @@ class Sum:
         else:
             del self.counts[mechanism]
         event = mechanism.event
+        if mechanism.free:
+            return
         if event is None:
             self._exact += count
         elif count >= 0:
@@ -80,9 +81,8 @@ class Sum:
 
     def epsilon(self, budget: Budget, more: Mapping[Mechanism, int] | None = None) -> float:
         """Epsilon by RDP, the guarantee, at the budget's delta, of these mechanisms and ``more``."""
-        counted = [(mechanism.event, count) for mechanism, count in (more or {}).items() if count]
-        events = [(event, count) for event, count in counted if event is not None]
-        if self._exact or len(events) < len(counted):
+        events, unbounded = priced(more or {})
+        if self._exact or unbounded:
             return math.inf
         gate = self._gate.with_events(events) if events else self._gate
         return gate.epsilon(budget.delta, budget.adaptive)

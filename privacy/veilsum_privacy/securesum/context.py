@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from veilsum_privacy.canonical import canonical, digest, parse_canonical
 from veilsum_privacy.errors import HostileInput
-from veilsum_privacy.noise import NoisePlan, plan_noise
+from veilsum_privacy.noise import NoisePlan, task_noise
 from veilsum_privacy.securesum.parameters import BfvParameters, EncodingPlan, choose_parameters, plan_encoding
 from veilsum_privacy.securesum.roster import Roster
 from veilsum_privacy.study import Study, TaskDeclaration
-from veilsum_privacy.tasks import build_task
+from veilsum_privacy.tasks import build_declared
+from veilsum_privacy.tasks.base import DerivedTask
 
 NONCE_BYTES = 16
 MAX_ASSIGNMENT_BYTES = 1 << 18
@@ -102,13 +103,24 @@ class RoundPlan:
     noise: NoisePlan
 
 
+def task_range(study: Study, declaration: TaskDeclaration) -> tuple[int, int]:
+    """Length of a task's vector, a block for every site if it is disclosed per site, and each value's largest absolute value
+    at one site before noise, in grid units.
+
+    Raises:
+        HostileInput: the declaration contradicts its task.
+    """
+    task = build_declared(study, declaration)
+    size = task.layout().size * (study.sites if declaration.disclosure == "per-site" else 1)
+    return size, declaration.grid * (1 if isinstance(task, DerivedTask) else study.data.max_records)
+
+
 def study_parameters(study: Study, participants: int) -> BfvParameters:
     """The BFV parameters of a study with this many members in its roster."""
     sums = []
     for declaration in study.tasks:
-        noise = plan_noise(study.privacy.noise, declaration.variance, participants, study.privacy.assumed_colluders)
-        size = build_task(declaration.task, declaration.parameters, study.data).layout().size
-        sums.append((size, study.data.max_records * declaration.grid, noise.total_variance(participants)))
+        size, bound = task_range(study, declaration)
+        sums.append((size, bound, task_noise(study, declaration, participants).total_variance(participants)))
     return choose_parameters(sums, participants)
 
 
@@ -123,11 +135,11 @@ def plan_round(study: Study, label: str, roster_size: int, cohort_size: int) -> 
         declaration = study.task(label)
     except KeyError as error:
         raise HostileInput("The study declares no task of that label.") from error
-    noise = plan_noise(study.privacy.noise, declaration.variance, cohort_size, study.privacy.assumed_colluders)
-    size = build_task(declaration.task, declaration.parameters, study.data).layout().size
+    noise = task_noise(study, declaration, cohort_size)
+    size, bound = task_range(study, declaration)
     encoding = plan_encoding(
         size,
-        study.data.max_records * declaration.grid,
+        bound,
         Fraction(noise.total_variance(cohort_size)),
         cohort_size,
         study_parameters(study, roster_size),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,11 +11,31 @@ from pydantic import ValidationError
 from veilsum_privacy.config import did_you_mean, explain
 from veilsum_privacy.errors import HostileInput, Misuse
 from veilsum_privacy.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Task
+from veilsum_privacy.study import Study, TaskDeclaration
+from veilsum_privacy.tasks.aligned_moments import AlignedMoments
+from veilsum_privacy.tasks.barycenter_step import BarycenterStep
+from veilsum_privacy.tasks.base import DerivedTask, FeatureParameters, SiteTask, Task
+from veilsum_privacy.tasks.class_mixtures import ClassMixtures
 from veilsum_privacy.tasks.class_moments import ClassMoments
+from veilsum_privacy.tasks.gaussian_moments import GaussianMoments
+from veilsum_privacy.tasks.local_head import LocalHead
+from veilsum_privacy.tasks.prototypes import Prototypes
 from veilsum_privacy.tasks.statistics import Statistics
+from veilsum_privacy.tasks.two_way_step import TwoWayStep
 
-TASKS: Mapping[str, type[Task]] = {task.name: task for task in (Statistics, ClassMoments)}
+_ALL: tuple[type[Task], ...] = (
+    Statistics,
+    GaussianMoments,
+    ClassMoments,
+    Prototypes,
+    ClassMixtures,
+    LocalHead,
+    BarycenterStep,
+    TwoWayStep,
+    AlignedMoments,
+)
+
+TASKS: Mapping[str, type[Task]] = {task.name: task for task in _ALL}
 """Every task by name."""
 
 
@@ -33,3 +54,83 @@ def build_task(name: str, parameters: Mapping[str, Any], schema: DatasetSchema) 
         raise HostileInput(f"Task {name!r} has invalid parameters: {' '.join(explain(error, kind.Parameters))}") from error
     except Misuse as error:
         raise HostileInput(error.message, error.advice) from error
+
+
+def build_declared(study: Study, declaration: TaskDeclaration) -> Task:
+    """Build a task of a study and check that the declaration suits its kind.
+
+    Only a derived task may go without noise in a study that has noise, for it reads no record. Features that an encoder or an
+    alignment made come only to tasks that state their width, and are aligned only as declared.
+
+    Raises:
+        HostileInput: the task cannot be built, or its declaration contradicts it.
+    """
+    task = build_task(declaration.task, declaration.parameters, study.data)
+    what = f"Task {declaration.label!r}"
+    if declaration.disclosure not in task.disclosures:
+        raise HostileInput(f"{what} cannot be disclosed {declaration.disclosure}.")
+    derived = isinstance(task, DerivedTask)
+    if derived and (declaration.source is None or declaration.variance != 0 or declaration.keep):
+        raise HostileInput(f"{what} computes from what a site kept; it needs a source and has no noise of its own.")
+    if not derived and declaration.variance == 0 and study.privacy.noise != "none":
+        raise HostileInput(f"{what} reads records and must have noise.")
+    if not derived and declaration.grid > LARGEST_SENSITIVITY:
+        raise HostileInput(f"{what} has a grid above 2^26.")
+    if isinstance(task, SiteTask) and declaration.keep:
+        raise HostileInput(f"{what} cannot be kept: it is no sum over records.")
+    if study.privacy.noise != "none" and (reason := task.only_without_noise()) is not None:
+        raise HostileInput(f"{what} {reason}; that is for studies without noise only.")
+    width = study.data.width if study.encoder is None else study.encoder.width
+    if declaration.source is not None:
+        _check_source(study, declaration, task, width)
+    parameters = TASKS[declaration.task].Parameters.model_validate(dict(declaration.parameters))
+    if not isinstance(parameters, FeatureParameters):
+        return task
+    if parameters.width is None and (study.encoder is not None or parameters.alignment is not None):
+        raise HostileInput(f"{what} must state the width of the features that an encoder or an alignment makes.")
+    if parameters.width not in (None, width):
+        raise HostileInput(f"{what} has a width of {parameters.width}; its features have {width} dimensions.")
+    own = parameters.alignment is not None and parameters.alignment.kind != "broadcast"
+    if own != (declaration.source is not None):
+        raise HostileInput(f"{what} needs a source exactly if the site makes its own alignment.")
+    return task
+
+
+def _check_source(study: Study, declaration: TaskDeclaration, task: Task, width: int) -> None:
+    """Insist that a source is of a task, and of features, that can be computed from."""
+    try:
+        source = study.task(declaration.source or "")
+    except KeyError as error:
+        raise HostileInput(f"The study has no task {declaration.source!r} for {declaration.label!r}.") from error
+    parameters = TASKS[declaration.task].Parameters.model_validate(dict(declaration.parameters))
+    alignment = getattr(parameters, "alignment", None)
+    names = task.sources if isinstance(task, DerivedTask) else ("gaussian-moments", "class-moments")
+    if alignment is not None and alignment.kind == "two-way":
+        names = ("class-moments",)
+    given = TASKS[source.task].Parameters.model_validate(dict(source.parameters)) if source.task in names else None
+    own = given.dimension(study.data) if isinstance(given, FeatureParameters) else 0
+    wanted = task.dimension if isinstance(task, DerivedTask) else width
+    if own != wanted or getattr(given, "second", "pooled") not in ("pooled", "class"):
+        raise HostileInput(f"Task {declaration.label!r} cannot compute from what {source.label!r} keeps.")
+
+
+def grid_unit(task: Task, declaration: TaskDeclaration) -> float:
+    """What one grid unit is worth in the task's weighted vector.
+
+    A record's vector is truncated towards zero, so its norm bound C becomes the whole grid c. A site's vector is rounded,
+    which moves each of its d values by half a unit at most: two such vectors that differ by C come to differ by at most
+    C / u + sqrt(d) units, which is c for u = C / (c - sqrt(d)).
+
+    Raises:
+        HostileInput: the grid is too coarse for a vector of this length.
+    """
+    if not isinstance(task, SiteTask):
+        return task.clip() / declaration.grid
+    left = declaration.grid - math.sqrt(task.layout().size)
+    if left < declaration.grid / 2:
+        raise HostileInput(f"Task {declaration.label!r} has too coarse a grid for a vector of {task.layout().size} values.")
+    return task.clip() / left
+
+
+LARGEST_SENSITIVITY = 2**26
+"""Largest grid of a task that reads records."""

@@ -1,8 +1,10 @@
 """What a task is: declared once, for both sides.
 
-A task names the vector that one record contributes, in blocks, with a proven bound on its L2 norm. The participant runs
-:meth:`Task.vectors` on its records; the coordinator runs :meth:`Task.layout` and reads the blocks of the released sum.
-Clipping, truncation to the grid, noise, masks and encryption come after, and no task can skip them.
+A task names the vector that a site adds to the sum, in blocks, with a proven bound on what one record changes. There are
+three kinds. A :class:`RecordTask` gives one vector a record; the framework clips and adds them. A :class:`SiteTask` gives one
+vector for all of a site's records. A :class:`DerivedTask` reads no record: it computes from the noised vector that the site
+kept of an earlier task, so it costs nothing. The participant computes vectors; the coordinator runs :meth:`Task.layout` and
+reads the blocks of the released sum. Clipping, the grid, noise, masks and encryption come after, and no task can skip them.
 """
 
 from __future__ import annotations
@@ -11,12 +13,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
-from veilsum_privacy.schema import DatasetSchema, Frozen
+from veilsum_privacy.schema import DatasetSchema, Frozen, Real
 from veilsum_privacy.study import Disclosure
 
 Floats = NDArray[np.float64]
@@ -91,14 +94,53 @@ class Layout:
         return {block.name: std / block.weight for block in self.blocks}
 
 
+class Alignment(Frozen):
+    """How a site's features are aligned before a task clips them.
+
+    Attributes:
+        kind: ``broadcast``: the site's own affine map stands in the broadcast. ``barycenter``, ``two-way``: the site makes its
+            map from its kept noised statistic and the broadcast reference (:mod:`veilsum_aggregation.alignment`).
+        tau: strength in [0, 1] of a map that the site makes; 0 leaves the features as they are.
+    """
+
+    kind: Literal["broadcast", "barycenter", "two-way"]
+    tau: Real = Field(ge=0, le=1)
+
+
+class FeatureParameters(Frozen):
+    """Parameters of every task that computes on features; all public and independent of the data.
+
+    Attributes:
+        width: None for the schema's own features, in [-1, 1]^d. A number for features of so many dimensions that an encoder
+            or an alignment made: these are bounded by ``clip`` alone.
+        alignment: None for none; needs a ``width``.
+        clip: L2 norm C that a record's features are scaled down to if they exceed it.
+        missing: ``skip`` leaves a record with an absent feature out; ``centre`` takes an absent feature as 0, the middle of
+            its bounds.
+    """
+
+    width: int | None = Field(default=None, ge=1, le=4096)
+    alignment: Alignment | None = None
+    clip: Real = Field(gt=0, le=1e6)
+    missing: Literal["skip", "centre"]
+
+    def dimension(self, schema: DatasetSchema) -> int:
+        """Number of features that the task sees."""
+        return schema.width if self.width is None else self.width
+
+    def largest_square(self, schema: DatasetSchema) -> float:
+        """R^2, the largest squared norm of a record's features after clipping: min(C^2, d) in the box, else C^2."""
+        return min(self.clip**2, float(schema.width)) if self.width is None else self.clip**2
+
+
 class Task(ABC):
-    """Base of all tasks. A subclass is pure: no file, clock, network or randomness.
+    """Base of all tasks. A subclass is pure: no file, clock or network.
 
     Subclasses set ``name`` and ``Parameters`` and are registered in :mod:`veilsum_privacy.tasks`.
     """
 
     name: ClassVar[str]
-    disclosure: ClassVar[Disclosure] = "joint"
+    disclosures: ClassVar[tuple[Disclosure, ...]] = ("joint", "per-site")
     Parameters: ClassVar[type[Frozen]]
 
     @abstractmethod
@@ -115,7 +157,19 @@ class Task(ABC):
 
     @abstractmethod
     def clip(self) -> float:
-        """L2 bound on one record's weighted vector, proven in the subclass's docstring."""
+        """The bound that each kind of task states, proven in the subclass's docstring."""
+
+    def only_without_noise(self) -> str | None:
+        """Why these parameters are for studies without noise only, as the end of a sentence; None where they are not."""
+        return None
+
+    def site_arrays(self) -> tuple[str, ...]:
+        """Names of broadcast arrays that have one row a study participant; the task is given its own site's row."""
+        return ()
+
+
+class RecordTask(Task):
+    """One vector a record; ``clip()`` bounds the L2 norm of one record's weighted vector."""
 
     @abstractmethod
     def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats]:
@@ -123,6 +177,38 @@ class Task(ABC):
 
         A record that cannot contribute yields a row of zeros. A row depends on its own record alone, to the last bit: what
         sums over features keeps to :func:`veilsum_privacy.clipping.row_norms` or is exact in any order.
+        """
+
+
+class SiteTask(Task):
+    """One vector for all of a site's records; ``clip()`` bounds, in L2, what one unit of privacy changes in it.
+
+    The unit is a record; where ``records.subjects`` is given, a subject with all its records.
+    """
+
+    @abstractmethod
+    def vector(self, records: Records, broadcast: Mapping[str, Floats]) -> Floats:
+        """The site's weighted vector (size,). It is a function of the set of records: their order changes nothing that
+        ``clip()`` does not cover."""
+
+
+class DerivedTask(Task):
+    """A function of the site's kept noised statistic; ``clip()`` bounds the absolute value of each weighted value.
+
+    Subclasses set ``sources``, the names of the tasks that it computes from, and ``dimension``, of the source's features.
+    """
+
+    sources: ClassVar[tuple[str, ...]]
+    dimension: int
+
+    @abstractmethod
+    def vector(self, kept: Mapping[str, Floats], noise_std: Mapping[str, float], broadcast: Mapping[str, Floats]) -> Floats:
+        """The site's weighted vector (size,).
+
+        Args:
+            kept: blocks of the source in their own units, with the site's own noise in them.
+            noise_std: standard deviation of that noise by block; 0 in a study without noise.
+            broadcast: arrays that everyone received.
         """
 
 

@@ -1,6 +1,7 @@
-"""The task "class-moments": class counts, class sums and pooled second moments, from which linear discriminants are computed.
+"""The task "class-moments": class counts, class sums and second moments, from which linear discriminants are computed.
 
-It releases second moments pooled over the classes only, and nothing of the records it does not use.
+It releases nothing of the records it does not use. Second moments are pooled over the classes unless a study asks for each
+class's own, which costs no more privacy but many more values under the same noise.
 """
 
 from __future__ import annotations
@@ -10,50 +11,46 @@ from collections.abc import Iterator, Mapping
 from typing import ClassVar, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
-from veilsum_privacy.clipping import row_norms
 from veilsum_privacy.errors import Misuse
 from veilsum_privacy.schema import DatasetSchema, Frozen, Real
-from veilsum_privacy.tasks.base import Block, Floats, Layout, Records, Task, batches
+from veilsum_privacy.tasks.base import Block, FeatureParameters, Floats, Layout, Records, RecordTask, batches
+from veilsum_privacy.tasks.features import clipped, second_moment_bound, usable
 
 
-class ClassMomentsParameters(Frozen):
+class ClassMomentsParameters(FeatureParameters):
     """Parameters of :class:`ClassMoments`; all public and independent of the data.
 
     Attributes:
-        clip: L2 norm C that a record's features are scaled down to if they exceed it.
-        missing: ``skip`` leaves a record with an absent feature out; ``centre`` takes an absent feature as 0, the middle of
-            its bounds.
+        second: whose second moments are released: ``pooled`` over the classes, of each ``class``, of each class without
+            products (``class-diagonal``), or ``none``.
         count_weight: weight a of the class counts.
         sum_weight: weight b of the class sums.
         square_weight: weight c of the squares x_i^2.
         product_weight: weight e of the products x_i x_j, i < j, each taken sqrt 2 times.
     """
 
-    clip: Real = Field(gt=0, le=1e6)
-    missing: Literal["skip", "centre"]
+    second: Literal["pooled", "class", "class-diagonal", "none"] = "pooled"
     count_weight: Real = Field(gt=0, le=1e6)
     sum_weight: Real = Field(gt=0, le=1e6)
     square_weight: Real = Field(gt=0, le=1e6)
     product_weight: Real = Field(gt=0, le=1e6)
 
 
-class ClassMoments(Task):
-    """Per class the count and the sum of x, and over all classes the second moments of x, with |x|_2 <= C.
+class ClassMoments(RecordTask):
+    """Per class the count and the sum of x, and the second moments of x, with |x|_2 <= C.
 
     Blocks: ``counts`` (K,); ``sums`` (K, d); ``squares`` (d,), the sums of x_i^2; ``products`` (d (d - 1) / 2,), the sums of
-    x_i x_j for i < j, row by row, absent when d = 1. The factor sqrt 2 of the products is part of their block's weight, so
-    released values are in their own units. A record without a valid class, or one that ``missing`` leaves out, contributes
-    zeros.
+    x_i x_j for i < j, row by row, absent when d = 1. Second moments of each class have a leading axis (K,). The factor sqrt 2
+    of the products is part of their block's weight, so released values are in their own units. A record without a valid
+    class, or one that ``missing`` leaves out, contributes zeros.
 
-    Sensitivity. A record touches the count and the sum of one class: a^2 + b^2 |x|^2. Its second moments give
-    c^2 Q + 2 e^2 sum_{i<j} x_i^2 x_j^2 = c^2 Q + e^2 (|x|^4 - Q) with Q = sum x_i^4. Let R^2 = min(C^2, d), the largest
-    |x|^2 in [-1, 1]^d. For fixed |x| = r, Q is at most q(r), reached with as many coordinates at a bound as fit
-    (floor(r^2) of them, the rest in one more: Q is convex in the x_i^2), and at least r^4 / d, reached when all are equal.
-    If c >= e the bound e^2 r^4 + (c^2 - e^2) q(r) rises with r, otherwise c^2 r^4 / d + e^2 (r^4 - r^4 / d) does, so both
-    are largest at r = R; the bound is reached in either case. Where C is large this charges the squares about c C instead
-    of c C^2.
+    Sensitivity. A record touches the count and the sum of one class: a^2 + b^2 |x|^2. Its second moments stand in one place,
+    the pooled one or its class's, and add at most what :func:`veilsum_privacy.tasks.features.second_moment_bound` proves.
+    All are largest at the largest |x|, at once, so the bound is reached. Where C is large this charges the squares of
+    features in [-1, 1]^d about c C instead of c C^2.
     """
 
     name = "class-moments"
@@ -63,47 +60,50 @@ class ClassMoments(Task):
         if not isinstance(parameters, ClassMomentsParameters):
             raise Misuse("The task class-moments takes its own parameters.")
         if schema.label is None:
-            raise Misuse("The task class-moments needs a label in the schema.", "Add a [label] table with classes.")
+            raise Misuse(f"The task {self.name} needs a label in the schema.", "Add a [label] table with classes.")
         self.parameters = parameters
+        self._schema = schema
         self._classes = len(schema.classes)
-        self._width = schema.width
+        self._width = parameters.dimension(schema)
 
     def layout(self) -> Layout:
-        p, d = self.parameters, self._width
-        blocks = [
-            Block("counts", (self._classes,), p.count_weight),
-            Block("sums", (self._classes, d), p.sum_weight),
-            Block("squares", (d,), p.square_weight),
-        ]
-        if d > 1:
-            blocks.append(Block("products", (d * (d - 1) // 2,), math.sqrt(2.0) * p.product_weight))
+        p, d, k = self.parameters, self._width, self._classes
+        blocks = [Block("counts", (k,), p.count_weight), Block("sums", (k, d), p.sum_weight)]
+        each = () if p.second == "pooled" else (k,)
+        if p.second != "none":
+            blocks.append(Block("squares", (*each, d), p.square_weight))
+        if d > 1 and p.second in ("pooled", "class"):
+            blocks.append(Block("products", (*each, d * (d - 1) // 2), math.sqrt(2.0) * p.product_weight))
         return Layout(tuple(blocks))
 
     def clip(self) -> float:
-        p = self.parameters
-        r2 = min(p.clip**2, float(self._width))
-        most = math.floor(r2) + (r2 - math.floor(r2)) ** 2
-        q = most if p.square_weight >= p.product_weight else r2 * r2 / self._width
-        second = p.square_weight**2 * q + p.product_weight**2 * (r2 * r2 - q)
-        return math.sqrt(p.count_weight**2 + p.sum_weight**2 * r2 + second)
+        p, second = self.parameters, 0.0
+        if p.second != "none":
+            product = None if p.second == "class-diagonal" else p.product_weight
+            second = second_moment_bound(p, self._schema, p.square_weight, product)
+        return math.sqrt(p.count_weight**2 + p.sum_weight**2 * p.largest_square(self._schema) + second)
 
     def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats]:
         if records.labels is None:
-            raise Misuse("The task class-moments needs labelled records.")
+            raise Misuse(f"The task {self.name} needs labelled records.")
         layout = self.layout()
+        names = {block.name for block in layout.blocks}
+        each = self.parameters.second != "pooled"
         upper = np.triu_indices(self._width, 1)
         for part in batches(len(records), layout.size):
-            label, present = records.labels[part], records.present[part]
-            used = (label >= 0) & (label < self._classes)
-            if self.parameters.missing == "skip":
-                used &= present.all(axis=1)
-            x = np.where(present & used[:, None], np.clip(records.features[part], -1.0, 1.0), 0.0)
-            x *= (self.parameters.clip / np.maximum(row_norms(x), self.parameters.clip))[:, None]
-            member = (label[:, None] == np.arange(self._classes)) & used[:, None]
-            blocks = {
-                "counts": member.astype(np.float64),
-                "sums": (member[:, :, None] * x[:, None, :]).reshape(len(x), -1),
-                "squares": x * x,
-                "products": x[:, upper[0]] * x[:, upper[1]],
-            }
+            used = usable(self.parameters, records, part, self._classes)
+            x = clipped(self.parameters, records, part, used)
+            member = (records.labels[part, None] == np.arange(self._classes)) & used[:, None]
+            blocks = {"counts": member.astype(np.float64), "sums": _in_class(member, x)}
+            if "squares" in names:
+                blocks["squares"] = _in_class(member, x * x) if each else x * x
+            if "products" in names:
+                products = x[:, upper[0]] * x[:, upper[1]]
+                blocks["products"] = _in_class(member, products) if each else products
             yield np.hstack([blocks[block.name] * block.weight for block in layout.blocks])
+
+
+def _in_class(member: NDArray[np.bool_], values: Floats) -> Floats:
+    """Rows of values (b, p) in the place of the class that a record is a member (b, K) of: (b, K p)."""
+    placed: Floats = (member[:, :, None] * values[:, None, :]).reshape(len(values), -1)
+    return placed

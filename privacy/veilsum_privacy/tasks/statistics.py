@@ -14,14 +14,14 @@ import numpy as np
 
 from veilsum_privacy.errors import Misuse
 from veilsum_privacy.schema import CategoryColumn, DatasetSchema, Frozen, NumberColumn
-from veilsum_privacy.tasks.base import Block, Floats, Layout, Records, Task, batches
+from veilsum_privacy.tasks.base import Block, Floats, Layout, Records, RecordTask, batches
 
 
 class StatisticsParameters(Frozen):
     """The task has none: its vector follows from the schema."""
 
 
-class Statistics(Task):
+class Statistics(RecordTask):
     """Sums over records of 1, presence, Chebyshev T1 = x and T2 = 2 x^2 - 1 of each number, category and class indicators.
 
     Blocks: ``records`` (1,); ``present`` (numbers without a public impute,); ``t1`` and ``t2`` (numbers,); ``categories``
@@ -41,6 +41,7 @@ class Statistics(Task):
     """
 
     name = "statistics"
+    disclosures = ("joint",)
     Parameters: ClassVar[type[Frozen]] = StatisticsParameters
 
     def __init__(self, parameters: Frozen, schema: DatasetSchema) -> None:

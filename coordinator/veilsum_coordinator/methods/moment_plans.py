@@ -1,0 +1,99 @@
+"""Parameters of the tasks that release moments: the clip norm, and how the budget is split among counts, sums and moments.
+
+Everything here follows from public values. It declares nothing: methods put these parameters into their plans.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+from veilsum_coordinator.methods.base import Inputs
+from veilsum_privacy.encoder import Program
+from veilsum_privacy.errors import ConfigurationError
+from veilsum_privacy.schema import DatasetSchema, Frozen, NumberColumn
+from veilsum_privacy.tasks import TASKS
+from veilsum_privacy.tasks.base import balanced_weights
+
+Missing = Literal["skip", "centre"]
+Second = Literal["pooled", "class", "class-diagonal", "none"]
+
+IMPORTANCE = (10.0, 1.0, 0.03, 0.003)
+"""Importance of counts, sums, squares and products in the split of the budget.
+
+A count stands under a whole class mean, so its noise matters most. Class means say where the classes lie, covariances only
+refine the direction between them, and there are many more of these: with equal importance the products would take most of
+the budget and, shrunk by their noise, give little back. Fixed constants, the same for every study.
+"""
+
+GENEROUS = 8.0
+"""Clip norm of a projection's features without noise: their root mean square norm is about 1, so hardly a record is clipped."""
+
+
+def default_clip(schema: DatasetSchema) -> float:
+    """Root mean square L2 norm of a record whose numbers are uniform in [-1, 1] and whose categories are all present."""
+    numbers = sum(isinstance(column, NumberColumn) for column in schema.columns)
+    return math.sqrt(numbers / 3.0 + (len(schema.columns) - numbers))
+
+
+def resolved_clip(clip: float | None, inputs: Inputs) -> float:
+    """The clip norm, or in place of None the default of these inputs.
+
+    The schema's own features: :func:`default_clip`. Features of a released projection, whose root mean square norm is about 1:
+    1 under noise, :data:`GENEROUS` without, since a clip that saves no noise only loses.
+
+    Raises:
+        ConfigurationError: a program makes the features, whose scale nobody can know.
+    """
+    if clip is not None:
+        return clip
+    if inputs.encoder is None:
+        return default_clip(inputs.schema)
+    if isinstance(inputs.encoder, Program):
+        raise ConfigurationError(
+            "A study whose features a program makes must state parameters.clip.",
+            "Take the norm that most feature vectors keep within, known from other data than the sites'.",
+        )
+    return 1.0 if inputs.private else GENEROUS
+
+
+def need_label(inputs: Inputs, method: str) -> None:
+    """Insist on classes.
+
+    Raises:
+        ConfigurationError: the schema has no label.
+    """
+    if inputs.schema.label is None:
+        raise ConfigurationError(f"The method {method} needs a label.", "Add a [label] table with classes to the schema.")
+
+
+def task_parameters(task: str, **values: Any) -> Frozen:
+    """Parameters of a registered task, as its own model."""
+    return TASKS[task].Parameters.model_validate(values)
+
+
+def class_moments(inputs: Inputs, clip: float, missing: Missing, second: Second = "pooled") -> Frozen:
+    """Parameters of "class-moments" on features that are not aligned."""
+    k, d = len(inputs.classes), inputs.width
+    pairs = max(1, d * (d - 1) // 2)
+    per_class = k if second in ("class", "class-diagonal") else 1
+    weights = _weights(inputs, clip, (k, k * d, per_class * d, per_class * pairs))
+    # A study without an encoder is stated as it always was: in the box [-1, 1]^d, where the bound is tighter.
+    width = None if inputs.encoder is None else d
+    return task_parameters("class-moments", width=width, clip=clip, missing=missing, second=second, **weights)
+
+
+def gaussian_moments(inputs: Inputs, clip: float, missing: Missing) -> Frozen:
+    """Parameters of "gaussian-moments" on features that are not aligned."""
+    d = inputs.width
+    weights = _weights(inputs, clip, (1, d, d, max(1, d * (d - 1) // 2)))
+    width = None if inputs.encoder is None else d
+    return task_parameters("gaussian-moments", width=width, clip=clip, missing=missing, **weights)
+
+
+def _weights(inputs: Inputs, clip: float, sizes: tuple[int, int, int, int]) -> dict[str, float]:
+    """Block weights for counts, sums, squares and products of these sizes."""
+    boxed, d = inputs.encoder is None, inputs.width
+    squares_norm = min(clip, math.sqrt(d)) * min(clip, 1.0) if boxed else clip**2
+    counts, sums, squares, products = balanced_weights((1.0, clip, squares_norm, clip**2), sizes, IMPORTANCE)
+    return {"count_weight": counts, "sum_weight": sums, "square_weight": squares, "product_weight": products}

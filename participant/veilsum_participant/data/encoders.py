@@ -1,0 +1,199 @@
+"""Frozen encoders at a site: find the file that a study names by its hash, and make features of records, one by one.
+
+A record's features depend on it alone, to the last bit. That is what the bound on its part in a sum rests on, and it is not
+left to the program: each record runs by itself, in one shape, from one aligned buffer, on one thread, with the random
+generator set to one state, in evaluation mode and without gradients. A program that writes into its own tensors is refused
+when it is loaded; one that does so only on some record is loaded anew after it. A record on which it fails, or whose features
+are not finite, is an invalid record: a row of NaN. The features are bounded by the task's clip norm and by nothing here.
+
+What loading a program trusts is said in :mod:`veilsum_participant.data.programs`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum_participant.config import EncoderConfig
+from veilsum_participant.data.programs import read_program
+from veilsum_privacy.encoder import Program
+from veilsum_privacy.errors import ConfigurationError, Misuse
+
+MAX_PROGRAM_BYTES = 4 << 30
+"""Largest program file that is read."""
+
+Floats = NDArray[np.float64]
+
+_ALONE = threading.RLock()  # the number of threads and the random generator are torch's, for the whole process
+
+
+class ProgramEncoder:
+    """A frozen program that turns scaled columns into features; see :func:`load_encoder`."""
+
+    def __init__(self, data: bytes, declared: Program) -> None:
+        import torch  # takes seconds, and most studies need none
+
+        self._data = data
+        self._declared = declared
+        self._program = read_program(data, declared.format)
+        self._input = torch.zeros((1, *declared.inputs), dtype=torch.float32)  # torch aligns what it allocates
+        self._last: tuple[bytes, Floats] | None = None
+        with _still():
+            self._probe()
+
+    def __call__(self, features: Floats) -> Floats:
+        """Features (n, width) float64 of scaled columns (n, inputs) in [-1, 1]; NaN in the rows of invalid records.
+
+        The last answer is remembered: every round of a study asks for the same records.
+
+        Raises:
+            Misuse: the columns do not fill the program's input.
+        """
+        if features.ndim != 2 or features.shape[1] != self._declared.size:
+            raise Misuse(f"The program takes {self._declared.size} values of a record; the columns give {features.shape[1:]}.")
+        rows = np.ascontiguousarray(features, dtype=np.float32)
+        key = hashlib.sha256(rows.tobytes()).digest()
+        if self._last is None or self._last[0] != key:
+            result = np.full((len(rows), self._declared.width), np.nan)
+            with _still():
+                for row, place in zip(rows, result, strict=True):
+                    self._encode(row, place)
+            self._last = key, result
+        return self._last[1].copy()
+
+    def _encode(self, row: NDArray[np.float32], place: Floats) -> None:
+        """Write one record's features into ``place``; leave its NaN where the record is invalid."""
+        try:
+            output = self._run(row)
+        except Exception:  # noqa: BLE001  nothing raises because of what a record holds
+            output = None
+        changed = self._program.changed
+        if changed:
+            self._program = read_program(self._data, self._declared.format)
+        elif output is not None and output.shape == place.shape and np.isfinite(output).all():
+            place[:] = output
+
+    def _run(self, row: NDArray[np.float32]) -> Floats:
+        import torch
+
+        torch.default_generator.manual_seed(0)
+        self._input.copy_(torch.from_numpy(row).reshape(self._input.shape))
+        output = self._program.run(self._input)
+        if not isinstance(output, torch.Tensor) or output.ndim != 2 or len(output) != 1:
+            raise TypeError("no tensor of one row")
+        if output.dtype not in (torch.float32, torch.float64):
+            raise TypeError(f"features of {output.dtype}")
+        return cast(Floats, output.numpy()[0].astype(np.float64))
+
+    def _probe(self) -> None:
+        """Run it on made-up records: what it does wrong on any record is then found before a study relies on it."""
+        size, width = self._declared.size, self._declared.width
+        found = []
+        for value in (0.0, 0.5, 0.0):
+            try:
+                output = self._run(np.full(size, value, dtype=np.float32))
+            except Exception as error:  # whatever the program raises
+                raise ConfigurationError(
+                    f"It does not run on one record of shape {(1, *self._declared.inputs)} in float32, or gives no row of "
+                    f"floating-point features ({type(error).__name__}).",
+                    "Compare the study's encoder.inputs with the program.",
+                ) from error
+            found.append(output)
+        if found[0].shape != (width,):
+            raise ConfigurationError(
+                f"It makes {found[0].size} features; the study's encoder.width is {width}.", "Correct the study."
+            )
+        if self._program.changed or found[0].tobytes() != found[2].tobytes():
+            raise ConfigurationError("It keeps values between records.", "Use a network in evaluation mode, without state.")
+
+
+def load_encoder(path: Path, declared: Program) -> ProgramEncoder:
+    """Load the program of a study from a site's own file; its hash is checked before anything is made of it.
+
+    Raises:
+        ConfigurationError: the file is missing, too large, not the one that the study names, or not such a program; the
+            message names the file.
+    """
+    data = _read(path)
+    found = hashlib.sha256(data).hexdigest()
+    if not hmac.compare_digest(found, declared.sha256):
+        raise ConfigurationError(
+            f"{path}: its SHA-256 is {found}; the study names {declared.sha256}.",
+            "Get the very file that the study was made with, or correct the study.",
+        )
+    try:
+        return ProgramEncoder(data, declared)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}: {error.message}", error.advice) from error
+
+
+def find_encoder(encoders: Mapping[str, EncoderConfig], declared: Program) -> ProgramEncoder:
+    """Load the program of a study from the configured file that has its hash.
+
+    Raises:
+        ConfigurationError: no file has it (the message lists what there is), or :func:`load_encoder` refuses it.
+    """
+    found: dict[str, str] = {}
+    for name, encoder in encoders.items():
+        try:
+            found[name] = file_digest(encoder.path)
+        except ConfigurationError as error:
+            found[name] = error.message
+        if found[name] == declared.sha256:
+            return load_encoder(encoder.path, declared)
+    there = "; ".join(f"{name}: {what}" for name, what in found.items()) or "none is configured"
+    raise ConfigurationError(
+        f"No encoder has the SHA-256 {declared.sha256} that the study names ({there}).",
+        "Get the study's file and name it in participant.toml: [encoders.NAME] path = ...",
+    )
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file, 64 hexadecimal digits.
+
+    Raises:
+        ConfigurationError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_PROGRAM_BYTES + 1)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if len(data) > MAX_PROGRAM_BYTES:
+        raise ConfigurationError(f"{path}: is larger than {MAX_PROGRAM_BYTES >> 30} GiB.", "Is it really the encoder?")
+    return data
+
+
+def _unreadable(path: Path, error: OSError) -> ConfigurationError:
+    return ConfigurationError(f"{path}: the encoder cannot be read ({error.strerror}).", "Check the path in [encoders].")
+
+
+@contextmanager
+def _still() -> Iterator[None]:
+    """One thread, no gradients, and no optimiser that would rewrite a program after its first runs; then all as it was."""
+    import torch
+
+    unoptimised = torch.jit.optimized_execution(False)  # type: ignore[attr-defined]
+    with _ALONE, torch.random.fork_rng(devices=[]), torch.no_grad(), unoptimised:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)

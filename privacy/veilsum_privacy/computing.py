@@ -1,0 +1,156 @@
+"""A site's part of a round before noise: its task on its records, bounded, on the grid, in the place that disclosure gives it.
+
+Everything that is released passes through :func:`compute_sum`; the participant and the simulation call the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum_privacy.clipping import SiteSum, site_sum
+from veilsum_privacy.errors import HostileInput, Misuse
+from veilsum_privacy.features import Encode, map_records
+from veilsum_privacy.noise import task_noise
+from veilsum_privacy.securesum.context import RoundPlan
+from veilsum_privacy.study import Study, TaskDeclaration
+from veilsum_privacy.tasks import TASKS, build_declared, grid_unit
+from veilsum_privacy.tasks.base import DerivedTask, FeatureParameters, Floats, Records, RecordTask, SiteTask, Task
+
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a site brings to a round besides its records.
+
+    Attributes:
+        index: its place among the study's participants.
+        kept: noised vectors that it kept, in grid units, by label.
+        encode: the study's program, if the records are not encoded yet.
+    """
+
+    index: int = 0
+    kept: Mapping[str, Integers] = field(default_factory=dict, repr=False)
+    encode: Encode | None = None
+
+
+def compute_sum(
+    study: Study, plan: RoundPlan, records: Records, broadcast: Mapping[str, Floats], place: Place | None = None
+) -> SiteSum:
+    """Run a round's task at a site: bounded by the study's unit, on the grid, clamped; before noise.
+
+    Returns:
+        the vector as it is summed, with one block a site where it is disclosed per site.
+
+    Raises:
+        Misuse: the study protects subjects, and nothing tells which records are of one; or nothing was kept.
+        HostileInput: the broadcast is not what the task needs.
+    """
+    place = Place() if place is None else place
+    declaration = plan.declaration
+    task = build_declared(study, declaration)
+    broadcast = _own_rows(study, task, broadcast, place.index)
+    if isinstance(task, DerivedTask):
+        found = SiteSum(_derive(study, declaration, task, broadcast, place), 0, 0)
+    else:
+        found = _compute(study, declaration, task, _records(study, declaration, records, broadcast, place), broadcast, plan)
+    if declaration.disclosure == "joint":
+        return found
+    whole = np.zeros((study.sites, task.layout().size), dtype=np.int64)
+    whole[place.index] = found.total
+    return found._replace(total=whole.ravel())
+
+
+def kept_part(study: Study, declaration: TaskDeclaration, noised: Integers, index: int) -> Integers:
+    """What a site keeps of its noised vector: its own block."""
+    if declaration.disclosure == "joint":
+        return noised
+    own: Integers = noised.reshape(study.sites, -1)[index].copy()
+    return own
+
+
+def kept_blocks(study: Study, label: str, vector: Integers) -> tuple[dict[str, Floats], dict[str, float]]:
+    """Blocks of a kept vector in their own units, and the standard deviation of the site's own noise in each.
+
+    Raises:
+        HostileInput: the vector is not one of this task.
+    """
+    declaration = study.task(label)
+    task = build_declared(study, declaration)
+    layout, unit = task.layout(), grid_unit(task, declaration)
+    if vector.shape != (layout.size,):
+        raise HostileInput("A kept vector has another length than its task's.")
+    std = task_noise(study, declaration, study.sites).share_std * unit
+    return layout.split((vector * unit).astype(np.float64)), layout.noise_std(std)
+
+
+def _own_rows(study: Study, task: Task, broadcast: Mapping[str, Floats], index: int) -> Mapping[str, Floats]:
+    """The broadcast with the site's own row in place of arrays that have one for each participant."""
+    rows: dict[str, Floats] = {}
+    for name in task.site_arrays():
+        array = broadcast.get(name)
+        if array is None or array.ndim < 1 or len(array) != study.sites:
+            raise HostileInput(f"The broadcast must hold {name}, one row for each participant.")
+        rows[name] = array[index]
+    return {**broadcast, **rows}
+
+
+def _compute(
+    study: Study,
+    declaration: TaskDeclaration,
+    task: Task,
+    records: Records,
+    broadcast: Mapping[str, Floats],
+    plan: RoundPlan,
+) -> SiteSum:
+    by_subject = study.privacy.unit == "subject"
+    if by_subject and records.subjects is None:
+        raise Misuse("The study's unit is the subject, and the dataset names no column that tells subjects apart.")
+    size, bound = task.layout().size, plan.encoding.bound
+    if isinstance(task, SiteTask):
+        if not by_subject:
+            records = Records(records.features, records.present, records.labels)
+        scaled = task.vector(records, broadcast) / grid_unit(task, declaration)
+        if scaled.shape != (size,) or not np.isfinite(scaled).all():
+            raise Misuse("A task gave a vector that is not finite or has the wrong length.")
+        return SiteSum(np.rint(np.clip(scaled, -bound, bound)).astype(np.int64), 0, 0)
+    if not isinstance(task, RecordTask):
+        raise Misuse(f"The task {task.name} is of no known kind.")
+    subjects = records.subjects if by_subject else None
+    return site_sum(task.vectors(records, broadcast), size, task.clip(), declaration.grid, bound, subjects)
+
+
+def _records(
+    study: Study, declaration: TaskDeclaration, records: Records, broadcast: Mapping[str, Floats], place: Place
+) -> Records:
+    parameters = TASKS[declaration.task].Parameters.model_validate(dict(declaration.parameters))
+    if not isinstance(parameters, FeatureParameters):
+        return records
+    own: dict[str, Any] = {}
+    if declaration.source is not None:
+        blocks, std = kept_blocks(study, declaration.source, _kept(declaration.source, place))
+        own = {"kept": blocks, "noise_std": std}
+    return map_records(study, parameters, records, broadcast, index=place.index, encode=place.encode, **own)
+
+
+def _derive(
+    study: Study, declaration: TaskDeclaration, task: DerivedTask, broadcast: Mapping[str, Floats], place: Place
+) -> Integers:
+    source = declaration.source or ""
+    blocks, std = kept_blocks(study, source, _kept(source, place))
+    vector = task.vector(blocks, std, broadcast)
+    if vector.shape != (task.layout().size,) or not np.isfinite(vector).all():
+        raise HostileInput("What was broadcast gives no finite vector.")
+    scaled = np.clip(vector / task.clip(), -1.0, 1.0) * declaration.grid
+    return np.rint(scaled).astype(np.int64)
+
+
+def _kept(label: str, place: Place) -> Integers:
+    if label not in place.kept:
+        raise Misuse(f"This site kept no statistic of the task {label!r}.", "It has to take part in that task's round.")
+    return place.kept[label]

@@ -1,0 +1,117 @@
+"""The task "class-mixtures": counts, sums and squares of the components of each class, from which mixtures are computed.
+
+A record belongs to the nearest of its class's public centres. There are no soft responsibilities: these would spread a record
+over components, and every round of them would be a release.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from veilsum_privacy.clipping import row_norms
+from veilsum_privacy.errors import HostileInput, Misuse
+from veilsum_privacy.schema import DatasetSchema, Frozen, Real
+from veilsum_privacy.tasks.base import Block, FeatureParameters, Floats, Layout, Records, RecordTask, batches
+from veilsum_privacy.tasks.features import clipped, second_moment_bound, usable
+
+CENTRES = "mixture.centres"
+"""Broadcast array (K, G, d) of the centres; (sites, K, G, d) where each site has its own. Not read where G is 1."""
+
+
+class ClassMixturesParameters(FeatureParameters):
+    """Parameters of :class:`ClassMixtures`; all public and independent of the data.
+
+    Attributes:
+        components: G, components of each class.
+        centres: ``joint`` centres for all sites, or each ``site`` its own.
+        count_weight: weight a of the counts.
+        sum_weight: weight b of the sums.
+        square_weight: weight c of the squares x_i^2.
+    """
+
+    components: int = Field(ge=1, le=64)
+    centres: Literal["joint", "site"] = "joint"
+    count_weight: Real = Field(gt=0, le=1e6)
+    sum_weight: Real = Field(gt=0, le=1e6)
+    square_weight: Real = Field(gt=0, le=1e6)
+
+
+class ClassMixtures(RecordTask):
+    """Per class and component the count, the sum of x and the sums of x_i^2, with |x|_2 <= C.
+
+    Blocks: ``counts`` (K, G); ``sums`` (K, G, d); ``squares`` (K, G, d). The centres are public, made of what was released
+    before, and a record goes to the one nearest to its clipped features, the first of several equally near: its component
+    depends on the record alone. A record without a valid class, or one that ``missing`` leaves out, contributes zeros.
+
+    Sensitivity. A record touches one component of one class, wherever the centres are: a^2 + b^2 |x|^2 + c^2 sum x_i^4, at
+    most a^2 + b^2 R^2 and what :func:`veilsum_privacy.tasks.features.second_moment_bound` proves of the squares alone. It is
+    reached by a record of the largest norm with as much in few coordinates as fits.
+    """
+
+    name = "class-mixtures"
+    Parameters: ClassVar[type[Frozen]] = ClassMixturesParameters
+
+    def __init__(self, parameters: Frozen, schema: DatasetSchema) -> None:
+        if not isinstance(parameters, ClassMixturesParameters):
+            raise Misuse("The task class-mixtures takes its own parameters.")
+        if schema.label is None:
+            raise Misuse("The task class-mixtures needs a label in the schema.", "Add a [label] table with classes.")
+        self.parameters = parameters
+        self._schema = schema
+        self._shape = (len(schema.classes), parameters.components, parameters.dimension(schema))
+
+    def layout(self) -> Layout:
+        p = self.parameters
+        return Layout(
+            (
+                Block("counts", self._shape[:2], p.count_weight),
+                Block("sums", self._shape, p.sum_weight),
+                Block("squares", self._shape, p.square_weight),
+            )
+        )
+
+    def clip(self) -> float:
+        p = self.parameters
+        second = second_moment_bound(p, self._schema, p.square_weight, None)
+        return math.sqrt(p.count_weight**2 + p.sum_weight**2 * p.largest_square(self._schema) + second)
+
+    def site_arrays(self) -> tuple[str, ...]:
+        own = self.parameters.centres == "site" and self.parameters.components > 1
+        return (CENTRES,) if own else ()
+
+    def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats]:
+        if records.labels is None:
+            raise Misuse("The task class-mixtures needs labelled records.")
+        k, g, _ = self._shape
+        centres = np.zeros(self._shape) if g == 1 else broadcast.get(CENTRES)
+        if centres is None or centres.shape != self._shape or not np.isfinite(centres).all():
+            raise HostileInput(f"The broadcast must hold {CENTRES} of shape {self._shape}, finite.")
+        layout = self.layout()
+        for part in batches(len(records), layout.size):
+            used = usable(self.parameters, records, part, k)
+            x = clipped(self.parameters, records, part, used)
+            label = np.where(used, records.labels[part], 0)
+            place = g * label + _nearest(x, centres[label])
+            blocks = {"counts": np.ones((len(x), 1)), "sums": x, "squares": x * x}
+            yield np.hstack([block.weight * _placed(blocks[block.name], place, used, k * g) for block in layout.blocks])
+
+
+def _nearest(x: Floats, centres: Floats) -> NDArray[np.intp]:
+    """Index (b,) of the nearest of a record's own centres (b, G, d), the same in any company."""
+    with np.errstate(over="ignore"):
+        distances = np.array([row_norms(x - centres[:, g]) for g in range(centres.shape[1])])
+    nearest: NDArray[np.intp] = np.argmin(distances, axis=0)
+    return nearest
+
+
+def _placed(values: Floats, place: NDArray[np.intp], used: NDArray[np.bool_], places: int) -> Floats:
+    """Values (b, p) of the records that count, at their place among so many: (b, places p)."""
+    rows = np.zeros((len(values), places, values.shape[1]))
+    rows[np.flatnonzero(used), place[used]] = values[used]
+    return rows.reshape(len(values), -1)

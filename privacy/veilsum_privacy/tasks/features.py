@@ -1,0 +1,63 @@
+"""What the tasks on features share: which records count, clipping to the ball, and how long second moments get.
+
+Every function here treats a record by itself, to the last bit.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum_privacy.clipping import row_norms
+from veilsum_privacy.schema import DatasetSchema
+from veilsum_privacy.tasks.base import FeatureParameters, Floats, Records
+
+
+def usable(parameters: FeatureParameters, records: Records, part: slice, classes: int | None = None) -> NDArray[np.bool_]:
+    """Which of these records count (b,): those that ``missing`` keeps, with a valid label where ``classes`` are told.
+
+    Features that an encoder or an alignment made are there as a whole or not at all; a record without them never counts.
+    """
+    present = records.present[part]
+    used: NDArray[np.bool_] = np.ones(len(present), dtype=np.bool_)
+    if classes is not None and records.labels is not None:
+        label = records.labels[part]
+        used = (label >= 0) & (label < classes)
+    if parameters.missing == "skip" or parameters.width is not None:
+        used &= present.all(axis=1)
+    return used
+
+
+def clipped(parameters: FeatureParameters, records: Records, part: slice, used: NDArray[np.bool_]) -> Floats:
+    """Features (b, d) of the records, scaled down to an L2 norm of C; zeros for one that does not count.
+
+    The schema's own features are cut to [-1, 1] before that. A value that is not a number stays one, for the sum to count;
+    features so long that their squares overflow become zeros.
+    """
+    features = records.features[part]
+    if parameters.width is None:
+        features = np.clip(features, -1.0, 1.0)
+    x: Floats = np.where(records.present[part] & used[:, None], features, 0.0)
+    with np.errstate(over="ignore"):
+        x *= (parameters.clip / np.maximum(row_norms(x), parameters.clip))[:, None]
+    return x
+
+
+def second_moment_bound(parameters: FeatureParameters, schema: DatasetSchema, square: float, product: float | None) -> float:
+    """Largest squared norm of the values c x_i^2 and sqrt 2 e x_i x_j, i < j, of one record; e None is without the latter.
+
+    With r = |x| and Q = sum x_i^4 it is c^2 Q + 2 e^2 sum_{i<j} x_i^2 x_j^2 = c^2 Q + e^2 (r^4 - Q).
+
+    For fixed r, Q is least where all x_i^2 are equal, r^4 / d, and, being convex in the x_i^2, greatest in a corner of what
+    they may be. In the ball alone that is r^4, all in one coordinate. In the box [-1, 1]^d, where r^2 is at most
+    R^2 = min(C^2, d), it is q(r): as many coordinates at a bound as fit (floor(r^2) of them), the rest in one more. If
+    c >= e the bound e^2 r^4 + (c^2 - e^2) q(r) rises with r, otherwise c^2 r^4 / d + e^2 (r^4 - r^4 / d) does, so both are
+    largest at r = R, and both are reached. Without products (e = 0) it is the first.
+    """
+    r2, d = parameters.largest_square(schema), parameters.dimension(schema)
+    most = math.floor(r2) + (r2 - math.floor(r2)) ** 2 if parameters.width is None else r2 * r2
+    e = 0.0 if product is None else product
+    q = most if square >= e else r2 * r2 / d
+    return float(square**2 * q + e**2 * (r2 * r2 - q))

@@ -1,0 +1,99 @@
+"""The task "gaussian-moments": count, sum and second moments of all records pooled, from which a Gaussian proxy is computed.
+
+No label is read. Principal components, barycenters and alignment maps are made of what it releases.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from veilsum_privacy.errors import Misuse
+from veilsum_privacy.schema import DatasetSchema, Frozen, Real
+from veilsum_privacy.tasks.base import Block, FeatureParameters, Floats, Layout, Records, RecordTask, batches
+from veilsum_privacy.tasks.features import clipped, second_moment_bound, usable
+
+
+class GaussianMomentsParameters(FeatureParameters):
+    """Parameters of :class:`GaussianMoments`; all public and independent of the data.
+
+    Attributes:
+        count_weight: weight a of the count.
+        sum_weight: weight b of the sum.
+        square_weight: weight c of the squares x_i^2.
+        product_weight: weight e of the products x_i x_j, i < j, each taken sqrt 2 times.
+        fourth: also the sums of |x|^2 x and |x|^4, which Ledoit-Wolf shrinkage needs; without noise only.
+    """
+
+    count_weight: Real = Field(gt=0, le=1e6)
+    sum_weight: Real = Field(gt=0, le=1e6)
+    square_weight: Real = Field(gt=0, le=1e6)
+    product_weight: Real = Field(gt=0, le=1e6)
+    fourth: bool = False
+
+
+class GaussianMoments(RecordTask):
+    """The count, the sum and the second moments of x over all records, with |x|_2 <= C.
+
+    Blocks: ``count`` (1,); ``sum`` (d,); ``squares`` (d,), the sums of x_i^2; ``products`` (d (d - 1) / 2,), the sums of
+    x_i x_j for i < j, row by row, absent when d = 1; with ``fourth`` also ``cubic`` (d,) and ``quartic`` (1,), the sums of
+    |x|^2 x and |x|^4. A record that ``missing`` leaves out contributes zeros.
+
+    Sensitivity. A record adds a^2 + b^2 |x|^2, and its second moments at most what
+    :func:`veilsum_privacy.tasks.features.second_moment_bound` proves; all are largest at the largest |x|, R, at once, so the
+    bound is reached. Fourth moments would add R^6 + R^8; they are refused in a study with noise.
+    """
+
+    name = "gaussian-moments"
+    Parameters: ClassVar[type[Frozen]] = GaussianMomentsParameters
+
+    def __init__(self, parameters: Frozen, schema: DatasetSchema) -> None:
+        if not isinstance(parameters, GaussianMomentsParameters):
+            raise Misuse("The task gaussian-moments takes its own parameters.")
+        self.parameters = parameters
+        self._schema = schema
+        self._width = parameters.dimension(schema)
+
+    def layout(self) -> Layout:
+        p, d = self.parameters, self._width
+        blocks = [
+            Block("count", (1,), p.count_weight),
+            Block("sum", (d,), p.sum_weight),
+            Block("squares", (d,), p.square_weight),
+        ]
+        if d > 1:
+            blocks.append(Block("products", (d * (d - 1) // 2,), math.sqrt(2.0) * p.product_weight))
+        if p.fourth:
+            blocks += [Block("cubic", (d,)), Block("quartic", (1,))]
+        return Layout(tuple(blocks))
+
+    def clip(self) -> float:
+        p = self.parameters
+        r2 = p.largest_square(self._schema)
+        second = second_moment_bound(p, self._schema, p.square_weight, p.product_weight)
+        fourth = r2**3 + r2**4 if p.fourth else 0.0
+        return math.sqrt(p.count_weight**2 + p.sum_weight**2 * r2 + second + fourth)
+
+    def only_without_noise(self) -> str | None:
+        return "releases fourth moments, for Ledoit-Wolf shrinkage" if self.parameters.fourth else None
+
+    def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats]:
+        layout = self.layout()
+        upper = np.triu_indices(self._width, 1)
+        for part in batches(len(records), layout.size):
+            used = usable(self.parameters, records, part)
+            x = clipped(self.parameters, records, part, used)
+            blocks = {
+                "count": used[:, None].astype(np.float64),
+                "sum": x,
+                "squares": x * x,
+                "products": x[:, upper[0]] * x[:, upper[1]],
+            }
+            if self.parameters.fourth:
+                square = np.add.reduce(np.ascontiguousarray(x) ** 2, axis=1)[:, None]
+                blocks |= {"cubic": square * x, "quartic": square * square}
+            yield np.hstack([blocks[block.name] * block.weight for block in layout.blocks])
