@@ -45,6 +45,11 @@ class Federation(Protocol):
         """The study that everyone agreed to."""
         ...
 
+    @property
+    def encoder(self) -> Mapping[str, NDArray[np.float64]]:
+        """Arrays of the study's projection, which every sum broadcasts and a result repeats; empty without one."""
+        ...
+
     def sum(self, label: str, broadcast: Mapping[str, NDArray[np.float64]] | None = None) -> Release:
         """Run one round of the declared task ``label`` and return its sum.
 

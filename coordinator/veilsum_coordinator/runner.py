@@ -83,6 +83,11 @@ class HubFederation:
         """The study that everyone agreed to."""
         return self._study
 
+    @property
+    def encoder(self) -> Mapping[str, NDArray[np.float64]]:
+        """Arrays of the study's projection; empty without one."""
+        return self._encoder
+
     def sum(self, label: str, broadcast: Mapping[str, NDArray[np.float64]] | None = None) -> Release:
         """Run one round of a declared task; see :class:`~veilsum_coordinator.federation.Federation`.
 

@@ -13,8 +13,9 @@ from veilsum_deploy.cli.steps import show_progress
 from veilsum_deploy.demo.directory import claim
 from veilsum_deploy.demo.findings import findings
 from veilsum_deploy.demo.hospitals import folder_hospitals, packaged_hospitals
-from veilsum_deploy.demo.report import print_findings
+from veilsum_deploy.demo.report import print_findings, print_studies
 from veilsum_deploy.demo.run import run_trial
+from veilsum_deploy.demo.studies import run_own_studies
 from veilsum_privacy.errors import Misuse
 
 app = typer.Typer(add_completion=False)
@@ -30,18 +31,29 @@ def demo(
         typer.Option("--data", help="Folder with one CSV, Parquet or npz file for each site, in place of the demo's."),
     ] = None,
     schema: Annotated[Path | None, typer.Option("--schema", help="Schema of --data; default: schema.toml in it.")] = None,
+    study: Annotated[
+        list[Path] | None,
+        typer.Option("--study", help="A study.toml to run in place of the demo's studies; may be repeated. Needs --data."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a federation on this machine: a coordinator and four hospitals as real processes over mutual TLS."""
     if schema is not None and data is None:
         raise Misuse("--schema describes --data.", "State both.")
+    if study and data is None:
+        raise Misuse("--study runs on your own data.", "State --data as well.")
     started = time.monotonic()
     with claim(directory) as claimed:
         with show_progress() as progress:
             hospitals = packaged_hospitals() if data is None else folder_hospitals(data, schema)
-            trial = run_trial(claimed, hospitals, progress, lambda: int(time.time()))
-            found = findings(trial, claimed, time.monotonic() - started)
+            if study:
+                found = run_own_studies(claimed, hospitals, study, progress, lambda: int(time.time()))
+            else:
+                trial = run_trial(claimed, hospitals, progress, lambda: int(time.time()))
+                found = findings(trial, claimed, time.monotonic() - started)
         if as_json:
             print_json(found)
+        elif study:
+            print_studies(found)
         else:
             print_findings(found)

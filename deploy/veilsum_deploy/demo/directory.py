@@ -9,8 +9,9 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from veilsum_deploy.demo.hospitals import Hospitals
@@ -24,6 +25,25 @@ BUDGET = 10.0
 
 DELTA = 1e-5
 LARGEST_EPSILON = 3.0
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What every hospital of a demo agrees to; see :class:`~veilsum_participant.config.Policy`.
+
+    Attributes:
+        budget: epsilon of its budget.
+        max_epsilon: of one study.
+    """
+
+    budget: float
+    max_epsilon: float
+    methods: tuple[str, ...]
+    noise: tuple[str, ...] = ("distributed",)
+    disclosures: tuple[str, ...] = ("joint",)
+
+
+DEMO_TERMS = Terms(BUDGET, LARGEST_EPSILON, ("statistics", "fedcgs"))
 
 
 @contextmanager
@@ -68,7 +88,9 @@ def furnish(directory: Path, hospitals: Hospitals, clock: Callable[[], int]) -> 
     return kit
 
 
-def configure_participants(kit: Kit, hospitals: Hospitals, address: str, min_cohort: int, clock: Callable[[], int]) -> None:
+def configure_participants(
+    kit: Kit, hospitals: Hospitals, address: str, min_cohort: int, clock: Callable[[], int], terms: Terms = DEMO_TERMS
+) -> None:
     """Write every ``participant.toml``: the coordinator's address, the data, a budget, and a policy that pins all peers."""
     pins = {party.name: load_credentials(party.identity, clock()).identity.fingerprint for party in kit.participants}
     trusted = "".join(f"{_text(name)} = {_text(fingerprint)}\n" for name, fingerprint in pins.items())
@@ -78,11 +100,16 @@ def configure_participants(kit: Kit, hospitals: Hospitals, address: str, min_coh
         (party.directory / "participant.toml").write_text(
             f'coordinator = {_text(address)}\nidentity = "identity"\nstate = "participant.db"\n\n'
             f"[datasets.{_text(dataset)}]\npath = {_text(str(data))}\n\n"
-            f"[budgets.{_text(dataset)}]\nepsilon = {BUDGET}\ndelta = {DELTA}\n\n"
-            f'[policy]\nmethods = ["statistics", "fedcgs"]\nanalysts = [{_text(kit.analyst.name)}]\n'
-            f'min_cohort = {min_cohort}\nnoise = ["distributed"]\nmax_epsilon = {LARGEST_EPSILON}\n\n'
+            f"[budgets.{_text(dataset)}]\nepsilon = {terms.budget}\ndelta = {DELTA}\n\n"
+            f"[policy]\nmethods = {_texts(terms.methods)}\nanalysts = [{_text(kit.analyst.name)}]\n"
+            f"min_cohort = {min_cohort}\nnoise = {_texts(terms.noise)}\ndisclosures = {_texts(terms.disclosures)}\n"
+            f"max_epsilon = {terms.max_epsilon}\n\n"
             f"[policy.trusted]\n{trusted}"
         )
+
+
+def _texts(values: Sequence[str]) -> str:
+    return f"[{', '.join(map(_text, values))}]"
 
 
 def _text(value: str) -> str:

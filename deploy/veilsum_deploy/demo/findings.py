@@ -6,6 +6,7 @@ Baselines without privacy are computed here, in one place, from data that the fe
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from veilsum_coordinator.runner import read_release
 from veilsum_deploy.demo.directory import BUDGET, DELTA
 from veilsum_deploy.demo.run import Finished, Trial, spending
 from veilsum_deploy.evaluation import accuracy, exact_head, pool, result_head
+from veilsum_deploy.provision import Kit
 from veilsum_participant.data import load_records
 from veilsum_privacy.database import open_database
 from veilsum_privacy.securesum.context import plan_round
@@ -24,7 +26,7 @@ from veilsum_privacy.tasks.base import Records
 
 def findings(trial: Trial, directory: Path, seconds: float) -> dict[str, Any]:
     """All findings; the keys are those of ``veilsum demo --json``."""
-    spent = spending(trial)
+    spent = spending(trial.kit, trial.hospitals)
     return {
         "data": trial.hospitals.source,
         "accuracy": _accuracies(trial, directory),
@@ -43,7 +45,7 @@ def findings(trial: Trial, directory: Path, seconds: float) -> dict[str, Any]:
         "bytes_sent": trial.bytes_sent,
         **_bytes_per_value(next(iter(trial.trained.values()))),
         "classes": trial.statistics.result.summary["classes"],
-        "releases": _releases(trial),
+        "releases": released(trial.kit, trial.finished),
         "dropout": _dropout(trial, directory),
         "ledgers": {party.name: str(party.directory / "participant.db") for party in trial.kit.participants},
         "dossiers": trial.dossiers,
@@ -84,12 +86,12 @@ def _bytes_per_value(done: Finished) -> dict[str, Any]:
     }
 
 
-def _releases(trial: Trial) -> list[dict[str, Any]]:
+def released(kit: Kit, finished: Sequence[Finished]) -> list[dict[str, Any]]:
     """Every released sum in the coordinator's journal: all that it ever learned of the records."""
-    engine = open_database(trial.kit.coordinator.directory / "state" / "coordinator.db")
+    engine = open_database(kit.coordinator.directory / "state" / "coordinator.db")
     rows = []
     try:
-        for done in trial.finished:
+        for done in finished:
             for row in read_releases(engine, done.key):
                 cohort = tuple(json.loads(row["cohort"]))
                 plan = plan_round(done.study, row["label"], len(done.info.enrolled), len(cohort))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -38,11 +38,13 @@ class Hospitals:
         source: one line on where it comes from and how it is split.
         sites: each site's records by its name.
         held_out: records for testing.
+        tests: the same records by the site that they come from; empty where they come from none.
     """
 
     source: str
     sites: dict[str, Dataset]
     held_out: Dataset
+    tests: dict[str, Dataset] = field(default_factory=dict)
 
 
 def packaged_hospitals() -> Hospitals:
@@ -84,7 +86,7 @@ def folder_hospitals(directory: Path, schema_file: Path | None) -> Hospitals:
         )
     name = site_name(directory.resolve().name)
     sites: dict[str, Dataset] = {}
-    held = []
+    held: dict[str, Dataset] = {}
     for path in files:
         site = site_name(path.stem)
         if site in sites or site in RESERVED:
@@ -94,10 +96,11 @@ def folder_hospitals(directory: Path, schema_file: Path | None) -> Hospitals:
         if not len(kept):
             raise DataError(f"{path}: holds no record.", "Every site needs records.")
         sites[site] = dataset.take(kept)
-        held.append(dataset.take(tested).table)
-    held_out = Dataset(name, schema, pa.concat_tables(held, promote_options="permissive"))
+        held[site] = dataset.take(tested)
+    tables = [dataset.table for dataset in held.values()]
+    held_out = Dataset(name, schema, pa.concat_tables(tables, promote_options="permissive"))
     sizes = ", ".join(f"{site} {dataset.table.num_rows}" for site, dataset in sites.items())
-    return Hospitals(f"{directory}: {sizes}; {held_out.table.num_rows} held out for testing", sites, held_out)
+    return Hospitals(f"{directory}: {sizes}; {held_out.table.num_rows} held out for testing", sites, held_out, held)
 
 
 def site_name(text: str) -> str:

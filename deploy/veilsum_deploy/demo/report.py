@@ -30,6 +30,46 @@ def print_findings(found: Mapping[str, Any]) -> None:
     print_line(f"Done in {found['seconds']} s.")
 
 
+def print_studies(found: Mapping[str, Any]) -> None:
+    """Print the findings of :func:`~veilsum_deploy.demo.studies.run_own_studies`."""
+    print_line(f"\n{found['data']}\n")
+    rows = []
+    for item in found["studies"]:
+        score, fault = item.get("accuracy"), item.get("fault")
+        rows.append(
+            {
+                "study": item["study"],
+                "method": item["method"],
+                "epsilon": "" if item.get("epsilon") is None else f"{item['epsilon']:.3g}",
+                "rounds": item.get("rounds", ""),
+                "disclosure": ", ".join(item.get("disclosure", ())),
+                "accuracy": fault or ("" if score is None else f"{100 * score:.1f}%"),
+                **{site: f"{100 * value:.1f}%" for site, value in item.get("by_site", {}).items()},
+            }
+        )
+    print_rows(rows, title="Studies; accuracy on held-out records, each by its own site", as_json=False)
+    baselines = ", ".join(f"{name} {100 * value:.1f}%" for name, value in found["baselines"].items())
+    print_line(f"Without privacy, a linear discriminant: {baselines}. One run each: fresh noise makes runs differ.\n")
+    print_rows(
+        [
+            {
+                "hospital": name,
+                "epsilon spent": f"{item['spent']:.3f}",
+                "releases": item["releases"],
+                "ledger": f"{item['entries']} entries verified",
+                "bytes sent": f"{found['bytes_sent'].get(name, 0):,}",
+            }
+            for name, item in found["epsilon"].items()
+        ],
+        title=f"Privacy by each hospital's own ledger, delta {found['delta']:g}",
+        as_json=False,
+    )
+    print_line(
+        f"The coordinator saw {len(found['releases'])} sums and nothing else of the records. Results are in"
+        f" {found['directory']}/results. Done in {found['seconds']} s."
+    )
+
+
 def _print_accuracy(scores: Mapping[str, Any]) -> None:
     rows = [{"classifier": f"{name} alone, no privacy", "accuracy": score} for name, score in scores["alone"].items()]
     for epsilon, score in scores["federated"].items():

@@ -7,8 +7,8 @@ journal, results from its ``Studies`` service.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from sqlalchemy import Engine
 from veilsum_coordinator.methods.compile import PrivacyRequest, StudyRequest, compile_study
 from veilsum_coordinator.results import Result
 from veilsum_deploy.connection import UnreachableError
-from veilsum_deploy.demo.directory import DELTA, LARGEST_EPSILON, configure_participants, furnish
+from veilsum_deploy.demo.directory import DELTA, DEMO_TERMS, LARGEST_EPSILON, Terms, configure_participants, furnish
 from veilsum_deploy.demo.dossiers import write_dossiers
 from veilsum_deploy.demo.dropout import Kill, kill_before_contribution
 from veilsum_deploy.demo.hospitals import Hospitals
@@ -90,6 +90,25 @@ def run_trial(directory: Path, hospitals: Hospitals, progress: Progress, clock: 
     Raises:
         StateError: a process or a study failed.
     """
+    with running(directory, hospitals, progress, clock) as (analyst, sites):
+        trial = _run_studies(analyst, sites, progress)
+    progress("Writing dossiers", 0.98)
+    trial.dossiers = write_dossiers(trial.kit, clock)
+    return trial
+
+
+@contextmanager
+def running(
+    directory: Path, hospitals: Hospitals, progress: Progress, clock: Callable[[], int], terms: Terms = DEMO_TERMS
+) -> Iterator[tuple[Analyst, dict[str, Process]]]:
+    """A coordinator and all hospitals as processes, connected, and the analyst; they end with the context.
+
+    Args:
+        terms: what every hospital agrees to.
+
+    Raises:
+        StateError: a process failed.
+    """
     progress("Making keys and configurations", 0.0)
     kit = furnish(directory, hospitals, clock)
     min_cohort = max(2, min(3, len(kit.participants) - 1))
@@ -100,7 +119,7 @@ def run_trial(directory: Path, hospitals: Hospitals, progress: Progress, clock: 
             "coordinator", ["coordinator", "start", "--config", str(where / "coordinator.toml")], where / "coordinator.log"
         )
         address = wait_for_file(where / "address", coordinator, START_SECONDS)
-        configure_participants(kit, hospitals, address, min_cohort, clock)
+        configure_participants(kit, hospitals, address, min_cohort, clock, terms)
         progress(f"Starting {len(kit.participants)} hospitals", 0.15)
         sites = {
             party.name: processes.start(
@@ -110,49 +129,38 @@ def run_trial(directory: Path, hospitals: Hospitals, progress: Progress, clock: 
             )
             for party in kit.participants
         }
+        credentials = load_credentials(kit.analyst.identity, clock())
         try:
-            trial = _run_studies(kit, hospitals, address, min_cohort, processes, sites, progress, clock)
+            with connect(address, credentials, kit.analyst.identity, clock()) as remote:
+                _wait_until_connected(remote, processes, set(sites))
+                yield Analyst(kit, hospitals, remote, credentials, min_cohort, processes, clock), sites
         except UnreachableError:
             coordinator.check()  # if it died, say so instead
             raise
-    progress("Writing dossiers", 0.98)
-    trial.dossiers = write_dossiers(kit, clock)
-    return trial
 
 
-def _run_studies(
-    kit: Kit,
-    hospitals: Hospitals,
-    address: str,
-    min_cohort: int,
-    processes: Processes,
-    sites: dict[str, Process],
-    progress: Progress,
-    clock: Callable[[], int],
-) -> Trial:
-    credentials = load_credentials(kit.analyst.identity, clock())
-    with connect(address, credentials, kit.analyst.identity, clock()) as remote:
-        _wait_until_connected(remote, processes, set(sites))
-        analyst = _Analyst(kit, hospitals, remote, credentials, min_cohort, processes, clock)
-        progress("Federated statistics, epsilon 1", 0.4)
-        statistics = analyst.run("statistics", "statistics", 1.0)
-        trained = {}
-        for index, epsilon in enumerate(EPSILONS):
-            progress(f"Training a classifier, epsilon {epsilon:g}", 0.5 + 0.12 * index)
-            trained[epsilon] = analyst.run(f"classifier-epsilon-{epsilon:g}", "fedcgs", epsilon)
-        trial = Trial(kit, hospitals, statistics, trained)
-        if len(sites) > min_cohort:
-            trial.victim = list(sites)[-1]
-            progress(f"A study in which {trial.victim} is killed", 0.75)
-            _drop_out(trial, analyst, sites)
-        progress("Reading ledgers", 0.95)
-        trial.bytes_sent = remote.describe().received
-        _wait_for_ledgers(trial)
+def _run_studies(analyst: Analyst, sites: dict[str, Process], progress: Progress) -> Trial:
+    progress("Federated statistics, epsilon 1", 0.4)
+    statistics = analyst.run("statistics", "statistics", 1.0)
+    trained = {}
+    for index, epsilon in enumerate(EPSILONS):
+        progress(f"Training a classifier, epsilon {epsilon:g}", 0.5 + 0.12 * index)
+        trained[epsilon] = analyst.run(f"classifier-epsilon-{epsilon:g}", "fedcgs", epsilon)
+    trial = Trial(analyst.kit, analyst.hospitals, statistics, trained)
+    if len(sites) > analyst.min_cohort:
+        trial.victim = list(sites)[-1]
+        progress(f"A study in which {trial.victim} is killed", 0.75)
+        _drop_out(trial, analyst, sites)
+    progress("Reading ledgers", 0.95)
+    trial.bytes_sent = analyst.remote.describe().received
+    wait_for_ledgers(trial.kit, trial.finished)
     return trial
 
 
 @dataclass(frozen=True)
-class _Analyst:
+class Analyst:
+    """Compiles, submits and awaits studies of the hospitals' data."""
+
     kit: Kit
     hospitals: Hospitals
     remote: Remote
@@ -164,7 +172,16 @@ class _Analyst:
     def compile(self, name: str, method: str, epsilon: float) -> Study:
         some = next(iter(self.hospitals.sites.values()))
         privacy = PrivacyRequest(epsilon=epsilon, delta=DELTA, assumed_colluders=1, min_cohort=self.min_cohort)
-        request = StudyRequest(name=name, method=method, dataset=some.name, data=some.schema, privacy=privacy)
+        return self.compile_request(
+            StudyRequest(name=name, method=method, dataset=some.name, data=some.schema, privacy=privacy)
+        )
+
+    def compile_request(self, request: StudyRequest) -> Study:
+        """The study that the request asks of all hospitals.
+
+        Raises:
+            ConfigurationError: it cannot be compiled.
+        """
         return compile_study(
             request,
             federation_id=self.kit.federation_id,
@@ -193,7 +210,7 @@ class _Analyst:
         return self.finish(study, self.submit(study))
 
 
-def _drop_out(trial: Trial, analyst: _Analyst, sites: dict[str, Process]) -> None:
+def _drop_out(trial: Trial, analyst: Analyst, sites: dict[str, Process]) -> None:
     with ExitStack() as stack:
         engines: dict[str, Engine] = {}
         for party in trial.kit.participants:
@@ -222,26 +239,26 @@ def _wait_until_connected(remote: Remote, processes: Processes, names: set[str])
         time.sleep(POLL_SECONDS)
 
 
-def _wait_for_ledgers(trial: Trial) -> None:
+def wait_for_ledgers(kit: Kit, finished: Sequence[Finished]) -> None:
     """Wait until every cohort's members have noted every release: the last message of a round is on its way to them."""
     deadline = time.monotonic() + SETTLE_SECONDS
-    for party in trial.kit.participants:
+    for party in kit.participants:
         with open_source(party.directory / "participant.db") as ledger:
-            for done in trial.finished:
+            for done in finished:
                 while ledger.lost_charges(done.key) and time.monotonic() < deadline:
                     time.sleep(POLL_SECONDS)
 
 
-def spending(trial: Trial) -> dict[str, dict[str, Any]]:
+def spending(kit: Kit, hospitals: Hospitals) -> dict[str, dict[str, Any]]:
     """What each hospital's own ledger says, verified entry by entry.
 
     Raises:
         HostileInput: a ledger does not verify.
     """
     found = {}
-    for party in trial.kit.participants:
+    for party in kit.participants:
         with open_source(party.directory / "participant.db") as ledger:
             verified = ledger.verify(authority=load_authority(party.identity / AUTHORITY_FILE))
-            fields = spending_fields(ledger, trial.hospitals.sites[party.name].name)
+            fields = spending_fields(ledger, hospitals.sites[party.name].name)
         found[party.name] = {**fields, "entries": verified.entries}
     return found

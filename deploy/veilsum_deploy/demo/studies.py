@@ -1,0 +1,153 @@
+"""An analyst's own studies on the demo's hospitals: real processes over mutual TLS, in place of the demo's studies.
+
+What is found comes from where it belongs: results from the coordinator's service, epsilon from the hospitals' ledgers, each
+verified entry by entry, and releases from the coordinator's journal.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from veilsum_coordinator.methods import METHODS
+from veilsum_coordinator.methods.compile import StudyRequest
+from veilsum_coordinator.methods.request import with_projection
+from veilsum_deploy.demo.directory import DELTA, Terms
+from veilsum_deploy.demo.findings import released
+from veilsum_deploy.demo.hospitals import Hospitals
+from veilsum_deploy.demo.run import Finished, running, spending, wait_for_ledgers
+from veilsum_deploy.evaluation import accuracy, exact_head, pool
+from veilsum_deploy.model import Model
+from veilsum_participant import store
+from veilsum_participant.data import load_records
+from veilsum_privacy.computing import kept_blocks
+from veilsum_privacy.config import read_toml, validate
+from veilsum_privacy.database import open_readonly
+from veilsum_privacy.errors import Misuse, VeilsumError
+from veilsum_privacy.tasks.base import Floats, Records
+
+Progress = Callable[[str, float], None]
+
+LARGEST_STUDY = 100.0
+"""Epsilon of one study that the hospitals agree to; their budgets bear all studies that are asked for."""
+
+
+def read_requests(paths: Sequence[Path], hospitals: Hospitals) -> list[tuple[Path, StudyRequest]]:
+    """Read study files; dataset and schema are the hospitals', whatever the files say.
+
+    Raises:
+        ConfigurationError: a file is missing or invalid.
+        Misuse: a study without noise; the demo's hospitals agree to none.
+    """
+    some = next(iter(hospitals.sites.values()))
+    requests = []
+    for path in paths:
+        content = {key: value for key, value in read_toml(path).items() if key not in ("schema", "data")}
+        request = validate({**content, "dataset": some.name, "data": some.schema}, StudyRequest, source=str(path))
+        if request.privacy.noise == "none":
+            raise Misuse(f"{path}: the demo's hospitals release nothing without noise.", "Use veilsum simulate.")
+        requests.append((path, request))
+    return requests
+
+
+def run_own_studies(
+    directory: Path, hospitals: Hospitals, paths: Sequence[Path], progress: Progress, clock: Callable[[], int]
+) -> dict[str, Any]:
+    """Run the studies one after the other in a claimed directory. Returns the findings as plain values.
+
+    Raises:
+        StateError: a process failed.
+        VeilsumError: a study file is invalid.
+    """
+    started = time.monotonic()
+    requests = read_requests(paths, hospitals)
+    terms = Terms(
+        LARGEST_STUDY * len(requests), LARGEST_STUDY, tuple(METHODS), ("distributed", "local"), ("joint", "per-site")
+    )
+    rows, done = [], []
+    with running(directory, hospitals, progress, clock, terms) as (analyst, _):
+        for number, (path, request) in enumerate(requests):
+            progress(f"Study {request.name} ({request.method})", 0.3 + 0.65 * number / len(requests))
+            try:
+                study = analyst.compile_request(with_projection(request, path.parent))
+                finished = analyst.finish(study, analyst.submit(study))
+            except VeilsumError as error:
+                rows.append({"study": request.name, "method": request.method, "fault": error.message})
+                continue
+            done.append(finished)
+            rows.append({"study": request.name, "method": request.method, **_found(finished, hospitals, directory)})
+        received = analyst.remote.describe().received
+        wait_for_ledgers(analyst.kit, done)
+        kit = analyst.kit
+    progress("Verifying ledgers", 0.97)
+    return {
+        "data": hospitals.source,
+        "studies": rows,
+        "baselines": _baselines(hospitals, directory),
+        "epsilon": spending(kit, hospitals),
+        "delta": DELTA,
+        "bytes_sent": received,
+        "releases": released(kit, done),
+        "directory": str(directory),
+        "seconds": round(time.monotonic() - started, 1),
+    }
+
+
+def _found(done: Finished, hospitals: Hospitals, directory: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "epsilon": done.study.privacy.epsilon,
+        "rounds": len(done.info.rounds),
+        "disclosure": sorted({task.disclosure for task in done.study.tasks}),
+        "accuracy": None,
+        "by_site": {},
+    }
+    if not hospitals.tests or not done.result.application.get("head"):
+        return found
+    model = Model.from_result(done.result)
+    right = []
+    for site, records in _test_records(hospitals, directory).items():
+        if records.labels is None or not len(records):
+            continue
+        predicted = model.predict(records, site=site, kept=_kept(done, site, directory))
+        classes = np.array([hospitals.held_out.schema.classes.index(name) for name in model.classes])
+        hits = (predicted >= 0) & (classes[np.maximum(predicted, 0)] == records.labels)
+        right.append(hits[records.labels >= 0])
+        found["by_site"][site] = round(float(np.mean(right[-1])), 4)
+    found["accuracy"] = round(float(np.mean(np.concatenate(right))), 4) if right else None
+    return found
+
+
+def _kept(done: Finished, site: str, directory: Path) -> dict[str, Floats] | None:
+    """What the site itself would apply the result with: the noised statistic in its own state."""
+    source = next((task.source for task in done.study.tasks if task.source is not None), None)
+    if source is None:
+        return None
+    engine = open_readonly(directory / "participants" / site / "participant.db")
+    try:
+        with engine.connect() as connection:
+            vector = store.kept_vector(connection, done.key, source)
+    finally:
+        engine.dispose()
+    return None if vector is None else kept_blocks(done.study, source, vector)[0]
+
+
+def _test_records(hospitals: Hospitals, directory: Path) -> dict[str, Records]:
+    return {
+        site: load_records(dataset.write(directory / "held-out", site), dataset.schema)[0]
+        for site, dataset in hospitals.tests.items()
+    }
+
+
+def _baselines(hospitals: Hospitals, directory: Path) -> dict[str, float]:
+    """Linear discriminants on records in the clear, each site alone and all in one place: for comparison only."""
+    schema = hospitals.held_out.schema
+    test = load_records(hospitals.held_out.write(directory / "held-out", "records"), schema)[0]
+    own = {
+        site: load_records(next((directory / "participants" / site / "data").iterdir()), schema)[0] for site in hospitals.sites
+    }
+    found = {f"{site} alone": round(accuracy(exact_head(records, schema), test, schema), 4) for site, records in own.items()}
+    return {**found, "pooled": round(accuracy(exact_head(pool(list(own.values())), schema), test, schema), 4)}
