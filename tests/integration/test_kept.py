@@ -1,0 +1,206 @@
+"""Statistics that sites keep: drawn once, paid for once, and the source of later sums that cost nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from sqlalchemy import delete
+
+from support.federation import TestBed, make_bed, make_request, schema_of
+from support.hostile import Adversary, Said, altered
+from veilsum_aggregation.alignment import site_gaussian
+from veilsum_aggregation.gaussian import barycenter_term, factor
+from veilsum_coordinator.runner import RoundLostError
+from veilsum_participant import store
+from veilsum_participant.policy import study_epsilon
+from veilsum_privacy.accounting import GaussianEvent, rdp_epsilon
+from veilsum_privacy.computing import kept_blocks
+from veilsum_privacy.database import transaction
+from veilsum_privacy.errors import HostileInput, RefusalCode, StateError
+from veilsum_privacy.ledger import Kind, Reservation
+from veilsum_privacy.ledger.verification import LedgerFault
+from veilsum_privacy.noise import NoisePlan
+from veilsum_privacy.securesum.context import encode_broadcast
+from veilsum_privacy.study import Study, TaskDeclaration
+from veilsum_privacy.tasks import build_declared
+from veilsum_proto import federation_pb2 as pb
+
+WIDTH = 3
+GRID = 2**16
+STD = 40 * GRID // 100  # of a record's whole contribution
+MOMENTS = {"width": None, "alignment": None, "clip": 1.5, "missing": "skip"}
+WEIGHTS = {"count_weight": 1.0, "sum_weight": 1.0, "square_weight": 1.0, "product_weight": 1.0}
+
+
+def study_of(bed: TestBed, *, private: bool = True, steps: int = 3) -> Study:
+    """A study of one kept task and of steps that are derived from it."""
+    base = bed.compile(make_request(schema_of(WIDTH), epsilon=1.0 if private else None, cohort_difference="strict"))
+    variance = STD**2 if private else 0
+    parameters = {name: value.hex() if isinstance(value, float) else value for name, value in (MOMENTS | WEIGHTS).items()}
+    common: dict[str, Any] = {"disclosure": "joint", "releases": 1}
+    tasks = (
+        TaskDeclaration(
+            label="moments", task="gaussian-moments", parameters=parameters, grid=GRID, variance=variance, keep=True, **common
+        ),
+        TaskDeclaration(
+            label="step",
+            task="barycenter-step",
+            parameters={"width": None, "bound": (4.0).hex(), "shrinkage": "auto", "weights": "counts"},
+            grid=2**36,
+            variance=0,
+            source="moments",
+            **(common | {"releases": steps}),
+        ),
+    )
+    epsilon = rdp_epsilon([GaussianEvent(GRID, Fraction(variance))], 1e-5) if private else None
+    return with_tasks(base, tasks, privacy__epsilon=epsilon)
+
+
+def with_tasks(study: Study, tasks: Sequence[TaskDeclaration], **changes: Any) -> Study:
+    return altered(study, tasks=[task.model_dump(mode="json") for task in tasks], **changes)
+
+
+def make_sites(directory: Path, names: str = "abcd", **policy: Any) -> TestBed:
+    rng = np.random.default_rng(1)
+    data = {name: (rng.uniform(-1, 1, (400, WIDTH)), rng.integers(0, 2, 400)) for name in names}
+    tasks = ("gaussian-moments", "barycenter-step", "statistics")
+    return make_bed(directory, data, tasks=tasks, **policy)
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_steps_are_sums_over_what_the_sites_kept_and_cost_nothing(tmp_path: Path, private: bool) -> None:
+    bed = make_sites(tmp_path)
+    study = study_of(bed, private=private)
+    key = bed.local.submit(study, bed.analyst)
+    federation = bed.local.prepare(key)
+    moments = federation.sum("moments")
+    total = moments.values["count"]
+    kept = {}
+    for name, site in bed.sites.items():
+        with transaction(site.engine) as connection:
+            vector = store.kept_vector(connection, key, "moments")
+        assert vector is not None
+        kept[name] = kept_blocks(study, "moments", vector)
+    for block, values in moments.values.items():
+        np.testing.assert_allclose(values, sum(blocks[block] for blocks, _ in kept.values()), rtol=1e-12)
+    stds = {std["count"] for _, std in kept.values()}
+    assert len(stds) == 1
+    assert moments.noise_std["count"] == pytest.approx(2 * stds.pop())  # four sites, each with the whole noise
+    q = np.eye(WIDTH)
+    for _ in range(3):
+        release = federation.sum("step", {"barycenter.factor": q, "reference.count": total})
+        expected = np.zeros((WIDTH, WIDTH))
+        for blocks, std in kept.values():
+            found = site_gaussian(blocks, std)
+            assert found is not None
+            expected += barycenter_term(q, factor(found[1].covariance), found[0] / float(total[0]))
+        np.testing.assert_allclose(release.values["term"], expected, atol=4 * 4.0 / 2**36 * 2)
+        assert release.noise_std == {"term": 0.0, "weight": 0.0}
+        q = release.values["term"] / release.values["weight"]
+    for site in bed.sites.values():
+        charges = site.ledger.entries(kind=Kind.CHARGE)
+        assert len(charges) == 4
+        assert [entry.mechanism.free for entry in charges if entry.mechanism] == [False, *[private] * 3]
+        verified = site.ledger.verify()
+        spent, _ = verified.spending["records"]
+        assert spent == (pytest.approx(study_epsilon(study, 1e-5)) if private else math.inf)
+
+
+def test_nothing_is_derived_from_a_statistic_that_was_never_paid_for(tmp_path: Path) -> None:
+    """A coordinator that gives the kept task's round up before consent gets nothing that depends on it."""
+    bed = make_sites(tmp_path, "abc")
+    attack = Adversary(bed, study_of(bed))
+    attack.set_up()
+    site = bed.sites["a"]
+    sent = encode_broadcast({"reference.count": np.array([1000.0])})
+
+    def ask(label: str, attempt: int) -> Said:
+        broadcast = sent if label == "step" else b""
+        number = 1 if label == "moments" else 2
+        assignment = attack.assignment("abc", number=number, attempt=attempt, broadcast=broadcast, label=label)
+        return attack.assign("a", assignment, broadcast)
+
+    def kept() -> NDArray[np.int64] | None:
+        with transaction(site.engine) as connection:
+            return store.kept_vector(connection, attack.key, "moments")
+
+    assert ask("moments", 1).call == "upload"
+    first = kept()
+    assert first is not None
+    assert attack.tell("a", pb.DIRECTIVE_KIND_GIVE_UP, 1, 1).call == "confirm"
+    assert ask("moments", 2).call == "upload"
+    again = kept()
+    assert again is not None
+    np.testing.assert_array_equal(first, again)  # the same noise: attempts beside each other tell no more than one
+    assert ask("step", 3).refused is RefusalCode.TASK
+    assert not site.ledger.entries(kind=Kind.CHARGE)
+    assert {entry.kind for entry in site.ledger.entries()} >= {Kind.RESERVE, Kind.FREE}
+
+
+def test_a_site_that_lost_what_it_kept_takes_no_further_part(tmp_path: Path) -> None:
+    """A backup from before the kept task's round holds no statistic; drawing a new one would cost a second time."""
+    bed = make_sites(tmp_path, "abc")
+    study = study_of(bed)
+    key = bed.local.submit(study, bed.analyst)
+    federation = bed.local.prepare(key)
+    total = federation.sum("moments").values["count"]
+    with transaction(bed.sites["b"].engine) as connection:
+        connection.execute(delete(store.KEPT))
+    with pytest.raises((RoundLostError, StateError)):
+        federation.sum("step", {"reference.count": total})
+    assert len(bed.sites["b"].ledger.entries(kind=Kind.CHARGE)) == 1
+
+
+def test_a_ledger_does_not_verify_whose_post_processing_has_no_source(tmp_path: Path) -> None:
+    """Who books a release of records as post-processing is found out offline."""
+    bed = make_sites(tmp_path, "abc")
+    site = bed.sites["a"]
+    reservation = Reservation(
+        study=bytes(32),
+        round=1,
+        attempt=1,
+        population="records",
+        dataset="records",
+        sensitivity=GRID,
+        noise=NoisePlan("kept", 0, 1, 1),
+        unit="record",
+        cohort_size=3,
+        context=bytes(32),
+    )
+    with transaction(site.engine) as connection:
+        site.ledger.reserve(connection, reservation)
+    with pytest.raises(LedgerFault, match="never paid for"):
+        site.ledger.verify()
+
+
+def test_a_declaration_that_contradicts_its_task_is_refused(tmp_path: Path) -> None:
+    """Only what reads no record goes without noise in a study that has noise; what is kept is released once."""
+    bed = make_sites(tmp_path, "abc")
+    study = study_of(bed)
+    moments, step = study.tasks
+    bare = moments.model_copy(update={"label": "bare", "variance": 0, "keep": False, "source": "moments"})
+    for tasks, message in (
+        ((moments, bare), "must have noise|needs a source"),
+        ((moments, step.model_copy(update={"task": "gaussian-moments", "parameters": moments.parameters})), "noise|source"),
+        ((moments.model_copy(update={"keep": True}), step.model_copy(update={"variance": 64})), "no noise of its own"),
+    ):
+        other = with_tasks(study, tasks)
+        with pytest.raises(HostileInput, match=message):
+            for declaration in other.tasks:
+                build_declared(other, declaration)
+        attack = Adversary(bed, other)
+        assert RefusalCode.STUDY_INVALID in attack.enrol("a").codes
+    for changed, fault in (
+        ((step,), "is no kept task before it"),
+        ((step, moments), "is no kept task before it"),
+        ((moments.model_copy(update={"releases": 2}), step), "released once"),
+    ):
+        with pytest.raises(HostileInput, match=fault):
+            with_tasks(study, changed)
