@@ -24,6 +24,7 @@ from veilsum_participant.budgets import Books, budget_faults, promised
 from veilsum_participant.channel import open_channel
 from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.data import check_dataset
+from veilsum_participant.data.encoders import file_digest
 from veilsum_participant.policy import invited_faults, term_faults
 from veilsum_privacy.config import did_you_mean
 from veilsum_privacy.database import open_readonly
@@ -105,6 +106,7 @@ class SiteCheck:
             ("budgets", self._budgets),
             ("policy", self._policy),
             *((f"dataset {name}", lambda name=name: self._dataset(name)) for name in self._config.datasets),
+            *((f"encoder {name}", lambda name=name: self._encoder(name)) for name in self._config.encoders),
         ]
         if self._study is not None:
             checks.append(("study", self._terms))
@@ -257,6 +259,10 @@ class SiteCheck:
         for violation in report.violations:
             status = Outcome.OK if report.ok else Outcome.WARNING
             yield Check(label, status, str(violation))
+
+    def _encoder(self, name: str) -> Iterator[Check]:
+        path = self._config.encoders[name].path
+        yield Check(f"encoder {name}", Outcome.OK, f"{path}: SHA-256 {file_digest(path)}")
 
     def _terms(self) -> Iterator[Check]:
         """Hold a study against policy and budget by the functions that decide on enrolment."""

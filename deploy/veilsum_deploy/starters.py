@@ -27,6 +27,11 @@ path = "data/records.csv"
 # population = "records"      # whose records they are; all datasets of one population share one budget
 # subject = "patient"         # column that tells persons apart, for studies whose unit is the subject; it never leaves
 
+# Frozen encoders that studies may name by their SHA-256: a TorchScript file, or a program of torch.export. Such a file runs in
+# this process: take it only from whom you trust.
+# [encoders.resnet]
+# path = "encoders/resnet.pt"
+
 # First budget of each population; later changes: `veilsum ledger budget set`.
 [budgets.records]
 epsilon = 1.0                 # what one record may lose in all, over every study; "unlimited" demands no guarantee
@@ -34,8 +39,12 @@ delta = 1e-5
 
 # What the site agrees to. Nothing that a coordinator or a study says lowers it.
 [policy]
-methods = ["statistics", "fedcgs"]
-tasks = ["statistics", "class-moments"]  # what may be computed on the records, whatever the method's name
+methods = ["statistics", "pca", "slot-align", "o-fedavg", "fedcgs", "fedpft", "ggeur"]
+# What may be computed on the records, whatever the method's name. The last three read none, only what was kept.
+tasks = [
+    "statistics", "gaussian-moments", "class-moments", "prototypes", "class-mixtures", "local-head", "model-update",
+    "barycenter-step", "two-way-step", "aligned-moments",
+]
 analysts = []                 # certified names whose studies are accepted; empty: nobody's; ["*"]: every analyst's
 min_cohort = 3                # smallest number of sites in any sum, this one included
 min_trusted = 1               # how many of them must be pinned below, this one included

@@ -92,8 +92,19 @@ class Policy(Frozen):
             yet, so only ``false`` is accepted; what comes later asks this key first.
     """
 
-    methods: tuple[Name, ...] = ("statistics", "fedcgs")
-    tasks: tuple[Name, ...] = ("statistics", "class-moments")
+    methods: tuple[Name, ...] = ("statistics", "pca", "slot-align", "o-fedavg", "fedcgs", "fedpft", "ggeur")
+    tasks: tuple[Name, ...] = (
+        "statistics",
+        "gaussian-moments",
+        "class-moments",
+        "prototypes",
+        "class-mixtures",
+        "local-head",
+        "model-update",
+        "barycenter-step",
+        "two-way-step",
+        "aligned-moments",
+    )
     analysts: tuple[StrictStr, ...] = ()
     trusted: dict[Name, Hex32] = Field(default_factory=dict)
     min_cohort: StrictInt = Field(default=3, ge=2, le=1024)

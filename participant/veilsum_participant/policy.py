@@ -1,7 +1,8 @@
-"""The site's policy held against a study, a roster and a cohort: pure checks that name every rule that is broken.
+"""The site's policy held against a study, a roster and a cohort: checks that name every rule that is broken.
 
 Each ``*_faults`` yields one :class:`Refusal` for each broken rule, with its figures and what to do; :func:`refuse` raises them
-as one. Only codes leave the site. What needs the ledger is checked in :mod:`.budgets`.
+as one. Only codes leave the site. Nothing is read but the hashes of configured encoders. What needs the ledger is checked in
+:mod:`.budgets`.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 
 from veilsum_participant.config import ParticipantConfig, Policy
+from veilsum_participant.data.encoders import find_path
 from veilsum_privacy.accounting import GaussianEvent, rdp_epsilon
-from veilsum_privacy.errors import HostileInput, Misuse, Refusal, RefusalCode
+from veilsum_privacy.encoder import Program
+from veilsum_privacy.errors import ConfigurationError, HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_privacy.noise import NoisePlan
 from veilsum_privacy.securesum.context import study_parameters
 from veilsum_privacy.securesum.roster import Member
@@ -78,6 +81,7 @@ def term_faults(study: Study, config: ParticipantConfig, own: str, delta: float 
     if study.expires - study.created > 86400 * policy.study_days:
         yield Refusal(RefusalCode.STUDY_INVALID, f"The study stays open for more than {policy.study_days} days.")
     yield from _dataset_faults(study, config)
+    yield from _encoder_faults(study, config)
     if privacy.noise not in policy.noise:
         yield Refusal(RefusalCode.NOISE, f"Noise {privacy.noise!r} is not among policy.noise.")
     yield from _epsilon_faults(study, policy, delta)
@@ -111,6 +115,14 @@ def _dataset_faults(study: Study, config: ParticipantConfig) -> Iterator[Refusal
             f"Nothing tells which records of dataset {study.dataset!r} are of one subject.",
             f"Name the column under datasets.{study.dataset}.subject, if the data has one.",
         )
+
+
+def _encoder_faults(study: Study, config: ParticipantConfig) -> Iterator[Refusal]:
+    if isinstance(study.encoder, Program):
+        try:
+            find_path(config.encoders, study.encoder)
+        except ConfigurationError as error:
+            yield Refusal(RefusalCode.TASK, error.message, error.advice)
 
 
 def _epsilon_faults(study: Study, policy: Policy, delta: float | None) -> Iterator[Refusal]:

@@ -25,7 +25,7 @@ from veilsum_privacy.computing import kept_blocks
 from veilsum_privacy.database import transaction
 from veilsum_privacy.errors import HostileInput, RefusalCode, StateError
 from veilsum_privacy.ledger import Kind, Reservation
-from veilsum_privacy.ledger.verification import LedgerFault
+from veilsum_privacy.ledger.faults import LedgerFault
 from veilsum_privacy.noise import NoisePlan
 from veilsum_privacy.securesum.context import encode_broadcast
 from veilsum_privacy.study import Study, TaskDeclaration
@@ -64,7 +64,8 @@ def study_of(bed: TestBed, *, private: bool = True, steps: int = 3) -> Study:
 
 
 def with_tasks(study: Study, tasks: Sequence[TaskDeclaration], **changes: Any) -> Study:
-    return altered(study, tasks=[task.model_dump(mode="json") for task in tasks], **changes)
+    changed: Study = altered(study, tasks=[task.model_dump(mode="json") for task in tasks], **changes)
+    return changed
 
 
 def make_sites(directory: Path, names: str = "abcd", **policy: Any) -> TestBed:
@@ -193,8 +194,7 @@ def test_a_declaration_that_contradicts_its_task_is_refused(tmp_path: Path) -> N
     ):
         other = with_tasks(study, tasks)
         with pytest.raises(HostileInput, match=message):
-            for declaration in other.tasks:
-                build_declared(other, declaration)
+            _ = [build_declared(other, declaration) for declaration in other.tasks]
         attack = Adversary(bed, other)
         assert RefusalCode.STUDY_INVALID in attack.enrol("a").codes
     for changed, fault in (

@@ -126,6 +126,26 @@ def decline(
     print_fields(fields if as_json else _waiting_row(fields), title="Declined", as_json=as_json)
 
 
+@app.command()
+def apply(
+    result: Annotated[Path, typer.Argument(help="Directory of the result: manifest.json and its arrays.", metavar="RESULT")],
+    data: Annotated[Path, typer.Option("--data", help="File of records: CSV, Parquet or npz.")],
+    site: Annotated[str | None, typer.Option("--site", help="Whose alignment; without it, the identity's.")] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="The participant's configuration, where one is needed.")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", help="Where the predictions go.")] = Path("predictions.csv"),
+    encoder: Annotated[Path | None, typer.Option("--encoder", help="File of the result's frozen program.")] = None,
+    schema: Annotated[Path | None, typer.Option("--schema", help="Read the file as this schema says.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file of predictions.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Apply a study's result to a file of records, offline: one line a record, and accuracy where the classes are known."""
+    from veilsum_deploy.cli.apply import Own, apply_result
+
+    apply_result(result, data, Own(config, site, encoder), schema=schema, out=out, force=force, as_json=as_json)
+
+
 @contextmanager
 def _site(config: Path) -> Iterator[Site]:
     """The site's own store and ledger, beside the participant that may be running on them."""

@@ -16,6 +16,7 @@ import hmac
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import cast
 
@@ -139,7 +140,16 @@ def find_encoder(encoders: Mapping[str, EncoderConfig], declared: Program) -> Pr
     """Load the program of a study from the configured file that has its hash.
 
     Raises:
-        ConfigurationError: no file has it (the message lists what there is), or :func:`load_encoder` refuses it.
+        ConfigurationError: as :func:`find_path` and :func:`load_encoder`.
+    """
+    return load_encoder(find_path(encoders, declared), declared)
+
+
+def find_path(encoders: Mapping[str, EncoderConfig], declared: Program) -> Path:
+    """The configured file that has the hash of a study's program.
+
+    Raises:
+        ConfigurationError: none has it; the message lists what there is.
     """
     found: dict[str, str] = {}
     for name, encoder in encoders.items():
@@ -148,7 +158,7 @@ def find_encoder(encoders: Mapping[str, EncoderConfig], declared: Program) -> Pr
         except ConfigurationError as error:
             found[name] = error.message
         if found[name] == declared.sha256:
-            return load_encoder(encoder.path, declared)
+            return encoder.path
     there = "; ".join(f"{name}: {what}" for name, what in found.items()) or "none is configured"
     raise ConfigurationError(
         f"No encoder has the SHA-256 {declared.sha256} that the study names ({there}).",
@@ -157,16 +167,22 @@ def find_encoder(encoders: Mapping[str, EncoderConfig], declared: Program) -> Pr
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file, 64 hexadecimal digits.
+    """SHA-256 of a file, 64 hexadecimal digits; remembered until its time or size changes. Loading never relies on it.
 
     Raises:
         ConfigurationError: it cannot be read.
     """
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        status = path.stat()
+        return _digest(path, status.st_ino, status.st_mtime_ns, status.st_size)
     except OSError as error:
         raise _unreadable(path, error) from error
+
+
+@lru_cache(maxsize=64)
+def _digest(path: Path, *_: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _read(path: Path) -> bytes:

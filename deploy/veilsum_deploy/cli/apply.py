@@ -1,0 +1,297 @@
+"""``veilsum participant apply``: a result on a file of the site's own, offline; what it writes stays here.
+
+The file is read as the study's were, every record is encoded and aligned as the site's own records were, and a line is written
+for each. Where the file tells the classes, the predictions are compared with them.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum_coordinator.results import MANIFEST, load_result
+from veilsum_deploy.cli.output import print_fields, print_json, print_line, print_rows
+from veilsum_deploy.cli.places import CONFIG, load_participant
+from veilsum_deploy.model import Model, best_class, probabilities
+from veilsum_deploy.recipe import Maps, OwnAlignment, parse_recipe
+from veilsum_participant.data.encode import LocalCounts, encode_table
+from veilsum_participant.data.encoders import find_encoder
+from veilsum_participant.data.readers import read_table
+from veilsum_privacy.encoder import Program
+from veilsum_privacy.errors import DataError, Misuse, StateError
+from veilsum_privacy.identity.files import write_new
+from veilsum_privacy.schema import DatasetSchema
+
+if TYPE_CHECKING:
+    from veilsum_participant.config import ParticipantConfig
+    from veilsum_privacy.tasks.base import Records
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Own:
+    """What the command line says of the site, read when it is needed.
+
+    Attributes:
+        config: ``--config``, or None for participant.toml in this directory.
+        site: ``--site``.
+        encoder: ``--encoder``.
+    """
+
+    config: Path | None
+    site: str | None
+    encoder: Path | None
+
+    @cached_property
+    def settings(self) -> ParticipantConfig:
+        """The participant's configuration; Misuse without one."""
+        return load_participant(self.config)
+
+    @property
+    def name(self) -> str:
+        """The site's name: as given, or as its certificate says."""
+        if self.site is not None:
+            return self.site
+        if self.config is None and not CONFIG.exists():
+            raise Misuse(
+                "This result aligns the features of each site.",
+                "Name the site with --site, or its configuration with --config.",
+            )
+        from veilsum_privacy.identity import Role, load_credentials
+
+        return load_credentials(self.settings.identity, int(time.time()), Role.PARTICIPANT).identity.name
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A file as a model reads it.
+
+    Attributes:
+        records: with labels where the file tells the classes.
+        rows: (n,) the records' 1-based data rows in the file; rows with a wrong number of cells are left out.
+        counts: what was mended in it.
+        unlabelled: why no labels were read; None where they were.
+    """
+
+    records: Records
+    rows: Integers
+    counts: LocalCounts
+    unlabelled: str | None
+
+
+def apply_result(result: Path, data: Path, own: Own, *, schema: Path | None, out: Path, force: bool, as_json: bool) -> None:
+    """Predict for a file and write one line a record to ``out``.
+
+    Raises:
+        HostileInput, Misuse: the result, the file or the site's own settings will not do; the message says which.
+    """
+    if out.exists() and not force:
+        raise Misuse(f"{out} already exists.", "Name another file with --out, or replace it with --force.")
+    model = open_model(result, own)
+    if schema is not None:
+        from veilsum_privacy.schema_file import load_schema
+
+        model = model.with_schema(load_schema(schema))
+    sheet = read_sheet(data, model.schema)
+    site, kept, noise_std = alignment_inputs(model, result, own)
+    if model.recipe.head is None:
+        values = model.features(sheet.records, site, kept, noise_std)
+        names = [f"feature_{number}" for number in range(1, model.width + 1)]
+        write_table(out, ["row", *names], zip(sheet.rows, values, strict=True), force=force)
+        shown: dict[str, Any] = {"features": model.width}
+    else:
+        values = model.scores(sheet.records, site, kept, noise_std)
+        names = [f"probability_{name}" for name in model.classes]
+        predicted = best_class(values)
+        lines = zip(sheet.rows, predicted, probabilities(values), strict=True)
+        texts = ([row, model.classes[best] if best >= 0 else "", chances] for row, best, chances in lines)
+        write_table(out, ["row", "predicted", *names], texts, force=force)
+        shown = {**compare(predicted, sheet, model)}
+    report = {**about(values, sheet, out, site), **shown}
+    if as_json:
+        print_json(report)
+    else:
+        print_report(report, data)
+
+
+def open_model(result: Path, own: Own) -> Model:
+    """The result as a model; its program, if it needs one, from ``--encoder`` or by its hash from the site's configuration."""
+    bundle = load_result(result)
+    declared = parse_recipe(bundle)[0].encoder
+    if isinstance(declared, Program) and own.encoder is None:
+        if own.config is None and not CONFIG.exists():
+            raise Misuse(
+                f"This result needs the frozen program with SHA-256 {declared.sha256}.",
+                "Name its file with --encoder, or a configuration that has it with --config.",
+            )
+        return Model.from_result(bundle, find_encoder(own.settings.encoders, declared))
+    if own.encoder is not None and not isinstance(declared, Program):
+        raise Misuse("This result needs no frozen program.", "Leave out --encoder.")
+    return Model.from_result(bundle, own.encoder)
+
+
+def read_sheet(path: Path, schema: DatasetSchema) -> Sheet:
+    """Read a file under the model's schema, with the classes where they are in it.
+
+    Raises:
+        DataError: the file or a feature's column is missing or unreadable.
+    """
+    reason = "the result names no label" if schema.label is None else None
+    try:
+        table = read_table(path, schema, number_rows=True)
+    except DataError as error:
+        if schema.label is None:
+            raise
+        schema = schema.model_copy(update={"label": None})
+        table = read_table(path, schema, number_rows=True)  # raises again if it was not for the label
+        reason = str(error)
+    records, counts = encode_table(table, schema)
+    every = np.arange(1, table.rows + len(table.broken) + 1, dtype=np.int64)
+    return Sheet(records, np.setdiff1d(every, np.array(table.broken, dtype=np.int64), assume_unique=True), counts, reason)
+
+
+def alignment_inputs(
+    model: Model, result: Path, own: Own
+) -> tuple[str | None, Mapping[str, Floats] | None, Mapping[str, float] | None]:
+    """Site, kept statistic and its noise, as far as the result's alignment needs them."""
+    alignment = model.recipe.alignment
+    if isinstance(alignment, Maps):
+        return own.name, None, None
+    if isinstance(alignment, OwnAlignment):
+        return own.site, *kept_statistic(own.settings, study_digest(result), alignment.source)
+    return None, None, None
+
+
+def study_digest(result: Path) -> bytes:
+    """SHA-256 of the study that a bundle says it is of.
+
+    Raises:
+        Misuse: it says none.
+    """
+    try:
+        digest = bytes.fromhex(json.loads((result / MANIFEST).read_bytes())["study"]["digest"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Misuse(f"{result}: does not say which study it is of.", "Take the bundle as the coordinator sent it.") from error
+    return digest
+
+
+def kept_statistic(settings: ParticipantConfig, study: bytes, label: str) -> tuple[dict[str, Floats], dict[str, float]]:
+    """What the site kept of a task, in its blocks' own units, and the noise in it; from the state file, which is only read.
+
+    Raises:
+        StateError: the site kept nothing of that task, or its state cannot be read.
+    """
+    from veilsum_participant import store
+    from veilsum_privacy.computing import kept_blocks
+    from veilsum_privacy.database import open_readonly, reading
+    from veilsum_privacy.study import parse_study
+
+    engine = open_readonly(settings.state)
+    try:
+        with reading(engine) as connection:
+            row = store.find_study(connection, study)
+            vector = store.kept_vector(connection, study, label)
+    finally:
+        engine.dispose()
+    if row is None or vector is None:
+        raise StateError(
+            f"{settings.state}: this site kept nothing of the study's task {label!r}.",
+            "Only a site that took part in that task can be aligned; use the state file of that time.",
+        )
+    return kept_blocks(parse_study(row["study"]), label, vector)
+
+
+def write_table(path: Path, heading: list[str], lines: Any, *, force: bool) -> None:
+    """Write a CSV file that only its owner can read; numbers that are not finite stay empty.
+
+    Raises:
+        StateError: it exists and ``force`` is False, or cannot be written.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(heading)
+    for *cells, values in lines:
+        writer.writerow([*cells, *(f"{value:.6g}" if np.isfinite(value) else "" for value in values)])
+    target = path.with_name(f".{path.name}.{os.getpid()}") if force else path
+    write_new(target, text.getvalue().encode(), mode=0o600)
+    if force:
+        try:
+            target.replace(path)
+        except OSError as error:
+            target.unlink(missing_ok=True)
+            raise StateError(f"{path} cannot be written ({error.strerror}).", "Check the path.") from error
+
+
+def about(values: Floats, sheet: Sheet, out: Path, site: str | None) -> dict[str, Any]:
+    """What was read and written; ``left_out`` counts records without features."""
+    known = int(np.isfinite(values).all(axis=1).sum())
+    counts = sheet.counts
+    return {
+        "written": str(out),
+        "site": site,
+        "records": len(sheet.records),
+        "predicted": known,
+        "left_out": len(values) - known,
+        "broken_rows": counts.broken,
+        "invalid_cells": sum(counts.invalid.values()),
+        "missing_cells": sum(counts.missing.values()),
+        "clamped_cells": sum(counts.clamped.values()),
+    }
+
+
+def compare(predicted: Integers, sheet: Sheet, model: Model) -> dict[str, Any]:
+    """Predictions by class and, where the file tells the classes, accuracy and confusion of labelled, predicted records."""
+    by_class = {name: int((predicted == index).sum()) for index, name in enumerate(model.classes)}
+    labels = sheet.records.labels
+    if labels is None:
+        return {"by_class": by_class, "labelled": 0, "accuracy": None, "confusion": None, "unlabelled": sheet.unlabelled}
+    used = (labels >= 0) & (predicted >= 0)
+    names = np.array(model.schema.classes)
+    truth, said = names[labels[used]], np.array(model.classes)[predicted[used]]
+    present = [name for name in model.schema.classes if (truth == name).any()]
+    confusion = {
+        "true": present,
+        "predicted": list(model.classes),
+        "counts": [[int(((truth == name) & (said == other)).sum()) for other in model.classes] for name in present],
+    }
+    accuracy = float(np.mean(truth == said)) if used.any() else None
+    return {"by_class": by_class, "labelled": int(used.sum()), "accuracy": accuracy, "confusion": confusion}
+
+
+def print_report(report: Mapping[str, Any], data: Path) -> None:
+    """The report for people."""
+    plain = {key.replace("_", " "): value for key, value in report.items() if key not in _TABLES and value is not None}
+    if report.get("accuracy") is not None:
+        plain["accuracy"] = f"{report['accuracy']:.1%} of {report['labelled']} records that have a class and a prediction"
+    plain.pop("unlabelled", None)
+    print_fields(plain, title=f"Predictions for {data}", as_json=False)
+    if (confusion := report.get("confusion")) is not None:
+        rows = [
+            {
+                "class": name,
+                **{f"predicted {other}": number for other, number in zip(confusion["predicted"], counts, strict=True)},
+            }
+            for name, counts in zip(confusion["true"], confusion["counts"], strict=True)
+        ]
+        print_rows(rows, title="Confusion", as_json=False, empty="No record has a class and a prediction.")
+    elif "by_class" in report:
+        rows = [{"class": name, "predicted": number} for name, number in report["by_class"].items()]
+        print_rows(rows, title="Predictions by class", as_json=False)
+        if report.get("unlabelled"):
+            print_line(f"No accuracy: {report['unlabelled']}")
+
+
+_TABLES = ("by_class", "confusion")

@@ -1,0 +1,256 @@
+"""A result as a model: from a bundle and new records to features, scores and classes.
+
+In three lines::
+
+    from veilsum_deploy.model import load_model
+    model = load_model("result")
+    predicted = [model.classes[index] for index in model.predict(model.read("new.csv"))]
+
+The steps are those of the study: columns are scaled by their public bounds, a projection or a frozen program makes features of
+them, the site's alignment moves these, a head scores them. A bundle is checked against what it says of itself before anything
+is computed; nothing in it runs. Models are applied here and not trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum_aggregation.alignment import local_map
+from veilsum_coordinator.results import Result, load_result
+from veilsum_deploy.recipe import Maps, MlpHead, OwnAlignment, ProjectionArrays, Recipe, parse_recipe
+from veilsum_participant.data.encode import encode_table
+from veilsum_participant.data.encoders import load_encoder
+from veilsum_participant.data.readers import read_table
+from veilsum_privacy.config import did_you_mean
+from veilsum_privacy.encoder import Program
+from veilsum_privacy.errors import HostileInput, Misuse
+from veilsum_privacy.features import exact_affine
+from veilsum_privacy.schema import DatasetSchema
+from veilsum_privacy.tasks.base import Records
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Encode = Callable[[Floats], Floats]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model to apply.
+
+    Attributes:
+        method: the method that made it.
+        schema: the columns that it reads; with a label where the result names one.
+        classes: names of the classes, in the order of the scores; empty for an encoder without a head.
+        recipe: the steps from columns to scores.
+        arrays: float64 arrays that the steps name.
+        program: the frozen program, for a result that needs one.
+    """
+
+    method: str
+    schema: DatasetSchema
+    classes: tuple[str, ...]
+    recipe: Recipe
+    arrays: Mapping[str, Floats]
+    program: Encode | None = None
+
+    @staticmethod
+    def from_result(result: Result, encoder: Path | Encode | None = None) -> Model:
+        """Make a model of a result.
+
+        Args:
+            result: a method's.
+            encoder: the file of the frozen program, or the program, for a result that names one.
+
+        Raises:
+            Misuse: the result is only read, or its program was not given.
+            ConfigurationError: the file is not the program that the result names.
+            HostileInput: the result contradicts itself; the message says where.
+        """
+        recipe, arrays = parse_recipe(result)
+        program: Encode | None = None
+        if isinstance(recipe.encoder, Program):
+            if encoder is None:
+                raise Misuse(
+                    f"This result needs the frozen program with SHA-256 {recipe.encoder.sha256}.",
+                    "Give its file as the encoder.",
+                )
+            program = load_encoder(encoder, recipe.encoder) if isinstance(encoder, Path) else encoder
+        return Model(result.method, recipe.schema, recipe.classes, recipe, arrays, program)
+
+    @property
+    def width(self) -> int:
+        """Number of features that the head takes."""
+        return self.recipe.width
+
+    def read(self, path: str | Path, *, labelled: bool = False) -> Records:
+        """Read the model's columns of a CSV, Parquet or npz file; with ``labelled``, its classes too.
+
+        Raises:
+            DataError: the file or a column is missing or unreadable.
+        """
+        schema = self.schema if labelled else self.schema.model_copy(update={"label": None})
+        return encode_table(read_table(Path(path), schema), schema)[0]
+
+    def features(
+        self,
+        records: Records,
+        site: str | None = None,
+        kept: Mapping[str, Floats] | None = None,
+        noise_std: Mapping[str, float] | None = None,
+    ) -> Floats:
+        """Features (n, m) of records: encoded, then aligned as the site's records were.
+
+        Args:
+            records: under the model's schema.
+            site: whose alignment is taken; needed where the result holds one map a site.
+            kept: blocks of the site's kept statistic in their own units; needed where a site makes its own map.
+            noise_std: standard deviation of the noise of each of these blocks; by default what the result says.
+
+        Returns:
+            a row of NaN for a record that the missing rule leaves out, or that the program finds invalid.
+
+        Raises:
+            Misuse: the records have other columns, or what the alignment needs was not given.
+            HostileInput: the result's alignment cannot be made of what it holds.
+        """
+        if records.features.shape[1] != self.schema.width:
+            raise Misuse(
+                f"The records have {records.features.shape[1]} features; the model reads {self.schema.width}.",
+                "Read them with the model's own schema.",
+            )
+        matrix, offset = self._alignment(site, kept, noise_std)
+        skip = self.recipe.missing_rule == "skip"
+        whole = _all(records.present) if skip else np.ones(len(records), dtype=np.bool_)
+        x = np.where(records.present & whole[:, None], records.features, 0.0)
+        if isinstance(self.recipe.encoder, ProjectionArrays):
+            named = self.recipe.encoder
+            x = exact_affine(x, self.arrays[named.matrix], self.arrays[named.offset])
+        elif self.program is not None:
+            x = self.program(x)
+        if matrix is not None and offset is not None:
+            finite = _all(np.isfinite(x))
+            whole &= finite
+            x = exact_affine(np.where(finite[:, None], x, 0.0), matrix, offset)
+        return cast(Floats, np.where(whole[:, None], x, np.nan))
+
+    def scores(
+        self,
+        records: Records,
+        site: str | None = None,
+        kept: Mapping[str, Floats] | None = None,
+        noise_std: Mapping[str, float] | None = None,
+    ) -> Floats:
+        """Scores (n, K): the class with the largest is predicted; NaN where :meth:`features` are.
+
+        Raises:
+            Misuse: the result has no head; and as :meth:`features`.
+        """
+        head = self.recipe.head
+        if head is None:
+            raise Misuse("This result makes features and holds no classifier.", "Ask for features instead.")
+        x = self.features(records, site, kept, noise_std)
+        if isinstance(head, MlpHead):
+            for index, (weight, bias) in enumerate(head.layers):
+                x = np.maximum(x, 0.0) if index else x
+                x = x @ self.arrays[weight].T + self.arrays[bias]
+            return x
+        result: Floats = x @ self.arrays[head.weights].T + self.arrays[head.bias]
+        return result
+
+    def predict(
+        self,
+        records: Records,
+        site: str | None = None,
+        kept: Mapping[str, Floats] | None = None,
+        noise_std: Mapping[str, float] | None = None,
+    ) -> NDArray[np.int64]:
+        """Indices (n,) into ``classes``; -1 for a record without scores. Raises as :meth:`scores`."""
+        return best_class(self.scores(records, site, kept, noise_std))
+
+    def with_schema(self, schema: DatasetSchema) -> Model:
+        """The model reading files as another schema says: names of columns, bounds and categories must be the same.
+
+        Raises:
+            Misuse: they are not.
+        """
+        if schema.columns != self.schema.columns:
+            raise Misuse(
+                "The schema describes other columns than the result.", "Give the schema that the study was made with."
+            )
+        return replace(self, schema=schema)
+
+    def _alignment(
+        self, site: str | None, kept: Mapping[str, Floats] | None, noise_std: Mapping[str, float] | None
+    ) -> tuple[Floats | None, Floats | None]:
+        alignment = self.recipe.alignment
+        if alignment is None:
+            return None, None
+        if isinstance(alignment, Maps):
+            if site is None:
+                raise Misuse("This result aligns the features of each site.", f"Name one: {', '.join(alignment.sites[:20])}.")
+            if site not in alignment.sites:
+                raise Misuse(f"This result has no alignment for {site!r}.", did_you_mean(site, alignment.sites))
+            index = alignment.sites.index(site)
+            return self.arrays[alignment.matrix][index], self.arrays[alignment.offset][index]
+        return self._own_alignment(alignment, kept, noise_std)
+
+    def _own_alignment(
+        self, alignment: OwnAlignment, kept: Mapping[str, Floats] | None, noise_std: Mapping[str, float] | None
+    ) -> tuple[Floats, Floats]:
+        if kept is None:
+            raise Misuse(
+                f"This result is aligned by what a site kept of the task {alignment.source!r}.",
+                "Apply it at a site that took part, which has it in its state file.",
+            )
+        noise = alignment.noise_std if noise_std is None else noise_std
+        if noise is None:
+            raise Misuse("It is not known how much noise the kept statistic has.", "Give noise_std; without noise, zeros.")
+        reference = {name: self.arrays[array] for name, array in alignment.reference.items()}
+        try:
+            own = local_map(alignment.kind, kept, noise, reference, tau=alignment.tau)
+        except (KeyError, ValueError) as error:
+            raise HostileInput(
+                "The result's reference does not fit the kept statistic.", "Take the result of the study that it was kept for."
+            ) from error
+        if own.matrix.shape != (self.width, self.width):
+            raise HostileInput("The kept statistic is of other features than the result's.", "Take the same study's.")
+        return own.matrix, own.offset
+
+
+def load_model(directory: str | Path, encoder: str | Path | None = None) -> Model:
+    """Load a result's bundle as a model.
+
+    Args:
+        directory: of ``manifest.json``.
+        encoder: file of the frozen program, for a result that names one.
+
+    Raises:
+        HostileInput, Misuse: as :func:`veilsum_coordinator.results.load_result` and :meth:`Model.from_result`.
+    """
+    return Model.from_result(load_result(Path(directory)), None if encoder is None else Path(encoder))
+
+
+def best_class(scores: Floats) -> NDArray[np.int64]:
+    """Index of the largest score (n,) of scores (n, K), the first of equal ones; -1 in rows that are not finite."""
+    known = _all(np.isfinite(scores))
+    best: NDArray[np.int64] = np.argmax(np.where(known[:, None], scores, 0.0), axis=1).astype(np.int64)
+    best[~known] = -1
+    return best
+
+
+def probabilities(scores: Floats) -> Floats:
+    """Softmax of scores (n, K) over the classes: what the scores mean where they are log posteriors up to a constant."""
+    shifted: Any = scores - scores.max(axis=1, keepdims=True)
+    exponents = np.exp(shifted)
+    result: Floats = exponents / exponents.sum(axis=1, keepdims=True)
+    return result
+
+
+def _all(mask: Bools) -> Bools:
+    return cast(Bools, np.logical_and.reduce(mask, axis=1))

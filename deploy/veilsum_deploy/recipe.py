@@ -1,0 +1,258 @@
+"""What a result says of its own application: parsed from its manifest and checked against its arrays.
+
+Every step that a result names must be known here: one that is not would silently be left out, and the predictions be others
+than the study's. So an unknown key is an error. This module computes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
+
+from veilsum_coordinator.results import Result
+from veilsum_privacy.config import explain
+from veilsum_privacy.encoder import Program, Projection, check_projection
+from veilsum_privacy.errors import HostileInput, Misuse
+from veilsum_privacy.schema import Column, ColumnName, DatasetSchema, Frozen, Label, Name, Real
+
+Floats = NDArray[np.float64]
+Array = Annotated[str, Field(min_length=1, max_length=256)]
+"""The name of an array in the bundle."""
+
+_AGAIN = "Fetch the result again; a newer version of veilsum may have made it."
+
+
+class ProjectionArrays(Frozen):
+    """An affine encoder in the bundle: x -> matrix x + offset, ``matrix`` (m, inputs), ``offset`` (m,), with its digest."""
+
+    kind: Literal["projection"]
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    matrix: Array
+    offset: Array
+
+
+class Maps(Frozen):
+    """One affine map a site: ``matrix`` (sites, m, m) and ``offset`` (sites, m), in the order of ``sites``."""
+
+    kind: Literal["maps"]
+    sites: tuple[Name, ...] = Field(min_length=1)
+    matrix: Array
+    offset: Array
+
+
+class OwnAlignment(Frozen):
+    """A map that each site makes of what it kept of the task ``source``, and of the bundle's reference.
+
+    Attributes:
+        reference: by the name that :func:`veilsum_aggregation.alignment.local_map` knows, the name of the array.
+        noise_std: standard deviation of the noise in the kept statistic, by block, in the block's own units.
+    """
+
+    kind: Literal["barycenter", "two-way"]
+    source: Name
+    tau: Real = Field(ge=0, le=1)
+    reference: dict[Array, Array]
+    noise_std: dict[str, Annotated[Real, Field(ge=0)]] | None = None
+
+
+class LinearArrays(Frozen):
+    """Scores features @ weights.T + bias: ``weights`` (K, m), ``bias`` (K,)."""
+
+    kind: Literal["linear"]
+    weights: Array
+    bias: Array
+
+
+class MlpHead(Frozen):
+    """Affine layers with a rectifier between them; each a weight (out, in) and a bias (out,)."""
+
+    kind: Literal["mlp"]
+    layers: tuple[tuple[Array, Array], ...] = Field(min_length=1, max_length=64)
+    activation: Literal["relu"]
+
+
+class FileForm(Frozen):
+    """How the study's files were read: the schema's keys besides its columns."""
+
+    label: Label | None = None
+    header: bool = True
+    order: tuple[ColumnName, ...] = ()
+    missing: tuple[str, ...] = DatasetSchema.model_fields["missing"].default
+
+
+def _alignment_kind(value: Any) -> str:
+    kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
+    return "maps" if kind == "maps" else "own"
+
+
+class _Application(BaseModel):
+    """The manifest's ``application``; ``scaling``, ``missing`` and ``scores`` are words for people."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    features: tuple[Column, ...] = Field(min_length=1, max_length=4096)
+    file: FileForm = FileForm()
+    scaling: str = ""
+    missing: str = ""
+    missing_rule: Literal["skip", "centre"] = "centre"
+    encoder: Annotated[ProjectionArrays | Program, Field(discriminator="kind")] | None = None
+    alignment: (
+        Annotated[Annotated[Maps, Tag("maps")] | Annotated[OwnAlignment, Tag("own")], Discriminator(_alignment_kind)] | None
+    ) = None
+    head: Annotated[LinearArrays | MlpHead, Field(discriminator="kind")] | None = None
+    classes: tuple[Name, ...] = ()
+    scores: str = ""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The steps from columns to scores, in this order.
+
+    Attributes:
+        schema: the columns that are read.
+        missing_rule: ``skip``: a record with an absent value gets no scores; ``centre``: absent values are taken as 0.
+        encoder: None where the scaled columns are the features.
+        alignment, head: None for none.
+        classes: names of the head's classes.
+        width: features that the alignment and the head take.
+    """
+
+    schema: DatasetSchema
+    missing_rule: Literal["skip", "centre"]
+    encoder: ProjectionArrays | Program | None
+    alignment: Maps | OwnAlignment | None
+    head: LinearArrays | MlpHead | None
+    classes: tuple[Name, ...]
+    width: int
+
+
+def parse_recipe(result: Result) -> tuple[Recipe, dict[str, Floats]]:
+    """The steps of a result, and the arrays that they name in float64.
+
+    Raises:
+        Misuse: the result says nothing of an application.
+        HostileInput: what it says is malformed or contradicts its arrays.
+    """
+    if not isinstance(result.application, Mapping):
+        raise HostileInput("The result's application is malformed.", _AGAIN)
+    if not result.application:
+        raise Misuse(f"A result of {result.method} is only read.", "There is nothing in it to apply to records.")
+    given = dict(result.application)
+    if "head" not in given and {"weights", "bias"} <= set(result.arrays):  # results of the first version
+        given["head"] = {"kind": "linear", "weights": "weights", "bias": "bias"}
+    try:
+        parsed = _Application.model_validate(given)
+        form = parsed.file
+        schema = DatasetSchema(
+            columns=parsed.features,
+            label=form.label,
+            header=form.header,
+            order=form.order,
+            missing=form.missing,
+            max_records=2**24,
+        )
+    except ValidationError as error:
+        raise HostileInput(
+            f"The result's application is malformed: {' '.join(explain(error, _Application))}", _AGAIN
+        ) from error
+    arrays = _Arrays(result.arrays)
+    width = _width(parsed, schema, arrays)
+    _check_alignment(parsed.alignment, width, arrays)
+    _check_head(parsed, width, arrays)
+    recipe = Recipe(
+        schema=schema,
+        missing_rule=parsed.missing_rule,
+        encoder=parsed.encoder,
+        alignment=parsed.alignment,
+        head=parsed.head,
+        classes=parsed.classes,
+        width=width,
+    )
+    return recipe, arrays.taken
+
+
+class _Arrays:
+    """A bundle's arrays, taken by name and shape."""
+
+    def __init__(self, given: Mapping[str, NDArray[Any]]) -> None:
+        self._given = given
+        self.taken: dict[str, Floats] = {}
+
+    def take(self, name: str, *shape: int | None) -> Floats:
+        """An array; None leaves the length of an axis open."""
+        array = self._given.get(name)
+        if array is None:
+            raise HostileInput(f"The result names an array {name!r} that it does not hold.", _AGAIN)
+        fits = array.ndim == len(shape) and all(want in (None, have) for want, have in zip(shape, array.shape, strict=True))
+        if array.dtype.kind != "f" or not fits:
+            wanted = "x".join("any" if length is None else str(length) for length in shape)
+            raise HostileInput(
+                f"The result's array {name!r} is {array.dtype} of shape {array.shape}, not real {wanted}.", _AGAIN
+            )
+        if not np.isfinite(array).all():
+            raise HostileInput(f"The result's array {name!r} holds a value that is not finite.", _AGAIN)
+        self.taken[name] = array.astype(np.float64)
+        return self.taken[name]
+
+
+def _width(parsed: _Application, schema: DatasetSchema, arrays: _Arrays) -> int:
+    """Number of features after the encoder."""
+    encoder = parsed.encoder
+    if encoder is None:
+        return schema.width
+    if isinstance(encoder, Program):
+        if encoder.size != schema.width:
+            raise HostileInput(f"The result's program takes {encoder.size} values; its columns give {schema.width}.", _AGAIN)
+        return encoder.width
+    matrix = arrays.take(encoder.matrix, None, schema.width)
+    offset = arrays.take(encoder.offset, len(matrix))
+    try:
+        declared = Projection(sha256=encoder.sha256, inputs=schema.width, width=len(matrix))
+    except ValidationError as error:
+        raise HostileInput("The result's projection is empty or too large.", _AGAIN) from error
+    check_projection(declared, matrix, offset)
+    return len(matrix)
+
+
+def _check_alignment(alignment: Maps | OwnAlignment | None, width: int, arrays: _Arrays) -> None:
+    if isinstance(alignment, Maps):
+        if len(set(alignment.sites)) != len(alignment.sites):
+            raise HostileInput("The result's alignment names a site twice.", _AGAIN)
+        arrays.take(alignment.matrix, len(alignment.sites), width, width)
+        arrays.take(alignment.offset, len(alignment.sites), width)
+    elif alignment is not None:
+        shapes: dict[str, tuple[int | None, ...]] = {
+            "reference.mean": (width,),
+            "reference.covariance": (width, width),
+            "reference.class_means": (None, width),
+            "reference.within": (width, width),
+            "reference.scalars": (None,),
+        }
+        for name, array in alignment.reference.items():
+            if name not in shapes:
+                raise HostileInput(f"The result's alignment has an unknown reference {name!r}.", _AGAIN)
+            arrays.take(array, *shapes[name])
+
+
+def _check_head(parsed: _Application, width: int, arrays: _Arrays) -> None:
+    head, classes = parsed.head, parsed.classes
+    if head is None:
+        return
+    if not classes or len(set(classes)) != len(classes):
+        raise HostileInput("The result has a classifier without distinct classes.", _AGAIN)
+    for weight, bias, rows in _layers(head, len(classes)):
+        width = len(arrays.take(bias, len(arrays.take(weight, rows, width))))
+
+
+def _layers(head: LinearArrays | MlpHead, classes: int) -> Iterator[tuple[str, str, int | None]]:
+    """Names of weight and bias, and how many rows they must have, of each layer."""
+    if isinstance(head, LinearArrays):
+        yield head.weights, head.bias, classes
+        return
+    for index, (weight, bias) in enumerate(head.layers):
+        yield weight, bias, classes if index == len(head.layers) - 1 else None

@@ -1,0 +1,99 @@
+"""A study over a frozen program: every site runs its own file, sums are over its features, and a site without it refuses."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from support.federation import TestBed, make_bed, make_request, schema_of
+from veilsum_participant.config import EncoderConfig
+from veilsum_participant.policy import term_faults
+from veilsum_privacy.encoder import Program
+from veilsum_privacy.errors import ConfigurationError, HostileInput, RefusalCode
+from veilsum_privacy.study import Study, parse_study
+
+INPUTS, WIDTH, ROWS = 6, 4, 30
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def program() -> tuple[nn.Module, bytes, Program]:
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Linear(INPUTS, 8), nn.Tanh(), nn.Linear(8, WIDTH)).eval()
+    buffer = io.BytesIO()
+    torch.jit.save(torch.jit.script(net), buffer)
+    data = buffer.getvalue()
+    digest = hashlib.sha256(data).hexdigest()
+    return net, data, Program(format="torchscript", sha256=digest, inputs=(2, 3), width=WIDTH)
+
+
+def _data() -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    rng = np.random.default_rng(2)
+    return {name: (rng.uniform(-1, 1, (ROWS, INPUTS)), rng.integers(0, 2, ROWS)) for name in "abc"}
+
+
+def _bed(tmp_path: Path, data: bytes, sites: str) -> TestBed:
+    bed = make_bed(tmp_path, _data())
+    for name in sites:
+        path = tmp_path / f"{name}.pt"
+        path.write_bytes(data)
+        site = bed.sites[name]
+        bed.sites[name].config = site.config.model_copy(update={"encoders": {"own-name": EncoderConfig(path=path)}})
+    return bed
+
+
+def _study(bed: TestBed, declared: Program) -> Study:
+    request = make_request(schema_of(INPUTS), "fedcgs", None)
+    request = request.model_copy(update={"encoder": declared, "parameters": {"clip": 0.5}})
+    return bed.compile(request)
+
+
+def test_the_sums_are_of_the_programs_features(tmp_path: Path, program: tuple[nn.Module, bytes, Program]) -> None:
+    net, data, declared = program
+    flat = declared.model_copy(update={"inputs": (INPUTS,)})
+    bed = _bed(tmp_path, data, "abc")
+    study = _study(bed, flat)
+    local = bed.local
+    task = study.tasks[0]
+    release = local.prepare(local.submit(study, bed.analyst)).sum(task.label)
+    x = np.concatenate([features for features, _ in _data().values()])
+    y = np.concatenate([labels for _, labels in _data().values()])
+    with torch.no_grad():
+        features = net(torch.from_numpy(x.astype(np.float32))).numpy().astype(np.float64)
+    clip = float.fromhex(task.parameters["clip"])
+    features *= np.minimum(1.0, clip / np.linalg.norm(features, axis=1))[:, None]
+    sums = np.array([features[y == label].sum(axis=0) for label in (0, 1)])
+    np.testing.assert_allclose(release.values["sums"], sums, atol=2e-3)
+    assert release.cohort == ("a", "b", "c")
+
+
+def test_a_site_without_the_file_refuses_before_it_enrols(tmp_path: Path, program: tuple[nn.Module, bytes, Program]) -> None:
+    _, data, declared = program
+    flat = declared.model_copy(update={"inputs": (INPUTS,)})
+    bed = _bed(tmp_path, data, "ab")
+    (tmp_path / "b.pt").write_bytes(data + b"x")
+    study = _study(bed, flat)
+    found = {name: list(term_faults(study, site.config, name, None)) for name, site in bed.sites.items()}
+    assert found["a"] == []
+    assert [fault.code for fault in found["b"]] == [fault.code for fault in found["c"]] == [RefusalCode.TASK]
+    assert hashlib.sha256(data + b"x").hexdigest() in found["b"][0].message
+    assert "none is configured" in found["c"][0].message
+
+
+def test_a_program_of_other_columns_is_refused_by_everyone(tmp_path: Path, program: tuple[nn.Module, bytes, Program]) -> None:
+    _, data, declared = program
+    bed = _bed(tmp_path, data, "abc")
+    assert declared.size == INPUTS
+    study = _study(bed, declared)
+    wrong = declared.model_copy(update={"inputs": (7,)})
+    with pytest.raises(ConfigurationError, match=r"takes 7 features; the schema has 6"):
+        _study(bed, wrong)
+    forged = study.model_copy(update={"encoder": wrong})
+    with pytest.raises(HostileInput, match="the encoder takes 7 features; the columns give 6"):
+        parse_study(forged.to_bytes())
