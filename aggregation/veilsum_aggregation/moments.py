@@ -12,6 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_aggregation.shrinkage import project_psd as project_psd
+from veilsum_aggregation.shrinkage import shrink_noised as shrink_noised
+from veilsum_aggregation.shrinkage import shrink_oas as shrink_oas
+
 Floats = NDArray[np.float64]
 
 NOISE_FLOOR = 3.0
@@ -103,13 +107,6 @@ def symmetric(diagonal: Floats, upper: Floats) -> Floats:
     return matrix
 
 
-def project_psd(matrix: Floats, floor: float = 0.0) -> Floats:
-    """The symmetric matrix with eigenvalues of at least ``floor`` that is nearest to ``matrix`` in Frobenius norm."""
-    values, vectors = np.linalg.eigh((matrix + matrix.T) / 2.0)
-    projected: Floats = (vectors * np.maximum(values, floor)) @ vectors.T
-    return (projected + projected.T) / 2.0
-
-
 def covariance(number: float, total: Floats, second: Floats) -> Floats:
     """Population covariance (d, d) from a count, a sum (d,) and raw second moments (d, d); not projected."""
     m = total / number
@@ -159,50 +156,3 @@ def within_covariance_error(
     else:
         sums = math.hypot(mi * sums_std, mj * sums_std, product)
     return math.hypot(second_std, math.sqrt(classes) * math.hypot(sums, (mi * mj - covariance) * counts_std)) / number
-
-
-def shrink_oas(matrix: Floats, number: float) -> Floats:
-    """Oracle approximating shrinkage of a covariance towards its mean variance (Chen et al. 2010, equation 23).
-
-    For covariances without noise: intensity min(1, (a + u^2) / ((n + 1) (a - u^2 / d))) with a the mean of the squared
-    entries and u the mean variance, as scikit-learn has it.
-    """
-    d = len(matrix)
-    mean_variance = float(np.trace(matrix)) / d
-    alpha = float(np.mean(matrix**2))
-    denominator = (number + 1.0) * (alpha - mean_variance**2 / d)
-    intensity = 1.0 if denominator <= 0 else min(1.0, (alpha + mean_variance**2) / denominator)
-    shrunk: Floats = (1.0 - intensity) * matrix + intensity * mean_variance * np.eye(d)
-    return shrunk
-
-
-def shrink_noised(matrix: Floats, number: float, square_std: float, product_std: float) -> Floats:
-    """Shrink a covariance whose second moments carry noise, variances and covariances each by their own reliability.
-
-    Linear shrinkage in the manner of Ledoit and Wolf (2004), intensity = expected squared error / observed squared distance
-    from the target: variances towards their mean u with error d (q^2 + 2 u^2 / n), covariances towards 0 with error
-    d (d - 1) (p^2 + u^2 / n), where q = square_std / n and p = product_std / n are the noise of one entry and the second terms
-    are sampling errors near the target. Then eigenvalues are raised to what the noise left in can fake: the edge
-    2 p sqrt(d) of its spectrum (Wigner), times what remains of it, but never above u. The result is positive definite.
-
-    Args:
-        matrix: (d, d) symmetric, possibly indefinite.
-        number: effective number of records n.
-        square_std, product_std: noise of the sums of x_i^2 and of x_i x_j.
-    """
-    d = len(matrix)
-    variances = np.diag(matrix)
-    u = float(np.mean(variances))
-    q, p = square_std / number, product_std / number
-    if not u > 0.0:  # the noise ate the variances: all that is left is that they are about alike
-        return float(max(q, np.finfo(np.float64).tiny ** 0.5)) * np.eye(d)
-    off = matrix - np.diag(variances)
-    alike = _intensity(d * (q**2 + 2.0 * u**2 / number), float(np.sum((variances - u) ** 2)))
-    apart = _intensity(d * (d - 1) * (p**2 + u**2 / number), float(np.sum(off**2)))
-    shrunk = np.diag((1.0 - alike) * variances + alike * u) + (1.0 - apart) * off
-    edge = 2.0 * math.sqrt(d) * (1.0 - apart) * p
-    return project_psd(shrunk, floor=min(u, max(edge, 1e-4 * u)))
-
-
-def _intensity(error: float, distance: float) -> float:
-    return 1.0 if error >= distance else error / distance

@@ -1,14 +1,16 @@
-"""Linear discriminants: equal to scikit-learn's with the same moments, shrinkage and priors."""
+"""Linear discriminants equal to scikit-learn's with the same moments, shrinkage and priors; averages of heads."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.stats import multivariate_normal
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from veilsum_aggregation import moments
-from veilsum_aggregation.heads import LinearHead, lda_head
+from veilsum_aggregation.heads import LinearHead, average_heads, lda_head
 
 RNG = np.random.default_rng(11)
 
@@ -63,3 +65,47 @@ def test_unusable_moments_are_refused() -> None:
         lda_head(np.zeros((2, 2)), np.eye(2), np.array([0.0, 1.0]), ("a", "b"))
     with pytest.raises(ValueError, match="do not fit"):
         LinearHead(np.zeros((2, 3)), np.zeros(3), ("a", "b"))
+
+
+def softmax_like(rng: np.random.Generator, classes: tuple[str, ...], d: int = 3) -> LinearHead:
+    weights, bias = rng.standard_normal((len(classes), d)), rng.standard_normal(len(classes))
+    return LinearHead(weights - weights.mean(axis=0), bias - bias.mean(), classes)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.integers(1, 5), st.booleans())
+def test_average_of_heads_over_the_same_classes_is_the_weighted_mean(seed: int, s: int, k: int, equal: bool) -> None:
+    rng = np.random.default_rng(seed)
+    heads = [softmax_like(rng, tuple(f"c{i}" for i in range(k))) for _ in range(s)]
+    weights = None if equal else rng.uniform(0.1, 5, s)
+    average = average_heads(heads, weights)
+    np.testing.assert_allclose(average.weights, np.average([h.weights for h in heads], axis=0, weights=weights), atol=1e-14)
+    np.testing.assert_allclose(average.bias, np.average([h.bias for h in heads], axis=0, weights=weights), atol=1e-14)
+
+
+def test_heads_vote_on_the_classes_that_they_name() -> None:
+    one, two = softmax_like(RNG, ("a", "b")), softmax_like(RNG, ("c", "b"))
+    average = average_heads([one, two], np.array([1.0, 3.0]))
+    assert average.classes == ("a", "b", "c")
+    expected = [one.weights[0], (one.weights[1] + 3 * two.weights[1]) / 4, two.weights[0]]
+    np.testing.assert_allclose(average.weights, expected)
+    np.testing.assert_allclose(average.bias, [one.bias[0], (one.bias[1] + 3 * two.bias[1]) / 4, two.bias[0]])
+
+
+def test_votes_per_class() -> None:
+    heads = [softmax_like(RNG, ("a", "b", "c")) for _ in range(3)]
+    average = average_heads(heads, np.array([[1.0, 0.0, 0.0], [1.0, 2.0, 0.0], [0.0, 2.0, 0.0]]))
+    np.testing.assert_allclose(average.weights[0], (heads[0].weights[0] + heads[1].weights[0]) / 2)
+    np.testing.assert_allclose(average.weights[1], (heads[1].weights[1] + heads[2].weights[1]) / 2)
+    # No one votes on the last class: all that name it count alike, and nothing is divided by 0.
+    np.testing.assert_allclose(average.weights[2], np.mean([head.weights[2] for head in heads], axis=0))
+
+
+def test_heads_that_cannot_be_averaged_are_refused() -> None:
+    head = softmax_like(RNG, ("a", "b"))
+    for heads in ([], [head, softmax_like(RNG, ("a", "b"), 4)]):
+        with pytest.raises(ValueError, match="same features"):
+            average_heads(heads, np.ones(len(heads)))
+    for weights in (np.ones(3), np.array([1.0, -1.0]), np.array([1.0, np.nan]), np.ones((2, 3))):
+        with pytest.raises(ValueError, match="weights"):
+            average_heads([head, head], weights)

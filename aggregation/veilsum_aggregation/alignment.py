@@ -1,0 +1,225 @@
+"""From one site's moments to its alignment map: the same function for a coordinator with per-site releases and for the site.
+
+Moments come as the blocks of the tasks gaussian-moments and class-moments, in their own units, with the noise of each block.
+What is built from them is post-processing of these blocks. Where the blocks are noised, clear moments must not be given
+instead: a map from clear local moments would break the sensitivity of all that follows. A site whose count is within its noise
+gets the identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum_aggregation import moments
+from veilsum_aggregation.gaussian import AffineMap, Gaussian, transport_map
+from veilsum_aggregation.shrinkage import noise_ridge, shrink_noised, shrink_oas, shrink_ridge
+from veilsum_aggregation.two_way import (
+    SiteMoments,
+    TwoWay,
+    effective_counts,
+    two_way_local,
+    two_way_map,
+    whitening,
+)
+
+Floats = NDArray[np.float64]
+Kind = Literal["barycenter", "two-way"]
+Shrinkage = Literal["auto", "oas", "noised", "ridge"]
+
+MEAN, COVARIANCE = "reference.mean", "reference.covariance"
+CLASS_MEANS, WITHIN, SCALARS = "reference.class_means", "reference.within", "reference.scalars"
+
+
+@dataclass(frozen=True)
+class ClassStatistics:
+    """One site's class means and its within-class covariance.
+
+    Attributes:
+        counts: (K,) records; 0 for a class whose count is within its noise.
+        means: (K, d); zeros where the count is 0.
+        within: (d, d) positive semidefinite.
+        degrees: degrees of freedom of ``within``: records less present classes.
+        sums_std: noise of one coordinate of a class sum.
+    """
+
+    counts: Floats
+    means: Floats
+    within: Floats
+    degrees: float
+    sums_std: float
+
+
+def site_gaussian(
+    blocks: Mapping[str, Floats], noise: Mapping[str, float], *, shrinkage: Shrinkage = "auto"
+) -> tuple[float, Gaussian] | None:
+    """Count and shrunk Gaussian proxy of one site from ``count`` (1,), ``sum`` (m,), ``squares`` (m,) and ``products``.
+
+    Class moments will do as well: ``counts`` and ``sums`` are then added over the classes. Noise of std s on the sum makes
+    its outer product too large by s^2 on the diagonal in expectation; that is given back.
+
+    Args:
+        blocks: released or kept blocks of one site; ``products`` (m (m - 1) / 2,) may be absent where m is 1.
+        noise: standard deviation of one entry of each block; an absent name is 0.
+        shrinkage: "auto" is OAS without noise, :func:`shrink_noised` with it.
+
+    Returns:
+        None where the count is within its noise.
+    """
+    if "count" in blocks:
+        number, total = float(blocks["count"].sum()), blocks["sum"]
+        number_std, total_std = noise.get("count", 0.0), noise.get("sum", 0.0)
+    else:
+        number, total = float(blocks["counts"].sum()), blocks["sums"].sum(axis=0)
+        root = len(blocks["counts"]) ** 0.5
+        number_std, total_std = noise.get("counts", 0.0) * root, noise.get("sums", 0.0) * root
+    if moments.within_noise(number, number_std):
+        return None
+    second, square_std, product_std = _second(blocks, noise)
+    matrix = moments.covariance(number, total, second) + (total_std / number) ** 2 * np.eye(len(total))
+    if float(np.trace(matrix)) <= 1e-12 * float(np.trace(second)) / number:
+        matrix = np.zeros_like(matrix)  # what cancellation leaves of one record, or of equal ones, is no spread
+    return number, Gaussian(total / number, _shrunk(matrix, number, square_std, product_std, shrinkage))
+
+
+def class_statistics(
+    blocks: Mapping[str, Floats], noise: Mapping[str, float], *, shrinkage: Shrinkage = "auto"
+) -> ClassStatistics | None:
+    """Class means and within-class covariance of one site from ``counts`` (K,), ``sums`` (K, m) and second moments.
+
+    Second moments are pooled (``squares`` (m,), ``products``) or per class ((K, m) and (K, m (m - 1) / 2), added up here). A
+    class within its noise is left out of the means; what it put into pooled second moments stays, as a little extra spread.
+    Without noise the covariance is not shrunk, since :func:`two_way_map` shrinks it to the pooled one; with noise it is.
+
+    Returns:
+        None where all records together, or each class, are within the noise.
+    """
+    counts, sums = blocks["counts"], blocks["sums"]
+    counts_std, sums_std = noise.get("counts", 0.0), noise.get("sums", 0.0)
+    present = np.array([not moments.within_noise(float(n), counts_std) for n in counts])
+    total = float(counts.sum())
+    if not present.any() or moments.within_noise(total, counts_std * len(counts) ** 0.5):
+        return None
+    known: Floats = np.where(present, counts, 0.0)
+    means: Floats = np.where(present[:, None], sums, 0.0) / np.where(present, counts, 1.0)[:, None]
+    second, square_std, product_std = _second(blocks, noise)
+    number = float(known.sum())
+    degrees = max(number - float(present.sum()), 0.0)
+    within = moments.within_covariance(counts[present], sums[present], second, sums_std)
+    if degrees > 0.0:
+        within *= number / degrees  # unbiased: small classes would look narrower than they are
+    noised = square_std > 0.0 or product_std > 0.0
+    if noised or shrinkage != "auto":
+        within = _shrunk(within, max(degrees, 1.0), square_std, product_std, shrinkage)
+    else:
+        within = moments.project_psd(within)
+    return ClassStatistics(known, means, within, degrees, sums_std)
+
+
+def stack(sites: Sequence[ClassStatistics]) -> SiteMoments:
+    """Several sites' moments for :func:`veilsum_aggregation.two_way.fit_two_way`, in order; of their noise the largest."""
+    return SiteMoments(
+        np.array([site.counts for site in sites]),
+        np.array([site.means for site in sites]),
+        np.array([site.within for site in sites]),
+        np.array([site.degrees for site in sites]),
+        max(site.sums_std for site in sites),
+    )
+
+
+def reference_arrays(reference: Gaussian | TwoWay) -> dict[str, Floats]:
+    """The arrays by which a reference is broadcast, that :func:`local_map` reads.
+
+    A barycenter: ``reference.mean`` (m,), ``reference.covariance`` (m, m). A two-way reference: ``reference.class_means``
+    (K, m), ``reference.within`` (m, m), ``reference.scalars`` (2,): v_d and v_e.
+    """
+    if isinstance(reference, Gaussian):
+        return {MEAN: reference.mean, COVARIANCE: reference.covariance}
+    scalars = np.array([reference.shift_variance, reference.residual_variance])
+    return {CLASS_MEANS: reference.class_means, WITHIN: reference.within, SCALARS: scalars}
+
+
+def local_map(
+    kind: Kind,
+    blocks: Mapping[str, Floats],
+    noise: Mapping[str, float],
+    reference: Mapping[str, Floats],
+    *,
+    tau: float = 0.4,
+    shrinkage: Shrinkage = "auto",
+) -> AffineMap:
+    """The alignment map of one site.
+
+    Args:
+        kind: "barycenter" moves the site's Gaussian the share ``tau`` of the way to the reference (SLOT-Align); "two-way"
+            takes the site's shift out whole and moves its within-class covariance the share ``tau`` of the way.
+        blocks: the site's moments: of all classes pooled, or class moments; "two-way" needs class moments.
+        noise: standard deviation of one entry of each block; an absent name is 0.
+        reference: see :func:`reference_arrays`.
+        tau: in [0, 1].
+        shrinkage: see :func:`site_gaussian`.
+
+    Raises:
+        ValueError: ``tau`` is outside [0, 1], the kind is unknown, or shapes do not fit.
+        KeyError: a block or an array is missing.
+    """
+    if not 0.0 <= tau <= 1.0:
+        raise ValueError("tau must be between 0 and 1")
+    if kind == "barycenter":
+        target = Gaussian(reference[MEAN], reference[COVARIANCE])
+        found = site_gaussian(blocks, noise, shrinkage=shrinkage)
+        if found is None:
+            return AffineMap.identity(target.dimension)
+        return transport_map(found[1], target).interpolate(tau)
+    if kind != "two-way":
+        raise ValueError(f'an alignment is "barycenter" or "two-way", not {kind!r}')
+    statistics = class_statistics(blocks, noise, shrinkage=shrinkage)
+    class_means, pooled = reference[CLASS_MEANS], reference[WITHIN]
+    if statistics is None:
+        return AffineMap.identity(len(pooled))
+    shift, _ = local_step(statistics, reference)
+    return two_way_map(shift, class_means.mean(axis=0), statistics.within, pooled, statistics.degrees, tau=tau)
+
+
+def local_step(statistics: ClassStatistics, reference: Mapping[str, Floats]) -> tuple[Floats, dict[str, Floats]]:
+    """One site's shift (m,) in the features' units, and its summands of :func:`veilsum_aggregation.two_way.two_way_update`.
+
+    The summands are in space whitened by ``reference.within``. Without ``reference.class_means`` it is the first step: no
+    shift, and only what the first class means are made of.
+    """
+    pooled, scalars, class_means = reference[WITHIN], reference[SCALARS], reference.get(CLASS_MEANS)
+    k, d = statistics.means.shape
+    if pooled.shape != (d, d) or scalars.shape != (2,) or (class_means is not None and class_means.shape != (k, d)):
+        raise ValueError(f"class means of {k} classes and {d} features do not fit the reference")
+    whiten, colour, _ = whitening(pooled)
+    counts = effective_counts(statistics.counts, statistics.sums_std, whiten)
+    centred = None if class_means is None else class_means @ whiten
+    shift, sums = two_way_local(counts, statistics.means @ whiten, centred, float(scalars[0]), float(scalars[1]))
+    return shift @ colour, sums
+
+
+def _second(blocks: Mapping[str, Floats], noise: Mapping[str, float]) -> tuple[Floats, float, float]:
+    """Pooled raw second moments (m, m), and the noise of its diagonal and of its other entries."""
+    squares = blocks["squares"]
+    m = squares.shape[-1]
+    # Without products (one feature, or diagonal moments) covariances are taken as 0.
+    products = blocks.get("products", np.zeros((*squares.shape[:-1], m * (m - 1) // 2)))
+    square_std, product_std = noise.get("squares", 0.0), noise.get("products", 0.0)
+    if squares.ndim == 2:
+        root = len(squares) ** 0.5
+        squares, products = squares.sum(axis=0), products.sum(axis=0)
+        square_std, product_std = square_std * root, product_std * root
+    return moments.symmetric(squares, products), square_std, product_std
+
+
+def _shrunk(matrix: Floats, number: float, square_std: float, product_std: float, shrinkage: Shrinkage) -> Floats:
+    noised = square_std > 0.0 or product_std > 0.0
+    if shrinkage == "ridge":
+        return shrink_ridge(matrix, noise_ridge(max(square_std, product_std), len(matrix), number))
+    if shrinkage == "noised" or (shrinkage == "auto" and noised):
+        return shrink_noised(matrix, number, square_std, product_std)
+    return shrink_oas(moments.project_psd(matrix), number)

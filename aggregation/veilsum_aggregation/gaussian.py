@@ -1,0 +1,222 @@
+"""Bures-Wasserstein geometry of Gaussians: the barycenter here, distances and maps from transport.py, factors from polar.py.
+
+The barycenter minimises sum_k w_k W2^2(G, G_k) over Gaussians G (Agueh and Carlier 2011). The fixed point of Alvarez-Esteban
+et al. (2016) is iterated on a factor Q of S = Q^T Q instead of on S: Q <- sum_k w_k polar(Q L_k) L_k^T with S_k = L_k L_k^T.
+These are their iterates without a square root or an inverse; covariances that commute are done in one step from Q = I.
+Steps are accelerated, and polar factors followed from step to step instead of computed anew. A fixed point has
+sum_k w_k A_k = I for the optimal maps A_k from the barycenter, the condition of first order.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from veilsum_aggregation.polar import CovarianceError, Floats, Followed, factor, polar, spectrum
+from veilsum_aggregation.transport import AffineMap, Gaussian, geodesic, push, transport_map, wasserstein2
+
+__all__ = [
+    "Acceleration",
+    "AffineMap",
+    "Barycenter",
+    "CovarianceError",
+    "Gaussian",
+    "WeightsError",
+    "barycenter",
+    "barycenter_residual",
+    "barycenter_term",
+    "factor",
+    "geodesic",
+    "polar",
+    "push",
+    "transport_map",
+    "wasserstein2",
+]
+
+_REACH = 0.5
+_PATIENCE = 25  # steps without a new least residual, once it is small, that tell the rounding error
+_SMALL = 1e-9
+
+
+class WeightsError(ValueError):
+    """Weights that are not one for each Gaussian, finite, non-negative, and positive for one at least."""
+
+
+@dataclass(frozen=True)
+class Barycenter:
+    """A barycenter and how well it was reached.
+
+    Attributes:
+        gaussian: the barycenter.
+        factor: Q (m, m) with covariance Q^T Q.
+        iterations: steps of the fixed point, one polar factor a site each.
+        residual: |Q_new - Q|_F / |Q_new|_F of the last plain step, however Q was chosen.
+        converged: whether the residual met the tolerance.
+        decompositions: eigenvalue or singular value decompositions spent on polar factors.
+    """
+
+    gaussian: Gaussian
+    factor: Floats
+    iterations: int
+    residual: float
+    converged: bool
+    decompositions: int = 0
+
+
+def barycenter_term(q: Floats, factor_k: Floats, weight: float) -> Floats:
+    """What one site adds to the next factor: weight times polar(Q L_k) L_k^T (m, m) for Q and L_k (m, m)."""
+    result: Floats = weight * (polar(q @ factor_k) @ factor_k.T)
+    return result
+
+
+def barycenter_residual(q_old: Floats, q_new: Floats) -> float:
+    """|Q_new - Q_old|_F / |Q_new|_F; 0 where both are 0."""
+    change = float(np.linalg.norm(q_new - q_old))
+    return 0.0 if change == 0.0 else change / max(float(np.linalg.norm(q_new)), math.ulp(0.0))
+
+
+class Acceleration:
+    """Anderson's acceleration of Q <- F(Q) over the last steps (Walker and Ni 2011).
+
+    The next Q is sum_j c_j F(Q_j), sum_j c_j = 1, with c minimising |sum_j c_j (F(Q_j) - Q_j)|_F. It stands still only where
+    F(Q) = Q, so it has the fixed points of F and no others. Two guards. A combination may come near singular matrices, where
+    the iteration crawls; the plain step never does, as F(Q) = Q T with T positive definite. So the next Q is F(Q) (I + E) with
+    E at most 1/2 in spectral norm, shortened if need be. And after a step that left the residual above four times the least
+    so far, it forgets all and goes on from the plain image of the best Q.
+    """
+
+    def __init__(self, depth: int = 5) -> None:
+        self._depth = depth
+        self._images: list[Floats] = []
+        self._changes: list[Floats] = []
+        self._best: tuple[float, Floats] | None = None
+
+    def next(self, q: Floats, image: Floats) -> Floats:
+        """The next Q (m, m) from the last one and its image F(Q)."""
+        residual = barycenter_residual(q, image)
+        if self._best is not None and residual > 4.0 * self._best[0]:
+            best = self._best[1]
+            self._images, self._changes, self._best = [], [], None
+            return best
+        if self._best is None or residual < self._best[0]:
+            self._best = (residual, image)
+        self._images = [*self._images, image][-self._depth - 1 :]
+        self._changes = [*self._changes, image - q][-self._depth - 1 :]
+        return image if len(self._images) == 1 else _within_reach(image, self._combination())
+
+    def _combination(self) -> Floats:
+        """What to add to the newest image: differences to it, scaled to unit length so that rank is told from noise."""
+        image, change = self._images[-1], self._changes[-1]
+        steps = [(earlier - change).ravel() for earlier in self._changes[:-1]]
+        lengths = np.array([max(float(np.linalg.norm(step)), math.ulp(0.0)) for step in steps])
+        units = np.array([step / length for step, length in zip(steps, lengths, strict=True)])
+        share = np.linalg.lstsq(units @ units.T, -units @ change.ravel(), rcond=1e-12)[0] / lengths
+        total = np.zeros_like(image)
+        for part, earlier in zip(share, self._images[:-1], strict=True):
+            total += part * (earlier - image)
+        return total
+
+
+def _within_reach(image: Floats, step: Floats) -> Floats:
+    """image + step, the step shortened to image E with |E|_2 of at most 1/2; no step where the image is singular."""
+    try:
+        relative = np.linalg.solve(image, step)
+    except np.linalg.LinAlgError:
+        return image
+    if not np.isfinite(relative).all():
+        return image
+    size = float(np.linalg.norm(relative))  # bounds the spectral norm, and near the end is enough
+    if size > _REACH:
+        size = math.sqrt(float(np.linalg.eigvalsh(relative.T @ relative)[-1]))
+    return image + min(1.0, _REACH / max(size, _REACH)) * step
+
+
+def normalised_weights(weights: Floats, number: int) -> Floats:
+    """Weights (number,) that sum to 1.
+
+    Raises:
+        WeightsError: not one for each, not finite, negative, or all zero.
+    """
+    weights = np.asarray(weights, dtype=np.float64)
+    if weights.shape != (number,):
+        raise WeightsError(f"{number} Gaussians need as many weights, not {weights.shape}")
+    if not np.isfinite(weights).all() or np.any(weights < 0.0) or not np.any(weights > 0.0):
+        raise WeightsError("weights must be finite and not negative, and one of them positive")
+    scaled = weights / weights.max()
+    result: Floats = scaled / scaled.sum()
+    return result
+
+
+def barycenter(
+    means: Floats, covariances: Floats, weights: Floats, *, tolerance: float = 1e-12, max_iterations: int = 200
+) -> Barycenter:
+    """The Wasserstein barycenter of K Gaussians.
+
+    Singular covariances may be among them. The barycenter is unique if one of positive weight is regular; otherwise this is
+    the one that the iteration finds from the weighted mean of square roots, on the span of all. Convergence is linear, and
+    slower the worse the condition; with singular ones that do not commute it is slow, and the result may be one of 200
+    steps that is not converged, of residual 1e-7 to 1e-4, and finite. Shrink before.
+
+    Args:
+        means: (K, m).
+        covariances: (K, m, m).
+        weights: (K,) not negative; they are normalised, and a Gaussian of weight 0 plays no part.
+        tolerance: on the residual, see :class:`Barycenter`. The error in S is a small multiple of it.
+        max_iterations: after which the best so far is returned, not converged.
+
+    Raises:
+        CovarianceError: not covariances.
+        WeightsError: weights that cannot be normalised.
+        ValueError: shapes do not fit, a mean is not finite, or no iterations.
+    """
+    means, covariances = np.asarray(means, dtype=np.float64), np.asarray(covariances, dtype=np.float64)
+    if covariances.ndim != 3 or not len(covariances) or means.shape != covariances.shape[:2]:
+        raise ValueError(f"means {means.shape} and covariances {covariances.shape} do not fit")
+    if not np.isfinite(means).all():
+        raise ValueError("means must be finite")
+    if max_iterations < 1 or not tolerance >= 0.0:
+        raise ValueError("at least one iteration, and a tolerance that is not negative")
+    share = normalised_weights(weights, len(means))
+    scale = float(np.abs(covariances).max()) or 1.0  # so that no norm underflows, whatever the units
+    start = np.zeros(covariances.shape[1:])
+    columns: list[tuple[float, Floats]] = []
+    for covariance, weight in zip(covariances, share, strict=True):
+        values, vectors = spectrum(covariance / scale)
+        if weight > 0.0 and values[-1] > 0.0:
+            columns.append((float(weight), (vectors * np.sqrt(values))[:, values > 0.0]))
+            quarter = vectors * (math.sqrt(weight) * values**0.25)
+            start += quarter @ quarter.T  # the step from Q = I, whose polar factors are known: w S^1/2
+    values, span = np.linalg.eigh(start)
+    span = span[:, values > 1e-10 * values[-1]]  # square roots: kept eigenvalues are above 1e-8 of the largest
+    sites = [(weight, Followed(span.T @ column)) for weight, column in columns]
+    best, iterations, residual = _iterate(sites, span.T @ start @ span, tolerance, max_iterations)
+    q = math.sqrt(scale) * (span @ best @ span.T)
+    return Barycenter(
+        Gaussian(share @ means, q.T @ q),
+        q,
+        iterations,
+        residual,
+        residual <= tolerance,
+        sum(site.decompositions for _, site in sites),
+    )
+
+
+def _iterate(
+    sites: list[tuple[float, Followed]], q: Floats, tolerance: float, max_iterations: int
+) -> tuple[Floats, int, float]:
+    """The image of least residual, the number of steps, and that residual."""
+    accelerate = Acceleration()
+    best, least, since, iterations = q, math.inf, 0, 0
+    while least > tolerance and iterations < max_iterations and not (since >= _PATIENCE and least < _SMALL):
+        iterations += 1
+        image = np.zeros_like(q)
+        for weight, site in sites:
+            image += weight * site.term(q)
+        residual = barycenter_residual(q, image)
+        since = 0 if residual < least else since + 1
+        if residual < least:
+            best, least = image, residual
+        q = accelerate.next(q, image)
+    return best, iterations, least
