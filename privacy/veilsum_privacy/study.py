@@ -112,6 +112,8 @@ class Study(Frozen):
             raise ValueError("participants must be sorted and distinct")
         if set(self.weights) != set(self.participants):
             raise ValueError("weights must name exactly the participants")
+        if self.encoder is not None and self.encoder.size != self.data.width:
+            raise ValueError(f"the encoder takes {self.encoder.size} features; the columns give {self.data.width}")
         if not self.created < self.expires:
             raise ValueError("expires must come after created")
         if self.privacy.min_cohort > len(self.participants):

@@ -27,6 +27,10 @@ class MemoryFederation:
     def study(self) -> Study:
         return self._study
 
+    @property
+    def encoder(self) -> Mapping[str, NDArray[np.float64]]:
+        return {}
+
     def sum(self, label: str, broadcast: Mapping[str, NDArray[np.float64]] | None = None) -> Release:
         declared = self._study.task(label)
         task = build_task(declared.task, declared.parameters, self._study.data)

@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_participant.contributions import compute_sum
+from veilsum_privacy.computing import compute_sum
 from veilsum_privacy.schema import CategoryColumn, ClassValues, Column, DatasetSchema, Label, NumberColumn
 from veilsum_privacy.securesum.context import RoundPlan, plan_round
 from veilsum_privacy.study import NoiseKind, PrivacyDemand, Study, TaskDeclaration, Unit
 from veilsum_privacy.tasks import TASKS, build_task
-from veilsum_privacy.tasks.base import Floats, Records
+from veilsum_privacy.tasks.base import Floats, Records, RecordTask
+from veilsum_privacy.tasks.class_mixtures import CENTRES
+from veilsum_privacy.tasks.model_update import SEEDS
 
 LABEL = Label(column="y", classes=tuple(ClassValues(name=f"c{i}", values=(str(i),)) for i in range(3)))
 TASK_LABEL = "audited"
@@ -37,25 +39,39 @@ def schema(numbers: int, *, imputed: int = 0, categories: tuple[int, ...] = (), 
 
 @dataclass(frozen=True)
 class Setting:
-    """A task as a study may declare it, and the broadcast that its round starts from."""
+    """A task as a study may declare it, and the broadcast that its round starts from.
+
+    Attributes:
+        given: arrays that every site is given the same row of, in a broadcast that has one row a site.
+    """
 
     name: str
     task: str
     schema: DatasetSchema
     parameters: Mapping[str, Any] = field(default_factory=dict)
     broadcast: Mapping[str, Floats] = field(default_factory=dict)
+    given: Mapping[str, Floats] = field(default_factory=dict)
+
+    @property
+    def additive(self) -> bool:
+        """Whether what a unit adds to a sum does not depend on the others."""
+        return issubclass(TASKS[self.task], RecordTask)
+
+    @property
+    def seen(self) -> Mapping[str, Floats]:
+        """The broadcast as the task is given it."""
+        return {**self.broadcast, **self.given}
 
     def study(
         self, unit: Unit, *, grid: int, variance: int, noise: NoiseKind = "local", participants: int = 4, colluders: int = 1
     ) -> Study:
         """A study of this one task."""
         names = tuple(f"site-{index:04d}" for index in range(participants))
-        task = TASKS[self.task]
         declaration = TaskDeclaration(
             label=TASK_LABEL,
             task=self.task,
             parameters=dict(self.parameters),
-            disclosure=task.disclosure,
+            disclosure="joint",
             releases=1,
             grid=grid,
             variance=variance,
@@ -93,7 +109,8 @@ class Setting:
 
     def total(self, study: Study, records: Records) -> NDArray[np.int64]:
         """A site's sum before noise, as a participant computes it."""
-        return compute_sum(study, self.plan(study), records, self.broadcast).total
+        rows = {name: np.stack([row] * study.sites) for name, row in self.given.items()}
+        return compute_sum(study, self.plan(study), records, {**self.broadcast, **rows}).total
 
 
 class Neighbours(ABC):
@@ -106,6 +123,10 @@ class Neighbours(ABC):
     @abstractmethod
     def worst(self, setting: Setting) -> Records:
         """One record whose vector is as long as the task's bound allows."""
+
+    def company(self, setting: Setting, rng: np.random.Generator, n: int) -> Records:
+        """Records beside which the worst one changes the sum by as much as the bound allows; any ``n`` where that is alike."""
+        return self.random(setting, rng, n)
 
     def random(self, setting: Setting, rng: np.random.Generator, n: int) -> Records:
         """Records of all kinds: complete, missing in part or whole, and with values that no reader should let through."""
@@ -132,27 +153,128 @@ def moments_parameters(clip: float, a: float, b: float, c: float, e: float, miss
     return {"clip": clip, "missing": missing, **weights}
 
 
-class _ClassMoments(Neighbours):
+MAPPED = {"width": 2}
+"""Features that are bounded in norm alone."""
+
+
+def longest(setting: Setting) -> Records:
+    """The record with the longest vector of a moments task: of the largest norm, concentrated in few features or spread."""
+    width, squared = setting.schema.width, float(setting.parameters["clip"]) ** 2
+    if setting.parameters.get("width") is None:
+        squared = min(squared, width)
+        left = np.clip(squared - np.arange(width), 0.0, 1.0)
+    else:
+        left = squared * (np.arange(width) == 0)
+    rows = np.sqrt(np.array([left, np.full(width, squared / width)]))
+    task = build_task(setting.task, setting.parameters, setting.schema)
+    assert isinstance(task, RecordTask)
+    labels = None if setting.schema.label is None else np.array([1])
+    records = [Records(row[None], np.ones((1, width), dtype=np.bool_), labels) for row in rows]
+    return max(records, key=lambda record: float(np.linalg.norm(next(task.vectors(record, setting.seen)))))
+
+
+@dataclass(frozen=True)
+class _Moments(Neighbours):
+    """A task of moments: one vector a record, longest for a record of the largest norm."""
+
+    known: tuple[Setting, ...]
+
     def settings(self) -> tuple[Setting, ...]:
+        return self.known
+
+    def worst(self, setting: Setting) -> Records:
+        return longest(setting)
+
+
+_CLASS_MOMENTS = (
+    Setting("even", "class-moments", schema(4), moments_parameters(1.3, 1, 1, 1, 1, "centre")),
+    Setting("squares", "class-moments", schema(4), moments_parameters(1.7, 0.1, 0.1, 3.0, 0.2)),
+    Setting("products", "class-moments", schema(2, categories=(2,)), moments_parameters(9.0, 0.1, 0.5, 0.2, 3.0)),
+    Setting("single", "class-moments", schema(1), moments_parameters(0.5, 1, 2, 1, 1)),
+    Setting("each", "class-moments", schema(2), {**moments_parameters(1.2, 1, 1, 1, 2), **MAPPED, "second": "class"}),
+    Setting("diagonal", "class-moments", schema(2), {**moments_parameters(1.2, 0.5, 1, 1, 1), "second": "class-diagonal"}),
+)
+
+_POOLED = schema(2, label=False)
+_GAUSSIAN_MOMENTS = (
+    Setting("boxed", "gaussian-moments", schema(3, label=False), moments_parameters(1.5, 1, 1, 2, 1)),
+    Setting("mapped", "gaussian-moments", _POOLED, {**moments_parameters(3.0, 1, 1, 0.5, 0.3), **MAPPED}),
+    Setting("spread", "gaussian-moments", _POOLED, {**moments_parameters(3.0, 1, 1, 0.3, 0.5, "centre"), **MAPPED}),
+)
+
+_PROTOTYPES = (
+    Setting("mapped", "prototypes", schema(2), {"clip": 2.0, "missing": "skip", "count_weight": 1, "sum_weight": 1, **MAPPED}),
+)
+
+_MIXED = {"clip": 1.5, "missing": "skip", "count_weight": 1, "sum_weight": 2, "square_weight": 1, "components": 2}
+_CENTRES = np.random.default_rng(0).normal(size=(3, 2, 2))
+_CLASS_MIXTURES = (
+    Setting("joint", "class-mixtures", schema(2), _MIXED, {CENTRES: _CENTRES}),
+    Setting("own", "class-mixtures", schema(2), {**_MIXED, **MAPPED, "centres": "site"}, given={CENTRES: _CENTRES}),
+)
+
+
+class _LocalHead(Neighbours):
+    """Small records that push the head far, all in one direction, and one long record in it of another class.
+
+    Together they make the long record all but certain of the wrong class, so its gradient has the largest norm. Being small,
+    they hardly hold the head back when it gives way.
+    """
+
+    def settings(self) -> tuple[Setting, ...]:
+        head = {"clip": 1.0, "missing": "skip", "ridge": 0.3, "bias": 1e-4}
         return (
-            Setting("even", "class-moments", schema(4), moments_parameters(1.3, 1, 1, 1, 1, "centre")),
-            Setting("squares", "class-moments", schema(4), moments_parameters(1.7, 0.1, 0.1, 3.0, 0.2)),
-            Setting("products", "class-moments", schema(2, categories=(2,)), moments_parameters(9.0, 0.1, 0.5, 0.2, 3.0)),
-            Setting("single", "class-moments", schema(1), moments_parameters(0.5, 1, 2, 1, 1)),
+            Setting("boxed", "local-head", schema(2), head),
+            Setting("mapped", "local-head", schema(2), {**head, **MAPPED, "clip": 4.0, "ridge": 4.8, "missing": "centre"}),
         )
 
     def worst(self, setting: Setting) -> Records:
-        width = setting.schema.width
-        squared = min(float(setting.parameters["clip"]) ** 2, width)
-        left = np.clip(squared - np.arange(width), 0.0, 1.0)
-        rows = np.sqrt(np.array([left, np.full(width, squared / width)]))  # concentrated, spread
-        task = build_task(setting.task, setting.parameters, setting.schema)
-        records = [Records(row[None], np.ones((1, width), dtype=np.bool_), np.array([1])) for row in rows]
-        return max(records, key=lambda record: float(np.linalg.norm(next(task.vectors(record, {})))))
+        return self._record(float(setting.parameters["clip"]), 0)
+
+    def company(self, setting: Setting, rng: np.random.Generator, n: int) -> Records:
+        return repeated(self._record(1e-3 * float(setting.parameters["clip"]), 1), 5000)
+
+    def _record(self, size: float, label: int) -> Records:
+        return Records(np.array([[size, 0.0]]), np.ones((1, 2), dtype=np.bool_), np.array([label]))
 
 
-NEIGHBOURS: Mapping[str, Neighbours] = {"statistics": _Statistics(), "class-moments": _ClassMoments()}
-"""By the registered task's name."""
+class _ModelUpdate(Neighbours):
+    """A record in whose direction another, much longer one of the other class turns the only step around."""
+
+    def settings(self) -> tuple[Setting, ...]:
+        common = {"clip": 1e5, "missing": "skip", **MAPPED, "norm": 0.5, "weighting": "equal"}
+        descent = {"epochs": 1, "batch": 1024, "learning_rate": 1.0}
+        seeds = {SEEDS: np.array([3.0, 4.0])}
+        # The third class is out of the question, so the errors of the first two are opposite.
+        last = {"weight": np.zeros((3, 2)), "bias": np.array([0.0, 0.0, -50.0])}
+        linear = {f"model.0.{name}": values for name, values in last.items()}
+        hidden = {"model.0.weight": np.eye(2), "model.0.bias": np.zeros(2)}
+        hidden |= {f"model.1.{name}": values for name, values in last.items()}
+        return (
+            Setting("linear", "model-update", schema(2), {**common, **descent, "hidden": 0}, linear, seeds),
+            Setting("hidden", "model-update", schema(2), {**common, **descent, "hidden": 2}, hidden, seeds),
+        )
+
+    def worst(self, setting: Setting) -> Records:
+        return self._record(1e5, 0)
+
+    def company(self, setting: Setting, rng: np.random.Generator, n: int) -> Records:
+        return self._record(1e2, 1)
+
+    def _record(self, size: float, label: int) -> Records:
+        return Records(np.array([[size, 0.0]]), np.ones((1, 2), dtype=np.bool_), np.array([label]))
+
+
+NEIGHBOURS: Mapping[str, Neighbours] = {
+    "statistics": _Statistics(),
+    "class-moments": _Moments(_CLASS_MOMENTS),
+    "gaussian-moments": _Moments(_GAUSSIAN_MOMENTS),
+    "prototypes": _Moments(_PROTOTYPES),
+    "class-mixtures": _Moments(_CLASS_MIXTURES),
+    "local-head": _LocalHead(),
+    "model-update": _ModelUpdate(),
+}
+"""By the registered task's name; every task that reads records."""
 
 SETTINGS = tuple(setting for name in sorted(NEIGHBOURS) for setting in NEIGHBOURS[name].settings())
 

@@ -19,6 +19,7 @@ from veilsum_privacy.tasks.class_mixtures import ClassMixtures
 from veilsum_privacy.tasks.class_moments import ClassMoments
 from veilsum_privacy.tasks.gaussian_moments import GaussianMoments
 from veilsum_privacy.tasks.local_head import LocalHead
+from veilsum_privacy.tasks.model_update import ModelUpdate
 from veilsum_privacy.tasks.prototypes import Prototypes
 from veilsum_privacy.tasks.statistics import Statistics
 from veilsum_privacy.tasks.two_way_step import TwoWayStep
@@ -30,6 +31,7 @@ _ALL: tuple[type[Task], ...] = (
     Prototypes,
     ClassMixtures,
     LocalHead,
+    ModelUpdate,
     BarycenterStep,
     TwoWayStep,
     AlignedMoments,

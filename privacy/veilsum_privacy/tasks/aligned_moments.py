@@ -18,6 +18,9 @@ from veilsum_privacy.errors import HostileInput, Misuse
 from veilsum_privacy.schema import DatasetSchema, Frozen, Real
 from veilsum_privacy.tasks.base import Alignment, Block, DerivedTask, Floats, Layout
 
+ROOM = 4.0
+"""How far above the largest sums of records values may lie before they are clamped."""
+
 REFERENCE = "reference."
 """Names of a reference's broadcast arrays begin with it."""
 
@@ -48,7 +51,8 @@ class AlignedMoments(DerivedTask):
     count is within its noise maps nothing. Where the source has second moments of each class they are pooled.
 
     Sensitivity. None: it computes from what the site has released already. With M the schema's ``max_records``, values are
-    clamped where records of norm R do not reach: counts at M, sums at M R, second moments at M R^2.
+    clamped far beyond what records of norm R reach, for there is noise in them: counts at 4 M, sums at 4 M R, second moments
+    at 4 M R^2.
     """
 
     name = "aligned-moments"
@@ -74,7 +78,7 @@ class AlignedMoments(DerivedTask):
         return Layout((*blocks, Block("gain", (1,), r * r)))
 
     def clip(self) -> float:
-        return self._records * self.parameters.reach**2
+        return ROOM * self._records * self.parameters.reach**2
 
     def vector(self, kept: Mapping[str, Floats], noise_std: Mapping[str, float], broadcast: Mapping[str, Floats]) -> Floats:
         alignment, m = self.parameters.alignment, self.dimension

@@ -213,8 +213,8 @@ class DerivedTask(Task):
 
 
 def batches(records: int, size: int) -> Iterator[slice]:
-    """Slices over ``records`` rows such that a batch of vectors of ``size`` values takes about 32 MiB at most."""
-    step = max(1, min(4096, 2**22 // max(size, 1)))
+    """Slices over ``records`` rows such that a batch of vectors of ``size`` values takes about 512 KiB, to stay in a cache."""
+    step = max(1, min(4096, 2**16 // max(size, 1)))
     for start in range(0, records, step):
         yield slice(start, min(start + step, records))
 

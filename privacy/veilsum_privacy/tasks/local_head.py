@@ -56,8 +56,8 @@ class LocalHead(SiteTask):
 
     gamma is the 1e-6 L at which the solver is told to stop, and as much again or, if that is more, what rounding can hide in
     a gradient that it computed. F(V^) <= F(0) = sum w_i log K, so |V^| is at most M = sqrt(2 n log K / Lambda). A score is
-    then off by (d + 2) eps M X with X^2 = C^2 + b^2, a probability by twice that and (K + 4) eps, and so each of n terms, whose
-    sum takes n + 2 roundings: n X (2 (d + 2) M X + n + K + 6) eps, and Lambda M eps for the ridge. n is the schema's
+    then off by (d + 2) eps M X with X^2 = C^2 + b^2, a probability by twice that and (K + 4) eps, and so each of n terms whose
+    sum takes n + 2 roundings: n X (2 (d + 2) M X + n + K + 6) eps, and Lambda M eps for the ridge, with n the schema's
     ``max_records``. That covers the order of records as well: it changes nothing but roundings.
     """
 

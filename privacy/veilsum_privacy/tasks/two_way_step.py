@@ -6,6 +6,7 @@ It reads no record. A site whose counts are within their noise adds nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -15,6 +16,15 @@ from veilsum_aggregation.alignment import CLASS_MEANS, SCALARS, WITHIN, class_st
 from veilsum_privacy.errors import HostileInput, Misuse
 from veilsum_privacy.schema import DatasetSchema, Frozen, Real
 from veilsum_privacy.tasks.base import Block, DerivedTask, Floats, Layout
+
+ROOM = 4.0
+"""How far above the largest number of records degrees of freedom may lie before they are clamped."""
+
+CENTRE = "reference.centre"
+"""Broadcast array (m,) that class means, also those of the broadcast, are taken from; the origin where it is absent.
+
+A feature that hardly varies lies far from the origin in whitened space, but near any centre of the records.
+"""
 
 
 class TwoWayStepParameters(Frozen):
@@ -41,10 +51,12 @@ class TwoWayStep(DerivedTask):
     ``within`` has the blocks ``degrees`` (1,) and ``within`` (m, m), the degrees times the within-class covariance.
     ``effects`` has those of :func:`veilsum_aggregation.two_way.two_way_local`: ``weights`` (K,) and ``weighted`` (K, m), both
     times v_e, by which weights are at most 1 and which cancels in the class means; ``shift`` (2,) and ``residual`` (2,). It
-    reads the broadcast ``reference.within``, ``reference.scalars`` and, after the first round, ``reference.class_means``.
+    reads the broadcast ``reference.within``, ``reference.scalars``, after the first round ``reference.class_means``, and
+    ``reference.centre`` if there is one.
 
     Sensitivity. None: it computes from what the site has released already. Values beyond the ``bound`` are clamped:
-    covariances at it times the schema's ``max_records``, whitened coordinates at it, their squares at its square.
+    degrees at four times the schema's ``max_records``, for there is noise in them, covariances at the bound times that,
+    whitened coordinates at the bound, their squares at its square.
     """
 
     name = "two-way-step"
@@ -74,7 +86,7 @@ class TwoWayStep(DerivedTask):
         )
 
     def clip(self) -> float:
-        return self.parameters.bound * (self._records if self.parameters.step == "within" else 1)
+        return self.parameters.bound * (ROOM * self._records if self.parameters.step == "within" else 1.0)
 
     def vector(self, kept: Mapping[str, Floats], noise_std: Mapping[str, float], broadcast: Mapping[str, Floats]) -> Floats:
         layout = self.layout()
@@ -87,16 +99,17 @@ class TwoWayStep(DerivedTask):
             degrees = np.array([statistics.degrees])
             blocks = {"degrees": degrees, "within": degrees * statistics.within}
         else:
-            _, blocks = local_step(statistics, broadcast)
+            centred = replace(statistics, means=statistics.means - broadcast.get(CENTRE, np.zeros(self.dimension)))
+            _, blocks = local_step(centred, broadcast)
             residual = float(broadcast[SCALARS][1])
             blocks |= {name: residual * blocks[name] for name in ("weights", "weighted")}
         return np.concatenate([blocks[block.name].ravel() * block.weight for block in layout.blocks])
 
     def _check(self, broadcast: Mapping[str, Floats]) -> None:
         m, k = self.dimension, self._classes
-        for name, shape in ((WITHIN, (m, m)), (SCALARS, (2,)), (CLASS_MEANS, (k, m))):
+        for name, shape in ((WITHIN, (m, m)), (SCALARS, (2,)), (CLASS_MEANS, (k, m)), (CENTRE, (m,))):
             array = broadcast.get(name)
-            if array is None and name == CLASS_MEANS:
+            if array is None and name in (CLASS_MEANS, CENTRE):
                 continue
             if array is None or array.shape != shape or not np.isfinite(array).all():
                 raise HostileInput(f"The broadcast must hold {name} of shape {shape}, finite.")

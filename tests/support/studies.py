@@ -1,0 +1,101 @@
+"""Small studies over sites in memory: sites that differ by shift, spread and mix of classes, and any method run on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from support.randomness import SeededRandom
+from veilsum_coordinator.methods import get_method
+from veilsum_coordinator.methods.compile import PrivacyRequest, StudyDraft, StudyRequest, draft_study
+from veilsum_coordinator.results import Result
+from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
+from veilsum_privacy.encoder import Projection, projection_digest
+from veilsum_privacy.schema import ClassValues, DatasetSchema, Label, NumberColumn
+from veilsum_privacy.study import Study, parse_study
+from veilsum_privacy.tasks.base import Records
+
+Floats = NDArray[np.float64]
+
+SITES = ("a", "b", "c", "d")
+WIDTH, CLASSES = 6, ("p", "q", "r")
+
+SCHEMA = DatasetSchema(
+    columns=tuple(NumberColumn(name=f"x{index}", low=-1, high=1) for index in range(WIDTH)),
+    label=Label(column="y", classes=tuple(ClassValues(name=name, values=(name,)) for name in CLASSES)),
+    max_records=800,
+)
+
+
+def shifted_sites(
+    n: int = 400, seed: int = 0, sites: tuple[str, ...] = SITES, apart: float = 0.25, shift: float = 0.1
+) -> dict[str, Records]:
+    """Sites whose records differ by a shift, a linear map and the mix of classes, which lie ``apart``."""
+    rng = np.random.default_rng(seed)
+    means = rng.normal(0.0, apart, (len(CLASSES), WIDTH))
+    found = {}
+    for site in sites:
+        y = rng.choice(len(CLASSES), n, p=rng.dirichlet([1.0] * len(CLASSES)))
+        spread = 0.08 * (np.eye(WIDTH) + 0.3 * rng.normal(size=(WIDTH, WIDTH)))
+        x = means[y] + rng.normal(size=(n, WIDTH)) @ spread.T + rng.normal(0.0, shift, WIDTH)
+        found[site] = Records(x.clip(-1.0, 1.0), np.ones((n, WIDTH), dtype=bool), y)
+    return found
+
+
+def draft(
+    method: str,
+    parameters: Mapping[str, Any] | None = None,
+    schema: DatasetSchema = SCHEMA,
+    sites: tuple[str, ...] = SITES,
+    encoder: Projection | None = None,
+    expected: int | None = None,
+    **privacy: Any,
+) -> StudyDraft:
+    """A request resolved; without privacy keys it is a study without noise."""
+    request = StudyRequest(
+        name="trial",
+        method=method,
+        dataset="clinic",
+        data=schema,
+        parameters=dict(parameters or {}),
+        privacy=PrivacyRequest(**(privacy or {"noise": "none"})),
+        encoder=encoder,
+        expected_records=expected,
+    )
+    return draft_study(
+        request, federation_id="0" * 64, coordinator="hub", participants=sites, clock=lambda: 1, random=SeededRandom(1)
+    )
+
+
+def compiled(method: str, parameters: Mapping[str, Any] | None = None, **options: Any) -> Study:
+    """A study as a coordinator gets it, through its signed bytes."""
+    return parse_study(draft(method, parameters, **options).compile().to_bytes())
+
+
+def federation(
+    study: Study, records: Mapping[str, Records], seed: int = 0, encoder: Mapping[str, Floats] | None = None
+) -> PlainFederation:
+    """Sites in memory with the real grid and noise, reproducible."""
+    sites = {name: PlainSite(own, SeededRandom(f"{name} {seed}".encode())) for name, own in records.items()}
+    return PlainFederation(study, sites, encoder)
+
+
+def run(
+    method: str,
+    parameters: Mapping[str, Any] | None = None,
+    records: Mapping[str, Records] | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> Result:
+    """A method's result on these sites."""
+    sites = shifted_sites() if records is None else records
+    return get_method(method).run(federation(compiled(method, parameters, **options), sites, seed))
+
+
+def projection(matrix: Floats, offset: Floats) -> tuple[Projection, dict[str, Floats]]:
+    """A projection as a study names it, and its arrays as they are broadcast."""
+    named = Projection(sha256=projection_digest(matrix, offset), inputs=matrix.shape[1], width=len(matrix))
+    return named, {"encoder.matrix": matrix, "encoder.offset": offset}

@@ -1,0 +1,292 @@
+"""A site's part of a round: per-site blocks, kept statistics, and declarations that no site computes."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from support.neighbours import SETTINGS, TASK_LABEL, Setting, exact_norm, moments_parameters, random_records
+from veilsum_privacy.computing import Place, compute_sum, kept_blocks, kept_part
+from veilsum_privacy.errors import HostileInput, Misuse
+from veilsum_privacy.noise import task_noise
+from veilsum_privacy.securesum.context import RoundPlan, plan_round
+from veilsum_privacy.study import Study, TaskDeclaration
+from veilsum_privacy.tasks import build_declared, build_task, grid_unit
+from veilsum_privacy.tasks.barycenter_step import TOTAL
+from veilsum_privacy.tasks.base import DerivedTask
+from veilsum_privacy.tasks.class_mixtures import CENTRES
+
+FIRST = next(s for s in SETTINGS if s.task == "prototypes")
+D = FIRST.schema.width
+MOMENTS = moments_parameters(2.0, 1, 1, 1, 1)
+MAPPED = {"width": D}
+TWO_WAY = {"alignment": {"kind": "two-way", "tau": 0.4}}
+
+
+def declare(label: str, task: str, parameters: dict[str, Any], **more: Any) -> TaskDeclaration:
+    values = {"label": label, "task": task, "parameters": parameters, "disclosure": "joint", "releases": 1}
+    return TaskDeclaration.model_validate({**values, "grid": 2**20, "variance": 0, **more})
+
+
+def study_of(*tasks: TaskDeclaration, noise: str = "none") -> Study:
+    base = FIRST.study("record", grid=1, variance=0 if noise == "none" else 10**9, noise=noise)  # type: ignore[arg-type]
+    return Study.model_validate({**base.model_dump(), "tasks": [task.model_dump() for task in tasks]})
+
+
+def plan_of(study: Study, label: str) -> RoundPlan:
+    return plan_round(study, label, study.sites, study.sites)
+
+
+def records(n: int = 50, seed: int = 0) -> Any:
+    return random_records(np.random.default_rng(seed), n, FIRST.schema, complete=True)
+
+
+@pytest.mark.parametrize("setting", [s for s in SETTINGS if s.task != "statistics"], ids=lambda s: f"{s.task}-{s.name}")
+def test_a_per_site_vector_has_its_own_block_alone(setting: Setting) -> None:
+    joint = setting.study("record", grid=2**16, variance=0, noise="none")
+    each = joint.model_copy(update={"tasks": (joint.tasks[0].model_copy(update={"disclosure": "per-site"}),)})
+    some = random_records(np.random.default_rng(1), 9, setting.schema, complete=True)
+    rows = {name: np.stack([row] * 4) for name, row in setting.given.items()}
+    broadcast = {**setting.broadcast, **rows}
+    alone = setting.total(joint, some)
+    assert alone.any()
+    for index in range(4):
+        found = compute_sum(each, plan_of(each, TASK_LABEL), some, broadcast, Place(index)).total.reshape(4, -1)
+        np.testing.assert_array_equal(found[index], alone)
+        assert not np.delete(found, index, axis=0).any()
+        np.testing.assert_array_equal(kept_part(each, each.tasks[0], found.ravel(), index), alone)
+        assert exact_norm(found.ravel()) == exact_norm(alone), "a block costs what a joint sum does"
+    np.testing.assert_array_equal(kept_part(joint, joint.tasks[0], alone, 3), alone)
+
+
+def test_statistics_are_joint_only() -> None:
+    with pytest.raises(HostileInput, match="cannot be disclosed per-site"):
+        build_declared(study_of(declare("a", "statistics", {})), declare("a", "statistics", {}, disclosure="per-site"))
+
+
+def test_a_task_is_given_its_own_row() -> None:
+    mixed = {"clip": 2.0, "missing": "skip", "count_weight": 1, "sum_weight": 1, "square_weight": 1, "components": 2}
+    study = study_of(declare("m", "class-mixtures", {**mixed, "centres": "site"}))
+    centres = np.random.default_rng(0).normal(size=(4, 3, 2, D))
+    joint = study_of(declare("m", "class-mixtures", mixed))
+    sums = []
+    for index in range(4):
+        own = compute_sum(study, plan_of(study, "m"), records(), {CENTRES: centres}, Place(index)).total
+        sums.append(compute_sum(joint, plan_of(joint, "m"), records(), {CENTRES: centres[index]}).total)
+        np.testing.assert_array_equal(own, sums[-1])
+    assert any((sums[0] != other).any() for other in sums[1:])
+    for wrong in ({}, {CENTRES: centres[:3]}, {CENTRES: np.array(1.0)}):
+        with pytest.raises(HostileInput, match="one row for each participant"):
+            compute_sum(study, plan_of(study, "m"), records(), wrong, Place(0))
+
+
+def kept_study(noise: str = "none", **source: Any) -> Study:
+    variance = 0 if noise == "none" else 2**40
+    kept = declare("kept", "class-moments", {**MOMENTS, **MAPPED}, keep=True, variance=variance, **source)
+    step = declare("step", "barycenter-step", {"width": D, "bound": 4.0}, source="kept", grid=2**30, releases=5)
+    aligned = declare("aligned", "prototypes", _prototypes(), source="kept", variance=variance)
+    return study_of(kept, step, aligned, noise=noise)
+
+
+def _prototypes() -> dict[str, Any]:
+    return {"clip": 2.0, "missing": "skip", "count_weight": 1, "sum_weight": 1, **MAPPED, **TWO_WAY}
+
+
+def test_kept_blocks_are_the_released_ones_in_their_own_units() -> None:
+    for noise in ("none", "local", "distributed"):
+        study = kept_study(noise)
+        total = compute_sum(study, plan_of(study, "kept"), records(), {}).total
+        blocks, std = kept_blocks(study, "kept", total)
+        task = build_declared(study, study.task("kept"))
+        unit = task.clip() / 2**20
+        for name, values in task.layout().split(total * unit).items():
+            np.testing.assert_array_equal(blocks[name], values)
+        assert std["counts"] == pytest.approx(0.0 if noise == "none" else 2**20 * unit, rel=1e-12)
+    np.testing.assert_allclose(blocks["counts"].sum(), 50, atol=1e-3)
+    with pytest.raises(HostileInput, match="another length"):
+        kept_blocks(study, "kept", total[1:])
+
+
+def test_a_derived_vector_is_a_function_of_what_was_kept_alone() -> None:
+    """Other records, or none: the same vector. And it is that of the task, on the grid."""
+    study = kept_study("local")
+    kept = compute_sum(study, plan_of(study, "kept"), records(), {}).total
+    place = Place(0, {"kept": kept})
+    given = {TOTAL: np.array([200.0])}
+    found = [
+        compute_sum(study, plan_of(study, "step"), some, given, place).total
+        for some in (records(), records(7, seed=9), records(0))
+    ]
+    assert found[0].any()
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[0], found[2])
+    task = build_declared(study, study.task("step"))
+    assert isinstance(task, DerivedTask)
+    vector = task.vector(*kept_blocks(study, "kept", kept), given)
+    np.testing.assert_array_equal(found[0], np.rint(np.clip(vector / 4.0, -1, 1) * 2**30))
+    with pytest.raises(Misuse, match="kept no statistic"):
+        compute_sum(study, plan_of(study, "step"), records(), given, Place(0))
+
+
+def test_a_derived_vector_is_clamped() -> None:
+    study = kept_study()
+    kept = compute_sum(study, plan_of(study, "kept"), records(), {}).total
+    loud = kept.copy()
+    loud[9:11] *= 10**6  # the squares
+    found = compute_sum(study, plan_of(study, "step"), records(), {TOTAL: np.array([50.0])}, Place(0, {"kept": loud})).total
+    assert np.abs(found).max() == 2**30
+
+
+def test_a_kept_task_has_the_sites_own_noise_and_a_derived_one_none() -> None:
+    study = kept_study("distributed")
+    kept, step, aligned = (task_noise(study, task, 4) for task in study.tasks)
+    assert (kept.kind, kept.share_variance) == ("local", 2**40)
+    assert (step.kind, step.share_variance, step.drawn) == ("kept", 0, False)
+    assert (aligned.kind, aligned.share_variance) == ("distributed", Fraction(2**40, 3))
+
+
+def test_a_site_aligns_by_its_noised_statistic_and_not_by_its_records() -> None:
+    study = kept_study("local")
+    reference = {"reference.class_means": np.zeros((3, D)), "reference.within": np.eye(D), "reference.scalars": np.ones(2)}
+    kept = compute_sum(study, plan_of(study, "kept"), records(seed=4), {}).total * 100  # above its noise
+    noised = kept + 10**5
+    one = records(1, seed=8)
+    sums = [
+        compute_sum(study, plan_of(study, "aligned"), some, reference, Place(0, {"kept": vector})).total
+        for some, vector in ((one, kept), (one, noised))
+    ]
+    assert (sums[0] != sums[1]).any(), "what is kept makes the map"
+    both = records(20, seed=3)
+    whole = compute_sum(study, plan_of(study, "aligned"), both, reference, Place(0, {"kept": kept})).total
+    rows = [type(both)(both.features[i : i + 1], both.present[i : i + 1], both.labels[i : i + 1]) for i in range(20)]
+    each = [compute_sum(study, plan_of(study, "aligned"), row, reference, Place(0, {"kept": kept})).total for row in rows]
+    np.testing.assert_array_equal(whole, np.sum(each, axis=0))
+
+
+# Rule 1: no map from clear moments.
+
+
+def refused(study: Study, label: str, match: str) -> None:
+    with pytest.raises(HostileInput, match=match):
+        build_declared(study, study.task(label))
+    with pytest.raises(HostileInput, match=match):
+        plan_of(study, label)
+
+
+@pytest.mark.parametrize("kind", ["barycenter", "two-way"])
+def test_an_alignment_of_a_sites_own_needs_a_kept_source(kind: str) -> None:
+    own = {**_prototypes(), "alignment": {"kind": kind, "tau": 0.4}}
+    refused(study_of(declare("p", "prototypes", own)), "p", "needs a source exactly")
+    moments = declare("moments", "class-moments", {**MOMENTS, **MAPPED})
+    with pytest.raises(ValidationError, match="no kept task before it"):
+        study_of(moments, declare("p", "prototypes", own, source="moments"))
+    with pytest.raises(ValidationError, match="no kept task before it"):
+        study_of(declare("p", "prototypes", own, source="later"), declare("later", "class-moments", MOMENTS, keep=True))
+
+
+def test_what_is_kept_is_noised_where_the_study_has_noise() -> None:
+    clear = declare("kept", "class-moments", {**MOMENTS, **MAPPED}, keep=True)
+    with pytest.raises(ValidationError, match="contradicts variance 0"):
+        study_of(clear, noise="local")
+    hidden = declare("kept", "class-moments", {**MOMENTS, **MAPPED}, keep=True, variance=2**40)
+    sneaked = declare("again", "class-moments", {**MOMENTS, **MAPPED}, source="kept", keep=True)
+    refused(study_of(hidden, sneaked, noise="local"), "again", "reads records and must have noise")
+
+
+def test_a_broadcast_map_has_no_source_and_an_own_map_needs_a_width() -> None:
+    kept = declare("kept", "class-moments", {**MOMENTS, **MAPPED}, keep=True)
+    given = {**_prototypes(), "alignment": {"kind": "broadcast", "tau": 0.4}}
+    refused(study_of(kept, declare("p", "prototypes", given, source="kept")), "p", "needs a source exactly")
+    bare = {**_prototypes(), "width": None}
+    refused(study_of(kept, declare("p", "prototypes", bare, source="kept")), "p", "must state the width")
+    wide = {**_prototypes(), "width": D + 1}
+    refused(study_of(kept, declare("p", "prototypes", wide, source="kept")), "p", "cannot compute from|has a width of")
+
+
+@pytest.mark.parametrize(
+    ("source", "derived", "parameters"),
+    [
+        ({"task": "prototypes"}, "barycenter-step", {"bound": 4.0}),
+        ({"second": "none"}, "barycenter-step", {"bound": 4.0}),
+        ({"second": "class-diagonal"}, "aligned-moments", {"reach": 4.0, **TWO_WAY}),
+        ({"task": "gaussian-moments"}, "two-way-step", {"bound": 4.0, "step": "within"}),
+        ({"task": "gaussian-moments"}, "aligned-moments", {"reach": 4.0, **TWO_WAY}),
+        ({}, "barycenter-step", {"bound": 4.0, "width": D + 1}),
+    ],
+)
+def test_a_source_must_suit(source: dict[str, str], derived: str, parameters: dict[str, Any]) -> None:
+    given = dict(source)
+    task = given.pop("task", "class-moments")
+    values = {**MOMENTS, **given}
+    if task == "prototypes":
+        values = {name: values[name] for name in ("clip", "missing", "count_weight", "sum_weight")}
+    kept = declare("kept", task, values, keep=True)
+    refused(study_of(kept, declare("d", derived, parameters, source="kept")), "d", "cannot compute from what")
+
+
+def test_a_derived_task_has_a_source_no_noise_and_is_not_kept() -> None:
+    kept = declare("kept", "class-moments", MOMENTS, keep=True, variance=2**40)
+    step = {"bound": 4.0}
+    with pytest.raises(ValidationError, match="contradicts variance 0"):
+        study_of(declare("d", "barycenter-step", step), noise="local")
+    for more in ({"variance": 2**40}, {"keep": True}):
+        study = study_of(kept, declare("d", "barycenter-step", step, source="kept", **more), noise="local")
+        refused(study, "d", "needs a source and has no noise")
+
+
+def test_a_head_is_not_kept_and_a_coarse_grid_is_refused() -> None:
+    head = {"clip": 1.0, "missing": "skip", "ridge": 1.0, "bias": 1.0}
+    refused(study_of(declare("h", "local-head", head, keep=True)), "h", "no sum over records")
+    study = study_of(declare("h", "local-head", head, grid=5))
+    task = build_declared(study, study.tasks[0])
+    with pytest.raises(HostileInput, match="too coarse a grid"):
+        grid_unit(task, study.tasks[0])
+    fine = study_of(declare("h", "local-head", head, grid=1000))
+    left = 1000 - math.sqrt(3 * (D + 1))
+    assert grid_unit(build_declared(fine, fine.tasks[0]), fine.tasks[0]) == pytest.approx(task.clip() / left, rel=1e-12)
+
+
+# Rules 2 and 3: no multiplicity that depends on n, and no Ledoit-Wolf, under noise.
+
+UPDATE: dict[str, Any] = {
+    "clip": 1.0,
+    "missing": "skip",
+    "hidden": 0,
+    "epochs": 1,
+    "batch": 8,
+    "learning_rate": 0.1,
+    "norm": 1.0,
+    "weighting": "equal",
+}
+
+
+@pytest.mark.parametrize(
+    ("task", "allowed", "change", "match"),
+    [
+        ("model-update", UPDATE, {"weighting": "records"}, "weighs a site by its number of records"),
+        ("model-update", UPDATE, {"generation": {"fill": 500}}, "the fewer its class has"),
+        ("gaussian-moments", MOMENTS, {"fourth": True}, "fourth moments, for Ledoit-Wolf"),
+    ],
+)
+def test_what_only_studies_without_noise_may_ask(
+    task: str, allowed: dict[str, Any], change: dict[str, Any], match: str
+) -> None:
+    asked = {**allowed, **change}
+    build_declared(study_of(declare("t", task, asked)), declare("t", task, asked))
+    for noise in ("local", "distributed"):
+        refused(study_of(declare("t", task, asked, variance=2**40), noise=noise), "t", match)
+        constant = {"generation": {"copies": 500}} if task == "model-update" else {}
+        fine = study_of(declare("t", task, {**allowed, **constant}, variance=2**40), noise=noise)
+        build_declared(fine, fine.tasks[0])
+
+
+def test_no_task_that_noise_allows_releases_fourth_moments() -> None:
+    for setting in SETTINGS:
+        task = build_task(setting.task, setting.parameters, setting.schema)
+        assert not {"cubic", "quartic"} & {block.name for block in task.layout().blocks}
+        assert task.only_without_noise() is None
