@@ -5,7 +5,9 @@ Rows keep the cells of their source; the participant's own reader and the schema
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -17,14 +19,19 @@ import pyarrow.parquet as parquet
 from numpy.typing import NDArray
 
 from veilsum_participant.data.cells import judge_labels
-from veilsum_participant.data.readers import read_table
+from veilsum_participant.data.encode import encode_table
+from veilsum_participant.data.readers import Table, read_table
 from veilsum_privacy.config import did_you_mean
 from veilsum_privacy.errors import ConfigurationError, DataError
 from veilsum_privacy.schema import ClassValues, DatasetSchema, Label, NumberColumn
 from veilsum_privacy.schema_file import load_schema
+from veilsum_privacy.tasks.base import Records
 
 PACKAGED = ("breast-cancer", "digits")
 """Data sets that need no file."""
+
+LARGEST_CSV = 2**20
+"""Most cells that are written as text; a larger table is written as Parquet."""
 
 Rows = NDArray[np.int64]
 
@@ -43,30 +50,65 @@ class Dataset:
     schema: DatasetSchema
     table: Any
 
+    @cached_property
+    def records(self) -> Records:
+        """What the participant's reader makes of the table once it is written: the same records, to the bit."""
+        columns = {name: self.table[name].combine_chunks() for name in self.table.column_names}
+        return encode_table(Table(Path(self.name), columns, self.table.num_rows), self.schema)[0]
+
     @property
     def classes(self) -> NDArray[np.int64]:
         """Class index of each row, -1 where the label is missing; all 0 without a label."""
         label = self.schema.label
         if label is None:
             return np.zeros(self.table.num_rows, dtype=np.int64)
+        if "records" in self.__dict__ and self.records.labels is not None:
+            return self.records.labels
         if label.column not in self.table.column_names:
             raise DataError(f"The data set {self.name} has no column {label.column!r}.", "Use the schema that belongs to it.")
         return judge_labels(self.table[label.column].combine_chunks(), label, self.schema.missing).codes
 
     def take(self, rows: Rows) -> Dataset:
-        """The data set of some rows."""
-        return Dataset(self.name, self.schema, self.table.take(rows))
+        """The data set of some rows; records that are made already are not made again."""
+        taken = Dataset(self.name, self.schema, self.table.take(rows))
+        if "records" in self.__dict__:
+            taken.__dict__["records"] = take_records(self.records, rows)
+        return taken
 
     def write(self, directory: Path, stem: str) -> Path:
-        """Write ``stem``.csv, or .parquet where the schema says that CSV files have no header; returns the path."""
+        """Write ``stem``.csv, or .parquet where it is large or the schema says that CSV files have no header.
+
+        Returns:
+            The path.
+        """
         directory.mkdir(parents=True, exist_ok=True)
-        if self.schema.header:
+        if self.schema.header and self.table.num_rows * self.table.num_columns <= LARGEST_CSV:
             path = directory / f"{stem}.csv"
             pacsv.write_csv(self.table, path)
         else:
             path = directory / f"{stem}.parquet"
             parquet.write_table(self.table, path)
         return path
+
+
+def take_records(records: Records, rows: Rows) -> Records:
+    """Some records, in the order of ``rows``."""
+    labels = None if records.labels is None else records.labels[rows]
+    return Records(records.features[rows], records.present[rows], labels)
+
+
+def concatenate(parts: Sequence[Dataset]) -> Dataset:
+    """The rows of several data sets of one schema, in one."""
+    tables = pa.concat_tables([part.table for part in parts], promote_options="permissive")
+    whole = Dataset(parts[0].name, parts[0].schema, tables)
+    if parts[0].schema.label is not None and all("records" in part.__dict__ for part in parts):
+        found = [part.records for part in parts]
+        whole.__dict__["records"] = Records(
+            np.concatenate([one.features for one in found]),
+            np.concatenate([one.present for one in found]),
+            np.concatenate([one.labels for one in found if one.labels is not None]),
+        )
+    return whole
 
 
 def read_dataset(path: Path, schema: DatasetSchema, name: str) -> Dataset:

@@ -44,7 +44,7 @@ def exact_head(records: Records, schema: DatasetSchema) -> LinearHead:
         "counts": member.sum(axis=0),
         "sums": member.T @ x,
         "squares": np.diag(second),
-        "products": second[np.triu_indices(schema.width, 1)],
+        "products": second[np.triu_indices(len(second), 1)],
     }
     release = Release("class-moments", 1, values, dict.fromkeys(values, 0.0), (), b"")
     known = [index for index, count in enumerate(values["counts"]) if count > 0]

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from support.federation import Clock, TestBed, make_bed, make_request, schema_of
+from support.folders import write_collection
 from support.network import running_client, running_server, wait_for
 from support.randomness import SeededRandom
 from veilsum_coordinator.hub import Hub
@@ -239,6 +246,16 @@ def test_a_file_is_dealt_with_its_schema(tmp_path: Path, capsys: pytest.CaptureF
         (("--dataset", "breast-cancer", "--partition", "even"), "Unknown partition"),
         (("--dataset", "breast-cancer", "--sites", "600"), "cannot be dealt"),
         (("--data", "missing.csv"), "schema"),
+        (("--collection", "digits4"), "names no folder"),
+        (("--collection", "digits=."), "Did you mean 'digits4'"),
+        (("--dataset", "breast-cancer", "--partition", "domains"), "one domain"),
+        (("--dataset", "breast-cancer", "--jobs", "2"), "belong to a sweep"),
+        (("--dataset", "breast-cancer", "--seeds", "2", "--encryption"), "without encryption"),
+        (("--dataset", "breast-cancer", "--seeds", "2", "--repeat", "2"), "--seeds in place"),
+        (("--dataset", "breast-cancer", "--seeds", "2", "--resume"), "--out"),
+        (("--dataset", "breast-cancer", "--vary", "limit=0"), "is not a number"),
+        (("--dataset", "breast-cancer", "--vary", "method=a", "--vary", "method=b"), "varied twice"),
+        (("--dataset", "breast-cancer", "--vary", "method=a", "--baseline", "method=b"), "not one of the values"),
     ],
 )
 def test_what_cannot_be_simulated_is_said(
@@ -247,3 +264,149 @@ def test_what_cannot_be_simulated_is_said(
     code, _, err = veilsum(capsys, "simulate", write_study(tmp_path / "study.toml"), *options)
     assert code == 2
     assert words in err
+
+
+def read_runs(folder: Path) -> list[dict[str, str]]:
+    with (folder / "runs.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def write_bare_study(path: Path, **keys: str) -> Path:
+    """A study that leaves its method and privacy to the sweep, but for the keys that are given."""
+    path.write_text("".join(f"{key} = {value}\n" for key, value in {"name": '"trial"', "dataset": '"d"', **keys}.items()))
+    return path
+
+
+def test_a_sweep_is_the_same_in_one_process_and_in_two(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_collection("heart-disease", tmp_path / "heart", records=80)
+    study = write_bare_study(tmp_path / "study.toml", method='"fedcgs"')
+    options = ("--collection", f"heart-disease={folder}", "--vary", "privacy.epsilon=none", "--seeds", 2, "--limit", 60)
+    options += ("--vary", "partition=domains,domains+dirichlet:1,iid", "--vary", "parameters.clip=3,7,-1")
+    options += ("--baseline", "parameters.clip=3")
+    found = []
+    for jobs in (1, 2):
+        out = tmp_path / f"out-{jobs}"
+        code, text, err = veilsum(capsys, "simulate", study, *options, "--jobs", jobs, "--out", out, "--json")
+        assert code == 0, err
+        summary = json.loads(text)
+        assert summary == json.loads((out / "summary.json").read_text())
+        found.append([{key: value for key, value in run.items() if key != "seconds"} for run in read_runs(out)])
+        assert err.count("Run ") == len(found[-1]) == 3 * 2 * (2 + 3)
+    assert found[0] == found[1]  # without noise the seed decides everything
+    refused = [run for run in found[0] if run["status"] == "refused"]
+    assert {run["parameters.clip"] for run in refused} == {"-1"}
+    assert len(refused) == 3 * 2
+    rows = [row for row in summary["rows"] if row["kind"] == "cell"]
+    assert len(rows) == 9
+    assert {row["statuses"].get("refused", 0) for row in rows} == {0, 2}
+    assert sum(row["gain"] is not None for row in rows) == 3
+    assert (tmp_path / "out-1" / "table.md").read_text().count("2 of 2 runs refused") == 3
+    assert (tmp_path / "out-1" / "gains.svg").read_text().startswith("<?xml")
+
+
+def test_a_sweeps_cell_without_noise_is_pooled_analysis(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = write_bare_study(tmp_path / "study.toml", method='"fedcgs"', parameters="{ clip = 8 }")
+    options = ("--dataset", "digits", "--vary", "privacy.epsilon=none,0.01", "--seed", 3, "--seeds", 2, "--jobs", 1, "--json")
+    code, text, err = veilsum(capsys, "simulate", study, *options)
+    assert code == 0, err
+    rows = {row["label"]: row for row in json.loads(text)["rows"]}
+    assert rows["epsilon none"]["average"]["mean"] == pytest.approx(rows["pooled"]["average"]["mean"], abs=0.01)
+    assert rows["epsilon none"]["average"]["mean"] > 0.9  # discriminants tell 94 of 100 digits
+    noisy = rows["epsilon 0.01"]
+    assert noisy["statuses"].get("not-estimable", 0) == 2 or noisy["average"]["mean"] < 0.5
+
+
+def test_a_sweep_is_taken_up_where_it_was_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = write_bare_study(tmp_path / "study.toml", method='"fedcgs"', parameters="{ clip = 3 }")
+    out = tmp_path / "out"
+    options = ("simulate", study, "--dataset", "breast-cancer", "--vary", "privacy.epsilon=1,none", "--jobs", 1, "--out", out)
+    code, _, err = veilsum(capsys, *options, "--seeds", 1)
+    assert code == 0, err
+    first = read_runs(out)
+    code, _, err = veilsum(capsys, *options, "--seeds", 2)
+    assert (code, "not an empty directory" in err) == (2, True)
+    code, _, err = veilsum(capsys, *options, "--seeds", 2, "--resume")
+    assert (code, "Run 4 of 4" in err) == (0, True), err
+    second = read_runs(out)
+    assert second[: len(first)] == first  # noise is fresh in every run: an equal row was kept
+    assert len(second) == 2 * len(first) == 8
+    study.write_text(study.read_text().replace("clip = 3", "clip = 2"))
+    code, _, err = veilsum(capsys, *options, "--seeds", 2, "--resume")
+    assert (code, "Run 4 of 4" in err) == (0, True)  # sites alone and pooled are as they were, the study is another
+    assert len(read_runs(out)) == 12
+
+
+def test_an_interrupted_sweep_leaves_what_is_done(tmp_path: Path) -> None:
+    study = write_bare_study(tmp_path / "study.toml", method='"fedcgs"')
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "veilsum_deploy.cli", "simulate", study, "--dataset", "breast-cancer", "--jobs", "2"]
+    command += ["--vary", "privacy.epsilon=1,none", "--seeds", "300", "--out", out]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    child = subprocess.Popen(
+        [str(part) for part in command],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
+    assert child.stderr is not None
+    for line in child.stderr:
+        if line.startswith("Run 5 "):
+            os.killpg(child.pid, signal.SIGINT)  # as a terminal does: every process of the group
+            break
+    _, rest = child.communicate(timeout=60)
+    assert child.returncode == 130, rest
+    assert "Traceback" not in rest
+    summary = json.loads((out / "summary.json").read_text())
+    runs = read_runs(out)
+    assert summary["complete"] is False
+    assert 5 <= len(runs) < 1200
+    assert sum(row["done"] for row in summary["rows"]) == len(runs)
+    assert "Not complete" in (out / "table.md").read_text()
+
+
+@pytest.mark.parametrize("encryption", ["--encryption", "--no-encryption"])
+def test_one_study_runs_on_a_collections_domains(tmp_path: Path, capsys: pytest.CaptureFixture[str], encryption: str) -> None:
+    folder = write_collection("heart-disease", tmp_path / "heart", records=40)
+    study = write_study(tmp_path / "study.toml", "fedcgs", 'noise = "none"')
+    options = ("--collection", f"heart-disease={folder}", "--partition", "domains+dirichlet:1", encryption, "--json")
+    code, text, err = veilsum(capsys, "simulate", study, *options, "--out", tmp_path / "out")
+    assert code == 0, err
+    summary = json.loads(text)
+    assert sorted(summary["sites"]) == ["cleveland", "hungarian", "switzerland", "va"]
+    assert [sorted(shares) for shares in summary["accuracy_by_domain"]] == [sorted(summary["sites"])]
+    assert load_result(tmp_path / "out" / "run-1").summary["cohort"] == 4
+
+
+def test_encoders_make_the_features_of_cells_and_of_what_stands_beside_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = write_bare_study(
+        tmp_path / "study.toml", method='"pca"', privacy='{ noise = "none" }', parameters="{ width = 20 }"
+    )
+    options = ("--dataset", "digits", "--no-encryption", "--out", tmp_path / "pca")
+    code, _, err = veilsum(capsys, "simulate", study, *options)
+    assert code == 0, err
+    write_bare_study(study, method='"fedcgs"', privacy='{ noise = "none" }')
+    sweep = ("simulate", study, "--dataset", "digits", "--seeds", 1, "--jobs", 1, "--json")
+    code, text, err = veilsum(capsys, *sweep, "--encoder", tmp_path / "pca" / "run-1")
+    assert code == 0, err
+    means = {row["label"]: row["average"]["mean"] for row in json.loads(text)["rows"]}
+    assert means["all"] == pytest.approx(means["pooled"], abs=0.01)
+    assert 0.8 < means["pooled"] < 0.95  # 20 components tell digits almost as well as all 64 pixels, and not as well
+    matrix = load_result(tmp_path / "pca" / "run-1").arrays["encoder.matrix"]
+    layer = torch.nn.Linear(64, 20)
+    with torch.no_grad():
+        layer.weight.copy_(torch.from_numpy(matrix))
+        layer.bias.copy_(torch.from_numpy(load_result(tmp_path / "pca" / "run-1").arrays["encoder.offset"]))
+    torch.jit.save(torch.jit.script(layer), tmp_path / "layer.pt")
+    digest = hashlib.sha256((tmp_path / "layer.pt").read_bytes()).hexdigest()
+    encoder = f'{{ kind = "program", format = "torchscript", sha256 = "{digest}", inputs = [64], width = 20 }}'
+    write_bare_study(study, method='"fedcgs"', privacy='{ noise = "none" }', parameters="{ clip = 8 }", encoder=encoder)
+    code, _, err = veilsum(capsys, *sweep)
+    assert (code, "--program" in err) == (2, True)
+    code, text, err = veilsum(capsys, *sweep, "--program", tmp_path / "layer.pt")
+    assert code == 0, err
+    same_features = {row["label"]: row["average"]["mean"] for row in json.loads(text)["rows"]}
+    assert same_features == pytest.approx(means, abs=0.005)  # float32 in place of float64

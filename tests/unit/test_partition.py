@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from veilsum_deploy.datasets import packaged_dataset, read_dataset
 from veilsum_deploy.demo.hospitals import HOSPITALS, folder_hospitals, packaged_hospitals, site_name
-from veilsum_deploy.simulation.partition import hold_out, partition
+from veilsum_deploy.simulation.partition import domain_alpha, hold_out, partition, thin_domains
 from veilsum_participant.data import load_records
 from veilsum_privacy.errors import DataError, Misuse
 from veilsum_privacy.identity.certificate import NAME_PATTERN
@@ -143,3 +143,86 @@ def test_a_folder_that_cannot_be_a_federation_is_refused(tmp_path: Path) -> None
 @given(st.text(max_size=100))
 def test_every_file_name_becomes_a_valid_site_name(text: str) -> None:
     assert NAME_PATTERN.fullmatch(site_name(text))
+
+
+@given(st.integers(2, 12), st.integers(1, 5), st.integers(1, 8), st.integers(0, 100))
+def test_shards_give_each_site_its_number_of_classes(sites: int, number: int, kinds: int, seed: int) -> None:
+    classes = np.arange(60 * kinds) % kinds
+    if number > kinds:
+        with pytest.raises(Misuse, match="Unknown partition"):
+            partition(classes, sites, f"shards:{number}", seed)
+        return
+    if sites * number < kinds:
+        with pytest.raises(Misuse, match="to nobody"):
+            partition(classes, sites, f"shards:{number}", seed)
+        return
+    parts = partition(classes, sites, f"shards:{number}", seed)
+    assert sorted(np.concatenate(parts).tolist()) == list(range(len(classes)))
+    held = [set(classes[part].tolist()) for part in parts]
+    assert {len(own) for own in held} == {number}
+    owners = [sum(value in own for own in held) for value in range(kinds)]
+    assert max(owners) - min(owners) <= 1
+
+
+def test_shards_are_paired_differently_by_each_seed() -> None:
+    classes = np.arange(1000) % 10
+    pairs = [[tuple(np.unique(classes[part])) for part in partition(classes, 100, "shards:2", seed)] for seed in (0, 1)]
+    assert len(set(pairs[0])) > 10
+    assert pairs[0] != pairs[1]
+    assert {len(part) for part in partition(classes, 100, "shards:2", 0)} == {10}  # 20 places a class, 100 records each
+
+
+DOMAINS = st.lists(st.lists(st.integers(-1, 3), min_size=1, max_size=60), min_size=1, max_size=5)
+
+
+@given(DOMAINS, st.floats(0.01, 100), st.integers(0, 1000))
+def test_thinned_domains_keep_some_of_their_own(domains: list[list[int]], alpha: float, seed: int) -> None:
+    classes = [np.array(own, dtype=np.int64) for own in domains]
+    parts, forced = thin_domains(classes, alpha, seed)
+    again, _ = thin_domains(classes, alpha, seed)
+    assert all(np.array_equal(one, other) for one, other in zip(parts, again, strict=True))
+    for index, (own, part) in enumerate(zip(classes, parts, strict=True)):
+        assert 1 <= len(set(part.tolist())) == len(part)
+        assert part.min() >= 0
+        assert part.max() < len(own)
+        assert index not in forced or len(part) == 1
+    if len(classes) == 1:  # a Dirichlet draw over one site is 1
+        assert len(parts[0]) == len(classes[0])
+
+
+def test_a_classs_shares_sum_to_one_and_are_dirichlets() -> None:
+    own = np.repeat(np.arange(10), 1000)
+    shares = np.array(
+        [
+            [np.bincount(own[part], minlength=10) / 1000 for part in thin_domains([own] * 4, 0.5, seed)[0]]
+            for seed in range(200)
+        ]
+    )  # (seeds, sites, classes)
+    np.testing.assert_allclose(shares.sum(axis=1), 1, atol=4 * 0.0005 + 1e-12)  # each share is rounded to a record
+    # Dirichlet(a, a, a, a): mean 1/4, variance (1/4)(3/4) / (4 a + 1); a record between two neighbours changes nothing here.
+    assert shares.mean() == pytest.approx(0.25, abs=1e-3)
+    assert shares.var() == pytest.approx(0.25 * 0.75 / 3, rel=0.06)
+
+
+def test_a_site_without_a_record_gets_one_and_it_is_said() -> None:
+    forced = [thin_domains([np.array([0, 0]), np.array([0, 0])], 0.01, seed)[1] for seed in range(20)]
+    assert {tuple(sites) for sites in forced} >= {(0,), (1,)}
+    with pytest.raises(Misuse, match="no record"):
+        thin_domains([np.array([0]), np.array([], dtype=np.int64)], 1.0, 0)
+
+
+@pytest.mark.parametrize(("how", "alpha"), [("domains", None), ("domains+dirichlet:0.1", 0.1)])
+def test_partitions_by_domain_are_parsed(how: str, alpha: float | None) -> None:
+    assert domain_alpha(how) == alpha
+
+
+@pytest.mark.parametrize("how", ["domains+", "domains+iid", "domains+dirichlet:0", "domainsdirichlet:1", "domains:1"])
+def test_an_unknown_partition_by_domain_is_refused(how: str) -> None:
+    with pytest.raises(Misuse, match="Unknown partition"):
+        domain_alpha(how)
+
+
+@pytest.mark.parametrize("how", ["shards", "shards:", "shards:0", "shards:-1", "shards:3", "shards:1.5", "shards:²"])
+def test_an_unknown_number_of_shards_is_refused(how: str) -> None:
+    with pytest.raises(Misuse, match="Unknown partition"):
+        partition(np.arange(10) % 2, 5, how, 0)

@@ -1,49 +1,170 @@
-"""The ``veilsum simulate`` command."""
+"""The ``veilsum simulate`` command: one study on simulated sites, or a whole evaluation of cells and seeds."""
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from veilsum_deploy.cli.output import JsonOption, print_fields, print_json, print_line, print_rows
 from veilsum_deploy.cli.steps import show_progress
-from veilsum_deploy.datasets import PACKAGED, packaged_dataset, read_dataset
+from veilsum_deploy.collections import COLLECTIONS
+from veilsum_deploy.datasets import PACKAGED
+from veilsum_deploy.simulation.dealing import Setting
 from veilsum_deploy.simulation.report import check_empty, save, summarise
-from veilsum_deploy.simulation.study import Simulation, simulate, simulation_request
+from veilsum_deploy.simulation.study import Simulation, draft_of, read_content, simulate
+from veilsum_deploy.simulation.sweep import Source, Sweep, parse_axis, parse_baseline
+from veilsum_privacy.config import read_toml
 from veilsum_privacy.errors import Misuse
 
+EXIT_INTERRUPTED = 130
+
 app = typer.Typer(add_completion=False)
+
+_PARTITION = (
+    "Who holds what. iid: even and mixed. uneven: site i has a share in proportion to 1/i. dirichlet:ALPHA: each class is"
+    " split by a Dirichlet draw over the sites. shards:N: N classes a site. domains: each domain of the collection is a site."
+    " domains+dirichlet:ALPHA: each domain is a site, and for each class one Dirichlet draw over the sites, which sums to 1,"
+    " is the share of its own domain's records of the class that a site keeps; no class is forced on a site."
+)
+_VARY = (
+    "Sweep: a key of the study by its dotted path, and its values; repeat it for all combinations. none as a privacy.epsilon"
+    " stands for noise = none, default or without as any value for leaving the key out. partition, sites, limit and cap vary"
+    " too."
+)
 
 
 @app.command()
 def simulate_study(
-    study: Annotated[Path, typer.Argument(help="The study.toml; with --dataset it may leave out the schema.")],
+    study: Annotated[Path, typer.Argument(help="The study.toml; with --dataset or --collection it may leave out the schema.")],
     data: Annotated[Path | None, typer.Option("--data", help="CSV, Parquet or npz file with all records.")] = None,
     dataset: Annotated[str | None, typer.Option("--dataset", help=f"A packaged data set: {', '.join(PACKAGED)}.")] = None,
-    sites: Annotated[int, typer.Option("--sites", min=2, max=1024, help="Number of simulated sites.")] = 4,
-    partition: Annotated[str, typer.Option("--partition", help="iid, uneven, or dirichlet:ALPHA.")] = "iid",
+    collection: Annotated[
+        str | None,
+        typer.Option(
+            "--collection",
+            metavar="NAME=FOLDER",
+            help=f"Real data of several domains in a folder of yours: {', '.join(COLLECTIONS)}. Nothing is downloaded.",
+        ),
+    ] = None,
+    encoder: Annotated[
+        Path | None, typer.Option("--encoder", help="Result of the method pca; in place of the study's [encoder].")
+    ] = None,
+    program: Annotated[
+        Path | None, typer.Option("--program", help="File of the frozen program, for a study whose encoder is one.")
+    ] = None,
+    sites: Annotated[
+        int | None, typer.Option("--sites", min=2, max=1024, help="Number of simulated sites; 4, or one a domain.")
+    ] = None,
+    partition: Annotated[str, typer.Option("--partition", help=_PARTITION)] = "iid",
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, help="Most training records a site, drawn at random before the skew.")
+    ] = None,
+    cap: Annotated[
+        int | None, typer.Option("--cap", min=1, help="Most training records a site, drawn at random after the skew.")
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the split among sites; never of the noise.")] = 0,
     repeat: Annotated[int, typer.Option("--repeat", min=1, help="Runs, each with fresh noise.")] = 1,
-    holdout: Annotated[float, typer.Option("--holdout", help="Share of records to test a classifier on.")] = 0.0,
-    encryption: Annotated[bool, typer.Option("--encryption/--no-encryption", help="Run the whole protocol.")] = True,
+    holdout: Annotated[
+        float | None,
+        typer.Option(
+            "--holdout",
+            help="Share of each class to test a classifier on, drawn by the seed, where the data have no test records of their"
+            " own: 0.3 for a collection and in a sweep, else 0.",
+        ),
+    ] = None,
+    split: Annotated[
+        int | None,
+        typer.Option("--split", min=0, help="Seed of what is held out, for all runs alike; by default each run's own."),
+    ] = None,
+    encryption: Annotated[
+        bool | None,
+        typer.Option("--encryption/--no-encryption", help="Run the whole protocol: one study does, a sweep does not."),
+    ] = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--vary",
+            metavar="KEY=V1,V2,...",
+            help=_VARY,
+        ),
+    ] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option("--seeds", min=1, help="Sweep: so many seeds from --seed on; every cell runs on the same splits."),
+    ] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option("--baseline", metavar="KEY=V", help="Sweep: gains are over the cell with this value, paired by seed."),
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", min=1, help="Sweep: processes at a time; by default all cores.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Sweep: keep the runs that lie in --out.")] = False,
     out: Annotated[Path | None, typer.Option("--out", help="New directory for results and tables.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Try a study on simulated sites in this process, with the real noise and the real encryption."""
-    if (data is None) == (dataset is None):
-        raise Misuse("State either --data or --dataset.", f"Packaged data sets: {', '.join(PACKAGED)}.")
+    """Try a study on simulated sites in this process, with the real noise and the real encryption.
+
+    With --vary or --seeds a whole evaluation runs, on all cores and without encryption: every combination of values for every
+    seed, beside each site alone and pooled records. --out gets each run, the table with paired gains, and plots.
+    """
+    source = _source(study, data, dataset, collection)
+    sweeping = bool(vary) or seeds is not None
+    if not sweeping and (baseline is not None or jobs is not None or resume):
+        raise Misuse("--baseline, --jobs and --resume belong to a sweep.", "State --vary or --seeds too.")
+    if sweeping:
+        setting = Setting(partition, sites, limit, cap, holdout, split)
+        axes = tuple(parse_axis(text) for text in vary or ())
+        pair = None if baseline is None else parse_baseline(baseline, axes)
+        numbers = tuple(range(seed, seed + (seeds or 1)))
+        sweep = Sweep(read_content(study, encoder), study.parent, source, setting, axes, numbers, pair, program)
+        _sweep(sweep, encryption, repeat, jobs, out, resume, as_json)
+        return
+    share = holdout if holdout is not None or source.kind == "collection" else 0.0
+    setting = Setting(partition, sites, limit, cap, share, split)
+    content = read_content(study, encoder)
+    _study(study, content, program, source, setting, seed, repeat, encryption is not False, out, as_json)
+
+
+def _source(study: Path, data: Path | None, dataset: str | None, collection: str | None) -> Source:
+    if sum(item is not None for item in (data, dataset, collection)) != 1:
+        raise Misuse("State either --data or --dataset or --collection.", f"Packaged data sets: {', '.join(PACKAGED)}.")
+    if data is not None:
+        return Source("file", str(read_toml(study).get("dataset", data.stem)), data)
+    if dataset is not None:
+        return Source("packaged", dataset)
+    name, equals, folder = str(collection).partition("=")
+    if not equals or not folder:
+        raise Misuse(f"--collection {collection} names no folder.", "Use --collection NAME=FOLDER.")
+    return Source("collection", name, Path(folder))
+
+
+def _study(
+    study: Path,
+    content: Mapping[str, Any],
+    program: Path | None,
+    source: Source,
+    setting: Setting,
+    seed: int,
+    repeat: int,
+    encryption: bool,
+    out: Path | None,
+    as_json: bool,
+) -> None:
     if out is not None:
         check_empty(out)
-    packaged = packaged_dataset(dataset) if dataset is not None else None
-    request = simulation_request(study, packaged)
-    if request.data is None:
-        raise Misuse("The study has no schema.")
-    table = packaged if packaged is not None else read_dataset(Path(str(data)), request.data, request.dataset)
-    table = type(table)(request.dataset, request.data, table.table)
-    plan = Simulation(request, table, sites, partition, seed, repeat, encryption, holdout)
+    loaded = None if source.kind == "file" else source.load(None)
+    draft = draft_of(content, study.parent, None if loaded is None else loaded.schema, source=str(study), program=program)
+    if loaded is None:
+        loaded = source.load(draft.schema)
+    elif draft.schema != loaded.schema:
+        loaded = loaded.with_schema(draft.schema)
+    plan = Simulation(draft, loaded, setting, seed, repeat, encryption)
     with show_progress() as progress:
         outcome = simulate(plan, progress, lambda: int(time.time()))
     if out is not None:
@@ -56,10 +177,14 @@ def simulate_study(
     summary["sites"] = f"{len(outcome.sizes)} with {min(outcome.sizes.values())} to {max(outcome.sizes.values())} records"
     if summary["epsilon"] is not None:
         summary["epsilon"] = f"{summary['epsilon']:.4g}"
+    by_domain = summary.pop("accuracy_by_domain")
     if summary["accuracy"] is None:
         del summary["accuracy"]
     else:
         summary["accuracy"] = [f"{share:.4g}" for share in summary["accuracy"]]
+        if len(by_domain[0]) > 1:
+            for domain in by_domain[0]:
+                summary[f"accuracy, {domain}"] = [f"{shares[domain]:.4g}" for shares in by_domain]
     print_fields(summary, title="Simulation", as_json=False)
     for row in rows:
         row.update({key: f"{row[key]:.5g}" for key in ("mean", "std", "std_error")})
@@ -68,3 +193,31 @@ def simulate_study(
     print_rows(rows, title="Results over all runs", as_json=False, empty="The result has no estimates; see its bundle.")
     if out is not None:
         print_line(f"Results, CSV and Markdown are in {out}.")
+
+
+def _sweep(
+    sweep: Sweep, encryption: bool | None, repeat: int, jobs: int | None, out: Path | None, resume: bool, as_json: bool
+) -> None:
+    from veilsum_deploy.simulation.evaluate import check_sweep, evaluate
+    from veilsum_deploy.simulation.tables import legend, problems, table_rows
+
+    check_sweep(sweep, encryption=encryption, repeat=repeat)
+    if resume and out is None:
+        raise Misuse("--resume needs --out.", "Name the folder whose runs shall be kept.")
+    with show_progress() as progress:
+        results = evaluate(sweep, out, jobs or _cores(), progress, resume=resume)
+    if as_json:
+        print_json(results.to_json())
+    else:
+        print_rows(table_rows(sweep, results.rows), title=results.title, as_json=False)
+        for line in [*results.about, "", *legend(sweep), *problems(results.rows)]:
+            print_line(line)
+        if out is not None:
+            print_line(f"Runs, tables and plots are in {out}.")
+    if not results.complete:
+        raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -69,6 +69,11 @@ class PlainFederation:
         """The study that is simulated."""
         return self._study
 
+    @property
+    def encoder(self) -> Mapping[str, NDArray[np.float64]]:
+        """Arrays of the study's projection; empty without one."""
+        return self._encoder
+
     def kept_blocks(self, site: str, label: str) -> dict[str, NDArray[np.float64]]:
         """Blocks of the noised statistic that a site kept of a task, in their own units.
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from veilsum_coordinator.results import save_result
+from veilsum_deploy.collections import TEST_SHARE
 from veilsum_deploy.simulation.study import Outcome, Simulation
 from veilsum_privacy.errors import StateError
 from veilsum_privacy.identity.files import replace_file
@@ -25,17 +26,21 @@ def summarise(simulation: Simulation, outcome: Outcome) -> dict[str, Any]:
     return {
         "study": study.name,
         "method": study.method,
-        "dataset": simulation.dataset.name,
+        "dataset": simulation.collection.name,
         "sites": outcome.sizes,
-        "partition": simulation.partition,
+        "partition": simulation.setting.partition,
+        "limit": simulation.setting.limit,
+        "cap": simulation.setting.cap,
+        "given_a_record": list(outcome.forced),
         "seed": simulation.seed,
         "encryption": simulation.encryption,
         "epsilon": study.privacy.epsilon,
         "delta": study.privacy.delta,
         "noise": study.privacy.noise,
         "repeat": len(outcome.runs),
-        "holdout": simulation.holdout,
+        "holdout": TEST_SHARE if simulation.setting.holdout is None else simulation.setting.holdout,
         "accuracy": accuracies or None,
+        "accuracy_by_domain": [run.accuracies for run in outcome.runs if run.accuracies is not None] or None,
         "seconds": [round(run.seconds, 3) for run in outcome.runs],
         "table": table(outcome),
     }

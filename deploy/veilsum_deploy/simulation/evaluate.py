@@ -1,0 +1,125 @@
+"""Run a sweep to its end, or to where the user stops it, and leave its tables and plots behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from veilsum_deploy.collections import TEST_SHARE, Collection
+from veilsum_deploy.simulation.dealing import site_names
+from veilsum_deploy.simulation.folder import Folder, Results
+from veilsum_deploy.simulation.jobs import KINDS_BESIDE, RunRecord, load_source, plan_jobs, run_jobs
+from veilsum_deploy.simulation.study import draft_of
+from veilsum_deploy.simulation.sweep import EPSILON, Sweep
+from veilsum_deploy.simulation.tables import tabulate
+from veilsum_privacy.errors import Misuse, StateError
+
+Progress = Callable[[str, float], None]
+
+
+def evaluate(sweep: Sweep, out: Path | None, processes: int, progress: Progress, *, resume: bool = False) -> Results:
+    """Run what is not there yet, and write everything into ``out``.
+
+    An interruption from the keyboard ends the runs under way; the results are those of the runs that are done, and
+    :attr:`~veilsum_deploy.simulation.folder.Results.complete` is False.
+
+    Args:
+        sweep: what to run.
+        out: new or empty folder, or with ``resume`` one that holds runs of this sweep; None to write nothing.
+        processes: how many at a time.
+        progress: told of every run.
+
+    Raises:
+        Misuse, DataError, ConfigurationError: settings, records and study do not fit together.
+        StateError: the folder is not as needed, or a process ended by itself; what is done is written.
+    """
+    for cell in sweep.cells():
+        sweep.content_of(cell)
+    progress("Reading the records", 0.0)
+    collection = load_source(sweep)
+    for group in sweep.groups():
+        site_names(collection, sweep.setting_of(group))
+        # What is wrong for every cell of a group is said before anything runs.
+        draft_of(sweep.data_content_of(group), sweep.base, collection.schema, source="the study", program=sweep.program)
+    domains = [domain.name for domain in collection.domains]
+    jobs = plan_jobs(sweep)
+    folder = None if out is None else Folder(out, sweep, domains, resume=resume)
+    records: dict[str, RunRecord] = {} if folder is None else folder.earlier()
+    due = [job for job in jobs if job.run not in records]
+    by_run = {job.run: job for job in due}
+    trouble: StateError | None = None
+
+    def run(append: Callable[..., None]) -> None:
+        nonlocal trouble
+        try:
+            for number, record in enumerate(run_jobs(sweep, collection, due, processes), start=1):
+                job = by_run[record.run]
+                records[record.run] = record
+                append(job, record)
+                what = job.cell.label() if job.kind == "cell" else KINDS_BESIDE[job.kind]
+                end = f": {record.status}" if record.status != "ok" else ""
+                progress(f"Run {number} of {len(due)}: {what}, seed {job.seed}{end}", number / len(due))
+        except KeyboardInterrupt:
+            pass
+        except StateError as error:
+            trouble = error
+
+    if folder is None:
+        run(lambda *_: None)
+    else:
+        with folder.writing() as append:
+            run(append)
+    complete = all(job.run in records for job in jobs)
+    title = f"{sweep.content.get('name', 'study')} on {collection.name}"
+    results = Results(
+        sweep, jobs, domains, tabulate(sweep, jobs, records), complete, title, _about(sweep, collection, complete)
+    )
+    if folder is not None:
+        folder.finish(results, records)
+    if trouble is not None:
+        raise trouble
+    return results
+
+
+def check_sweep(sweep: Sweep, *, encryption: bool | None, repeat: int) -> None:
+    """Refuse what a sweep does not do.
+
+    Raises:
+        Misuse: with what to do instead.
+    """
+    if encryption:
+        advice = "The released integers are the same without it; run one cell by itself to see the protocol."
+        raise Misuse("A sweep runs without encryption.", advice)
+    if repeat != 1:
+        raise Misuse("A sweep runs every cell once for each seed.", "State more --seeds in place of --repeat.")
+    if len({axis.key for axis in sweep.axes}) < len(sweep.axes):
+        raise Misuse("A key is varied twice.", "Name all values of a key in one --vary.")
+
+
+def _about(sweep: Sweep, collection: Collection, complete: bool) -> list[str]:
+    setting, varied = sweep.setting, {axis.key for axis in sweep.axes}
+    parts = []
+    if "partition" not in varied:
+        parts.append(f"partition {setting.partition}")
+    if "limit" not in varied:
+        parts.append("all records" if setting.limit is None else f"at most {setting.limit} training records a site")
+    if "cap" not in varied and setting.cap is not None:
+        parts.append(f"at most {setting.cap} after the skew")
+    if any(domain.test is None for domain in collection.domains):
+        share = TEST_SHARE if setting.holdout is None else setting.holdout
+        by = "by seed" if setting.split is None else f"one split for all seeds ({setting.split})"
+        parts.append(f"{100 * share:g}% of each class held out for testing, {by}")
+    seeds = f"seeds {sweep.seeds[0]} to {sweep.seeds[-1]}" if len(sweep.seeds) > 1 else f"seed {sweep.seeds[0]}"
+    parts.append(seeds)
+    if "method" not in varied and "method" in sweep.content:
+        parts.append(f"method {sweep.content['method']}")
+    privacy = sweep.content.get("privacy")
+    if EPSILON not in varied and isinstance(privacy, dict):
+        stated = privacy.get("epsilon")
+        parts.append(
+            "no noise" if privacy.get("noise") == "none" else f"epsilon {stated}" if stated else "noise as the study says"
+        )
+    lines = [f"Simulated without encryption: {', '.join(parts)}."]
+    if not complete:
+        lines += ["", "**Not complete: the sweep was ended before all its runs were done.**"]
+    return lines

@@ -1,0 +1,311 @@
+"""What a sweep runs: a study with some of its keys varied, in every combination, for several seeds.
+
+A cell is one combination. A seed decides the split of the records and nothing else, so that cells are compared on equal splits
+and gains are paired. This module runs nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import itertools
+import json
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from veilsum_coordinator.results import MANIFEST
+from veilsum_deploy.collections import Collection, load_collection, single
+from veilsum_deploy.datasets import packaged_dataset, read_dataset
+from veilsum_deploy.simulation.dealing import Setting
+from veilsum_privacy.config import did_you_mean
+from veilsum_privacy.errors import ConfigurationError, Misuse
+from veilsum_privacy.schema import DatasetSchema
+
+SETTING_KEYS = ("partition", "sites", "limit", "cap")
+"""Keys that vary the simulation in place of the study."""
+
+EPSILON = "privacy.epsilon"
+NO_NOISE = "none"
+"""The value of :data:`EPSILON` that stands for ``noise = "none"``."""
+
+LEFT_OUT = ("default", "without")
+"""The values that stand for leaving a key out."""
+
+LARGEST = 1_000_000
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where records come from.
+
+    Attributes:
+        kind: ``packaged``, ``collection`` or ``file``.
+        name: of the packaged data set or the collection; the study's name of the data where it is a file.
+        path: of the collection's folder or the file.
+    """
+
+    kind: str
+    name: str
+    path: Path | None = None
+
+    def load(self, schema: DatasetSchema | None) -> Collection:
+        """Read the records; ``schema`` is needed for a file and overrides that of a packaged data set."""
+        if self.kind == "collection" and self.path is not None:
+            return load_collection(self.name, self.path)
+        if self.kind == "packaged":
+            return single(packaged_dataset(self.name))
+        if schema is None or self.path is None:
+            raise ConfigurationError("The study has no schema.", 'Add schema = "file.toml" to it.')
+        return single(read_dataset(self.path, schema, self.name))
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A key and the values that it takes, in order."""
+
+    key: str
+    values: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One combination: (key, value) of every axis, in the axes' order."""
+
+    values: tuple[tuple[str, Any], ...]
+
+    def value(self, key: str) -> Any:
+        """The value of a key; None where it is not varied."""
+        return dict(self.values).get(key)
+
+    def with_value(self, key: str, value: Any) -> Cell:
+        """The cell whose other keys are the same."""
+        return Cell(tuple((own, value if own == key else kept) for own, kept in self.values))
+
+    @property
+    def group(self) -> Cell:
+        """The part that decides who holds what, and what a record's features are."""
+        return Cell(tuple((key, value) for key, value in self.values if in_group(key)))
+
+    def label(self, *, without: Sequence[str] = ()) -> str:
+        """The cell in words: short keys and values; "all" where nothing is varied."""
+        parts = [f"{short(key)} {shown(value)}" for key, value in self.values if key not in without]
+        return ", ".join(parts) or "all"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A whole sweep; plain values only, so that it can be handed to another process.
+
+    Attributes:
+        content: the study.toml as parsed.
+        base: directory that the study's paths are relative to.
+        source: where the records come from.
+        setting: the simulation's settings where no axis varies them.
+        axes: what is varied.
+        seeds: of the splits.
+        program: file of the study's frozen program, where its encoder is one.
+        baseline: (key, value): a cell's gain is over the cell that has this value and is the same otherwise.
+    """
+
+    content: Mapping[str, Any]
+    base: Path
+    source: Source
+    setting: Setting
+    axes: tuple[Axis, ...]
+    seeds: tuple[int, ...]
+    baseline: tuple[str, Any] | None = None
+    program: Path | None = None
+
+    @property
+    def headings(self) -> dict[str, str]:
+        """A heading for each varied key, those of the setting first: its last part where that tells keys apart."""
+        keys = sorted((axis.key for axis in self.axes), key=lambda key: not in_group(key))
+        lasts = [short(key) for key in keys]
+        return {key: last if lasts.count(last) == 1 else key for key, last in zip(keys, lasts, strict=True)}
+
+    def cells(self) -> list[Cell]:
+        """All combinations, the last axis fastest."""
+        grids = [[(axis.key, value) for value in axis.values] for axis in self.axes]
+        return [Cell(tuple(combination)) for combination in itertools.product(*grids)]
+
+    def groups(self) -> list[Cell]:
+        """The distinct settings among the cells, for which sites alone and pooled records are computed once."""
+        found: list[Cell] = []
+        for cell in self.cells():
+            if cell.group not in found:
+                found.append(cell.group)
+        return found
+
+    def baseline_of(self, cell: Cell) -> Cell | None:
+        """The cell that this one's gain is over; None for a baseline itself and where there is none."""
+        if self.baseline is None or cell.value(self.baseline[0]) == self.baseline[1]:
+            return None
+        return cell.with_value(*self.baseline)
+
+    def content_of(self, cell: Cell) -> dict[str, Any]:
+        """The study of a cell.
+
+        Raises:
+            Misuse: a key leads through a value that is no table.
+        """
+        content = copy.deepcopy(dict(self.content))
+        for key, value in cell.values:
+            if key not in SETTING_KEYS:
+                _set(content, key, value)
+        return content
+
+    def setting_of(self, cell: Cell) -> Setting:
+        """The setting of a cell.
+
+        Raises:
+            Misuse: a number of sites or records that is none.
+        """
+        changes: dict[str, Any] = {key: value for key, value in cell.values if key in SETTING_KEYS}
+        for key, value in changes.items():
+            if key == "partition":
+                changes[key] = str(value)
+            elif value in LEFT_OUT:
+                changes[key] = None
+            elif type(value) is not int or not 1 <= value <= LARGEST:
+                raise Misuse(f"{key} = {shown(value)} is not a number of {'sites' if key == 'sites' else 'records'}.")
+        return replace(self.setting, **changes)
+
+    def data_content_of(self, group: Cell) -> dict[str, Any]:
+        """The study of a group as far as it says what records and features are, with a method and privacy that always fit."""
+        content = self.content_of(group)
+        return {**content, "method": "fedcgs", "parameters": {}, "privacy": {"noise": "none"}}
+
+    def run_id(self, kind: str, cell: Cell, seed: int) -> str:
+        """What a run is known by when a sweep is resumed: a hash of all that decides it but the noise."""
+        setting = self.setting_of(cell)
+        content = self.content_of(cell) if kind == "cell" else self.data_content_of(cell)
+        encoder = content.get("encoder")
+        named = [content.get("schema")]
+        if isinstance(encoder, dict) and "result" in encoder:
+            named.append(f"{encoder['result']}/{MANIFEST}")
+        what = {
+            "kind": kind,
+            "study": content,
+            "files": [None if name is None else _file_hash(self.base / str(name)) for name in named],
+            "source": [self.source.kind, self.source.name, str(self.source.path and self.source.path.resolve())],
+            "setting": asdict(setting),
+            "seed": seed,
+        }
+        return hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def parse_axis(text: str) -> Axis:
+    """Parse ``KEY=V1,V2,...``; a value is TOML, or a bare word.
+
+    Raises:
+        Misuse: no key, no value, or a value that stands twice.
+    """
+    key, equals, rest = text.partition("=")
+    values = tuple(_value(part) for part in _split(rest))
+    if not key or not equals or not values or any(part == "" for part in key.split(".")):
+        raise Misuse(f"{text!r} varies nothing.", "Use KEY=V1,V2,... with a key of the study, as in privacy.epsilon=1,3,none.")
+    if len({repr(value) for value in values}) < len(values):
+        raise Misuse(f"{text!r} names a value twice.", "Name each value once.")
+    return Axis(key.strip(), values)
+
+
+def parse_baseline(text: str, axes: Sequence[Axis]) -> tuple[str, Any]:
+    """Parse ``KEY=VALUE`` of a varied key and one of its values.
+
+    Raises:
+        Misuse: the key is not varied, or does not take the value.
+    """
+    axis = parse_axis(text)
+    varied = {one.key: one for one in axes}
+    if axis.key not in varied:
+        raise Misuse(f"The baseline's key {axis.key!r} is not varied.", did_you_mean(axis.key, varied))
+    if len(axis.values) != 1 or axis.values[0] not in varied[axis.key].values:
+        known = ", ".join(shown(value) for value in varied[axis.key].values)
+        raise Misuse(f"The baseline {text!r} is not one of the values.", f"{axis.key} takes {known}.")
+    values = varied[axis.key].values
+    return axis.key, values[values.index(axis.values[0])]
+
+
+def in_group(key: str) -> bool:
+    """Whether a key decides who holds what, or what a record's features are."""
+    return key in SETTING_KEYS or key.split(".")[0] == "encoder"
+
+
+def short(key: str) -> str:
+    """The last part of a key."""
+    return key.rsplit(".", 1)[-1]
+
+
+def shown(value: Any) -> str:
+    """A value in few letters."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, Mapping):
+        return " ".join(f"{key} {shown(item)}" for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return " ".join(shown(item) for item in value)
+    return str(value)
+
+
+def _file_hash(path: Path) -> str | None:
+    """Hash of a file that a study names; None where it cannot be read, which running the study will say."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _split(text: str) -> Iterator[str]:
+    """Cut at the commas that stand outside brackets and quotes."""
+    depth, quote, part = 0, "", ""
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'":
+            quote = letter
+        elif letter in "[{":
+            depth += 1
+        elif letter in "]}":
+            depth -= 1
+        elif letter == "," and depth == 0:
+            yield part.strip()
+            part = ""
+            continue
+        part += letter
+    if part.strip():
+        yield part.strip()
+
+
+def _set(content: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key; an epsilon takes the place of whatever else states the noise."""
+    *tables, last = key.split(".")
+    place = content
+    for table in tables:
+        place = place.setdefault(table, {})
+        if not isinstance(place, dict):
+            raise Misuse(f"{key!r} is no key of the study: {table} is no table.")
+    if key == EPSILON:
+        for other in ("epsilon", "error", "max_epsilon"):
+            place.pop(other, None)
+        if value == NO_NOISE:
+            place["noise"] = "none"
+            place.pop("cohort_difference", None)
+            return
+        if place.get("noise") == "none":
+            del place["noise"]
+    if value in LEFT_OUT:
+        place.pop(last, None)
+    else:
+        place[last] = value

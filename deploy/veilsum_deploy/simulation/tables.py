@@ -1,0 +1,255 @@
+"""What the runs of a sweep come to: means, standard errors and paired gains of every cell, as CSV and Markdown.
+
+Shares are from 0 to 1 in CSV and JSON, and points (hundredths) in Markdown. A mean is over the seeds whose run could tell; its
+standard error is the standard deviation (n - 1) over the root of their number. A gain is paired: seed by seed, over the seeds
+that both cells have.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from veilsum_deploy.simulation.jobs import KINDS_BESIDE, Job, Kind, RunRecord, Status
+from veilsum_deploy.simulation.scoring import spread
+from veilsum_deploy.simulation.sweep import EPSILON, Cell, Sweep, short, shown
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over runs with its standard error, None for fewer than two; ``runs`` is how many."""
+
+    mean: float
+    error: float | None
+    runs: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table.
+
+    Attributes:
+        kind: a cell, each site alone, or pooled.
+        cell: the combination; for the other kinds only its setting.
+        domains: accuracy by domain.
+        average, spread: AVG and STD over domains (n in the denominator), means over runs; None where no run could tell.
+        gain, spread_gain: paired differences of AVG and STD to the baseline; None without one, or without a common seed.
+        epsilon: mean over runs; None without noise.
+        seconds: mean over runs.
+        planned, done: runs asked for, and those that are there.
+        statuses: how many runs ended in each status but ``ok``.
+        notes: the distinct notes.
+    """
+
+    kind: Kind
+    cell: Cell
+    domains: dict[str, float]
+    average: Estimate | None
+    spread: Estimate | None
+    gain: Estimate | None
+    spread_gain: Estimate | None
+    epsilon: float | None
+    seconds: float
+    planned: int
+    done: int
+    statuses: dict[Status, int]
+    notes: tuple[str, ...]
+
+
+def tabulate(sweep: Sweep, jobs: Sequence[Job], records: Mapping[str, RunRecord]) -> list[Row]:
+    """One row for each site alone and for pooled records of every setting, each before the setting's cells.
+
+    Args:
+        sweep, jobs: what was planned.
+        records: by run, those that are there.
+    """
+    lines: list[tuple[Kind, Cell]] = []
+    for group in sweep.groups():
+        lines += [("alone", group), ("pooled", group)]
+        lines += [("cell", cell) for cell in sweep.cells() if cell.group == group]
+    return [_row(sweep, kind, cell, jobs, records) for kind, cell in lines]
+
+
+def _row(sweep: Sweep, kind: Kind, cell: Cell, jobs: Sequence[Job], records: Mapping[str, RunRecord]) -> Row:
+    own = _records_of(kind, cell, jobs, records)
+    told = {seed: record for seed, record in own.items() if record.status == "ok"}
+    gain = spread_gain = None
+    baseline = sweep.baseline_of(cell) if kind == "cell" else None
+    if baseline is not None:
+        others = {
+            seed: record for seed, record in _records_of("cell", baseline, jobs, records).items() if record.status == "ok"
+        }
+        pairs = [(spread(told[seed].accuracies), spread(others[seed].accuracies)) for seed in told if seed in others]
+        gain = estimate([mine[0] - theirs[0] for mine, theirs in pairs])
+        spread_gain = estimate([mine[1] - theirs[1] for mine, theirs in pairs])
+    spreads = [spread(record.accuracies) for record in told.values()]
+    domains = list(next(iter(told.values())).accuracies) if told else []
+    epsilons = [record.epsilon for record in own.values() if record.epsilon is not None]
+    failed = [record.status for record in own.values() if record.status != "ok"]
+    return Row(
+        kind=kind,
+        cell=cell,
+        domains={name: statistics.fmean(record.accuracies[name] for record in told.values()) for name in domains},
+        average=estimate([mean for mean, _ in spreads]),
+        spread=estimate([std for _, std in spreads]),
+        gain=gain,
+        spread_gain=spread_gain,
+        epsilon=statistics.fmean(epsilons) if epsilons else None,
+        seconds=statistics.fmean(record.seconds for record in own.values()) if own else 0.0,
+        planned=len(sweep.seeds),
+        done=len(own),
+        statuses={status: failed.count(status) for status in dict.fromkeys(failed)},
+        notes=tuple(dict.fromkeys(record.note for record in own.values() if record.note)),
+    )
+
+
+def _records_of(kind: Kind, cell: Cell, jobs: Sequence[Job], records: Mapping[str, RunRecord]) -> dict[int, RunRecord]:
+    return {job.seed: records[job.run] for job in jobs if job.kind == kind and job.cell == cell and job.run in records}
+
+
+def estimate(values: Sequence[float]) -> Estimate | None:
+    """Mean and standard error; None of nothing."""
+    if not values:
+        return None
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+    return Estimate(statistics.fmean(values), error, len(values))
+
+
+def as_values(row: Row) -> dict[str, Any]:
+    """A row as plain values for JSON."""
+    found = asdict(row)
+    found["cell"] = dict(row.cell.values)
+    found["label"] = _label(row)
+    return found
+
+
+def to_csv(sweep: Sweep, rows: Sequence[Row]) -> str:
+    """The table as CSV: shares from 0 to 1; empty where there is nothing to tell."""
+    domains = _domains(rows)
+    keys = [axis.key for axis in sweep.axes]
+    parts = ("mean", "error")
+    heads = ["average", "spread", "gain", "spread_gain"]
+    stream = io.StringIO()
+    writer = csv.writer(stream)
+    named = [f"{head}.{part}" for head in heads for part in parts]
+    accuracies = [f"accuracy.{name}" for name in domains]
+    writer.writerow(["kind", *keys, *accuracies, *named, "pairs", "epsilon", "seconds", "runs", "planned", "notes"])
+    for row in rows:
+        values = {key: shown(value) for key, value in row.cell.values}
+        figures = [
+            None if one is None else getattr(one, part)
+            for one in (row.average, row.spread, row.gain, row.spread_gain)
+            for part in parts
+        ]
+        ran = 0 if row.average is None else row.average.runs
+        pairs = None if row.gain is None else row.gain.runs
+        line = [row.kind, *(values.get(key) for key in keys), *(row.domains.get(name) for name in domains), *figures]
+        writer.writerow([*line, pairs, row.epsilon, round(row.seconds, 4), ran, row.planned, "; ".join(row.notes)])
+    return stream.getvalue()
+
+
+def to_markdown(sweep: Sweep, title: str, about: Sequence[str], rows: Sequence[Row]) -> str:
+    """The table in points, with what it was made from above it and what its columns mean below."""
+    found = table_rows(sweep, rows)
+    lines = [f"# {title}", "", *about, ""]
+    if found:
+        heads = list(found[0])
+        texts = len(sweep.axes) or 1
+        lines += [_line(heads), _line(["---"] * texts + ["---:"] * (len(heads) - texts))]
+        lines += [_line(str(value) for value in row.values()) for row in found]
+    lines += ["", *legend(sweep)]
+    found_problems = problems(rows)
+    if found_problems:
+        lines += ["", "What some runs could not tell, or were given:", "", *(f"- {text}" for text in found_problems)]
+    return "\n".join(lines) + "\n"
+
+
+def table_rows(sweep: Sweep, rows: Sequence[Row]) -> list[dict[str, str]]:
+    """The table as texts, in points, one column for each varied key, each domain and each figure."""
+    domains = _domains(rows)
+    costs = EPSILON not in sweep.headings and any(row.epsilon is not None for row in rows)
+    found = []
+    for row in rows:
+        values = dict(row.cell.values)
+        line = {head: shown(values[key]) if key in values else "" for key, head in sweep.headings.items()}
+        if row.kind != "cell":
+            free = next((name for name, text in line.items() if not text), None)
+            line = {**line, free: KINDS_BESIDE[row.kind]} if free is not None else {**line, "records": KINDS_BESIDE[row.kind]}
+        found.append((line, row))
+    heads = list(dict.fromkeys(name for line, _ in found for name in line)) or ["records"]
+    return [
+        {**{head: line.get(head, "" if sweep.axes else "study") for head in heads}, **_figures(sweep, row, domains, costs)}
+        for line, row in found
+    ]
+
+
+def _figures(sweep: Sweep, row: Row, domains: Sequence[str], costs: bool) -> dict[str, str]:
+    figures = {name: _points(row.domains.get(name)) for name in domains} if len(domains) > 1 else {}
+    figures["AVG"] = _with_error(row.average)
+    if len(domains) > 1:
+        figures["STD"] = _points(None if row.spread is None else row.spread.mean)
+    if sweep.baseline is not None:
+        figures["gain"] = _with_error(row.gain, signed=True)
+        if len(domains) > 1:
+            figures["gain in STD"] = _with_error(row.spread_gain, signed=True)
+    if costs:
+        figures["cost"] = "" if row.epsilon is None else f"{row.epsilon:.3g}"
+    ran = 0 if row.average is None else row.average.runs
+    figures["runs"] = str(ran) if ran == row.planned else f"{ran} of {row.planned}"
+    return figures
+
+
+def legend(sweep: Sweep) -> list[str]:
+    """What the columns mean."""
+    lines = [
+        "Accuracy on each domain's test records in points; AVG is their mean, each domain counted once, STD their standard",
+        'deviation; ± is the standard error over seeds, which decide the split. "each site alone" and "pooled" are linear',
+        "discriminants of one site's records and of all records, in the clear.",
+    ]
+    if sweep.baseline is not None:
+        key, value = sweep.baseline
+        lines += [f"A gain is over the cell with {short(key)} {shown(value)} and the same otherwise, paired by seed."]
+    return lines
+
+
+def problems(rows: Sequence[Row]) -> list[str]:
+    """What some runs could not tell, a line for each cell and reason."""
+    found = []
+    for row in rows:
+        parts = [f"{number} of {row.planned} runs {status}" for status, number in row.statuses.items()]
+        if row.done < row.planned:
+            parts.append(f"{row.planned - row.done} of {row.planned} runs not done")
+        if parts or row.notes:
+            found.append(f"{_label(row)}: {'; '.join([*parts, *row.notes])}")
+    return found
+
+
+def _label(row: Row) -> str:
+    label = row.cell.label()
+    if row.kind == "cell":
+        return label
+    return KINDS_BESIDE[row.kind] + (f", {label}" if row.cell.values else "")
+
+
+def _domains(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row.domains))
+
+
+def _points(share: float | None) -> str:
+    return "" if share is None else f"{100.0 * share:.1f}"
+
+
+def _with_error(value: Estimate | None, *, signed: bool = False) -> str:
+    if value is None:
+        return ""
+    text = f"{100.0 * value.mean:+.1f}" if signed else f"{100.0 * value.mean:.1f}"
+    return text if value.error is None else f"{text} ± {100.0 * value.error:.1f}"
+
+
+def _line(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

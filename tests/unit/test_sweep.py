@@ -1,0 +1,332 @@
+"""Sweeps: what is varied, what runs come to, and how a folder is taken up again."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from veilsum_coordinator.methods.fedcgs import application
+from veilsum_coordinator.results import Result
+from veilsum_deploy.collections import single
+from veilsum_deploy.datasets import packaged_dataset
+from veilsum_deploy.evaluation import accuracy, exact_head, pool
+from veilsum_deploy.simulation.dealing import Deal, Setting, deal
+from veilsum_deploy.simulation.folder import Folder, Results
+from veilsum_deploy.simulation.jobs import RunRecord, plan_jobs
+from veilsum_deploy.simulation.scoring import alone, domain_accuracies, overall, pooled, spread
+from veilsum_deploy.simulation.sweep import Axis, Cell, Source, Sweep, parse_axis, parse_baseline, shown
+from veilsum_deploy.simulation.tables import estimate, problems, table_rows, tabulate, to_csv, to_markdown
+from veilsum_privacy.errors import Misuse, StateError
+
+CONTENT = {"name": "trial", "method": "fedcgs", "dataset": "d", "privacy": {"epsilon": 1.0, "cohort_difference": "allowed"}}
+
+
+def make_sweep(*vary: str, baseline: str | None = None, seeds: int = 3, **changes: Any) -> Sweep:
+    axes = tuple(parse_axis(text) for text in vary)
+    given = {"content": CONTENT, "base": Path(), "source": Source("packaged", "digits"), "setting": Setting()} | changes
+    pair = None if baseline is None else parse_baseline(baseline, axes)
+    return Sweep(axes=axes, seeds=tuple(range(seeds)), baseline=pair, **given)
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "values"),
+    [
+        ("privacy.epsilon=0.5,1,none", "privacy.epsilon", (0.5, 1, "none")),
+        ("method=o-fedavg,fedcgs", "method", ("o-fedavg", "fedcgs")),
+        ("a={x = 1, y = [2, 3]},default", "a", ({"x": 1, "y": [2, 3]}, "default")),
+        ("a.b='x,y',\"z\"", "a.b", ("x,y", "z")),
+        ("a=true,1e-3,-2", "a", (True, 1e-3, -2)),
+        ("partition=domains+dirichlet:0.1, iid", "partition", ("domains+dirichlet:0.1", "iid")),
+    ],
+)
+def test_values_are_toml_or_bare_words(text: str, key: str, values: tuple[Any, ...]) -> None:
+    assert parse_axis(text) == Axis(key, values)
+
+
+@pytest.mark.parametrize("text", ["", "a", "=1", "a=", "a..b=1", ".a=1", "a=1,1", "a=x,x"])
+def test_what_varies_nothing_is_refused(text: str) -> None:
+    with pytest.raises(Misuse):
+        parse_axis(text)
+
+
+@given(st.lists(st.one_of(st.integers(), st.floats(allow_nan=False), st.booleans()), min_size=1, max_size=6))
+def test_written_values_are_read_back(values: list[Any]) -> None:
+    if len({repr(value) for value in values}) < len(values):
+        return
+    texts = [str(value).lower() if isinstance(value, bool) else repr(value) for value in values]
+    found = parse_axis(f"key={','.join(texts)}").values
+    assert [repr(value) for value in found] == [repr(value) for value in values]
+
+
+def test_cells_are_all_combinations() -> None:
+    sweep = make_sweep("method=a,b", "limit=10,20", "parameters.deep.tau=0,0.4", baseline="parameters.deep.tau=0.0")
+    cells = sweep.cells()
+    assert len(cells) == 8
+    assert len({json.dumps(cell.values) for cell in cells}) == 8
+    content = sweep.content_of(cells[-1])
+    assert (content["method"], content["parameters"]) == ("b", {"deep": {"tau": 0.4}})
+    assert "limit" not in content
+    assert sweep.setting_of(cells[-1]).limit == 20
+    assert CONTENT["method"] == "fedcgs"  # the study itself is left as it is
+    assert "parameters" not in CONTENT
+    assert [group.values for group in sweep.groups()] == [(("limit", 10),), (("limit", 20),)]
+    assert sweep.baseline_of(cells[0]) is None
+    assert sweep.baseline_of(cells[-1]) == Cell((("method", "b"), ("limit", 20), ("parameters.deep.tau", 0)))
+    assert sweep.baseline_of(cells[-1]) in cells
+
+
+def test_no_noise_takes_the_place_of_an_epsilon_and_back() -> None:
+    sweep = make_sweep("privacy.epsilon=none,3")
+    none, three = (sweep.content_of(cell)["privacy"] for cell in sweep.cells())
+    assert none == {"noise": "none"}
+    assert three == {"epsilon": 3, "cohort_difference": "allowed"}
+    quiet = make_sweep("privacy.epsilon=none,3", content={**CONTENT, "privacy": {"noise": "none"}})
+    assert [quiet.content_of(cell)["privacy"] for cell in quiet.cells()] == [{"noise": "none"}, {"epsilon": 3}]
+    asked = make_sweep("privacy.epsilon=3", content={**CONTENT, "privacy": {"error": 0.1, "max_epsilon": 2}})
+    assert asked.content_of(asked.cells()[0])["privacy"] == {"epsilon": 3}
+
+
+def test_default_leaves_a_key_out() -> None:
+    sweep = make_sweep("privacy.cohort_difference=default,strict", "sites=default,7")
+    assert sweep.content_of(sweep.cells()[0])["privacy"] == {"epsilon": 1.0}
+    assert [sweep.setting_of(cell).sites for cell in sweep.cells()[:2]] == [None, 7]
+
+
+@pytest.mark.parametrize("text", ["limit=0", "limit=many", "sites=1.5", "limit=true", "cap=-3"])
+def test_a_setting_that_is_no_number_is_refused(text: str) -> None:
+    sweep = make_sweep(text)
+    with pytest.raises(Misuse, match="is not a number"):
+        sweep.setting_of(sweep.cells()[0])
+
+
+def test_a_key_through_a_value_is_refused() -> None:
+    sweep = make_sweep("method.name=1")
+    with pytest.raises(Misuse, match="no table"):
+        sweep.content_of(sweep.cells()[0])
+
+
+@pytest.mark.parametrize(("text", "words"), [("b=1", "not varied"), ("a=3", "not one of"), ("a=1,2", "not one of")])
+def test_a_baseline_is_one_of_the_values(text: str, words: str) -> None:
+    with pytest.raises(Misuse, match=words):
+        make_sweep("a=1,2", baseline=text)
+
+
+def test_runs_are_known_by_all_that_decides_them(tmp_path: Path) -> None:
+    (tmp_path / "schema.toml").write_text("one")
+    base = make_sweep("privacy.epsilon=1,3", content={**CONTENT, "schema": "schema.toml"}, base=tmp_path)
+    ids = [job.run for job in plan_jobs(base)]
+    assert len(ids) == len(set(ids)) == 3 * (2 + 2)
+    for other in (
+        make_sweep("privacy.epsilon=1,3", content={**base.content, "method": "x"}, base=tmp_path),
+        make_sweep("privacy.epsilon=1,3", content=base.content, base=tmp_path, setting=Setting(cap=3)),
+        make_sweep("privacy.epsilon=1,3", content=base.content, base=tmp_path, source=Source("packaged", "breast-cancer")),
+    ):
+        assert not {job.run for job in plan_jobs(other) if job.kind == "cell"} & set(ids)
+    wider = make_sweep("privacy.epsilon=1,3,10", content=base.content, base=tmp_path, seeds=4)
+    assert set(ids) < {job.run for job in plan_jobs(wider)}
+    (tmp_path / "schema.toml").write_text("two")
+    assert not {job.run for job in plan_jobs(base)} & set(ids)
+
+
+def invented(sweep: Sweep, seed: int = 0) -> dict[str, RunRecord]:
+    """Random accuracies on two domains for every run of a sweep."""
+    rng = np.random.default_rng(seed)
+    found = {}
+    for job in plan_jobs(sweep):
+        shares = dict(zip(("x", "y"), rng.uniform(0, 1, 2).tolist(), strict=True))
+        found[job.run] = RunRecord(job.run, job.kind, job.seed, "ok", shares, 1.5 if job.kind == "cell" else None, 0.25, 40)
+    return found
+
+
+def test_means_errors_and_paired_gains_are_numpys() -> None:
+    sweep = make_sweep("a=0,1", "privacy.delta=1e-5,1e-6", baseline="a=0", seeds=7)
+    records = invented(sweep)
+    rows = tabulate(sweep, plan_jobs(sweep), records)
+    assert [row.kind for row in rows] == ["alone", "pooled", "cell", "cell", "cell", "cell"]
+    values = {}  # (seeds, domains) by cell
+    for cell in sweep.cells():
+        runs = [records[sweep.run_id("cell", cell, seed)].accuracies for seed in sweep.seeds]
+        values[json.dumps(cell.values)] = np.array([[shares["x"], shares["y"]] for shares in runs])
+    for row in rows[2:]:
+        own = values[json.dumps(row.cell.values)]
+        average = own.mean(axis=1)
+        assert row.domains["y"] == pytest.approx(own[:, 1].mean())
+        assert row.average is not None
+        assert row.average.mean == pytest.approx(average.mean())
+        assert row.average.error == pytest.approx(average.std(ddof=1) / math.sqrt(7))
+        assert row.spread is not None
+        assert row.spread.mean == pytest.approx(own.std(axis=1).mean())
+        if row.cell.value("a") == 0:
+            assert row.gain is None
+            continue
+        base = values[json.dumps(row.cell.with_value("a", 0).values)]
+        gains = average - base.mean(axis=1)
+        assert row.gain is not None
+        assert (row.gain.mean, row.gain.runs) == (pytest.approx(gains.mean()), 7)
+        assert row.gain.error == pytest.approx(gains.std(ddof=1) / math.sqrt(7))
+        assert row.spread_gain is not None
+        assert row.spread_gain.mean == pytest.approx((own.std(axis=1) - base.std(axis=1)).mean())
+
+
+def test_what_could_not_tell_is_counted_and_gains_use_common_seeds() -> None:
+    sweep = make_sweep("a=0,1", baseline="a=0", seeds=4)
+    records = invented(sweep)
+    base, other = sweep.cells()
+    lost = sweep.run_id("cell", base, 1)
+    records[lost] = RunRecord(lost, "cell", 1, "not-estimable", note="within its noise")
+    refused = sweep.run_id("cell", other, 3)
+    records[refused] = RunRecord(refused, "cell", 3, "refused", note="no|such thing")
+    del records[sweep.run_id("cell", other, 2)]
+    rows = tabulate(sweep, plan_jobs(sweep), records)
+    row = rows[-1]
+    pair = [spread(records[sweep.run_id("cell", cell, 0)].accuracies)[0] for cell in (other, base)]
+    assert row.gain is not None
+    assert (row.gain.mean, row.gain.error, row.gain.runs) == (pytest.approx(pair[0] - pair[1]), None, 1)
+    assert problems(rows) == [
+        "a 0: 1 of 4 runs not-estimable; within its noise",
+        "a 1: 1 of 4 runs refused; 1 of 4 runs not done; no|such thing",
+    ]
+    text = to_markdown(sweep, "title", ["about"], rows)
+    line = next(line for line in text.splitlines() if line.startswith("| 1 |"))
+    assert line.endswith("| 2 of 4 |")
+    assert f"{100 * (pair[0] - pair[1]):+.1f}" in line
+    assert "no|such thing" in text
+
+
+def test_the_csv_holds_the_markdowns_figures() -> None:
+    sweep = make_sweep("a=0,1", "limit=5,6", baseline="a=0")
+    rows = tabulate(sweep, plan_jobs(sweep), invented(sweep))
+    lines = list(csv.DictReader(to_csv(sweep, rows).splitlines()))
+    words = table_rows(sweep, rows)
+    assert len(lines) == len(words) == 2 * (2 + 2)
+    assert [*words[0]] == ["limit", "a", "x", "y", "AVG", "STD", "gain", "gain in STD", "cost", "runs"]
+    for line, word in zip(lines, words, strict=True):
+        assert word["AVG"] == f"{100 * float(line['average.mean']):.1f} ± {100 * float(line['average.error']):.1f}"
+        assert word["x"] == f"{100 * float(line['accuracy.x']):.1f}"
+        assert (word["gain"] == "") == (line["gain.mean"] == "")
+    assert [word["a"] for word in words[:4]] == ["each site alone", "pooled", "0", "1"]
+
+
+@given(st.lists(st.floats(0, 1), max_size=9))
+def test_an_estimate_is_numpys(values: list[float]) -> None:
+    found = estimate(values)
+    if not values:
+        assert found is None
+        return
+    assert found is not None
+    assert found.mean == pytest.approx(np.mean(values))
+    assert (found.error is None) == (len(values) == 1)
+    if found.error is not None:
+        assert found.error == pytest.approx(np.std(values, ddof=1) / math.sqrt(len(values)), abs=1e-12)
+
+
+def finished(sweep: Sweep, records: dict[str, RunRecord]) -> Results:
+    jobs = plan_jobs(sweep)
+    return Results(sweep, jobs, ("x", "y"), tabulate(sweep, jobs, records), True, "title", ["about"])
+
+
+def test_a_folder_gives_back_its_runs_to_the_bit(tmp_path: Path) -> None:
+    sweep = make_sweep("privacy.epsilon=1,none")
+    records, jobs = invented(sweep), plan_jobs(sweep)
+    refused = jobs[-1].run
+    records[refused] = RunRecord(refused, "cell", jobs[-1].seed, "refused", note='a, "quoted"\nreason')
+    folder = Folder(tmp_path / "out", sweep, ("x", "y"), resume=False)
+    with folder.writing() as append:
+        for job in reversed(jobs):
+            append(job, records[job.run])
+    text = (tmp_path / "out" / "runs.csv").read_text()
+    assert {len(line) for line in csv.reader(text.splitlines()) if len(line) > 3} >= {13}
+    again = Folder(tmp_path / "out", sweep, ("x", "y"), resume=True).earlier()
+    assert refused not in again  # what was refused is tried again
+    assert again == {run: record for run, record in records.items() if run != refused}
+    paths = folder.finish(finished(sweep, records), records)
+    lines = list(csv.DictReader((tmp_path / "out" / "runs.csv").open()))
+    assert [line["run"] for line in lines] == [job.run for job in jobs]
+    assert [path.suffix for path in paths] == [".png", ".svg"]
+    assert paths[0].read_bytes().startswith(b"\x89PNG")
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["complete"] is True
+
+
+def test_a_line_that_was_cut_off_is_no_run(tmp_path: Path) -> None:
+    sweep = make_sweep("privacy.epsilon=1,none")
+    records, jobs = invented(sweep), plan_jobs(sweep)
+    with Folder(tmp_path, sweep, ("x", "y"), resume=False).writing() as append:
+        for job in jobs:
+            append(job, records[job.run])
+    path = tmp_path / "runs.csv"
+    path.write_bytes(path.read_bytes()[:-20])
+    folder = Folder(tmp_path, sweep, ("x", "y"), resume=True)
+    assert len(folder.earlier()) == len(jobs) - 1
+    with folder.writing() as append:
+        append(jobs[-1], records[jobs[-1].run])
+    assert folder.earlier() == records
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    sweep = make_sweep("privacy.epsilon=1,none")
+    (tmp_path / "runs.csv").write_text("run,kind\n1,2\n")
+    with pytest.raises(StateError, match="not an empty directory"):
+        Folder(tmp_path, sweep, ("x",), resume=False)
+    with pytest.raises(StateError, match="another sweep"):
+        Folder(tmp_path, sweep, ("x",), resume=True).earlier()
+    (tmp_path / "runs.csv").unlink()
+    (tmp_path / "other").write_text("mine")
+    with pytest.raises(StateError, match="not an empty directory"):
+        Folder(tmp_path, sweep, ("x",), resume=True)
+    assert shown({"a": [1, 2.5], "b": False}) == "a 1 2.5 b no"
+
+
+@pytest.fixture(scope="module")
+def digits() -> Deal:
+    return deal(single(packaged_dataset("digits")), Setting("dirichlet:0.5", 3, holdout=0.3), 1, ["a", "b", "c"])
+
+
+def test_what_sites_reach_alone_and_pooled_is_their_own_discriminants(digits: Deal) -> None:
+    schema = digits.tests["digits"].schema
+    test = digits.tests["digits"].records
+    alone_found = alone(digits, schema, lambda records: records)["digits"]
+    each = [accuracy(exact_head(data.records, schema), test, schema) for data in digits.training.values()]
+    assert alone_found == pytest.approx(np.mean(each))
+    whole = accuracy(exact_head(pool([data.records for data in digits.training.values()]), schema), test, schema)
+    assert pooled(digits, schema, lambda records: records)["digits"] == pytest.approx(whole)
+    assert alone_found < 0.9 < whole
+
+
+def test_test_records_go_through_their_own_sites_alignment(digits: Deal) -> None:
+    """Site b's map turns features around and the head reads them turned: only through b's map are they told rightly."""
+    schema = digits.tests["digits"].schema
+    head = exact_head(pool([data.records for data in digits.training.values()]), schema)
+    width = schema.width
+    maps = np.stack([np.eye(width), -np.eye(width), np.eye(width)])
+    arrays = {"weights": -head.weights, "bias": head.bias, "m": maps, "o": np.zeros((3, width))}
+    alignment = {"kind": "maps", "sites": ["a", "b", "c"], "matrix": "m", "offset": "o"}
+    linear = {"kind": "linear", "weights": "weights", "bias": "bias"}
+    said = {**application(schema), "alignment": alignment, "head": linear, "classes": list(head.classes)}
+    result = Result("x", {}, arrays, said)
+    assert domain_accuracies(Result("x", {}), digits, schema, None) is None  # a result that is only read
+    assert domain_accuracies(Result("x", {}, {}, application(schema)), digits, schema, None) is None  # features only
+    right = accuracy(head, digits.tests["digits"].records, schema)
+    wrong = domain_accuracies(result, Deal(digits.training, digits.tests, {"digits": "a"}), schema, None)
+    assert wrong is not None
+    assert wrong["digits"] < 0.3 < right
+    turned = domain_accuracies(result, Deal(digits.training, digits.tests, {"digits": "b"}), schema, None)
+    assert turned == {"digits": pytest.approx(right)}
+    average = domain_accuracies(result, digits, schema, None)  # no site is a domain: each site's map in turn
+    assert average is not None
+    assert average["digits"] == pytest.approx((right + 2 * wrong["digits"]) / 3)
+
+
+def test_averages_weigh_domains_as_they_say(digits: Deal) -> None:
+    rows = digits.tests["digits"]
+    two = Deal(digits.training, {"x": rows.take(np.arange(10)), "y": rows.take(np.arange(30))}, {})
+    shares = {"x": 1.0, "y": 0.5}
+    assert overall(shares, two) == pytest.approx((10 + 15) / 40)
+    assert spread(shares) == (0.75, 0.25)
