@@ -6,11 +6,18 @@ from collections.abc import Mapping
 
 from veilsum_coordinator.methods.base import Method
 from veilsum_coordinator.methods.fedcgs import FedCGS
+from veilsum_coordinator.methods.fedpft import FedPFT
+from veilsum_coordinator.methods.ggeur import GGEUR
+from veilsum_coordinator.methods.ofedavg import OFedAvg
+from veilsum_coordinator.methods.pca import PCA
+from veilsum_coordinator.methods.slot_align import SlotAlign
 from veilsum_coordinator.methods.statistics import FederatedStatistics
 from veilsum_privacy.config import did_you_mean
 from veilsum_privacy.errors import ConfigurationError
 
-METHODS: Mapping[str, Method] = {method.name: method for method in (FederatedStatistics(), FedCGS())}
+_ALL = (FederatedStatistics(), PCA(), SlotAlign(), OFedAvg(), FedCGS(), FedPFT(), GGEUR())
+
+METHODS: Mapping[str, Method] = {method.name: method for method in _ALL}
 """Every method by name."""
 
 

@@ -77,12 +77,14 @@ class Inputs:
         encoder: what makes its features, None for the schema's own.
         sites: how many participants the study names.
         private: whether its releases have noise.
+        records: that each site is expected to have.
     """
 
     schema: DatasetSchema
     encoder: Projection | Program | None = None
     sites: int = 2
     private: bool = True
+    records: int = 1000
 
     @property
     def width(self) -> int:

@@ -213,13 +213,14 @@ def draft_study(
     private = request.privacy.noise != "none"
     if isinstance(request.encoder, ReleasedProjection):
         raise Misuse("The request's projection has not been read.", "Use load_study_request.")
-    if isinstance(request.encoder, Projection) and request.encoder.inputs != schema.width:
+    if request.encoder is not None and request.encoder.size != schema.width:
+        released = isinstance(request.encoder, Projection)
         raise ConfigurationError(
-            f"study {request.name!r}, [encoder]: the projection takes {request.encoder.inputs} features; the schema has"
-            f" {schema.width}.",
-            "Use the schema of the study that released it.",
+            f"study {request.name!r}, [encoder]: the {request.encoder.kind} takes {request.encoder.size} features;"
+            f" the schema has {schema.width}.",
+            "Use the schema of the study that released it." if released else "Correct encoder.inputs, or the schema.",
         )
-    inputs = Inputs(schema, request.encoder, len(members), private)
+    inputs = Inputs(schema, request.encoder, len(members), private, request.expected_records or schema.max_records)
     parameters = method.resolve(validate(request.parameters, method.Parameters, source=source), inputs)
     created = clock()
     common = {

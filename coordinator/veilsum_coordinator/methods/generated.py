@@ -42,6 +42,13 @@ class Generation:
     scale: Literal["std", "eigenvalue"]
     seed: int
 
+    @classmethod
+    def around_means(cls, geometry: ClassGeometry, copies: int, scale: Literal["std", "eigenvalue"], seed: int) -> Generation:
+        """Around the mean of each known class over all sites."""
+        classes = np.flatnonzero(geometry.counts > 0.0).astype(np.int64)
+        sites = np.full(len(classes), -1, dtype=np.int64)
+        return cls(geometry, geometry.means[classes], classes, sites, copies, scale, seed)
+
     @property
     def known(self) -> list[int]:
         """Indices of the classes that can be generated."""
@@ -87,7 +94,7 @@ def released_geometry(release: Release) -> ClassGeometry:
     counts, sums, squares = values["counts"], values["sums"], values["squares"]
     products = values.get("products", np.zeros((len(counts), 0)))
     known = np.array([not moments.within_noise(float(n), noise["counts"]) for n in counts])
-    k, d = sums.shape
+    d = sums.shape[1]
     seconds = np.stack([moments.symmetric(own, off) for own, off in zip(squares, products, strict=True)])
     n: Floats = np.where(known, counts, 0.0)
     means, covariances = class_covariances(n, sums, seconds)
@@ -99,9 +106,7 @@ def released_geometry(release: Release) -> ClassGeometry:
     return class_geometry(n, means, covariances)
 
 
-def released_prototypes(
-    release: Release, geometry: ClassGeometry
-) -> tuple[Floats, Integers, Integers]:
+def released_prototypes(release: Release, geometry: ClassGeometry) -> tuple[Floats, Integers, Integers]:
     """Centres (n, d), their classes (n,) and the rows of their sites (n,), from a per-site release of class sums.
 
     A site's class whose count is within its noise has no prototype. With noise a prototype is shrunk towards the class's mean

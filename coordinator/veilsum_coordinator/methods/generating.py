@@ -1,11 +1,11 @@
 """Generation in front of a method: class geometries and prototypes by secure sums, and features generated from these alone.
 
 After GGEUR. Class counts, sums and second moments, summed over all sites, give each class's covariance by the law of total
-covariance; its eigenvectors and eigenvalues are the class's geometry. Features are generated around class means, or around each
-site's class prototypes, in the directions of that geometry.
+covariance; its eigenvectors and eigenvalues are the class's geometry. Features are generated around class means, or around
+each site's class prototypes, in the directions of that geometry.
 
 What is generated here descends from released sums and from no record: it is post-processing, and free, in any number. Samples
-around records are another matter; only the sites of a study without noise make them (:mod:`veilsum_coordinator.methods.ggeur`).
+around records are another matter; only sites of a study without noise make them (:mod:`veilsum_coordinator.methods.ggeur`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from pydantic import Field
 from veilsum_coordinator.federation import Federation
 from veilsum_coordinator.methods.aligning import AlignmentParameters, task_alignment
 from veilsum_coordinator.methods.base import Inputs, TaskPlan
-from veilsum_coordinator.methods.expectations import OFFSET, SPREAD, Z95, Expectation, released_noise
+from veilsum_coordinator.methods.expectations import Z95, Expectation, released_noise
+from veilsum_coordinator.methods.expected_moments import Noised, direction_expectations
 from veilsum_coordinator.methods.generated import Generation, released_geometry, released_prototypes
 from veilsum_coordinator.methods.moment_plans import IMPORTANCE, Missing, task_parameters
 from veilsum_privacy.schema import Frozen, Real
@@ -53,7 +54,7 @@ class GenerationParameters(Frozen):
             rest.
     """
 
-    mode: Literal["single-domain", "multi-domain"] = "multi-domain"
+    mode: Literal["single-domain", "multi-domain"] = "single-domain"
     scale: Literal["std", "eigenvalue"] = "std"
     target: int | None = Field(default=None, ge=1, le=100_000)
     seed: int = Field(default=0, ge=0, le=2**31 - 1)
@@ -94,17 +95,17 @@ class FeatureUse:
         """Whether the features are the schema's own, in [-1, 1]^d."""
         return self.inputs.encoder is None and self.alignment is None
 
-    def parameters(self, task: str, components: int = 1, **values: Any) -> Frozen:
+    def parameters(self, task: str, groups: int = 1, **values: Any) -> Frozen:
         """Parameters of a task on these features that releases counts, sums and perhaps second moments of each class.
 
         Block weights split the budget by :data:`veilsum_coordinator.methods.moment_plans.IMPORTANCE`.
 
         Args:
             task: "class-moments" with ``second`` of "class" or "class-diagonal", "class-mixtures" or "prototypes".
-            components: of each class.
+            groups: of each class, that a record is of one of.
             values: further parameters.
         """
-        d, groups = self.inputs.width, len(self.inputs.classes) * components
+        d, groups = self.inputs.width, len(self.inputs.classes) * groups
         largest = min(self.clip, math.sqrt(d)) if self.boxed else self.clip
         square = largest * min(self.clip, 1.0) if self.boxed else largest**2
         names = ("count_weight", "sum_weight", "square_weight", "product_weight")
@@ -114,6 +115,8 @@ class FeatureUse:
         weights = dict(zip(names, balanced_weights(norms, sizes, IMPORTANCE[:used]), strict=False))
         if task == "class-moments":
             weights.setdefault("product_weight", 1.0)  # of a block that is not there
+        if task == "class-mixtures":
+            values.setdefault("components", 1)
         common = {"width": None if self.boxed else d, "alignment": self.alignment, "clip": self.clip, "missing": self.missing}
         return task_parameters(task, **common, **weights, **values)
 
@@ -149,47 +152,35 @@ def run_generation(
     release = federation.sum(GEOMETRY, broadcast)
     geometry = released_geometry(release)
     if parameters.mode == "single-domain":
-        classes = np.flatnonzero(geometry.counts > 0.0).astype(np.int64)
-        centres, sites = geometry.means[classes], np.full(len(classes), -1, dtype=np.int64)
-    else:
-        per_site = federation.sum(PROTOTYPES, broadcast)
-        centres, classes, sites = released_prototypes(per_site, geometry)
+        return Generation.around_means(geometry, parameters.copies, parameters.scale, parameters.seed)
+    centres, classes, sites = released_prototypes(federation.sum(PROTOTYPES, broadcast), geometry)
     return Generation(geometry, centres, classes, sites, parameters.copies, parameters.scale, parameters.seed)
 
 
 def class_expectations(study: Study, label: str, cohort: int, records: float) -> list[Expectation]:
     """What noise alone does to class counts, means and second moments of one release, in the units of the features.
 
-    A feature is expected to be as large as the clip norm allows when it is spread evenly over them all, and as the schema
-    suggests where features are its own.
-
     Args:
         study: compiled.
-        label: of a release of class moments, prototypes or class mixtures.
+        label: of a release of class moments with second moments of each class, of prototypes or of class mixtures.
         cohort: participants in the sum.
         records: expected of each class, at one site if the release is per site.
     """
     std, task = released_noise(study, label, cohort), study.task(label)
     clip = FeatureParameters.model_validate({name: task.parameters[name] for name in FeatureParameters.model_fields}).clip
-    d = study.data.width if study.encoder is None else study.encoder.width
-    size = min(clip / math.sqrt(d), math.hypot(OFFSET, SPREAD)) if study.encoder is None else clip / math.sqrt(d)
-    where = "class of a site" if task.disclosure == "per-site" else "class"
-    k = len(study.data.classes) * (len(study.participants) if task.disclosure == "per-site" else 1)
+    per_site = task.disclosure == "per-site"
+    k = len(study.data.classes) * (cohort if per_site else 1)
+    where = " of a class of a site" if per_site else " of a class"
+    noised = Noised(study, clip, std, records, where, k)
+    size, d = noised.spread, noised.width
+    basis = "a record's norm spread evenly"
+    width = Z95 * math.hypot(std["sums"], size * std["counts"]) / records
     found = [
-        Expectation(f"{label}: counts", f"count of each {where}", records, Z95 * std["counts"], basis="equal classes", number=k),
-        Expectation(
-            f"{label}: means",
-            f"mean of a feature over a {where}",
-            size,
-            Z95 * math.hypot(std["sums"], size * std["counts"]) / records,
-            basis="the clip norm spread evenly",
-            number=k * d,
-            main=True,
-        ),
+        Expectation(f"{label}: counts", f"count{where}", records, Z95 * std["counts"], basis="equal classes", number=k),
+        Expectation(f"{label}: means", f"mean of a feature{where}", size, width, basis=basis, number=k * d, main=True),
     ]
     for name, what, number in (("squares", "variance", k * d), ("products", "covariance", k * d * (d - 1) // 2)):
         if name in std and number:
-            width = Z95 * std[name] / records
-            quantity = f"{what} of features over a {where}, before shrinkage"
-            found.append(Expectation(f"{label}: {what}s", quantity, size**2, width, basis="the same, squared", number=number))
-    return found
+            quantity, width = f"{what} of features{where}, before shrinkage", Z95 * std[name] / records
+            found.append(Expectation(f"{label}: {what}s", quantity, size**2, width, basis=basis, number=number))
+    return [*found, *(direction_expectations(noised) if "products" in std else ())]

@@ -27,7 +27,7 @@ the budget and, shrunk by their noise, give little back. Fixed constants, the sa
 """
 
 GENEROUS = 8.0
-"""Clip norm of a projection's features without noise: their root mean square norm is about 1, so hardly a record is clipped."""
+"""Clip norm of a projection's features without noise: their root mean square norm is about 1, so hardly one is clipped."""
 
 
 def default_clip(schema: DatasetSchema) -> float:
@@ -39,8 +39,9 @@ def default_clip(schema: DatasetSchema) -> float:
 def resolved_clip(clip: float | None, inputs: Inputs) -> float:
     """The clip norm, or in place of None the default of these inputs.
 
-    The schema's own features: :func:`default_clip`. Features of a released projection, whose root mean square norm is about 1:
-    1 under noise, :data:`GENEROUS` without, since a clip that saves no noise only loses.
+    The schema's own features: :func:`default_clip` under noise, sqrt(width) without, which no record exceeds. Features of a
+    released projection, whose root mean square norm is about 1: 1 under noise, :data:`GENEROUS` without, since a clip that
+    saves no noise only loses.
 
     Raises:
         ConfigurationError: a program makes the features, whose scale nobody can know.
@@ -48,13 +49,20 @@ def resolved_clip(clip: float | None, inputs: Inputs) -> float:
     if clip is not None:
         return clip
     if inputs.encoder is None:
-        return default_clip(inputs.schema)
+        return default_clip(inputs.schema) if inputs.private else math.sqrt(inputs.width)
     if isinstance(inputs.encoder, Program):
         raise ConfigurationError(
             "A study whose features a program makes must state parameters.clip.",
             "Take the norm that most feature vectors keep within, known from other data than the sites'.",
         )
     return 1.0 if inputs.private else GENEROUS
+
+
+def typical_norm(inputs: Inputs, clip: float) -> float:
+    """Root mean square norm that a record's features are expected to have before clipping."""
+    if inputs.encoder is None:
+        return default_clip(inputs.schema)
+    return clip if isinstance(inputs.encoder, Program) else 1.0
 
 
 def need_label(inputs: Inputs, method: str) -> None:
@@ -83,12 +91,12 @@ def class_moments(inputs: Inputs, clip: float, missing: Missing, second: Second 
     return task_parameters("class-moments", width=width, clip=clip, missing=missing, second=second, **weights)
 
 
-def gaussian_moments(inputs: Inputs, clip: float, missing: Missing) -> Frozen:
-    """Parameters of "gaussian-moments" on features that are not aligned."""
+def gaussian_moments(inputs: Inputs, clip: float, missing: Missing, *, fourth: bool = False) -> Frozen:
+    """Parameters of "gaussian-moments" on features that are not aligned; ``fourth`` adds fourth moments."""
     d = inputs.width
     weights = _weights(inputs, clip, (1, d, d, max(1, d * (d - 1) // 2)))
     width = None if inputs.encoder is None else d
-    return task_parameters("gaussian-moments", width=width, clip=clip, missing=missing, **weights)
+    return task_parameters("gaussian-moments", width=width, clip=clip, missing=missing, fourth=fourth, **weights)
 
 
 def _weights(inputs: Inputs, clip: float, sizes: tuple[int, int, int, int]) -> dict[str, float]:

@@ -14,7 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_aggregation import moments
-from veilsum_aggregation.alignment import class_statistics, local_map, local_step, reference_arrays, site_gaussian, stack
+from veilsum_aggregation.alignment import (
+    SCALARS,
+    class_statistics,
+    local_map,
+    local_step,
+    reference_arrays,
+    site_gaussian,
+    stack,
+)
 from veilsum_aggregation.gaussian import AffineMap, Gaussian, barycenter, push, transport_map, wasserstein2
 from veilsum_aggregation.shrinkage import centred_fourth, shrink_ledoit_wolf
 from veilsum_aggregation.two_way import fit_two_way
@@ -82,25 +90,33 @@ def barycenter_reference(release: Release, *, tau: float, shrinkage: Shrinkage, 
 
 
 def two_way_reference(
-    release: Release, *, tau: float, shrinkage: Literal["auto", "oas", "noised", "ridge"], rounds: int
+    release: Release,
+    *,
+    tau: float,
+    shrinkage: Literal["auto", "oas", "noised", "ridge"],
+    rounds: int,
+    kind: Literal["slopes", "two-way"] = "two-way",
 ) -> Reference | None:
-    """Class means, pooled within-class covariance and site shifts; None where nothing tells a spread within classes.
+    """Class means, pooled within-class covariance and site effects; None where nothing tells a spread within classes.
 
     A site's distance is that of its shift and its within-class covariance to no shift and the pooled covariance. The fitted
-    shift is taken out whole, so what is left after the map is the difference between the spreads.
+    shift is taken out whole, so what is left after the map is the difference between the spreads. A slope is not in it.
     """
     sites, noise = site_blocks(release), release.noise_std
     found = [class_statistics(blocks, noise, shrinkage=shrinkage) for blocks in sites]
     known = [statistics for statistics in found if statistics is not None]
     if not known:
         return None
+    site, slopes = stack(known), kind == "slopes"
     try:
-        fitted = fit_two_way(stack(known), rounds=rounds)
-        change = None if rounds == 1 else _change(fit_two_way(stack(known), rounds=rounds - 1).class_means, fitted.class_means)
+        fitted = fit_two_way(site, rounds=rounds, slopes=slopes)
+        change = None
+        if rounds > 1:
+            change = relative_change(fit_two_way(site, rounds=rounds - 1, slopes=slopes).class_means, fitted.class_means)
     except ValueError:  # no class of two records at any site
         return None
     arrays = reference_arrays(fitted)
-    maps = tuple(local_map("two-way", blocks, noise, arrays, tau=tau, shrinkage=shrinkage) for blocks in sites)
+    maps = tuple(local_map(kind, blocks, noise, arrays, tau=tau, shrinkage=shrinkage) for blocks in sites)
     centre = np.zeros(len(fitted.within))
     target = Gaussian(centre, fitted.within)
     rows = []
@@ -108,23 +124,25 @@ def two_way_reference(
         if statistics is None:
             rows.append(unaligned_row(name))
             continue
-        shift, _ = local_step(statistics, arrays)
+        shift = local_step(statistics, arrays)[0].shift
         after = Gaussian(centre, push(own, Gaussian(centre, statistics.within)).covariance)
         before = wasserstein2(Gaussian(shift, statistics.within), target)
         number = float(statistics.counts.sum())
         rows.append(_row(name, number, float(np.linalg.norm(shift)), before, wasserstein2(after, target)))
-    variances = (fitted.shift_variance, fitted.residual_variance)
-    return Reference(arrays, maps, two_way_convergence(rounds, change, *variances), rows)
+    return Reference(arrays, maps, two_way_convergence(rounds, change, arrays[SCALARS]), rows)
 
 
-def two_way_convergence(rounds: int, change: float | None, shift: float, residual: float) -> dict[str, Any]:
-    """What a summary says of a two-way fit; ``change`` is that of the class means in the last round."""
+def two_way_convergence(rounds: int, change: float | None, scalars: Floats) -> dict[str, Any]:
+    """What a summary says of a two-way fit; ``change`` is that of the class means in the last round.
+
+    The scalars are the variances of shifts, of residuals, and of slopes where sites have them.
+    """
+    variances = zip(("variance_of_shifts", "variance_of_residuals", "variance_of_slopes"), scalars, strict=False)
     return {
         "iterations": rounds,
         "residual": change,
         "converged": change is not None and change <= SETTLED,
-        "variance_of_shifts": shift,
-        "variance_of_residuals": residual,
+        **{name: float(value) for name, value in variances},
     }
 
 
@@ -133,9 +151,7 @@ def unaligned_row(name: str) -> dict[str, Any]:
     return _row(name, None, None, None, None)
 
 
-def _row(
-    name: str, number: float | None, shift: float | None, before: float | None, after: float | None
-) -> dict[str, Any]:
+def _row(name: str, number: float | None, shift: float | None, before: float | None, after: float | None) -> dict[str, Any]:
     return {
         "site": name,
         "aligned": number is not None,
@@ -161,7 +177,8 @@ def _gaussian(blocks: Blocks, noise: Mapping[str, float], shrinkage: Shrinkage) 
     return number, Gaussian(total / number, shrink_ledoit_wolf(matrix, number, max(fourth, least)))
 
 
-def _change(old: Floats, new: Floats) -> float:
+def relative_change(old: Floats, new: Floats) -> float:
+    """|new - old| / |new|."""
     return float(np.linalg.norm(new - old) / max(float(np.linalg.norm(new)), float(np.finfo(np.float64).tiny)))
 
 

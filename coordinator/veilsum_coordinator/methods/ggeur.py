@@ -1,0 +1,252 @@
+"""The method "ggeur": class geometries over all sites guide what each site, or the coordinator, generates to train a head on.
+
+After GGEUR (Ma et al. 2025). One joint release of class moments gives the geometry of each class. Then, in a study without
+noise, ``train = "sites"``: each site fills its classes up with samples around its own records (step 1), generates samples
+around the class prototypes of the other sites (step 2, ``mode = "multi-domain"``), and all train a head by FedAvg; every round
+is a release. Under noise ``train = "coordinator"``: a head is trained on what is generated around released class means or
+prototypes, at no further cost. How often a record is copied to fill a class depends on how many there are, and a trained model
+is not bounded in what one record changes: training at sites under noise is refused.
+
+Two controls stand beside it: the same counts without deviations, and no generation at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from veilsum_aggregation.geometry import directions
+from veilsum_coordinator.federation import Federation, Release
+from veilsum_coordinator.methods.applying import study_application, study_arrays
+from veilsum_coordinator.methods.base import Inputs, Method, TaskPlan
+from veilsum_coordinator.methods.expectations import Expectation, block_expectations
+from veilsum_coordinator.methods.generated import Generation, released_geometry
+from veilsum_coordinator.methods.generating import (
+    GEOMETRY,
+    PROTOTYPES,
+    FeatureUse,
+    GenerationParameters,
+    class_expectations,
+    generation_plans,
+    run_generation,
+)
+from veilsum_coordinator.methods.moment_plans import Missing, need_label, resolved_clip
+from veilsum_coordinator.methods.server_heads import first_model, layers_of, mlp_arrays, mlp_head, model_arrays
+from veilsum_coordinator.results import Result
+from veilsum_privacy.errors import ConfigurationError
+from veilsum_privacy.schema import Frozen, Real
+from veilsum_privacy.study import Study
+from veilsum_privacy.tasks import model_update as update
+from veilsum_privacy.training.mlp import Descent
+
+Floats = NDArray[np.float64]
+
+UPDATE = "model-update"
+"""Label of the releases of FedAvg."""
+
+
+class GGEURParameters(GenerationParameters):
+    """Parameters, all public; those of the generation stand beside these.
+
+    Attributes:
+        clip: L2 norm that a record's features are scaled down to; by default as in the method fedcgs.
+        missing: ``skip`` leaves a record with an absent feature out, ``centre`` takes the middle of the bounds.
+        train: where the head is trained: at the ``sites``, by default in a study without noise, or at the ``coordinator``.
+        control: ``geometry`` is the method. ``oversample`` repeats records and prototypes to the same counts, without
+            deviations, and ``none`` generates nothing; both for training at the sites.
+        extra: samples around each class prototype of each other site, in multi-domain mode (500 in the text).
+        hidden: width of the head's hidden layer; 0 for a linear head.
+        rounds: of FedAvg; at the coordinator, so many times ``epochs`` are passes over what is generated.
+        epochs: passes over a site's samples in one round.
+        batch, learning_rate, momentum: of stochastic gradient descent. The defaults suit features of a norm about 1.
+        norm: L2 norm that a site's update is scaled down to; generous.
+        weighting: of sites in FedAvg: ``equal``, or by their ``records``.
+    """
+
+    clip: Real | None = Field(default=None, gt=0, le=1e6)
+    missing: Missing = "skip"
+    train: Literal["sites", "coordinator"] | None = None
+    control: Literal["geometry", "oversample", "none"] = "geometry"
+    extra: int = Field(default=500, ge=0, le=100_000)
+    hidden: int = Field(default=128, ge=0, le=4096)
+    rounds: int = Field(default=20, ge=1, le=10_000)
+    epochs: int = Field(default=1, ge=1, le=1000)
+    batch: int = Field(default=64, ge=1, le=2**20)
+    learning_rate: Real = Field(default=0.1, gt=0, le=1e6)
+    momentum: Real = Field(default=0.9, ge=0, lt=1)
+    norm: Real = Field(default=100.0, gt=0, le=1e9)
+    weighting: Literal["equal", "records"] = "equal"
+
+    @property
+    def descent(self) -> Descent:
+        """Training at the coordinator: the passes of all rounds at once."""
+        return Descent(self.rounds * self.epochs, self.batch, self.learning_rate, self.momentum)
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether sites generate around the prototypes of others."""
+        return self.mode == "multi-domain" and self.control != "none" and self.extra > 0
+
+
+class GGEUR(Method):
+    """Class geometries, then FedAvg over "model-update" at the sites, or a head trained here."""
+
+    name = "ggeur"
+    Parameters: ClassVar[type[Frozen]] = GGEURParameters
+
+    def resolve(self, parameters: Frozen, inputs: Inputs) -> Frozen:
+        if not isinstance(parameters, GGEURParameters):
+            return parameters
+        train = parameters.train or ("coordinator" if inputs.private else "sites")
+        if train == "sites" and inputs.private:
+            raise ConfigurationError(
+                'ggeur with train = "sites" needs noise = "none": filling a class copies a record the oftener, the fewer there'
+                " are, and no small bound holds what one record changes in a trained model.",
+                'Use train = "coordinator", which generates from noised prototypes and geometries alone.',
+            )
+        if train == "coordinator" and parameters.control != "geometry":
+            raise ConfigurationError(
+                f'ggeur with control = "{parameters.control}" trains on records, and the coordinator has none.',
+                'Use train = "sites", in a study without noise.',
+            )
+        filled = {"clip": resolved_clip(parameters.clip, inputs), "train": train, "target": parameters.copies}
+        return parameters.model_copy(update=filled)
+
+    def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
+        if not isinstance(parameters, GGEURParameters) or parameters.clip is None or parameters.train is None:
+            raise ConfigurationError("The method ggeur takes its own parameters, resolved.")
+        need_label(inputs, "method ggeur")
+        use = FeatureUse.of(inputs, parameters.clip, parameters.missing)
+        plans = generation_plans(parameters, use)
+        if parameters.train == "coordinator":
+            return plans
+        wanted = {GEOMETRY: parameters.control == "geometry", PROTOTYPES: parameters.elsewhere}
+        names = ("hidden", "epochs", "batch", "learning_rate", "momentum", "norm", "weighting")
+        task = update.ModelUpdateParameters(
+            width=None if use.boxed else inputs.width,
+            clip=parameters.clip,
+            missing=parameters.missing,
+            generation=_site_generation(parameters),
+            **{name: getattr(parameters, name) for name in names},
+        )
+        rounds = TaskPlan(UPDATE, "model-update", task, releases=parameters.rounds)
+        return *(plan for plan in plans if wanted[plan.label]), rounds
+
+    def expectations(self, study: Study, cohort: int, records: int) -> Sequence[Expectation]:
+        """Class counts, means and second moments that features are generated from."""
+        labels = [task.label for task in study.tasks if task.label in (GEOMETRY, PROTOTYPES)]
+        each = records / max(len(study.data.classes), 1)
+        found: list[Expectation] = []
+        for label in labels:
+            found += class_expectations(study, label, cohort, each / (cohort if label == PROTOTYPES else 1))
+        return found or block_expectations(study, cohort, records)
+
+    def run(self, federation: Federation) -> Result:
+        parameters = GGEURParameters.model_validate(federation.study.parameters)
+        if parameters.train == "coordinator":
+            return self._at_coordinator(federation, parameters)
+        return self._at_sites(federation, parameters)
+
+    def _at_coordinator(self, federation: Federation, parameters: GGEURParameters) -> Result:
+        names = federation.study.data.classes
+        generation = run_generation(federation, parameters)
+        summary = _described(generation, names)
+        if not generation.known:
+            summary["not_estimable"] = "every class's released count is within its noise; ask for less noise or more records"
+            return Result(self.name, summary)
+        features, labels = generation.samples()
+        summary["samples"] = len(features)
+        rng = np.random.default_rng(parameters.seed)
+        layers, classes = mlp_head(features, labels, names, parameters.hidden, parameters.descent, rng)
+        return _finished(federation, parameters, layers, classes, summary, {"similarity": generation.similarities()})
+
+    def _at_sites(self, federation: Federation, parameters: GGEURParameters) -> Result:
+        study = federation.study
+        k, sites = len(study.data.classes), study.sites
+        width = study.data.width if study.encoder is None else study.encoder.width
+        summary: dict[str, Any] = {}
+        extra: dict[str, Floats] = {}
+        broadcast: dict[str, Floats] = {update.DIRECTIONS: np.zeros((k, width, width))}
+        if parameters.control == "geometry":
+            geometry = released_geometry(federation.sum(GEOMETRY))
+            broadcast[update.DIRECTIONS] = directions(geometry, parameters.scale)
+            generation = Generation.around_means(geometry, parameters.copies, parameters.scale, parameters.seed)
+            summary |= _described(generation, study.data.classes)
+            extra["similarity"] = generation.similarities()
+        if parameters.elsewhere:
+            broadcast |= _prototypes(federation.sum(PROTOTYPES), study.participants)
+        generated = np.random.default_rng((parameters.seed, 0)).integers(2**53, size=sites)
+        model = first_model(width, parameters.hidden, k, np.random.default_rng((parameters.seed, 1)))
+        changes: list[dict[str, Any]] = []
+        for number in range(1, parameters.rounds + 1):
+            order = np.random.default_rng((parameters.seed, 1 + number)).integers(2**53, size=sites)
+            seeds = np.stack([order, generated], axis=1).astype(np.float64)
+            release = federation.sum(UPDATE, {**broadcast, update.SEEDS: seeds, **model_arrays(model)})
+            step = _average(release, model)
+            model = [values + change for values, change in zip(model, step, strict=True)]
+            changes.append({"round": number, "change": float(np.sqrt(sum(np.sum(change**2) for change in step)))})
+        summary |= {"rounds": parameters.rounds, "changes": [*changes[:3], *changes[3:][-2:]]}
+        return _finished(federation, parameters, layers_of(model), study.data.classes, summary, extra)
+
+
+def _site_generation(parameters: GGEURParameters) -> update.Generation | None:
+    if parameters.control == "none":
+        return None
+    return update.Generation(fill=parameters.copies, prototypes=parameters.extra if parameters.elsewhere else 0)
+
+
+def _prototypes(release: Release, participants: Sequence[str]) -> dict[str, Floats]:
+    """Class prototypes of all participants (P, K, d), and which of them each site (sites, P, K) uses: the others' that are."""
+    counts, sums = release.values["counts"], release.values["sums"]
+    prototypes = np.zeros((len(participants), *sums.shape[1:]))
+    present = np.zeros((len(participants), counts.shape[1]))
+    for row, name in enumerate(release.cohort):
+        index, has = participants.index(name), counts[row] > 0.0
+        present[index] = has
+        prototypes[index, has] = sums[row, has] / counts[row, has, None]
+    others = 1.0 - np.eye(len(participants))
+    return {update.PROTOTYPES: prototypes, update.USE: others[:, :, None] * present[None]}
+
+
+def _average(release: Release, model: Sequence[Floats]) -> list[Floats]:
+    """The weighted mean of the sites' updates; zeros where no site has a weight."""
+    weight = float(release.values["weight"][0])
+    return [release.values[name] / weight if weight > 0.0 else np.zeros_like(old) for name, old in model_arrays(model).items()]
+
+
+def _described(generation: Generation, names: Sequence[str]) -> dict[str, Any]:
+    """Each class: whether it is known, the class whose geometry is most like its own, and how much its first axes hold."""
+    table, geometry = generation.similarities(), generation.geometry
+    rows: list[dict[str, Any]] = []
+    for c, name in enumerate(names):
+        others = np.where(np.arange(len(names)) == c, -1.0, table[c])
+        total, known = float(geometry.values[c].sum()), c in generation.known
+        nearest = int(np.argmax(others))
+        rows.append(
+            {
+                "class": name,
+                "in_head": known,
+                "centres": int(np.sum(generation.classes == c)),
+                "share_of_five_axes": float(geometry.values[c, :5].sum()) / total if total > 0.0 else None,
+                "most_alike": names[nearest] if known and others[nearest] > 0.0 else None,
+                "similarity": float(others[nearest]) if known and others[nearest] > 0.0 else None,
+            }
+        )
+    return {"classes": rows, "largest_similarity": min(5, geometry.means.shape[1])}
+
+
+def _finished(
+    federation: Federation,
+    parameters: GGEURParameters,
+    layers: Sequence[tuple[Floats, Floats]],
+    classes: Sequence[str],
+    summary: Mapping[str, Any],
+    arrays: Mapping[str, Floats],
+) -> Result:
+    head, named = mlp_arrays(layers)
+    applied = study_application(federation, parameters.missing, None, head, classes)
+    return Result(GGEUR.name, summary, {**study_arrays(federation), **named, **arrays}, applied)

@@ -1,0 +1,259 @@
+"""The method "o-fedavg": every site fits a softmax head to its own records, and the heads are averaged once.
+
+One-shot federated averaging, with an alignment or generation in front. All heads count alike, and have a score for every
+class: that a class did not occur at a site is a vote as well. On digits of four domains weighing heads by counts, or leaving
+those votes out, did worse, and equal votes need no private count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from veilsum_aggregation.heads import LinearHead, average_heads
+from veilsum_coordinator.federation import Federation, Release
+from veilsum_coordinator.methods.aligning import (
+    LABEL,
+    Aligned,
+    AlignmentParameters,
+    align,
+    alignment_plans,
+    resolve_alignment,
+    task_alignment,
+)
+from veilsum_coordinator.methods.applying import LINEAR, linear_arrays, study_application, study_arrays
+from veilsum_coordinator.methods.base import Inputs, Method, TaskPlan
+from veilsum_coordinator.methods.expectations import Z95, Expectation, released_noise
+from veilsum_coordinator.methods.expected_moments import Noised, direction_expectations
+from veilsum_coordinator.methods.generating import (
+    GEOMETRY,
+    FeatureUse,
+    GenerationParameters,
+    class_expectations,
+    generation_plans,
+    run_generation,
+)
+from veilsum_coordinator.methods.moment_plans import need_label, resolved_clip, task_parameters, typical_norm
+from veilsum_coordinator.methods.server_heads import softmax_head
+from veilsum_coordinator.results import Result
+from veilsum_privacy.errors import ConfigurationError
+from veilsum_privacy.schema import Frozen, Real
+from veilsum_privacy.study import Disclosure, Study
+
+Floats = NDArray[np.float64]
+
+HEADS = "heads"
+"""Label of the release."""
+
+EXACT_RIDGE, NOISED_RIDGE = 0.01, 0.1
+"""Default ridge for each record of a site and unit of squared norm, without noise and with it (expected records).
+
+Noise on a head is in inverse proportion to the ridge, and so are the weights once it is large: more ridge costs fit and takes
+less noise, until both fall alike.
+"""
+
+BIAS = 0.2
+"""Default value of the constant feature, as a share of the features' norm; all of it costs noise.
+
+A larger one lets biases learn how frequent classes are at a site: 0.3 took up to 2 points of what an alignment gains on digits.
+"""
+
+CLEAR = 4.0
+"""Difference of two scores at which a head is sure: odds of more than 50 to 1. Larger ones tell no more."""
+
+
+class OFedAvgParameters(Frozen):
+    """Parameters, all public.
+
+    Attributes:
+        clip: L2 norm that a record's features are scaled down to, after any alignment; by default as in the method fedcgs.
+        missing: ``skip`` leaves a record with an absent feature out, ``centre`` takes the middle of the bounds.
+        ridge: Lambda of each site's objective sum CE + Lambda / 2 |V|^2, of each record or of each site as ``ridge_per`` says.
+            By default 0.01 for each record without noise, and 0.1 for each expected record of a site with noise, times the
+            squared root mean square norm that features are expected to have.
+        ridge_per: ``record`` multiplies the ridge by a site's number of records, as against their mean loss; it is the default
+            without noise, and cannot be had with noise. ``site`` is one public ridge for all: heads of sites with few records
+            are then smaller and weigh less in the mean.
+        bias: value of the constant feature that the bias belongs to; by default 0.2 of that norm.
+        disclosure: ``joint`` releases the sum of the heads, ``per-site`` each of them.
+        alignment: of the sites' features, before heads are fitted; it takes ``alignment.share`` of the budget.
+        generation: of features from released class geometries; one head is then trained on them here, since every site would
+            train on the same ones.
+    """
+
+    clip: Real | None = Field(default=None, gt=0, le=1e6)
+    missing: Literal["skip", "centre"] = "skip"
+    ridge: Real | None = Field(default=None, gt=0, le=1e9)
+    ridge_per: Literal["record", "site"] | None = None
+    bias: Real | None = Field(default=None, gt=0, le=1e6)
+    disclosure: Disclosure = "joint"
+    alignment: AlignmentParameters | None = None
+    generation: GenerationParameters | None = None
+
+
+class OFedAvg(Method):
+    """An alignment if any, one round of "local-head", and the mean of the heads."""
+
+    name = "o-fedavg"
+    Parameters: ClassVar[type[Frozen]] = OFedAvgParameters
+
+    def resolve(self, parameters: Frozen, inputs: Inputs) -> Frozen:
+        if not isinstance(parameters, OFedAvgParameters):
+            return parameters
+        clip = resolved_clip(parameters.clip, inputs)
+        norm = min(clip, typical_norm(inputs, clip))
+        per = parameters.ridge_per or ("site" if inputs.private else "record")
+        if per == "record" and inputs.private:
+            raise ConfigurationError(
+                'ridge_per = "record" is for studies without noise: one record would change the ridge of all others.',
+                "Leave it out; a study with noise takes one public ridge for all sites.",
+            )
+        each = (NOISED_RIDGE if inputs.private else EXACT_RIDGE) * (inputs.records if per == "site" else 1)
+        alignment = parameters.alignment
+        return parameters.model_copy(
+            update={
+                "clip": clip,
+                "ridge": parameters.ridge or each * norm**2,
+                "ridge_per": per,
+                "bias": parameters.bias or BIAS * norm,
+                "alignment": None if alignment is None else resolve_alignment(alignment, inputs),
+            }
+        )
+
+    def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
+        if not isinstance(parameters, OFedAvgParameters) or parameters.clip is None:
+            raise ConfigurationError("The method o-fedavg takes its own parameters, resolved.")
+        need_label(inputs, "method o-fedavg")
+        clip, missing, alignment = parameters.clip, parameters.missing, parameters.alignment
+        before: tuple[TaskPlan, ...] = ()
+        left = 1.0
+        if alignment is not None:
+            before = alignment_plans(alignment, inputs, clip, missing, share=alignment.share)
+            left -= alignment.share
+        if parameters.generation is not None:
+            if parameters.disclosure == "per-site":
+                raise ConfigurationError(
+                    'With [parameters.generation] no site sends a head, so there is none to disclose "per-site".',
+                    "Leave disclosure out.",
+                )
+            use = FeatureUse.of(inputs, clip, missing, alignment)
+            return *before, *generation_plans(parameters.generation, use, share=left)
+        own, source = task_alignment(alignment)
+        width = None if inputs.encoder is None and own is None else inputs.width
+        task = task_parameters(
+            "local-head",
+            width=width,
+            alignment=own,
+            clip=clip,
+            missing=missing,
+            ridge=parameters.ridge,
+            bias=parameters.bias,
+            per_record=parameters.ridge_per == "record",
+        )
+        plan = TaskPlan(HEADS, "local-head", task, disclosure=parameters.disclosure, source=source, share=left)
+        return *before, plan
+
+    def expectations(self, study: Study, cohort: int, records: int) -> Sequence[Expectation]:
+        """How far noise moves the difference of two classes' scores of a record, against what the ridge lets it be.
+
+        A site of n records of norm r tells a class of n / K records from another by about n r^2 / (K Lambda), while that is
+        small, and no head needs more than a difference of 4. Noise of std s on a weight moves it by sqrt(2 (r^2 + b^2)) s.
+        """
+        parameters = OFedAvgParameters.model_validate(study.parameters)
+        clip = parameters.clip or 1.0
+        found: list[Expectation] = []
+        if parameters.generation is not None:
+            return class_expectations(study, GEOMETRY, cohort, records / len(study.data.classes))
+        norm = Noised(study, clip, {}, records).norm
+        ridge = parameters.ridge or 1.0
+        size = min(records / cohort / len(study.data.classes) * norm**2 / ridge, CLEAR)
+        std, one = released_noise(study, HEADS, cohort), study.task(HEADS).disclosure == "per-site"
+        # The mean of S heads: of a joint sum, its noise over S; of S heads shown alone, each with the whole of it.
+        many = math.sqrt(cohort) if one else cohort
+        width = Z95 * math.sqrt(2.0) * math.hypot(norm * std["weights"], std["bias"]) / many
+        what, basis = "difference of two classes' scores of a record", "what the ridge lets a head tell"
+        pairs = len(study.data.classes) * (len(study.data.classes) - 1) // 2
+        found.append(Expectation("scores of the averaged head", what, size, width, basis=basis, number=pairs, main=True))
+        if one:
+            width *= math.sqrt(cohort)
+            found.append(Expectation("scores of each site's head", what, size, width, basis=basis, number=pairs * cohort))
+        if parameters.alignment is not None:
+            found += direction_expectations(Noised.of_site(study, LABEL, clip, cohort, records))
+        return found
+
+    def run(self, federation: Federation) -> Result:
+        parameters = OFedAvgParameters.model_validate(federation.study.parameters)
+        aligned: Aligned | None = None
+        summary: dict[str, Any] = {}
+        if parameters.alignment is not None:
+            aligned = align(federation, parameters.alignment)
+            summary["alignment"] = dict(aligned.summary)
+            if not aligned.ready:
+                summary["not_estimable"] = "there is no alignment to fit heads after; nothing else was released"
+                return Result(self.name, summary)
+        if parameters.generation is not None:
+            return self._generated(federation, parameters, parameters.generation, aligned, summary)
+        release = federation.sum(HEADS, {} if aligned is None else aligned.broadcast)
+        head, each = _heads(release, federation.study.data.classes, parameters.disclosure)
+        std = _noise(release, parameters.disclosure)
+        summary = {"cohort": len(release.cohort), "ridge": parameters.ridge, **summary}
+        size, noise = float(np.linalg.norm(head.weights)), std * math.sqrt(head.weights.size)
+        summary["weights"] = {"norm": size, "norm_of_noise": noise}
+        summary["classes"] = [{"class": name, "in_head": True} for name in head.classes]
+        # The squared norm of noise alone varies by sqrt(2 / number of weights) of its mean.
+        if size**2 <= noise**2 * (1.0 + 3.0 * math.sqrt(2.0 / head.weights.size)):
+            summary["not_estimable"] = (
+                "the averaged head cannot be told from its noise; ask for less noise, more ridge or fewer features"
+                if noise
+                else "no site has a usable record"
+            )
+            return Result(self.name, summary)
+        arrays = {**study_arrays(federation, aligned), **linear_arrays(head), **each}
+        return Result(
+            self.name, summary, arrays, study_application(federation, parameters.missing, aligned, LINEAR, head.classes)
+        )
+
+    def _generated(
+        self,
+        federation: Federation,
+        parameters: OFedAvgParameters,
+        generating: GenerationParameters,
+        aligned: Aligned | None,
+        summary: dict[str, Any],
+    ) -> Result:
+        names = federation.study.data.classes
+        generation = run_generation(federation, generating, {} if aligned is None else aligned.broadcast)
+        known = generation.known
+        summary["classes"] = [{"class": name, "in_head": index in known} for index, name in enumerate(names)]
+        if not known:
+            summary["not_estimable"] = "every class's released count is within its noise; ask for less noise or more records"
+            return Result(self.name, summary)
+        features, labels = generation.samples()
+        summary["samples"] = len(features)
+        # Of features of unit variance, whose squared norm is their number.
+        head = softmax_head(features, labels, EXACT_RIDGE * features.shape[1], names)
+        arrays = {**study_arrays(federation, aligned), **linear_arrays(head)}
+        return Result(
+            self.name, summary, arrays, study_application(federation, parameters.missing, aligned, LINEAR, head.classes)
+        )
+
+
+def _heads(release: Release, classes: tuple[str, ...], disclosure: Disclosure) -> tuple[LinearHead, dict[str, Floats]]:
+    """The mean head, and where each is disclosed the arrays of them all, in the cohort's order."""
+    weights, bias = release.values["weights"], release.values["bias"]
+    if disclosure == "joint":
+        number = len(release.cohort)
+        return LinearHead(weights / number, bias / number, classes), {}
+    heads = [LinearHead(own, shift, classes) for own, shift in zip(weights, bias, strict=True)]
+    return average_heads(heads), {"heads.weights": weights, "heads.bias": bias}
+
+
+def _noise(release: Release, disclosure: Disclosure) -> float:
+    """Standard deviation of the noise of a weight of the mean head."""
+    number = len(release.cohort)
+    return release.noise_std["weights"] / (number if disclosure == "joint" else math.sqrt(number))

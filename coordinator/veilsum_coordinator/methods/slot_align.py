@@ -1,0 +1,86 @@
+"""The method "slot-align": the alignment of sites' features alone, for those who build their own models on aligned features.
+
+After SLOT-Align, one-shot alignment of distributions by optimal transport. One release, per site or kept at the sites; no
+training. Other methods put the same in front with ``[parameters.alignment]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from veilsum_coordinator.federation import Federation
+from veilsum_coordinator.methods.aligning import LABEL, AlignmentParameters, align, alignment_plans, resolve_alignment
+from veilsum_coordinator.methods.applying import study_application, study_arrays
+from veilsum_coordinator.methods.base import Inputs, Method, TaskPlan
+from veilsum_coordinator.methods.expectations import Expectation
+from veilsum_coordinator.methods.expected_moments import (
+    Noised,
+    class_expectations,
+    direction_expectations,
+    mean_expectations,
+)
+from veilsum_coordinator.methods.moment_plans import resolved_clip
+from veilsum_coordinator.results import Result
+from veilsum_privacy.errors import ConfigurationError
+from veilsum_privacy.schema import Frozen, Real
+from veilsum_privacy.study import Study
+
+
+class SlotAlignParameters(Frozen):
+    """Parameters, all public.
+
+    Attributes:
+        clip: L2 norm that a record's features are scaled down to; by default as in the method fedcgs.
+        missing: ``skip`` leaves a record with an absent feature out, ``centre`` takes the middle of the bounds.
+        alignment: what is aligned to what; its ``share`` is of no meaning here.
+    """
+
+    clip: Real | None = Field(default=None, gt=0, le=1e6)
+    missing: Literal["skip", "centre"] = "skip"
+    alignment: AlignmentParameters = AlignmentParameters()
+
+
+class SlotAlign(Method):
+    """The alignment's rounds, and nothing after them."""
+
+    name = "slot-align"
+    Parameters: ClassVar[type[Frozen]] = SlotAlignParameters
+
+    def resolve(self, parameters: Frozen, inputs: Inputs) -> Frozen:
+        if not isinstance(parameters, SlotAlignParameters):
+            return parameters
+        alignment = resolve_alignment(parameters.alignment, inputs)
+        return parameters.model_copy(update={"clip": resolved_clip(parameters.clip, inputs), "alignment": alignment})
+
+    def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
+        if not isinstance(parameters, SlotAlignParameters) or parameters.clip is None:
+            raise ConfigurationError("The method slot-align takes its own parameters, resolved.")
+        return alignment_plans(parameters.alignment, inputs, parameters.clip, parameters.missing)
+
+    def expectations(self, study: Study, cohort: int, records: int) -> Sequence[Expectation]:
+        """What each site's map is made of: its means, and its covariance as a matrix.
+
+        The main ones are the class means for the references that move site effects whole and covariances in part, and the
+        covariance for the paper's.
+        """
+        parameters = SlotAlignParameters.model_validate(study.parameters)
+        site = Noised.of_site(study, LABEL, parameters.clip or 1.0, cohort, records)
+        if parameters.alignment.reference != "paper":
+            return [*class_expectations(site), *direction_expectations(site)]
+        return [*mean_expectations(site, main=site.width == 1), *direction_expectations(site, main=True)]
+
+    def run(self, federation: Federation) -> Result:
+        parameters = SlotAlignParameters.model_validate(federation.study.parameters)
+        aligned = align(federation, parameters.alignment)
+        summary: dict[str, Any] = {"cohort": len(aligned.release.cohort), **aligned.summary}
+        if not aligned.reference:
+            return Result(self.name, summary)
+        return Result(
+            self.name,
+            summary,
+            arrays=study_arrays(federation, aligned),
+            application=study_application(federation, parameters.missing, aligned),
+        )
