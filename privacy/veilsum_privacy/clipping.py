@@ -10,7 +10,7 @@ noise.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -101,6 +101,39 @@ def site_sum(
     if groups is not None:
         total += groups.last().sum(axis=0)
         clipped += groups.clipped
+    return SiteSum(np.clip(total, -bound, bound), clipped, invalid)
+
+
+def scattered_sum(
+    pieces: Iterable[tuple[NDArray[np.intp], Floats]], size: int, clip: float, grid: int, bound: int
+) -> SiteSum:
+    """:func:`site_sum` of records whose vectors are mostly zeros, each piece given without columns of zeros.
+
+    Sensitivity: as there. A record stands in one piece, and truncation leaves zeros where they are.
+
+    Args:
+        pieces: (places (s,), rows (b, s)): where the values of the rows belong in the vector, and the rows.
+        size, clip, grid, bound: as in :func:`site_sum`.
+
+    Raises:
+        Misuse: as there; or places that are not in the vector, or stand twice.
+    """
+    if not 1 <= bound <= MAX_BOUND:
+        raise Misuse("The clamping bound must lie between 1 and 2^62.")
+    total = np.zeros(size, dtype=np.int64)
+    records = clipped = invalid = 0
+    for places, rows in pieces:
+        if rows.ndim != 2 or places.shape != (rows.shape[1],) or len(np.unique(places)) != len(places):
+            raise Misuse("A piece's places must be as many as its columns, and distinct.")
+        if len(places) and not 0 <= places.min() <= places.max() < size:
+            raise Misuse(f"A piece has a place outside a vector of {size} values.")
+        records += len(rows)
+        if records > MAX_VALUES:
+            raise Misuse("A site's sum takes at most 2^36 records.")
+        integers, was_clipped, was_invalid = _truncate(rows, clip, grid)
+        total[places] += integers.sum(axis=0)
+        clipped += int(was_clipped.sum())
+        invalid += int(was_invalid.sum())
     return SiteSum(np.clip(total, -bound, bound), clipped, invalid)
 
 

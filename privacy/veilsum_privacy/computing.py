@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_privacy.clipping import SiteSum, site_sum
+from veilsum_privacy.clipping import SiteSum, scattered_sum, site_sum
 from veilsum_privacy.errors import HostileInput, Misuse
 from veilsum_privacy.features import Encode, map_records
 from veilsum_privacy.noise import task_noise
@@ -122,6 +122,9 @@ def _compute(
     if not isinstance(task, RecordTask):
         raise Misuse(f"The task {task.name} is of no known kind.")
     subjects = records.subjects if by_subject else None
+    pieces = None if by_subject else task.pieces(records, broadcast)
+    if pieces is not None:
+        return scattered_sum(pieces, size, task.clip(), declaration.grid, bound)
     return site_sum(task.vectors(records, broadcast), size, task.clip(), declaration.grid, bound, subjects)
 
 

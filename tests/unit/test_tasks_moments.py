@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 from sklearn.covariance import ledoit_wolf
 
-from support.neighbours import moments_parameters, random_records, schema, take
+from support.neighbours import moments_parameters, random_records, schema, spoil, take
 from veilsum_aggregation.moments import covariance, symmetric
 from veilsum_aggregation.shrinkage import centred_fourth, shrink_ledoit_wolf
+from veilsum_privacy.clipping import scattered_sum, site_sum
 from veilsum_privacy.errors import HostileInput
 from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks.base import FeatureParameters, Floats, Records, RecordTask
@@ -232,3 +233,22 @@ def test_features_too_long_to_square_do_no_harm() -> None:
     ):
         row = next(make(name, {**parameters, **MAPPED}).vectors(records, {}))
         assert np.isfinite(row).all()
+
+
+@pytest.mark.parametrize("second", ["class", "class-diagonal", "none"])
+def test_class_by_class_is_the_same_sum(second: str) -> None:
+    """What a task of classes gives without zeros is what it gives with them."""
+    agreed = schema(4, imputed=1)
+    parameters = {**moments_parameters(1.1, 1, 1, 1, 1, "centre"), "second": second}
+    task = build_task("class-moments", parameters, agreed)
+    assert isinstance(task, RecordTask)
+    records = spoil(random_records(np.random.default_rng(7), 400, agreed), np.random.default_rng(8))
+    pieces = task.pieces(records, {})
+    assert pieces is not None
+    size, clip = task.layout().size, task.clip()
+    found = scattered_sum(pieces, size, clip, 2**20, 2**40)
+    whole = site_sum(task.vectors(records, {}), size, clip, 2**20, 2**40)
+    assert np.abs(found.total - whole.total).max() <= 4
+    assert (found.clipped, found.invalid) == (whole.clipped, whole.invalid)
+    assert found.invalid > 0
+    assert task.pieces(Records(records.features, records.present, None), {}) is None

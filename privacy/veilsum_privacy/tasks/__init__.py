@@ -107,7 +107,7 @@ def _check_source(study: Study, declaration: TaskDeclaration, task: Task, width:
     parameters = TASKS[declaration.task].Parameters.model_validate(dict(declaration.parameters))
     alignment = getattr(parameters, "alignment", None)
     names = task.sources if isinstance(task, DerivedTask) else ("gaussian-moments", "class-moments")
-    if alignment is not None and alignment.kind == "two-way":
+    if alignment is not None and alignment.kind in ("two-way", "slopes"):
         names = ("class-moments",)
     given = TASKS[source.task].Parameters.model_validate(dict(source.parameters)) if source.task in names else None
     own = given.dimension(study.data) if isinstance(given, FeatureParameters) else 0

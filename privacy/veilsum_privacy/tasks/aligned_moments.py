@@ -30,7 +30,7 @@ class AlignedMomentsParameters(Frozen):
 
     Attributes:
         width: m, features of the source; None for as many as the schema has.
-        alignment: ``barycenter`` or ``two-way``, and its strength.
+        alignment: ``barycenter``, ``two-way`` or ``slopes``, and its strength.
         reach: R, largest norm of a record after the map; twice the source's clip norm leaves room.
     """
 
@@ -63,7 +63,7 @@ class AlignedMoments(DerivedTask):
         if not isinstance(parameters, AlignedMomentsParameters):
             raise Misuse("The task aligned-moments takes its own parameters.")
         if parameters.alignment.kind == "broadcast":
-            raise Misuse("The task aligned-moments makes its own map.", "Use the alignment barycenter or two-way.")
+            raise Misuse("The task aligned-moments makes its own map.", "Use the alignment slopes, two-way or barycenter.")
         if schema.label is None:
             raise Misuse("The task aligned-moments needs a label in the schema.", "Add a [label] table with classes.")
         self.parameters = parameters

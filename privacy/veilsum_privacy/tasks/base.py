@@ -13,7 +13,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,12 +98,12 @@ class Alignment(Frozen):
     """How a site's features are aligned before a task clips them.
 
     Attributes:
-        kind: ``broadcast``: the site's own affine map stands in the broadcast. ``barycenter``, ``two-way``: the site makes its
+        kind: ``broadcast``: the site's own affine map stands in the broadcast. Others: the site makes its
             map from its kept noised statistic and the broadcast reference (:mod:`veilsum_aggregation.alignment`).
         tau: strength in [0, 1] of a map that the site makes; 0 leaves the features as they are.
     """
 
-    kind: Literal["broadcast", "barycenter", "two-way"]
+    kind: Literal["broadcast", "barycenter", "two-way", "slopes"]
     tau: Real = Field(ge=0, le=1)
 
 
@@ -131,6 +131,13 @@ class FeatureParameters(Frozen):
     def largest_square(self, schema: DatasetSchema) -> float:
         """R^2, the largest squared norm of a record's features after clipping: min(C^2, d) in the box, else C^2."""
         return min(self.clip**2, float(schema.width)) if self.width is None else self.clip**2
+
+
+class Piece(NamedTuple):
+    """Some rows (b, s) of a task's vectors, and the s places of their values in the vector."""
+
+    places: NDArray[np.intp]
+    rows: Floats
 
 
 class Task(ABC):
@@ -178,6 +185,13 @@ class RecordTask(Task):
         A record that cannot contribute yields a row of zeros. A row depends on its own record alone, to the last bit: what
         sums over features keeps to :func:`veilsum_privacy.clipping.row_norms` or is exact in any order.
         """
+
+    def pieces(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Piece] | None:
+        """The same rows in any order, each batch without columns in which it has zeros only; None if there is nothing to gain.
+
+        Taken in place of :meth:`vectors` where every record is a unit of its own.
+        """
+        return None
 
 
 class SiteTask(Task):

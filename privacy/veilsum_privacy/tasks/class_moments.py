@@ -16,7 +16,7 @@ from pydantic import Field
 
 from veilsum_privacy.errors import Misuse
 from veilsum_privacy.schema import DatasetSchema, Frozen, Real
-from veilsum_privacy.tasks.base import Block, FeatureParameters, Floats, Layout, Records, RecordTask, batches
+from veilsum_privacy.tasks.base import Block, FeatureParameters, Floats, Layout, Piece, Records, RecordTask, batches
 from veilsum_privacy.tasks.features import clipped, second_moment_bound, usable
 
 
@@ -82,6 +82,32 @@ class ClassMoments(RecordTask):
             product = None if p.second == "class-diagonal" else p.product_weight
             second = second_moment_bound(p, self._schema, p.square_weight, product)
         return math.sqrt(p.count_weight**2 + p.sum_weight**2 * p.largest_square(self._schema) + second)
+
+    def pieces(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Piece] | None:
+        if self.parameters.second == "pooled" or records.labels is None:
+            return None
+        return self._by_class(records, records.labels)
+
+    def _by_class(self, records: Records, labels: NDArray[np.int64]) -> Iterator[Piece]:
+        """The records of one class after another, whose values all belong into that class's part of each block."""
+        layout, upper = self.layout(), np.triu_indices(self._width, 1)
+        starts = np.cumsum([0, *(block.size for block in layout.blocks)])
+        for index in range(self._classes):
+            own = labels == index
+            mine = Records(records.features[own], records.present[own], labels[own])
+            places = np.concatenate(
+                [
+                    start + index * (block.size // self._classes) + np.arange(block.size // self._classes)
+                    for start, block in zip(starts, layout.blocks, strict=False)
+                ]
+            )
+            for part in batches(len(mine), len(places)):
+                used = usable(self.parameters, mine, part, self._classes)
+                x = clipped(self.parameters, mine, part, used)
+                values = {"counts": used[:, None].astype(np.float64), "sums": x, "squares": x * x}
+                if any(block.name == "products" for block in layout.blocks):
+                    values["products"] = x[:, upper[0]] * x[:, upper[1]]
+                yield Piece(places, np.hstack([values[block.name] * block.weight for block in layout.blocks]))
 
     def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats]:
         if records.labels is None:

@@ -32,10 +32,13 @@ class LocalHeadParameters(FeatureParameters):
     Attributes:
         ridge: Lambda of the objective, against a sum over records: a larger one costs fit and takes less noise.
         bias: value b of the constant feature that the bias belongs to.
+        per_record: Lambda is ``ridge`` for each record that counts, as against their mean loss; without noise only, since a
+            site's number of records would then be part of what one record changes.
     """
 
     ridge: Real = Field(gt=0, le=1e9)
     bias: Real = Field(gt=0, le=1e6)
+    per_record: bool = False
 
 
 class LocalHead(SiteTask):
@@ -93,6 +96,9 @@ class LocalHead(SiteTask):
         """The size of the gradient that the sensitivity allows for."""
         return self._gamma
 
+    def only_without_noise(self) -> str | None:
+        return "has a ridge that grows with a site's records" if self.parameters.per_record else None
+
     def layout(self) -> Layout:
         k, d = self._classes, self._width
         return Layout((Block("weights", (k, d)), Block("bias", (k,), 1.0 / self.parameters.bias)))
@@ -114,7 +120,7 @@ class LocalHead(SiteTask):
             records.labels[used],
             weights,
             self._classes,
-            p.ridge,
+            p.ridge * max(float(used.sum()), 1.0) if p.per_record else p.ridge,
             bias_scale=p.bias,
             tolerance=STOP * self._lipschitz,
         )

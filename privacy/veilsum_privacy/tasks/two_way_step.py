@@ -52,7 +52,7 @@ class TwoWayStep(DerivedTask):
     ``effects`` has those of :func:`veilsum_aggregation.two_way.two_way_local`: ``weights`` (K,) and ``weighted`` (K, m), both
     times v_e, by which weights are at most 1 and which cancels in the class means; ``shift`` (2,) and ``residual`` (2,). It
     reads the broadcast ``reference.within``, ``reference.scalars``, after the first round ``reference.class_means``, and
-    ``reference.centre`` if there is one.
+    ``reference.centre`` if there is one. The scalars are v_d and v_e (2,), and v_b (3,) where sites have slopes.
 
     Sensitivity. None: it computes from what the site has released already. Values beyond the ``bound`` are clamped:
     degrees at four times the schema's ``max_records``, for there is noise in them, covariances at the bound times that,
@@ -107,11 +107,15 @@ class TwoWayStep(DerivedTask):
 
     def _check(self, broadcast: Mapping[str, Floats]) -> None:
         m, k = self.dimension, self._classes
-        for name, shape in ((WITHIN, (m, m)), (SCALARS, (2,)), (CLASS_MEANS, (k, m)), (CENTRE, (m,))):
+        for name, shape in ((WITHIN, (m, m)), (CLASS_MEANS, (k, m)), (CENTRE, (m,))):
             array = broadcast.get(name)
             if array is None and name in (CLASS_MEANS, CENTRE):
                 continue
             if array is None or array.shape != shape or not np.isfinite(array).all():
                 raise HostileInput(f"The broadcast must hold {name} of shape {shape}, finite.")
-        if not (broadcast[SCALARS] > 0.0).all() or not float(np.trace(broadcast[WITHIN])) > 0.0:
+        scalars = broadcast.get(SCALARS, np.zeros(0))
+        if scalars.shape not in ((2,), (3,)) or not np.isfinite(scalars).all():
+            raise HostileInput(f"The broadcast must hold two or three finite numbers as {SCALARS}.")
+        positive = bool((scalars[:2] > 0.0).all() and (scalars[2:] >= 0.0).all())
+        if not positive or not float(np.trace(broadcast[WITHIN])) > 0.0:
             raise HostileInput("The variances of the broadcast reference must be positive.")
