@@ -17,18 +17,18 @@ from numpy.typing import NDArray
 
 from veilsum_aggregation import moments
 from veilsum_aggregation.gaussian import AffineMap, Gaussian, transport_map
+from veilsum_aggregation.mixed_effects import Effects, two_way_local
 from veilsum_aggregation.shrinkage import noise_ridge, shrink_noised, shrink_oas, shrink_ridge
 from veilsum_aggregation.two_way import (
     SiteMoments,
     TwoWay,
     effective_counts,
-    two_way_local,
     two_way_map,
     whitening,
 )
 
 Floats = NDArray[np.float64]
-Kind = Literal["barycenter", "two-way"]
+Kind = Literal["barycenter", "two-way", "slopes"]
 Shrinkage = Literal["auto", "oas", "noised", "ridge"]
 
 MEAN, COVARIANCE = "reference.mean", "reference.covariance"
@@ -135,12 +135,14 @@ def reference_arrays(reference: Gaussian | TwoWay) -> dict[str, Floats]:
     """The arrays by which a reference is broadcast, that :func:`local_map` reads.
 
     A barycenter: ``reference.mean`` (m,), ``reference.covariance`` (m, m). A two-way reference: ``reference.class_means``
-    (K, m), ``reference.within`` (m, m), ``reference.scalars`` (2,): v_d and v_e.
+    (K, m), ``reference.within`` (m, m), ``reference.scalars``: v_d and v_e (2,), and with slopes v_b (3,).
     """
     if isinstance(reference, Gaussian):
         return {MEAN: reference.mean, COVARIANCE: reference.covariance}
-    scalars = np.array([reference.shift_variance, reference.residual_variance])
-    return {CLASS_MEANS: reference.class_means, WITHIN: reference.within, SCALARS: scalars}
+    scalars = [reference.shift_variance, reference.residual_variance]
+    if reference.slope_variance is not None:
+        scalars.append(reference.slope_variance)
+    return {CLASS_MEANS: reference.class_means, WITHIN: reference.within, SCALARS: np.array(scalars)}
 
 
 def local_map(
@@ -156,8 +158,9 @@ def local_map(
 
     Args:
         kind: "barycenter" moves the site's Gaussian the share ``tau`` of the way to the reference (SLOT-Align); "two-way"
-            takes the site's shift out whole and moves its within-class covariance the share ``tau`` of the way.
-        blocks: the site's moments: of all classes pooled, or class moments; "two-way" needs class moments.
+            takes the site's shift out whole and moves its within-class covariance the share ``tau`` of the way; "slopes"
+            takes the slope out as well.
+        blocks: the site's moments: of all classes pooled, or class moments, which all but "barycenter" need.
         noise: standard deviation of one entry of each block; an absent name is 0.
         reference: see :func:`reference_arrays`.
         tau: in [0, 1].
@@ -175,31 +178,36 @@ def local_map(
         if found is None:
             return AffineMap.identity(target.dimension)
         return transport_map(found[1], target).interpolate(tau)
-    if kind != "two-way":
-        raise ValueError(f'an alignment is "barycenter" or "two-way", not {kind!r}')
+    if kind not in ("two-way", "slopes"):
+        raise ValueError(f'an alignment is "barycenter", "two-way" or "slopes", not {kind!r}')
+    if len(reference[SCALARS]) != (2 if kind == "two-way" else 3):
+        raise ValueError(f"the reference is not one for {kind!r}")
     statistics = class_statistics(blocks, noise, shrinkage=shrinkage)
     class_means, pooled = reference[CLASS_MEANS], reference[WITHIN]
     if statistics is None:
         return AffineMap.identity(len(pooled))
-    shift, _ = local_step(statistics, reference)
-    return two_way_map(shift, class_means.mean(axis=0), statistics.within, pooled, statistics.degrees, tau=tau)
+    effects, _ = local_step(statistics, reference)
+    slope = None if kind == "two-way" else effects.slope
+    centre = class_means.mean(axis=0)
+    return two_way_map(effects.shift, centre, statistics.within, pooled, statistics.degrees, tau=tau, slope=slope)
 
 
-def local_step(statistics: ClassStatistics, reference: Mapping[str, Floats]) -> tuple[Floats, dict[str, Floats]]:
-    """One site's shift (m,) in the features' units, and its summands of :func:`veilsum_aggregation.two_way.two_way_update`.
+def local_step(statistics: ClassStatistics, reference: Mapping[str, Floats]) -> tuple[Effects, dict[str, Floats]]:
+    """One site's effects in the features' units, and its summands of :func:`veilsum_aggregation.two_way.two_way_update`.
 
     The summands are in space whitened by ``reference.within``. Without ``reference.class_means`` it is the first step: no
-    shift, and only what the first class means are made of.
+    effects, and only what the first class means are made of. A third of ``reference.scalars`` is the variance of slopes.
     """
     pooled, scalars, class_means = reference[WITHIN], reference[SCALARS], reference.get(CLASS_MEANS)
     k, d = statistics.means.shape
-    if pooled.shape != (d, d) or scalars.shape != (2,) or (class_means is not None and class_means.shape != (k, d)):
+    fits = class_means is None or class_means.shape == (k, d)
+    if pooled.shape != (d, d) or scalars.shape not in ((2,), (3,)) or not fits:
         raise ValueError(f"class means of {k} classes and {d} features do not fit the reference")
     whiten, colour, _ = whitening(pooled)
     counts = effective_counts(statistics.counts, statistics.sums_std, whiten)
-    centred = None if class_means is None else class_means @ whiten
-    shift, sums = two_way_local(counts, statistics.means @ whiten, centred, float(scalars[0]), float(scalars[1]))
-    return shift @ colour, sums
+    whitened = None if class_means is None else class_means @ whiten
+    effects, sums = two_way_local(counts, statistics.means @ whiten, whitened, *(float(value) for value in scalars))
+    return effects.coloured(whiten, colour), sums
 
 
 def _second(blocks: Mapping[str, Floats], noise: Mapping[str, float]) -> tuple[Floats, float, float]:

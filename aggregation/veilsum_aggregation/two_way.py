@@ -1,28 +1,43 @@
-"""The two-way reference of alignment: class means and site shifts told apart, so that label shift does not enter a site's map.
+"""The two-way reference of alignment: class means and site effects told apart, so that label shift enters no site's map.
 
-In space whitened by the pooled within-class covariance the mean of class c at site k is mu_kc = m_c + delta_k + e_kc + noise,
-with delta_k ~ N(0, v_d I), e_kc ~ N(0, v_e I) and sampling noise N(0, I / n_kc). The m_c are fitted by weighted least squares,
-the shifts and the variances by expectation maximisation. A class that a site lacks has no weight there.
+The model is :mod:`veilsum_aggregation.mixed_effects`: a site's class means are the reference's, shifted, and with ``slopes``
+also turned and stretched about their centre. Here it is fitted to the moments of all sites at once; the same rounds run over
+secure sums, with the same result. A site's map takes its effects out, and carries its within-class covariance towards the
+pooled one.
 
-Every round splits into a local step (:func:`two_way_local`) and an update from sums over the sites (:func:`two_way_update`),
-so that it runs over per-site releases (:func:`fit_two_way`) and over secure sums alike, with the same result. What is done
-here is post-processing: under differential privacy the moments are noised before.
+What is done here is post-processing: under differential privacy the moments are noised before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_aggregation.gaussian import AffineMap, Gaussian, transport_map
+from veilsum_aggregation.mixed_effects import slope_variance, two_way_local, two_way_update
+
+__all__ = [
+    "SiteMoments",
+    "TwoWay",
+    "effective_counts",
+    "fit_two_way",
+    "pooled_within",
+    "slope_variance",
+    "two_way_local",
+    "two_way_map",
+    "two_way_update",
+    "whitening",
+]
 
 Floats = NDArray[np.float64]
 
 _FLOOR = 1e-8
 """Eigenvalues of the within-class covariance below this share of their mean are raised to it before whitening."""
+
+_STRETCH = 10.0
+"""How far a map stretches or shrinks features, at most, to take a slope out."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +81,8 @@ class TwoWay:
         residual_variance: v_e.
         rounds: rounds that were run.
         counts: (K,) records of each class over all sites.
+        slope_variance: v_b, of an entry of a slope in whitened space; None in the additive model.
+        slopes: (S, d, d) slope of each site; None in the additive model.
     """
 
     class_means: Floats
@@ -75,6 +92,8 @@ class TwoWay:
     residual_variance: float
     rounds: int
     counts: Floats
+    slope_variance: float | None = None
+    slopes: Floats | None = None
 
     @property
     def centre(self) -> Floats:
@@ -116,126 +135,104 @@ def effective_counts(counts: Floats, sums_std: float, whiten: Floats) -> Floats:
     return result
 
 
-def two_way_local(
-    counts: Floats, means: Floats, class_means: Floats | None, shift_variance: float, residual_variance: float
-) -> tuple[Floats, dict[str, Floats]]:
-    """One site's step: its shift (d,) given the reference, and what it adds to the sums that update the reference.
-
-    With a_c = 1 / (v_e + 1 / n_c): shift = sum_c a_c (mu_c - m_c) / (1 / v_d + sum_c a_c), whose posterior variance is
-    1 / (1 / v_d + sum_c a_c) a coordinate. The residual e_c has posterior mean v_e a_c (mu_c - m_c - shift).
-
-    Args:
-        counts: (K,) records or :func:`effective_counts`; 0 for an absent class.
-        means: (K, d) in whitened space; those of absent classes are not read.
-        class_means: (K, d) in whitened space; None before the first update, when the shift is 0 and no variance is summed.
-        shift_variance, residual_variance: v_d and v_e, positive.
-
-    Returns:
-        The shift, and the summands ``weights`` (K,) a_c; ``weighted`` (K, d) a_c (mu_c - shift); ``shift`` (2,) squared size
-        per coordinate of the shift and 1; ``residual`` (2,) the same of the residuals, and present classes.
-    """
-    d = means.shape[1]
-    present = counts > 0.0
-    safe = np.where(present, counts, 1.0)
-    a = np.where(present, 1.0 / (residual_variance + 1.0 / safe), 0.0)
-    known = np.where(present[:, None], means, 0.0)
-    if class_means is None:
-        sums = {"weights": a, "weighted": a[:, None] * known, "shift": np.zeros(2), "residual": np.zeros(2)}
-        return np.zeros(d), sums
-    precision = 1.0 / shift_variance + float(a.sum())
-    shift: Floats = a @ (known - class_means) / precision
-    gain = residual_variance * a
-    residual = gain[:, None] * (known - class_means - shift)
-    variance = np.where(present, residual_variance * (1.0 - gain) + gain**2 / precision, 0.0)
-    spread = float(np.sum(residual**2) / d + variance.sum())
-    return shift, {
-        "weights": a,
-        "weighted": a[:, None] * (known - shift),
-        # A site without any class would only repeat the prior; it takes no part.
-        "shift": np.array([float(shift @ shift) / d + 1.0 / precision, 1.0]) * float(present.any()),
-        "residual": np.array([spread, float(present.sum())]),
-    }
-
-
-def two_way_update(sums: Mapping[str, Floats], shift_variance: float, residual_variance: float) -> tuple[Floats, float, float]:
-    """The next (class_means (K, d), v_d, v_e) from the summands of :func:`two_way_local` summed over sites.
-
-    A class without weight gets the mean of the others. The variances are kept where nothing was summed for them.
-    """
-    weights = sums["weights"]
-    # Sums that arrive on a grid, or noised, leave about 0 where no site has the class.
-    known = weights > 1e-9 * max(float(weights.max()), 0.0)
-    if not known.any():
-        raise ValueError("no class has weight at any site")
-    class_means: Floats = sums["weighted"] / np.where(known, weights, 1.0)[:, None]
-    class_means[~known] = class_means[known].mean(axis=0)
-    return (
-        class_means,
-        _variance(sums["shift"], shift_variance),
-        _variance(sums["residual"], residual_variance),
-    )
-
-
-def _variance(summed: Floats, last: float) -> float:
-    """Mean of what was summed; never 0, from which expectation maximisation would not return."""
-    return max(float(summed[0] / summed[1]), 1e-12) if summed[1] > 0.5 else last
-
-
-def fit_two_way(site: SiteMoments, *, rounds: int = 10, shift_variance: float = 0.3, residual_variance: float = 0.3) -> TwoWay:
+def fit_two_way(
+    site: SiteMoments,
+    *,
+    rounds: int = 10,
+    shift_variance: float = 0.3,
+    residual_variance: float = 0.3,
+    slopes: bool = False,
+) -> TwoWay:
     """Fit the two-way reference to the moments of all sites.
 
-    The shifts returned are those that :func:`two_way_local` gives against the returned reference, so a site that gets the
+    The effects returned are those that :func:`two_way_local` gives against the returned reference, so a site that gets the
     reference alone finds the same.
 
     Args:
         site: moments, in the features' own units.
         rounds: rounds of expectation maximisation after the first class means; at least 1.
         shift_variance, residual_variance: v_d and v_e to start from, per coordinate of whitened space.
+        slopes: whether sites have slopes beside shifts.
     """
     if rounds < 1 or not (shift_variance > 0.0 and residual_variance > 0.0):
         raise ValueError("the two-way fit needs at least one round and positive variances to start from")
     whiten, colour, within = whitening(pooled_within(site.within, site.degrees))
     counts = effective_counts(site.counts, site.sums_std, whiten)
     means = np.where(site.counts[:, :, None] > 0.0, site.means, 0.0) @ whiten
-    v_d, v_e = shift_variance, residual_variance
-    class_means, v_d, v_e = two_way_update(_all(counts, means, None, v_d, v_e)[1], v_d, v_e)
-    for _ in range(rounds):
-        class_means, v_d, v_e = two_way_update(_all(counts, means, class_means, v_d, v_e)[1], v_d, v_e)
-    shifts, _ = _all(counts, means, class_means, v_d, v_e)
-    return TwoWay(class_means @ colour, shifts @ colour, within, v_d, v_e, rounds, np.maximum(site.counts, 0.0).sum(axis=0))
-
-
-def _all(
-    counts: Floats, means: Floats, class_means: Floats | None, v_d: float, v_e: float
-) -> tuple[Floats, dict[str, Floats]]:
-    """Every site's step: shifts (S, d) and the sums."""
-    steps = [two_way_local(n, mu, class_means, v_d, v_e) for n, mu in zip(counts, means, strict=True)]
-    sums = {name: np.sum([step[name] for _, step in steps], axis=0) for name in steps[0][1]}
-    return np.array([shift for shift, _ in steps]), sums
+    v_d, v_e, v_b = shift_variance, residual_variance, 0.0
+    parts = two_way_local(counts, means, None, v_d, v_e)[1]
+    for _ in range(rounds + 1):
+        sums = {name: part.sum(axis=0) for name, part in parts.items()}
+        class_means, v_d, v_e = two_way_update(sums, v_d, v_e)
+        v_b = slope_variance(sums, class_means, v_d) if slopes else 0.0
+        effects, parts = two_way_local(counts, means, class_means, v_d, v_e, v_b)
+    own = effects.coloured(whiten, colour)
+    return TwoWay(
+        class_means @ colour,
+        own.shift,
+        within,
+        v_d,
+        v_e,
+        rounds,
+        np.maximum(site.counts, 0.0).sum(axis=0),
+        v_b if slopes else None,
+        own.slope if slopes else None,
+    )
 
 
 def two_way_map(
-    shift: Floats, centre: Floats, within_site: Floats, within_pooled: Floats, degrees: float, *, tau: float = 0.4
+    shift: Floats,
+    centre: Floats,
+    within_site: Floats,
+    within_pooled: Floats,
+    degrees: float,
+    *,
+    tau: float = 0.4,
+    slope: Floats | None = None,
 ) -> AffineMap:
-    """The map x' = c + ((1 - tau) I + tau A)(x - delta - c) of one site.
+    """The map x' = c + ((1 - tau) I + tau A) H (x - delta - c) of one site, with H = (I + B)^-1, in the additive model I.
 
-    A carries the site's within-class covariance onto the pooled one, optimally. Before that the site's is shrunk to the pooled
-    one by min(1, d / degrees): a site with fewer degrees of freedom than features is shifted only.
+    A carries the site's within-class covariance, after H, onto the pooled one, optimally. Before that the site's is shrunk to
+    the pooled one: in the additive model by min(1, d / degrees), so that a site with fewer degrees of freedom than features is
+    shifted only; with a slope by d / (d + degrees), since H stretches what A is to set right.
+
+    With a slope the map is made in space whitened by the pooled covariance, so that it follows any affine change of the
+    features. There a singular value s of I + B is inverted as 1 / s between 0.1 and 10, as 100 s below and as 0.1 above: H
+    stretches by 10 at most, and is continuous where I + B is singular and the classes tell nothing of a direction.
 
     Args:
         shift: (d,) delta.
         centre: (d,) c.
         within_site, within_pooled: (d, d), positive semidefinite.
         degrees: degrees of freedom of ``within_site``.
-        tau: share of the covariance part that is applied, in [0, 1]; the shift is applied whole.
+        tau: share of the covariance part that is applied, in [0, 1]; shift and slope are applied whole.
+        slope: (d, d) B; None for the additive model.
     """
     if not 0.0 <= tau <= 1.0:
         raise ValueError("tau must be between 0 and 1")
     d = len(shift)
-    intensity = min(1.0, d / degrees) if degrees > 0.0 else 1.0
-    if intensity == 1.0:
-        matrix = np.eye(d)
+    if slope is not None:
+        whiten, colour, _ = whitening(within_pooled)
+        undo, own = _undone(whiten @ slope @ colour), whiten @ within_site @ whiten
+        matrix = colour @ _carried(undo, own, np.eye(d), d / (d + max(degrees, 0.0)), tau) @ whiten
+    elif degrees > d:
+        matrix = _carried(np.eye(d), within_site, within_pooled, d / degrees, tau)
     else:
-        own = Gaussian(np.zeros(d), (1.0 - intensity) * within_site + intensity * within_pooled)
-        matrix = (1.0 - tau) * np.eye(d) + tau * transport_map(own, Gaussian(np.zeros(d), within_pooled)).matrix
+        matrix = np.eye(d)
     return AffineMap(matrix, centre - matrix @ (shift + centre))
+
+
+def _carried(undo: Floats, own: Floats, pooled: Floats, intensity: float, tau: float) -> Floats:
+    """((1 - tau) I + tau A) H (d, d), where A carries the site's covariance, shrunk and after H, onto the pooled one."""
+    source = undo @ ((1.0 - intensity) * own + intensity * pooled) @ undo.T
+    carry = transport_map(Gaussian(np.zeros(len(own)), source), Gaussian(np.zeros(len(own)), pooled)).matrix
+    result: Floats = ((1.0 - tau) * np.eye(len(own)) + tau * carry) @ undo
+    return result
+
+
+def _undone(slope: Floats) -> Floats:
+    """(I + B)^-1 (d, d), bounded as :func:`two_way_map` says."""
+    left, values, right = np.linalg.svd(np.eye(len(slope)) + slope)
+    inverses = np.minimum(1.0 / np.clip(values, 1.0 / _STRETCH, _STRETCH), _STRETCH**2 * values)
+    result: Floats = (right.T * inverses) @ left.T
+    return result

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from veilsum_coordinator.hub import Hub
 from veilsum_coordinator.members import StudyPhase
+from veilsum_coordinator.projections import find_projection
 from veilsum_coordinator.runner import HubFederation, run_study
 from veilsum_participant.contributions import Payload
 from veilsum_participant.core import ParticipantCore
@@ -102,18 +103,23 @@ class LocalFederation:
         message = pb.StudyObject(study=data, signature=signature, certificate=certificate)
         return self.hub.submit(analyst.identity.name, message)
 
-    def prepare(self, key: bytes) -> HubFederation:
+    def prepare(self, key: bytes, results: Path | None = None) -> HubFederation:
         """Drive enrolment and the exchange of keys; returns the federation for the study's method.
 
+        Args:
+            key: of the study.
+            results: where results lie, of which one released the projection of a study that has one.
+
         Raises:
-            StateError: the study failed or cannot go on.
+            StateError: the study failed or cannot go on, or its projection is not found.
         """
         machine = self.hub.studies[key].machine
         while machine.phase in (StudyPhase.ENROLLING, StudyPhase.SEALING):
             self._advance()
         if machine.phase is not StudyPhase.RUNNING:
             raise StateError(f"The study is {machine.phase.value}: {machine.reason}.")
-        return HubFederation(self.hub, key, self._advance, self._clock)
+        encoder = {} if results is None else find_projection(results, machine.study.encoder)
+        return HubFederation(self.hub, key, self._advance, self._clock, encoder=encoder)
 
     def run(self, study: Study, analyst: Credentials, results: Path) -> pb.StudyStatus:
         """Run a whole study: submit, exchange keys, run its method; the result lies in :func:`results_directory`.
@@ -125,7 +131,7 @@ class LocalFederation:
             StateError: the study failed; the message has its reason.
         """
         key = self.submit(study, analyst)
-        run_study(self.hub, key, self.prepare(key), results)
+        run_study(self.hub, key, self.prepare(key, results), results)
         self.settle()
         status = self.hub.status(key)
         if status.phase != StudyPhase.FINISHED.value:

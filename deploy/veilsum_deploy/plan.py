@@ -13,18 +13,21 @@ Everything comes from public values. Whether a site will agree, and how much of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from veilsum_coordinator.methods.compile import StudyDraft
 from veilsum_coordinator.methods.expectations import Expectation, finite
+from veilsum_coordinator.methods.expected_moments import DIRECTIONS
 from veilsum_coordinator.methods.grid import ROUNDING
 from veilsum_deploy.costs import StudyCost, study_cost
 from veilsum_deploy.spending import ParticipantLoss, epsilon_alone, participant_losses
 from veilsum_privacy.ledger.entries import Mechanism
 from veilsum_privacy.study import Study
+from veilsum_privacy.tasks import TASKS
+from veilsum_privacy.tasks.base import DerivedTask
 
 NOTHING_SHARE = 1.0
 """Interval as a share of the expected size beyond which a quantity is lost in the noise."""
@@ -111,6 +114,7 @@ class StudyPlan:
         error: that was asked about.
         error_epsilon: smallest epsilon of the whole study that reaches it; None where none does.
         losses: of each participant, by this coordinator's studies of the dataset; None where that is not known.
+        notes: what else must be known before it is signed, in sentences.
     """
 
     study: Study
@@ -123,6 +127,7 @@ class StudyPlan:
     error: float
     error_epsilon: float | None
     losses: tuple[ParticipantLoss, ...] | None
+    notes: tuple[str, ...] = ()
 
     @property
     def coarse(self) -> bool:
@@ -148,6 +153,7 @@ class StudyPlan:
             "verdict": self.verdict.value,
             "rule": {"tells_nothing_above": NOTHING_SHARE, "weak_above": WEAK_SHARE},
             "wanted": {"error": self.error, "epsilon": self.error_epsilon},
+            "notes": list(self.notes),
         }
 
 
@@ -172,18 +178,52 @@ def plan_study(
     wanted = error or draft.request.privacy.error or WANTED_ERROR
     reached = study if wanted == draft.request.privacy.error else draft.compile_for(wanted)
     expectations = draft.expectations(study)
+    parts = divide(expectations)
     return StudyPlan(
         study=study,
         records=draft.records,
         records_stated=draft.request.expected_records is not None,
         cost=study_cost(study, draft.records),
         alone=epsilon_alone(study),
-        parts=divide(expectations),
+        parts=parts,
         verdict=_VERDICTS[outlook([item for item in expectations if item.main])],
         error=wanted,
         error_epsilon=None if reached is None else reached.privacy.epsilon,
         losses=None if spent is None else participant_losses(study, spent),
+        notes=tuple(notes(study, parts)),
     )
+
+
+def notes(study: Study, parts: Sequence[Part]) -> Iterator[str]:
+    """Sentences on what a study shows of single sites, and on covariances that drown in the noise."""
+    private = study.privacy.noise != "none"
+    apart = [task.label for task in study.tasks if task.disclosure == "per-site"]
+    if apart:
+        shown = "noised, by site" if private else "of each site, exactly and without noise"
+        yield (
+            f"Disclosed per site: {', '.join(apart)}. Everyone who sees the sums sees these figures {shown}. A site takes part"
+            " only if its policy allows per-site disclosure."
+        )
+    stepped = {task.source for task in study.tasks if issubclass(TASKS[task.task], DerivedTask)} - {None}
+    if stepped and not private:
+        yield (
+            "Steps over secure sums hide no site's covariance here: without noise, the sums of several steps determine the"
+            " covariance of each site. They only spare sending it."
+        )
+    elif stepped:
+        yield (
+            "Every site keeps its own noised moments, with all the noise that its records need; the steps computed from them"
+            " cost nothing more. Sums of several steps may show these noised moments of a site, and no more."
+        )
+    for part in parts:
+        if part.name == DIRECTIONS and part.outlook in (Outlook.NOTHING, Outlook.WEAK):
+            drowned = "drown in the noise" if part.outlook is Outlook.NOTHING else "stand little above the noise"
+            advice = "Use fewer features (an encoder of smaller width, as a study of method pca releases one)"
+            yield (
+                f"Covariances {drowned}: along the worst direction noise shows {part.widest:.2g} times the variance that"
+                f" features are expected to have. {advice}, more records a site, or a larger epsilon; without that, what is"
+                " made of covariances is shrunk towards one common variance."
+            )
 
 
 def divide(expectations: Sequence[Expectation]) -> tuple[Part, ...]:

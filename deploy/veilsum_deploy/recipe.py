@@ -53,7 +53,7 @@ class OwnAlignment(Frozen):
         noise_std: standard deviation of the noise in the kept statistic, by block, in the block's own units.
     """
 
-    kind: Literal["barycenter", "two-way"]
+    kind: Literal["barycenter", "two-way", "slopes"]
     source: Name
     tau: Real = Field(ge=0, le=1)
     reference: dict[Array, Array]

@@ -1,4 +1,4 @@
-"""Run the benchmarks and print tables, or JSON: ``python -m benchmarks [sums] [accounting] [ledger] [--quick] [--json]``."""
+"""Run the benchmarks and print tables, or JSON: ``python -m benchmarks [SECTION ...] [--quick] [--json]``."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import os
 import platform
 from typing import Any
 
-from benchmarks import accounting, ledger, secure_sum
+from benchmarks import accounting, barycenter, geometry, ledger, secure_sum
 
-SECTIONS = ("sums", "accounting", "ledger")
+SECTIONS = ("sums", "accounting", "ledger", "barycenter", "geometry")
 
 
 def main() -> None:
     """Parse the command line, measure, print."""
     parser = argparse.ArgumentParser(prog="benchmarks", description="Benchmarks of veilsum.")
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(SECTIONS)}; default: all")
-    parser.add_argument("--quick", action="store_true", help="sums of 10,000 values only")
+    parser.add_argument("--quick", action="store_true", help="the smallest sizes only")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
     if unknown := set(options.sections) - set(SECTIONS):
@@ -30,12 +30,20 @@ def main() -> None:
         results["accounting"] = accounting.measure()
     if "ledger" in wanted:
         results["ledger"] = ledger.measure()
+    if "barycenter" in wanted:
+        results["barycenter"] = barycenter.measure(quick=options.quick)
+    if "geometry" in wanted:
+        results["geometry"] = geometry.measure(quick=options.quick)
     if options.json:
         machine = {"cpus": os.cpu_count(), "python": platform.python_version(), "system": platform.platform()}
         print(json.dumps({"machine": machine, "results": results}, indent=2))
         return
     if "sums" in results:
         print(secure_sum.table(results.pop("sums")))
+    if "barycenter" in results:
+        print(barycenter.table(results.pop("barycenter")))
+    if "geometry" in results:
+        print(geometry.table(results.pop("geometry")))
     for section, figures in results.items():
         print(f"\n{section}")
         for name, value in figures.items():

@@ -11,6 +11,7 @@ from sklearn.covariance import oas
 from veilsum_aggregation import alignment
 from veilsum_aggregation.alignment import class_statistics, local_map, local_step, reference_arrays, site_gaussian, stack
 from veilsum_aggregation.gaussian import AffineMap, Gaussian, push, transport_map
+from veilsum_aggregation.mixed_effects import slope_variance
 from veilsum_aggregation.shrinkage import shrink_noised
 from veilsum_aggregation.two_way import fit_two_way, two_way_map, two_way_update, whitening
 
@@ -99,34 +100,58 @@ def test_second_moments_per_class_add_up() -> None:
     np.testing.assert_allclose(missing.within, diagonal.within, atol=1e-11)
 
 
-def test_site_finds_the_map_that_the_coordinator_would_give_it() -> None:
+@pytest.mark.parametrize("kind", ["two-way", "slopes"])
+def test_site_finds_the_map_that_the_coordinator_would_give_it(kind: alignment.Kind) -> None:
     blocks = [class_blocks(*records(seed, lacking=seed % K)) for seed in range(4)]
     statistics = [class_statistics(item, {}) for item in blocks]
     assert all(item is not None for item in statistics)
-    fit = fit_two_way(stack([item for item in statistics if item is not None]))
+    fit = fit_two_way(stack([item for item in statistics if item is not None]), slopes=kind == "slopes")
     for index, item in enumerate(statistics):
         assert item is not None
-        expected = two_way_map(fit.shifts[index], fit.centre, item.within, fit.within, item.degrees)
-        found = local_map("two-way", blocks[index], {}, reference_arrays(fit))
+        slope = None if fit.slopes is None else fit.slopes[index]
+        expected = two_way_map(fit.shifts[index], fit.centre, item.within, fit.within, item.degrees, slope=slope)
+        found = local_map(kind, blocks[index], {}, reference_arrays(fit))
         np.testing.assert_allclose(found.matrix, expected.matrix, atol=1e-9)
         np.testing.assert_allclose(found.offset, expected.offset, atol=1e-9)
 
 
-def test_rounds_over_sums_of_local_steps_give_the_reference() -> None:
+@pytest.mark.parametrize("slopes", [False, True])
+def test_rounds_over_sums_of_local_steps_give_the_reference(slopes: bool) -> None:
     """The iterated mode: one sum for the pooled covariance, one for the first class means, one for each round."""
     statistics = [class_statistics(class_blocks(*records(seed)), {}) for seed in range(3)]
     known = [item for item in statistics if item is not None]
-    fit = fit_two_way(stack(known), rounds=5)
+    fit = fit_two_way(stack(known), rounds=5, slopes=slopes)
     scatter, degrees = sum(s.within * s.degrees for s in known), sum(s.degrees for s in known)
     _, colour, within = whitening(scatter / degrees)
     arrays = {alignment.WITHIN: within, alignment.SCALARS: np.array([0.3, 0.3])}
     for _ in range(6):
         steps = [local_step(s, arrays)[1] for s in known]
-        total = {name: sum(step[name] for step in steps) for name in steps[0]}
-        class_means, v_d, v_e = two_way_update(total, *arrays[alignment.SCALARS])
-        arrays |= {alignment.CLASS_MEANS: class_means @ colour, alignment.SCALARS: np.array([v_d, v_e])}
+        total = {name: np.sum([step[name] for step in steps], axis=0) for name in steps[0]}
+        class_means, v_d, v_e = two_way_update(total, *arrays[alignment.SCALARS][:2])
+        scalars = [v_d, v_e, *([slope_variance(total, class_means, v_d)] if slopes else [])]
+        arrays |= {alignment.CLASS_MEANS: class_means @ colour, alignment.SCALARS: np.array(scalars)}
+    assert arrays.keys() == reference_arrays(fit).keys()
     for name, value in reference_arrays(fit).items():
         np.testing.assert_allclose(arrays[name], value, atol=1e-9)
+
+
+def test_slopes_bring_sites_that_were_turned_back_together() -> None:
+    """Sites whose records are all shifted and turned and stretched about the centre of the classes, by as much as shifted."""
+    rng = np.random.default_rng(3)
+    x, y = records(5, n=8000)
+    centre = np.array([x[y == c].mean(axis=0) for c in range(K)]).mean(axis=0)
+    turns, shifts = 0.2 * rng.standard_normal((4, D, D)), rng.standard_normal((4, D))
+    sites = [(x[i::4] + (x[i::4] - centre) @ turns[i].T + shifts[i], y[i::4]) for i in range(4)]
+    blocks = [class_blocks(*site) for site in sites]
+    statistics = [item for item in (class_statistics(item, {}) for item in blocks) if item is not None]
+    left: dict[str, float] = {}
+    kinds: tuple[alignment.Kind, ...] = ("two-way", "slopes")
+    for kind in kinds:
+        arrays = reference_arrays(fit_two_way(stack(statistics), slopes=kind == "slopes"))
+        moved = [local_map(kind, item, {}, arrays).apply(part) for item, (part, _) in zip(blocks, sites, strict=True)]
+        means = np.array([[part[y[i::4] == c].mean(axis=0) for c in range(K)] for i, part in enumerate(moved)])
+        left[kind] = float(np.sum(np.var(means, axis=0)) / np.sum(np.var(means.mean(axis=0), axis=0)))
+    assert left["slopes"] < 0.3 * left["two-way"], left
 
 
 def test_alignment_brings_sites_that_were_moved_back_together() -> None:
@@ -143,11 +168,12 @@ def test_alignment_brings_sites_that_were_moved_back_together() -> None:
     assert np.std([part.mean(axis=0) for part in after], axis=0).max() < 0.1 * np.std(before, axis=0).max()
 
 
-@pytest.mark.parametrize("kind", ["barycenter", "two-way"])
+@pytest.mark.parametrize("kind", ["barycenter", "two-way", "slopes"])
 def test_site_within_its_noise_is_left_as_it_is(kind: alignment.Kind) -> None:
     blocks = class_blocks(*records(6, n=10))
     arrays = {**reference_arrays(reference())}
-    arrays |= {alignment.CLASS_MEANS: np.ones((K, D)), alignment.WITHIN: np.eye(D), alignment.SCALARS: np.array([0.3, 0.3])}
+    scalars = np.array([0.3, 0.3] + [0.1] * (kind == "slopes"))
+    arrays |= {alignment.CLASS_MEANS: np.ones((K, D)), alignment.WITHIN: np.eye(D), alignment.SCALARS: scalars}
     std = {"counts": 10.0, "sums": 1.0, "squares": 1.0, "products": 1.0}
     for empty in (blocks, {name: np.zeros_like(value) for name, value in blocks.items()}):
         found = local_map(kind, empty, std, arrays)
@@ -185,11 +211,13 @@ def test_whatever_the_noise_maps_are_finite_and_covariances_usable(
     first = local_map("barycenter", flat, noise, reference_arrays(reference()), shrinkage=shrinkage)
     assert np.all(np.isfinite(first.matrix))
     statistics = class_statistics(classes, noise, shrinkage=shrinkage)
+    kinds: tuple[alignment.Kind, ...] = ("two-way", "slopes")
     if statistics is not None and statistics.degrees > 0 and np.trace(statistics.within) > 0:
-        arrays = reference_arrays(fit_two_way(stack([statistics, statistics])))
-        found_map = local_map("two-way", classes, noise, arrays, shrinkage=shrinkage)
-        assert np.all(np.isfinite(found_map.matrix))
-        assert np.all(np.isfinite(found_map.offset))
+        for kind in kinds:
+            arrays = reference_arrays(fit_two_way(stack([statistics, statistics]), slopes=kind == "slopes"))
+            found_map = local_map(kind, classes, noise, arrays, shrinkage=shrinkage)
+            assert np.all(np.isfinite(found_map.matrix))
+            assert np.all(np.isfinite(found_map.offset))
         assert np.linalg.eigvalsh(statistics.within).min() >= -1e-10 * np.trace(statistics.within)
 
 
@@ -229,6 +257,10 @@ def test_refusals() -> None:
         local_map("centroid", gaussian_blocks(x), {}, arrays)  # type: ignore[arg-type]
     with pytest.raises(KeyError):
         local_map("two-way", class_blocks(x, y), {}, arrays)
+    for kind, number in (("two-way", 3), ("slopes", 2), ("slopes", 4)):
+        other = {alignment.CLASS_MEANS: np.ones((K, D)), alignment.WITHIN: np.eye(D), alignment.SCALARS: np.ones(number)}
+        with pytest.raises(ValueError, match="reference"):
+            local_map(kind, class_blocks(x, y), {}, other)  # type: ignore[arg-type]
     wrong = {alignment.CLASS_MEANS: np.ones((K + 1, D)), alignment.WITHIN: np.eye(D), alignment.SCALARS: np.ones(2)}
     with pytest.raises(ValueError, match="reference"):
         local_map("two-way", class_blocks(x, y), {}, wrong)

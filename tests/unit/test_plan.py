@@ -556,7 +556,7 @@ def test_a_plan_without_a_connection_in_a_process_of_its_own(study_file: Path) -
     body = json.loads(result.stdout)
     assert set(body) == {
         "name", "method", "dataset", "cost", "guarantees", "participants", "records_per_site", "parts", "quantities",
-        "verdict", "rule", "wanted",
+        "verdict", "rule", "wanted", "notes",
     }  # fmt: skip
     assert body["cost"]["participants"] == ["site-1", "site-2", "site-3", "site-4"]
     assert body["participants"] is None

@@ -56,7 +56,8 @@ def test_local_step_is_the_posterior_by_dense_conditioning(seed: int, k: int, v_
     rng = np.random.default_rng(seed)
     counts, y, m = np.round(rng.gamma(1, 5, k)), rng.standard_normal((k, 1)), rng.standard_normal((k, 1))
     present = counts > 0
-    shift, sums = two_way_local(counts, y, m, v_d, v_e)
+    effects, sums = two_way_local(counts, y, m, v_d, v_e)
+    shift = effects.shift
     n, r = counts[present], (y - m)[present, 0]
     p = len(n)
     covariance = v_d * np.ones((p, p)) + np.diag(v_e + 1 / np.maximum(n, 1))
@@ -162,8 +163,8 @@ def test_fit_is_its_own_steps_over_sums() -> None:
         class_means, v_d, v_e = two_way_update(total, v_d, v_e)
     np.testing.assert_allclose(fit.class_means, class_means, atol=1e-10)
     assert (fit.shift_variance, fit.residual_variance) == pytest.approx((v_d, v_e))
-    shift, _ = two_way_local(site.counts[2], site.means[2], class_means, v_d, v_e)
-    np.testing.assert_allclose(fit.shifts[2], shift, atol=1e-10)
+    effects, _ = two_way_local(site.counts[2], site.means[2], class_means, v_d, v_e)
+    np.testing.assert_allclose(fit.shifts[2], effects.shift, atol=1e-10)
     assert fit.rounds == 3
 
 

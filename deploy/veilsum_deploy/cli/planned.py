@@ -32,7 +32,7 @@ def print_plan(plan: StudyPlan, *, everything: bool = False) -> None:
         _print_guarantees(plan)
         _print_losses(plan, everything=everything)
     _print_parts(plan, everything=everything)
-    for line in _conclusions(plan):
+    for line in (*plan.notes, *_conclusions(plan)):
         _say(line)
 
 
