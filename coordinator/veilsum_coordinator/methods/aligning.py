@@ -22,7 +22,7 @@ from veilsum_aggregation.gaussian import AffineMap
 from veilsum_coordinator.federation import Federation, Release
 from veilsum_coordinator.methods.base import Inputs, TaskPlan
 from veilsum_coordinator.methods.iterating import iterate, step_plans
-from veilsum_coordinator.methods.moment_plans import Missing, class_moments, gaussian_moments, need_label
+from veilsum_coordinator.methods.moment_plans import Missing, Split, class_moments, gaussian_moments, need_label
 from veilsum_coordinator.methods.references import (
     Reference,
     barycenter_reference,
@@ -148,6 +148,7 @@ def alignment_plans(
     *,
     classes: bool = False,
     share: float = 1.0,
+    split: Split | None = None,
 ) -> tuple[TaskPlan, ...]:
     """The release that the alignment is made from, and in iterated mode the steps, which cost nothing.
 
@@ -156,11 +157,12 @@ def alignment_plans(
         clip, missing: of the release's features, which are not aligned.
         classes: take class moments whatever the reference, for a method that builds on them.
         share: of the budget, against the shares of the method's other releases.
+        split: of class moments among counts, sums and second moments; None for the default.
     """
     by_class = classes or parameters.reference != "paper"
     task = "class-moments" if by_class else "gaussian-moments"
     if by_class:
-        values = class_moments(inputs, clip, missing)
+        values = class_moments(inputs, clip, missing, split=split)
     else:
         values = gaussian_moments(inputs, clip, missing, fourth=parameters.shrinkage == "ledoit-wolf")
     if parameters.mode == "one-shot":

@@ -42,6 +42,7 @@ from veilsum_coordinator.methods.iterating import ROOM
 from veilsum_coordinator.methods.joining import joined, mapped_at_sites
 from veilsum_coordinator.methods.moment_plans import (
     IMPORTANCE,
+    Split,
     class_moments,
     default_clip,
     need_label,
@@ -76,6 +77,7 @@ class FedCGSParameters(Frozen):
         priors: class probabilities of the discriminant, ``released`` (from the noised counts) or ``equal``.
         disclosure: ``joint`` releases the sum over all sites, ``per-site`` each site's own moments. An alignment's mode says
             it in its place.
+        split: of the release's cost among counts, sums and second moments; by default :data:`IMPORTANCE` makes it.
         alignment: of the sites' features; its release is then the only one.
         generation: of features from class geometries; the discriminant is that of infinitely many of them.
     """
@@ -84,6 +86,7 @@ class FedCGSParameters(Frozen):
     missing: Literal["skip", "centre"] = "skip"
     priors: Literal["released", "equal"] = "released"
     disclosure: Disclosure = "joint"
+    split: Split | None = None
     alignment: AlignmentParameters | None = None
     generation: GenerationParameters | None = None
 
@@ -120,10 +123,9 @@ class FedCGS(Method):
             before = alignment_plans(alignment, inputs, clip, missing, share=alignment.share)
             return *before, *generation_plans(parameters.generation, use, share=1.0 - alignment.share)
         if alignment is None:
-            return (
-                TaskPlan(MOMENTS, "class-moments", class_moments(inputs, clip, missing), disclosure=parameters.disclosure),
-            )
-        plans = alignment_plans(alignment, inputs, clip, missing, classes=True)
+            task = class_moments(inputs, clip, missing, split=parameters.split)
+            return (TaskPlan(MOMENTS, "class-moments", task, disclosure=parameters.disclosure),)
+        plans = alignment_plans(alignment, inputs, clip, missing, classes=True, split=parameters.split)
         if alignment.mode == "one-shot":
             return plans
         own, source = task_alignment(alignment)

@@ -8,10 +8,12 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
+from pydantic import Field
+
 from veilsum_coordinator.methods.base import Inputs
 from veilsum_privacy.encoder import Program
 from veilsum_privacy.errors import ConfigurationError
-from veilsum_privacy.schema import DatasetSchema, Frozen, NumberColumn
+from veilsum_privacy.schema import DatasetSchema, Frozen, NumberColumn, Real
 from veilsum_privacy.tasks import TASKS
 from veilsum_privacy.tasks.base import balanced_weights
 
@@ -25,6 +27,18 @@ A count stands under a whole class mean, so its noise matters most. Class means 
 refine the direction between them, and there are many more of these: with equal importance the products would take most of
 the budget and, shrunk by their noise, give little back. Fixed constants, the same for every study.
 """
+
+class Split(Frozen):
+    """The ``[parameters.split]`` table: how the cost of one release is shared out; public, and only in proportion.
+
+    Attributes:
+        counts, sums, second: parts of class counts, class sums, and second moments.
+    """
+
+    counts: Real = Field(gt=0, le=1e6)
+    sums: Real = Field(gt=0, le=1e6)
+    second: Real = Field(gt=0, le=1e6)
+
 
 GENEROUS = 8.0
 """Clip norm of a projection's features without noise: their root mean square norm is about 1, so hardly one is clipped."""
@@ -80,12 +94,17 @@ def task_parameters(task: str, **values: Any) -> Frozen:
     return TASKS[task].Parameters.model_validate(values)
 
 
-def class_moments(inputs: Inputs, clip: float, missing: Missing, second: Second = "pooled") -> Frozen:
-    """Parameters of "class-moments" on features that are not aligned."""
+def class_moments(
+    inputs: Inputs, clip: float, missing: Missing, second: Second = "pooled", split: Split | None = None
+) -> Frozen:
+    """Parameters of "class-moments" on features that are not aligned; without a ``split``, :data:`IMPORTANCE` makes it."""
     k, d = len(inputs.classes), inputs.width
     pairs = max(1, d * (d - 1) // 2)
     per_class = k if second in ("class", "class-diagonal") else 1
-    weights = _weights(inputs, clip, (k, k * d, per_class * d, per_class * pairs))
+    if split is None:
+        weights = _weights(inputs, clip, (k, k * d, per_class * d, per_class * pairs))
+    else:
+        weights = _split_weights(split, clip)
     # A study without an encoder is stated as it always was: in the box [-1, 1]^d, where the bound is tighter.
     width = None if inputs.encoder is None else d
     return task_parameters("class-moments", width=width, clip=clip, missing=missing, second=second, **weights)
@@ -97,6 +116,18 @@ def gaussian_moments(inputs: Inputs, clip: float, missing: Missing, *, fourth: b
     weights = _weights(inputs, clip, (1, d, d, max(1, d * (d - 1) // 2)))
     width = None if inputs.encoder is None else d
     return task_parameters("gaussian-moments", width=width, clip=clip, missing=missing, fourth=fourth, **weights)
+
+
+def _split_weights(split: Split, clip: float) -> dict[str, float]:
+    """Block weights whose squared norms are in the split's proportion: 1 for counts, C for sums, C^2 for second moments."""
+    total = split.counts + split.sums + split.second
+    second = math.sqrt(split.second / total) / clip**2
+    return {
+        "count_weight": math.sqrt(split.counts / total),
+        "sum_weight": math.sqrt(split.sums / total) / clip,
+        "square_weight": second,
+        "product_weight": second,
+    }
 
 
 def _weights(inputs: Inputs, clip: float, sizes: tuple[int, int, int, int]) -> dict[str, float]:
