@@ -365,7 +365,7 @@ def test_a_part_is_judged_by_more_than_half_of_its_quantities(found: list[tuple[
     ("privacy", "records", "verdict"),
     [
         ({"epsilon": 0.02}, 50, Verdict.NOT_WORTH),
-        ({"epsilon": 0.5}, 40, Verdict.WEAK),
+        ({"epsilon": 0.5}, 60, Verdict.WEAK),
         ({"epsilon": 2.0}, 400, Verdict.WORTH),
         ({"noise": "none"}, 400, Verdict.EXACT),
     ],

@@ -16,6 +16,7 @@ from pydantic import Field
 
 from veilsum_aggregation import moments
 from veilsum_aggregation.heads import LinearHead, lda_head
+from veilsum_aggregation.shrinkage import noise_ridge, shrink_ridge
 from veilsum_coordinator.federation import Federation, Release
 from veilsum_coordinator.methods.aligning import (
     LABEL,
@@ -41,7 +42,7 @@ from veilsum_coordinator.methods.generating import class_expectations as generat
 from veilsum_coordinator.methods.iterating import ROOM
 from veilsum_coordinator.methods.joining import joined, mapped_at_sites
 from veilsum_coordinator.methods.moment_plans import (
-    IMPORTANCE,
+    DEFAULT_SPLIT,
     Split,
     class_moments,
     default_clip,
@@ -55,7 +56,7 @@ from veilsum_privacy.errors import ConfigurationError
 from veilsum_privacy.schema import DatasetSchema, Frozen, Real
 from veilsum_privacy.study import Disclosure, Study
 
-__all__ = ["IMPORTANCE", "FedCGS", "FedCGSParameters", "application", "default_clip", "discriminant"]
+__all__ = ["FedCGS", "FedCGSParameters", "application", "default_clip", "discriminant"]
 
 Floats = NDArray[np.float64]
 
@@ -77,7 +78,9 @@ class FedCGSParameters(Frozen):
         priors: class probabilities of the discriminant, ``released`` (from the noised counts) or ``equal``.
         disclosure: ``joint`` releases the sum over all sites, ``per-site`` each site's own moments. An alignment's mode says
             it in its place.
-        split: of the release's cost among counts, sums and second moments; by default :data:`IMPORTANCE` makes it.
+        split: of the release's cost among counts, sums and second moments; by default 15, 65 and 20 of 100.
+        shrinkage: of the covariance under noise: ``noised`` weighs variances and covariances by what is known of their noise,
+            ``ridge`` adds what the noise can add to a direction. Without noise it is OAS.
         alignment: of the sites' features; its release is then the only one.
         generation: of features from class geometries; the discriminant is that of infinitely many of them.
     """
@@ -86,7 +89,8 @@ class FedCGSParameters(Frozen):
     missing: Literal["skip", "centre"] = "skip"
     priors: Literal["released", "equal"] = "released"
     disclosure: Disclosure = "joint"
-    split: Split | None = None
+    split: Split = DEFAULT_SPLIT
+    shrinkage: Literal["noised", "ridge"] = "noised"
     alignment: AlignmentParameters | None = None
     generation: GenerationParameters | None = None
 
@@ -225,7 +229,7 @@ class FedCGS(Method):
 def discriminant(release: Release, schema: DatasetSchema, known: list[int], parameters: FedCGSParameters) -> LinearHead:
     """The head over the classes ``known``, whose released counts are beyond their noise.
 
-    Without noise the covariance is shrunk by OAS; with noise by :func:`veilsum_aggregation.moments.shrink_noised`. Second
+    Without noise the covariance is shrunk by OAS; with noise as the parameters say. Second
     moments are pooled over all classes, so those that a left-out class put in stay in, as a little extra spread.
     """
     values, std = release.values, release.noise_std
@@ -233,7 +237,10 @@ def discriminant(release: Release, schema: DatasetSchema, known: list[int], para
     second = moments.symmetric(values["squares"], values.get("products", np.zeros(0)))
     number = float(counts.sum())
     within = moments.within_covariance(counts, sums, second, std["sums"])
-    if std["squares"] > 0:
+    if std["squares"] > 0 and parameters.shrinkage == "ridge":
+        ridge = noise_ridge(std["squares"], len(within), number)
+        covariance = shrink_ridge(within, max(ridge, 1e-4 * max(float(np.trace(within)), 0.0) / len(within)))
+    elif std["squares"] > 0:
         covariance = moments.shrink_noised(within, number, std["squares"], std.get("products", 0.0))
     else:
         covariance = _regular(moments.shrink_oas(within, number))

@@ -40,6 +40,12 @@ class Split(Frozen):
     second: Real = Field(gt=0, le=1e6)
 
 
+DEFAULT_SPLIT = Split(counts=0.15, sums=0.65, second=0.2)
+"""Of pooled class moments: the best on average of the sweep in docs/results.md."""
+
+PROJECTED = 0.7
+"""Clip norm of a projection's features under noise, whose root mean square norm is about 1: from the same sweep."""
+
 GENEROUS = 8.0
 """Clip norm of a projection's features without noise: their root mean square norm is about 1, so hardly one is clipped."""
 
@@ -54,8 +60,8 @@ def resolved_clip(clip: float | None, inputs: Inputs) -> float:
     """The clip norm, or in place of None the default of these inputs.
 
     The schema's own features: :func:`default_clip` under noise, sqrt(width) without, which no record exceeds. Features of a
-    released projection, whose root mean square norm is about 1: 1 under noise, :data:`GENEROUS` without, since a clip that
-    saves no noise only loses.
+    released projection, whose root mean square norm is about 1: :data:`PROJECTED` under noise, :data:`GENEROUS` without,
+    since a clip that saves no noise only loses.
 
     Raises:
         ConfigurationError: a program makes the features, whose scale nobody can know.
@@ -69,7 +75,7 @@ def resolved_clip(clip: float | None, inputs: Inputs) -> float:
             "A study whose features a program makes must state parameters.clip.",
             "Take the norm that most feature vectors keep within, known from other data than the sites'.",
         )
-    return 1.0 if inputs.private else GENEROUS
+    return PROJECTED if inputs.private else GENEROUS
 
 
 def typical_norm(inputs: Inputs, clip: float) -> float:
@@ -97,10 +103,14 @@ def task_parameters(task: str, **values: Any) -> Frozen:
 def class_moments(
     inputs: Inputs, clip: float, missing: Missing, second: Second = "pooled", split: Split | None = None
 ) -> Frozen:
-    """Parameters of "class-moments" on features that are not aligned; without a ``split``, :data:`IMPORTANCE` makes it."""
+    """Parameters of "class-moments" on features that are not aligned; without a ``split`` pooled ones take
+    :data:`DEFAULT_SPLIT`, and for moments by class :data:`IMPORTANCE` makes it.
+    """
     k, d = len(inputs.classes), inputs.width
     pairs = max(1, d * (d - 1) // 2)
     per_class = k if second in ("class", "class-diagonal") else 1
+    if split is None and second == "pooled":
+        split = DEFAULT_SPLIT
     if split is None:
         weights = _weights(inputs, clip, (k, k * d, per_class * d, per_class * pairs))
     else:

@@ -34,7 +34,7 @@ Floats = NDArray[np.float64]
 MOMENTS = "gaussian-moments"
 """Label of the release."""
 
-DEFAULT_WIDTH = 64
+DEFAULT_WIDTH = 40
 """Components, where the schema has more features than that."""
 
 
@@ -42,7 +42,7 @@ class PCAParameters(Frozen):
     """Parameters, all public.
 
     Attributes:
-        width: number of components; by default 64, or all features of the schema if they are fewer.
+        width: number of components; by default 40, or all features of the schema if they are fewer.
         scale: ``norm`` divides all components by one number, the root of the variance that they hold together, so that a
             typical record has norm 1 and directions keep their relative sizes. ``whiten`` gives every component the same
             variance, as if all told as much. ``none`` leaves them in scaled units.

@@ -107,8 +107,9 @@ def two_way_reference(
     known = [statistics for statistics in found if statistics is not None]
     if not known:
         return None
-    site, slopes = stack(known), kind == "slopes"
+    slopes = kind == "slopes"
     try:
+        site = stack(known)
         fitted = fit_two_way(site, rounds=rounds, slopes=slopes)
         change = None
         if rounds > 1:
