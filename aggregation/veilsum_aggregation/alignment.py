@@ -172,16 +172,14 @@ def local_map(
     """
     if not 0.0 <= tau <= 1.0:
         raise ValueError("tau must be between 0 and 1")
+    m = blocks["squares"].shape[-1]
+    _check_shapes(kind, reference, m)
     if kind == "barycenter":
         target = Gaussian(reference[MEAN], reference[COVARIANCE])
         found = site_gaussian(blocks, noise, shrinkage=shrinkage)
         if found is None:
             return AffineMap.identity(target.dimension)
         return transport_map(found[1], target).interpolate(tau)
-    if kind not in ("two-way", "slopes"):
-        raise ValueError(f'an alignment is "barycenter", "two-way" or "slopes", not {kind!r}')
-    if len(reference[SCALARS]) != (2 if kind == "two-way" else 3):
-        raise ValueError(f"the reference is not one for {kind!r}")
     statistics = class_statistics(blocks, noise, shrinkage=shrinkage)
     class_means, pooled = reference[CLASS_MEANS], reference[WITHIN]
     if statistics is None:
@@ -190,6 +188,21 @@ def local_map(
     slope = None if kind == "two-way" else effects.slope
     centre = class_means.mean(axis=0)
     return two_way_map(effects.shift, centre, statistics.within, pooled, statistics.degrees, tau=tau, slope=slope)
+
+
+def _check_shapes(kind: Kind, reference: Mapping[str, Floats], m: int) -> None:
+    """Insist on a reference for m features, before anything is made in its size."""
+    if kind == "barycenter":
+        shapes: dict[str, tuple[int, ...]] = {MEAN: (m,), COVARIANCE: (m, m)}
+    elif kind in ("two-way", "slopes"):
+        shapes = {WITHIN: (m, m), SCALARS: (2 if kind == "two-way" else 3,)}
+        if reference[CLASS_MEANS].ndim != 2 or reference[CLASS_MEANS].shape[1] != m:
+            raise ValueError(f"{CLASS_MEANS} must have {m} columns")
+    else:
+        raise ValueError(f'an alignment is "barycenter", "two-way" or "slopes", not {kind!r}')
+    for name, shape in shapes.items():
+        if reference[name].shape != shape:
+            raise ValueError(f"{name} has shape {reference[name].shape}; a reference for {kind!r} has {shape}")
 
 
 def local_step(statistics: ClassStatistics, reference: Mapping[str, Floats]) -> tuple[Effects, dict[str, Floats]]:

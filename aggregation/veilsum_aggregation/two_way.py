@@ -194,11 +194,14 @@ def two_way_map(
 
     A carries the site's within-class covariance, after H, onto the pooled one, optimally. Before that the site's is shrunk to
     the pooled one: in the additive model by min(1, d / degrees), so that a site with fewer degrees of freedom than features is
-    shifted only; with a slope by d / (d + degrees), since H stretches what A is to set right.
+    shifted only; with a slope by d / (d + degrees).
 
     With a slope the map is made in space whitened by the pooled covariance, so that it follows any affine change of the
     features. There a singular value s of I + B is inverted as 1 / s between 0.1 and 10, as 100 s below and as 0.1 above: H
     stretches by 10 at most, and is continuous where I + B is singular and the classes tell nothing of a direction.
+
+    A moves class means as well. Where classes lie tens of standard deviations apart it can put them further from the
+    reference than the slope brought them: take a smaller tau then.
 
     Args:
         shift: (d,) delta.
@@ -225,6 +228,7 @@ def two_way_map(
 def _carried(undo: Floats, own: Floats, pooled: Floats, intensity: float, tau: float) -> Floats:
     """((1 - tau) I + tau A) H (d, d), where A carries the site's covariance, shrunk and after H, onto the pooled one."""
     source = undo @ ((1.0 - intensity) * own + intensity * pooled) @ undo.T
+    source = (source + source.T) / 2.0  # whitening magnifies roundings where the pooled covariance is close to singular
     carry = transport_map(Gaussian(np.zeros(len(own)), source), Gaussian(np.zeros(len(own)), pooled)).matrix
     result: Floats = ((1.0 - tau) * np.eye(len(own)) + tau * carry) @ undo
     return result

@@ -82,8 +82,12 @@ def term_faults(study: Study, config: ParticipantConfig, own: str, delta: float 
         yield Refusal(RefusalCode.STUDY_INVALID, f"The study stays open for more than {policy.study_days} days.")
     yield from _dataset_faults(study, config)
     yield from _encoder_faults(study, config)
-    if privacy.noise not in policy.noise:
-        yield Refusal(RefusalCode.NOISE, f"Noise {privacy.noise!r} is not among policy.noise.")
+    kinds = [privacy.noise]
+    if privacy.noise == "distributed" and any(task.keep for task in study.tasks):
+        kinds.append("local")  # what a site keeps has its own noise alone; its round would be refused
+    for kind in kinds:
+        if kind not in policy.noise:
+            yield Refusal(RefusalCode.NOISE, f"Noise {kind!r} is not among policy.noise.")
     yield from _epsilon_faults(study, policy, delta)
     if privacy.cohort_difference not in policy.cohort_difference:
         yield Refusal(

@@ -29,6 +29,8 @@ Encode = Callable[[Floats], Floats]
 """A frozen program: (n, inputs) float64 in [-1, 1] to (n, width) float64, each row by itself."""
 
 _MANTISSA = 53
+_LARGEST = 2.0**1000
+"""Beyond it values do not fit the slices, so that products would no longer be exact."""
 
 
 def exact_affine(x: Floats, matrix: Floats, offset: Floats) -> Floats:
@@ -44,9 +46,15 @@ def exact_affine(x: Floats, matrix: Floats, offset: Floats) -> Floats:
         offset: (m,).
 
     Returns:
-        (n, m).
+        (n, m); NaN in a row of ``x`` with values above 2^1000, which no power of two could bring below 1.
+
+    Raises:
+        HostileInput: the map has values that are not finite or above 2^1000.
     """
     p = matrix.shape[1]
+    if not (np.abs(matrix).max(initial=0.0) <= _LARGEST and np.abs(offset).max(initial=0.0) <= _LARGEST):
+        raise HostileInput("An affine map holds a value that is not finite, or too large.")
+    x = np.where(np.abs(x).max(axis=1, initial=0.0)[:, None] <= _LARGEST, x, np.nan)
     bits = (_MANTISSA - math.ceil(math.log2(max(p, 2)))) // 2
     rows = _power(np.abs(x).max(axis=1, initial=0.0))[:, None]
     scale = float(_power(np.array([np.abs(matrix).max(initial=0.0)]))[0])

@@ -130,6 +130,8 @@ class Study(Frozen):
                 continue  # derived: whether the task is one, build_declared tells
             if (task.variance == 0) != (self.privacy.noise == "none"):
                 raise ValueError(f"task {task.label}: noise = {self.privacy.noise!r} contradicts variance {task.variance}")
+        if kept and self.privacy.cohort_difference != "strict":
+            raise ValueError("a study that keeps statistics is always strict: two cohorts would show one site's noised vector")
         if self.privacy.noise == "none" and self.privacy.cohort_difference != "strict":
             raise ValueError("a study without noise is always strict: differencing two cohorts would show one site")
         return self

@@ -35,7 +35,8 @@ def declare(label: str, task: str, parameters: dict[str, Any], **more: Any) -> T
 
 def study_of(*tasks: TaskDeclaration, noise: str = "none") -> Study:
     base = FIRST.study("record", grid=1, variance=0 if noise == "none" else 10**9, noise=noise)  # type: ignore[arg-type]
-    return Study.model_validate({**base.model_dump(), "tasks": [task.model_dump() for task in tasks]})
+    privacy = base.privacy.model_copy(update={"cohort_difference": "strict"}).model_dump()
+    return Study.model_validate({**base.model_dump(), "privacy": privacy, "tasks": [task.model_dump() for task in tasks]})
 
 
 def plan_of(study: Study, label: str) -> RoundPlan:
@@ -95,6 +96,15 @@ def kept_study(noise: str = "none", **source: Any) -> Study:
 
 def _prototypes() -> dict[str, Any]:
     return {"clip": 2.0, "missing": "skip", "count_weight": 1, "sum_weight": 1, **MAPPED, **TWO_WAY}
+
+
+def test_a_study_that_keeps_is_strict_whoever_wrote_it() -> None:
+    study = kept_study("local")
+    allowed = {**study.model_dump(), "privacy": {**study.privacy.model_dump(), "cohort_difference": "allowed"}}
+    with pytest.raises(ValidationError, match="always strict"):
+        Study.model_validate(allowed)
+    kept_nothing = [{**task, "keep": False, "source": None} for task in allowed["tasks"][:1]]
+    assert Study.model_validate({**allowed, "tasks": kept_nothing}).privacy.cohort_difference == "allowed"
 
 
 def test_kept_blocks_are_the_released_ones_in_their_own_units() -> None:

@@ -41,6 +41,44 @@ def test_a_row_is_the_same_in_any_company(seed: int, n: int, p: int, m: int, spr
         np.testing.assert_array_equal(exact_affine(x[row : row + 3], matrix, offset), together[row : row + 3])
 
 
+@pytest.mark.parametrize("size", [2.0**990, 1e305, 1e307])
+def test_a_huge_map_cannot_make_noise_of_roundings(size: float) -> None:
+    """Where products cancel, all that is left are roundings, which a huge map lifts above the clip norm and which depend on
+    the other rows. A broadcast may hold such a map: it is exact, or refused."""
+    rng = np.random.default_rng(0)
+    half = rng.normal(size=(40, 32))
+    x, offset = np.hstack([half, half]), np.zeros(5)
+    own = rng.uniform(-1, 1, size=(5, 32)) * size
+    matrix = np.hstack([own, -own])
+    try:
+        together = exact_affine(x, matrix, offset)
+    except HostileInput:
+        assert size > 2.0**1000
+        return
+    alone = np.vstack([exact_affine(x[row : row + 1], matrix, offset) for row in range(len(x))])
+    np.testing.assert_array_equal(together, alone)
+    np.testing.assert_array_equal(together, np.zeros_like(together))
+
+
+def test_rows_too_large_for_slices_are_invalid_and_touch_no_other() -> None:
+    rng = np.random.default_rng(1)
+    x, matrix = rng.normal(size=(30, 17)), rng.normal(size=(5, 17))
+    alone = exact_affine(x, matrix, np.zeros(5))
+    x[3] *= 1e306
+    x[7, 2], x[8, 2] = np.inf, np.nan
+    found = exact_affine(x, matrix, np.zeros(5))
+    bad = np.isin(np.arange(30), (3, 7, 8))
+    assert np.isnan(found[bad]).all()
+    np.testing.assert_array_equal(found[~bad], alone[~bad])
+    for wrong in (np.inf, np.nan, 2.0**1001):
+        broken = matrix.copy()
+        broken[1, 1] = wrong
+        with pytest.raises(HostileInput, match="not finite, or too large"):
+            exact_affine(alone @ np.zeros((5, 17)), broken, np.zeros(5))
+        with pytest.raises(HostileInput, match="not finite, or too large"):
+            exact_affine(x, matrix, np.full(5, wrong))
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 200), st.sampled_from([0.0, 2.0, 30.0]))
 def test_the_error_is_below_the_stated_bound(seed: int, p: int, spread: float) -> None:

@@ -178,6 +178,25 @@ def test_planted_slopes_are_found_as_records_and_classes_grow() -> None:
     assert fit.slope_variance == pytest.approx(np.mean(slopes**2), rel=0.5)
 
 
+def test_maps_bring_class_means_of_sites_together() -> None:
+    """Records wholly moved by x -> c + delta + (I + B)(x - c): of the differences that shifts leave, slopes leave a part."""
+    d = 3
+    site, shifts, slopes, class_means = drawn(7, 12, 8, d, v_e=0.01, records=2000)
+    stretch = np.eye(d) + slopes
+    site = SiteMoments(site.counts, site.means, stretch @ np.swapaxes(stretch, 1, 2), site.degrees)
+    centre = class_means.mean(axis=0)
+    left = []
+    for flag in (False, True):
+        fit = fit_two_way(site, slopes=flag)
+        moved = []
+        for k in range(12):
+            slope = None if fit.slopes is None else fit.slopes[k]
+            own = two_way_map(fit.shifts[k], fit.centre, site.within[k], fit.within, site.degrees[k], slope=slope)
+            moved.append(own.apply(centre + shifts[k] + (class_means - centre) @ stretch[k].T))
+        left.append(np.sum(np.var(moved, axis=0)))
+    assert left[1] < 0.3 * left[0]
+
+
 def test_shift_and_slope_move_a_usual_class_alike() -> None:
     site, *_ = drawn(6, 5, 7, 4)
     site = SiteMoments(site.counts * (np.arange(7) != 2), site.means, site.within, site.degrees)  # no site has class 2
