@@ -214,7 +214,7 @@ class Model:
         reference = {name: self.arrays[array] for name, array in alignment.reference.items()}
         try:
             own = local_map(alignment.kind, kept, noise, reference, tau=alignment.tau)
-        except (KeyError, ValueError) as error:
+        except (KeyError, ValueError, ArithmeticError) as error:
             raise HostileInput(
                 "The result's reference does not fit the kept statistic.", "Take the result of the study that it was kept for."
             ) from error

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from support.neighbours import SETTINGS, TASK_LABEL, Setting, exact_norm, moments_parameters, random_records
@@ -16,8 +19,8 @@ from veilsum_privacy.errors import HostileInput, Misuse
 from veilsum_privacy.noise import task_noise
 from veilsum_privacy.securesum.context import RoundPlan, plan_round
 from veilsum_privacy.study import Study, TaskDeclaration
-from veilsum_privacy.tasks import build_declared, build_task, grid_unit
-from veilsum_privacy.tasks.barycenter_step import TOTAL
+from veilsum_privacy.tasks import TASKS, build_declared, build_task, grid_unit
+from veilsum_privacy.tasks.barycenter_step import FACTOR, TOTAL
 from veilsum_privacy.tasks.base import DerivedTask
 from veilsum_privacy.tasks.class_mixtures import CENTRES
 
@@ -96,6 +99,58 @@ def kept_study(noise: str = "none", **source: Any) -> Study:
 
 def _prototypes() -> dict[str, Any]:
     return {"clip": 2.0, "missing": "skip", "count_weight": 1, "sum_weight": 1, **MAPPED, **TWO_WAY}
+
+
+HOSTILE_STEPS: dict[str, tuple[str, dict[str, Any]]] = {
+    "barycenter-step": ("barycenter", {"bound": 4.0}),
+    "two-way-step": ("slopes", {"step": "effects", "bound": 1e3}),
+    "aligned-moments": ("slopes", {"alignment": {"kind": "slopes", "tau": 0.4}, "reach": 8.0}),
+    "prototypes": ("slopes", {**_prototypes(), "alignment": {"kind": "slopes", "tau": 0.4}}),
+    "class-moments": ("two-way", {**MOMENTS, **TWO_WAY}),
+}
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(sorted(HOSTILE_STEPS)), st.integers(0, 10**6))
+def test_a_hostile_reference_ends_in_a_typed_error_or_a_bounded_vector(task: str, seed: int) -> None:
+    """Of any size and shape, also far beyond what the site computes on, and where the site's count is within its noise."""
+    rng = np.random.default_rng(seed)
+    kind, parameters = HOSTILE_STEPS[task]
+    derived = issubclass(TASKS[task], DerivedTask)
+    kept = declare("kept", "class-moments", {**MOMENTS, **MAPPED}, keep=True, variance=2**40)
+    step = declare("t", task, {**parameters, **MAPPED}, source="kept", variance=0 if derived else 2**40)
+    study = study_of(kept, step, noise="local")
+    vector = compute_sum(study, plan_of(study, "kept"), records(), {}).total
+    place = Place(0, {"kept": vector * int(rng.integers(0, 200))})
+
+    def array(*shape: int) -> Any:
+        if rng.random() < 0.1:
+            shape = [(), (0, 0), (D + 1, D), (200_000, 1), (200_000,)][rng.integers(0, 5)]
+        values = np.asarray(rng.normal(size=shape)) * 10.0 ** float(rng.choice([-300, -20, 0, 0, 0, 20, 150, 307]))
+        return values @ values.T if values.shape == (D, D) else np.abs(values)
+
+    broadcast = {
+        "reference.mean": array(D),
+        "reference.covariance": array(D, D),
+        "reference.class_means": array(3, D),
+        "reference.within": array(D, D),
+        "reference.scalars": array(2 if kind == "two-way" else 3),
+        "reference.centre": array(D),
+        FACTOR: array(D, D),
+        TOTAL: array(1),
+    }
+    broadcast = {name: np.clip(np.nan_to_num(values), -1e308, 1e308) for name, values in broadcast.items()}
+    tracemalloc.start()
+    try:
+        with np.errstate(all="ignore"):
+            found = compute_sum(study, plan_of(study, "t"), records(), broadcast, place).total
+        assert np.abs(found).max(initial=0) <= plan_of(study, "t").encoding.bound
+    except HostileInput:
+        pass
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 64 << 20
 
 
 def test_a_study_that_keeps_is_strict_whoever_wrote_it() -> None:

@@ -102,7 +102,7 @@ def test_what_has_no_components_is_said() -> None:
 def test_width_by_default_and_out_of_range() -> None:
     assert compiled("pca").parameters["width"] == WIDTH
     wide = DatasetSchema(columns=tuple(NumberColumn(name=f"x{i}", low=0, high=1) for i in range(80)), max_records=100)
-    assert compiled("pca", schema=wide).parameters["width"] == 64
+    assert compiled("pca", schema=wide).parameters["width"] == 40
     with pytest.raises(ConfigurationError, match="7 components cannot be made of 6"):
         compiled("pca", {"width": 7})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from veilsum_deploy.simulation.jobs import RunRecord, plan_jobs
 from veilsum_deploy.simulation.scoring import alone, domain_accuracies, overall, pooled, spread
 from veilsum_deploy.simulation.sweep import Axis, Cell, Source, Sweep, parse_axis, parse_baseline, shown
 from veilsum_deploy.simulation.tables import estimate, problems, table_rows, tabulate, to_csv, to_markdown
-from veilsum_privacy.errors import Misuse, StateError
+from veilsum_privacy.errors import ConfigurationError, Misuse, StateError
 
 CONTENT = {"name": "trial", "method": "fedcgs", "dataset": "d", "privacy": {"epsilon": 1.0, "cohort_difference": "allowed"}}
 
@@ -330,3 +331,20 @@ def test_averages_weigh_domains_as_they_say(digits: Deal) -> None:
     shares = {"x": 1.0, "y": 0.5}
     assert overall(shares, two) == pytest.approx((10 + 15) / 40)
     assert spread(shares) == (0.75, 0.25)
+
+
+def test_studies_vary_by_name(tmp_path: Path) -> None:
+    """Method and parameters come from the files beside the study; all else is the study's, and other keys go on top."""
+    (tmp_path / "joint.toml").write_text('name = "j"\nmethod = "fedcgs"\n[privacy]\nepsilon = 9.0\n')
+    (tmp_path / "heads.toml").write_text('name = "h"\nmethod = "o-fedavg"\n[parameters]\nclip = 2.0\n')
+    content = {"name": "s", "method": "statistics", "parameters": {"x": 1}, "privacy": {"epsilon": 1.0}}
+    axes = (parse_axis("study=joint,heads"), parse_axis("parameters.clip=default,3.0"))
+    sweep = Sweep(content, tmp_path, Source("packaged", "digits"), Setting("iid", 4, None, None, None, None), axes, (0,))
+    found = [sweep.content_of(cell) for cell in sweep.cells()]
+    assert [item["method"] for item in found] == ["fedcgs", "fedcgs", "o-fedavg", "o-fedavg"]
+    assert [item["parameters"] for item in found] == [{}, {"clip": 3.0}, {}, {"clip": 3.0}]
+    assert all(item["privacy"] == {"epsilon": 1.0} and item["name"] == "s" for item in found)
+    assert sweep.cells()[2].label() == "study heads, clip default"
+    missing = replace(sweep, axes=(parse_axis("study=nothing"),))
+    with pytest.raises(ConfigurationError, match="nothing.toml"):
+        missing.content_of(missing.cells()[0])

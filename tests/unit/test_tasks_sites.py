@@ -303,6 +303,24 @@ def test_prototypes_are_surrounded_where_the_site_is_told(monkeypatch: pytest.Mo
             generated(monkeypatch, nobody, less, prototypes=5)
 
 
+def test_no_site_generates_without_bound() -> None:
+    """By what is public: running out of memory would tell of records."""
+    limit = model_update.MOST_GENERATED // 2
+    for excess in ({"copies": 10_000}, {"fill": 100_000, "prototypes": 100_000}):
+        large = schema(2).model_copy(update={"max_records": limit // 10_000 + 1})
+        wide = large.model_copy(update={"max_records": 1})
+        values = {**UPDATE, "generation": excess, "width": 2 if "copies" in excess else 4096}
+        with pytest.raises(HostileInput, match="would generate more"):
+            build_task("model-update", values, large)
+        build_task("model-update", {**values, "width": 2}, wide)
+    task = updating(generation={"prototypes": 100_000})
+    sets = limit // (3 * 100_000) + 1
+    for prototypes in (np.zeros((sets, 3, 2)), np.array(1.0)):
+        broadcast = {DIRECTIONS: np.zeros((3, 2, 2)), PROTOTYPES: prototypes, USE: np.zeros((sets, 3))}
+        with pytest.raises(HostileInput, match=r"geometry\.prototypes"):
+            task.vector(drawn(0, 3), {**given_model(task), **broadcast})
+
+
 def test_generation_follows_its_seed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     records, arrays = drawn(12, 5), {DIRECTIONS: directions()}
     first, again, other = (

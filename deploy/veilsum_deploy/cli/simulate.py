@@ -34,7 +34,7 @@ _PARTITION = (
 _VARY = (
     "Sweep: a key of the study by its dotted path, and its values; repeat it for all combinations. none as a privacy.epsilon"
     " stands for noise = none, default or without as any value for leaving the key out. partition, sites, limit and cap vary"
-    " too."
+    " too; study=NAME,... takes method and parameters of other study files beside the study."
 )
 
 

@@ -20,12 +20,15 @@ from veilsum_coordinator.results import MANIFEST
 from veilsum_deploy.collections import Collection, load_collection, single
 from veilsum_deploy.datasets import packaged_dataset, read_dataset
 from veilsum_deploy.simulation.dealing import Setting
-from veilsum_privacy.config import did_you_mean
+from veilsum_privacy.config import did_you_mean, read_toml
 from veilsum_privacy.errors import ConfigurationError, Misuse
 from veilsum_privacy.schema import DatasetSchema
 
 SETTING_KEYS = ("partition", "sites", "limit", "cap")
 """Keys that vary the simulation in place of the study."""
+
+STUDY_KEY = "study"
+"""The key whose values are other study files beside the study's, without their suffix: what varies is method and parameters."""
 
 EPSILON = "privacy.epsilon"
 NO_NOISE = "none"
@@ -150,10 +153,14 @@ class Sweep:
 
         Raises:
             Misuse: a key leads through a value that is no table.
+            ConfigurationError: a study file that is varied is missing or malformed.
         """
         content = copy.deepcopy(dict(self.content))
+        if cell.value(STUDY_KEY) is not None:
+            other = read_toml(self.base / f"{cell.value(STUDY_KEY)}.toml")
+            content |= {"method": other.get("method"), "parameters": dict(other.get("parameters", {}))}
         for key, value in cell.values:
-            if key not in SETTING_KEYS:
+            if key not in (*SETTING_KEYS, STUDY_KEY):
                 _set(content, key, value)
         return content
 
