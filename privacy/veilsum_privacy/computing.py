@@ -146,7 +146,10 @@ def _derive(
 ) -> Integers:
     source = declaration.source or ""
     blocks, std = kept_blocks(study, source, _kept(source, place))
-    vector = task.vector(blocks, std, broadcast)
+    try:
+        vector = task.vector(blocks, std, broadcast)
+    except (ValueError, ArithmeticError) as error:  # what it computes from is noised, so that it fails tells no more
+        raise HostileInput(f"The task {task.name} cannot use what was broadcast.") from error
     if vector.shape != (task.layout().size,) or not np.isfinite(vector).all():
         raise HostileInput("What was broadcast gives no finite vector.")
     scaled = np.clip(vector / task.clip(), -1.0, 1.0) * declaration.grid

@@ -152,7 +152,7 @@ def _alignment(
     reference = {name: array for name, array in broadcast.items() if name.startswith(REFERENCE)}
     try:
         own = local_map(alignment.kind, kept, noise_std, reference, tau=alignment.tau)
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, ArithmeticError) as error:  # sizes beyond all that a reference has overflow
         raise HostileInput(f"The broadcast holds no reference for the alignment {alignment.kind!r}.") from error
     return own.matrix, own.offset
 

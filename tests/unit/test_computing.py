@@ -121,13 +121,14 @@ def test_a_hostile_reference_ends_in_a_typed_error_or_a_bounded_vector(task: str
     step = declare("t", task, {**parameters, **MAPPED}, source="kept", variance=0 if derived else 2**40)
     study = study_of(kept, step, noise="local")
     vector = compute_sum(study, plan_of(study, "kept"), records(), {}).total
-    place = Place(0, {"kept": vector * int(rng.integers(0, 200))})
+    place = Place(0, {"kept": vector * int(rng.choice([0, 1, 100]))})
 
     def array(*shape: int) -> Any:
         if rng.random() < 0.1:
             shape = [(), (0, 0), (D + 1, D), (200_000, 1), (200_000,)][rng.integers(0, 5)]
         values = np.asarray(rng.normal(size=shape)) * 10.0 ** float(rng.choice([-300, -20, 0, 0, 0, 20, 150, 307]))
-        return values @ values.T if values.shape == (D, D) else np.abs(values)
+        with np.errstate(all="ignore"):
+            return values @ values.T if values.shape == (D, D) else np.abs(values)
 
     broadcast = {
         "reference.mean": array(D),

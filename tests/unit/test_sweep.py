@@ -346,5 +346,5 @@ def test_studies_vary_by_name(tmp_path: Path) -> None:
     assert all(item["privacy"] == {"epsilon": 1.0} and item["name"] == "s" for item in found)
     assert sweep.cells()[2].label() == "study heads, clip default"
     missing = replace(sweep, axes=(parse_axis("study=nothing"),))
-    with pytest.raises(ConfigurationError, match="nothing.toml"):
+    with pytest.raises(ConfigurationError, match=r"nothing\.toml"):
         missing.content_of(missing.cells()[0])

@@ -28,7 +28,7 @@ SETTING_KEYS = ("partition", "sites", "limit", "cap")
 """Keys that vary the simulation in place of the study."""
 
 STUDY_KEY = "study"
-"""The key whose values are other study files beside the study's, without their suffix: what varies is method and parameters."""
+"""The key whose values are study files beside the study, without suffix: method and parameters come from them."""
 
 EPSILON = "privacy.epsilon"
 NO_NOISE = "none"

@@ -89,7 +89,7 @@ class AlignedMoments(DerivedTask):
             own = local_map(alignment.kind, kept, noise_std, reference, tau=alignment.tau)
             if own.matrix.shape != (m, m):
                 raise ValueError("another dimension")
-        except (KeyError, ValueError, np.linalg.LinAlgError) as error:
+        except (KeyError, ValueError, ArithmeticError) as error:
             raise HostileInput(f"The broadcast holds no reference for the alignment {alignment.kind!r}.") from error
         a, b = own.matrix, own.offset
         counts, sums = kept["counts"], kept["sums"]

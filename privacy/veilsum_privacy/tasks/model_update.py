@@ -30,6 +30,9 @@ PROTOTYPES, USE = "geometry.prototypes", "geometry.use"
 
 Labels = NDArray[np.int64]
 
+MOST_GENERATED = 2**28
+"""Most values of samples that a site generates in one round: 2 GiB."""
+
 
 class Generation(Frozen):
     """What a site generates in the directions of the broadcast class geometries (GGEUR).
@@ -95,6 +98,12 @@ class ModelUpdate(SiteTask):
         self.parameters = parameters
         self._classes = len(schema.classes)
         self._width = parameters.dimension(schema)
+        generation = parameters.generation
+        if generation is not None:
+            # Of what is public: a site that ran out of memory would tell how many records it has.
+            samples = generation.copies * schema.max_records + self._classes * ((generation.fill or 0) + generation.prototypes)
+            if samples * self._width > MOST_GENERATED:
+                raise Misuse(f"The task model-update would generate more than {MOST_GENERATED} values.", "Generate fewer.")
         shapes = layer_shapes(self._width, parameters.hidden, self._classes)
         self._model = tuple(Block(f"model.{i // 2}.{'bias' if i % 2 else 'weight'}", shape) for i, shape in enumerate(shapes))
 
@@ -160,7 +169,10 @@ class ModelUpdate(SiteTask):
 def _around(broadcast: Mapping[str, Floats], c: int, k: int, d: int, number: int) -> list[Floats]:
     """The prototypes of class c that the site uses, each ``number`` times."""
     known = broadcast.get(PROTOTYPES)
-    prototypes = _array(broadcast, PROTOTYPES, (0 if known is None else len(known), k, d))
+    sets = 0 if known is None or known.ndim == 0 else len(known)
+    if sets * k * d * number > MOST_GENERATED:
+        raise HostileInput(f"The broadcast's {PROTOTYPES} make a site generate too much.")
+    prototypes = _array(broadcast, PROTOTYPES, (sets, k, d))
     use = _array(broadcast, USE, (len(prototypes), k))
     return [np.tile(prototypes[i, c], (number, 1)) for i in np.flatnonzero(use[:, c])]
 
