@@ -186,7 +186,8 @@ def study_labels(place: str | Path) -> dict[bytes, StudyLabel]:
             study = parse_study(row.study)
         except HostileInput:
             continue  # of a version that wrote studies in another way: its digest has to do
-        labels[row.digest] = StudyLabel(study.name, study.method, row.analyst)
+        per_site = tuple(task.label for task in study.tasks if task.disclosure == "per-site")
+        labels[row.digest] = StudyLabel(study.name, study.method, row.analyst, per_site)
     return labels
 
 

@@ -77,7 +77,7 @@ def term_faults(study: Study, config: ParticipantConfig, own: str, delta: float 
     if own not in study.participants:
         yield Refusal(RefusalCode.STUDY_INVALID, "The study does not name this participant.")
     if study.method not in policy.methods:
-        yield Refusal(RefusalCode.METHOD, f"Method {study.method!r} is not among policy.methods.")
+        yield Refusal(RefusalCode.METHOD, f"Method {study.method!r} is not among policy.methods.", _accept("policy.methods"))
     if study.expires - study.created > 86400 * policy.study_days:
         yield Refusal(RefusalCode.STUDY_INVALID, f"The study stays open for more than {policy.study_days} days.")
     yield from _dataset_faults(study, config)
@@ -104,6 +104,10 @@ def term_faults(study: Study, config: ParticipantConfig, own: str, delta: float 
             study_parameters(study, len(study.participants))
         except Misuse as error:
             yield Refusal(RefusalCode.PRECISION, error.message, error.advice)
+
+
+def _accept(key: str) -> str:
+    return f"If the site agrees to it, add it to {key} and start the participant again."
 
 
 def _dataset_faults(study: Study, config: ParticipantConfig) -> Iterator[Refusal]:
@@ -150,10 +154,14 @@ def _epsilon_faults(study: Study, policy: Policy, delta: float | None) -> Iterat
 
 def _task_faults(declaration: TaskDeclaration, study: Study, policy: Policy) -> Iterator[Refusal]:
     if declaration.task not in policy.tasks:
-        yield Refusal(RefusalCode.TASK, f"Task {declaration.task!r} is not among policy.tasks.")
+        yield Refusal(RefusalCode.TASK, f"Task {declaration.task!r} is not among policy.tasks.", _accept("policy.tasks"))
         return
     if declaration.disclosure not in policy.disclosures:
-        yield Refusal(RefusalCode.DISCLOSURE, f"Disclosure {declaration.disclosure!r} is not among policy.disclosures.")
+        yield Refusal(
+            RefusalCode.DISCLOSURE,
+            f"Disclosure {declaration.disclosure!r} is not among policy.disclosures.",
+            _accept("policy.disclosures"),
+        )
         return
     if declaration.task in TASKS and declaration.disclosure not in TASKS[declaration.task].disclosures:
         yield Refusal(RefusalCode.DISCLOSURE, f"Task {declaration.task!r} cannot be disclosed {declaration.disclosure}.")

@@ -234,7 +234,7 @@ def _size(study: Study, label: str) -> int:
 def kept_study() -> Study:
     """A study whose class moments every site keeps with its own noise."""
     study = compile_study(
-        make_request(SCHEMA, "fedcgs", 5.0, noise="local"),
+        make_request(SCHEMA, "fedcgs", 5.0, noise="local", cohort_difference="strict"),
         federation_id="0" * 64,
         coordinator="c",
         participants=SITES,

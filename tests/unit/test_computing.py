@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tracemalloc
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -99,6 +100,18 @@ def kept_study(noise: str = "none", **source: Any) -> Study:
 
 def _prototypes() -> dict[str, Any]:
     return {"clip": 2.0, "missing": "skip", "count_weight": 1, "sum_weight": 1, **MAPPED, **TWO_WAY}
+
+
+def test_subjects_are_of_no_matter_where_the_unit_is_the_record() -> None:
+    """A dataset may name them all the same; records then weigh alike, in sums and in heads."""
+    some = records(30)
+    grouped = replace(some, subjects=np.sort(np.random.default_rng(3).integers(0, 5, 30)))
+    head = {"clip": 2.0, "missing": "skip", "ridge": 0.5, "bias": 0.5, **MAPPED}
+    for task, values in (("local-head", head), ("class-moments", {**MOMENTS, **MAPPED})):
+        study = study_of(declare("t", task, values))
+        found = [compute_sum(study, plan_of(study, "t"), own, {}).total for own in (some, grouped)]
+        assert found[0].any()
+        np.testing.assert_array_equal(*found)
 
 
 HOSTILE_STEPS: dict[str, tuple[str, dict[str, Any]]] = {

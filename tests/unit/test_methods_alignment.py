@@ -240,6 +240,19 @@ def test_where_nothing_can_be_aligned_iterated_releases_no_heads() -> None:
         assert not any(row["aligned"] for row in shot.summary["sites"])
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("reference", [*REFERENCES, "slopes"])
+def test_sites_with_hardly_a_record_end_a_study_without_noise_in_a_result(reference: str, mode: str) -> None:
+    """One record a site leaves no degrees of freedom; a few leave a singular spread, whose roundings whitening magnifies."""
+    for n, seed in [(1, 0), (1, 1), (2, 2), (3, 4), (3, 5), (3, 14), (3, 22), (4, 6)]:
+        sites = shifted_sites(n, seed)
+        sites["a"] = Records(np.zeros((0, WIDTH)), np.zeros((0, WIDTH), dtype=bool), np.zeros(0, dtype=np.int64))
+        for method in ("slot-align", "fedcgs"):
+            result = run(method, alignment(reference, mode), sites)
+            json.dumps(result.summary, allow_nan=False)
+            assert all(np.isfinite(array).all() for array in result.arrays.values())
+
+
 def test_a_feature_that_does_not_vary_is_left_alone() -> None:
     sites = shifted_sites()
     for own in sites.values():

@@ -52,6 +52,16 @@ def test_the_default_policy_bears_an_ordinary_study() -> None:
     assert codes(make_study(), make_config()) == []
 
 
+def test_noise_of_a_kept_task_is_known_before_anyone_enrols() -> None:
+    """A site that takes distributed noise only would refuse the kept task's round, in the middle of the study."""
+    study = make_study(cohort_difference="strict")
+    keeping = altered(study, tasks=[{**task.model_dump(mode="json"), "keep": True} for task in study.tasks])
+    assert codes(study, make_config(noise=("distributed",))) == []
+    found = faults(keeping, make_config(noise=("distributed",)))
+    assert [(fault.code, "'local'" in fault.message) for fault in found] == [(RefusalCode.NOISE, True)]
+    assert codes(keeping, make_config()) == []
+
+
 FLOORS: list[tuple[dict[str, Any], Callable[[], Study], RefusalCode]] = [
     ({"methods": ("fedcgs",)}, make_study, RefusalCode.METHOD),
     ({"tasks": ("class-moments",)}, make_study, RefusalCode.TASK),

@@ -128,6 +128,24 @@ def test_a_unit_moves_the_head_within_the_bound(seed: int, n: int, ridge: float,
     assert np.linalg.norm(task.vector(with_it, {}) - task.vector(without, {})) <= task.clip()
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6))
+def test_no_record_keeps_the_solver_from_converging(seed: int) -> None:
+    """At the smallest ridge that is taken, with records of all sizes, repeated, and all alike."""
+    rng = np.random.default_rng(seed)
+    clip, bias = 10.0 ** rng.uniform(-2, 4), 10.0 ** rng.uniform(-2, 4)
+    task = head(clip=clip, bias=bias, ridge=(clip**2 + bias**2) / 0.99e6)
+    records = drawn(seed, 300)
+    features = records.features * clip * 10.0 ** rng.uniform(-6, 1, (300, 1))
+    if seed % 3 == 0:
+        features[:, 1] = features[:, 0]
+    if seed % 5 == 0:
+        features[:] = features[0]
+    assert np.isfinite(task.vector(Records(features, records.present, records.labels), {})).all()
+    with pytest.raises(HostileInput, match="so small a ridge"):
+        head(clip=clip, bias=bias, ridge=(clip**2 + bias**2) / 1.01e6)
+
+
 def test_a_ridge_too_small_to_solve_for_is_refused() -> None:
     with pytest.raises(HostileInput, match="so small a ridge"):
         build_task("local-head", {**HEAD, "clip": 1e6, "ridge": 1e-9}, schema(2))

@@ -104,7 +104,7 @@ def resolve_alignment(parameters: AlignmentParameters, inputs: Inputs, *, classe
     """
     by_class = parameters.reference != "paper"
     if by_class:
-        need_label(inputs, f'alignment with reference = "{parameters.reference}"')
+        need_label(inputs, f'alignment with reference = "{parameters.reference}"', ', or state reference = "paper"')
     _check_shrinkage(parameters, inputs, classes or by_class)
     if parameters.rounds is not None:
         return parameters

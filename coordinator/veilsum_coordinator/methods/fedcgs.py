@@ -113,7 +113,7 @@ class FedCGS(Method):
     def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
         if not isinstance(parameters, FedCGSParameters) or parameters.clip is None:
             raise ConfigurationError("The method fedcgs takes its own parameters, resolved.")
-        need_label(inputs, "method fedcgs")
+        need_label(inputs, "the method fedcgs")
         clip, missing, alignment = parameters.clip, parameters.missing, parameters.alignment
         if parameters.disclosure == "per-site" and (alignment is not None or parameters.generation is not None):
             raise ConfigurationError(

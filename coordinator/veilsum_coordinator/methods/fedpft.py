@@ -102,7 +102,7 @@ class FedPFT(Method):
     def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
         if not isinstance(parameters, FedPFTParameters) or parameters.clip is None:
             raise ConfigurationError("The method fedpft takes its own parameters, resolved.")
-        need_label(inputs, "method fedpft")
+        need_label(inputs, "the method fedpft")
         before: tuple[TaskPlan, ...] = ()
         left = 1.0
         if parameters.alignment is not None:

@@ -28,6 +28,7 @@ refine the direction between them, and there are many more of these: with equal 
 the budget and, shrunk by their noise, give little back. Fixed constants, the same for every study.
 """
 
+
 class Split(Frozen):
     """The ``[parameters.split]`` table: how the cost of one release is shared out; public, and only in proportion.
 
@@ -85,14 +86,15 @@ def typical_norm(inputs: Inputs, clip: float) -> float:
     return clip if isinstance(inputs.encoder, Program) else 1.0
 
 
-def need_label(inputs: Inputs, method: str) -> None:
+def need_label(inputs: Inputs, what: str, instead: str = "") -> None:
     """Insist on classes.
 
     Raises:
         ConfigurationError: the schema has no label.
     """
     if inputs.schema.label is None:
-        raise ConfigurationError(f"The method {method} needs a label.", "Add a [label] table with classes to the schema.")
+        advice = "Add a [label] table with classes to the schema"
+        raise ConfigurationError(f"{what[:1].upper()}{what[1:]} needs a label.", f"{advice}{instead}.")
 
 
 def task_parameters(task: str, **values: Any) -> Frozen:

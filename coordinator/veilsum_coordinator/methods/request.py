@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from veilsum_coordinator.projections import result_projection
 from veilsum_coordinator.results import load_result
@@ -58,7 +59,16 @@ class ReleasedProjection(Frozen):
         result: directory of that study's result, relative to the study's file.
     """
 
+    kind: Literal["released"] = "released"
     result: str = Field(min_length=1)
+
+
+def _encoder_form(value: Any) -> str:
+    """Which of the three an ``[encoder]`` table is meant to be, so that its faults are named as that one's."""
+    if not isinstance(value, Mapping):
+        return str(getattr(value, "kind", "released"))
+    kind = value.get("kind", "program" if {"format", "inputs"} & value.keys() else "released")
+    return kind if kind in ("projection", "released") else "program"
 
 
 class StudyRequest(Frozen):
@@ -88,7 +98,15 @@ class StudyRequest(Frozen):
     parameters: dict[str, Any] = Field(default_factory=dict)
     schema_file: str | None = Field(default=None, alias="schema")
     data: DatasetSchema | None = None
-    encoder: Projection | Program | ReleasedProjection | None = None
+    encoder: (
+        Annotated[
+            Annotated[Projection, Tag("projection")]
+            | Annotated[Program, Tag("program")]
+            | Annotated[ReleasedProjection, Tag("released")],
+            Discriminator(_encoder_form),
+        ]
+        | None
+    ) = None
     participants: tuple[Name, ...] = ()
     expires_hours: int = Field(default=24, ge=1, le=24 * 366)
     expected_records: int | None = Field(default=None, ge=1)

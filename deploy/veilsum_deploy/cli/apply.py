@@ -171,8 +171,27 @@ def alignment_inputs(
     if isinstance(alignment, Maps):
         return own.name, None, None
     if isinstance(alignment, OwnAlignment):
+        _require_own(own)
         return own.site, *kept_statistic(own.settings, study_digest(result), alignment.source)
     return None, None, None
+
+
+def _require_own(own: Own) -> None:
+    """A site that makes its own map has its own statistic only.
+
+    Raises:
+        Misuse: ``--site`` names another than the configuration's identity.
+    """
+    if own.site is None:
+        return
+    from veilsum_privacy.identity import Role, load_credentials
+
+    name = load_credentials(own.settings.identity, int(time.time()), Role.PARTICIPANT).identity.name
+    if name != own.site:
+        raise Misuse(
+            f"Each site applies this result with what it kept itself; --site names {own.site!r}, and this is {name!r}.",
+            f"Leave out --site, or run this at {own.site!r}.",
+        )
 
 
 def study_digest(result: Path) -> bytes:

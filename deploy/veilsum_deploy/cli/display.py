@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,10 @@ _REMEDIES: Mapping[str, str] = {
     RefusalCode.APPROVAL: "Ask the site's operator, who declined it by hand.",
 }
 """What an analyst can do about a refusal. A site tells its code only; the reason stays in its own log."""
+
+
+LARGEST_CELL = 3
+"""Items of a mapping that are shown in one cell; larger ones take a row for each item."""
 
 
 def follow(states: Iterable[StudyInfo], *, as_json: bool) -> StudyInfo:
@@ -95,16 +99,26 @@ def print_result(result: Result, directory: Path, *, as_json: bool) -> None:
         shown = {"directory": str(directory), "method": result.method, "summary": result.summary, "arrays": arrays}
         print_json(shown, compact=True)
         return
-    plain = {key: _shown(value) for key, value in result.summary.items() if not _is_table(value)}
+    summary = dict(_flat(result.summary))
+    plain = {key: _shown(value) for key, value in summary.items() if not _is_table(value)}
     if arrays:
         plain["arrays"] = list(arrays)
     print_fields(plain | {"directory": str(directory)}, title=f"Result of {result.method}", as_json=False)
-    for key, value in result.summary.items():
+    for key, value in summary.items():
         if _is_table(value):
             rows = [{name: _shown(cell) for name, cell in row.items()} for row in value]
             print_rows(rows, title=key, as_json=False)
     if _has_errors(result.summary):
         print_line("± is the standard error from the noise alone; 95% intervals, as in the plan, are about twice as wide.")
+
+
+def _flat(summary: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The summary's items; a large mapping comes item by item, as ``alignment: tau``."""
+    for key, value in summary.items():
+        if isinstance(value, Mapping) and len(value) > LARGEST_CELL:
+            yield from ((f"{key}: {name}", item) for name, item in value.items())
+        else:
+            yield key, value
 
 
 def _has_errors(value: Any) -> bool:
@@ -178,6 +192,8 @@ def _shown(value: Any) -> Any:
     """An estimate with its standard error as ``value ± error``; other mappings item by item."""
     if isinstance(value, float):
         return f"{value:.6g}"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if not isinstance(value, Mapping):
         return value
     if value.keys() == {"value", "std_error"}:

@@ -43,10 +43,12 @@ def entry_row(fields: Mapping[str, Any], study: str | None) -> dict[str, Any]:
         "population": fields["population"],
         "study": study,
         "round": fields["round"],
-        "attempt": fields["attempt"],
-        "cohort": fields["cohort_size"],
-        "what": _what(fields),
+        "what": f"{_size(fields)}{_what(fields)}",
     }
+
+
+def _size(fields: Mapping[str, Any]) -> str:
+    return f"{fields['cohort_size']} sites: " if fields["cohort_size"] else ""
 
 
 def _what(fields: Mapping[str, Any]) -> str:
@@ -86,8 +88,11 @@ def _mechanism(mechanism: Mapping[str, Any] | None) -> str:
         return ""
     if mechanism["mechanism"] == "none":
         return "no noise"
+    if mechanism["noise"] == "kept":
+        return "post-processing of what was released and paid for: costs nothing"
     ratio = int(mechanism["variance"][0]) ** 0.5 / int(mechanism["sensitivity"])
-    return f"{mechanism['mechanism']} ({mechanism['noise']}), noise multiplier {ratio:.4g}"
+    name = str(mechanism["mechanism"]).replace("discrete-gaussian", "discrete Gaussian")
+    return f"{name} ({mechanism['noise']}), noise multiplier {ratio:.4g}"
 
 
 def _cost(figure: Any) -> str:

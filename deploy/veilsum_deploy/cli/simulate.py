@@ -52,7 +52,7 @@ def simulate_study(
         ),
     ] = None,
     encoder: Annotated[
-        Path | None, typer.Option("--encoder", help="Result of the method pca; in place of the study's [encoder].")
+        Path | None, typer.Option("--encoder", help="Result of the method pca; in place of the study's own encoder.")
     ] = None,
     program: Annotated[
         Path | None, typer.Option("--program", help="File of the frozen program, for a study whose encoder is one.")
@@ -174,13 +174,12 @@ def _study(
         print_json(summary)
         return
     rows = summary.pop("table")
+    summary = {key: value for key, value in summary.items() if value not in (None, [])} | {"epsilon": summary["epsilon"]}
     summary["sites"] = f"{len(outcome.sizes)} with {min(outcome.sizes.values())} to {max(outcome.sizes.values())} records"
     if summary["epsilon"] is not None:
         summary["epsilon"] = f"{summary['epsilon']:.4g}"
-    by_domain = summary.pop("accuracy_by_domain")
-    if summary["accuracy"] is None:
-        del summary["accuracy"]
-    else:
+    by_domain = summary.pop("accuracy_by_domain", None)
+    if by_domain is not None:
         summary["accuracy"] = [f"{share:.4g}" for share in summary["accuracy"]]
         if len(by_domain[0]) > 1:
             for domain in by_domain[0]:

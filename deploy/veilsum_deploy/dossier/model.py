@@ -15,11 +15,13 @@ class StudyLabel:
 
     Attributes:
         name, method, analyst: as in the signed study.
+        per_site: labels of the tasks whose figures it shows of each site by itself.
     """
 
     name: str
     method: str
     analyst: str
+    per_site: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,7 @@ def render(dossier: Mapping[str, Any]) -> str:
         proof=dossier["proof"],
         populations=populations,
         refusals=_refusals(dossier["refusals"], dossier),
+        shown_alone=any(study.get("per_site") for study in dossier["studies"].values()),
         releases=sum(len(item["releases"]) for item in dossier["populations"]),
         most_rows=MOST_ROWS,
     )
@@ -70,7 +71,10 @@ def _population(population: Mapping[str, Any], index: int, dossier: Mapping[str,
     return {
         **population,
         "id": f"population-{index + 1}",
-        "release_rows": [{**row, "label": _study(row["study"], dossier)} for row in releases[-MOST_ROWS:]],
+        "release_rows": [
+            {**row, "label": _study(row["study"], dossier), "per_site": _per_site(row["study"], dossier)}
+            for row in releases[-MOST_ROWS:]
+        ],
         "bounded": any(step["budget"] is not None for step in population["curve"]),
         "hidden_rows": max(0, len(releases) - MOST_ROWS),
         "refusal_rows": refusals,
@@ -87,6 +91,11 @@ def _population(population: Mapping[str, Any], index: int, dossier: Mapping[str,
 
 def _refusals(refusals: Any, dossier: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{**row, "label": _study(row["study"], dossier)} for row in refusal_rows(refusals)]
+
+
+def _per_site(study: str, dossier: Mapping[str, Any]) -> list[str]:
+    """Labels of the tasks whose figures a study shows of each site by itself; empty where the study is not known."""
+    return list(dossier["studies"].get(study, {}).get("per_site", ()))
 
 
 def _study(digest: str | None, dossier: Mapping[str, Any]) -> str:

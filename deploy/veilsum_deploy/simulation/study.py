@@ -22,15 +22,17 @@ from veilsum_coordinator.methods.request import ReleasedProjection, with_project
 from veilsum_coordinator.projections import result_projection
 from veilsum_coordinator.results import Result, load_result, save_result
 from veilsum_deploy.collections import Collection
-from veilsum_deploy.local import results_directory
+from veilsum_deploy.local import LocalFederation, results_directory
 from veilsum_deploy.simulation.dealing import Deal, Setting, deal, site_names
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_deploy.simulation.scoring import Encode, Kept, domain_accuracies, overall
 from veilsum_deploy.simulation.sites import make_local
 from veilsum_participant.data.encoders import load_encoder
+from veilsum_participant.store import kept_vector
+from veilsum_privacy.computing import kept_blocks
 from veilsum_privacy.config import read_toml, validate
 from veilsum_privacy.encoder import Program as FrozenProgram
-from veilsum_privacy.errors import Misuse
+from veilsum_privacy.errors import Misuse, StateError
 from veilsum_privacy.features import ENCODER_MATRIX, ENCODER_OFFSET, exact_affine
 from veilsum_privacy.identity import load_credentials
 from veilsum_privacy.randomness import SYSTEM_RANDOM
@@ -220,7 +222,7 @@ def run_plain(draft: Draft, dealt: Deal, clock: Callable[[], int]) -> tuple[Stud
     return study, get_method(study.method).run(federation), federation.kept_blocks
 
 
-Runner = Callable[[], tuple[Study, Result, Kept | None]]
+Runner = Callable[[], tuple[Study, Result, Kept]]
 
 
 @contextmanager
@@ -241,12 +243,26 @@ def _encrypted(simulation: Simulation, dealt: Deal, clock: Callable[[], int]) ->
         kit, local = make_local(base / "federation", files, draft.request.dataset, clock, stack)
         analyst = load_credentials(kit.analyst.identity, clock())
 
-        def run() -> tuple[Study, Result, Kept | None]:
+        def run() -> tuple[Study, Result, Kept]:
             study = _compile(draft, kit.federation_id, sorted(files), clock)
             local.run(study, analyst, results)
-            return study, load_result(results_directory(results, study_digest(study.to_bytes()))), None
+            key = study_digest(study.to_bytes())
+            return study, load_result(results_directory(results, key)), _kept(local, study, key)
 
         yield run
+
+
+def _kept(local: LocalFederation, study: Study, key: bytes) -> Kept:
+    """What sites kept, from their own state."""
+
+    def kept(site: str, label: str) -> Mapping[str, Floats]:
+        with local.cores[site].site.engine.connect() as connection:
+            vector = kept_vector(connection, key, label)
+        if vector is None:
+            raise StateError(f"{site} kept nothing of {label!r}.")
+        return kept_blocks(study, label, vector)[0]
+
+    return kept
 
 
 def _compile(draft: Draft, federation: str, names: list[str], clock: Callable[[], int]) -> Study:
@@ -260,7 +276,7 @@ def _compile(draft: Draft, federation: str, names: list[str], clock: Callable[[]
     )
 
 
-def _accuracies(result: Result, dealt: Deal, draft: Draft, kept: Kept | None) -> dict[str, float] | None:
+def _accuracies(result: Result, dealt: Deal, draft: Draft, kept: Kept) -> dict[str, float] | None:
     if not dealt.tests:
         return None
     if "not_estimable" in result.summary:

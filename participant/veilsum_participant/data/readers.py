@@ -61,7 +61,7 @@ def read_table(path: Path, schema: DatasetSchema, *, number_rows: bool = False, 
         DataError: the file or a column is missing, unreadable or not in the format; the message names file and column.
     """
     if not path.is_file():
-        raise DataError(f"{path}: there is no such file.", "Check the path in the participant's configuration.")
+        raise DataError(f"{path}: there is no such file.", "Check the path.")
     names = [column.name for column in schema.columns]
     if schema.label is not None:
         names.append(schema.label.column)
