@@ -194,7 +194,7 @@ class Supervisor:
             arrays = find_projection(self._results, encoder)
         except VeilsumError as error:
             with self._hub.change(key) as machine:
-                machine.fail(error.message)
+                machine.fail(f"{error.message} {error.advice}".strip())
             return
         federation = HubFederation(self._hub, key, self._wait, self._clock, self._metrics, arrays)
         threading.Thread(

@@ -156,6 +156,13 @@ def _task_faults(declaration: TaskDeclaration, study: Study, policy: Policy) -> 
     if declaration.task not in policy.tasks:
         yield Refusal(RefusalCode.TASK, f"Task {declaration.task!r} is not among policy.tasks.", _accept("policy.tasks"))
         return
+    if declaration.keep and study.privacy.noise == "none" and "per-site" not in policy.disclosures:
+        yield Refusal(
+            RefusalCode.DISCLOSURE,
+            "Without noise the steps that follow from a kept statistic tell each site's own; 'per-site' is not among"
+            " policy.disclosures.",
+        )
+        return
     if declaration.disclosure not in policy.disclosures:
         yield Refusal(
             RefusalCode.DISCLOSURE,

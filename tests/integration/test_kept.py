@@ -72,7 +72,7 @@ def make_sites(directory: Path, names: str = "abcd", **policy: Any) -> TestBed:
     rng = np.random.default_rng(1)
     data = {name: (rng.uniform(-1, 1, (400, WIDTH)), rng.integers(0, 2, 400)) for name in names}
     tasks = ("gaussian-moments", "barycenter-step", "statistics")
-    return make_bed(directory, data, tasks=tasks, **policy)
+    return make_bed(directory, data, **({"tasks": tasks, "disclosures": ("joint", "per-site")} | policy))
 
 
 @pytest.mark.parametrize("private", [True, False])
@@ -143,6 +143,14 @@ def test_nothing_is_derived_from_a_statistic_that_was_never_paid_for(tmp_path: P
     assert ask("step", 3).refused is RefusalCode.TASK
     assert not site.ledger.entries(kind=Kind.CHARGE)
     assert {entry.kind for entry in site.ledger.entries()} >= {Kind.RESERVE, Kind.FREE}
+
+
+def test_without_noise_a_kept_statistic_is_a_disclosure_per_site(tmp_path: Path) -> None:
+    """Several steps determine each site's exact statistic, so a policy of joint sums refuses; noised ones it accepts."""
+    bed = make_sites(tmp_path, "abc", disclosures=("joint",))
+    for private, code in ((False, RefusalCode.DISCLOSURE), (True, None)):
+        said = Adversary(bed, study_of(bed, private=private)).enrol("a")
+        assert (said.refused is code) if code else said.call == "enrol"
 
 
 def test_a_site_that_lost_what_it_kept_takes_no_further_part(tmp_path: Path) -> None:

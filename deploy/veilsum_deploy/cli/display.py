@@ -28,6 +28,7 @@ _REMEDIES: Mapping[str, str] = {
     RefusalCode.COHORT_TRUST: "Ask the sites to pin each other's keys, or use local noise.",
     RefusalCode.EPSILON: "Ask for a smaller epsilon: the site's policy.max_epsilon bounds what one study may cost.",
     RefusalCode.BUDGET: "Ask for a smaller epsilon, or ask the site for a larger budget: its ledger bears no more.",
+    RefusalCode.TASK: "Ask the site to accept the study's tasks, and to get its encoder's file; its log has the reason.",
     RefusalCode.UNIT: "Ask for privacy.unit as the site's policy wants it, record or subject.",
     RefusalCode.ATTEMPTS: "Wait until all participants are reachable, then submit it again.",
     RefusalCode.APPROVAL: "Ask the site's operator, who declined it by hand.",

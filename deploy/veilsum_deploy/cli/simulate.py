@@ -210,7 +210,7 @@ def _sweep(
     else:
         print_rows(table_rows(sweep, results.rows), title=results.title, as_json=False)
         for line in [*results.about, "", *legend(sweep), *problems(results.rows)]:
-            print_line(line)
+            print_line(line.strip("*"))
         if out is not None:
             print_line(f"Runs, tables and plots are in {out}.")
     if not results.complete:

@@ -39,7 +39,7 @@ CODES: Mapping[str, str] = {
     "weights-not-accepted": "The weights of the sites are not accepted here",
     "roster-invalid": "The list of the sites that take part was wrong",
     "keys-invalid": "The keys of the study were wrong",
-    "task-not-declared": "The study had not announced this sum",
+    "task-not-declared": "The sum was not announced, or the site does not compute it",
     "round-replayed": "The sum was asked for again",
     "context-mismatch": "Not everyone was asked for the same sum",
     "tag-invalid": "The sum did not fit what the sites had sent",

@@ -156,7 +156,7 @@ def find_path(encoders: Mapping[str, EncoderConfig], declared: Program) -> Path:
         try:
             found[name] = file_digest(encoder.path)
         except ConfigurationError as error:
-            found[name] = error.message
+            found[name] = error.message.rstrip(".")
         if found[name] == declared.sha256:
             return encoder.path
     there = "; ".join(f"{name}: {what}" for name, what in found.items()) or "none is configured"

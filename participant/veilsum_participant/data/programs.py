@@ -140,7 +140,10 @@ def _inspect_archive(data: bytes) -> None:
     names = list(reader.get_all_records())
     for name in names:
         if not _MEMBERS.fullmatch(name):
-            raise _refused(f"It holds {name!r}, which is no part of a plain exported program.")
+            raise _refused(
+                f"It holds {name!r}, which is no part of a plain exported program.",
+                "Write a plain network with torch.export.save, or state the format that the file has.",
+            )
     for name in _CONFIGS:
         for payload in json.loads(reader.get_record(name))["config"].values():
             if payload["use_pickle"] is not False or not _PAYLOAD.fullmatch(payload["path_name"]):
