@@ -218,7 +218,9 @@ def notes(study: Study, parts: Sequence[Part]) -> Iterator[str]:
     for part in parts:
         if part.name == DIRECTIONS and part.outlook in (Outlook.NOTHING, Outlook.WEAK):
             drowned = "drown in the noise" if part.outlook is Outlook.NOTHING else "stand little above the noise"
-            advice = "Use fewer features (an encoder of smaller width, as a study of method pca releases one)"
+            advice = "Use fewer columns"
+            if study.method != "pca":
+                advice = "Use fewer features (an encoder of smaller width, as a study of method pca releases one)"
             yield (
                 f"Covariances {drowned}: along the worst direction noise shows {part.widest:.2g} times the variance that"
                 f" features are expected to have. {advice}, more records a site, or a larger epsilon; without that, what is"

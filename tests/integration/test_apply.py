@@ -280,8 +280,13 @@ def test_a_site_aligns_by_what_it_kept_in_its_state_file(here: Path, capsys: pyt
         store.keep_vector(connection, key, label, vector, vector)
     engine.dispose()
 
+    code, _, err = run(capsys, "result", "--data", "new.csv", "--config", config, "--site", "rome")
+    assert code == 2
+    assert "--site names 'rome', and this is 'oslo'" in err
+    assert not (here / "predictions.csv").exists()
+
     before = (config.parent / "participant.db").read_bytes()
-    run_json(capsys, "result", "--data", "new.csv", "--config", config)
+    run_json(capsys, "result", "--data", "new.csv", "--config", config, "--site", "oslo")
     assert (config.parent / "participant.db").read_bytes() == before
     head = linear()
     scores = (x @ own.matrix.T + own.offset) @ head["weights"].T + head["bias"]

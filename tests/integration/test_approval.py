@@ -296,7 +296,7 @@ def test_commands_decide_beside_real_participants(network: Processes, capsys: py
         wait_for(lambda name=name: bool(command(network, name, "studies", capsys=capsys)[1]), 20, "the study")  # type: ignore[misc]
     (listed,) = command(network, "a", "studies", capsys=capsys)[1]
     expected = {
-        "id": key.hex(), "state": "waiting", "name": study.name, "analyst": "analyst", "method": "statistics",
+        "id": key.hex(), "state": "waiting", "name": study.name, "analyst": "analyst", "method": "statistics", "disclosures": {"statistics": "joint"},
         "dataset": "records", "unit": "record", "noise": "distributed", "participants": ["a", "b"], "min_cohort": 2,
         "obstacles": [], "spent_before": 0.0,
     }  # fmt: skip

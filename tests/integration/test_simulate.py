@@ -203,6 +203,22 @@ def test_statistics_of_all_sites_without_noise_are_numpys(
     assert rows["classes[benign].count"] == pytest.approx(357, abs=0.01)
 
 
+def test_a_classifier_that_sites_align_themselves_is_tested_with_encryption_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = STUDY.format(method="fedcgs", privacy='noise = "none"')
+    study = tmp_path / "study.toml"
+    study.write_text(text + '\n[parameters.alignment]\nmode = "iterated"\nrounds = 2\n')
+    options = ("--dataset", "breast-cancer", "--sites", 3, "--holdout", 0.3, "--json")
+    shares = []
+    for encryption in ("--encryption", "--no-encryption"):
+        code, out, err = veilsum(capsys, "simulate", study, *options, encryption)
+        assert code == 0, err
+        shares += json.loads(out)["accuracy"]
+    assert shares[0] == pytest.approx(shares[1], abs=0.02)
+    assert shares[0] > 0.85
+
+
 def test_results_go_to_a_new_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = write_study(tmp_path / "study.toml", "fedcgs")
     out = tmp_path / "out"

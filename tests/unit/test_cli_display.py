@@ -223,6 +223,16 @@ def test_a_result_is_shown_with_its_errors(capsys: pytest.CaptureFixture[str]) -
     assert json.loads(capsys.readouterr().out)["arrays"] == {"w": [2, 3]}
 
 
+def test_what_a_result_nests_is_shown_item_by_item(capsys: pytest.CaptureFixture[str]) -> None:
+    sites = [{"site": name, "aligned": True, "shift": 0.25} for name in ("rome", "oslo")]
+    alignment = {"reference": "slopes", "tau": 0.4, "converged": True, "sites": sites}
+    print_result(Result("fedcgs", {"cohort": 2, "alignment": alignment}), Path("out"), as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 100
+    for words in (("alignment: tau", "0.4"), ("alignment: converged", "yes"), ("oslo", "yes", "0.25")):
+        assert any(all(word in line for word in words) for line in lines)
+
+
 def test_every_refusal_that_a_request_can_mend_says_how(capsys: pytest.CaptureFixture[str]) -> None:
     hints = {"epsilon-too-large": "max_epsilon", "budget-exceeded": "budget", "unit-not-accepted": "privacy.unit",
              "too-many-attempts": "again", "approval-declined": "operator", "cohort-not-trusted": "local"}  # fmt: skip

@@ -210,6 +210,12 @@ def test_without_noise_the_finest_grid_is_taken() -> None:
         ("epsilon = 1.0\nmin_cohort = 9", "min_cohort exceeds"),
         ("error = 0.1\nmin_cohort = 9", "min_cohort exceeds"),
         ("epsilon = 0.0001", "No noise reaches"),
+        ('epsilon = 1.0\n[encoder]\nreslt = "pca"', r"encoder\.reslt: unknown key\. Did you mean 'result'"),
+        ('epsilon = 1.0\n[encoder]\nkind = "weights"', r"encoder\.kind: input should be 'program'"),
+        (
+            'epsilon = 1.0\n[encoder]\nformat = "torchscript"\ninputs = [3]\nwidth = 2\nsha256 = "ab"',
+            r"problem:\n  encoder\.sha256: [^\n]*$",
+        ),
     ],
 )
 def test_bad_requests_are_explained(tmp_path: Path, privacy: str, expected: str) -> None:

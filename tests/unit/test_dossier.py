@@ -71,7 +71,7 @@ class Site:
         colluders: int = 1, rate: float = 1.0, steps: int = 1, unit: str = "record", dataset: str = "",
     ) -> Reservation:  # fmt: skip
         self._count += 1
-        variance = 0 if kind == "none" else round((multiplier * GRID) ** 2)
+        variance = 0 if kind in ("none", "kept") else round((multiplier * GRID) ** 2)
         noise = plan_noise(kind, variance, cohort, colluders)  # type: ignore[arg-type]
         context = hashlib.sha256(b"%d" % self._count).digest()
         return Reservation(
@@ -153,6 +153,31 @@ CHARGED = [9.0, 9.0, 9.0, 4.0, 7.0, 4.0]
 """Multipliers of the lively site's releases of cardiology, in order."""
 SHARES = [9.0 / 3**0.5] * 3 + [4.0 / 2.0, 7.0, 4.0 / 2.0]
 """The same of the site's own noise alone: a third of the variance with 4 sites, a quarter with 6 and 2 colluders."""
+
+
+def test_post_processing_and_what_is_shown_by_site_are_called_so() -> None:
+    site = Site()
+    site.budget("cardiology", 3.0)
+    for kind in ("local", "kept", "kept"):
+        site.release("cardiology", "aligned", 9.0, kind=kind)
+    site.release("cardiology", "by-site", 9.0)
+    labels = {
+        digest("aligned"): StudyLabel("aligned", "fedcgs", "alice"),
+        digest("by-site"): StudyLabel("by-site", "fedpft", "alice", ("mixtures",)),
+    }
+    described = site.describe(studies=labels)
+    page = render(described)
+    assert "4 releases in 2 studies, 2 of them post-processing at no cost, used" in page
+    assert "multiplier 0" not in page
+    assert page.count("shown of this site by itself: mixtures") == 1
+    assert "figures of this site alone" in page
+    alone = render(
+        site.describe(studies={key: StudyLabel(label.name, label.method, "alice") for key, label in labels.items()})
+    )
+    assert "by itself: " not in alone
+    assert "figures of this site alone" not in alone
+    account = population(described, "cardiology")
+    assert account["spent"] == pytest.approx(oracle([9.0, 9.0]), rel=2e-3)
 
 
 def test_epsilons_are_those_of_another_accountant(dossier: dict[str, Any]) -> None:

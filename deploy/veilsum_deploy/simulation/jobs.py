@@ -21,7 +21,7 @@ from typing import Literal
 
 from veilsum_deploy.collections import Collection
 from veilsum_deploy.simulation.dealing import Deal, Setting, deal, site_names
-from veilsum_deploy.simulation.scoring import alone, domain_accuracies, pooled
+from veilsum_deploy.simulation.scoring import alone, complete, domain_accuracies, pooled
 from veilsum_deploy.simulation.study import Draft, draft_of, run_plain
 from veilsum_deploy.simulation.sweep import Cell, Sweep
 from veilsum_privacy.errors import StateError, VeilsumError
@@ -31,6 +31,9 @@ Status = Literal["ok", "not-estimable", "refused", "failed"]
 
 KINDS_BESIDE: Mapping[Kind, str] = {"alone": "each site alone", "pooled": "pooled"}
 """What stands beside the cells, in words."""
+
+LEFT_OUT = "test records with a missing value count as wrong"
+"""Noted where the study leaves them out; sites alone and pooled records take the middle of the bounds there."""
 
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "ARROW_NUM_THREADS")
 
@@ -58,7 +61,7 @@ class RunRecord:
         epsilon: what the study costs each site; None without noise and for other kinds.
         seconds: that the study took, without dealing and testing.
         records: training records of all sites.
-        note: why there are no accuracies, or which sites were given a record.
+        note: why there are no accuracies, which sites were given a record, or :data:`LEFT_OUT`.
     """
 
     run: str
@@ -132,7 +135,9 @@ class Worker:
         if found is None or not all(map(math.isfinite, found.values())):
             note = f"the method {study.method} makes no classifier"
             return RunRecord(job.run, job.kind, job.seed, "refused", {}, epsilon, seconds, records, note)
-        return RunRecord(job.run, job.kind, job.seed, "ok", found, epsilon, seconds, records, forced)
+        left_out = study.parameters.get("missing") == "skip" and not all(map(complete, dealt.tests.values()))
+        note = "; ".join(filter(None, [forced, LEFT_OUT if left_out else ""]))
+        return RunRecord(job.run, job.kind, job.seed, "ok", found, epsilon, seconds, records, note)
 
     def _draft(self, job: Job) -> Draft:
         setting, sweep = self._sweep.setting_of(job.cell), self._sweep

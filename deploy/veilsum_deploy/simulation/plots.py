@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
+STYLES = ("-", "--", "-.")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 REFERENCE_STYLES = {"alone": (":", "#555555"), "pooled": ("--", "#555555")}
 MAX_BARS = 60
@@ -109,14 +110,16 @@ def _lines(table: Table, numbers: Sequence[float]) -> Any:
 
 
 def _line(panel: Axes, sweep: Sweep, rows: Sequence[Row], far: float, index: int, variant: Cell) -> None:
-    colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
+    again = index // len(COLOURS)  # how often the colours were used up: another style and marker then tells lines apart
+    colour, style = COLOURS[index % len(COLOURS)], STYLES[again % len(STYLES)]
+    marker = MARKERS[(index + 3 * again) % len(MARKERS)]
     told = [(_place(row, far), row.average, row) for row in rows if row.average is not None]
     noised = sorted(((x, value, row) for x, value, row in told if x < far), key=lambda item: item[0])
     points = [*noised, *((x, value, row) for x, value, row in told if x >= far)]
     if not points:
         return
     xs = [x for x, _, _ in noised]
-    panel.plot(xs, [100 * value.mean for _, value, _ in noised], color=colour, linewidth=1.6)
+    panel.plot(xs, [100 * value.mean for _, value, _ in noised], style, color=colour, linewidth=1.6)
     low = [100 * (value.mean - (value.error or 0.0)) for _, value, _ in noised]
     high = [100 * (value.mean + (value.error or 0.0)) for _, value, _ in noised]
     panel.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
@@ -131,7 +134,7 @@ def _line(panel: Axes, sweep: Sweep, rows: Sequence[Row], far: float, index: int
             [x], [100 * value.mean], yerr=error, color=colour, marker=marker, markersize=6, markerfacecolor=face, capsize=2
         )
     label = _words(sweep, variant) or "the study"
-    panel.plot([], [], color=colour, marker=marker, markersize=6, linewidth=1.6, label=label)
+    panel.plot([], [], style, color=colour, marker=marker, markersize=6, linewidth=1.6, label=label)
 
 
 def _bars(table: Table) -> Any:

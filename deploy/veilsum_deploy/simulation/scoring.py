@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_coordinator.results import Result
+from veilsum_deploy.datasets import Dataset
 from veilsum_deploy.evaluation import accuracy as head_accuracy
 from veilsum_deploy.evaluation import exact_head, pool
 from veilsum_deploy.model import Model
@@ -115,6 +116,11 @@ def labelled(records: Records) -> Records:
     if known.all():
         return records
     return Records(records.features[known], records.present[known], records.labels[known])
+
+
+def complete(dataset: Dataset) -> bool:
+    """Whether no labelled record lacks a feature."""
+    return bool(labelled(dataset.records).present.all())
 
 
 def _head(records: Records, schema: DatasetSchema) -> Any:
