@@ -33,8 +33,12 @@ __all__ = [
 
 Floats = NDArray[np.float64]
 
-_FLOOR = 1e-8
-"""Eigenvalues of the within-class covariance below this share of their mean are raised to it before whitening."""
+_FLOOR = 1e-5
+"""Eigenvalues of the within-class covariance below this share of their mean are raised to it before whitening.
+
+Indicators of one category sum to 1, so the covariance has directions without spread. The grid of secure sums leaves errors of
+about 1e-8 there, which whitening must not magnify.
+"""
 
 _STRETCH = 10.0
 """How far a map stretches or shrinks features, at most, to take a slope out."""
@@ -109,7 +113,7 @@ def pooled_within(within: Floats, degrees: Floats) -> Floats:
 
 
 def whitening(within: Floats) -> tuple[Floats, Floats, Floats]:
-    """Symmetric roots of a covariance (d, d): (W^-1/2, W^1/2, W), after eigenvalues below 1e-8 of their mean are raised to it.
+    """Symmetric roots of a covariance (d, d): (W^-1/2, W^1/2, W), after eigenvalues below 1e-5 of their mean are raised to it.
 
     Raises:
         ValueError: the covariance has no positive trace.

@@ -104,9 +104,7 @@ def site_sum(
     return SiteSum(np.clip(total, -bound, bound), clipped, invalid)
 
 
-def scattered_sum(
-    pieces: Iterable[tuple[NDArray[np.intp], Floats]], size: int, clip: float, grid: int, bound: int
-) -> SiteSum:
+def scattered_sum(pieces: Iterable[tuple[NDArray[np.intp], Floats]], size: int, clip: float, grid: int, bound: int) -> SiteSum:
     """:func:`site_sum` of records whose vectors are mostly zeros, each piece given without columns of zeros.
 
     Sensitivity: as there. A record stands in one piece, and truncation leaves zeros where they are.

@@ -296,9 +296,9 @@ def test_commands_decide_beside_real_participants(network: Processes, capsys: py
         wait_for(lambda name=name: bool(command(network, name, "studies", capsys=capsys)[1]), 20, "the study")  # type: ignore[misc]
     (listed,) = command(network, "a", "studies", capsys=capsys)[1]
     expected = {
-        "id": key.hex(), "state": "waiting", "name": study.name, "analyst": "analyst", "method": "statistics", "disclosures": {"statistics": "joint"},
-        "dataset": "records", "unit": "record", "noise": "distributed", "participants": ["a", "b"], "min_cohort": 2,
-        "obstacles": [], "spent_before": 0.0,
+        "id": key.hex(), "state": "waiting", "name": study.name, "analyst": "analyst", "method": "statistics",
+        "disclosures": {"statistics": "joint"}, "dataset": "records", "unit": "record", "noise": "distributed",
+        "participants": ["a", "b"], "min_cohort": 2, "obstacles": [], "spent_before": 0.0,
     }  # fmt: skip
     assert listed.items() >= expected.items()
     assert listed["spent_after"] == pytest.approx(listed["epsilon"]) == pytest.approx(1.0, rel=1e-3)

@@ -245,3 +245,38 @@ def test_refusals() -> None:
     wrong = {alignment.CLASS_MEANS: np.ones((K + 1, D)), alignment.WITHIN: np.eye(D), alignment.SCALARS: np.ones(2)}
     with pytest.raises(ValueError, match="reference"):
         local_map("two-way", class_blocks(x, y), {}, wrong)
+
+
+@pytest.mark.parametrize("kind", ["two-way", "slopes"])
+def test_directions_without_spread_magnify_no_error_of_the_grid(kind: alignment.Kind) -> None:
+    """Indicators of a category sum to 1: the within-class covariance is singular there."""
+    rng = np.random.default_rng(11)
+    labels = rng.integers(0, 2, 400)
+    category = np.eye(4)[np.where(rng.random(400) < 0.3, labels, rng.integers(0, 4, 400))]
+    x = np.column_stack([category, rng.normal(labels[:, None], 0.5, (400, 3))])
+    x -= x.mean(axis=0)
+    member = np.eye(2)[labels]
+    second, d = x.T @ x, x.shape[1]
+    blocks = {
+        "counts": member.sum(axis=0),
+        "sums": member.T @ x,
+        "squares": np.diag(second),
+        "products": second[np.triu_indices(d, 1)],
+    }
+    means = blocks["sums"] / blocks["counts"][:, None]
+    within = np.cov((x - means[labels]).T)
+    assert np.linalg.eigvalsh(within)[0] < 1e-12
+
+    def found(error: float) -> AffineMap:
+        noise = rng.normal(0.0, error, (d, d))
+        reference = {
+            "reference.class_means": 0.9 * means + rng.normal(0.0, error, means.shape),
+            "reference.within": within + (noise + noise.T) / 2.0,
+            "reference.scalars": np.full(2 if kind == "two-way" else 3, 0.05),
+        }
+        return local_map(kind, blocks, {}, reference)
+
+    exact, rounded = found(0.0), found(1e-8)
+    assert np.abs(exact.matrix).max() < 3.0
+    np.testing.assert_allclose(rounded.matrix, exact.matrix, atol=0.01)
+    np.testing.assert_allclose(rounded.offset, exact.offset, atol=0.01)

@@ -129,7 +129,8 @@ def _line(panel: Axes, sweep: Sweep, rows: Sequence[Row], far: float, index: int
     for x, value, row in points:
         whole = value.runs == row.planned  # hollow where some runs could not tell
         face = colour if whole else "white"
-        error = [100 * value.error] if value.error is not None and x >= far else None  # elsewhere the band shows it
+        bars = x >= far or len(noised) == 1  # elsewhere the band shows it
+        error = [100 * value.error] if value.error is not None and bars else None
         panel.errorbar(
             [x], [100 * value.mean], yerr=error, color=colour, marker=marker, markersize=6, markerfacecolor=face, capsize=2
         )
