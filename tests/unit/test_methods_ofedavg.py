@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from support.studies import SCHEMA, SITES, WIDTH, compiled, draft, federation, run, shifted_sites
+from support.studies import SITES, WIDTH, compiled, draft, federation, run, shifted_sites
 from veilsum_coordinator.methods import get_method
 from veilsum_deploy.model import Model
 from veilsum_privacy.errors import ConfigurationError, HostileInput
@@ -99,9 +99,9 @@ def test_defaults_follow_from_public_values() -> None:
     exact, noised = parameters(expected=100), parameters(expected=100, epsilon=1.0)
     assert (exact["ridge_per"], noised["ridge_per"]) == ("record", "site")
     assert float.fromhex(exact["ridge"]) == pytest.approx(0.01 * 2.0)
-    assert float.fromhex(noised["ridge"]) == pytest.approx(10 * 2.0)
-    many = SCHEMA.model_copy(update={"max_records": 4000})
-    assert float.fromhex(parameters(schema=many, epsilon=1.0)["ridge"]) == pytest.approx(0.01 * 4000 * 2.0)
+    assert float.fromhex(noised["ridge"]) == pytest.approx(8 * 2.0)
+    for epsilon, ridge in ((0.1, 10.0), (2.0, 4.0), (50.0, 1.0)):
+        assert float.fromhex(parameters(epsilon=epsilon)["ridge"]) == pytest.approx(ridge * 2.0)
     assert float.fromhex(exact["bias"]) == pytest.approx(0.2 * math.sqrt(2.0))
     assert float.fromhex(exact["clip"]) == pytest.approx(math.sqrt(6.0))
     by_site = compiled("o-fedavg", {"ridge_per": "site"}, expected=100).parameters

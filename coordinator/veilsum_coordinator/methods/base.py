@@ -78,6 +78,7 @@ class Inputs:
         sites: how many participants the study names.
         private: whether its releases have noise.
         records: that each site is expected to have.
+        epsilon: that the study asks for; None without noise, and where it asks for an error instead.
     """
 
     schema: DatasetSchema
@@ -85,6 +86,7 @@ class Inputs:
     sites: int = 2
     private: bool = True
     records: int = 1000
+    epsilon: float | None = None
 
     @property
     def width(self) -> int:

@@ -220,7 +220,9 @@ def draft_study(
             f" the schema has {schema.width}.",
             "Use the schema of the study that released it." if released else "Correct encoder.inputs, or the schema.",
         )
-    inputs = Inputs(schema, request.encoder, len(members), private, request.expected_records or schema.max_records)
+    inputs = Inputs(
+        schema, request.encoder, len(members), private, request.expected_records or schema.max_records, request.privacy.epsilon
+    )
     parameters = method.resolve(validate(request.parameters, method.Parameters, source=source), inputs)
     created = clock()
     common = {

@@ -53,11 +53,11 @@ HEADS = "heads"
 RIDGE = 0.01
 """Default ridge for each record of a site, in units of the features' squared norm."""
 
-LEAST_RIDGE = 10.0
-"""Least default ridge of a site under noise, in the same units. Noise on a head is in inverse proportion to the ridge.
+NOISED_RIDGE, LEAST_RIDGE, MOST_RIDGE = 8.0, 1.0, 10.0
+"""Default ridge of a site under noise, in the same units: 8 / epsilon of the study, from 1 to 10.
 
-On four domains of digits, 1500 expected records a site: at epsilon 0.5 and 1 a ridge of 15 did best of 4.5, 15, 45 and 150, at
-epsilon 5 one of 4.5.
+Noise on a head is in inverse proportion to the ridge, so the best ridge falls as epsilon rises: by the sweep in
+docs/results.md, on three data sets with about 100, 150 and 1,500 records a site.
 """
 
 BIAS = 0.2
@@ -76,9 +76,9 @@ class OFedAvgParameters(Frozen):
     Attributes:
         clip: L2 norm that a record's features are scaled down to, after any alignment; by default as in the method fedcgs.
         missing: ``skip`` leaves a record with an absent feature out, ``centre`` takes the middle of the bounds.
-        ridge: Lambda of each site's objective sum CE + Lambda / 2 |V|^2, of each record or of each site as ``ridge_per`` says.
-            By default 0.01 for each record, under noise for each expected record of a site and at least 10, times the squared
-            root mean square norm that features are expected to have.
+        ridge: Lambda of each site's objective sum CE + Lambda / 2 |V|^2, of each record or each site as ``ridge_per`` says.
+            By default 0.01 for each record, or under noise 8 / epsilon for each site, from 1 to 10; times the squared root
+            mean square norm that features are expected to have.
         ridge_per: ``record`` multiplies the ridge by a site's number of records, as against their mean loss; it is the default
             without noise, and cannot be had with noise. ``site`` is one public ridge for all: heads of sites with few records
             are then smaller and weigh less in the mean.
@@ -118,7 +118,7 @@ class OFedAvg(Method):
             )
         ridge = RIDGE if per == "record" else RIDGE * inputs.records
         if inputs.private:
-            ridge = max(ridge, LEAST_RIDGE)
+            ridge = min(max(NOISED_RIDGE / (inputs.epsilon or 1.0), LEAST_RIDGE), MOST_RIDGE)
         alignment = parameters.alignment
         return parameters.model_copy(
             update={
