@@ -99,8 +99,8 @@ def test_defaults_follow_from_public_values() -> None:
     exact, noised = parameters(expected=100), parameters(expected=100, epsilon=1.0)
     assert (exact["ridge_per"], noised["ridge_per"]) == ("record", "site")
     assert float.fromhex(exact["ridge"]) == pytest.approx(0.01 * 2.0)
-    assert float.fromhex(noised["ridge"]) == pytest.approx(8 * 2.0)
-    for epsilon, ridge in ((0.1, 10.0), (2.0, 4.0), (50.0, 1.0)):
+    assert float.fromhex(noised["ridge"]) == pytest.approx(12 * 2.0)
+    for epsilon, ridge in ((0.1, 16.0), (2.0, 6.0), (50.0, 2.0)):
         assert float.fromhex(parameters(epsilon=epsilon)["ridge"]) == pytest.approx(ridge * 2.0)
     assert float.fromhex(exact["bias"]) == pytest.approx(0.2 * math.sqrt(2.0))
     assert float.fromhex(exact["clip"]) == pytest.approx(math.sqrt(6.0))

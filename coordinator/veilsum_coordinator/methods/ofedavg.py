@@ -53,8 +53,8 @@ HEADS = "heads"
 RIDGE = 0.01
 """Default ridge for each record of a site, in units of the features' squared norm."""
 
-NOISED_RIDGE, LEAST_RIDGE, MOST_RIDGE = 8.0, 1.0, 10.0
-"""Default ridge of a site under noise, in the same units: 8 / epsilon of the study, from 1 to 10.
+NOISED_RIDGE, LEAST_RIDGE, MOST_RIDGE = 12.0, 2.0, 16.0
+"""Default ridge of a site under noise, in the same units: 12 / epsilon of the study, from 2 to 16.
 
 Noise on a head is in inverse proportion to the ridge, so the best ridge falls as epsilon rises: by the sweep in
 docs/results.md, on three data sets with about 100, 150 and 1,500 records a site.
@@ -77,7 +77,7 @@ class OFedAvgParameters(Frozen):
         clip: L2 norm that a record's features are scaled down to, after any alignment; by default as in the method fedcgs.
         missing: ``skip`` leaves a record with an absent feature out, ``centre`` takes the middle of the bounds.
         ridge: Lambda of each site's objective sum CE + Lambda / 2 |V|^2, of each record or each site as ``ridge_per`` says.
-            By default 0.01 for each record, or under noise 8 / epsilon for each site, from 1 to 10; times the squared root
+            By default 0.01 for each record, or under noise 12 / epsilon for each site, from 2 to 16; times the squared root
             mean square norm that features are expected to have.
         ridge_per: ``record`` multiplies the ridge by a site's number of records, as against their mean loss; it is the default
             without noise, and cannot be had with noise. ``site`` is one public ridge for all: heads of sites with few records
