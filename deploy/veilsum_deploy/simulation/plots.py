@@ -105,7 +105,7 @@ def _lines(table: Table, numbers: Sequence[float]) -> Any:
     for panel in panels[::columns]:
         panel.set_ylabel("accuracy, mean over domains, %")
     _legend(figure, list(panels[: len(groups)]))
-    figure.suptitle(table.title)
+    figure.suptitle(table.title, x=0.02, horizontalalignment="left")
     return figure
 
 
@@ -177,7 +177,7 @@ def _bars(table: Table) -> Any:
     if not gains:
         _legend(figure, list(panels[: len(groups)]))
     baseline = "" if sweep.baseline is None else f"\ngain over {sweep.headings[sweep.baseline[0]]} {shown(sweep.baseline[1])}"
-    figure.suptitle(f"{table.title}{baseline}")
+    figure.suptitle(f"{table.title}{baseline}", x=0.02, horizontalalignment="left")
     return figure
 
 
