@@ -114,7 +114,7 @@ def test_the_plan_warns_before_components_drown() -> None:
     assert plan.verdict is Verdict.NOT_WORTH
     (note,) = plan.notes
     assert "Covariances drown in the noise" in note
-    assert "fewer features" in note
+    assert "fewer columns" in note
     small = draft("pca", epsilon=5.0, expected=800)
     assert plan_study(small, small.compile()).verdict is Verdict.WORTH
     assert plan_study(small, small.compile()).notes == ()

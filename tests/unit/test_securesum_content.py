@@ -247,6 +247,8 @@ def test_an_altered_seed_is_refused_or_fails_the_tags(
 ) -> None:
     content = tagged["fresh"]
     forged = _put(content, len(content) - place, value)
+    if forged == content:  # one time in 256 a random byte is the one that is put there
+        forged = _put(content, len(content) - place, b"\1" * len(value))
     assert forged != content, "altered"
     data = _framed(forged, parameters.fresh)
     with pytest.raises(HostileInput):
