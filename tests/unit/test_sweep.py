@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from veilsum_coordinator.methods.compile import StudyRequest, compile_study
 from veilsum_coordinator.methods.fedcgs import application
 from veilsum_coordinator.results import Result
 from veilsum_deploy.collections import single
@@ -25,7 +26,9 @@ from veilsum_deploy.simulation.jobs import RunRecord, plan_jobs
 from veilsum_deploy.simulation.scoring import alone, domain_accuracies, overall, pooled, spread
 from veilsum_deploy.simulation.sweep import Axis, Cell, Source, Sweep, parse_axis, parse_baseline, shown
 from veilsum_deploy.simulation.tables import estimate, problems, table_rows, tabulate, to_csv, to_markdown
+from veilsum_privacy.config import read_toml
 from veilsum_privacy.errors import ConfigurationError, Misuse, StateError
+from veilsum_privacy.randomness import SYSTEM_RANDOM
 
 CONTENT = {"name": "trial", "method": "fedcgs", "dataset": "d", "privacy": {"epsilon": 1.0, "cohort_difference": "allowed"}}
 
@@ -348,3 +351,27 @@ def test_studies_vary_by_name(tmp_path: Path) -> None:
     missing = replace(sweep, axes=(parse_axis("study=nothing"),))
     with pytest.raises(ConfigurationError, match=r"nothing\.toml"):
         missing.content_of(missing.cells()[0])
+
+
+EVALUATIONS = Path(__file__).parents[2] / "deploy" / "evaluations"
+
+
+@pytest.mark.parametrize("path", sorted(EVALUATIONS.rglob("*.toml")), ids=lambda path: path.stem)
+def test_the_evaluations_compile(path: Path) -> None:
+    """Every study file of docs/results.md, on a data set that is always there."""
+    schema = packaged_dataset("digits").schema
+    content = {key: value for key, value in read_toml(path).items() if key != "dataset"}
+    request = StudyRequest.model_validate({**content, "dataset": "evaluation", "data": schema})
+    study = compile_study(
+        request,
+        federation_id="0" * 64,
+        coordinator="coordinator",
+        participants=["a", "b", "c", "d"],
+        clock=lambda: 1_800_000_000,
+        random=SYSTEM_RANDOM,
+    )
+    assert study.method == content["method"]
+    if request.privacy.epsilon is None:
+        assert study.privacy.epsilon is None
+    else:
+        assert study.privacy.epsilon == pytest.approx(request.privacy.epsilon, rel=0.02)
