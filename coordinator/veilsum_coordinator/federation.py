@@ -5,9 +5,9 @@ Over gRPC and in one process the behaviour is the same; methods, tasks and the m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,14 +50,25 @@ class Federation(Protocol):
         """Arrays of the study's projection, which every sum broadcasts and a result repeats; empty without one."""
         ...
 
-    def sum(self, label: str, broadcast: Mapping[str, NDArray[np.float64]] | None = None) -> Release:
+    def sum(
+        self,
+        label: str,
+        broadcast: Mapping[str, NDArray[np.float64]] | None = None,
+        *,
+        members: Collection[str] | None = None,
+    ) -> Release:
         """Run one round of the declared task ``label`` and return its sum.
 
         Args:
             label: a task of the study.
             broadcast: arrays that every participant's task receives, derived from earlier releases only.
+            members: who may be in the cohort; None for all participants.
 
         Raises:
             VeilsumError: the round could not be completed; what it cost is in the ledgers.
         """
+        ...
+
+    def checkpoint(self, arrays: Mapping[str, NDArray[np.float64]], summary: Mapping[str, Any]) -> None:
+        """Keep a model as it stands, with the epsilon that the rounds so far cost; a simulation may pass it over."""
         ...

@@ -7,7 +7,7 @@ a reconnect loses nothing). Nothing here waits, sends or stores, except through 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from cryptography import x509
 
@@ -50,7 +50,7 @@ class StudyMachine:
         self.rounds: list[Round] = []
         self.refusals: list[tuple[str, str, int]] = []
         self._attempts = 0
-        self._strict: tuple[str, ...] | None = None
+        self._strict: dict[frozenset[str], tuple[str, ...]] = {}  # cohort by who may be in it
         self._numbers: dict[str, int] = {}  # of each member's last receipt that was shown
         self._waits, self._clock, self._journal = waits, clock, journal
         self._deadline = min(clock() + waits.enrol, study.expires)
@@ -222,22 +222,28 @@ class StudyMachine:
 
     # -- rounds ------------------------------------------------------------------------------------------------------------
 
-    def start_round(self, label: str, broadcast: bytes) -> Round | None:
+    def start_round(self, label: str, broadcast: bytes, members: Collection[str] | None = None) -> Round | None:
         """Begin a round; None when no cohort can be formed (the study has then failed).
+
+        Args:
+            label: of the task.
+            broadcast: encoded.
+            members: who may be in the cohort; None for all participants.
 
         Raises:
             StateError: the study is not running, or a round runs already.
         """
         if self.phase is not StudyPhase.RUNNING or self.round is not None:
             raise StateError("A round can start only in a running study, one at a time.")
-        assignment = self._assign(len(self.rounds) + 1, label, broadcast)
+        allowed = frozenset(self.study.participants if members is None else members)
+        assignment = self._assign(len(self.rounds) + 1, label, broadcast, allowed)
         if assignment is None:
             return None
         now = self._clock()
         plan = self._plan(label, assignment)
         accumulator = Accumulator(plan.encoding, assignment.names)
         current = Round(
-            len(self.rounds) + 1, label, broadcast, assignment, plan, accumulator, now, now + self._waits.contribute
+            len(self.rounds) + 1, label, broadcast, assignment, plan, accumulator, now, now + self._waits.contribute, allowed
         )
         self.rounds.append(current)
         return current
@@ -245,18 +251,18 @@ class StudyMachine:
     def _plan(self, label: str, assignment: Assignment) -> RoundPlan:
         return plan_round(self.study, label, len(self.members.fixed_roster().members), len(assignment.cohort))
 
-    def _assign(self, number: int, label: str, broadcast: bytes) -> Assignment | None:
+    def _assign(self, number: int, label: str, broadcast: bytes, allowed: frozenset[str]) -> Assignment | None:
         now = self._clock()
         names = [
             name
             for name in self.members.live()
-            if self.seats[name].ready and self.seats[name].nonce and not self._absent(name, now)
+            if name in allowed and self.seats[name].ready and self.seats[name].nonce and not self._absent(name, now)
         ]
         strict = self.study.privacy.cohort_difference == "strict"
         if len(names) < self.study.privacy.min_cohort:
             self.fail(f"{len(names)} participants are left, {self.study.privacy.min_cohort} are needed")
             return None
-        if strict and self._strict is not None and tuple(names) != self._strict:
+        if strict and tuple(names) != self._strict.get(allowed, tuple(names)):
             self.fail("the cohort changed and the study allows one cohort only")
             return None
         self._attempts += 1
@@ -272,7 +278,7 @@ class StudyMachine:
     def _retry(self, current: Round) -> None:
         for name in current.cohort:
             self.seats[name].give_up.add((current.number, current.assignment.attempt))
-        assignment = self._assign(current.number, current.label, current.broadcast)
+        assignment = self._assign(current.number, current.label, current.broadcast, current.allowed)
         if assignment is None:
             current.phase = RoundPhase.FAILED
             return
@@ -356,7 +362,7 @@ class StudyMachine:
         self._journal.keep_consent(current.context, name, consent)
         current.consents[name] = consent
         if len(current.consents) == len(current.cohort):
-            self._strict = self._strict or current.cohort
+            self._strict.setdefault(current.allowed, current.cohort)
             current.phase = RoundPhase.DECRYPTING
             current.deadline = self._clock() + self._waits.decrypt
 

@@ -44,6 +44,7 @@ class Round:
         number: from 1.
         label: the task's.
         broadcast: encoded, as sent.
+        allowed: who may be in a cohort of it.
         assignment: of the present attempt.
         accumulator: of the present attempt.
         sum: the complete sum's ciphertexts.
@@ -61,6 +62,7 @@ class Round:
     accumulator: Accumulator
     started: int
     deadline: int
+    allowed: frozenset[str]
     phase: RoundPhase = RoundPhase.CONTRIBUTING
     attempts: int = 1
     received: int = 0
@@ -132,7 +134,7 @@ class Round:
         receipt = verify_receipt(signed, roster.member(name).identity, key, parse_receipt(signed.body).context)
         if receipt.payload != upload.digest.digest():
             raise HostileInput("The receipt is for other ciphertexts than those that came.")
-        mechanism = Mechanism(self.plan.declaration.grid, self.plan.noise)
+        mechanism = Mechanism.of(self.plan.declaration, self.plan.noise)
         described = (receipt.dataset, receipt.mechanism, receipt.unit, receipt.cohort_size)
         if (receipt.round, receipt.attempt) != self.present or described != (
             study.dataset, mechanism, study.privacy.unit, len(self.cohort)

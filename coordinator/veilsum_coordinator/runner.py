@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import logging
 import math
+import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,15 +24,19 @@ from veilsum_coordinator.members import StudyPhase
 from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.metrics import Metrics
 from veilsum_coordinator.projections import find_projection
-from veilsum_coordinator.results import save_result
+from veilsum_coordinator.results import Result, save_result
 from veilsum_coordinator.rounds import Round, RoundPhase
 from veilsum_privacy.errors import HostileInput, VeilsumError
+from veilsum_privacy.pricing import study_epsilon
 from veilsum_privacy.securesum.context import RoundPlan, encode_broadcast
 from veilsum_privacy.securesum.contribution import Integers, open_sum
 from veilsum_privacy.study import Study
 from veilsum_privacy.tasks import build_declared, grid_unit
 
 LOG = logging.getLogger("veilsum.coordinator")
+
+MOST_CHECKPOINTS = 3
+"""Intermediate models of a study that are kept, the newest ones."""
 
 
 class RoundLostError(VeilsumError):
@@ -63,6 +70,7 @@ class HubFederation:
         wait: returns after something may have changed; called without the lock.
         metrics: counts ended rounds.
         encoder: arrays of the study's projection, which every round broadcasts.
+        results: where results lie; None keeps no checkpoints.
     """
 
     def __init__(
@@ -73,8 +81,10 @@ class HubFederation:
         clock: Callable[[], int],
         metrics: Metrics | None = None,
         encoder: Mapping[str, NDArray[np.float64]] | None = None,
+        results: Path | None = None,
     ):
         self._encoder = dict(encoder or {})
+        self._results, self._released, self._round = results, Counter[str](), 0
         self._hub, self._key, self._wait, self._clock, self._metrics = hub, key, wait, clock, metrics
         self._study = hub.studies[key].machine.study
 
@@ -88,7 +98,13 @@ class HubFederation:
         """Arrays of the study's projection; empty without one."""
         return self._encoder
 
-    def sum(self, label: str, broadcast: Mapping[str, NDArray[np.float64]] | None = None) -> Release:
+    def sum(
+        self,
+        label: str,
+        broadcast: Mapping[str, NDArray[np.float64]] | None = None,
+        *,
+        members: Collection[str] | None = None,
+    ) -> Release:
         """Run one round of a declared task; see :class:`~veilsum_coordinator.federation.Federation`.
 
         Raises:
@@ -98,7 +114,7 @@ class HubFederation:
         with self._hub.change(self._key) as machine:
             if machine.phase.over:
                 raise RoundLostError(f"The study is {machine.phase.value}: {machine.reason}.")
-            current = machine.start_round(label, encoded)
+            current = machine.start_round(label, encoded, members)
             if current is None:
                 raise RoundLostError(f"No round could start: {machine.reason}.")
         while current.phase not in (RoundPhase.OPENING, RoundPhase.FAILED):
@@ -126,10 +142,31 @@ class HubFederation:
         with self._hub.change(self._key) as machine:
             machine.released(current)
         self._count("released")
+        self._released[current.label] += 1
+        self._round = current.number
         LOG.info(
             "study %s: round %d (%s) released, cohort of %d", self._study.name, current.number, current.label, len(cohort)
         )
         return read_release(self._study, current.plan, values, current.number, cohort, digest)
+
+    def checkpoint(self, arrays: Mapping[str, NDArray[np.float64]], summary: Mapping[str, Any]) -> None:
+        """Keep a model in ``checkpoints/round-N`` of the study's results; only the newest three of them stay."""
+        if self._results is None:
+            return
+        study, delta = self._study, self._study.privacy.delta
+        epsilon = study_epsilon(study, delta, self._released)
+        about = {
+            "name": study.name,
+            "digest": self._key.hex(),
+            "method": study.method,
+            "round": self._round,
+            "epsilon": epsilon if math.isfinite(epsilon) else None,
+            "delta": delta,
+        }
+        base = self._results / self._key.hex() / "checkpoints"
+        save_result(base / f"round-{self._round:06d}", Result(study.method, summary, arrays), study=about)
+        for old in sorted(base.iterdir())[:-MOST_CHECKPOINTS]:
+            shutil.rmtree(old)
 
     def _count(self, outcome: str) -> None:
         if self._metrics is not None:
@@ -196,7 +233,7 @@ class Supervisor:
             with self._hub.change(key) as machine:
                 machine.fail(f"{error.message} {error.advice}".strip())
             return
-        federation = HubFederation(self._hub, key, self._wait, self._clock, self._metrics, arrays)
+        federation = HubFederation(self._hub, key, self._wait, self._clock, self._metrics, arrays, self._results)
         threading.Thread(
             target=run_study, args=(self._hub, key, federation, self._results), name=f"study-{key.hex()[:8]}", daemon=True
         ).start()

@@ -54,7 +54,7 @@ def study_mechanisms(study: Study) -> Counter[Mechanism]:
     """All that a study releases if every round is that of all its participants, with how often."""
     counted = Counter[Mechanism]()
     for task in study.tasks:
-        counted[Mechanism(task.grid, task_noise(study, task, study.sites))] += task.releases
+        counted[Mechanism.of(task, task_noise(study, task, study.sites))] += task.releases
     return counted
 
 

@@ -13,11 +13,12 @@ from sqlalchemy import Connection, RowMapping
 
 from veilsum_participant import store
 from veilsum_participant.budgets import budget_faults, declared, promised, record_refused_study
-from veilsum_participant.policy import study_epsilon, study_faults
+from veilsum_participant.policy import study_faults
 from veilsum_participant.site import LOG, Site
 from veilsum_privacy.database import reading, transaction
 from veilsum_privacy.errors import HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_privacy.identity import Label, Role, verify, verify_certificate
+from veilsum_privacy.pricing import study_epsilon
 from veilsum_privacy.study import Study, parse_study, study_digest
 
 MOST_WAITING = 256

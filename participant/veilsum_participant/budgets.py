@@ -27,7 +27,8 @@ MOST_REFUSALS = 256
 """Refusals that the ledger takes up in a day; more are only logged, so that nobody can fill the site's disk with them."""
 
 _DAY = 86_400
-_Price = tuple[int, int, bool]  # sensitivity and variance of a release and whether each site reaches it alone
+_Price = tuple[int, int, float, int, bool]
+"""Sensitivity, variance, sampling rate and steps of a release, and whether the noise is of the study's distributed kind."""
 
 
 class Books(Protocol):
@@ -48,7 +49,7 @@ def declared(study: Study) -> Counter[Mechanism]:
     """
     releases: Counter[Mechanism] = Counter()
     for task in study.tasks:
-        releases[Mechanism(task.grid, task_noise(study, task, study.sites))] += task.releases
+        releases[Mechanism.of(task, task_noise(study, task, study.sites))] += task.releases
     return releases
 
 
@@ -170,11 +171,12 @@ def _too_many_refusals(connection: Connection, site: Site) -> bool:
 
 
 def _price(mechanism: Mechanism) -> _Price:
-    return mechanism.sensitivity, mechanism.noise.variance, mechanism.noise.kind == "local"
+    noise = mechanism.noise
+    return mechanism.sensitivity, noise.variance, mechanism.sampling_rate, mechanism.steps, noise.kind == "distributed"
 
 
 def _task_price(study: Study, task: TaskDeclaration) -> _Price:
-    return task.grid, task.variance, task_noise(study, task, study.sites).kind == "local"
+    return _price(Mechanism.of(task, task_noise(study, task, study.sites)))
 
 
 def _priced(study: Study) -> Counter[_Price]:

@@ -92,7 +92,7 @@ class Policy(Frozen):
             yet, so only ``false`` is accepted; what comes later asks this key first.
     """
 
-    methods: tuple[Name, ...] = ("statistics", "pca", "slot-align", "o-fedavg", "fedcgs", "fedpft", "ggeur")
+    methods: tuple[Name, ...] = ("statistics", "pca", "slot-align", "o-fedavg", "fedcgs", "fedpft", "fedsgd", "ggeur")
     tasks: tuple[Name, ...] = (
         "statistics",
         "gaussian-moments",
@@ -101,6 +101,7 @@ class Policy(Frozen):
         "class-mixtures",
         "local-head",
         "model-update",
+        "gradient",
         "barycenter-step",
         "two-way-step",
         "aligned-moments",

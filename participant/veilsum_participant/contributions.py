@@ -13,7 +13,7 @@ from sqlalchemy import Connection, RowMapping
 
 from veilsum_participant import store
 from veilsum_participant.budgets import record_refused_release
-from veilsum_participant.limits import cohort_faults, count_faults
+from veilsum_participant.limits import cohort_faults, count_faults, weight_faults
 from veilsum_participant.policy import member_faults, noise_faults, refuse
 from veilsum_participant.site import LOG, OpenStudy, Site, check_certificates, load_open_study
 from veilsum_privacy.computing import Place, compute_sum, kept_part
@@ -27,6 +27,7 @@ from veilsum_privacy.securesum.context import (
     broadcast_digest,
     context_digest,
     decode_broadcast,
+    encode_broadcast,
     parse_assignment,
     plan_round,
 )
@@ -104,14 +105,14 @@ class Contributions:
             checked = self._check(connection, opened, assignment, broadcast, resumed=row is not None)
         if row is not None:
             return _resume(row, checked)
-        values, noised = self._compute(opened, checked, broadcast)
+        values, noised, state = self._compute(opened, checked, broadcast)
         try:
             with transaction(site.engine) as connection:
                 self._reserve(connection, opened, checked, data)
         except Refusal as refusal:
             self._record_refusal(opened, checked, refusal)
             raise
-        return self._seal(opened, checked, values, noised=noised)
+        return self._seal(opened, checked, values, state, noised=noised)
 
     def give_up(self, key: bytes, attempt: int) -> None:
         """The attempt is over before consent. Idempotent; an attempt with consent stays as it is."""
@@ -167,9 +168,9 @@ class Contributions:
         context = context_digest(study, opened.digest, roster, keys_digest(secret, tag), assignment, plan)
         return _Checked(assignment, roster, plan, context)
 
-    def _compute(self, opened: OpenStudy, checked: _Checked, broadcast: bytes) -> tuple[Integers, bool]:
-        """The site's vector, of its records or of what it kept, and whether its noise is in it already: it is in the vector
-        that the site kept from an earlier attempt."""
+    def _compute(self, opened: OpenStudy, checked: _Checked, broadcast: bytes) -> tuple[Integers, bool, bytes]:
+        """The site's vector, of its records or of what it kept; whether its noise is in it already, as it is in the vector
+        that the site kept from an earlier attempt; and what it trained for the next round."""
         site, plan = self._site, checked.plan
         try:
             arrays = decode_broadcast(broadcast)
@@ -180,20 +181,26 @@ class Contributions:
             kept = store.kept_whole(connection, opened.digest, declaration.label) if declaration.keep else None
             sources = [] if declaration.source is None else [declaration.source]
             found = {label: store.kept_vector(connection, opened.digest, label) for label in sources}
+            state = store.paid_state(connection, opened.digest, declaration.label)
         if kept is not None:
-            return kept, True
+            return kept, True, b""
+        participants = opened.study.participants
         place = Place(
-            opened.study.participants.index(site.name),
+            participants.index(site.name),
             {label: vector for label, vector in found.items() if vector is not None},
             site.encoder(opened.study.encoder),
+            tuple(participants.index(name) for name in checked.assignment.names),
+            decode_broadcast(state or b""),
+            site.noise_random,
         )
+        refuse(weight_faults(opened.study, declaration, arrays, place, site.config.policy))
         records = site.records(opened.study.dataset, opened.study.data)
         try:
-            values, clipped, invalid = compute_sum(opened.study, plan, records, arrays, place)
+            values, clipped, invalid, trained = compute_sum(opened.study, plan, records, arrays, place)
         except Exception as error:  # a task's fault on a broadcast it cannot use must not end the participant
             raise Refusal(RefusalCode.INTERNAL, f"The task failed: {type(error).__name__}.") from error
         LOG.info("task %s: %d records, %d clipped, %d invalid", checked.assignment.label, len(records), clipped, invalid)
-        return values, False
+        return values, False, encode_broadcast(trained)
 
     def _reserve(self, connection: Connection, opened: OpenStudy, checked: _Checked, data: bytes) -> None:
         site, assignment = self._site, checked.assignment
@@ -221,6 +228,8 @@ class Contributions:
             dataset=opened.study.dataset,
             sensitivity=checked.plan.declaration.grid,
             noise=checked.plan.noise,
+            sampling_rate=checked.plan.declaration.sampling_rate,
+            steps=checked.plan.declaration.steps,
             unit=opened.study.privacy.unit,
             cohort_size=len(checked.assignment.cohort),
             context=checked.context,
@@ -232,7 +241,7 @@ class Contributions:
             give_up_open(connection, site, opened.digest)
             record_refused_release(connection, site, self._reservation(opened, checked), refusal)
 
-    def _seal(self, opened: OpenStudy, checked: _Checked, values: Integers, *, noised: bool) -> Payload:
+    def _seal(self, opened: OpenStudy, checked: _Checked, values: Integers, state: bytes, *, noised: bool) -> Payload:
         site, assignment, plan, context = self._site, checked.assignment, checked.plan, checked.context
         secret, tag = opened.keys(len(checked.roster.members))
         self_seed = site.random.bytes(SECRET_BYTES)
@@ -250,6 +259,8 @@ class Contributions:
             if declaration.keep and store.kept_vector(connection, opened.digest, declaration.label) is None:
                 part = kept_part(opened.study, declaration, values, opened.study.participants.index(site.name))
                 store.keep_vector(connection, opened.digest, declaration.label, part, values)
+            if state:
+                store.keep_state(connection, opened.digest, assignment.attempt, declaration.label, state)
             number = row["receipts"] + 1
             receipt = Receipt(
                 study=opened.digest,

@@ -7,7 +7,7 @@ without end. Each check yields a :class:`Refusal` for what is exceeded.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from sqlalchemy import Connection
 
@@ -15,8 +15,13 @@ from veilsum_participant import store
 from veilsum_participant.budgets import releases_used
 from veilsum_participant.config import Policy
 from veilsum_participant.site import OpenStudy
-from veilsum_privacy.errors import Refusal, RefusalCode
+from veilsum_privacy.computing import Place
+from veilsum_privacy.errors import HostileInput, Refusal, RefusalCode
 from veilsum_privacy.securesum.context import Assignment
+from veilsum_privacy.study import Study, TaskDeclaration
+from veilsum_privacy.tasks import build_declared
+from veilsum_privacy.tasks.base import Floats
+from veilsum_privacy.weights import cohort_factors, largest_share
 
 
 def count_faults(
@@ -50,6 +55,24 @@ def count_faults(
     most = policy.max_attempts * sum(task.releases for task in study.tasks)
     if store.count_attempts(connection, key, store.ALL) >= most:
         yield Refusal(RefusalCode.ATTEMPTS, f"The study made {most} attempts, as many as its releases could need.")
+
+
+def weight_faults(
+    study: Study, declaration: TaskDeclaration, broadcast: Mapping[str, Floats], place: Place, policy: Policy
+) -> Iterator[Refusal]:
+    """Whether one member weighs so much in a weighted sum as if fewer than the policy's ``min_cohort`` took part."""
+    if not build_declared(study, declaration).weighted():
+        return
+    try:
+        share = largest_share(cohort_factors(broadcast, place.cohort or tuple(range(study.sites)), study.sites))
+    except HostileInput as error:
+        yield Refusal(RefusalCode.CONTEXT, error.message)
+        return
+    if share > (1.0 + 1e-9) / policy.min_cohort:
+        yield Refusal(
+            RefusalCode.DISCLOSURE,
+            f"A member has {share:.3g} of the sum's weight, above 1 / min_cohort = 1/{policy.min_cohort}.",
+        )
 
 
 def cohort_faults(connection: Connection, opened: OpenStudy, names: Sequence[str]) -> Iterator[Refusal]:

@@ -151,6 +151,7 @@ class Membership:
             if row is None or row["status"] in ("left", "ended"):
                 return
             give_up_open(connection, site, key)
+            store.drop_states(connection, key)
             for attempt in store.attempts_in(connection, ("consented", "released"), key):
                 store.change_attempt(connection, key, attempt["attempt"], payload=None, self_seed=None)
             store.change_study(

@@ -7,16 +7,14 @@ as one. Only codes leave the site. Nothing is read but the hashes of configured 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
-from fractions import Fraction
 
 from veilsum_participant.config import ParticipantConfig, Policy
 from veilsum_participant.data.encoders import find_path
-from veilsum_privacy.accounting import GaussianEvent, rdp_epsilon
 from veilsum_privacy.encoder import Program
 from veilsum_privacy.errors import ConfigurationError, HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_privacy.noise import NoisePlan
+from veilsum_privacy.pricing import study_epsilon
 from veilsum_privacy.securesum.context import study_parameters
 from veilsum_privacy.securesum.roster import Member
 from veilsum_privacy.study import Study, TaskDeclaration
@@ -37,14 +35,6 @@ def refuse(faults: Iterable[Refusal]) -> None:
     refusal = Refusal.of(faults)
     if refusal is not None:
         raise refusal
-
-
-def study_epsilon(study: Study, delta: float) -> float:
-    """What all declared releases cost together by RDP at ``delta``; infinite if one is without noise."""
-    priced = [task for task in study.tasks if task.source is None or task.variance]
-    if study.privacy.noise == "none" or any(task.variance == 0 for task in priced):
-        return math.inf
-    return rdp_epsilon([GaussianEvent(task.grid, Fraction(task.variance), steps=task.releases) for task in priced], delta)
 
 
 def study_faults(study: Study, analyst: str, config: ParticipantConfig, own: str, delta: float | None) -> Iterator[Refusal]:
@@ -83,8 +73,8 @@ def term_faults(study: Study, config: ParticipantConfig, own: str, delta: float 
     yield from _dataset_faults(study, config)
     yield from _encoder_faults(study, config)
     kinds = [privacy.noise]
-    if privacy.noise == "distributed" and any(task.keep for task in study.tasks):
-        kinds.append("local")  # what a site keeps has its own noise alone; its round would be refused
+    if privacy.noise == "distributed" and any(task.keep or task.local_steps for task in study.tasks):
+        kinds.append("local")  # what a site keeps, or trains, has its own noise alone; its round would be refused
     for kind in kinds:
         if kind not in policy.noise:
             yield Refusal(RefusalCode.NOISE, f"Noise {kind!r} is not among policy.noise.")
@@ -238,8 +228,9 @@ def member_faults(members: Sequence[Member], study: Study, policy: Policy, own: 
 
 def noise_faults(noise: NoisePlan, members: Sequence[Member], policy: Policy, own: str) -> Iterator[Refusal]:
     """Whether the trusted shares, colluders taken off, carry the noise that the event counts."""
-    if noise.kind != "kept" and noise.kind not in policy.noise:
-        yield Refusal(RefusalCode.NOISE, f"Noise {noise.kind!r} is not among policy.noise.")
+    kind = "local" if noise.kind == "training" else noise.kind
+    if kind != "kept" and kind not in policy.noise:
+        yield Refusal(RefusalCode.NOISE, f"Noise {kind!r} is not among policy.noise.")
     if noise.kind != "distributed" or noise.honest == 1:
         return
     counted = trusted(members, policy, own) - noise.colluders

@@ -1,5 +1,5 @@
 """What a participant must remember across a crash: studies, keys, attempts with their payloads, peers' receipt numbers; which
-studies wait for the operator's word, how far the coordinator's mirror was read, and noised statistics kept for later rounds.
+studies wait for the operator's word, how far the coordinator's mirror was read, and what was kept or trained for later rounds.
 
 The tables lie in the file of the site's ledger, so that a payload and its reservation, or a consent and its charge, are one
 transaction. The migrations make them. This module stores and finds; what may be stored when is decided in :mod:`.membership`,
@@ -24,6 +24,7 @@ from sqlalchemy import (
     MetaData,
     RowMapping,
     String,
+    Subquery,
     Table,
     Text,
     delete,
@@ -121,6 +122,15 @@ KEPT = Table(
     Column("label", String(64), primary_key=True),
     Column("vector", LargeBinary, nullable=False),  # the site's own noised vector, int64 little-endian
     Column("whole", LargeBinary),  # all that the site adds to the round's sum, where that is more
+)
+
+STATES = Table(
+    "participant_state",
+    METADATA,
+    Column("study", LargeBinary(32), primary_key=True),
+    Column("attempt", Integer, primary_key=True),
+    Column("label", String(64), nullable=False),
+    Column("arrays", LargeBinary, nullable=False),  # safetensors
 )
 
 MIRRORS = Table(
@@ -254,6 +264,36 @@ def kept_whole(connection: Connection, study: bytes, label: str) -> Integers | N
     """All that the site adds to that task's round, in grid units; None if it kept none."""
     row = connection.execute(select(KEPT.c.vector, KEPT.c.whole).where(KEPT.c.study == study, KEPT.c.label == label)).first()
     return None if row is None else np.frombuffer(row.whole or row.vector, dtype="<i8").astype(np.int64)
+
+
+def keep_state(connection: Connection, study: bytes, attempt: int, label: str, arrays: bytes) -> None:
+    """Keep what an attempt trained, beside what the label's last paid attempt did; what other attempts of it did is erased."""
+    paid = _paid_state(study, label)
+    base = connection.execute(select(paid.c.attempt)).scalar()
+    stale = STATES.c.attempt != (attempt if base is None else base)
+    connection.execute(delete(STATES).where(STATES.c.study == study, STATES.c.label == label, stale))
+    connection.execute(
+        upsert(STATES).values(study=study, attempt=attempt, label=label, arrays=arrays).on_conflict_do_nothing()
+    )
+
+
+def paid_state(connection: Connection, study: bytes, label: str) -> bytes | None:
+    """What the last paid attempt of a task trained; None if there is none."""
+    paid = _paid_state(study, label)
+    found: bytes | None = connection.execute(select(paid.c.arrays)).scalar()
+    return found
+
+
+def drop_states(connection: Connection, study: bytes) -> None:
+    """Forget all that was trained in a study."""
+    connection.execute(delete(STATES).where(STATES.c.study == study))
+
+
+def _paid_state(study: bytes, label: str) -> Subquery:
+    joined = STATES.join(ATTEMPTS, (STATES.c.study == ATTEMPTS.c.study) & (STATES.c.attempt == ATTEMPTS.c.attempt))
+    query = select(STATES.c.attempt, STATES.c.arrays).select_from(joined)
+    query = query.where(STATES.c.study == study, STATES.c.label == label, ATTEMPTS.c.state.in_(PAID))
+    return query.order_by(STATES.c.attempt.desc()).limit(1).subquery()
 
 
 def add_pending(connection: Connection, **values: Any) -> None:

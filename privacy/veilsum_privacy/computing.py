@@ -6,20 +6,33 @@ Everything that is released passes through :func:`compute_sum`; the participant 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_privacy.clipping import SiteSum, scattered_sum, site_sum
+from veilsum_privacy.clipping import scattered_sum, site_sum
 from veilsum_privacy.errors import HostileInput, Misuse
 from veilsum_privacy.features import Encode, map_records
 from veilsum_privacy.noise import task_noise
+from veilsum_privacy.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_privacy.securesum.context import RoundPlan
+from veilsum_privacy.steps import Steps, poisson_sample
 from veilsum_privacy.study import Study, TaskDeclaration
 from veilsum_privacy.tasks import TASKS, build_declared, grid_unit
-from veilsum_privacy.tasks.base import DerivedTask, FeatureParameters, Floats, Records, RecordTask, SiteTask, Task
+from veilsum_privacy.tasks.base import (
+    DerivedTask,
+    FeatureParameters,
+    Floats,
+    Records,
+    RecordTask,
+    SiteTask,
+    Task,
+    TrainingTask,
+)
+from veilsum_privacy.weights import cohort_factors
 
 Integers = NDArray[np.int64]
 
@@ -32,17 +45,49 @@ class Place:
         index: its place among the study's participants.
         kept: noised vectors that it kept, in grid units, by label.
         encode: the study's program, if the records are not encoded yet.
+        cohort: places of the round's members among the study's participants; None for all of them.
+        state: what it trained in its last paid round of the task.
+        random: where samples, and noise within training, come from.
     """
 
     index: int = 0
     kept: Mapping[str, Integers] = field(default_factory=dict, repr=False)
     encode: Encode | None = None
+    cohort: tuple[int, ...] | None = None
+    state: Mapping[str, Floats] = field(default_factory=dict, repr=False)
+    random: RandomSource = field(default=SYSTEM_RANDOM, repr=False)
+
+
+class SitePart(NamedTuple):
+    """A site's part of a round.
+
+    Attributes:
+        total: the vector as it is summed, in grid units, (size,) int64.
+        clipped: how many rows were scaled down.
+        invalid: how many rows were not finite and counted as zero.
+        state: what the site keeps of its training until the round is paid for.
+    """
+
+    total: Integers
+    clipped: int = 0
+    invalid: int = 0
+    state: Mapping[str, Floats] = MappingProxyType({})
 
 
 def compute_sum(
-    study: Study, plan: RoundPlan, records: Records, broadcast: Mapping[str, Floats], place: Place | None = None
-) -> SiteSum:
-    """Run a round's task at a site: bounded by the study's unit, on the grid, clamped; before noise.
+    study: Study,
+    plan: RoundPlan,
+    records: Records,
+    broadcast: Mapping[str, Floats],
+    place: Place | None = None,
+    *,
+    task: Task | None = None,
+) -> SitePart:
+    """Run a round's task at a site: sampled and bounded by the study's unit, on the grid, clamped; before noise is added.
+
+    Args:
+        study, plan, records, broadcast, place: of the round and the site.
+        task: as :func:`~veilsum_privacy.tasks.build_declared` builds it, for a caller with many sites; None to build it.
 
     Returns:
         the vector as it is summed, with one block a site where it is disclosed per site.
@@ -53,12 +98,19 @@ def compute_sum(
     """
     place = Place() if place is None else place
     declaration = plan.declaration
-    task = build_declared(study, declaration)
-    broadcast = _own_rows(study, task, broadcast, place.index)
+    task = build_declared(study, declaration) if task is None else task
+    whole_broadcast, broadcast = broadcast, _own_rows(study, task, broadcast, place.index)
+    factor = _factor(study, whole_broadcast, place) if task.weighted() else 1.0
     if isinstance(task, DerivedTask):
-        found = SiteSum(_derive(study, declaration, task, broadcast, place), 0, 0)
+        found = SitePart(_derive(study, declaration, task, broadcast, place))
     else:
-        found = _compute(study, declaration, task, _records(study, declaration, records, broadcast, place), broadcast, plan)
+        if declaration.sampling_rate < 1 and not isinstance(task, TrainingTask):
+            records = _sampled(study, declaration, records, place.random)
+        mapped = _records(study, declaration, records, broadcast, place)
+        if isinstance(task, TrainingTask):
+            found = _train(study, plan, task, mapped, broadcast, place, factor)
+        else:
+            found = _compute(study, declaration, task, mapped, broadcast, plan, factor)
     if declaration.disclosure == "joint":
         return found
     whole = np.zeros((study.sites, task.layout().size), dtype=np.int64)
@@ -100,6 +152,50 @@ def _own_rows(study: Study, task: Task, broadcast: Mapping[str, Floats], index: 
     return {**broadcast, **rows}
 
 
+def _factor(study: Study, broadcast: Mapping[str, Floats], place: Place) -> float:
+    """What the site's vector is multiplied by, in [0, 1]."""
+    cohort = tuple(range(study.sites)) if place.cohort is None else place.cohort
+    return float(cohort_factors(broadcast, cohort, study.sites)[cohort.index(place.index)])
+
+
+def _unit_subjects(study: Study, records: Records) -> Integers | None:
+    """Whose record each one is, where the unit of privacy is the subject; None where it is the record."""
+    if study.privacy.unit != "subject":
+        return None
+    if records.subjects is None:
+        raise Misuse("The study's unit is the subject, and the dataset names no column that tells subjects apart.")
+    return records.subjects
+
+
+def _sampled(study: Study, declaration: TaskDeclaration, records: Records, random: RandomSource) -> Records:
+    """A Poisson sample of the records, drawn by the study's unit."""
+    taken = poisson_sample(declaration.sampling_rate, len(records), random, _unit_subjects(study, records))
+    labels = None if records.labels is None else records.labels[taken]
+    subjects = None if records.subjects is None else records.subjects[taken]
+    return Records(records.features[taken], records.present[taken], labels, subjects)
+
+
+def _train(
+    study: Study,
+    plan: RoundPlan,
+    task: TrainingTask,
+    records: Records,
+    broadcast: Mapping[str, Floats],
+    place: Place,
+    factor: float,
+) -> SitePart:
+    declaration = plan.declaration
+    bound = declaration.grid * study.data.max_records
+    steps = Steps(
+        declaration.local_steps, declaration.sampling_rate, plan.noise, declaration.grid, task.step_clip(), bound, place.random
+    )
+    trained = task.train(replace(records, subjects=_unit_subjects(study, records)), broadcast, place.state, steps)
+    if trained.vector.shape != (task.layout().size,) or not np.isfinite(trained.vector).all():
+        raise Misuse("A task gave a vector that is not finite or has the wrong length.")
+    scaled = np.clip(factor * trained.vector / task.clip(), -1.0, 1.0) * declaration.resolution
+    return SitePart(np.rint(scaled).astype(np.int64), state=trained.state)
+
+
 def _compute(
     study: Study,
     declaration: TaskDeclaration,
@@ -107,25 +203,21 @@ def _compute(
     records: Records,
     broadcast: Mapping[str, Floats],
     plan: RoundPlan,
-) -> SiteSum:
-    by_subject = study.privacy.unit == "subject"
-    if by_subject and records.subjects is None:
-        raise Misuse("The study's unit is the subject, and the dataset names no column that tells subjects apart.")
+    factor: float,
+) -> SitePart:
+    subjects = _unit_subjects(study, records)
     size, bound = task.layout().size, plan.encoding.bound
     if isinstance(task, SiteTask):
-        if not by_subject:
-            records = Records(records.features, records.present, records.labels)
-        scaled = task.vector(records, broadcast) / grid_unit(task, declaration)
+        scaled = factor * task.vector(replace(records, subjects=subjects), broadcast) / grid_unit(task, declaration)
         if scaled.shape != (size,) or not np.isfinite(scaled).all():
             raise Misuse("A task gave a vector that is not finite or has the wrong length.")
-        return SiteSum(np.rint(np.clip(scaled, -bound, bound)).astype(np.int64), 0, 0)
+        return SitePart(np.rint(np.clip(scaled, -bound, bound)).astype(np.int64))
     if not isinstance(task, RecordTask):
         raise Misuse(f"The task {task.name} is of no known kind.")
-    subjects = records.subjects if by_subject else None
-    pieces = None if by_subject else task.pieces(records, broadcast)
+    pieces = None if subjects is not None else task.pieces(records, broadcast)
     if pieces is not None:
-        return scattered_sum(pieces, size, task.clip(), declaration.grid, bound)
-    return site_sum(task.vectors(records, broadcast), size, task.clip(), declaration.grid, bound, subjects)
+        return SitePart(*scattered_sum(pieces, size, task.clip(), declaration.grid, bound))
+    return SitePart(*site_sum(task.vectors(records, broadcast), size, task.clip(), declaration.grid, bound, subjects))
 
 
 def _records(

@@ -48,28 +48,29 @@ class NoisePlan:
     """How the noise of a sum is made up; part of the round's context.
 
     Attributes:
-        kind: ``distributed`` over the honest shares, ``local`` (every site reaches S alone), ``none``, or ``kept``: nothing is
-            added, for the sum is made of noised statistics that the sites kept and paid for.
+        kind: ``distributed`` over the honest shares, ``local`` (every site reaches S alone), ``none``, ``kept``: nothing is
+            added, for the sum is made of noised statistics that the sites kept and paid for; or ``training``: nothing is
+            added, for every site added noise of variance S^2 in each step of its training.
         variance: S^2 in grid units squared, what the honest shares reach together; 0 for ``none`` and ``kept``.
         honest: h, the shares that are counted; 1 unless distributed.
         colluders: k >= 1, participants whose shares are not counted.
     """
 
-    kind: NoiseKind | Literal["kept"]
+    kind: NoiseKind | Literal["kept", "training"]
     variance: int
     honest: int
     colluders: int
 
     def __post_init__(self) -> None:
-        if self.kind not in ("distributed", "local", "none", "kept"):
+        if self.kind not in ("distributed", "local", "none", "kept", "training"):
             raise Misuse(f"Unknown kind of noise {self.kind!r}.", "Use distributed, local or none.")
         if self.honest < 1 or self.colluders < 1:
             raise Misuse("Honest shares and assumed colluders must be at least 1.")
         if self.kind != "distributed" and self.honest != 1:
             raise Misuse("Only distributed noise counts more than one share.")
-        if (self.variance == 0) != (not self.drawn) or self.variance < 0:
+        if (self.variance == 0) == self.priced or self.variance < 0:
             raise Misuse(f"Noise of kind {self.kind!r} contradicts variance {self.variance}.")
-        if self.drawn and self.share_variance < SMALLEST_SHARE_STD**2:
+        if self.priced and self.share_variance < SMALLEST_SHARE_STD**2:
             raise Misuse(
                 f"One share's noise has a standard deviation of {self.share_std:.3g} grid units; "
                 f"at least {SMALLEST_SHARE_STD} are needed.",
@@ -78,8 +79,13 @@ class NoisePlan:
 
     @property
     def drawn(self) -> bool:
-        """Whether every site draws noise."""
+        """Whether every site adds noise to its vector."""
         return self.kind in ("distributed", "local")
+
+    @property
+    def priced(self) -> bool:
+        """Whether the release has an epsilon: noise is in it that the records were not in before."""
+        return self.drawn or self.kind == "training"
 
     @property
     def share_variance(self) -> Fraction:
@@ -92,8 +98,8 @@ class NoisePlan:
         return math.sqrt(self.share_variance)
 
     def total_variance(self, cohort_size: int) -> Fraction:
-        """Variance of the noise on the sum of ``cohort_size`` contributions, in grid units squared."""
-        return cohort_size * self.share_variance
+        """Variance of the noise that is added to ``cohort_size`` contributions, in grid units squared."""
+        return cohort_size * self.share_variance if self.drawn else Fraction(0)
 
     def draw(self, size: int, source: RandomSource) -> Integers:
         """Draw one site's share: (size,) int64, in grid units."""
@@ -118,7 +124,8 @@ def plan_noise(kind: NoiseKind, variance: int, cohort_size: int, colluders: int)
 
 
 def task_noise(study: Study, declaration: TaskDeclaration, cohort_size: int) -> NoisePlan:
-    """The noise of one of a study's tasks: that of the study's kind, a kept task's always local, a derived task's none.
+    """The noise of one of a study's tasks: that of the study's kind, a kept task's always local, a derived task's none, a
+    training task's in its steps.
 
     Raises:
         Misuse: as :func:`plan_noise`.
@@ -128,6 +135,8 @@ def task_noise(study: Study, declaration: TaskDeclaration, cohort_size: int) -> 
         raise Misuse("A cohort has at least one participant.")
     if privacy.noise != "none" and declaration.source is not None and declaration.variance == 0:
         return NoisePlan("kept", 0, 1, privacy.assumed_colluders)
+    if declaration.local_steps:
+        return NoisePlan("training", declaration.variance, 1, privacy.assumed_colluders)
     kind = "local" if declaration.keep and privacy.noise == "distributed" else privacy.noise
     return plan_noise(kind, declaration.variance, cohort_size, privacy.assumed_colluders)
 

@@ -44,6 +44,10 @@ class TaskDeclaration(Frozen):
             Later tasks may compute from it.
         source: label of an earlier kept task: that a derived task computes from, at no cost and without noise of its own, or
             that a site's alignment is made from.
+        sampling_rate: public q in (0, 1]: each record, or subject, takes part in a release with this probability, by itself.
+        local_steps: of a task that trains with noise: it samples and adds noise of ``variance`` so many times a release, and
+            no more is added to its vector; 0 for all others.
+        resolution: of a task that trains: grid units of the largest value of its vector; 0 for all others.
     """
 
     label: Name
@@ -55,6 +59,14 @@ class TaskDeclaration(Frozen):
     variance: int = Field(ge=0, le=2**62)
     keep: bool = False
     source: Name | None = None
+    sampling_rate: Real = Field(default=1.0, gt=0, le=1)
+    local_steps: int = Field(default=0, ge=0, le=100_000)
+    resolution: int = Field(default=0, ge=0, le=2**40)
+
+    @property
+    def steps(self) -> int:
+        """Noised steps of one release."""
+        return max(1, self.local_steps)
 
 
 class PrivacyDemand(Frozen):
@@ -124,6 +136,10 @@ class Study(Frozen):
                 raise ValueError(f"task {task.label}: its source {task.source!r} is no kept task before it")
             if task.keep and task.releases != 1:
                 raise ValueError(f"task {task.label}: what a site keeps is released once")
+            if task.keep and task.sampling_rate < 1:
+                raise ValueError(f"task {task.label}: what a site keeps is of all its records")
+            if task.local_steps and (self.privacy.noise == "none" or task.keep):
+                raise ValueError(f"task {task.label}: steps with noise need a study with noise, and are not kept")
             if task.keep:
                 kept.add(task.label)
             if task.source is not None and task.variance == 0:

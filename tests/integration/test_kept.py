@@ -19,7 +19,7 @@ from veilsum_aggregation.alignment import site_gaussian
 from veilsum_aggregation.gaussian import barycenter_term, factor
 from veilsum_coordinator.runner import RoundLostError
 from veilsum_participant import store
-from veilsum_participant.policy import study_epsilon
+from veilsum_privacy.pricing import study_epsilon
 from veilsum_privacy.accounting import GaussianEvent, rdp_epsilon
 from veilsum_privacy.computing import kept_blocks
 from veilsum_privacy.database import transaction

@@ -74,6 +74,7 @@ def application(
 
 _SCORES = {
     "linear": "features @ weights.T + bias; the class with the largest score",
+    "network": "the named model's, on the arrays that begin with the prefix; the class with the largest score",
     "mlp": "layer by layer, a rectifier between them; the class with the largest score",
 }
 

@@ -18,7 +18,7 @@ from veilsum_privacy.encoder import Program, Projection
 from veilsum_privacy.schema import DatasetSchema, Frozen
 from veilsum_privacy.study import Disclosure, Study, TaskDeclaration
 from veilsum_privacy.tasks import TASKS
-from veilsum_privacy.tasks.base import DerivedTask
+from veilsum_privacy.tasks.base import DerivedTask, TrainingTask
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,8 @@ class TaskPlan:
         source: label of the kept task that it computes or aligns from.
         share: how much of the study's budget one release takes, against the shares of the other releases; its noise has
             1 / share of the variance. Of no meaning for a derived task.
+        sampling_rate: public rate at which records take part in a release, or in each step of training.
+        local_steps: steps of one release of a task that trains; taken with noise in a study that has it.
     """
 
     label: str
@@ -45,13 +47,25 @@ class TaskPlan:
     keep: bool = False
     source: str | None = None
     share: float = 1.0
+    sampling_rate: float = 1.0
+    local_steps: int = 0
+
+    @property
+    def steps(self) -> int:
+        """Noised steps of all its releases together."""
+        return self.releases * max(1, self.local_steps)
+
+    @property
+    def trains(self) -> bool:
+        """Whether the task trains at the site and adds its noise itself."""
+        return issubclass(TASKS[self.task], TrainingTask)
 
     @property
     def derived(self) -> bool:
         """Whether the task reads no record, and so costs nothing."""
         return issubclass(TASKS[self.task], DerivedTask)
 
-    def declaration(self, *, grid: int, variance: int) -> TaskDeclaration:
+    def declaration(self, *, grid: int, variance: int, resolution: int = 0) -> TaskDeclaration:
         """The plan as a study states it; parameters in their JSON form, floats in hexadecimal, as in the signed bytes."""
         return TaskDeclaration.model_validate(
             {
@@ -64,6 +78,9 @@ class TaskPlan:
                 "variance": variance,
                 "keep": self.keep,
                 "source": self.source,
+                "sampling_rate": self.sampling_rate,
+                "local_steps": self.local_steps if variance else 0,
+                "resolution": resolution,
             }
         )
 

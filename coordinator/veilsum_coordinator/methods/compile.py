@@ -15,7 +15,7 @@ from typing import Any
 from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.methods.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.methods.expectations import Expectation, main_error
-from veilsum_coordinator.methods.grid import NoGridError, derived_grid, plan_grid
+from veilsum_coordinator.methods.grid import NoGridError, derived_grid, plan_grid, training_resolution
 from veilsum_coordinator.methods.request import (
     LARGEST_EPSILON,
     PrivacyRequest,
@@ -27,6 +27,7 @@ from veilsum_privacy.accounting import GaussianEvent, calibrate_noise_multiplier
 from veilsum_privacy.config import did_you_mean, validate
 from veilsum_privacy.encoder import Projection
 from veilsum_privacy.errors import ConfigurationError, Misuse
+from veilsum_privacy.pricing import declared_event
 from veilsum_privacy.randomness import RandomSource
 from veilsum_privacy.schema import DatasetSchema, Frozen
 from veilsum_privacy.study import Study, TaskDeclaration
@@ -66,8 +67,8 @@ class StudyDraft:
 
     @property
     def releases(self) -> int:
-        """Releases that cost privacy, of all tasks."""
-        return sum(plan.releases for plan in self.plans if not plan.derived)
+        """Noised steps of all releases that cost privacy."""
+        return sum(plan.steps for plan in self.plans if not plan.derived)
 
     def expectations(self, study: Study) -> Sequence[Expectation]:
         """How well the quantities of a study compiled from this draft will be known, if all its participants take part."""
@@ -97,13 +98,17 @@ class StudyDraft:
         schema, demand = self.schema, self.request.privacy
         honest = max(1, len(self.members) - demand.assumed_colluders) if demand.noise == "distributed" else 1
         members = len(self.members)
-        total = sum(plan.share * plan.releases for plan in self.plans if not plan.derived) / max(self.releases, 1)
         tasks: list[TaskDeclaration] = []
         for plan in self.plans:
             if plan.derived:
                 tasks.append(plan.declaration(grid=derived_grid(members), variance=0))
                 continue
-            own = None if multiplier is None else multiplier * math.sqrt(total / plan.share)
+            own = None if multiplier is None else self._own_multiplier(plan, multiplier)
+            if plan.trains:
+                grid = plan_grid(max_records=schema.max_records, participants=1, multiplier=own)
+                resolution = training_resolution(members, private=own is not None)
+                tasks.append(plan.declaration(grid=grid.grid, variance=grid.variance, resolution=resolution))
+                continue
             shares = 1 if plan.keep else honest
             grid = plan_grid(max_records=schema.max_records, participants=members, multiplier=own, honest=shares)
             tasks.append(plan.declaration(grid=grid.grid, variance=grid.variance))
@@ -170,11 +175,40 @@ class StudyDraft:
             )
         return study
 
+    def _own_multiplier(self, plan: TaskPlan, multiplier: float) -> float:
+        """Noise multiplier of a plan whose share of the budget differs from the others': 1 / share of the mean's variance."""
+        total = sum(other.share * other.steps for other in self.plans if not other.derived) / max(self.releases, 1)
+        return multiplier * math.sqrt(total / plan.share)
+
     def _multiplier(self, epsilon: float) -> float:
+        if any(plan.sampling_rate < 1 for plan in self.plans):
+            return self._sampled_multiplier(epsilon)
         try:
             return calibrate_noise_multiplier(epsilon, self.request.privacy.delta, self.releases)
         except Misuse as error:
             raise ConfigurationError(error.message, error.advice) from error
+
+    def _sampled_multiplier(self, epsilon: float) -> float:
+        """The least noise that meets ``epsilon`` where records are sampled, to within 0.01%."""
+        delta = self.request.privacy.delta
+        plans = [plan for plan in self.plans if not plan.derived]
+
+        def cost(multiplier: float) -> float:
+            events = []
+            for plan in plans:
+                variance = Fraction(self._own_multiplier(plan, multiplier)) ** 2
+                events.append(GaussianEvent(1, variance.limit_denominator(2**60), plan.sampling_rate, plan.steps))
+            return rdp_epsilon(events, delta)
+
+        low, high = 0.05, 1.0
+        while cost(high) > epsilon:
+            low, high = high, 2.0 * high
+            if high > MOST_NOISE * math.sqrt(self.releases):
+                raise ConfigurationError(f"No noise reaches epsilon {epsilon:g} at delta {delta:g} by RDP.", "Ask for more.")
+        while high - low > 1e-4 * high:
+            middle = (low + high) / 2.0
+            low, high = (middle, high) if cost(middle) > epsilon else (low, middle)
+        return high
 
 
 def draft_study(
@@ -283,5 +317,4 @@ def _reached(tasks: Sequence[TaskDeclaration], delta: float) -> float | None:
     priced = [task for task in tasks if not issubclass(TASKS[task.task], DerivedTask)]
     if any(task.variance == 0 for task in priced):
         return None
-    events = [GaussianEvent(task.grid, Fraction(task.variance), steps=task.releases) for task in priced]
-    return rdp_epsilon(events, delta)
+    return rdp_epsilon([declared_event(task) for task in priced], delta)

@@ -91,6 +91,12 @@ def derived_grid(participants: int) -> int:
     return int(min(2 ** (LANE_BITS - 2 - math.ceil(math.log2(max(participants, 2)))), 2**40))
 
 
+def training_resolution(participants: int, *, private: bool) -> int:
+    """Units of the largest value of a vector that was trained: with noise in it 2^20, which two lanes of a slot hold for up to
+    four participants, without noise as fine as :func:`derived_grid`."""
+    return min(2**20, derived_grid(participants)) if private else derived_grid(participants)
+
+
 def rounding_share(study: Study) -> float:
     """What truncation to the grid adds at most to a value of a compiled study's sums, as a share of the noise S.
 

@@ -92,7 +92,9 @@ def _mechanism(mechanism: Mapping[str, Any] | None) -> str:
         return "post-processing of what was released and paid for: costs nothing"
     ratio = int(mechanism["variance"][0]) ** 0.5 / int(mechanism["sensitivity"])
     name = str(mechanism["mechanism"]).replace("discrete-gaussian", "discrete Gaussian")
-    return f"{name} ({mechanism['noise']}), noise multiplier {ratio:.4g}"
+    rate, steps = float.fromhex(mechanism["sampling_rate"]), int(mechanism["steps"])
+    sampled = f", a sample of {rate:g}" if rate < 1 else ""
+    return f"{name} ({mechanism['noise']}), noise multiplier {ratio:.4g}{sampled}{f', {steps} steps' if steps > 1 else ''}"
 
 
 def _cost(figure: Any) -> str:

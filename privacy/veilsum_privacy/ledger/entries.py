@@ -18,6 +18,7 @@ from veilsum_privacy.accounting import Adaptive, GaussianEvent
 from veilsum_privacy.canonical import canonical
 from veilsum_privacy.errors import HostileInput, Misuse
 from veilsum_privacy.noise import NoisePlan
+from veilsum_privacy.study import TaskDeclaration
 
 
 class Kind(StrEnum):
@@ -42,6 +43,7 @@ MECHANISMS: Mapping[str, str] = {
     "local": "discrete-gaussian",
     "none": "none",
     "kept": "post-processing",
+    "training": "discrete-gaussian",
 }
 """The mechanism's name by the kind of noise."""
 
@@ -62,6 +64,11 @@ class Mechanism:
     sampling_rate: float = 1.0
     steps: int = 1
 
+    @staticmethod
+    def of(declaration: TaskDeclaration, noise: NoisePlan) -> Mechanism:
+        """One release of a declared task."""
+        return Mechanism(declaration.grid, noise, declaration.sampling_rate, declaration.steps)
+
     @property
     def free(self) -> bool:
         """Whether it costs nothing: the sum is made of noised statistics that the site kept, and was charged for."""
@@ -79,7 +86,7 @@ class Mechanism:
         return self._event(self.noise.share_variance)
 
     def _event(self, variance: Fraction) -> GaussianEvent | None:
-        if not self.noise.drawn:
+        if not self.noise.priced:
             return None
         return GaussianEvent(self.sensitivity, variance, self.sampling_rate, self.steps)
 
@@ -108,7 +115,7 @@ class Mechanism:
             noise = NoisePlan(value["noise"], int(value["variance"][0]), value["honest"], colluders)
             rate = float.fromhex(value["sampling_rate"])
             mechanism = Mechanism(int(value["sensitivity"]), noise, rate, value["steps"])
-            same = canonical(mechanism.to_json()) == canonical(value) and (not noise.drawn or mechanism.event is not None)
+            same = canonical(mechanism.to_json()) == canonical(value) and (not noise.priced or mechanism.event is not None)
         except (KeyError, IndexError, TypeError, ValueError, ArithmeticError, Misuse) as error:
             raise HostileInput("The mechanism of a ledger entry is malformed.") from error
         if not same:

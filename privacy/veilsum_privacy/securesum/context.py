@@ -20,7 +20,7 @@ from veilsum_privacy.securesum.parameters import BfvParameters, EncodingPlan, ch
 from veilsum_privacy.securesum.roster import Roster
 from veilsum_privacy.study import Study, TaskDeclaration
 from veilsum_privacy.tasks import build_declared
-from veilsum_privacy.tasks.base import DerivedTask
+from veilsum_privacy.tasks.base import DerivedTask, TrainingTask
 
 NONCE_BYTES = 16
 MAX_ASSIGNMENT_BYTES = 1 << 18
@@ -112,6 +112,8 @@ def task_range(study: Study, declaration: TaskDeclaration) -> tuple[int, int]:
     """
     task = build_declared(study, declaration)
     size = task.layout().size * (study.sites if declaration.disclosure == "per-site" else 1)
+    if isinstance(task, TrainingTask):
+        return size, declaration.resolution
     return size, declaration.grid * (1 if isinstance(task, DerivedTask) else study.data.max_records)
 
 
@@ -179,6 +181,8 @@ def context_digest(
                     "mechanism": "discrete-gaussian" if declaration.variance else "none",
                     "sensitivity": declaration.grid,
                     "variance": str(declaration.variance),
+                    "sampling_rate": declaration.sampling_rate,
+                    "steps": declaration.steps,
                     "delta": study.privacy.delta,
                     "unit": study.privacy.unit,
                 },

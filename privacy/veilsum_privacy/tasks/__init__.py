@@ -10,19 +10,23 @@ from pydantic import ValidationError
 
 from veilsum_privacy.config import did_you_mean, explain
 from veilsum_privacy.errors import HostileInput, Misuse
-from veilsum_privacy.schema import DatasetSchema
+from veilsum_privacy.schema import DatasetSchema, Frozen
 from veilsum_privacy.study import Study, TaskDeclaration
 from veilsum_privacy.tasks.aligned_moments import AlignedMoments
 from veilsum_privacy.tasks.barycenter_step import BarycenterStep
-from veilsum_privacy.tasks.base import DerivedTask, FeatureParameters, SiteTask, Task
+from veilsum_privacy.tasks.base import Alignment, DerivedTask, FeatureParameters, RecordTask, SiteTask, Task, TrainingTask
 from veilsum_privacy.tasks.class_mixtures import ClassMixtures
 from veilsum_privacy.tasks.class_moments import ClassMoments
 from veilsum_privacy.tasks.gaussian_moments import GaussianMoments
+from veilsum_privacy.tasks.gradient import Gradient
 from veilsum_privacy.tasks.local_head import LocalHead
+from veilsum_privacy.tasks.local_training import LocalTraining
 from veilsum_privacy.tasks.model_update import ModelUpdate
+from veilsum_privacy.tasks.power_moments import PowerMoments, PowerMomentsParameters
 from veilsum_privacy.tasks.prototypes import Prototypes
 from veilsum_privacy.tasks.statistics import Statistics
 from veilsum_privacy.tasks.two_way_step import TwoWayStep
+from veilsum_privacy.tasks.within_moments import WithinMoments, WithinMomentsParameters
 
 _ALL: tuple[type[Task], ...] = (
     Statistics,
@@ -32,9 +36,13 @@ _ALL: tuple[type[Task], ...] = (
     ClassMixtures,
     LocalHead,
     ModelUpdate,
+    LocalTraining,
+    Gradient,
     BarycenterStep,
     TwoWayStep,
     AlignedMoments,
+    PowerMoments,
+    WithinMoments,
 )
 
 TASKS: Mapping[str, type[Task]] = {task.name: task for task in _ALL}
@@ -78,8 +86,17 @@ def build_declared(study: Study, declaration: TaskDeclaration) -> Task:
         raise HostileInput(f"{what} reads records and must have noise.")
     if not derived and declaration.grid > LARGEST_SENSITIVITY:
         raise HostileInput(f"{what} has a grid above 2^26.")
-    if isinstance(task, SiteTask) and declaration.keep:
+    if isinstance(task, SiteTask | TrainingTask) and declaration.keep:
         raise HostileInput(f"{what} cannot be kept: it is no sum over records.")
+    if derived and declaration.sampling_rate < 1:
+        raise HostileInput(f"{what} reads no record that could be sampled.")
+    trains, noisy = isinstance(task, TrainingTask), study.privacy.noise != "none"
+    if (declaration.local_steps > 0) != (trains and noisy) or (declaration.resolution > 0) != trains:
+        raise HostileInput(f"{what} has steps and a resolution exactly if it trains at the site, steps only with noise.")
+    if isinstance(task, TrainingTask) and noisy and declaration.grid < 2 * math.sqrt(task.step_size()):
+        raise HostileInput(f"{what} has too coarse a grid for steps of {task.step_size()} values.")
+    if task.weighted() and (derived or isinstance(task, RecordTask) or declaration.disclosure != "joint"):
+        raise HostileInput(f"{what} cannot be weighted: it is no joint sum of one vector a site.")
     if study.privacy.noise != "none" and (reason := task.only_without_noise()) is not None:
         raise HostileInput(f"{what} {reason}; that is for studies without noise only.")
     width = study.data.width if study.encoder is None else study.encoder.width
@@ -88,11 +105,15 @@ def build_declared(study: Study, declaration: TaskDeclaration) -> Task:
     parameters = TASKS[declaration.task].Parameters.model_validate(dict(declaration.parameters))
     if not isinstance(parameters, FeatureParameters):
         return task
-    if parameters.width is None and (study.encoder is not None or parameters.alignment is not None):
+    alignment = parameters.alignment
+    if alignment is not None and (alignment.kind == "moments") != (alignment.moments is not None):
+        raise HostileInput(f"{what} states moments exactly if it is aligned by them.")
+    moved = alignment is not None and alignment.moments is None
+    if parameters.width is None and (study.encoder is not None or moved):
         raise HostileInput(f"{what} must state the width of the features that an encoder or an alignment makes.")
     if parameters.width not in (None, width):
         raise HostileInput(f"{what} has a width of {parameters.width}; its features have {width} dimensions.")
-    own = parameters.alignment is not None and parameters.alignment.kind != "broadcast"
+    own = alignment is not None and alignment.kind != "broadcast"
     if own != (declaration.source is not None):
         raise HostileInput(f"{what} needs a source exactly if the site makes its own alignment.")
     return task
@@ -109,11 +130,26 @@ def _check_source(study: Study, declaration: TaskDeclaration, task: Task, width:
     names = task.sources if isinstance(task, DerivedTask) else ("gaussian-moments", "class-moments")
     if alignment is not None and alignment.kind in ("two-way", "slopes"):
         names = ("class-moments",)
+    elif alignment is not None and alignment.kind == "moments":
+        names = ("power-moments",)
     given = TASKS[source.task].Parameters.model_validate(dict(source.parameters)) if source.task in names else None
     own = given.dimension(study.data) if isinstance(given, FeatureParameters) else 0
     wanted = task.dimension if isinstance(task, DerivedTask) else width
     if own != wanted or getattr(given, "second", "pooled") not in ("pooled", "class"):
         raise HostileInput(f"Task {declaration.label!r} cannot compute from what {source.label!r} keeps.")
+    if isinstance(given, PowerMomentsParameters) and not _same_moments(parameters, alignment, given):
+        raise HostileInput(f"Task {declaration.label!r} takes other moments than {source.label!r} keeps.")
+
+
+def _same_moments(parameters: Frozen, alignment: Alignment | None, given: PowerMomentsParameters) -> bool:
+    """Whether a task reads the power sums of a source as that source makes them."""
+    if isinstance(parameters, WithinMomentsParameters):
+        return parameters.channels == given.channels and parameters.width == given.width
+    use = None if alignment is None else alignment.moments
+    if use is None or (use.order == 4 and (given.order != 4 or use.adjust != "both")):
+        return False
+    in_box = isinstance(parameters, FeatureParameters) and parameters.width == given.width
+    return in_box and use.channels == given.channels and use.bound == given.clip
 
 
 def grid_unit(task: Task, declaration: TaskDeclaration) -> float:
@@ -126,6 +162,8 @@ def grid_unit(task: Task, declaration: TaskDeclaration) -> float:
     Raises:
         HostileInput: the grid is too coarse for a vector of this length.
     """
+    if isinstance(task, TrainingTask):
+        return task.clip() / declaration.resolution  # rounded, with its noise in it already
     if not isinstance(task, SiteTask):
         return task.clip() / declaration.grid
     left = declaration.grid - math.sqrt(task.layout().size)

@@ -1,9 +1,10 @@
 """What a task is: declared once, for both sides.
 
 A task names the vector that a site adds to the sum, in blocks, with a proven bound on what one record changes. There are
-three kinds. A :class:`RecordTask` gives one vector a record; the framework clips and adds them. A :class:`SiteTask` gives one
+four kinds. A :class:`RecordTask` gives one vector a record; the framework clips and adds them. A :class:`SiteTask` gives one
 vector for all of a site's records. A :class:`DerivedTask` reads no record: it computes from the noised vector that the site
-kept of an earlier task, so it costs nothing. The participant computes vectors; the coordinator runs :meth:`Task.layout` and
+kept of an earlier task, so it costs nothing. A :class:`TrainingTask` takes noised steps at the site and may keep what it has
+trained for the next round. The participant computes vectors; the coordinator runs :meth:`Task.layout` and
 reads the blocks of the released sum. Clipping, the grid, noise, masks and encryption come after, and no task can skip them.
 """
 
@@ -13,6 +14,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -20,6 +22,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from veilsum_privacy.schema import DatasetSchema, Frozen, Real
+from veilsum_privacy.steps import Steps
 from veilsum_privacy.study import Disclosure
 
 Floats = NDArray[np.float64]
@@ -94,6 +97,23 @@ class Layout:
         return {block.name: std / block.weight for block in self.blocks}
 
 
+class MomentUse(Frozen):
+    """How features are aligned by their moments, one by one (:mod:`veilsum_aggregation.moment_alignment`).
+
+    Attributes:
+        order: 2, mean and variance, or 4, skewness and kurtosis as well where that can be.
+        adjust: which of mean and variance are changed; ``both`` with order 4.
+        channels: features are so many channels, each with equally many features side by side that share their moments; None
+            for moments of each feature.
+        bound: moments are of features divided by it; 1 for the schema's own.
+    """
+
+    order: Literal[2, 4]
+    adjust: Literal["mean", "variance", "both"]
+    channels: int | None = Field(default=None, ge=1, le=4096)
+    bound: Real = Field(default=1.0, gt=0, le=1e6)
+
+
 class Alignment(Frozen):
     """How a site's features are aligned before a task clips them.
 
@@ -101,10 +121,12 @@ class Alignment(Frozen):
         kind: ``broadcast``: the site's own affine map stands in the broadcast. Others: the site makes its
             map from its kept noised statistic and the broadcast reference (:mod:`veilsum_aggregation.alignment`).
         tau: strength in [0, 1] of a map that the site makes; 0 leaves the features as they are.
+        moments: of the kind ``moments``, which maps each feature by itself; None for all other kinds.
     """
 
-    kind: Literal["broadcast", "barycenter", "two-way", "slopes"]
+    kind: Literal["broadcast", "barycenter", "two-way", "slopes", "moments"]
     tau: Real = Field(ge=0, le=1)
+    moments: MomentUse | None = None
 
 
 class FeatureParameters(Frozen):
@@ -113,7 +135,7 @@ class FeatureParameters(Frozen):
     Attributes:
         width: None for the schema's own features, in [-1, 1]^d. A number for features of so many dimensions that an encoder
             or an alignment made: these are bounded by ``clip`` alone.
-        alignment: None for none; needs a ``width``.
+        alignment: None for none; needs a ``width``, unless it is by moments, which leaves features in their box.
         clip: L2 norm C that a record's features are scaled down to if they exceed it.
         missing: ``skip`` leaves a record with an absent feature out; ``centre`` takes an absent feature as 0, the middle of
             its bounds.
@@ -131,6 +153,22 @@ class FeatureParameters(Frozen):
     def largest_square(self, schema: DatasetSchema) -> float:
         """R^2, the largest squared norm of a record's features after clipping: min(C^2, d) in the box, else C^2."""
         return min(self.clip**2, float(schema.width)) if self.width is None else self.clip**2
+
+
+Part = Literal["all", "statistics", "training"]
+
+
+class PartParameters(FeatureParameters):
+    """Parameters of a task that may work on a part of the records only; all public and independent of the data.
+
+    Attributes:
+        part: ``statistics`` are the records that :func:`veilsum_privacy.parts.in_statistics_part` picks, ``training`` the
+            others, ``all`` both.
+        part_share: share of the records, in expectation, that are for statistics; of no meaning with ``all``.
+    """
+
+    part: Part = "all"
+    part_share: Real = Field(default=0.5, gt=0, lt=1)
 
 
 class Piece(NamedTuple):
@@ -169,6 +207,11 @@ class Task(ABC):
     def only_without_noise(self) -> str | None:
         """Why these parameters are for studies without noise only, as the end of a sentence; None where they are not."""
         return None
+
+    def weighted(self) -> bool:
+        """Whether a site's vector is multiplied by its public weight of the round (:mod:`veilsum_privacy.weights`); only of
+        tasks that give one vector for all of a site's records."""
+        return False
 
     def site_arrays(self) -> tuple[str, ...]:
         """Names of broadcast arrays that have one row a study participant; the task is given its own site's row."""
@@ -223,6 +266,44 @@ class DerivedTask(Task):
             kept: blocks of the source in their own units, with the site's own noise in them.
             noise_std: standard deviation of that noise by block; 0 in a study without noise.
             broadcast: arrays that everyone received.
+        """
+
+
+class Trained(NamedTuple):
+    """What training gives.
+
+    Attributes:
+        vector: (size,) weighted, for the sum.
+        state: arrays that stay at the site and come back in its next round of the task.
+    """
+
+    vector: Floats
+    state: Mapping[str, Floats] = MappingProxyType({})
+
+
+class TrainingTask(Task):
+    """Trains on the site's records for the steps of one round; ``clip()`` bounds the absolute value of each weighted value.
+
+    With noise, vector and state must be made of noised sums, broadcasts and earlier state alone: nothing is added to them.
+    """
+
+    @abstractmethod
+    def step_clip(self) -> float:
+        """C, which bounds in L2 what one unit of privacy changes in the sum of a step; proven in the subclass's docstring."""
+
+    @abstractmethod
+    def step_size(self) -> int:
+        """Number of values of a step's sum."""
+
+    @abstractmethod
+    def train(self, records: Records, broadcast: Mapping[str, Floats], state: Mapping[str, Floats], steps: Steps) -> Trained:
+        """One round of training.
+
+        Args:
+            records: all of the site's; ``records.subjects`` is given where the unit of privacy is the subject.
+            broadcast: arrays that everyone received.
+            state: of the site's last paid round of this task; empty at first, and after a site was restored.
+            steps: samples and noise; not to be noised more than ``steps.number`` times.
         """
 
 

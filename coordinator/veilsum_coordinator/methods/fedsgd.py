@@ -1,0 +1,202 @@
+"""The method "fedsgd": distributed DP-SGD, one secure sum a step.
+
+In every step each site draws a Poisson sample of its records, adds up their clipped gradients of the present model and its
+share of the noise; the coordinator divides the sum by the public number of records that a sample is expected to have and takes
+one step of an optimiser. The steps are those of DP-SGD on all records in one place (Abadi et al. 2016), with noise on the sum
+in place of noise at every site. How many steps there are, and so what all of them cost, stands in the study.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from veilsum_coordinator.federation import Federation
+from veilsum_coordinator.methods.applying import study_application, study_arrays
+from veilsum_coordinator.methods.base import Inputs, Method, TaskPlan
+from veilsum_coordinator.methods.expectations import Z95, Expectation, released_noise
+from veilsum_coordinator.methods.moment_plans import GENEROUS, Missing, need_label
+from veilsum_coordinator.methods.networks import network_head, resolved_model
+from veilsum_coordinator.methods.server_optimisers import OptimiserParameters, ServerOptimiser
+from veilsum_coordinator.results import Result
+from veilsum_privacy.encoder import Program
+from veilsum_privacy.errors import ConfigurationError
+from veilsum_privacy.schema import Frozen, Real
+from veilsum_privacy.study import Study
+from veilsum_privacy.tasks.gradient import GradientParameters
+from veilsum_privacy.training.arrays import MODEL, to_broadcast
+from veilsum_privacy.training.models import ModelSpec, build_architecture
+
+Floats = NDArray[np.float64]
+
+GRADIENT = "gradient"
+"""Label of the releases."""
+
+
+class FedSGDParameters(Frozen):
+    """Parameters, all public.
+
+    Attributes:
+        model: what is trained; by default a linear softmax classifier.
+        clip: L2 norm that a record's features are scaled down to; by default one that hardly a record exceeds, since gradients
+            are clipped themselves.
+        missing: ``skip`` leaves a record with an absent feature out, ``centre`` takes the middle of the bounds.
+        steps: of the optimiser, each a release.
+        sampling_rate: q, with which each record takes part in a step.
+        gradient_clip: C, L2 norm that a record's gradient is scaled down to.
+        optimiser: of the coordinator.
+        decay: L2 penalty on all values, decay / 2 |theta|^2.
+        average: share of the steps, from the last backwards, whose models' mean is the result; 0 takes the last one.
+        records: number of all sites' records that sums are divided by; public, by default what the study expects.
+        checkpoint_every: steps after which a model is kept; 0 for none.
+        seed: of the first values; it protects nothing.
+    """
+
+    model: ModelSpec | None = None
+    clip: Real | None = Field(default=None, gt=0, le=1e6)
+    missing: Missing = "skip"
+    steps: int = Field(default=200, ge=1, le=100_000)
+    sampling_rate: Real = Field(default=1.0, gt=0, le=1)
+    gradient_clip: Real | None = Field(default=None, gt=0, le=1e6)
+    optimiser: OptimiserParameters = OptimiserParameters()
+    decay: Real = Field(default=0.0, ge=0, le=1e6)
+    average: Real = Field(default=0.5, ge=0, le=1)
+    records: int | None = Field(default=None, ge=1, le=2**40)
+    checkpoint_every: int = Field(default=0, ge=0, le=100_000)
+    seed: int = Field(default=0, ge=0, le=2**31 - 1)
+
+
+class FedSGD(Method):
+    """DP-SGD over the task "gradient"."""
+
+    name = "fedsgd"
+    Parameters: ClassVar[type[Frozen]] = FedSGDParameters
+
+    def resolve(self, parameters: Frozen, inputs: Inputs) -> Frozen:
+        if not isinstance(parameters, FedSGDParameters):
+            return parameters
+        need_label(inputs, "the method fedsgd")
+        clip = parameters.clip or feature_clip(inputs)
+        model = parameters.model or default_model(inputs, clip)
+        convex = model.name == "linear"
+        optimiser = parameters.optimiser
+        if optimiser.learning_rate is None:
+            optimiser = optimiser.model_copy(update={"learning_rate": default_rate(optimiser, convex=convex, inputs=inputs)})
+        filled = {
+            "clip": clip,
+            "model": resolved_model(model, inputs.width, len(inputs.classes), "fedsgd, parameters.model"),
+            "gradient_clip": parameters.gradient_clip or (CONVEX_CLIP if convex else 1.0),
+            "optimiser": optimiser,
+            "records": parameters.records or inputs.records * inputs.sites,
+        }
+        return parameters.model_copy(update=filled)
+
+    def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
+        if not isinstance(parameters, FedSGDParameters) or parameters.model is None or parameters.clip is None:
+            raise ConfigurationError("The method fedsgd takes its own parameters, resolved.")
+        task = GradientParameters(
+            width=None if inputs.encoder is None else inputs.width,
+            clip=parameters.clip,
+            missing=parameters.missing,
+            model=parameters.model,
+            gradient_clip=parameters.gradient_clip or 1.0,
+        )
+        rate = float(parameters.sampling_rate)
+        return (TaskPlan(GRADIENT, "gradient", task, releases=parameters.steps, sampling_rate=rate),)
+
+    def expectations(self, study: Study, cohort: int, records: int) -> Sequence[Expectation]:
+        """The noise of a step's mean gradient, along one direction, against the norm that a record's is clipped to."""
+        parameters = FedSGDParameters.model_validate(study.parameters)
+        noise = max(released_noise(study, GRADIENT, cohort).values())
+        clip, number = float(parameters.gradient_clip or 1.0), max(1.0, float(parameters.sampling_rate) * records)
+        what = "mean clipped gradient of a step, along any one direction"
+        basis = "the clip norm: what it is if all records' gradients agree"
+        return [Expectation(GRADIENT, what, clip, Z95 * noise / number, basis=basis, main=True)]
+
+    def run(self, federation: Federation) -> Result:
+        study = federation.study
+        parameters = FedSGDParameters.model_validate(study.parameters)
+        width = study.data.width if study.encoder is None else study.encoder.width
+        architecture = build_architecture(parameters.model or ModelSpec(name="linear"), width, len(study.data.classes))
+        model, shapes = architecture.initial(parameters.seed), architecture.shapes()
+        optimiser = ServerOptimiser(parameters.optimiser, shapes)
+        expected = float(parameters.sampling_rate) * float(parameters.records or 1)
+        averaged = math.ceil(parameters.average * parameters.steps)
+        mean = {name: np.zeros(shape) for name, shape in shapes.items()}
+        sizes: list[float] = []
+        for step in range(1, parameters.steps + 1):
+            release = federation.sum(GRADIENT, to_broadcast(model))
+            # A step without some participants is of fewer records, and of less noise.
+            share = len(release.cohort) / study.sites
+            gradient = {
+                name: release.values[MODEL + name] / (expected * share) + parameters.decay * values
+                for name, values in model.items()
+            }
+            sizes.append(_norm(gradient))
+            model = optimiser.step(model, gradient)
+            if step > parameters.steps - averaged:
+                mean = {name: mean[name] + values / averaged for name, values in model.items()}
+            if parameters.checkpoint_every and step % parameters.checkpoint_every == 0 and step < parameters.steps:
+                federation.checkpoint(to_broadcast(model), {"step": step, "steps": parameters.steps})
+        final = mean if averaged else model
+        summary: dict[str, Any] = {
+            "model": architecture.name,
+            "values": architecture.size,
+            "steps": parameters.steps,
+            "averaged": averaged,
+            "gradient_norm": _shown(sizes),
+            "noise_norm": released_noise(study, GRADIENT, study.sites)[MODEL + next(iter(shapes))]
+            * math.sqrt(architecture.size)
+            / expected,
+        }
+        head, arrays = network_head(architecture, final)
+        applied = study_application(federation, parameters.missing, None, head, study.data.classes)
+        return Result(self.name, summary, {**study_arrays(federation), **arrays}, applied)
+
+
+CONVEX_CLIP, CONVEX_BIAS = 0.3, 0.3
+"""Gradient norm and constant of the bias of linear models, for features of norm 1 at most."""
+
+
+def feature_clip(inputs: Inputs) -> float:
+    """A norm that hardly a record's features exceed: sqrt(d) in the box, 8 for a projection, whose typical norm is 1.
+
+    Raises:
+        ConfigurationError: a program makes the features, whose scale nobody can know.
+    """
+    if inputs.encoder is None:
+        return math.sqrt(inputs.width)
+    if isinstance(inputs.encoder, Program):
+        raise ConfigurationError(
+            "A study whose features a program makes must state parameters.clip.",
+            "Take the norm that most feature vectors keep within, known from other data than the sites'.",
+        )
+    return GENEROUS
+
+
+def default_model(inputs: Inputs, clip: float) -> ModelSpec:
+    """A linear softmax classifier on features scaled to a norm of about 1."""
+    scale = 1.0 / clip if inputs.encoder is None or isinstance(inputs.encoder, Program) else 1.0
+    return ModelSpec(name="linear", options={"scale": scale, "bias": CONVEX_BIAS})
+
+
+def default_rate(optimiser: OptimiserParameters, *, convex: bool, inputs: Inputs) -> float:
+    """Learning rate where none is stated."""
+    if optimiser.name != "sgd":
+        return 0.05
+    return (16.0 if convex else 0.5) * (1.0 - optimiser.momentum)
+
+
+def _norm(arrays: Mapping[str, Floats]) -> float:
+    return math.sqrt(sum(float(np.sum(values**2)) for values in arrays.values()))
+
+
+def _shown(sizes: Sequence[float]) -> dict[str, float]:
+    """First and last of a series, and its mean over the last tenth."""
+    tail = sizes[-max(1, len(sizes) // 10) :]
+    return {"first": sizes[0], "last_tenth": math.fsum(tail) / len(tail)}

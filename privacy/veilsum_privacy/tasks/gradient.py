@@ -1,0 +1,83 @@
+"""The task "gradient": the sum of the records' clipped gradients of a broadcast model, one step of DP-SGD."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from veilsum_privacy.errors import HostileInput, Misuse
+from veilsum_privacy.schema import DatasetSchema, Frozen, Real
+from veilsum_privacy.tasks.base import Block, FeatureParameters, Floats, Layout, Records, SiteTask
+from veilsum_privacy.tasks.features import clipped, usable
+from veilsum_privacy.training.arrays import MODEL, from_broadcast
+from veilsum_privacy.training.models import ModelSpec, build_architecture, check_resolved
+
+LARGEST_SITE = 2**24
+"""Records of a site up to which rounding is bounded."""
+
+
+class GradientParameters(FeatureParameters):
+    """Parameters of :class:`Gradient`; all public and independent of the data.
+
+    Attributes:
+        model: whose gradient is summed; every option stated.
+        gradient_clip: L2 norm C that a record's gradient is scaled down to if it exceeds it.
+    """
+
+    model: ModelSpec
+    gradient_clip: Real = Field(gt=0, le=1e6)
+
+
+class Gradient(SiteTask):
+    """Sum over the sampled records of the gradient of the cross-entropy, each record's clipped to a norm of C.
+
+    Blocks: the model's arrays, ``model.<name>``, all of weight 1. The broadcast holds the model in arrays of these names.
+
+    The sum is over whichever records the framework's Poisson sample took; nothing is divided by their number. A record that
+    does not count, by its label, a missing feature or a gradient that is not finite, adds zero.
+
+    Sensitivity: C (1 + s). A record's gradient depends on the record and the broadcast alone, and is no longer than C; s,
+    about 2e-4, is what floating point may add when up to 2^24 of them are summed
+    (:class:`veilsum_privacy.training.clipped_sums.ClippedGradients`). A subject's gradients are added and clipped to C again.
+    A record whose gradient has a norm of C reaches the bound but for s.
+    """
+
+    name = "gradient"
+    Parameters: ClassVar[type[Frozen]] = GradientParameters
+
+    def __init__(self, parameters: Frozen, schema: DatasetSchema) -> None:
+        if not isinstance(parameters, GradientParameters):
+            raise Misuse("The task gradient takes its own parameters.")
+        if len(schema.classes) < 2:
+            raise Misuse("The task gradient needs a label with two classes or more.", "Add a [label] table with classes.")
+        self.parameters = parameters
+        self._classes = len(schema.classes)
+        try:
+            check_resolved(parameters.model)
+            self._architecture = build_architecture(parameters.model, parameters.dimension(schema), self._classes)
+        except HostileInput as error:
+            raise Misuse(error.message, error.advice) from error
+
+    def layout(self) -> Layout:
+        return Layout(tuple(Block(MODEL + name, shape) for name, shape in self._architecture.shapes().items()))
+
+    def clip(self) -> float:
+        from veilsum_privacy.training.gradients import summation_slack
+
+        return self.parameters.gradient_clip * (1.0 + summation_slack(self._architecture, LARGEST_SITE))
+
+    def vector(self, records: Records, broadcast: Mapping[str, Floats]) -> Floats:
+        from veilsum_privacy.training.gradients import clipped_gradient_sum
+
+        if records.labels is None:
+            raise Misuse("The task gradient needs labelled records.")
+        parameters, every = self.parameters, slice(0, len(records))
+        arrays = from_broadcast(broadcast, self._architecture.shapes())
+        used = usable(parameters, records, every, self._classes)
+        x = clipped(parameters, records, every, used)
+        labels = np.where(used, records.labels, -1)
+        found = clipped_gradient_sum(self._architecture, arrays, x, labels, parameters.gradient_clip, groups=records.subjects)
+        return found.total

@@ -1,0 +1,64 @@
+"""How records go through a network: in batches of one public size, on one thread, so that none depends on the others.
+
+A network's layers add up in an order that depends on the shape of a batch, and on the number of threads. With one shape and
+one thread a record's result is the same whatever records share its batch; :mod:`.per_record` checks that where gradients are
+taken. Rows that pad the last batch are zeros, and dropped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+LARGEST_BATCH = 64
+_VALUES = 2**23  # of gradients by record that are held at once: 64 MiB
+
+
+def physical_batch(values: int) -> int:
+    """Records that go through a network at once, where each of them holds so many values; public.
+
+    A power of two: products of other sizes end in rows that some machines add up in another order.
+    """
+    return int(2 ** math.floor(math.log2(max(1, min(LARGEST_BATCH, _VALUES // max(values, 1))))))
+
+
+def padded(x: Floats, labels: Integers, size: int) -> Iterator[tuple[slice, Floats, Integers]]:
+    """Batches of exactly ``size`` records: their place in ``x``, features and labels, with zeros at the end of the last."""
+    for start in range(0, len(x), size):
+        place = slice(start, min(start + size, len(x)))
+        missing = size - (place.stop - start)
+        rows, names = x[place], labels[place]
+        if missing:
+            rows = np.concatenate([rows, np.zeros((missing, *x.shape[1:]))])
+            names = np.concatenate([names, np.zeros(missing, dtype=np.int64)])
+        yield place, rows, names
+
+
+def precision(module: nn.Module) -> torch.dtype:
+    """The type of a network's parameters."""
+    return next(module.parameters()).dtype
+
+
+def values(module: nn.Module) -> int:
+    """How many values a network's parameters hold."""
+    return sum(math.prod(parameter.shape) for parameter in module.parameters())
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch work on one thread inside, and on as many as before afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,225 @@
+"""Local training: stochastic gradient descent at one site, in epochs without noise, or in noised steps.
+
+A model is one flat vector here. Gradients without noise are means over a batch: of perceptrons under cross-entropy in closed
+form, of other models or losses by autograd. Gradients with noise are sums of clipped gradients of a sample, noised, over a
+public number of records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum_privacy.steps import Mask, Steps
+from veilsum_privacy.training.arrays import flatten, load, unflatten
+from veilsum_privacy.training.mlp import Descent, gradients
+from veilsum_privacy.training.models.base import Architecture
+from veilsum_privacy.training.models.perceptrons import Perceptron
+from veilsum_privacy.training.objectives.base import Floats, LocalObjective
+
+Labels = NDArray[np.int64]
+MeanGradient = Callable[[Floats, Floats, Labels], Floats]
+"""A model (P,), features (n, d) and labels (n,), n positive, to the gradient (P,) of the mean loss."""
+
+
+class Descended(NamedTuple):
+    """What training came to.
+
+    Attributes:
+        end: the model (P,); not always finite.
+        gradient: mean over the steps of the records' mean gradient (P,), without pull and decay; zeros where there was none.
+        steps: how many were taken.
+    """
+
+    end: Floats
+    gradient: Floats
+    steps: int
+
+
+class Sample(NamedTuple):
+    """The records of a site that take part in training, and how a step draws from them.
+
+    Attributes:
+        x, labels: (n, d), (n,).
+        subjects: (n,), where the unit of privacy is the subject.
+        expected: public number of records that a step is expected to draw.
+    """
+
+    x: Floats
+    labels: Labels
+    subjects: Labels | None
+    expected: float
+
+    def draw(self, steps: Steps) -> Sample:
+        """A Poisson sample, at the rate of ``steps``."""
+        taken: Mask = steps.sample(len(self.x), self.subjects)
+        subjects = None if self.subjects is None else self.subjects[taken]
+        return Sample(self.x[taken], self.labels[taken], subjects, self.expected)
+
+
+class _Walk:
+    """A model on its way: momentum, decay and the objective's pull."""
+
+    def __init__(self, start: Floats, descent: Descent, objective: LocalObjective) -> None:
+        self.theta = start.copy()
+        self._descent, self._objective = descent, objective
+        self._speed, self._sum, self.steps = np.zeros_like(start), np.zeros_like(start), 0
+
+    def step(self, gradient: Floats) -> None:
+        """v <- momentum v + gradient + pull + decay theta; theta <- theta - learning_rate v."""
+        self._sum += gradient
+        self.steps += 1
+        whole = gradient
+        if self._objective.pull is not None:
+            whole = whole + self._objective.pull(self.theta)
+        if self._descent.decay:
+            whole = whole + self._descent.decay * self.theta
+        self._speed = self._descent.momentum * self._speed + whole
+        self.theta = self.theta - self._descent.learning_rate * self._speed
+
+    def done(self) -> Descended:
+        return Descended(self.theta, self._sum / max(self.steps, 1), self.steps)
+
+
+def descend(
+    start: Floats,
+    x: Floats,
+    labels: Labels,
+    gradient: MeanGradient,
+    objective: LocalObjective,
+    descent: Descent,
+    rng: np.random.Generator,
+) -> Descended:
+    """Epochs over shuffled batches, without noise; the start where there are no records.
+
+    Args:
+        start: the model (P,).
+        x, labels: the records (n, d), (n,).
+        gradient: from :func:`mean_gradient`.
+        objective: of the round; of it the pull is used here.
+        descent: how to train.
+        rng: source of the order of records.
+    """
+    walk = _Walk(start, descent, objective)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for _ in range(descent.epochs):
+            order = rng.permutation(len(x))
+            for first in range(0, len(x), descent.batch):
+                rows = order[first : first + descent.batch]
+                walk.step(gradient(walk.theta, x[rows], labels[rows]))
+    return walk.done()
+
+
+def descend_noised(
+    start: Floats,
+    sample: Sample,
+    architecture: Architecture,
+    objective: LocalObjective,
+    descent: Descent,
+    clip: float,
+    steps: Steps,
+    number: int,
+) -> Descended:
+    """Exactly ``number`` steps of DP-SGD. Nothing but the noised sums of ``steps`` depends on the records.
+
+    A step draws a Poisson sample, adds up its records' gradients, each clipped to ``clip``, has the sum noised, and divides it
+    by the expected number of records, which is public, in place of the true one.
+
+    Args:
+        start: the model (P,).
+        sample: all of the site's records.
+        architecture: of the model.
+        objective: of the round; its loss is a record's own.
+        descent: learning rate, momentum and decay.
+        clip: C.
+        steps: the framework's.
+        number: of steps.
+    """
+    clipped_sum = _clipped_sum(architecture, objective, clip)
+    walk, shapes = _Walk(start, descent, objective), architecture.shapes()
+    with np.errstate(over="ignore", invalid="ignore"):
+        for _ in range(number):
+            drawn, arrays = sample.draw(steps), unflatten(walk.theta, shapes)
+            if not np.isfinite(walk.theta).all():  # of noised steps only; the declared steps are taken all the same
+                arrays = unflatten(start, shapes)
+            walk.step(steps.noised(clipped_sum(arrays, drawn)) / sample.expected)
+    return walk.done()
+
+
+def _clipped_sum(
+    architecture: Architecture, objective: LocalObjective, clip: float
+) -> Callable[[Mapping[str, Floats], Sample], Floats]:
+    """A model's arrays and a sample to the sum (P,) of its clipped gradients. A loss's engine is made and checked once."""
+    from veilsum_privacy.training.gradients import PerRecordGradients, clipped_gradient_sum, compute_module
+
+    loss = objective.loss
+    if loss is None:
+        return lambda arrays, drawn: (
+            clipped_gradient_sum(architecture, arrays, drawn.x, drawn.labels, clip, groups=drawn.subjects).total
+        )
+    engine = PerRecordGradients(compute_module(architecture))
+
+    def clipped_sum(arrays: Mapping[str, Floats], drawn: Sample) -> Floats:
+        load(engine.module, arrays)
+        names = np.where(drawn.labels < architecture.classes, drawn.labels, -1)
+        return engine.clipped_sum(lambda x, y: loss(engine.module, x, y), drawn.x, names, clip, drawn.subjects).total
+
+    return clipped_sum
+
+
+def mean_gradient(architecture: Architecture, objective: LocalObjective) -> MeanGradient:
+    """The gradient of the mean loss of a batch, with the objective's loss and penalty."""
+    if isinstance(architecture, Perceptron) and objective.loss is None and objective.penalty is None:
+        return _perceptron_gradient(architecture)
+    return _network_gradient(architecture, objective)
+
+
+def _perceptron_gradient(architecture: Perceptron) -> MeanGradient:
+    shapes, layers = architecture.shapes(), architecture.layers()
+
+    def gradient(theta: Floats, x: Floats, labels: Labels) -> Floats:
+        arrays = unflatten(theta, shapes)
+        flat: list[Floats] = []
+        for layer in layers:
+            flat += [arrays[layer.weight], layer.constant * arrays[layer.bias]]
+        found = gradients(flat, architecture.scale * x, labels)[1]
+        named: dict[str, Floats] = {}
+        for index, layer in enumerate(layers):
+            named |= {layer.weight: found[2 * index], layer.bias: layer.constant * found[2 * index + 1]}
+        return flatten(named, shapes)
+
+    return gradient
+
+
+def _network_gradient(architecture: Architecture, objective: LocalObjective) -> MeanGradient:
+    import torch
+    from torch.nn import functional
+
+    from veilsum_privacy.training.batches import one_thread, precision
+    from veilsum_privacy.training.gradients import compute_module
+
+    module, shapes = compute_module(architecture), architecture.shapes()
+    kind = precision(module)
+    parameters = dict(module.named_parameters())
+
+    def gradient(theta: Floats, x: Floats, labels: Labels) -> Floats:
+        load(module, unflatten(theta, shapes))
+        given, names = torch.tensor(x, dtype=kind), torch.tensor(labels, dtype=torch.int64)
+        with one_thread():
+            if objective.loss is None:
+                loss = functional.cross_entropy(module(given), names)
+            else:
+                loss = objective.loss(module, given, names).mean()
+            if objective.penalty is not None:
+                loss = loss + objective.penalty(module, given, names)
+            found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+        named = {
+            name: np.zeros(shapes[name]) if values is None else values.double().numpy()
+            for name, values in zip(parameters, found, strict=True)
+        }
+        return flatten(named, shapes)
+
+    return gradient

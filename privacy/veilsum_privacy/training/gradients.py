@@ -1,0 +1,142 @@
+"""The clipped gradient sum of a named model: what a step of DP-SGD adds up at a site, before noise.
+
+Perceptrons under cross-entropy have their gradients in closed form; every other model, or loss, goes through Opacus. Nothing
+here draws noise or samples records.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from veilsum_privacy.errors import Misuse
+from veilsum_privacy.training import closed_form
+from veilsum_privacy.training.arrays import load
+from veilsum_privacy.training.batches import LARGEST_BATCH, physical_batch
+from veilsum_privacy.training.clipped_sums import ClippedGradients, ClippedSum, relative_slack
+from veilsum_privacy.training.models.base import Architecture
+from veilsum_privacy.training.models.networks import Network
+from veilsum_privacy.training.models.perceptrons import Perceptron
+from veilsum_privacy.training.per_record import PerRecordGradients
+
+__all__ = [
+    "ClippedSum",
+    "Loss",
+    "PerRecordGradients",
+    "clipped_gradient_sum",
+    "compute_module",
+    "cross_entropy",
+    "engine",
+    "summation_slack",
+]
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+Loss = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Network, features (B, width) and labels (B,) to losses (B,), each of its own record alone."""
+
+_KEPT = 4  # engines kept by each thread
+
+
+def clipped_gradient_sum(
+    architecture: Architecture,
+    arrays: Mapping[str, Floats],
+    x: Floats,
+    labels: Integers,
+    clip: float,
+    *,
+    groups: Integers | None = None,
+    loss: Loss | None = None,
+) -> ClippedSum:
+    """Sum over records of the loss's gradient by all of the model's values, each record's clipped to an L2 norm of ``clip``.
+
+    Sensitivity: one record, or with ``groups`` one subject with all its records, added or removed changes the sum by at most
+    clip * (1 + summation_slack(architecture, n)) in L2, for sums of n records at most
+    (:class:`veilsum_privacy.training.clipped_sums.ClippedGradients`).
+
+    Args:
+        architecture: of the model.
+        arrays: its values; public.
+        x: (n, width); n may be 0. A record that is not finite contributes zero and is counted.
+        labels: (n,) from 0 to K - 1; a record with another label contributes zero and is counted.
+        clip: C, from 1e-100 to 1e100.
+        groups: (n,) whose record each one is, never descending. A subject's clipped gradients are added and clipped again.
+        loss: cross-entropy if None.
+
+    Raises:
+        Misuse: shapes that do not fit, or a loss that :class:`.PerRecordGradients` refuses.
+    """
+    if x.ndim != 2 or x.shape[1] != architecture.width or labels.shape != (len(x),):
+        raise Misuse(f"Records come as rows of {architecture.width} features, with one label each.")
+    if groups is not None and groups.shape != labels.shape:
+        raise Misuse("Subjects were given for another number of records.")
+    labels = np.where(labels < architecture.classes, labels, -1)
+    if loss is None and isinstance(architecture, Perceptron):
+        return _perceptron_sum(architecture, arrays, x, labels, clip, groups)
+    if loss is None:
+        found = engine(architecture)
+        load(found.module, arrays)
+        return found.clipped_sum(lambda features, names: cross_entropy(found.module, features, names), x, labels, clip, groups)
+    own = PerRecordGradients(compute_module(architecture))
+    load(own.module, arrays)
+    return own.clipped_sum(lambda features, names: loss(own.module, features, names), x, labels, clip, groups)
+
+
+def summation_slack(architecture: Architecture, max_records: int) -> float:
+    """What rounding adds to the sensitivity of :func:`clipped_gradient_sum`, as a share of ``clip``.
+
+    Derived in :func:`veilsum_privacy.training.clipped_sums.relative_slack`: about 2 n k 2^-53 for n records, where k is the
+    number of additions that a term goes through. For a million records it is about 1e-6, for a thousand below 1e-9.
+
+    Args:
+        architecture: of the model.
+        max_records: most records of a sum, public.
+    """
+    return relative_slack(max_records, max(closed_form.BATCH, LARGEST_BATCH))
+
+
+def cross_entropy(module: nn.Module, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy of each record, (B,)."""
+    return nn.functional.cross_entropy(module(x), labels, reduction="none")
+
+
+def compute_module(architecture: Architecture) -> Network:
+    """A new network in the precision that the architecture is computed in."""
+    return architecture.module().to(torch.float32 if architecture.precision == "float32" else torch.float64)
+
+
+def engine(architecture: Architecture) -> PerRecordGradients:
+    """This thread's engine for cross-entropy of this architecture; made and checked once, then kept with the last few."""
+    kept: OrderedDict[object, PerRecordGradients] = _LOCAL.__dict__.setdefault("engines", OrderedDict())
+    key = (type(architecture), architecture.options.model_dump_json(), architecture.inputs, architecture.width)
+    found = kept.pop((*key, architecture.classes), None)
+    if found is None:
+        found = PerRecordGradients(compute_module(architecture))
+    kept[(*key, architecture.classes)] = found
+    if len(kept) > _KEPT:
+        kept.popitem(last=False)
+    return found
+
+
+_LOCAL = threading.local()
+
+
+def _perceptron_sum(
+    architecture: Perceptron, arrays: Mapping[str, Floats], x: Floats, labels: Integers, clip: float, groups: Integers | None
+) -> ClippedSum:
+    total = ClippedGradients(architecture.shapes(), clip, groups)
+    usable = np.isfinite(x).all(axis=1) & (labels >= 0)
+    step = closed_form.BATCH if groups is None else physical_batch(architecture.size)
+    for start in range(0, len(x), step):
+        mine = usable[start : start + step]
+        rows = np.where(mine[:, None], x[start : start + step], 0.0)
+        names = np.where(mine, labels[start : start + step], 0)
+        total.add(closed_form.factors(architecture, arrays, rows, names), mine)
+    return total.result()

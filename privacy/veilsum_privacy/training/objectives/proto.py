@@ -1,0 +1,117 @@
+"""The objective "proto": FedProto (Tan et al. 2022), representations drawn towards the common prototypes of their classes."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from veilsum_privacy.clipping import row_norms
+from veilsum_privacy.schema import Frozen, Real
+from veilsum_privacy.training.models.base import Shapes
+from veilsum_privacy.training.objectives.base import (
+    Done,
+    Floats,
+    Labels,
+    LocalObjective,
+    Objective,
+    Outcome,
+    OwnBlock,
+    Received,
+    representation_size,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+PROTOTYPES, KNOWN = "proto.prototypes", "proto.known"
+"""Broadcast arrays (K, H), the prototypes, and (K,), 0 for a class that has none yet."""
+
+SUMS, COUNTS = "proto.sums", "proto.counts"
+"""Blocks (K, H), sums of representations by class over ``radius``, and (K,), numbers of records."""
+
+COUNT_SHARE = 0.2
+"""Part of a record's squared norm that its count takes."""
+
+LARGEST_SUM = 2.0**20
+"""Of the values of a block, in records."""
+
+
+class ProtoOptions(Frozen):
+    """Options of :class:`Proto`.
+
+    Attributes:
+        mu: weight of the distance.
+        radius: L2 norm that a representation is scaled down to in the sums.
+    """
+
+    mu: Real = Field(default=1.0, ge=0, le=1e6)
+    radius: Real = Field(default=10.0, gt=0, le=1e6)
+
+
+class Proto(Objective):
+    """Cross-entropy + mu |z - p_y|^2 / H, for the representation z of a record and the prototype p_y of its class.
+
+    Prototypes are class means of the representations that sites have after training, over all sites: class sums and counts go
+    through the secure sum. With noise these are one more noised step a round, over a sample of its own: a record has one row
+    of norm 1 at most, z cut to ``radius`` in the place of its class, and its count. The text exchanges prototypes in place of
+    models; here the models are averaged as well, so that there is one to release.
+    """
+
+    name = "proto"
+    Options: ClassVar[type[Frozen]] = ProtoOptions
+    options: ProtoOptions
+
+    def broadcast(self) -> Shapes:
+        k = self.architecture.classes
+        return {PROTOTYPES: (k, representation_size(self.architecture)), KNOWN: (k,)}
+
+    def blocks(self) -> tuple[OwnBlock, ...]:
+        k = self.architecture.classes
+        return (
+            OwnBlock(SUMS, (k, representation_size(self.architecture)), LARGEST_SUM),
+            OwnBlock(COUNTS, (k,), LARGEST_SUM),
+        )
+
+    def row_size(self) -> int:
+        return self.architecture.classes * (representation_size(self.architecture) + 1)
+
+    def begin(self, received: Received) -> LocalObjective:
+        given = self.given(received)
+        return LocalObjective(loss=self._loss(given) if given[KNOWN].any() else None, finish=self._finish)
+
+    def _loss(self, given: dict[str, Floats]) -> object:
+        import torch
+
+        prototypes, known = torch.from_numpy(given[PROTOTYPES].copy()), torch.from_numpy(given[KNOWN] != 0.0)
+        mu = self.options.mu
+
+        def loss(module: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+            from torch.nn import functional
+
+            z = module.features(x)
+            distance = ((z - prototypes[labels].to(z.dtype)) ** 2).mean(dim=1) * known[labels]
+            return functional.cross_entropy(module.head(z), labels, reduction="none") + mu * distance
+
+        return loss
+
+    def _finish(self, done: Done) -> Outcome:
+        from veilsum_privacy.training.arrays import unflatten
+        from veilsum_privacy.training.predict import representations
+
+        k, h = self.architecture.classes, representation_size(self.architecture)
+        arrays = unflatten(done.end, self.architecture.shapes())
+        long, one = math.sqrt(1.0 - COUNT_SHARE), math.sqrt(COUNT_SHARE)
+
+        def rows(x: Floats, labels: Labels) -> Floats:
+            z = representations(self.architecture, arrays, x)
+            z = np.where(np.isfinite(z).all(axis=1, keepdims=True), z, 0.0)
+            z = z / np.maximum(row_norms(z), self.options.radius)[:, None]
+            found, each = np.zeros((len(x), k, h + 1)), np.arange(len(x))
+            found[each, labels, :h], found[each, labels, h] = long * z, one
+            return found.reshape(len(x), k * (h + 1))
+
+        total = done.unit_sum(rows, self.row_size()).reshape(k, h + 1)
+        return Outcome({SUMS: total[:, :h] / long, COUNTS: total[:, h] / one})

@@ -1,0 +1,36 @@
+"""The objective "prox": FedProx (Li et al. 2020), which holds a site near the broadcast model."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from veilsum_privacy.schema import Frozen, Real
+from veilsum_privacy.training.objectives.base import Floats, LocalObjective, Objective, Received
+
+
+class ProxOptions(Frozen):
+    """Options of :class:`Prox`.
+
+    Attributes:
+        mu: weight of the proximal term.
+    """
+
+    mu: Real = Field(default=0.01, ge=0, le=1e6)
+
+
+class Prox(Objective):
+    """Cross-entropy + mu / 2 |theta - theta_0|^2, where theta_0 is the broadcast model. The term reads no record."""
+
+    name = "prox"
+    Options: ClassVar[type[Frozen]] = ProxOptions
+    options: ProxOptions
+
+    def begin(self, received: Received) -> LocalObjective:
+        mu, start = self.options.mu, received.start
+
+        def pull(theta: Floats) -> Floats:
+            return mu * (theta - start)
+
+        return LocalObjective(pull=pull)

@@ -1,0 +1,274 @@
+"""Per-record gradients of any network and any loss, by Opacus, and their clipped sums.
+
+Opacus gives a gradient for every record where autograd gives their sum. It does so in hooks on the layers, with a formula for
+each common kind of layer and ``vmap`` for others. Two modes:
+
+- ``hooks``: every record's gradient is formed.
+- ``ghost``: for a Linear layer that a record goes through once, only the factors of its gradient are kept, which give norm and
+  sum as well. Other layers as in ``hooks``.
+
+Opacus' own ghost clipping runs a second backward pass on weighted losses instead. That adds up inside of the layers, in their
+precision, where no bound on rounding can be stated, and one gradient that is not finite spoils the whole batch; so it is not
+used. Neither are its clipping and its noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from opacus.grad_sample import GradSampleModule
+from torch import nn
+
+from veilsum_privacy.errors import Misuse
+from veilsum_privacy.training.batches import Floats, Integers, one_thread, padded, physical_batch, precision
+from veilsum_privacy.training.clipped_sums import ClippedGradients, ClippedSum, Factors, Part, Rows
+
+Mode = Literal["ghost", "hooks"]
+LossOf = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Features (B, width) and labels (B,) int64 to losses (B,), each of its own record alone."""
+
+
+class PerRecordGradients:
+    """Clipped sums of a network's per-record gradients.
+
+    The network is computed in the precision of its parameters, on one thread, in batches of one fixed size; norms and sums are
+    float64. Loading other values into the network's parameters is allowed at any time, replacing parameters is not.
+
+    One engine serves one thread at a time. The first call checks the engine and the loss on public random inputs: see
+    :meth:`check`.
+    """
+
+    def __init__(self, module: nn.Module, mode: Mode | None = None, physical: int | None = None) -> None:
+        """Attach to a network.
+
+        Args:
+            module: in training mode; as :func:`.models.networks.check` demands.
+            mode: None for :func:`choose_mode`.
+            physical: records that go through the network at once, public; None for a size that fits a fixed memory.
+        """
+        self.module = module
+        self.mode: Mode = choose_mode(module) if mode is None else mode
+        self.physical = physical_batch(formed_values(module, self.mode)) if physical is None else physical
+        if self.physical < 1:
+            raise Misuse("A physical batch holds one record or more.")
+        self.shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+        self._names = {id(parameter): name for name, parameter in module.named_parameters()}
+        self._hooks: _Hooks | None = _Hooks(module, self.mode)
+        self._checked = False
+
+    def close(self) -> None:
+        """Detach from the network."""
+        if self._hooks is not None:
+            self._hooks.cleanup()
+            self._hooks = None
+
+    def clipped_sum(
+        self, loss_of: LossOf, x: Floats, labels: Integers, clip: float, groups: Integers | None = None
+    ) -> ClippedSum:
+        """Sum of the records' gradients, each clipped to an L2 norm of ``clip``, in the order of the network's parameters.
+
+        Sensitivity: :class:`.clipped_sums.ClippedGradients`.
+
+        Args:
+            loss_of: calls ``self.module``; a record's loss must not look at other records.
+            x: (n, width); n may be 0. A record that is not finite is invalid.
+            labels: (n,); a record with a negative one is invalid.
+            clip: C > 0.
+            groups: (n,) whose record each one is, never descending: a subject's sum is clipped again. None where each record
+                is a unit of its own.
+
+        Raises:
+            Misuse: the loss has another shape than (B,), or mixes records; subjects that do not fit.
+        """
+        if x.ndim < 2 or labels.shape != x.shape[:1] or (groups is not None and groups.shape != labels.shape):
+            raise Misuse("Records come as rows, with one label each, and one subject each or none.")
+        total = ClippedGradients(self.shapes, clip, groups)
+        if not self._checked:
+            self.check(loss_of, x.shape[1:])
+        usable = np.isfinite(x).reshape(len(x), -1).all(axis=1) & (labels >= 0)
+        x = np.where(usable.reshape(-1, *[1] * (x.ndim - 1)), x, 0.0)
+        for place, rows, names in padded(x, np.where(usable, labels, 0), self.physical):
+            count = place.stop - place.start
+            parts = [_first(part, count) for part in self._parts(loss_of, rows, names)]
+            total.add(parts, usable[place])
+        return total.result()
+
+    def check(self, loss_of: LossOf, width: tuple[int, ...]) -> None:
+        """Try engine and loss on random inputs; no record is looked at.
+
+        A record's gradient must be the same, to the last bit, at every place of a batch and with any company. Where it is not,
+        because this machine's products depend on the place, records go through the network one at a time from now on. And the
+        gradients must add up to what autograd gives for the sum of losses.
+
+        Args:
+            loss_of: the loss.
+            width: shape of one record.
+
+        Raises:
+            Misuse: a gradient depends on other records by more than rounding, or part of it escapes the layers.
+        """
+        rng = np.random.default_rng(0)
+        x = rng.standard_normal((self.physical, *width))
+        labels = rng.integers(2, size=self.physical)
+        parts = self._parts(loss_of, x, labels)
+        self._compare_sum(loss_of, x, labels, parts)
+        order = rng.permutation(self.physical)
+        others = x[order].copy()
+        strange = rng.random(self.physical) < 0.5
+        others[strange] = 10.0 * rng.standard_normal((int(strange.sum()), *width))
+        moved = self._parts(loss_of, others, labels[order])
+        same = True
+        for before, after in zip(parts, moved, strict=True):
+            for one, other in zip(_arrays(before), _arrays(after), strict=True):
+                mine, its = one[order][~strange], other[~strange]
+                same &= np.array_equal(mine, its, equal_nan=True)
+                if not np.allclose(mine, its, rtol=1e-2, atol=1e-3 * float(np.abs(mine).max(initial=0.0)), equal_nan=True):
+                    raise Misuse(
+                        "A record's gradient depends on the other records of its batch.",
+                        "Use layers and losses that treat each record by itself: GroupNorm in place of batch norms.",
+                    )
+        if not same:
+            self.physical = 1
+        self._checked = True
+
+    def _compare_sum(self, loss_of: LossOf, x: Floats, labels: Integers, parts: list[Part]) -> None:
+        """Insist that per-record gradients add up to autograd's."""
+        ones = np.ones(len(x))
+        found = {name: values for part in parts for name, values in part.weighted(ones).items()}
+        with one_thread(), self._attached().paused():
+            given, names = self._tensors(x, labels)
+            parameters = dict(self.module.named_parameters())
+            total = loss_of(given, names).sum()
+            expected = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
+        tolerance = 1e-2 if precision(self.module) == torch.float32 else 1e-6
+        for name, gradient in zip(parameters, expected, strict=True):
+            truth = np.zeros(1) if gradient is None else gradient.double().numpy().ravel()
+            mine = found.get(name, np.zeros(1))
+            scale = max(float(np.abs(truth).max()), 1e-3)
+            if not np.allclose(mine, truth, rtol=0.0, atol=tolerance * scale * len(x), equal_nan=True):
+                raise Misuse(
+                    f"The gradient by {name!r} does not come from the network's layers alone.",
+                    "A loss may use parameters only by calling the network; penalties on parameters are added after clipping.",
+                )
+
+    def _tensors(self, x: Floats, labels: Integers) -> tuple[torch.Tensor, torch.Tensor]:
+        kind = precision(self.module)
+        return torch.tensor(x, dtype=kind).requires_grad_(), torch.tensor(labels, dtype=torch.int64)
+
+    def _parts(self, loss_of: LossOf, x: Floats, labels: Integers) -> list[Part]:
+        """Gradients of one physical batch."""
+        hooks = self._attached()
+        try:
+            with one_thread():
+                given, names = self._tensors(x, labels)
+                losses = loss_of(given, names)
+                if losses.shape != (len(x),):
+                    raise Misuse(
+                        f"The loss has the shape {tuple(losses.shape)} for {len(x)} records.",
+                        "A loss must give one number for each record: shape (B,), neither (B, 1) nor a mean.",
+                    )
+                if losses.requires_grad:
+                    torch.autograd.grad(losses.sum(), given, allow_unused=True)  # of inputs only: no sums by parameter
+            return list(hooks.collect(self._names))
+        finally:
+            hooks.clear()
+
+    def _attached(self) -> _Hooks:
+        if self._hooks is None:
+            raise Misuse("This engine was closed.")
+        return self._hooks
+
+
+class _Hooks(GradSampleModule):  # type: ignore[misc]  # Opacus has no types
+    """Opacus' hooks, which leave the factors of a Linear layer's gradients as they are in mode ``ghost``."""
+
+    def __init__(self, module: nn.Module, mode: Mode) -> None:
+        super().__init__(module, loss_reduction="sum", strict=True)
+        self._ghost = mode == "ghost"
+        self._factors: dict[nn.Module, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+
+    def capture_backprops_hook(
+        self, module: nn.Module, _forward_input: Any, forward_output: Any, loss_reduction: str, batch_first: bool
+    ) -> None:
+        if not (self.hooks_enabled and self._ghost and type(module) is nn.Linear and forward_output[0].dim() == 2):
+            super().capture_backprops_hook(module, _forward_input, forward_output, loss_reduction, batch_first)
+            return
+        activations, delta = self.rearrange_grad_samples(
+            module=module, backprops=forward_output[0].detach(), loss_reduction=loss_reduction, batch_first=batch_first
+        )
+        self._factors.setdefault(module, []).append((activations[0], delta))
+
+    def collect(self, names: dict[int, str]) -> Iterator[Part]:
+        """The gradients of the last pass; none for layers that it did not reach."""
+        for layer, pairs in self._factors.items():
+            weight, bias = names[id(layer.weight)], None if layer.bias is None else names[id(layer.bias)]
+            made = [Factors(weight, bias, 1.0, _numpy(delta), _numpy(entering)) for entering, delta in pairs]
+            if len(made) == 1:
+                yield made[0]
+                continue
+            for name in made[0].each():  # the layer was used more than once: its gradient has no two factors
+                yield Rows(name, sum((one.each()[name] for one in made[1:]), start=made[0].each()[name]))
+        for parameter in self._module.parameters():
+            if (gradient := parameter.grad_sample) is not None:
+                yield Rows(names[id(parameter)], _numpy(gradient.reshape(len(gradient), -1)))
+
+    def clear(self) -> None:
+        """Forget the last pass, whole or not."""
+        self._factors.clear()
+        for parameter in self._module.parameters():
+            parameter.grad_sample = None
+            parameter._forward_counter = 0
+            if hasattr(parameter, "_current_grad_sample"):
+                del parameter._current_grad_sample
+        for layer in self._module.modules():
+            for left in ("activations", "max_batch_len"):
+                if hasattr(layer, left):
+                    delattr(layer, left)
+
+    def paused(self) -> _Paused:
+        """Hooks do nothing inside."""
+        return _Paused(self)
+
+
+class _Paused:
+    def __init__(self, hooks: _Hooks) -> None:
+        self._hooks = hooks
+
+    def __enter__(self) -> None:
+        self._hooks.disable_hooks()
+
+    def __exit__(self, *_: object) -> None:
+        self._hooks.enable_hooks()
+
+
+def choose_mode(module: nn.Module) -> Mode:
+    """``ghost`` if the network has a Linear layer, else ``hooks``."""
+    return "ghost" if any(type(layer) is nn.Linear for layer in module.modules()) else "hooks"
+
+
+def formed_values(module: nn.Module, mode: Mode) -> int:
+    """Values of a record's gradient that are formed in this mode."""
+    formed = 0
+    for layer in module.modules():
+        if not (mode == "ghost" and type(layer) is nn.Linear):
+            formed += sum(parameter.numel() for parameter in layer.parameters(recurse=False))
+    return formed
+
+
+def _numpy(tensor: torch.Tensor) -> Floats:
+    values: Floats = tensor.detach().double().numpy()
+    return values
+
+
+def _first(part: Part, count: int) -> Part:
+    """The gradients of the first records of a batch."""
+    if isinstance(part, Rows):
+        return part._replace(values=part.values[:count])
+    return part._replace(delta=part.delta[:count], entering=part.entering[:count])
+
+
+def _arrays(part: Part) -> tuple[Floats, ...]:
+    return (part.values,) if isinstance(part, Rows) else (part.delta, part.entering)

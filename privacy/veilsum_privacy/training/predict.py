@@ -1,0 +1,67 @@
+"""Scores and representations of records under a named model, each record by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum_privacy.errors import Misuse
+from veilsum_privacy.training import closed_form
+from veilsum_privacy.training.models.base import Architecture
+from veilsum_privacy.training.models.perceptrons import Perceptron
+
+Floats = NDArray[np.float64]
+
+BATCH = 64
+"""Records that go through a network at once; public."""
+
+
+def scores(architecture: Architecture, arrays: Mapping[str, Floats], x: Floats) -> Floats:
+    """Scores (n, K) of features (n, width); a record that is not finite gets NaN.
+
+    Perceptrons are computed row by row exactly. Other networks run in batches of one padded size, on one thread and in the
+    architecture's precision, so that a record's scores do not depend on others.
+
+    Raises:
+        Misuse: features of another width.
+    """
+    return _through(architecture, arrays, x, representation=False)
+
+
+def representations(architecture: Architecture, arrays: Mapping[str, Floats], x: Floats) -> Floats:
+    """What the head is given, (n, H); otherwise as :func:`scores`."""
+    return _through(architecture, arrays, x, representation=True)
+
+
+def _through(architecture: Architecture, arrays: Mapping[str, Floats], x: Floats, *, representation: bool) -> Floats:
+    if x.ndim != 2 or x.shape[1] != architecture.width:
+        raise Misuse(f"The model takes {architecture.width} features; the records have the shape {x.shape}.")
+    finite: NDArray[np.bool_] = np.asarray(np.isfinite(x).all(axis=1))
+    x = np.where(finite[:, None], x, 0.0)
+    if isinstance(architecture, Perceptron):
+        found = (closed_form.representations if representation else closed_form.scores)(architecture, arrays, x)
+    else:
+        found = _by_network(architecture, arrays, x, representation=representation)
+    found[~finite] = np.nan
+    return found
+
+
+def _by_network(architecture: Architecture, arrays: Mapping[str, Floats], x: Floats, *, representation: bool) -> Floats:
+    import torch
+
+    from veilsum_privacy.training.arrays import load
+    from veilsum_privacy.training.batches import one_thread, padded, precision
+    from veilsum_privacy.training.gradients import compute_module
+
+    module = compute_module(architecture)
+    load(module, arrays)
+    width = architecture.shapes()["head.weight"][1] if representation else architecture.classes
+    found = np.zeros((len(x), width))
+    with one_thread(), torch.inference_mode():
+        for place, rows, _ in padded(x, np.zeros(len(x), dtype=np.int64), BATCH):
+            given = torch.tensor(rows, dtype=precision(module))
+            outputs = module.features(given) if representation else module(given)
+            found[place] = outputs[: place.stop - place.start].double().numpy()
+    return found

@@ -1,0 +1,120 @@
+"""Poisson samples, noised steps, and what a study may declare of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from support.randomness import SeededRandom
+from veilsum_privacy.errors import HostileInput, Misuse
+from veilsum_privacy.noise import NoisePlan
+from veilsum_privacy.randomness import SYSTEM_RANDOM
+from veilsum_privacy.steps import Steps, poisson_sample
+from veilsum_privacy.weights import SCORES, WEIGHTS, cohort_factors, largest_share
+
+
+def make_steps(number: int = 2, variance: int = 10_000, grid: int = 4096, clip: float = 0.5) -> Steps:
+    plan = NoisePlan("training", variance, 1, 1)
+    return Steps(number, 0.25, plan, grid, clip, grid * 100, SeededRandom(7))
+
+
+def test_a_sample_takes_each_record_with_its_rate() -> None:
+    taken = poisson_sample(0.3, 20_000, SeededRandom(1))
+    assert stats.binomtest(int(taken.sum()), 20_000, 0.3).pvalue > 1e-6
+    # By itself: neighbours are as often taken together as chance has it.
+    both = int((taken[:-1] & taken[1:])[::2].sum())
+    assert stats.binomtest(both, 10_000, 0.09).pvalue > 1e-6
+
+
+@given(rate=st.floats(1e-6, 1.0, exclude_min=True), count=st.integers(0, 60), seed=st.integers(0, 2**32))
+@settings(max_examples=60, deadline=None)
+def test_a_sample_is_of_whole_subjects(rate: float, count: int, seed: int) -> None:
+    subjects = np.sort(np.random.default_rng(seed).integers(0, 10, count))
+    taken = poisson_sample(rate, count, SeededRandom(seed), subjects)
+    assert taken.shape == (count,)
+    for subject in np.unique(subjects):
+        assert len(set(taken[subjects == subject])) == 1
+
+
+def test_a_sample_is_fresh_and_whole_at_rate_one() -> None:
+    first, second = (poisson_sample(0.5, 200, SYSTEM_RANDOM) for _ in range(2))
+    assert (first != second).any()
+    assert poisson_sample(1.0, 5, SYSTEM_RANDOM).all()
+    assert poisson_sample(0.5, 0, SYSTEM_RANDOM).shape == (0,)
+    with pytest.raises(Misuse):
+        poisson_sample(0.0, 5, SYSTEM_RANDOM)
+    with pytest.raises(Misuse, match="stand together"):
+        poisson_sample(0.5, 3, SYSTEM_RANDOM, np.array([1, 0, 1]))
+
+
+def test_noise_of_a_step_has_the_declared_size() -> None:
+    steps = make_steps(number=1, variance=10_000, grid=40_000, clip=2.0)
+    noised = steps.noised(np.zeros(20_000))
+    unit = 2.0 / (40_000 - math.sqrt(20_000))
+    assert stats.kstest(noised / unit / 100.0, "norm").pvalue > 1e-6
+    assert np.abs(noised / unit - np.rint(noised / unit)).max() < 1e-6
+    with pytest.raises(Misuse, match="more noised steps"):
+        steps.noised(np.zeros(20_000))
+
+
+def test_sums_that_differ_by_the_clip_stay_within_the_grid() -> None:
+    """The worst case of rounding: every value is moved by half a unit, in opposite directions."""
+    size, grid, clip = 400, 4096, 0.5
+    unit = clip / (grid - math.sqrt(size))
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        base = rng.normal(size=size) * 10
+        direction = rng.normal(size=size)
+        other = base + clip * direction / np.linalg.norm(direction)
+        difference = np.rint(base / unit) - np.rint(other / unit)
+        assert np.linalg.norm(difference) <= grid
+
+
+def test_a_sum_that_is_not_finite_counts_as_zeros() -> None:
+    steps = make_steps()
+    assert np.isfinite(steps.noised(np.array([np.nan, 1.0]))).all()
+    with pytest.raises(Misuse, match="too coarse"):
+        make_steps(grid=16, variance=400).noised(np.zeros(400))
+
+
+def test_training_noise_is_priced_and_not_drawn() -> None:
+    plan = NoisePlan("training", 10_000, 1, 1)
+    assert plan.priced
+    assert not plan.drawn
+    assert plan.total_variance(5) == 0
+    assert plan.share_variance == Fraction(10_000)
+    assert not plan.draw(3, SYSTEM_RANDOM).any()
+    with pytest.raises(Misuse):
+        NoisePlan("training", 0, 1, 1)
+    with pytest.raises(Misuse):
+        NoisePlan("training", 100, 2, 1)
+
+
+def test_factors_are_at_most_one_and_follow_the_cohort() -> None:
+    scores = {SCORES: np.log(np.array([1.0, 2.0, 3.0, 4.0]))}
+    np.testing.assert_allclose(cohort_factors(scores, (0, 3), 4), [0.25, 1.0])
+    np.testing.assert_allclose(cohort_factors({WEIGHTS: np.array([1.0, 0.0, 2.0])}, (0, 1, 2), 3), [0.5, 0.0, 1.0])
+    assert largest_share(np.array([0.5, 0.5, 1.0])) == 0.5
+
+
+@pytest.mark.parametrize(
+    "broadcast",
+    [
+        {},
+        {SCORES: np.zeros(3), WEIGHTS: np.ones(3)},
+        {SCORES: np.zeros(2)},
+        {SCORES: np.array([0.0, np.nan, 0.0])},
+        {WEIGHTS: np.array([1.0, -1.0, 1.0])},
+        {WEIGHTS: np.zeros(3)},
+    ],
+)
+def test_weights_that_are_none_are_refused(broadcast: Mapping[str, np.ndarray]) -> None:
+    with pytest.raises(HostileInput):
+        cohort_factors(broadcast, (0, 1, 2), 3)
