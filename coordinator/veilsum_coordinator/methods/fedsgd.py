@@ -51,8 +51,12 @@ class FedSGDParameters(Frozen):
         gradient_clip: C, L2 norm that a record's gradient is scaled down to.
         optimiser: of the coordinator.
         decay: L2 penalty on all values, decay / 2 |theta|^2.
+        travel: D, how far the noise of all steps together would carry the model by itself; with noise it sets the learning
+            rate of ``sgd`` where none is stated: eta = D / (sigma sqrt(T P)) on a step's sum, for noise of standard deviation
+            sigma in each of P values and T steps. Nobody has to know how many records there are.
         average: share of the steps, from the last backwards, whose models' mean is the result; 0 takes the last one.
-        records: number of all sites' records that sums are divided by; public, by default what the study expects.
+        records: number of all sites' records that sums are divided by where a learning rate is stated; public, by default what
+            the study expects. Without noise sums are divided by how many records there are.
         checkpoint_every: steps after which a model is kept; 0 for none.
         seed: of the first values; it protects nothing.
     """
@@ -60,10 +64,11 @@ class FedSGDParameters(Frozen):
     model: ModelSpec | None = None
     clip: Real | None = Field(default=None, gt=0, le=1e6)
     missing: Missing = "skip"
-    steps: int = Field(default=200, ge=1, le=100_000)
+    steps: int = Field(default=100, ge=1, le=100_000)
     sampling_rate: Real = Field(default=1.0, gt=0, le=1)
     gradient_clip: Real | None = Field(default=None, gt=0, le=1e6)
     optimiser: OptimiserParameters = OptimiserParameters()
+    travel: Real | None = Field(default=None, gt=0, le=1e6)
     decay: Real = Field(default=0.0, ge=0, le=1e6)
     average: Real = Field(default=0.5, ge=0, le=1)
     records: int | None = Field(default=None, ge=1, le=2**40)
@@ -84,10 +89,20 @@ class FedSGD(Method):
         clip = parameters.clip or feature_clip(inputs)
         model = parameters.model or default_model(inputs, clip)
         convex = model.name == "linear"
-        optimiser = parameters.optimiser
-        if optimiser.learning_rate is None:
-            optimiser = optimiser.model_copy(update={"learning_rate": default_rate(optimiser, convex=convex, inputs=inputs)})
+        optimiser, travel = parameters.optimiser, parameters.travel
+        if optimiser.learning_rate is not None and travel is not None:
+            raise ConfigurationError("fedsgd takes a learning rate or a travel, which sets it.", "Leave one of them out.")
+        if optimiser.learning_rate is None and (optimiser.name != "sgd" or not inputs.private):
+            if travel is not None:
+                raise ConfigurationError(
+                    "fedsgd's travel sets the learning rate of sgd in a study with noise.", "Leave it out."
+                )
+            rate = default_rate(optimiser, convex=convex)
+            optimiser = optimiser.model_copy(update={"learning_rate": rate})
+        elif optimiser.learning_rate is None:
+            travel = travel or (CONVEX_TRAVEL if convex else TRAVEL)
         filled = {
+            "travel": travel,
             "clip": clip,
             "model": resolved_model(model, inputs.width, len(inputs.classes), "fedsgd, parameters.model"),
             "gradient_clip": parameters.gradient_clip or (CONVEX_CLIP if convex else 1.0),
@@ -105,6 +120,7 @@ class FedSGD(Method):
             missing=parameters.missing,
             model=parameters.model,
             gradient_clip=parameters.gradient_clip or 1.0,
+            count=not inputs.private,
         )
         rate = float(parameters.sampling_rate)
         return (TaskPlan(GRADIENT, "gradient", task, releases=parameters.steps, sampling_rate=rate),)
@@ -124,18 +140,25 @@ class FedSGD(Method):
         width = study.data.width if study.encoder is None else study.encoder.width
         architecture = build_architecture(parameters.model or ModelSpec(name="linear"), width, len(study.data.classes))
         model, shapes = architecture.initial(parameters.seed), architecture.shapes()
-        optimiser = ServerOptimiser(parameters.optimiser, shapes)
-        expected = float(parameters.sampling_rate) * float(parameters.records or 1)
+        private = study.privacy.noise != "none"
+        noise = released_noise(study, GRADIENT, study.sites)[MODEL + next(iter(shapes))]
+        if parameters.travel is None:
+            rule, expected = parameters.optimiser, float(parameters.sampling_rate) * float(parameters.records or 1)
+        else:  # the unit of a step's sum is its noise
+            rate = parameters.travel / math.sqrt(parameters.steps * architecture.size) * (1.0 - parameters.optimiser.momentum)
+            rule, expected = parameters.optimiser.model_copy(update={"learning_rate": rate}), noise
+        optimiser = ServerOptimiser(rule, shapes)
         averaged = math.ceil(parameters.average * parameters.steps)
         mean = {name: np.zeros(shape) for name, shape in shapes.items()}
         sizes: list[float] = []
         for step in range(1, parameters.steps + 1):
             release = federation.sum(GRADIENT, to_broadcast(model))
-            # A step without some participants is of fewer records, and of less noise.
-            share = len(release.cohort) / study.sites
+            # A step without some participants is of fewer records.
+            divisor = expected * (1.0 if parameters.travel else len(release.cohort) / study.sites)
+            if not private:
+                divisor = max(1.0, float(release.values["count"][0]))
             gradient = {
-                name: release.values[MODEL + name] / (expected * share) + parameters.decay * values
-                for name, values in model.items()
+                name: release.values[MODEL + name] / divisor + parameters.decay * values for name, values in model.items()
             }
             sizes.append(_norm(gradient))
             model = optimiser.step(model, gradient)
@@ -150,17 +173,19 @@ class FedSGD(Method):
             "steps": parameters.steps,
             "averaged": averaged,
             "gradient_norm": _shown(sizes),
-            "noise_norm": released_noise(study, GRADIENT, study.sites)[MODEL + next(iter(shapes))]
-            * math.sqrt(architecture.size)
-            / expected,
+            "noise_norm": noise * math.sqrt(architecture.size) / expected,
         }
         head, arrays = network_head(architecture, final)
         applied = study_application(federation, parameters.missing, None, head, study.data.classes)
         return Result(self.name, summary, {**study_arrays(federation), **arrays}, applied)
 
 
-CONVEX_CLIP, CONVEX_BIAS = 0.3, 0.3
-"""Gradient norm and constant of the bias of linear models, for features of norm 1 at most."""
+CONVEX_CLIP, CONVEX_BIAS, CONVEX_TRAVEL = 0.1, 0.3, 45.0
+"""Gradient norm, constant of the bias and travel of linear models on features of norm 1 at most: the best of sweeps over four
+data sets and several epsilons (docs/results.md). A small clip leaves of the gradient little more than its direction."""
+
+TRAVEL = 10.0
+"""Travel of other models."""
 
 
 def feature_clip(inputs: Inputs) -> float:
@@ -185,11 +210,11 @@ def default_model(inputs: Inputs, clip: float) -> ModelSpec:
     return ModelSpec(name="linear", options={"scale": scale, "bias": CONVEX_BIAS})
 
 
-def default_rate(optimiser: OptimiserParameters, *, convex: bool, inputs: Inputs) -> float:
-    """Learning rate where none is stated."""
+def default_rate(optimiser: OptimiserParameters, *, convex: bool) -> float:
+    """Learning rate on the mean clipped gradient where none is stated."""
     if optimiser.name != "sgd":
         return 0.05
-    return (16.0 if convex else 0.5) * (1.0 - optimiser.momentum)
+    return (256.0 if convex else 0.5) * (1.0 - optimiser.momentum)
 
 
 def _norm(arrays: Mapping[str, Floats]) -> float:

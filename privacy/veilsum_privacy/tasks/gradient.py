@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -15,6 +16,9 @@ from veilsum_privacy.tasks.features import clipped, usable
 from veilsum_privacy.training.arrays import MODEL, from_broadcast
 from veilsum_privacy.training.models import ModelSpec, build_architecture, check_resolved
 
+COUNT_WEIGHT = 2.0**-7
+"""Weight of the count against C: small, so that it hardly lengthens a record's vector."""
+
 LARGEST_SITE = 2**24
 """Records of a site up to which rounding is bounded."""
 
@@ -25,16 +29,19 @@ class GradientParameters(FeatureParameters):
     Attributes:
         model: whose gradient is summed; every option stated.
         gradient_clip: L2 norm C that a record's gradient is scaled down to if it exceeds it.
+        count: whether the number of records that count is added up as well; without noise only.
     """
 
     model: ModelSpec
     gradient_clip: Real = Field(gt=0, le=1e6)
+    count: bool = False
 
 
 class Gradient(SiteTask):
     """Sum over the sampled records of the gradient of the cross-entropy, each record's clipped to a norm of C.
 
-    Blocks: the model's arrays, ``model.<name>``, all of weight 1. The broadcast holds the model in arrays of these names.
+    Blocks: the model's arrays, ``model.<name>``, all of weight 1, and ``count`` (1,) if asked for.
+    The broadcast holds the model in arrays of these names.
 
     The sum is over whichever records the framework's Poisson sample took; nothing is divided by their number. A record that
     does not count, by its label, a missing feature or a gradient that is not finite, adds zero.
@@ -62,12 +69,19 @@ class Gradient(SiteTask):
             raise Misuse(error.message, error.advice) from error
 
     def layout(self) -> Layout:
-        return Layout(tuple(Block(MODEL + name, shape) for name, shape in self._architecture.shapes().items()))
+        blocks = [Block(MODEL + name, shape) for name, shape in self._architecture.shapes().items()]
+        if self.parameters.count:
+            blocks.append(Block("count", (1,), COUNT_WEIGHT * self.parameters.gradient_clip))
+        return Layout(tuple(blocks))
+
+    def only_without_noise(self) -> str | None:
+        return "adds up how many records there are" if self.parameters.count else None
 
     def clip(self) -> float:
         from veilsum_privacy.training.gradients import summation_slack
 
-        return self.parameters.gradient_clip * (1.0 + summation_slack(self._architecture, LARGEST_SITE))
+        longer = math.hypot(1.0, COUNT_WEIGHT) if self.parameters.count else 1.0
+        return self.parameters.gradient_clip * longer * (1.0 + summation_slack(self._architecture, LARGEST_SITE))
 
     def vector(self, records: Records, broadcast: Mapping[str, Floats]) -> Floats:
         from veilsum_privacy.training.gradients import clipped_gradient_sum
@@ -80,4 +94,6 @@ class Gradient(SiteTask):
         x = clipped(parameters, records, every, used)
         labels = np.where(used, records.labels, -1)
         found = clipped_gradient_sum(self._architecture, arrays, x, labels, parameters.gradient_clip, groups=records.subjects)
-        return found.total
+        if not self.parameters.count:
+            return found.total
+        return np.append(found.total, COUNT_WEIGHT * parameters.gradient_clip * float(used.sum()))
