@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from functools import lru_cache
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -185,25 +186,35 @@ def verify_certificate(data: bytes, ca: x509.Certificate, at: int, role: Role | 
     Raises:
         HostileInput: any step fails.
     """
+    identity = _verified(data, ca, role)
+    spans = (
+        ("authority's certificate", _seconds(ca.not_valid_before_utc), _seconds(ca.not_valid_after_utc)),
+        ("certificate", identity.not_before, identity.not_after),
+    )
+    for what, begin, end in spans:
+        if at < begin:
+            raise HostileInput(f"The {what} is not valid yet.", "Check this machine's clock.")
+        if at > end:
+            raise HostileInput(f"The {what} has expired.", "Ask the authority to sign a new one.")
+    return identity
+
+
+@lru_cache(maxsize=4096)
+def _verified(data: bytes, ca: x509.Certificate, role: Role | None) -> Identity:
+    """All steps that do not depend on the time; remembered, for every message of a round asks for it again."""
     certificate = load_certificate(data)
     try:
-        return _verify(certificate, ca, at, role)
+        return _verify(certificate, ca, role)
     except VeilsumError:
         raise
     except Exception as error:  # lazily parsed fields raise whatever the parser finds
         raise HostileInput("The certificate is malformed or was not issued by the federation's authority.") from error
 
 
-def _verify(certificate: x509.Certificate, ca: x509.Certificate, at: int, role: Role | None) -> Identity:
+def _verify(certificate: x509.Certificate, ca: x509.Certificate, role: Role | None) -> Identity:
     if certificate.signature_algorithm_oid != SignatureAlgorithmOID.ECDSA_WITH_SHA256:
         raise HostileInput("The certificate is not signed with ECDSA and SHA-256.")
     certificate.verify_directly_issued_by(ca)
-
-    for item, what in ((ca, "authority's certificate"), (certificate, "certificate")):
-        if at < _seconds(item.not_valid_before_utc):
-            raise HostileInput(f"The {what} is not valid yet.", "Check this machine's clock.")
-        if at > _seconds(item.not_valid_after_utc):
-            raise HostileInput(f"The {what} has expired.", "Ask the authority to sign a new one.")
 
     extensions = certificate.extensions
     if {extension.oid for extension in extensions} != _LEAF_EXTENSIONS:

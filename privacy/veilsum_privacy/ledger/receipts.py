@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from veilsum_privacy.canonical import canonical, digest, parse_canonical
@@ -188,8 +189,9 @@ def consents_digest(hashes: Sequence[bytes]) -> bytes:
     return digest("veilsum/1/consents", *hashes)
 
 
+@lru_cache(maxsize=4096)
 def parse_receipt(body: bytes) -> Receipt:
-    """Parse a receipt's bytes; says nothing about who signed them.
+    """Parse a receipt's bytes; says nothing about who signed them. Remembered, for it is read several times in a round.
 
     Raises:
         HostileInput: malformed.

@@ -149,6 +149,24 @@ def plan_round(study: Study, label: str, roster_size: int, cohort_size: int) -> 
     return RoundPlan(declaration, encoding, noise)
 
 
+_AGREED: dict[tuple[bytes, str], tuple[Study, TaskDeclaration, bytes]] = {}
+_MOST_AGREED = 256
+
+
+def _agreed(study: Study, study_digest: bytes, declaration: TaskDeclaration) -> bytes:
+    """Digest of what a study says of a task: the declaration, the weights of all and the dataset's schema. Remembered for
+    the study that :func:`veilsum_privacy.study.parse_study` remembers, for it is wanted in every round."""
+    key = (study_digest, declaration.label)
+    known = _AGREED.get(key)
+    if known is None or known[0] is not study or known[1] is not declaration:
+        if len(_AGREED) >= _MOST_AGREED:
+            _AGREED.clear()
+        schema = study.data.model_dump(mode="json")
+        said = {"task": declaration.model_dump(mode="json"), "weights": dict(study.weights), "schema": schema}
+        known = _AGREED[key] = study, declaration, digest("veilsum/1/task", canonical(said))
+    return known[2]
+
+
 def context_digest(
     study: Study, study_digest: bytes, roster: Roster, keys_digest: bytes, assignment: Assignment, plan: RoundPlan
 ) -> bytes:
@@ -170,9 +188,7 @@ def context_digest(
                     [name, roster.member(name).identity.fingerprint, roster.member(name).public, nonce]
                     for name, nonce in assignment.cohort
                 ],
-                "task": declaration.model_dump(mode="json"),
-                "weights": dict(study.weights),
-                "schema": study.data.model_dump(mode="json"),
+                "task": _agreed(study, study_digest, declaration),
                 "broadcast": assignment.broadcast,
                 "encoding": plan.encoding.to_context(),
                 "bfv": plan.encoding.parameters.to_context(),
