@@ -25,6 +25,7 @@ from veilsum_privacy.pricing import study_epsilon
 from veilsum_privacy.steps import poisson_sample
 from veilsum_privacy.study import Study
 from veilsum_privacy.tasks import build_declared, grid_unit
+from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.training.models import build_architecture
 from veilsum_privacy.training.models.perceptrons import Linear
 
@@ -74,7 +75,7 @@ def bed(tmp_path: Path) -> TestBed:
 
 def compiled(bed: TestBed, *, epsilon: float | None = 2.0, cohort: int | None = None, **parameters: Any) -> Study:
     request = make_request(schema_of(WIDTH, CLASSES, 200), "fedsgd", epsilon, min_cohort=cohort)
-    return bed.compile(request.model_copy(update={"parameters": parameters}))
+    return bed.compile(request.model_copy(update={"parameters": {"centre": False, **parameters}}))
 
 
 def run(bed: TestBed, study: Study, results: Path | None = None) -> tuple[Result, Recorder]:
@@ -98,10 +99,10 @@ def softmax_rows(x: Floats, labels: NDArray[np.int64], weight: Floats, bias: Flo
     return np.array(rows).reshape(len(x), weight.size + bias.size)
 
 
-@pytest.mark.parametrize(("rate", "clip"), [(1.0, 0.1), (0.4, 0.5)])
-def test_encrypted_steps_are_those_of_central_dp_sgd(bed: TestBed, rate: float, clip: float) -> None:
+@pytest.mark.parametrize(("rate", "clip", "centred"), [(1.0, 0.1, False), (0.4, 0.5, False), (0.7, 0.2, True)])
+def test_encrypted_steps_are_those_of_central_dp_sgd(bed: TestBed, rate: float, clip: float, centred: bool) -> None:
     """Same samples and same noise: the released sums agree to the grid and the models step by step."""
-    study = compiled(bed, steps=12, sampling_rate=rate, gradient_clip=clip)
+    study = compiled(bed, steps=12, sampling_rate=rate, gradient_clip=clip, centre=centred)
     result, recorder = run(bed, study)
     task = study.task("gradient")
     unit = grid_unit(build_declared(study, task), task)
@@ -118,6 +119,9 @@ def test_encrypted_steps_are_those_of_central_dp_sgd(bed: TestBed, rate: float, 
     size = weight.size + bias.size
     sigma = unit * math.sqrt(task.variance * len(SITES) / (len(SITES) - 1))
     learning_rate = parameters.travel / (sigma * math.sqrt(12 * size))
+    centre = np.zeros(WIDTH)
+    if centred:
+        centre = central_mean(study, recorder.steps.pop(0)[1], records, sources)
     models = []
     for broadcast, release in recorder.steps:
         np.testing.assert_allclose(broadcast["model.head.weight"], weight, atol=1e-9)
@@ -127,7 +131,7 @@ def test_encrypted_steps_are_those_of_central_dp_sgd(bed: TestBed, rate: float, 
             own = records[name]
             assert own.labels is not None
             taken = poisson_sample(rate, len(own), sources[name])
-            rows = softmax_rows(own.features[taken], own.labels[taken], weight, bias, scale, constant)
+            rows = softmax_rows(own.features[taken] - centre, own.labels[taken], weight, bias, scale, constant)
             norms = np.linalg.norm(rows, axis=1)
             central += (rows * np.minimum(1.0, clip / np.maximum(norms, 1e-300))[:, None]).sum(axis=0)
             central += discrete_gaussian(share, size, sources[name]) * unit
@@ -140,7 +144,27 @@ def test_encrypted_steps_are_those_of_central_dp_sgd(bed: TestBed, rate: float, 
     mean = np.mean(models[6:], axis=0)
     np.testing.assert_allclose(result.arrays["model.head.weight"].ravel(), mean[: weight.size], atol=1e-9)
     np.testing.assert_allclose(result.arrays["weights"].ravel(), scale * mean[: weight.size], atol=1e-9)
-    np.testing.assert_allclose(result.arrays["bias"], constant * mean[weight.size :], atol=1e-9)
+    shift = scale * mean[: weight.size].reshape(weight.shape) @ centre
+    np.testing.assert_allclose(result.arrays["bias"], constant * mean[weight.size :] - shift, atol=1e-9)
+
+
+def central_mean(
+    study: Study, release: Release, records: Mapping[str, Records], sources: Mapping[str, SeededRandom]
+) -> Floats:
+    """The mean of all records' features with the sites' noise, and that the release is it."""
+    task = study.task("means")
+    unit = grid_unit(build_declared(study, task), task)
+    total = np.zeros(1 + WIDTH)
+    for name in SITES:
+        x = records[name].features
+        x = x * np.minimum(1.0, 0.7 * math.sqrt(WIDTH) / np.linalg.norm(x, axis=1))[:, None]
+        total += np.append(0.3 * len(x), x.sum(axis=0) / math.sqrt(WIDTH))
+        total += discrete_gaussian(Fraction(task.variance, len(SITES) - 1), 1 + WIDTH, sources[name]) * unit
+    found = np.append(0.3 * release.values["count"], release.values["sum"] / math.sqrt(WIDTH))
+    assert np.abs(found - total).max() <= unit * sum(len(own) for own in records.values())
+    count = max(release.values["count"][0], release.noise_std["count"])
+    mean: Floats = np.clip(release.values["sum"] / count, -1, 1)
+    return mean
 
 
 def test_all_steps_are_one_event_that_is_known_beforehand(bed: TestBed) -> None:

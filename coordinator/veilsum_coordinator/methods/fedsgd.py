@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from veilsum_coordinator.federation import Federation
+from veilsum_coordinator.federation import Federation, Release
 from veilsum_coordinator.methods.applying import study_application, study_arrays
 from veilsum_coordinator.methods.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.methods.expectations import Z95, Expectation, released_noise
@@ -28,7 +28,8 @@ from veilsum_privacy.encoder import Program
 from veilsum_privacy.errors import ConfigurationError
 from veilsum_privacy.schema import Frozen, Real
 from veilsum_privacy.study import Study
-from veilsum_privacy.tasks.gradient import GradientParameters
+from veilsum_privacy.tasks.feature_means import FeatureMeansParameters
+from veilsum_privacy.tasks.gradient import CENTRE, GradientParameters
 from veilsum_privacy.training.arrays import MODEL, to_broadcast
 from veilsum_privacy.training.models import ModelSpec, build_architecture
 
@@ -46,6 +47,8 @@ class FedSGDParameters(Frozen):
         clip: L2 norm that a record's features are scaled down to; by default one that hardly a record exceeds, since gradients
             are clipped themselves.
         missing: ``skip`` leaves a record with an absent feature out, ``centre`` takes the middle of the bounds.
+        centre: whether a noised mean is released first and taken off the features, for models whose first layer is linear.
+        centre_share: part of the budget that this release takes.
         steps: of the optimiser, each a release.
         sampling_rate: q, with which each record takes part in a step.
         gradient_clip: C, L2 norm that a record's gradient is scaled down to.
@@ -64,13 +67,15 @@ class FedSGDParameters(Frozen):
     model: ModelSpec | None = None
     clip: Real | None = Field(default=None, gt=0, le=1e6)
     missing: Missing = "skip"
+    centre: bool | None = None
+    centre_share: Real = Field(default=0.1, gt=0, lt=1)
     steps: int = Field(default=100, ge=1, le=100_000)
     sampling_rate: Real = Field(default=1.0, gt=0, le=1)
     gradient_clip: Real | None = Field(default=None, gt=0, le=1e6)
     optimiser: OptimiserParameters = OptimiserParameters()
     travel: Real | None = Field(default=None, gt=0, le=1e6)
     decay: Real = Field(default=0.0, ge=0, le=1e6)
-    average: Real = Field(default=0.5, ge=0, le=1)
+    average: Real = Field(default=0.25, ge=0, le=1)
     records: int | None = Field(default=None, ge=1, le=2**40)
     checkpoint_every: int = Field(default=0, ge=0, le=100_000)
     seed: int = Field(default=0, ge=0, le=2**31 - 1)
@@ -87,8 +92,13 @@ class FedSGD(Method):
             return parameters
         need_label(inputs, "the method fedsgd")
         clip = parameters.clip or feature_clip(inputs)
-        model = parameters.model or default_model(inputs, clip)
+        centre = parameters.centre
+        model = parameters.model or default_model(inputs, clip, centred=centre is not False)
         convex = model.name == "linear"
+        if centre and model.name not in ("linear", "mlp"):
+            raise ConfigurationError(
+                "fedsgd's centre is for the models linear and mlp, whose first layer can take it up.", "Leave it out."
+            )
         optimiser, travel = parameters.optimiser, parameters.travel
         if optimiser.learning_rate is not None and travel is not None:
             raise ConfigurationError("fedsgd takes a learning rate or a travel, which sets it.", "Leave one of them out.")
@@ -102,6 +112,7 @@ class FedSGD(Method):
         elif optimiser.learning_rate is None:
             travel = travel or (CONVEX_TRAVEL if convex else TRAVEL)
         filled = {
+            "centre": model.name in ("linear", "mlp") if centre is None else centre,
             "travel": travel,
             "clip": clip,
             "model": resolved_model(model, inputs.width, len(inputs.classes), "fedsgd, parameters.model"),
@@ -120,10 +131,24 @@ class FedSGD(Method):
             missing=parameters.missing,
             model=parameters.model,
             gradient_clip=parameters.gradient_clip or 1.0,
+            centre=bool(parameters.centre),
             count=not inputs.private,
         )
-        rate = float(parameters.sampling_rate)
-        return (TaskPlan(GRADIENT, "gradient", task, releases=parameters.steps, sampling_rate=rate),)
+        rate, share = float(parameters.sampling_rate), float(parameters.centre_share) if parameters.centre else 0.0
+        each = (1.0 - share) / parameters.steps
+        steps = TaskPlan(GRADIENT, "gradient", task, releases=parameters.steps, sampling_rate=rate, share=each)
+        if not parameters.centre:
+            return (steps,)
+        boxed = inputs.encoder is None
+        norm = CENTRE_CLIP * (math.sqrt(inputs.width) if boxed else parameters.clip / GENEROUS)
+        means = FeatureMeansParameters(
+            width=None if boxed else inputs.width,
+            clip=norm,
+            missing=parameters.missing,
+            count_weight=CENTRE_COUNT,
+            sum_weight=CENTRE_CLIP / norm,
+        )
+        return TaskPlan(MEANS, "feature-means", means, share=share), steps
 
     def expectations(self, study: Study, cohort: int, records: int) -> Sequence[Expectation]:
         """The noise of a step's mean gradient, along one direction, against the norm that a record's is clipped to."""
@@ -148,11 +173,13 @@ class FedSGD(Method):
             rate = parameters.travel / math.sqrt(parameters.steps * architecture.size) * (1.0 - parameters.optimiser.momentum)
             rule, expected = parameters.optimiser.model_copy(update={"learning_rate": rate}), noise
         optimiser = ServerOptimiser(rule, shapes)
+        centre = released_centre(federation.sum(MEANS), study) if parameters.centre else None
+        common = {} if centre is None else {CENTRE: centre}
         averaged = math.ceil(parameters.average * parameters.steps)
         mean = {name: np.zeros(shape) for name, shape in shapes.items()}
         sizes: list[float] = []
         for step in range(1, parameters.steps + 1):
-            release = federation.sum(GRADIENT, to_broadcast(model))
+            release = federation.sum(GRADIENT, {**to_broadcast(model), **common})
             # A step without some participants is of fewer records.
             divisor = expected * (1.0 if parameters.travel else len(release.cohort) / study.sites)
             if not private:
@@ -175,12 +202,18 @@ class FedSGD(Method):
             "gradient_norm": _shown(sizes),
             "noise_norm": noise * math.sqrt(architecture.size) / expected,
         }
-        head, arrays = network_head(architecture, final)
+        head, arrays = network_head(architecture, final, centre)
         applied = study_application(federation, parameters.missing, None, head, study.data.classes)
         return Result(self.name, summary, {**study_arrays(federation), **arrays}, applied)
 
 
-CONVEX_CLIP, CONVEX_BIAS, CONVEX_TRAVEL = 0.1, 0.3, 45.0
+MEANS = "means"
+"""Label of the release that features are centred by."""
+
+CENTRE_CLIP, CENTRE_COUNT = 0.7, 0.3
+"""Norm that a record's features are clipped to for their mean, where sqrt(d) is 1, and weight of the count."""
+
+CONVEX_CLIP, CONVEX_BIAS, CENTRED_BIAS, CONVEX_TRAVEL = 0.1, 0.3, 0.1, 50.0
 """Gradient norm, constant of the bias and travel of linear models on features of norm 1 at most: the best of sweeps over four
 data sets and several epsilons (docs/results.md). A small clip leaves of the gradient little more than its direction."""
 
@@ -204,10 +237,18 @@ def feature_clip(inputs: Inputs) -> float:
     return GENEROUS
 
 
-def default_model(inputs: Inputs, clip: float) -> ModelSpec:
+def default_model(inputs: Inputs, clip: float, *, centred: bool) -> ModelSpec:
     """A linear softmax classifier on features scaled to a norm of about 1."""
     scale = 1.0 / clip if inputs.encoder is None or isinstance(inputs.encoder, Program) else 1.0
-    return ModelSpec(name="linear", options={"scale": scale, "bias": CONVEX_BIAS})
+    return ModelSpec(name="linear", options={"scale": scale, "bias": CENTRED_BIAS if centred else CONVEX_BIAS})
+
+
+def released_centre(release: Release, study: Study) -> Floats:
+    """The noised mean (d,) of a release of "feature-means", within the bounds of what it is of."""
+    count = max(float(release.values["count"][0]), release.noise_std["count"], 1e-9)
+    bound = 1.0 if study.encoder is None else float(FeatureMeansParameters.model_validate(study.task(MEANS).parameters).clip)
+    centre: Floats = np.clip(release.values["sum"] / count, -bound, bound)
+    return centre
 
 
 def default_rate(optimiser: OptimiserParameters, *, convex: bool) -> float:

@@ -31,10 +31,17 @@ def resolved_model(spec: ModelSpec, width: int, classes: int, what: str) -> Mode
     return resolved
 
 
-def network_head(architecture: Architecture, arrays: Mapping[str, Floats]) -> tuple[dict[str, Any], dict[str, Floats]]:
+def network_head(
+    architecture: Architecture, arrays: Mapping[str, Floats], centre: Floats | None = None
+) -> tuple[dict[str, Any], dict[str, Floats]]:
     """A trained model as an application's head, and the result's arrays.
 
     Perceptrons are given by their layers, with scale and bias constants multiplied in, so that no reader needs this package.
+
+    Args:
+        architecture: of the model.
+        arrays: its values.
+        centre: (d,) what was taken off the features before the first layer of a perceptron; its bias takes that up.
     """
     if not isinstance(architecture, Perceptron):
         spec = ModelSpec(
@@ -45,6 +52,8 @@ def network_head(architecture: Architecture, arrays: Mapping[str, Floats]) -> tu
         (arrays[layer.weight] * (1.0 if index else architecture.scale), arrays[layer.bias] * layer.constant)
         for index, layer in enumerate(architecture.layers())
     ]
+    if centre is not None:
+        layers[0] = layers[0][0], layers[0][1] - layers[0][0] @ centre
     if len(layers) == 1:
         return dict(LINEAR), {"weights": layers[0][0], "bias": layers[0][1], **to_broadcast(arrays)}
     names = [(f"head.{index}.weight", f"head.{index}.bias") for index in range(len(layers))]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from veilsum_privacy.errors import HostileInput, Misuse
@@ -15,6 +16,9 @@ from veilsum_privacy.tasks.base import Block, FeatureParameters, Floats, Layout,
 from veilsum_privacy.tasks.features import clipped, usable
 from veilsum_privacy.training.arrays import MODEL, from_broadcast
 from veilsum_privacy.training.models import ModelSpec, build_architecture, check_resolved
+
+CENTRE = "features.centre"
+"""Broadcast array (d,): of released sums, so that it is a constant for each record."""
 
 COUNT_WEIGHT = 2.0**-7
 """Weight of the count against C: small, so that it hardly lengthens a record's vector."""
@@ -29,11 +33,13 @@ class GradientParameters(FeatureParameters):
     Attributes:
         model: whose gradient is summed; every option stated.
         gradient_clip: L2 norm C that a record's gradient is scaled down to if it exceeds it.
+        centre: whether the broadcast array :data:`CENTRE` is taken off the features.
         count: whether the number of records that count is added up as well; without noise only.
     """
 
     model: ModelSpec
     gradient_clip: Real = Field(gt=0, le=1e6)
+    centre: bool = False
     count: bool = False
 
 
@@ -83,17 +89,37 @@ class Gradient(SiteTask):
         longer = math.hypot(1.0, COUNT_WEIGHT) if self.parameters.count else 1.0
         return self.parameters.gradient_clip * longer * (1.0 + summation_slack(self._architecture, LARGEST_SITE))
 
+    def inputs(self, records: Records, broadcast: Mapping[str, Floats]) -> tuple[Floats, NDArray[np.bool_]]:
+        """What the model is given (n, d), and which records count (n,); each record's by itself."""
+        every = slice(0, len(records))
+        used = usable(self.parameters, records, every, self._classes)
+        x = clipped(self.parameters, records, every, used)
+        if self.parameters.centre:
+            x = np.where(used[:, None], x - centre_of(broadcast, x.shape[1]), 0.0)
+        return x, used
+
     def vector(self, records: Records, broadcast: Mapping[str, Floats]) -> Floats:
         from veilsum_privacy.training.gradients import clipped_gradient_sum
 
         if records.labels is None:
             raise Misuse("The task gradient needs labelled records.")
-        parameters, every = self.parameters, slice(0, len(records))
+        parameters = self.parameters
         arrays = from_broadcast(broadcast, self._architecture.shapes())
-        used = usable(parameters, records, every, self._classes)
-        x = clipped(parameters, records, every, used)
+        x, used = self.inputs(records, broadcast)
         labels = np.where(used, records.labels, -1)
         found = clipped_gradient_sum(self._architecture, arrays, x, labels, parameters.gradient_clip, groups=records.subjects)
         if not self.parameters.count:
             return found.total
         return np.append(found.total, COUNT_WEIGHT * parameters.gradient_clip * float(used.sum()))
+
+
+def centre_of(broadcast: Mapping[str, Floats], width: int) -> Floats:
+    """What is taken off the features.
+
+    Raises:
+        HostileInput: the broadcast does not hold it.
+    """
+    centre = broadcast.get(CENTRE)
+    if centre is None or centre.shape != (width,) or not np.isfinite(centre).all():
+        raise HostileInput(f"The broadcast must hold {CENTRE} of shape {(width,)}, finite.")
+    return centre

@@ -1,0 +1,61 @@
+"""The task "feature-means": how many records there are and the sum of their features, from which a mean is computed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from veilsum_privacy.errors import Misuse
+from veilsum_privacy.schema import DatasetSchema, Frozen, Real
+from veilsum_privacy.tasks.base import Block, FeatureParameters, Floats, Layout, Records, RecordTask, batches
+from veilsum_privacy.tasks.features import clipped, usable
+
+
+class FeatureMeansParameters(FeatureParameters):
+    """Parameters of :class:`FeatureMeans`; all public and independent of the data.
+
+    Attributes:
+        count_weight: weight a of the count.
+        sum_weight: weight b of the sum.
+    """
+
+    count_weight: Real = Field(gt=0, le=1e6)
+    sum_weight: Real = Field(gt=0, le=1e6)
+
+
+class FeatureMeans(RecordTask):
+    """The count and the sum of x over all records, with |x|_2 <= C; no label is read.
+
+    Blocks: ``count`` (1,) and ``sum`` (d,). A record that ``missing`` leaves out contributes zeros.
+
+    Sensitivity: a record adds a^2 + b^2 |x|^2 to its squared norm, which is largest, and reached, at the largest |x|:
+    sqrt(a^2 + b^2 R^2) with R^2 = min(C^2, d) for the schema's own features and C^2 otherwise.
+    """
+
+    name = "feature-means"
+    Parameters: ClassVar[type[Frozen]] = FeatureMeansParameters
+
+    def __init__(self, parameters: Frozen, schema: DatasetSchema) -> None:
+        if not isinstance(parameters, FeatureMeansParameters):
+            raise Misuse("The task feature-means takes its own parameters.")
+        self.parameters, self._schema = parameters, schema
+        self._width = parameters.dimension(schema)
+
+    def layout(self) -> Layout:
+        p = self.parameters
+        return Layout((Block("count", (1,), p.count_weight), Block("sum", (self._width,), p.sum_weight)))
+
+    def clip(self) -> float:
+        p = self.parameters
+        return math.sqrt(p.count_weight**2 + p.sum_weight**2 * p.largest_square(self._schema))
+
+    def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats]:
+        p = self.parameters
+        for part in batches(len(records), self.layout().size):
+            used = usable(p, records, part)
+            x = clipped(p, records, part, used)
+            yield np.hstack([used[:, None] * p.count_weight, x * p.sum_weight])
