@@ -1,1 +1,1 @@
-"""Local training at a site: what a task runs between a broadcast model and an update. It clips nothing and adds no noise."""
+"""Training at a site: models, gradients of records with their clipped sums, and predictions. Nothing here adds noise."""

@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 LARGEST_BATCH = 64
-_VALUES = 2**23  # of gradients by record that are held at once: 64 MiB
+_VALUES = 2**24  # of gradients by record that are held at once: 64 MiB in float32
 
 
 def physical_batch(values: int) -> int:
@@ -46,11 +46,6 @@ def padded(x: Floats, labels: Integers, size: int) -> Iterator[tuple[slice, Floa
 def precision(module: nn.Module) -> torch.dtype:
     """The type of a network's parameters."""
     return next(module.parameters()).dtype
-
-
-def values(module: nn.Module) -> int:
-    """How many values a network's parameters hold."""
-    return sum(math.prod(parameter.shape) for parameter in module.parameters())
 
 
 @contextmanager

@@ -44,22 +44,34 @@ class ClippedSum(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Gradients by one array: ``values`` (b, size)."""
+    """Gradients by one array: ``values`` (b, size), float32 or float64.
+
+    They are the bulk of a network's gradients, so they are widened to float64 row by row, within a cache.
+    """
 
     name: str
-    values: Floats
+    values: NDArray[np.floating]
 
     def squares(self) -> Floats:
         """Squared norm of each record's part; not finite if a value is not."""
-        return row_norms(self.values) ** 2
+        found, row = np.empty(len(self.values)), np.empty(self.values.shape[1])
+        for i, values in enumerate(self.values):
+            np.copyto(row, values)
+            found[i] = np.einsum("i,i", row, row)
+        return found
 
     def weighted(self, weights: Floats) -> dict[str, Floats]:
         """Weighted sum over the records, by array."""
-        return {self.name: weights @ self.values}
+        found, row = np.zeros(self.values.shape[1]), np.empty(self.values.shape[1])
+        for weight, values in zip(weights, self.values, strict=True):
+            np.copyto(row, values)
+            row *= weight
+            found += row
+        return {self.name: found}
 
     def each(self) -> dict[str, Floats]:
         """Every record's gradient (b, size), by array."""
-        return {self.name: self.values}
+        return {self.name: self.values.astype(np.float64)}
 
     def without(self, invalid: Mask) -> Rows:
         """Zeros for these records."""
