@@ -110,3 +110,28 @@ def test_heart_disease_over_real_processes(tmp_path: Path) -> None:
         assert 3.0 < ledger["spent"] < math.inf
         assert ledger["entries"] > 3 * ledger["releases"]
     assert_nothing_clear(tmp_path / "demo")
+
+
+def test_a_site_that_is_killed_in_training_comes_back_into_it(tmp_path: Path) -> None:
+    """Training goes on without it and ends with it; what it was not part of costs it nothing."""
+    data = write_sites(tmp_path / "sites")
+    study = write_study(tmp_path / "train.toml", "fedsgd", parameters={"steps": 30}, privacy={"epsilon": 4.0, "min_cohort": 2})
+    done = demo(tmp_path / "demo", "--data", str(data), "--study", str(study), "--interrupt", "site2", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    (row,) = found["studies"]
+    assert "fault" not in row
+    away = row["interruption"]
+    assert away["hospital"] == "site2"
+    assert away["of"] == 31 == row["rounds"]
+    assert 9 <= away["killed_after"] <= away["back_after"]
+    assert away["part_of"] < away["of"]
+    spent = {name: (item["releases"], item["spent"]) for name, item in found["epsilon"].items()}
+    assert spent["site0"] == spent["site1"]
+    assert spent["site0"][0] == 31
+    # One charge more is possible: of a round that it consented to and was killed before its answer arrived.
+    assert away["part_of"] <= spent["site2"][0] <= away["part_of"] + 1
+    assert spent["site2"][1] < spent["site0"][1]
+    refused = demo(tmp_path / "other", "--data", str(data), "--study", str(study), "--interrupt", "site9")
+    assert refused.returncode == 2
+    assert "site9" in refused.stderr

@@ -35,6 +35,12 @@ def demo(
         list[Path] | None,
         typer.Option("--study", help="A study.toml to run in place of the demo's studies; may be repeated. Needs --data."),
     ] = None,
+    interrupt: Annotated[
+        str | None,
+        typer.Option(
+            "--interrupt", help="Site that is killed in every study of ten rounds or more, and comes back. Needs --study."
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a federation on this machine: a coordinator and four hospitals as real processes over mutual TLS."""
@@ -42,12 +48,14 @@ def demo(
         raise Misuse("--schema describes --data.", "State both.")
     if study and data is None:
         raise Misuse("--study runs on your own data.", "State --data as well.")
+    if interrupt is not None and not study:
+        raise Misuse("--interrupt is for your own studies.", "State --study as well.")
     started = time.monotonic()
     with claim(directory) as claimed:
         with show_progress() as progress:
             hospitals = packaged_hospitals() if data is None else folder_hospitals(data, schema)
             if study:
-                found = run_own_studies(claimed, hospitals, study, progress, lambda: int(time.time()))
+                found = run_own_studies(claimed, hospitals, study, progress, lambda: int(time.time()), interrupt)
             else:
                 trial = run_trial(claimed, hospitals, progress, lambda: int(time.time()))
                 found = findings(trial, claimed, time.monotonic() - started)

@@ -29,7 +29,7 @@ class Process:
     """One ``veilsum`` command that runs in the background."""
 
     def __init__(self, name: str, arguments: Sequence[str], log: Path) -> None:
-        self.name, self.log = name, log
+        self.name, self.log, self.arguments = name, log, tuple(arguments)
         with log.open("ab") as output:
             self._popen = subprocess.Popen(  # noqa: S603  this interpreter, with arguments of our own
                 [sys.executable, "-P", "-m", "veilsum_deploy.demo.child", *arguments],
@@ -91,6 +91,12 @@ class Processes:
         process = Process(name, arguments, log)
         self.started.append(process)
         return process
+
+    def restart(self, process: Process) -> Process:
+        """Start the command of a process that was killed once more, in its place."""
+        again = Process(process.name, process.arguments, process.log)
+        self.started[self.started.index(process)] = again
+        return again
 
     def __enter__(self) -> Processes:
         if threading.current_thread() is threading.main_thread():

@@ -48,6 +48,12 @@ def print_studies(found: Mapping[str, Any]) -> None:
             }
         )
     print_rows(rows, title="Studies; accuracy on held-out records, each by its own site", as_json=False)
+    for item in found["studies"]:
+        if (away := item.get("interruption")) is not None:
+            print_line(
+                f"{item['study']}: {away['hospital']} was killed after {away['killed_after']} releases and back after"
+                f" {away['back_after']}; it was part of {away['part_of']} of {away['of']}."
+            )
     baselines = ", ".join(f"{name} {100 * value:.1f}%" for name, value in found["baselines"].items())
     print_line(f"Without privacy, a linear discriminant: {baselines}. One run each: fresh noise makes runs differ.\n")
     print_rows(

@@ -194,9 +194,24 @@ class Analyst:
     def submit(self, study: Study) -> bytes:
         return self.remote.submit(study, self.credentials)
 
-    def finish(self, study: Study, key: bytes, expected_dead: Process | None = None) -> Finished:
-        for _ in self.remote.watch(key):
-            for process in self.processes.started:
+    def finish(
+        self,
+        study: Study,
+        key: bytes,
+        expected_dead: Process | None = None,
+        observe: Callable[[StudyInfo], None] = lambda _: None,
+    ) -> Finished:
+        """Wait for a study's end and fetch its result.
+
+        Args:
+            study: as submitted.
+            key: its digest.
+            expected_dead: a process that was killed; any other that ends is an error.
+            observe: told of every change of the study's state.
+        """
+        for info in self.remote.watch(key):
+            observe(info)
+            for process in list(self.processes.started):
                 if process is not expected_dead:
                     process.check()
         info = self.remote.show(key)

@@ -19,15 +19,18 @@ from veilsum_coordinator.methods.request import with_projection
 from veilsum_deploy.demo.directory import DELTA, Terms
 from veilsum_deploy.demo.findings import released
 from veilsum_deploy.demo.hospitals import Hospitals
-from veilsum_deploy.demo.run import Finished, running, spending, wait_for_ledgers
+from veilsum_deploy.demo.interruption import Interruption
+from veilsum_deploy.demo.processes import Process
+from veilsum_deploy.demo.run import Analyst, Finished, running, spending, wait_for_ledgers
 from veilsum_deploy.evaluation import accuracy, exact_head, pool
 from veilsum_deploy.model import Model
 from veilsum_participant import store
 from veilsum_participant.data import load_records
 from veilsum_privacy.computing import kept_blocks
-from veilsum_privacy.config import read_toml, validate
+from veilsum_privacy.config import did_you_mean, read_toml, validate
 from veilsum_privacy.database import open_readonly
 from veilsum_privacy.errors import Misuse, VeilsumError
+from veilsum_privacy.study import Study
 from veilsum_privacy.tasks.base import Floats, Records
 
 Progress = Callable[[str, float], None]
@@ -55,11 +58,25 @@ def read_requests(paths: Sequence[Path], hospitals: Hospitals) -> list[tuple[Pat
 
 
 def run_own_studies(
-    directory: Path, hospitals: Hospitals, paths: Sequence[Path], progress: Progress, clock: Callable[[], int]
+    directory: Path,
+    hospitals: Hospitals,
+    paths: Sequence[Path],
+    progress: Progress,
+    clock: Callable[[], int],
+    interrupted: str | None = None,
 ) -> dict[str, Any]:
     """Run the studies one after the other in a claimed directory. Returns the findings as plain values.
 
+    Args:
+        directory: that was claimed.
+        hospitals: their data.
+        paths: of the study files.
+        progress: told what is being done.
+        clock: Unix seconds.
+        interrupted: hospital that is killed and started again in every study of ten rounds or more; None for none.
+
     Raises:
+        Misuse: there is no hospital of that name.
         StateError: a process failed.
         VeilsumError: a study file is invalid.
     """
@@ -68,18 +85,22 @@ def run_own_studies(
     terms = Terms(
         LARGEST_STUDY * len(requests), LARGEST_STUDY, tuple(METHODS), ("distributed", "local"), ("joint", "per-site")
     )
-    rows, done = [], []
-    with running(directory, hospitals, progress, clock, terms) as (analyst, _):
+    if interrupted is not None and interrupted not in hospitals.sites:
+        raise Misuse(f"There is no site {interrupted!r}.", did_you_mean(interrupted, hospitals.sites))
+    rows: list[dict[str, Any]] = []
+    done: list[Finished] = []
+    with running(directory, hospitals, progress, clock, terms) as (analyst, processes):
         for number, (path, request) in enumerate(requests):
             progress(f"Study {request.name} ({request.method})", 0.3 + 0.65 * number / len(requests))
             try:
                 study = analyst.compile_request(with_projection(request, path.parent))
-                finished = analyst.finish(study, analyst.submit(study))
+                finished, interruption = _run(analyst, study, processes, interrupted)
             except VeilsumError as error:
                 rows.append({"study": request.name, "method": request.method, "fault": error.message})
                 continue
             done.append(finished)
-            rows.append({"study": request.name, "method": request.method, **_found(finished, hospitals, directory)})
+            found = _found(finished, hospitals, directory)
+            rows.append({"study": request.name, "method": request.method, "interruption": interruption, **found})
         received = analyst.remote.describe().received
         wait_for_ledgers(analyst.kit, done)
         kit = analyst.kit
@@ -95,6 +116,24 @@ def run_own_studies(
         "directory": str(directory),
         "seconds": round(time.monotonic() - started, 1),
     }
+
+
+def _run(
+    analyst: Analyst, study: Study, processes: dict[str, Process], interrupted: str | None
+) -> tuple[Finished, dict[str, Any] | None]:
+    """Run a study; interrupt a hospital in it, if one is named."""
+    key = analyst.submit(study)
+    if interrupted is None:
+        return analyst.finish(study, key), None
+    process = processes[interrupted]
+    rounds = sum(task.releases for task in study.tasks)
+    interruption = Interruption(interrupted, process, lambda: analyst.processes.restart(process), rounds)
+    try:
+        finished = analyst.finish(study, key, expected_dead=process, observe=interruption.watch)
+    finally:
+        interruption.end()
+        processes[interrupted] = interruption.process
+    return finished, interruption.found(finished.info)
 
 
 def _found(done: Finished, hospitals: Hospitals, directory: Path) -> dict[str, Any]:

@@ -1,0 +1,94 @@
+"""A hospital whose process is killed in the middle of a study and comes back: training goes on without it, then with it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from veilsum_deploy.demo.processes import Process
+from veilsum_deploy.remote import StudyInfo
+
+KILL_AT, RETURN_AT = 0.3, 0.6
+"""Parts of a study's rounds after which the hospital is killed, and started again."""
+
+FEWEST_ROUNDS = 10
+"""A study with fewer rounds is left alone: nothing of it would be left to come back to."""
+
+AWAY_SECONDS = 6.0
+"""After which it is started again at the latest: a round that it was asked for consent in waits for it, for 20 s."""
+
+
+class _State(StrEnum):
+    BEFORE = "before"
+    AWAY = "away"
+    BACK = "back"
+
+
+@dataclass
+class Interruption:
+    """Watches one study and interrupts one hospital in it.
+
+    Attributes:
+        hospital: its name.
+        process: its present process.
+        start: starts another in its place, with the same files.
+        rounds: that the study may release at most.
+    """
+
+    hospital: str
+    process: Process
+    start: Callable[[], Process]
+    rounds: int
+
+    def __post_init__(self) -> None:
+        self._state = _State.BEFORE
+        self._killed = self._returned = self._seen = 0
+        self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
+
+    def watch(self, info: StudyInfo) -> None:
+        """Take notice of the study's state, and act if it is time."""
+        self._seen = sum(item.phase == "released" for item in info.rounds)
+        if self.rounds < FEWEST_ROUNDS:
+            return
+        if self._state is _State.BEFORE and self._seen >= KILL_AT * self.rounds:
+            with self._lock:
+                self.process.kill()
+                self._state, self._killed = _State.AWAY, self._seen
+            self._timer = threading.Timer(AWAY_SECONDS, self.come_back)
+            self._timer.daemon = True
+            self._timer.start()
+        elif self._state is _State.AWAY and self._seen >= RETURN_AT * self.rounds:
+            self.come_back()
+
+    def come_back(self) -> None:
+        """Start the hospital again if it is away."""
+        with self._lock:
+            if self._state is _State.AWAY:
+                self.process = self.start()
+                self._state, self._returned = _State.BACK, self._seen
+
+    def end(self) -> None:
+        """The study is over: nothing is left to wait for, and the hospital runs."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self.come_back()
+
+    def found(self, info: StudyInfo) -> dict[str, Any] | None:
+        """What happened: after how many releases the hospital was killed and was back, and how many it was part of; None
+        where it was left alone."""
+        if self._state is _State.BEFORE:
+            return None
+        cohorts = [item.cohort for item in info.rounds if item.phase == "released"]
+        took_part = [self.hospital in cohort for cohort in cohorts]
+        return {
+            "hospital": self.hospital,
+            "killed_after": self._killed,
+            "back_after": self._returned,
+            "part_of": sum(took_part),
+            "of": len(took_part),
+            "part_of_last": bool(took_part and took_part[-1]),
+        }
