@@ -31,7 +31,7 @@ help:
 
 # With the development tools.
 .venv/.installed: .venv/.runtime
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ray]'
 	@touch $@
 
 venv: .venv/.installed

@@ -10,7 +10,6 @@ import logging
 import math
 import shutil
 import threading
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,16 +17,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_coordinator.federation import Release
+from veilsum_coordinator.federation import Federation, Release
 from veilsum_coordinator.hub import Hub
 from veilsum_coordinator.members import StudyPhase
 from veilsum_coordinator.methods import get_method
+from veilsum_coordinator.methods.checkpoints import checkpoint_result
 from veilsum_coordinator.metrics import Metrics
-from veilsum_coordinator.projections import find_projection
-from veilsum_coordinator.results import Result, save_result
+from veilsum_coordinator.released_models import find_released
+from veilsum_coordinator.results import checkpoint_directory, save_result
 from veilsum_coordinator.rounds import Round, RoundPhase
+from veilsum_coordinator.status import spent_epsilon
 from veilsum_privacy.errors import HostileInput, VeilsumError
-from veilsum_privacy.pricing import study_epsilon
 from veilsum_privacy.securesum.context import RoundPlan, encode_broadcast
 from veilsum_privacy.securesum.contribution import Integers, open_sum
 from veilsum_privacy.study import Study
@@ -84,7 +84,7 @@ class HubFederation:
         results: Path | None = None,
     ):
         self._encoder = dict(encoder or {})
-        self._results, self._released, self._round = results, Counter[str](), 0
+        self._results, self._round = results, 0
         self._hub, self._key, self._wait, self._clock, self._metrics = hub, key, wait, clock, metrics
         self._study = hub.studies[key].machine.study
 
@@ -142,10 +142,17 @@ class HubFederation:
         with self._hub.change(self._key) as machine:
             machine.released(current)
         self._count("released")
-        self._released[current.label] += 1
         self._round = current.number
+        done, epsilon = self._spent()
         LOG.info(
-            "study %s: round %d (%s) released, cohort of %d", self._study.name, current.number, current.label, len(cohort)
+            "study %s: round %d (%s) released, cohort of %d; release %d of %d%s",
+            self._study.name,
+            current.number,
+            current.label,
+            len(cohort),
+            done,
+            sum(task.releases for task in self._study.tasks),
+            "" if epsilon is None else f", epsilon {epsilon:.3g} so far",
         )
         return read_release(self._study, current.plan, values, current.number, cohort, digest)
 
@@ -153,27 +160,33 @@ class HubFederation:
         """Keep a model in ``checkpoints/round-N`` of the study's results; only the newest three of them stay."""
         if self._results is None:
             return
-        study, delta = self._study, self._study.privacy.delta
-        epsilon = study_epsilon(study, delta, self._released)
+        study = self._study
         about = {
             "name": study.name,
             "digest": self._key.hex(),
             "method": study.method,
             "round": self._round,
-            "epsilon": epsilon if math.isfinite(epsilon) else None,
-            "delta": delta,
+            "epsilon": self._spent()[1],
+            "delta": study.privacy.delta,
         }
-        base = self._results / self._key.hex() / "checkpoints"
-        save_result(base / f"round-{self._round:06d}", Result(study.method, summary, arrays), study=about)
-        for old in sorted(base.iterdir())[:-MOST_CHECKPOINTS]:
+        directory = checkpoint_directory(self._results, self._key, self._round)
+        save_result(directory, checkpoint_result(self, arrays, summary), study=about)
+        for old in sorted(directory.parent.iterdir())[:-MOST_CHECKPOINTS]:
             shutil.rmtree(old)
+
+    def _spent(self) -> tuple[int, float | None]:
+        """Releases so far, and their epsilon."""
+        with self._hub.changed:
+            entry = self._hub.studies[self._key]
+            releases = entry.tally.releases(entry.machine.rounds)
+        return sum(releases.values()), spent_epsilon(self._study, releases)
 
     def _count(self, outcome: str) -> None:
         if self._metrics is not None:
             self._metrics.rounds.labels(outcome).inc()
 
 
-def run_study(hub: Hub, key: bytes, federation: HubFederation, results: Path) -> None:
+def run_study(hub: Hub, key: bytes, federation: Federation, results: Path) -> None:
     """Run a study's method to its end: result on disk and finished, or failed with a reason."""
     study = federation.study
     try:
@@ -226,9 +239,9 @@ class Supervisor:
             self._stopping.wait(self.TICK_SECONDS)
 
     def _run(self, key: bytes) -> None:
-        encoder = self._hub.studies[key].machine.study.encoder
+        study = self._hub.studies[key].machine.study
         try:
-            arrays = find_projection(self._results, encoder)
+            arrays = find_released(self._results, study)
         except VeilsumError as error:
             with self._hub.change(key) as machine:
                 machine.fail(f"{error.message} {error.advice}".strip())

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -170,10 +170,7 @@ class _Sampler:
 
     def __init__(self, variance: Fraction, source: RandomSource) -> None:
         self._source = source
-        # The largest power of two with t^2 <= 3v, so that 3/8 < kappa <= 3/2 (up to 2 where t = 1).
-        self._r = max(0, (math.floor(3 * variance).bit_length() - 1) // 2)
-        self._kappa = Fraction(4**self._r) / (2 * variance)
-        self._m = max(j - self._kappa * j * j for j in range(4))
+        self._r, self._kappa, self._m = _constants(variance)
         self._kappa_fixed = math.floor(self._kappa * 2**24)
         self._m_fixed = math.floor(self._m * 2**_POINT)
 
@@ -273,6 +270,15 @@ def _exp_of_fraction(x: Fraction, places: int) -> tuple[int, int]:
         term = term * fixed // (count << places)
         total += term
     return total, total + 2 * count + 10
+
+
+@lru_cache(maxsize=256)
+def _constants(variance: Fraction) -> tuple[int, Fraction, Fraction]:
+    """r, kappa and m of a variance; remembered, for a step of training draws few values of the same one."""
+    # The largest power of two with t^2 <= 3v, so that 3/8 < kappa <= 3/2 (up to 2 where t = 1).
+    r = max(0, (math.floor(3 * variance).bit_length() - 1) // 2)
+    kappa = Fraction(4**r) / (2 * variance)
+    return r, kappa, max(j - kappa * j * j for j in range(4))
 
 
 @cache

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +27,14 @@ from veilsum_coordinator.hub import Hub
 from veilsum_coordinator.results import load_result
 from veilsum_coordinator.runner import RoundLostError
 from veilsum_deploy import cli
+from veilsum_deploy.collections import single
+from veilsum_deploy.datasets import packaged_dataset
+from veilsum_deploy.simulation import progress
+from veilsum_deploy.simulation.dealing import Setting
+from veilsum_deploy.simulation.keeping import Keeping
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
+from veilsum_deploy.simulation.runs import simulate
+from veilsum_deploy.simulation.study import Simulation, draft_of
 from veilsum_participant.channel import open_channel
 from veilsum_participant.client import open_site
 from veilsum_participant.data import load_records
@@ -265,7 +273,12 @@ def test_a_file_is_dealt_with_its_schema(tmp_path: Path, capsys: pytest.CaptureF
         (("--collection", "digits4"), "names no folder"),
         (("--collection", "digits=."), "Did you mean 'digits4'"),
         (("--dataset", "breast-cancer", "--partition", "domains"), "one domain"),
-        (("--dataset", "breast-cancer", "--jobs", "2"), "belong to a sweep"),
+        (("--dataset", "breast-cancer", "--baseline", "method=a"), "belongs to a sweep"),
+        (("--dataset", "breast-cancer", "--jobs", "2"), "--no-encryption"),
+        (("--dataset", "breast-cancer", "--resume"), "--out"),
+        (("--dataset", "breast-cancer", "--engine", "dask"), "no engine"),
+        (("--dataset", "breast-cancer", "--address", "auto"), "--engine ray"),
+        (("--dataset", "breast-cancer", "--baselines", "pool"), "Did you mean 'pooled'"),
         (("--dataset", "breast-cancer", "--seeds", "2", "--encryption"), "without encryption"),
         (("--dataset", "breast-cancer", "--seeds", "2", "--repeat", "2"), "--seeds in place"),
         (("--dataset", "breast-cancer", "--seeds", "2", "--resume"), "--out"),
@@ -380,6 +393,127 @@ def test_an_interrupted_sweep_leaves_what_is_done(tmp_path: Path) -> None:
     assert 5 <= len(runs) < 1200
     assert sum(row["done"] for row in summary["rows"]) == len(runs)
     assert "Not complete" in (out / "table.md").read_text()
+
+
+SGD = """\
+name = "trial"
+method = "fedsgd"
+dataset = "breast-cancer"
+parameters = { steps = 1200 }
+privacy = { epsilon = 5 }
+"""
+
+
+def test_one_study_is_taken_up_wherever_it_was_killed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "study.toml").write_text(SGD)
+    out = tmp_path / "out"
+    options = ["simulate", tmp_path / "study.toml", "--dataset", "breast-cancer", "--no-encryption", "--sites", 3]
+    options += ["--holdout", 0.3, "--baselines", "none", "--out", out]
+    rounds = out / "unfinished" / "run-1" / "rounds.bin"
+    kept = b""
+    for resume in ([], ["--resume"]):
+        command = [sys.executable, "-m", "veilsum_deploy.cli", *map(str, options), *resume]
+        child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ})
+        least = len(kept) + 4000
+        wait_for(lambda: rounds.exists() and rounds.stat().st_size > least, what="some rounds", seconds=120)  # noqa: B023
+        child.kill()
+        assert child.wait() == -signal.SIGKILL
+        assert child.stderr is not None
+        child.stderr.close()
+        data = rounds.read_bytes()
+        assert data.startswith(kept[: 200 * (len(kept) // 200)])  # a round takes more than 200 bytes; the last may be cut off
+        kept = data
+    code, _, err = veilsum(capsys, *options)
+    assert (code, "not an empty directory" in err) == (2, True)
+    (tmp_path / "study.toml").write_text(SGD.replace("epsilon = 5", "epsilon = 6"))
+    code, _, err = veilsum(capsys, *options, "--resume")
+    assert (code, "another simulation" in err) == (2, True)
+    (tmp_path / "study.toml").write_text(SGD)
+    code, text, err = veilsum(capsys, *options, "--resume", "--json")
+    assert code == 0, err
+    assert json.loads(text)["accuracy"][0] > 0.5
+    assert sorted(path.name for path in out.iterdir()) == ["run-1", "summary.json", "table.csv", "table.md"]
+    code, _, err = veilsum(capsys, *options, "--resume")
+    assert (code, "is done" in err) == (2, True)
+
+
+def test_whole_runs_are_kept_and_a_refused_study_leaves_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    simulation = make_simulation(repeat=3)
+    told: list[str] = []
+
+    def stop(text: str, _: float) -> None:
+        told.append(text)
+        if text == "Run 3 of 3" and "stop" not in told:
+            told.append("stop")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate(simulation, stop, Clock(), keeping=Keeping(out, "x"))
+    first = [load_result(out / f"run-{number}").arrays["weights"] for number in (1, 2)]
+    outcome = simulate(simulation, stop, Clock(), keeping=Keeping(out, "x", resume=True))
+    for number, weights in enumerate(first):
+        np.testing.assert_array_equal(outcome.runs[number].result.arrays["weights"], weights)
+    assert not np.array_equal(outcome.runs[2].result.arrays["weights"], first[0])
+    with pytest.raises(StateError, match="another simulation"):
+        simulate(simulation, stop, Clock(), keeping=Keeping(out, "y", resume=True))
+    study = write_study(tmp_path / "study.toml", "fedcgs", 'epsilon = 1\nnoise = "local"\nmin_cohort = 9')
+    code, _, err = veilsum(capsys, "simulate", study, "--dataset", "breast-cancer", "--out", tmp_path / "new")
+    assert code == 2, err
+    assert not (tmp_path / "new").exists()
+
+
+def make_simulation(**changes: Any) -> Simulation:
+    collection = single(packaged_dataset("breast-cancer"))
+    content = {"name": "trial", "method": "fedcgs", "dataset": "breast-cancer", "privacy": {"epsilon": 5.0}}
+    draft = draft_of(content, Path(), collection.schema, source="test")
+    return Simulation(draft, collection, Setting(holdout=0.3), 0, encryption=False, **changes)
+
+
+def test_what_stands_beside_one_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = write_study(tmp_path / "study.toml", "fedsgd", "epsilon = 100")
+    study.write_text(study.read_text() + "[parameters]\nsteps = 20\n")
+    options = ("--dataset", "breast-cancer", "--holdout", 0.3, "--no-encryption", "--sites", 3, "--json")
+    code, text, err = veilsum(capsys, "simulate", study, *options)
+    assert code == 0, err
+    found = {one["baseline"]: one for one in json.loads(text)["baselines"]}
+    assert list(found) == ["alone", "pooled", "trained-alone", "trained-pooled", "central"]
+    assert min(one["accuracy"] for one in found.values()) > 0.8
+    code, text, _ = veilsum(capsys, "simulate", study, *options[:-1], "--baselines", "pooled,central")
+    assert (code, "pooled, same epsilon" in text, "each site alone" in text) == (0, True, False)
+
+
+def test_a_sweep_shows_what_stands_beside_each_cell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = write_bare_study(tmp_path / "study.toml", method='"fedsgd"', parameters="{ steps = 15 }")
+    options = ("--dataset", "breast-cancer", "--sites", 3, "--vary", "privacy.epsilon=1,50", "--seeds", 2, "--jobs", 1)
+    code, text, err = veilsum(capsys, "simulate", study, *options, "--json", "--out", tmp_path / "out")
+    assert code == 0, err
+    summary = json.loads(text)
+    kinds = [row["kind"] for row in summary["rows"]]
+    assert kinds == ["alone", "pooled", "trained-alone", "trained-pooled", "cell", "central", "cell", "central"]
+    assert all(row["done"] == 2 and row["average"] is not None for row in summary["rows"])
+    rows = {row["label"]: row for row in summary["rows"]}
+    assert rows["pooled, same epsilon, epsilon 50"]["epsilon"] == pytest.approx(50, rel=0.01)
+    assert '"Pooled, same epsilon"' in (tmp_path / "out" / "table.md").read_text()
+
+
+@pytest.mark.parametrize("encryption", ["--encryption", "--no-encryption"])
+def test_progress_tells_rounds_and_epsilon(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, encryption: str
+) -> None:
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "SHARE", 0.0)
+    study = write_study(tmp_path / "study.toml", "fedsgd", "epsilon = 5")
+    study.write_text(study.read_text() + "[parameters]\nsteps = 4\n")
+    code, _, err = veilsum(capsys, "simulate", study, "--dataset", "breast-cancer", "--sites", 2, encryption)
+    assert code == 0, err
+    lines = [line for line in err.splitlines() if "round" in line]
+    rounds = len(lines)  # four steps, and what the method releases before them
+    assert rounds >= 4
+    assert [line.split(",")[0] for line in lines] == [f"Run 1 of 1: round {n} of {rounds}" for n in range(1, rounds + 1)]
+    spent = [float(line.split("epsilon ")[1].split()[0]) for line in lines]
+    assert spent == sorted(spent)
+    assert spent[-1] == pytest.approx(5, rel=0.01)
 
 
 @pytest.mark.parametrize("encryption", ["--encryption", "--no-encryption"])

@@ -22,7 +22,9 @@ from veilsum_privacy.study import NoiseKind, PrivacyDemand, Study, TaskDeclarati
 from veilsum_privacy.tasks import TASKS, build_task
 from veilsum_privacy.tasks.base import Floats, Records, RecordTask
 from veilsum_privacy.tasks.class_mixtures import CENTRES
-from veilsum_privacy.tasks.model_update import SEEDS
+from veilsum_privacy.training.arrays import to_broadcast
+from veilsum_privacy.training.models import ModelSpec, build_architecture
+from veilsum_privacy.training.released import model_digest
 
 LABEL = Label(column="y", classes=tuple(ClassValues(name=f"c{i}", values=(str(i),)) for i in range(3)))
 TASK_LABEL = "audited"
@@ -214,6 +216,29 @@ _CLASS_MIXTURES = (
 )
 
 
+class _PowerMoments(Neighbours):
+    """The longest record has every number at a bound, all of a channel at the same one."""
+
+    def settings(self) -> tuple[Setting, ...]:
+        common = {"clip": 1.0, "missing": "skip", "order": 4, "count_weight": 1.5, "power_weight": 0.7}
+        two = {**common, "clip": 3.0, "order": 2, "missing": "centre", **MAPPED}
+        return (
+            Setting("features", "power-moments", schema(3, categories=(2,)), common),
+            Setting("mapped", "power-moments", schema(2, label=False), two),
+            Setting("channels", "power-moments", schema(6), {**common, "channels": 2, "missing": "centre"}),
+            # The worst record is among these: its hash says so.
+            Setting("part", "power-moments", schema(3), {**common, "part": "statistics", "part_share": 0.999}),
+        )
+
+    def worst(self, setting: Setting) -> Records:
+        record = random_records(np.random.default_rng(0), 1, setting.schema, complete=True)
+        numbers = sum(isinstance(column, NumberColumn) for column in setting.schema.columns)
+        channels = int(setting.parameters.get("channels", numbers))
+        sides = np.where(np.arange(numbers) * channels // numbers % 2, -1.0, 1.0) * float(setting.parameters["clip"])
+        record.features[:, :numbers] = sides
+        return record
+
+
 class _LocalHead(Neighbours):
     """Small records that push the head far, all in one direction, and one long record in it of another class.
 
@@ -238,43 +263,95 @@ class _LocalHead(Neighbours):
         return Records(np.array([[size, 0.0]]), np.ones((1, 2), dtype=np.bool_), np.array([label]))
 
 
-class _ModelUpdate(Neighbours):
-    """A record in whose direction another, much longer one of the other class turns the only step around."""
+class _Gradient(Neighbours):
+    """A long record that the model is sure of and wrong about: its gradient is clipped."""
 
     def settings(self) -> tuple[Setting, ...]:
-        common = {"clip": 1e5, "missing": "skip", **MAPPED, "norm": 0.5, "weighting": "equal"}
-        descent = {"epochs": 1, "batch": 1024, "learning_rate": 1.0}
-        seeds = {SEEDS: np.array([3.0, 4.0])}
-        # The third class is out of the question, so the errors of the first two are opposite.
-        last = {"weight": np.zeros((3, 2)), "bias": np.array([0.0, 0.0, -50.0])}
-        linear = {f"model.0.{name}": values for name, values in last.items()}
-        hidden = {"model.0.weight": np.eye(2), "model.0.bias": np.zeros(2)}
-        hidden |= {f"model.1.{name}": values for name, values in last.items()}
-        return (
-            Setting("linear", "model-update", schema(2), {**common, **descent, "hidden": 0}, linear, seeds),
-            Setting("hidden", "model-update", schema(2), {**common, **descent, "hidden": 2}, hidden, seeds),
-        )
+        common = {"clip": 2.0, "missing": "centre", "gradient_clip": 0.5}
+        linear = {"name": "linear", "inputs": None, "options": {"scale": 0.7, "bias": 0.3}}
+        hidden = {"name": "mlp", "inputs": None, "options": {"hidden": 4, "scale": 1.0}}
+        found = []
+        for model in (linear, hidden):
+            arrays = build_architecture(ModelSpec.model_validate(model), 2, 3).initial(1)
+            arrays["head.bias"] = np.array([-5.0, 5.0, 0.0])
+            setting = Setting(str(model["name"]), "gradient", schema(2), {**common, "model": model}, to_broadcast(arrays))
+            found.append(setting)
+        return tuple(found)
 
     def worst(self, setting: Setting) -> Records:
-        return self._record(1e5, 0)
+        return Records(np.array([[1.0, -1.0]]), np.ones((1, 2), dtype=np.bool_), np.array([0]))
 
-    def company(self, setting: Setting, rng: np.random.Generator, n: int) -> Records:
-        return self._record(1e2, 1)
 
-    def _record(self, size: float, label: int) -> Records:
-        return Records(np.array([[size, 0.0]]), np.ones((1, 2), dtype=np.bool_), np.array([label]))
+class _Grams(Neighbours):
+    """Any record whose inputs of every layer are as long as the clip, or longer."""
+
+    def settings(self) -> tuple[Setting, ...]:
+        linear = {"name": "linear", "inputs": None, "options": {"scale": 0.7, "bias": 0.3}}
+        hidden = {"name": "mlp", "inputs": None, "options": {"hidden": 4, "scale": 1.0}}
+        found = []
+        for model, layers, clip, missing in (
+            (linear, ["head"], 0.8, "skip"),
+            (hidden, ["features.hidden", "head"], 1.0, "centre"),
+        ):
+            arrays = build_architecture(ModelSpec.model_validate(model), 2, 3).initial(1)
+            given = {"clip": 2.0, "missing": missing, "model": model, "layers": layers, "gram_clip": clip}
+            found.append(Setting(str(model["name"]), "grams", schema(2), given, to_broadcast(arrays)))
+        return tuple(found)
+
+    def worst(self, setting: Setting) -> Records:
+        return Records(np.array([[1.0, -1.0]]), np.ones((1, 2), dtype=np.bool_), np.array([0]))
+
+
+_FEATURE_MEANS = (
+    Setting("boxed", "feature-means", schema(3), {"clip": 1.5, "missing": "skip", "count_weight": 0.3, "sum_weight": 0.7}),
+    Setting(
+        "mapped", "feature-means", schema(2), {"clip": 1.2, "missing": "centre", "count_weight": 1, "sum_weight": 2, **MAPPED}
+    ),
+)
+
+
+class _Evaluation(Neighbours):
+    """A record whose class the model all but rules out: its loss is cut."""
+
+    def settings(self) -> tuple[Setting, ...]:
+        two = schema(2).model_copy(update={"label": Label(column="y", classes=LABEL.classes[:2])})
+        common = {"clip": 1e6, "missing": "centre", "score_weight": 0.6, "loss_weight": 0.4}
+        linear = {"name": "linear", "inputs": None, "options": {"scale": 1.0, "bias": 1.0}}
+        hidden = {"name": "mlp", "inputs": None, "options": {"hidden": 4, "scale": 1.0}}
+        return (
+            self._setting("linear", schema(2), linear, ("c0", "c1", "c2"), {**common, "bins": 10, "largest_loss": 3.0}),
+            self._setting("counts", schema(2), hidden, ("c1", "c0"), {**common, "missing": "skip"}),
+            self._setting("two", two, linear, ("c1", "c0"), {**common, **MAPPED, "bins": 4, "largest_loss": 2.0}),
+        )
+
+    def _setting(
+        self, name: str, agreed: DatasetSchema, model: dict[str, Any], classes: tuple[str, ...], parameters: dict[str, object]
+    ) -> Setting:
+        architecture = build_architecture(ModelSpec.model_validate(model), 2, len(classes))
+        arrays = architecture.initial(1)
+        arrays["head.weight"] = np.random.default_rng(1).normal(size=arrays["head.weight"].shape)
+        arrays["head.bias"] = np.where(np.array(classes) == "c0", -20.0, 0.0)
+        told = {"model": model, "sha256": model_digest(architecture, arrays), "classes": classes}
+        return Setting(name, "evaluation", agreed, {**parameters, **told}, to_broadcast(arrays))
+
+    def worst(self, setting: Setting) -> Records:
+        return Records(np.array([[0.5, -0.5]]), np.ones((1, 2), dtype=np.bool_), np.array([0]))
 
 
 NEIGHBOURS: Mapping[str, Neighbours] = {
+    "evaluation": _Evaluation(),
+    "feature-means": _Moments(_FEATURE_MEANS),
+    "gradient": _Gradient(),
+    "grams": _Grams(),
     "statistics": _Statistics(),
     "class-moments": _Moments(_CLASS_MOMENTS),
     "gaussian-moments": _Moments(_GAUSSIAN_MOMENTS),
     "prototypes": _Moments(_PROTOTYPES),
     "class-mixtures": _Moments(_CLASS_MIXTURES),
+    "power-moments": _PowerMoments(),
     "local-head": _LocalHead(),
-    "model-update": _ModelUpdate(),
 }
-"""By the registered task's name; every task that reads records."""
+"""By the registered task's name; every task that reads records, but for those that train, whose steps are audited apart."""
 
 SETTINGS = tuple(setting for name in sorted(NEIGHBOURS) for setting in NEIGHBOURS[name].settings())
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -15,9 +14,13 @@ from veilsum_deploy.cli.steps import show_progress
 from veilsum_deploy.collections import COLLECTIONS
 from veilsum_deploy.datasets import PACKAGED
 from veilsum_deploy.simulation.dealing import Setting
-from veilsum_deploy.simulation.report import check_empty, save, summarise
-from veilsum_deploy.simulation.study import Simulation, draft_of, read_content, simulate
-from veilsum_deploy.simulation.sweep import Source, Sweep, parse_axis, parse_baseline
+from veilsum_deploy.simulation.engines import make_engine, running
+from veilsum_deploy.simulation.keeping import Keeping
+from veilsum_deploy.simulation.naming import BASELINES, parse_baselines
+from veilsum_deploy.simulation.report import save, summarise
+from veilsum_deploy.simulation.runs import simulate
+from veilsum_deploy.simulation.study import Simulation, draft_of, read_content
+from veilsum_deploy.simulation.sweep import Cell, Source, Sweep, parse_axis, parse_baseline
 from veilsum_privacy.config import read_toml
 from veilsum_privacy.errors import Misuse
 
@@ -101,10 +104,30 @@ def simulate_study(
         str | None,
         typer.Option("--baseline", metavar="KEY=V", help="Sweep: gains are over the cell with this value, paired by seed."),
     ] = None,
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", min=1, help="Sweep: processes at a time; by default all cores.")
+    baselines: Annotated[
+        str | None,
+        typer.Option(
+            "--baselines",
+            metavar="NAME,...",
+            help=f"What is computed beside the result on its test records: {', '.join(BASELINES)}, trained for both of that"
+            " name, or none. By default alone and pooled, and all of them for the methods fedsgd and fedavg.",
+        ),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Sweep: keep the runs that lie in --out.")] = False,
+    engine: Annotated[
+        str, typer.Option("--engine", help="Where runs, or the sites of one run, are computed: local or ray.")
+    ] = "local",
+    address: Annotated[
+        str | None,
+        typer.Option("--address", help="Of a Ray cluster, as host:port or auto; without it one is started here."),
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option("--jobs", min=1, help="Processes at a time; by default all cores for a sweep, and 1 for one study."),
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Take up what lies in --out: runs of a sweep, or rounds of one study."),
+    ] = False,
     out: Annotated[Path | None, typer.Option("--out", help="New directory for results and tables.")] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -115,20 +138,23 @@ def simulate_study(
     """
     source = _source(study, data, dataset, collection)
     sweeping = bool(vary) or seeds is not None
-    if not sweeping and (baseline is not None or jobs is not None or resume):
-        raise Misuse("--baseline, --jobs and --resume belong to a sweep.", "State --vary or --seeds too.")
+    if not sweeping and baseline is not None:
+        raise Misuse("--baseline belongs to a sweep.", "State --vary or --seeds too.")
+    if resume and out is None:
+        raise Misuse("--resume needs --out.", "Name the folder whose runs shall be kept.")
+    place = Place(engine, address, jobs)
     if sweeping:
         setting = Setting(partition, sites, limit, cap, holdout, split)
         axes = tuple(parse_axis(text) for text in vary or ())
         pair = None if baseline is None else parse_baseline(baseline, axes)
         numbers = tuple(range(seed, seed + (seeds or 1)))
-        sweep = Sweep(read_content(study, encoder), study.parent, source, setting, axes, numbers, pair, program)
-        _sweep(sweep, encryption, repeat, jobs, out, resume, as_json)
+        sweep = Sweep(read_content(study, encoder), study.parent, source, setting, axes, numbers, pair, program, baselines)
+        _sweep(sweep, encryption, repeat, place, out, resume, as_json)
         return
     share = holdout if holdout is not None or source.kind == "collection" else 0.0
     setting = Setting(partition, sites, limit, cap, share, split)
-    content = read_content(study, encoder)
-    _study(study, content, program, source, setting, seed, repeat, encryption is not False, out, as_json)
+    one = Sweep(read_content(study, encoder), study.parent, source, setting, (), (seed,), None, program, baselines)
+    _study(study, one, repeat, encryption is not False, place, out, resume, as_json)
 
 
 def _source(study: Path, data: Path | None, dataset: str | None, collection: str | None) -> Source:
@@ -144,31 +170,37 @@ def _source(study: Path, data: Path | None, dataset: str | None, collection: str
     return Source("collection", name, Path(folder))
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where it is computed: engine, address of a cluster, and how many processes; None for the default."""
+
+    engine: str
+    address: str | None
+    jobs: int | None
+
+
 def _study(
-    study: Path,
-    content: Mapping[str, Any],
-    program: Path | None,
-    source: Source,
-    setting: Setting,
-    seed: int,
-    repeat: int,
-    encryption: bool,
-    out: Path | None,
-    as_json: bool,
+    study: Path, one: Sweep, repeat: int, encryption: bool, place: Place, out: Path | None, resume: bool, as_json: bool
 ) -> None:
-    if out is not None:
-        check_empty(out)
+    """One study: ``one`` is a sweep of a single cell."""
+    content, source, program, seed = one.content, one.source, one.program, one.seeds[0]
+    beside = parse_baselines(one.beside, str(content.get("method")))
     loaded = None if source.kind == "file" else source.load(None)
     draft = draft_of(content, study.parent, None if loaded is None else loaded.schema, source=str(study), program=program)
     if loaded is None:
         loaded = source.load(draft.schema)
     elif draft.schema != loaded.schema:
         loaded = loaded.with_schema(draft.schema)
-    plan = Simulation(draft, loaded, setting, seed, repeat, encryption)
-    with show_progress() as progress:
-        outcome = simulate(plan, progress, lambda: int(time.time()))
-    if out is not None:
+    plan = Simulation(draft, loaded, one.setting, seed, repeat, encryption, beside)
+    identity = f"{one.run_id('cell', Cell(()), seed)} {repeat} {encryption}"
+    keeping = None if out is None else Keeping(out, identity, resume)
+    local = place.engine == "local"
+    engine = make_engine(place.engine, place.jobs or (1 if local else 0), place.address)
+    with running(engine), show_progress() as progress:
+        outcome = simulate(plan, progress, lambda: int(time.time()), engine=engine, keeping=keeping)
+    if out is not None and keeping is not None:
         save(out, plan, outcome)
+        keeping.close()
     summary = summarise(plan, outcome)
     if as_json:
         print_json(summary)
@@ -184,27 +216,34 @@ def _study(
         if len(by_domain[0]) > 1:
             for domain in by_domain[0]:
                 summary[f"accuracy, {domain}"] = [f"{shares[domain]:.4g}" for shares in by_domain]
+    baselines = summary.pop("baselines", None) or []
     print_fields(summary, title="Simulation", as_json=False)
     for row in rows:
         row.update({key: f"{row[key]:.5g}" for key in ("mean", "std", "std_error")})
         if row["runs"] == 1:
             row["std"] = ""  # one run shows no spread
     print_rows(rows, title="Results over all runs", as_json=False, empty="The result has no estimates; see its bundle.")
+    if baselines:
+        shown = [{"records": one["words"], "accuracy": _share(one["accuracy"]), "note": one["note"]} for one in baselines]
+        print_rows(shown, title="Beside it, on the same test records", as_json=False)
     if out is not None:
         print_line(f"Results, CSV and Markdown are in {out}.")
 
 
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
 def _sweep(
-    sweep: Sweep, encryption: bool | None, repeat: int, jobs: int | None, out: Path | None, resume: bool, as_json: bool
+    sweep: Sweep, encryption: bool | None, repeat: int, place: Place, out: Path | None, resume: bool, as_json: bool
 ) -> None:
     from veilsum_deploy.simulation.evaluate import check_sweep, evaluate
     from veilsum_deploy.simulation.tables import legend, problems, table_rows
 
     check_sweep(sweep, encryption=encryption, repeat=repeat)
-    if resume and out is None:
-        raise Misuse("--resume needs --out.", "Name the folder whose runs shall be kept.")
-    with show_progress() as progress:
-        results = evaluate(sweep, out, jobs or _cores(), progress, resume=resume)
+    engine = make_engine(place.engine, place.jobs or 0, place.address)
+    with running(engine), show_progress() as progress:
+        results = evaluate(sweep, out, engine, progress, resume=resume)
     if as_json:
         print_json(results.to_json())
     else:
@@ -215,8 +254,3 @@ def _sweep(
             print_line(f"Runs, tables and plots are in {out}.")
     if not results.complete:
         raise typer.Exit(EXIT_INTERRUPTED)
-
-
-def _cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

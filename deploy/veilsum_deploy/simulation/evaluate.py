@@ -7,17 +7,18 @@ from pathlib import Path
 
 from veilsum_deploy.collections import TEST_SHARE, Collection
 from veilsum_deploy.simulation.dealing import site_names
+from veilsum_deploy.simulation.engines import Engine
 from veilsum_deploy.simulation.folder import Folder, Results
-from veilsum_deploy.simulation.jobs import KINDS_BESIDE, RunRecord, load_source, plan_jobs, run_jobs
+from veilsum_deploy.simulation.jobs import RunRecord, load_source, plan_jobs, run_jobs
+from veilsum_deploy.simulation.naming import BASELINES
+from veilsum_deploy.simulation.progress import Progress
 from veilsum_deploy.simulation.study import draft_of
 from veilsum_deploy.simulation.sweep import EPSILON, Sweep
 from veilsum_deploy.simulation.tables import tabulate
 from veilsum_privacy.errors import Misuse, StateError
 
-Progress = Callable[[str, float], None]
 
-
-def evaluate(sweep: Sweep, out: Path | None, processes: int, progress: Progress, *, resume: bool = False) -> Results:
+def evaluate(sweep: Sweep, out: Path | None, engine: Engine, progress: Progress, *, resume: bool = False) -> Results:
     """Run what is not there yet, and write everything into ``out``.
 
     An interruption from the keyboard ends the runs under way; the results are those of the runs that are done, and
@@ -26,7 +27,7 @@ def evaluate(sweep: Sweep, out: Path | None, processes: int, progress: Progress,
     Args:
         sweep: what to run.
         out: new or empty folder, or with ``resume`` one that holds runs of this sweep; None to write nothing.
-        processes: how many at a time.
+        engine: where runs are done.
         progress: told of every run.
 
     Raises:
@@ -34,7 +35,7 @@ def evaluate(sweep: Sweep, out: Path | None, processes: int, progress: Progress,
         StateError: the folder is not as needed, or a process ended by itself; what is done is written.
     """
     for cell in sweep.cells():
-        sweep.content_of(cell)
+        sweep.baselines_of(cell)  # reads its study, and says what is wrong with it
     progress("Reading the records", 0.0)
     collection = load_source(sweep)
     for group in sweep.groups():
@@ -52,11 +53,11 @@ def evaluate(sweep: Sweep, out: Path | None, processes: int, progress: Progress,
     def run(append: Callable[..., None]) -> None:
         nonlocal trouble
         try:
-            for number, record in enumerate(run_jobs(sweep, collection, due, processes), start=1):
+            for number, record in enumerate(run_jobs(sweep, collection, due, engine), start=1):
                 job = by_run[record.run]
                 records[record.run] = record
                 append(job, record)
-                what = job.cell.label() if job.kind == "cell" else KINDS_BESIDE[job.kind]
+                what = job.cell.label() if job.kind == "cell" else BASELINES[job.kind]
                 end = f": {record.status}" if record.status != "ok" else ""
                 progress(f"Run {number} of {len(due)}: {what}, seed {job.seed}{end}", number / len(due))
         except KeyboardInterrupt:

@@ -6,41 +6,34 @@ What a method refuses, or cannot estimate, is a run like any other, with a statu
 from __future__ import annotations
 
 import math
-import multiprocessing
 import os
-import signal
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, cast
 
 from veilsum_deploy.collections import Collection
+from veilsum_deploy.simulation.baselines import beside
 from veilsum_deploy.simulation.dealing import Deal, Setting, deal, site_names
-from veilsum_deploy.simulation.scoring import alone, complete, domain_accuracies, pooled
-from veilsum_deploy.simulation.study import Draft, draft_of, run_plain
+from veilsum_deploy.simulation.engines import Engine, Shared
+from veilsum_deploy.simulation.runs import run_plain
+from veilsum_deploy.simulation.scoring import complete, domain_accuracies
+from veilsum_deploy.simulation.study import Draft, draft_of
 from veilsum_deploy.simulation.sweep import Cell, Sweep
-from veilsum_privacy.errors import StateError, VeilsumError
+from veilsum_privacy.errors import VeilsumError
 
-Kind = Literal["cell", "alone", "pooled"]
+Kind = Literal["cell", "alone", "pooled", "trained-alone", "trained-pooled", "central"]
 Status = Literal["ok", "not-estimable", "refused", "failed"]
-
-KINDS_BESIDE: Mapping[Kind, str] = {"alone": "each site alone", "pooled": "pooled"}
-"""What stands beside the cells, in words."""
 
 LEFT_OUT = "test records with a missing value count as wrong"
 """Noted where the study leaves them out; sites alone and pooled records take the middle of the bounds there."""
 
-_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "ARROW_NUM_THREADS")
-
 
 @dataclass(frozen=True)
 class Job:
-    """One run to do: a cell's study, or sites alone or pooled records in a cell's setting, for a seed."""
+    """One run to do: a cell's study or a baseline, for a seed."""
 
     kind: Kind
     cell: Cell
@@ -77,12 +70,15 @@ class RunRecord:
 
 def plan_jobs(sweep: Sweep) -> list[Job]:
     """All runs of a sweep; seed by seed, so that what is done after an interruption compares all cells."""
-    jobs = []
-    for seed in sweep.seeds:
-        for group in sweep.groups():
-            jobs += [Job(kind, group, seed, sweep.run_id(kind, group, seed)) for kind in KINDS_BESIDE]
-        jobs += [Job("cell", cell, seed, sweep.run_id("cell", cell, seed)) for cell in sweep.cells()]
-    return jobs
+    cells = sweep.cells()
+    what: dict[tuple[Kind, Cell], None] = {}
+    for group in sweep.groups():
+        own = [cell for cell in cells if cell.group == group]
+        what |= {(cast(Kind, kind), part): None for cell in own for kind, part in sweep.baselines_of(cell)}
+    ordered = sorted(what, key=lambda one: one[0] == "central")  # beside each of the cells: after all else
+    first, last = [one for one in ordered if one[0] != "central"], [one for one in ordered if one[0] == "central"]
+    planned: list[tuple[Kind, Cell]] = [*first, *(("cell", cell) for cell in cells), *last]
+    return [Job(kind, cell, seed, sweep.run_id(kind, cell, seed)) for seed in sweep.seeds for kind, cell in planned]
 
 
 def load_source(sweep: Sweep) -> Collection:
@@ -103,10 +99,19 @@ class Worker:
         self._sweep, self._collection = sweep, collection
         self._deal = lru_cache(maxsize=2)(self._dealt)
 
-    def run(self, job: Job) -> RunRecord:
+    def prepared(self, job: Job) -> Draft | None:
+        """A job's study, ready to be sent; None where it cannot be made or sent."""
+        if self._sweep.program is not None:
+            return None
+        try:
+            return self._draft(job)
+        except VeilsumError:
+            return None
+
+    def run(self, job: Job, draft: Draft | None = None) -> RunRecord:
         """Run a job; every failure becomes a record."""
         try:
-            return self._run(job)
+            return self._run(job, self._draft(job) if draft is None else draft)
         except VeilsumError as error:
             return RunRecord(job.run, job.kind, job.seed, "refused", note=" ".join(error.message.split()))
         except Exception as error:  # noqa: BLE001  one faulty method must not cost the other cells
@@ -114,8 +119,7 @@ class Worker:
                 traceback.print_exception(error)
             return RunRecord(job.run, job.kind, job.seed, "failed", note=f"internal error: {type(error).__name__}")
 
-    def _run(self, job: Job) -> RunRecord:
-        draft = self._draft(job)
+    def _run(self, job: Job, draft: Draft) -> RunRecord:
         dealt = self._deal(self._sweep.setting_of(job.cell), job.seed, draft.request.participants)
         if not dealt.tests:
             return RunRecord(job.run, job.kind, job.seed, "refused", note="there are no records to test on; state --holdout")
@@ -123,9 +127,11 @@ class Worker:
         forced = f"given one record: {', '.join(dealt.forced)}" if dealt.forced else ""
         started = time.perf_counter()
         if job.kind != "cell":
-            shares = (alone if job.kind == "alone" else pooled)(dealt, draft.schema, draft.encode)
-            seconds = time.perf_counter() - started
-            return RunRecord(job.run, job.kind, job.seed, "ok", shares, None, seconds, records, forced)
+            beside_it = beside(job.kind, draft, dealt, lambda: int(time.time()))
+            seconds, note = time.perf_counter() - started, "; ".join(filter(None, [forced, beside_it.note]))
+            status: Status = "ok" if beside_it.accuracies else "refused"
+            own = (beside_it.accuracies, beside_it.epsilon, seconds, records, note)
+            return RunRecord(job.run, job.kind, job.seed, status, *own)
         study, result, kept = run_plain(draft, dealt, lambda: int(time.time()))
         seconds, epsilon = time.perf_counter() - started, study.privacy.epsilon
         if "not_estimable" in result.summary:
@@ -141,7 +147,7 @@ class Worker:
 
     def _draft(self, job: Job) -> Draft:
         setting, sweep = self._sweep.setting_of(job.cell), self._sweep
-        content = sweep.content_of(job.cell) if job.kind == "cell" else sweep.data_content_of(job.cell)
+        content = sweep.content_for(job.kind, job.cell)
         schema = self._collection.schema
         if setting.most_records is not None and setting.most_records < schema.max_records:
             schema = schema.model_copy(update={"max_records": setting.most_records})
@@ -151,73 +157,53 @@ class Worker:
         return deal(self._collection, setting, seed, site_names(self._collection, setting, participants))
 
 
-def run_jobs(sweep: Sweep, collection: Collection, jobs: Sequence[Job], processes: int) -> Iterator[RunRecord]:
-    """Run jobs in so many processes and yield each record as it is there.
+@dataclass(frozen=True)
+class Work:
+    """What every job of a sweep needs at a worker.
+
+    Attributes:
+        sweep, collection: of the jobs.
+    """
+
+    sweep: Sweep
+    collection: Collection
+
+
+@dataclass(frozen=True)
+class Item:
+    """A job as it is sent to a worker.
+
+    Attributes:
+        work: shared by all jobs.
+        job: to run.
+        draft: its study, so that a worker on another machine needs no file of this one; None where it cannot be made, which
+            running the job will say, or holds a program, whose file is then needed at the same path.
+    """
+
+    work: Shared[Work]
+    job: Job
+    draft: Draft | None
+
+
+def run_jobs(sweep: Sweep, collection: Collection, jobs: Sequence[Job], engine: Engine) -> Iterator[RunRecord]:
+    """Run jobs on an engine and yield each record as it is there.
 
     Raises:
-        StateError: a process ended by itself.
-        KeyboardInterrupt: the user wants no more; the processes have been ended.
+        StateError: a worker ended by itself.
+        KeyboardInterrupt: the user wants no more; the workers have been ended.
     """
-    if processes == 1 or len(jobs) <= 1:
-        with _one_thread_here():
-            worker = Worker(sweep, collection)
-            for job in jobs:
-                yield worker.run(job)
-        return
-    with _one_thread_in_children():
-        # Processes start afresh: a forked one would inherit the threads' locks of the libraries loaded here.
-        context = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(min(processes, len(jobs)), context, _start, (sweep,))
-        try:
-            futures = [pool.submit(_run_job, job) for job in jobs]
-            for future in as_completed(futures):
-                yield future.result()
-        except BrokenProcessPool as error:
-            advice = "If memory ran out, use fewer --jobs; --resume goes on from here."
-            raise StateError("A process of the simulation ended by itself.", advice) from error
-        except BaseException:
-            for child in multiprocessing.active_children():
-                child.terminate()
-            raise
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+    work = engine.share(Work(sweep, collection))
+    here = Worker(sweep, collection)
+    items = [Item(work, job, None if engine.workers == 1 else here.prepared(job)) for job in jobs]
+    yield from engine.map(_run_job, items, ordered=False)
 
 
-_worker: Worker | None = None
-"""Of this process, where it is one of several."""
+_latest: list[tuple[Work, Worker]] = []
+"""The worker of this process, and what it was made for."""
 
 
-def _start(sweep: Sweep) -> None:
-    """Make this process a worker. Ctrl-C reaches it too and must end it without a word."""
-    global _worker
-    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
-    _worker = Worker(sweep, load_source(sweep))
-
-
-def _run_job(job: Job) -> RunRecord:
-    if _worker is None:
-        raise StateError("The process has no sweep.")
-    return _worker.run(job)
-
-
-@contextmanager
-def _one_thread_here() -> Iterator[None]:
-    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
-
-    with threadpool_limits(1):
-        yield
-
-
-@contextmanager
-def _one_thread_in_children() -> Iterator[None]:
-    """What the numerical libraries read when a process starts."""
-    before = {name: os.environ.get(name) for name in _ONE_THREAD}
-    os.environ.update(dict.fromkeys(_ONE_THREAD, "1"))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+def _run_job(item: Item) -> RunRecord:
+    work = item.work.get()
+    if not _latest or _latest[0][0] is not work:
+        _latest[:] = [(work, Worker(work.sweep, work.collection))]
+    return _latest[0][1].run(item.job, item.draft)

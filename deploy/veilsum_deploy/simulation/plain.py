@@ -1,14 +1,15 @@
 """A federation without encryption, for fast simulation: the same tasks, clipping, grid, clamp and noise shares, added up.
 
-Every site takes part in every round. There are no keys, masks, ledgers or policies, and so no protection: all records are in
-this process anyway. The released integers are those of the protocol, for the same noise.
+Every site takes part in every round that it may be in. There are no keys, masks, ledgers or policies, and so no protection:
+all records are in this process anyway. The released integers are those of the protocol, for the same noise.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,13 +17,19 @@ from numpy.typing import NDArray
 from veilsum_coordinator.federation import Release
 from veilsum_coordinator.journal import release_digest
 from veilsum_coordinator.runner import RoundLostError, read_release
-from veilsum_privacy.computing import Place, compute_sum, kept_blocks, kept_part
+from veilsum_deploy.simulation.chunks import Chunk, Part, Remembered, Sites, compute_chunk, compute_members
+from veilsum_deploy.simulation.engines import Engine, SerialEngine, Shared
+from veilsum_deploy.simulation.record import RoundRecord, RunRecorder, SiteStates
+from veilsum_privacy.computing import kept_blocks
 from veilsum_privacy.errors import Misuse
 from veilsum_privacy.features import Encode
 from veilsum_privacy.randomness import SYSTEM_RANDOM, RandomSource
-from veilsum_privacy.securesum.context import decode_broadcast, encode_broadcast, plan_round
+from veilsum_privacy.securesum.context import broadcast_digest, decode_broadcast, encode_broadcast
 from veilsum_privacy.study import Study, study_digest
 from veilsum_privacy.tasks.base import Records
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -47,22 +54,46 @@ class PlainFederation:
         study: the compiled study.
         sites: by name, exactly the study's participants.
         encoder: arrays of the study's projection, which every round broadcasts.
+        engine: where chunks of sites are computed; None for this process.
+        recorder: keeps rounds, and gives back those of an earlier process: these are not computed again.
+        watch: told of every label that was released.
+        batched: whether sites may be computed together (:mod:`veilsum_deploy.simulation.chunks`).
 
     Attributes:
         sums: the released integers so far, in grid units, in order.
+
+    Raises:
+        Misuse: other sites than the study's, or an engine for sites whose programs cannot travel.
     """
 
     def __init__(
-        self, study: Study, sites: Mapping[str, PlainSite], encoder: Mapping[str, NDArray[np.float64]] | None = None
+        self,
+        study: Study,
+        sites: Mapping[str, PlainSite],
+        encoder: Mapping[str, Floats] | None = None,
+        *,
+        engine: Engine | None = None,
+        recorder: RunRecorder | None = None,
+        watch: Callable[[str], None] | None = None,
+        batched: bool = True,
     ) -> None:
         if set(sites) != set(study.participants):
             raise Misuse("The simulated sites are not the study's participants.")
-        self.sums: list[NDArray[np.int64]] = []
-        self._study, self._sites = study, sites
+        encodes = {id(site.encode): site.encode for site in sites.values()}
+        if len(encodes) > 1:
+            raise Misuse("All simulated sites have the study's one program.")
+        self.sums: list[Integers] = []
+        self._study, self._engine, self._recorder, self._watch = study, engine, recorder, watch
+        self._batched = batched
         self._key = study_digest(study.to_bytes())
-        self._released: Counter[str] = Counter()
+        self._released: Counter[tuple[str, str]] = Counter()  # by label and member, as each participant counts its own
         self._encoder = dict(encoder or {})
-        self._kept: dict[str, dict[str, NDArray[np.int64]]] = {name: {} for name in sites}
+        self._sources = [sites[name].noise_random for name in study.participants]
+        self._states = SiteStates(study.sites) if recorder is None else recorder.states(study.sites)
+        whole = Sites(study, tuple(sites[name].records for name in study.participants), next(iter(encodes.values())))
+        self._memory = Remembered(whole)
+        self._alone = engine is None or engine.workers == 1
+        self._sites = (SerialEngine() if engine is None or self._alone else engine).share(whole)
 
     @property
     def study(self) -> Study:
@@ -70,40 +101,95 @@ class PlainFederation:
         return self._study
 
     @property
-    def encoder(self) -> Mapping[str, NDArray[np.float64]]:
+    def encoder(self) -> Mapping[str, Floats]:
         """Arrays of the study's projection; empty without one."""
         return self._encoder
 
-    def kept_blocks(self, site: str, label: str) -> dict[str, NDArray[np.float64]]:
+    def kept_blocks(self, site: str, label: str) -> dict[str, Floats]:
         """Blocks of the noised statistic that a site kept of a task, in their own units.
 
         Raises:
             KeyError: it kept none.
         """
-        return kept_blocks(self._study, label, self._kept[site][label])[0]
+        place = self._study.participants.index(site)
+        return kept_blocks(self._study, label, self._states.kept[place][label])[0]
 
-    def sum(self, label: str, broadcast: Mapping[str, NDArray[np.float64]] | None = None) -> Release:
+    def sum(
+        self, label: str, broadcast: Mapping[str, Floats] | None = None, *, members: Collection[str] | None = None
+    ) -> Release:
         """Run one round of a declared task.
 
         Raises:
             HostileInput: the study declares no such task.
-            RoundLostError: its releases are used up.
+            RoundLostError: its releases are used up, or nobody may take part.
+            StateError: the recorded rounds are of another course of the study.
         """
-        study, cohort = self._study, self._study.participants
-        plan = plan_round(study, label, len(cohort), len(cohort))
-        if self._released[label] >= plan.declaration.releases:
+        study = self._study
+        chosen = None if members is None else set(members)
+        places = tuple(i for i, name in enumerate(study.participants) if chosen is None or name in chosen)
+        cohort = tuple(study.participants[index] for index in places)
+        if not cohort:
+            raise RoundLostError("No participant may take part in the round.")
+        plan = self._memory.prepared(label, len(cohort)).plan
+        if max(self._released[label, name] for name in cohort) >= plan.declaration.releases:
             raise RoundLostError(f"The releases of {label} are used up.")
-        arrays = decode_broadcast(encode_broadcast({**self._encoder, **(broadcast or {})}))
-        total = np.zeros(plan.encoding.size, dtype=np.int64)
-        for index, name in enumerate(cohort):
-            site, kept = self._sites[name], self._kept[name]
-            noised = compute_sum(study, plan, site.records, arrays, Place(index, kept, site.encode)).total
-            noised = noised + plan.noise.draw(plan.encoding.size, site.noise_random)
-            if plan.declaration.keep:
-                kept[label] = kept_part(study, plan.declaration, noised, index)
-            total += noised
-        self._released[label] += 1
+        encoded = encode_broadcast({**self._encoder, **(broadcast or {})})
+        arrays = decode_broadcast(encoded)
+        own = None if self._recorder is None else RoundRecord(label, places, broadcast_digest(encoded))
+        total = None if self._recorder is None or own is None else self._recorder.recorded(own)
+        if total is None:
+            total = self._computed(label, arrays, places)
+            if self._recorder is not None and own is not None:
+                self._recorder.append(own, total, self._states)
+        self._released.update((label, name) for name in cohort)
         self.sums.append(total)
         number = len(self.sums)
+        if self._watch is not None:
+            self._watch(label)
         digest = release_digest(self._key, number, number, total.astype("<i8").tobytes())
         return read_release(study, plan, total, number, cohort, digest)
+
+    def _computed(self, label: str, arrays: Mapping[str, Floats], places: tuple[int, ...]) -> Integers:
+        """Every member's noised vector, added up; what members keep is noted."""
+        engine = SerialEngine() if self._engine is None or self._alone else self._engine
+        broadcast = engine.share(arrays)
+        if self._alone:
+            parts = [compute_members(self._memory, self._chunk(label, broadcast, places, places))]
+            cuts = [places]
+        else:
+            number = min(len(places), engine.workers)
+            cuts = [tuple(cut.tolist()) for cut in np.array_split(np.array(places), number)]
+            parts = list(engine.map(compute_chunk, [self._chunk(label, broadcast, places, cut) for cut in cuts]))
+        broadcast.drop()
+        total = np.zeros_like(parts[0].total)
+        for cut, part in zip(cuts, parts, strict=True):
+            total += part.total
+            self._note(label, cut, part)
+        return total
+
+    def _chunk(
+        self, label: str, broadcast: Shared[Mapping[str, Floats]], cohort: tuple[int, ...], members: tuple[int, ...]
+    ) -> Chunk:
+        states = self._states
+        return Chunk(
+            self._sites,
+            broadcast,
+            label,
+            cohort,
+            members,
+            tuple(self._sources[index] for index in members),
+            tuple(states.trained[index].get(label, {}) for index in members),
+            tuple(states.kept[index] for index in members),
+            self._batched,
+        )
+
+    def _note(self, label: str, members: tuple[int, ...], part: Part) -> None:
+        for index, source, state in zip(members, part.sources, part.states, strict=True):
+            self._sources[index] = source
+            if state:
+                self._states.trained[index][label] = state
+        for index, kept in zip(members, part.kept, strict=False):
+            self._states.kept[index][label] = kept
+
+    def checkpoint(self, arrays: Mapping[str, Floats], summary: Mapping[str, Any]) -> None:
+        """Keeps nothing: a recorder keeps every round."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from veilsum_deploy.simulation.jobs import KINDS_BESIDE
+from veilsum_deploy.simulation.naming import BASELINES
 from veilsum_deploy.simulation.sweep import EPSILON, NO_NOISE, Cell, Sweep, shown
 from veilsum_deploy.simulation.tables import Estimate, Row
 
@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
 STYLES = ("-", "--", "-.")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-REFERENCE_STYLES = {"alone": (":", "#555555"), "pooled": ("--", "#555555")}
+REFERENCE_STYLES = {
+    "alone": (":", "#555555"),
+    "pooled": ("--", "#555555"),
+    "trained-alone": (":", "#999999"),
+    "trained-pooled": ("--", "#999999"),
+}
 MAX_BARS = 60
 STYLE: dict[Any, Any] = {
     "font.size": 10,
@@ -184,11 +189,11 @@ def _bars(table: Table) -> Any:
 def _references(panel: Axes, rows: Sequence[Row], group: Cell, *, upright: bool = False) -> None:
     """Each site alone and pooled records, as lines across the panel."""
     for row in rows:
-        if row.kind == "cell" or row.cell != group or row.average is None:
+        if row.kind not in REFERENCE_STYLES or row.cell != group or row.average is None:
             continue
         style, colour = REFERENCE_STYLES[row.kind]
         across = panel.axvline if upright else panel.axhline
-        across(100 * row.average.mean, linestyle=style, color=colour, linewidth=1.3, label=KINDS_BESIDE[row.kind])
+        across(100 * row.average.mean, linestyle=style, color=colour, linewidth=1.3, label=BASELINES[row.kind])
 
 
 def _legend(figure: Any, panels: Sequence[Axes]) -> None:

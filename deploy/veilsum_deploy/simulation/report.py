@@ -12,6 +12,7 @@ from typing import Any
 
 from veilsum_coordinator.results import save_result
 from veilsum_deploy.collections import TEST_SHARE
+from veilsum_deploy.simulation.naming import BASELINES
 from veilsum_deploy.simulation.study import Outcome, Simulation
 from veilsum_privacy.errors import StateError
 from veilsum_privacy.identity.files import replace_file
@@ -42,6 +43,17 @@ def summarise(simulation: Simulation, outcome: Outcome) -> dict[str, Any]:
         "accuracy": accuracies or None,
         "accuracy_by_domain": [run.accuracies for run in outcome.runs if run.accuracies is not None] or None,
         "seconds": [round(run.seconds, 3) for run in outcome.runs],
+        "baselines": [
+            {
+                "baseline": kind,
+                "words": BASELINES[kind],
+                "accuracy": one.accuracy,
+                "accuracy_by_domain": one.accuracies,
+                "epsilon": one.epsilon,
+                "note": one.note,
+            }
+            for kind, one in outcome.beside.items()
+        ],
         "table": table(outcome),
     }
 

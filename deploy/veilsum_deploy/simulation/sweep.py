@@ -20,6 +20,7 @@ from veilsum_coordinator.results import MANIFEST
 from veilsum_deploy.collections import Collection, load_collection, single
 from veilsum_deploy.datasets import packaged_dataset, read_dataset
 from veilsum_deploy.simulation.dealing import Setting
+from veilsum_deploy.simulation.naming import OF_RECORDS, parse_baselines
 from veilsum_privacy.config import did_you_mean, read_toml
 from veilsum_privacy.errors import ConfigurationError, Misuse
 from veilsum_privacy.schema import DatasetSchema
@@ -110,6 +111,7 @@ class Sweep:
         axes: what is varied.
         seeds: of the splits.
         program: file of the study's frozen program, where its encoder is one.
+        beside: what is computed beside the cells, as ``--baselines`` names it; None for what suits the cells' methods.
         baseline: (key, value): a cell's gain is over the cell that has this value and is the same otherwise.
     """
 
@@ -121,6 +123,7 @@ class Sweep:
     seeds: tuple[int, ...]
     baseline: tuple[str, Any] | None = None
     program: Path | None = None
+    beside: str | None = None
 
     @property
     def headings(self) -> dict[str, str]:
@@ -185,10 +188,34 @@ class Sweep:
         content = self.content_of(group)
         return {**content, "method": "fedcgs", "parameters": {}, "privacy": {"noise": "none"}}
 
+    def baselines_of(self, cell: Cell) -> list[tuple[str, Cell]]:
+        """What is computed beside a cell: (kind, the part of the cell that it depends on).
+
+        Raises:
+            Misuse: no such baseline.
+        """
+        kinds = parse_baselines(self.beside, str(self.content_of(cell).get("method")))
+        return [(kind, self._depended_on(kind, cell)) for kind in kinds]
+
+    @staticmethod
+    def _depended_on(kind: str, cell: Cell) -> Cell:
+        if kind in OF_RECORDS:
+            return cell.group
+        if kind == "central":
+            return cell
+        return Cell(tuple((key, value) for key, value in cell.values if not key.startswith("privacy.")))
+
+    def content_for(self, kind: str, cell: Cell) -> dict[str, Any]:
+        """The study of a cell, or of what is computed beside it."""
+        if kind in OF_RECORDS:
+            return self.data_content_of(cell)
+        content = self.content_of(cell)
+        return content if kind in ("cell", "central") else {**content, "privacy": {"noise": "none"}}
+
     def run_id(self, kind: str, cell: Cell, seed: int) -> str:
         """What a run is known by when a sweep is resumed: a hash of all that decides it but the noise."""
         setting = self.setting_of(cell)
-        content = self.content_of(cell) if kind == "cell" else self.data_content_of(cell)
+        content = self.content_for(kind, cell)
         encoder = content.get("encoder")
         named = [content.get("schema")]
         if isinstance(encoder, dict) and "result" in encoder:

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from veilsum_deploy.simulation.jobs import KINDS_BESIDE, Job, Kind, RunRecord, Status
+from veilsum_deploy.simulation.jobs import Job, RunRecord, Status
+from veilsum_deploy.simulation.naming import BASELINES
 from veilsum_deploy.simulation.scoring import spread
 from veilsum_deploy.simulation.sweep import EPSILON, Cell, Sweep, short, shown
 
@@ -34,8 +35,8 @@ class Row:
     """One line of the table.
 
     Attributes:
-        kind: a cell, each site alone, or pooled.
-        cell: the combination; for the other kinds only its setting.
+        kind: ``cell``, or the name of a baseline.
+        cell: the combination; of a baseline only what it depends on.
         domains: accuracy by domain.
         average, spread: AVG and STD over domains (n in the denominator), means over runs; None where no run could tell.
         gain, spread_gain: paired differences of AVG and STD to the baseline; None without one, or without a common seed.
@@ -46,7 +47,7 @@ class Row:
         notes: the distinct notes.
     """
 
-    kind: Kind
+    kind: str
     cell: Cell
     domains: dict[str, float]
     average: Estimate | None
@@ -62,20 +63,24 @@ class Row:
 
 
 def tabulate(sweep: Sweep, jobs: Sequence[Job], records: Mapping[str, RunRecord]) -> list[Row]:
-    """One row for each site alone and for pooled records of every setting, each before the setting's cells.
+    """One row for each cell and each baseline: those of a setting before the setting's cells, "central" after its own cell.
 
     Args:
         sweep, jobs: what was planned.
         records: by run, those that are there.
     """
-    lines: list[tuple[Kind, Cell]] = []
+    lines: list[tuple[str, Cell]] = []
     for group in sweep.groups():
-        lines += [("alone", group), ("pooled", group)]
-        lines += [("cell", cell) for cell in sweep.cells() if cell.group == group]
+        cells = [cell for cell in sweep.cells() if cell.group == group]
+        beside = list(dict.fromkeys(own for cell in cells for own in sweep.baselines_of(cell)))
+        lines += [own for own in beside if own[0] != "central"]
+        for cell in cells:
+            lines.append(("cell", cell))
+            lines += [own for own in beside if own == ("central", cell)]
     return [_row(sweep, kind, cell, jobs, records) for kind, cell in lines]
 
 
-def _row(sweep: Sweep, kind: Kind, cell: Cell, jobs: Sequence[Job], records: Mapping[str, RunRecord]) -> Row:
+def _row(sweep: Sweep, kind: str, cell: Cell, jobs: Sequence[Job], records: Mapping[str, RunRecord]) -> Row:
     own = _records_of(kind, cell, jobs, records)
     told = {seed: record for seed, record in own.items() if record.status == "ok"}
     gain = spread_gain = None
@@ -108,7 +113,7 @@ def _row(sweep: Sweep, kind: Kind, cell: Cell, jobs: Sequence[Job], records: Map
     )
 
 
-def _records_of(kind: Kind, cell: Cell, jobs: Sequence[Job], records: Mapping[str, RunRecord]) -> dict[int, RunRecord]:
+def _records_of(kind: str, cell: Cell, jobs: Sequence[Job], records: Mapping[str, RunRecord]) -> dict[int, RunRecord]:
     return {job.seed: records[job.run] for job in jobs if job.kind == kind and job.cell == cell and job.run in records}
 
 
@@ -179,7 +184,7 @@ def table_rows(sweep: Sweep, rows: Sequence[Row]) -> list[dict[str, str]]:
         line = {head: shown(values[key]) if key in values else "" for key, head in sweep.headings.items()}
         if row.kind != "cell":
             free = next((name for name, text in line.items() if not text), None)
-            line = {**line, free: KINDS_BESIDE[row.kind]} if free is not None else {**line, "records": KINDS_BESIDE[row.kind]}
+            line = {**line, free: BASELINES[row.kind]} if free is not None else {**line, "records": BASELINES[row.kind]}
         found.append((line, row))
     heads = list(dict.fromkeys(name for line, _ in found for name in line)) or ["records"]
     return [
@@ -206,11 +211,18 @@ def _figures(sweep: Sweep, row: Row, domains: Sequence[str], costs: bool) -> dic
 
 def legend(sweep: Sweep) -> list[str]:
     """What the columns mean."""
+    kinds = {kind for cell in sweep.cells() for kind, _ in sweep.baselines_of(cell)}
     lines = [
         "Accuracy on each domain's test records in points; AVG is their mean, each domain counted once, STD their standard",
         'deviation; ± is the standard error over seeds, which decide the split. "each site alone" and "pooled" are linear',
         "discriminants of one site's records and of all records, in the clear.",
     ]
+    if kinds & {"trained-alone", "trained-pooled"}:
+        lines += ["\"Same model\" trains the cell's model without noise, on one site's records or on all in one place."]
+    if "central" in kinds:
+        lines += [
+            '"Pooled, same epsilon" is the cell above it with all records in one place, and a release\'s noise drawn once.',
+        ]
     if sweep.baseline is not None:
         key, value = sweep.baseline
         lines += [f"A gain is over the cell with {short(key)} {shown(value)} and the same otherwise, paired by seed."]
@@ -233,7 +245,7 @@ def _label(row: Row) -> str:
     label = row.cell.label()
     if row.kind == "cell":
         return label
-    return KINDS_BESIDE[row.kind] + (f", {label}" if row.cell.values else "")
+    return BASELINES[row.kind] + (f", {label}" if row.cell.values else "")
 
 
 def _domains(rows: Sequence[Row]) -> list[str]:

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from veilsum_privacy.errors import HostileInput, Misuse
 from veilsum_privacy.schema import DatasetSchema, Frozen, Real
-from veilsum_privacy.tasks.base import Block, FeatureParameters, Floats, Layout, Records, SiteTask
+from veilsum_privacy.tasks.base import Block, Floats, Layout, PartParameters, Records, SiteTask
 from veilsum_privacy.tasks.features import clipped, usable
 from veilsum_privacy.training.arrays import MODEL, from_broadcast
 from veilsum_privacy.training.models import ModelSpec, build_architecture, check_resolved
@@ -27,7 +27,7 @@ LARGEST_SITE = 2**24
 """Records of a site up to which rounding is bounded."""
 
 
-class GradientParameters(FeatureParameters):
+class GradientParameters(PartParameters):
     """Parameters of :class:`Gradient`; all public and independent of the data.
 
     Attributes:

@@ -1,0 +1,322 @@
+"""The part of many sites in a round of a simulation, computed together where that is the same sum.
+
+A task of one vector a record is a sum over all records, whoever holds them: rows depend on their own record alone and are
+integers before they are added, so records of many sites are summed as one, to the bit. A task of one vector a site may offer
+``vectors_of_sites`` (:class:`BatchTask`). All else goes site by site, as at a participant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum_deploy.simulation.engines import Shared
+from veilsum_deploy.simulation.gradients import Vectors, perceptron_vectors
+from veilsum_privacy.clipping import scattered_sum, site_sum
+from veilsum_privacy.computing import Place, compute_sum, kept_part
+from veilsum_privacy.errors import Misuse
+from veilsum_privacy.features import ENCODER_MATRIX, ENCODER_OFFSET, Encode, map_records
+from veilsum_privacy.noise import NoisePlan, discrete_gaussian
+from veilsum_privacy.randomness import RandomSource, SystemRandom
+from veilsum_privacy.securesum.context import RoundPlan, plan_round
+from veilsum_privacy.steps import poisson_sample
+from veilsum_privacy.study import Study, TaskDeclaration
+from veilsum_privacy.tasks import TASKS, build_declared, grid_unit
+from veilsum_privacy.tasks.base import FeatureParameters, Floats, Records, RecordTask, Task
+from veilsum_privacy.weights import cohort_factors
+
+Integers = NDArray[np.int64]
+State = Mapping[str, Floats]
+
+LARGEST_STACK = 2**27
+"""Most values of the vectors of sites that are held at a time."""
+
+
+@runtime_checkable
+class BatchTask(Protocol):
+    """What a task of one vector a site may offer where many sites are computed faster together."""
+
+    def vectors_of_sites(self, records: Records, offsets: Integers, broadcast: Mapping[str, Floats]) -> Floats:
+        """The vectors (n, size) of n sites; row i is that of records[offsets[i]:offsets[i + 1]], to rounding.
+
+        Args:
+            records: of all the sites, one after the other; each record is a unit of its own.
+            offsets: (n + 1,) where each site's records begin, and the end.
+            broadcast: arrays that everyone received.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Sites:
+    """What stays the same in all rounds of a simulation.
+
+    Attributes:
+        study: that is simulated.
+        records: of each participant, in the study's order; encoded already where ``encode`` is None.
+        encode: the study's program.
+    """
+
+    study: Study
+    records: tuple[Records, ...]
+    encode: Encode | None = None
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some sites of a round's cohort.
+
+    Attributes:
+        sites, broadcast: shared by all chunks.
+        label: of the task.
+        cohort: places of all members among the study's participants.
+        members: those of the chunk.
+        sources: where the members' samples and noise come from.
+        states: what they trained in their last round of the task.
+        kept: noised vectors that they kept, by label.
+        batched: whether they may be computed together.
+    """
+
+    sites: Shared[Sites]
+    broadcast: Shared[Mapping[str, Floats]]
+    label: str
+    cohort: tuple[int, ...]
+    members: tuple[int, ...]
+    sources: tuple[RandomSource, ...]
+    states: tuple[State, ...]
+    kept: tuple[Mapping[str, Integers], ...]
+    batched: bool = True
+
+
+class Part(NamedTuple):
+    """A chunk's part of a round.
+
+    Attributes:
+        total: sum of the members' noised vectors, in grid units.
+        sources: of the members, as the round left them.
+        states: of the members after the round.
+        kept: what each member keeps of this task; empty unless the task is kept.
+    """
+
+    total: Integers
+    sources: tuple[RandomSource, ...]
+    states: tuple[State, ...]
+    kept: tuple[Integers, ...] = ()
+
+
+class Prepared(NamedTuple):
+    """What a task's rounds with cohorts of one size have in common.
+
+    Attributes:
+        vectors: gives the vectors of many sites at once; None where the task goes site by site.
+        together: whether a chunk's sites may be computed as one: nothing that a site does depends on which site it is.
+    """
+
+    task: Task
+    plan: RoundPlan
+    vectors: Vectors | None
+    parameters: FeatureParameters | None
+    together: bool
+
+
+class Remembered:
+    """What this process remembers of a simulation: its tasks, and records of many sites as one."""
+
+    def __init__(self, sites: Sites) -> None:
+        self.sites = sites
+        self.prepared = lru_cache(maxsize=64)(self._prepared)
+        self.pooled = lru_cache(maxsize=2)(self._pooled)
+        self._mapped: dict[tuple[tuple[int, ...], str], tuple[list[Floats | None], Records | None]] = {}
+
+    def _prepared(self, label: str, cohort: int) -> Prepared:
+        study = self.sites.study
+        plan = plan_round(study, label, cohort, cohort)
+        task = build_declared(study, plan.declaration)
+        vectors = task.vectors_of_sites if isinstance(task, BatchTask) else perceptron_vectors(task)
+        parameters = TASKS[task.name].Parameters.model_validate(dict(plan.declaration.parameters))
+        features = parameters if isinstance(parameters, FeatureParameters) else None
+        together = _alike(study, plan.declaration, task, features) and (isinstance(task, RecordTask) or vectors is not None)
+        return Prepared(task, plan, vectors, features, together)
+
+    def _pooled(self, members: tuple[int, ...]) -> Records:
+        """The records of sites as one; ``subjects`` says whose each is: 0 for the first of the members and so on."""
+        parts = [self.sites.records[index] for index in members]
+        labels = [part.labels for part in parts if part.labels is not None]
+        owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+        features, present = np.concatenate([part.features for part in parts]), np.concatenate([part.present for part in parts])
+        return Records(features, present, np.concatenate(labels) if len(labels) == len(parts) else None, owner)
+
+    def features(
+        self, members: tuple[int, ...], parameters: FeatureParameters, broadcast: Mapping[str, Floats]
+    ) -> Records | None:
+        """The pooled records' features where the study's encoder alone makes them, which is the same in every round; None
+        where there is nothing to remember, or where a task's part of the records is not all of them."""
+        study = self.sites.study
+        if study.encoder is None:
+            return None
+        arrays = [broadcast.get(name) for name in (ENCODER_MATRIX, ENCODER_OFFSET)]
+        key = (members, parameters.model_dump_json())
+        held = self._mapped.get(key)
+        if held is not None and all(_same(one, other) for one, other in zip(held[0], arrays, strict=True)):
+            return held[1]
+        pooled = self.pooled(members)
+        whole = map_records(study, parameters, pooled, broadcast, index=0, encode=self.sites.encode)
+        self._mapped = {key: (arrays, whole if len(whole) == len(pooled) else None)}
+        return self._mapped[key][1]
+
+
+def _same(one: Floats | None, other: Floats | None) -> bool:
+    return one is other or (one is not None and other is not None and np.array_equal(one, other))
+
+
+def compute_chunk(chunk: Chunk) -> Part:
+    """The part of a chunk's sites, with their noise."""
+    return compute_members(_memory(chunk.sites.get()), chunk)
+
+
+def compute_members(memory: Remembered, chunk: Chunk) -> Part:
+    """:func:`compute_chunk` with what the process remembers."""
+    study, broadcast = memory.sites.study, chunk.broadcast.get()
+    own = memory.prepared(chunk.label, len(chunk.cohort))
+    task, plan = own.task, own.plan
+    total: Integers | None = None
+    if chunk.batched and own.together:
+        if own.vectors is not None:
+            total = _site_sums(memory, chunk, own, own.vectors, broadcast)
+        elif isinstance(task, RecordTask) and _unclamped(memory, chunk):
+            total = _record_sum(memory, chunk, own, task, broadcast)
+    if total is not None:
+        return Part(total + _noise(plan.noise, plan.encoding.size, chunk.sources), chunk.sources, chunk.states)
+    total = np.zeros(plan.encoding.size, dtype=np.int64)
+    states, kept = [], []
+    once = all(map(_of_system, chunk.sources)) and not plan.declaration.keep
+    for place, source, state, held in zip(chunk.members, chunk.sources, chunk.states, chunk.kept, strict=True):
+        where = Place(place, held, memory.sites.encode, chunk.cohort, state, source)
+        part = compute_sum(study, plan, memory.sites.records[place], broadcast, where, task=task)
+        states.append(part.state or state)
+        if once:
+            total += part.total
+            continue
+        noised = part.total + plan.noise.draw(plan.encoding.size, source)
+        total += noised
+        if plan.declaration.keep:
+            kept.append(kept_part(study, plan.declaration, noised, place))
+    if once:
+        total += _noise(plan.noise, plan.encoding.size, chunk.sources)
+    return Part(total, chunk.sources, tuple(states), tuple(kept))
+
+
+_latest: list[Remembered] = []
+
+
+def _memory(sites: Sites) -> Remembered:
+    """What is remembered of these sites; a worker receives them once and has the same object every round."""
+    if not _latest or _latest[0].sites is not sites:
+        _latest[:] = [Remembered(sites)]
+    return _latest[0]
+
+
+def _of_system(source: RandomSource) -> bool:
+    return isinstance(source, SystemRandom)
+
+
+def _noise(plan: NoisePlan, size: int, sources: Sequence[RandomSource]) -> Integers:
+    """The members' noise, added up.
+
+    From the system's source it is drawn as one discrete Gaussian of their variances' sum. For shares of a standard deviation
+    of at least 4 grid units, the least that a plan accepts, the ratio of the two distributions is within
+    10 n exp(-pi^2 16) < 1e-64 of 1 everywhere (Kairouz, Liu and Steinke 2021, "The distributed discrete Gaussian mechanism").
+    """
+    if not plan.drawn:
+        return np.zeros(size, dtype=np.int64)
+    if all(map(_of_system, sources)):
+        return discrete_gaussian(len(sources) * plan.share_variance, size, sources[0])
+    total = np.zeros(size, dtype=np.int64)
+    for source in sources:
+        total += plan.draw(size, source)
+    return total
+
+
+def _alike(study: Study, declaration: TaskDeclaration, task: Task, parameters: FeatureParameters | None) -> bool:
+    """Whether sites do the same whoever they are, so that their records may stand side by side."""
+    if declaration.disclosure != "joint" or declaration.keep or declaration.source is not None or task.site_arrays():
+        return False
+    return study.privacy.unit == "record" and (parameters is None or parameters.alignment is None)
+
+
+def _unclamped(memory: Remembered, chunk: Chunk) -> bool:
+    """Whether no site's sum over records can reach the clamp: it has no more records than the clamp was made for."""
+    most = max((len(memory.sites.records[index]) for index in chunk.members), default=0)
+    return most <= memory.sites.study.data.max_records
+
+
+def _sampled(memory: Remembered, chunk: Chunk, plan: RoundPlan) -> NDArray[np.bool_]:
+    """Which of the chunk's records take part; each site draws from its own source."""
+    rate, sizes = plan.declaration.sampling_rate, [len(memory.sites.records[index]) for index in chunk.members]
+    if all(map(_of_system, chunk.sources)):
+        return poisson_sample(rate, sum(sizes), chunk.sources[0])
+    return np.concatenate([poisson_sample(rate, size, own) for size, own in zip(sizes, chunk.sources, strict=True)])
+
+
+def _features(memory: Remembered, chunk: Chunk, own: Prepared, broadcast: Mapping[str, Floats]) -> Records:
+    """The records that take part, of all the chunk's sites, as the task sees them."""
+    records = memory.pooled(chunk.members)
+    known = None if own.parameters is None else memory.features(chunk.members, own.parameters, broadcast)
+    if own.plan.declaration.sampling_rate < 1:
+        taken = np.flatnonzero(_sampled(memory, chunk, own.plan))
+        records, known = _take(records, taken), None if known is None else _take(known, taken)
+    if known is not None:
+        return known
+    if own.parameters is None:
+        return records
+    return map_records(memory.sites.study, own.parameters, records, broadcast, index=0, encode=memory.sites.encode)
+
+
+def _take(records: Records, rows: NDArray[np.intp]) -> Records:
+    labels = None if records.labels is None else records.labels[rows]
+    subjects = None if records.subjects is None else records.subjects[rows]
+    return Records(records.features[rows], records.present[rows], labels, subjects)
+
+
+def _record_sum(
+    memory: Remembered, chunk: Chunk, own: Prepared, task: RecordTask, broadcast: Mapping[str, Floats]
+) -> Integers:
+    records = replace(_features(memory, chunk, own, broadcast), subjects=None)
+    size, grid = task.layout().size, own.plan.declaration.grid
+    bound = min(own.plan.encoding.bound * len(chunk.members), 2**62)
+    pieces = task.pieces(records, broadcast)
+    if pieces is not None:
+        return scattered_sum(pieces, size, task.clip(), grid, bound).total
+    return site_sum(task.vectors(records, broadcast), size, task.clip(), grid, bound).total
+
+
+def _site_sums(
+    memory: Remembered, chunk: Chunk, own: Prepared, vectors_of: Vectors, broadcast: Mapping[str, Floats]
+) -> Integers:
+    """Vectors of all sites, each on the grid and clamped as at its own site, added up."""
+    records, task, plan = _features(memory, chunk, own, broadcast), own.task, own.plan
+    owners = np.zeros(0, dtype=np.int64) if records.subjects is None else records.subjects
+    count, size = len(chunk.members), task.layout().size
+    offsets = np.searchsorted(owners, np.arange(count + 1)).astype(np.int64)
+    factors = np.ones(count)
+    if task.weighted():
+        where = {place: index for index, place in enumerate(chunk.cohort)}
+        factors = cohort_factors(broadcast, chunk.cohort, memory.sites.study.sites)[[where[place] for place in chunk.members]]
+    plain, unit, bound = replace(records, subjects=None), grid_unit(task, plan.declaration), plan.encoding.bound
+    total = np.zeros(size, dtype=np.int64)
+    step = max(1, LARGEST_STACK // size)
+    for start in range(0, count, step):
+        stop = min(start + step, count)
+        rows = np.arange(offsets[start], offsets[stop], dtype=np.intp)
+        part = plain if stop - start == count else _take(plain, rows)
+        vectors = vectors_of(part, offsets[start : stop + 1] - offsets[start], broadcast)
+        if vectors.shape != (stop - start, size) or not np.isfinite(vectors).all():
+            raise Misuse("A task gave a vector that is not finite or has the wrong length.")
+        scaled = factors[start:stop, None] * vectors / unit
+        total += np.rint(np.clip(scaled, -bound, bound)).astype(np.int64).sum(axis=0)
+    return total

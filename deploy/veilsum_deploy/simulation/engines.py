@@ -1,0 +1,227 @@
+"""Where a simulation's work is done: in this process, in processes of this machine, or on a Ray cluster.
+
+An engine maps a function over items and hands results back in the items' order, so that a simulation comes out the same to
+the bit wherever it runs. Functions keep nothing between calls: an item whose worker was lost is simply worked on again.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import shutil
+import signal
+import tempfile
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+from uuid import uuid4
+
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+from veilsum_privacy.errors import Misuse, StateError
+
+T = TypeVar("T")
+R = TypeVar("R")
+S = TypeVar("S", covariant=True)
+
+ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "ARROW_NUM_THREADS")
+_REMEMBERED = 4
+_seen: OrderedDict[str, Any] = OrderedDict()
+"""What this process has received lately of what is shared, by token."""
+
+
+class Shared(Protocol[S]):
+    """A value that many items need; it travels to a worker once."""
+
+    def get(self) -> S:
+        """The value, not to be changed."""
+        ...
+
+    def drop(self) -> None:
+        """Give it up where it was shared; no item needs it any more."""
+        ...
+
+
+class Engine(Protocol):
+    """Maps functions that can be pickled by name, or partials of them."""
+
+    @property
+    def workers(self) -> int:
+        """How many items are worked on at a time."""
+        ...
+
+    def share(self, value: T) -> Shared[T]:
+        """Make a value ready for items to refer to."""
+        ...
+
+    def map(self, function: Callable[[T], R], items: Sequence[T], *, ordered: bool = True) -> Iterator[R]:
+        """Yield the function's value of every item, in the items' order, or as they come.
+
+        Raises:
+            StateError: a worker ended by itself, and working on its item again did not help.
+            Exception: what the function raised, with its own type.
+        """
+        ...
+
+    def close(self) -> None:
+        """End the workers."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Here(Generic[T]):
+    value: T
+
+    def get(self) -> T:
+        return self.value
+
+    def drop(self) -> None:
+        return
+
+
+class SerialEngine:
+    """One item after the other, in this process."""
+
+    workers = 1
+
+    def share(self, value: T) -> Shared[T]:
+        return _Here(value)
+
+    def map(self, function: Callable[[T], R], items: Sequence[T], *, ordered: bool = True) -> Iterator[R]:
+        with threadpool_limits(1):
+            for item in items:
+                yield function(item)
+
+    def close(self) -> None:
+        return
+
+
+@dataclass(frozen=True)
+class _InFile(Generic[T]):
+    """A value in a file of this machine."""
+
+    path: Path
+
+    def get(self) -> T:
+        def read() -> Any:
+            return pickle.loads(self.path.read_bytes())  # noqa: S301  this process's parent wrote it, in a folder of its own
+
+        value: T = remembered(str(self.path), read)
+        return value
+
+    def drop(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+
+class ProcessEngine:
+    """Processes of this machine, each in one thread.
+
+    Processes start afresh: a forked one would inherit the threads' locks of the libraries loaded here.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+        self._folder = Path(tempfile.mkdtemp(prefix="veilsum-simulation-"))
+        context = multiprocessing.get_context("spawn")
+        self._pool = ProcessPoolExecutor(workers, context, _quiet)
+
+    def share(self, value: T) -> Shared[T]:
+        path = self._folder / uuid4().hex
+        path.write_bytes(pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))
+        return _InFile(path)
+
+    def map(self, function: Callable[[T], R], items: Sequence[T], *, ordered: bool = True) -> Iterator[R]:
+        futures: list[Future[R]] = []
+        try:
+            with _one_thread_in_children():
+                futures = [self._pool.submit(function, item) for item in items]
+            for future in futures if ordered else as_completed(futures):
+                yield future.result()
+        except BrokenProcessPool as error:
+            advice = "If memory ran out, use fewer --jobs; --resume goes on from here."
+            raise StateError("A process of the simulation ended by itself.", advice) from error
+        except BaseException as error:
+            if isinstance(error, Exception):
+                for left in futures:
+                    left.cancel()
+            else:  # the user wants no more, now
+                self._terminate()
+            raise
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _terminate(self) -> None:
+        own = getattr(self._pool, "_processes", None) or {}
+        for child in list(own.values()):
+            child.terminate()
+
+
+def make_engine(name: str, workers: int, address: str | None = None) -> Engine:
+    """An engine by its name: ``local`` or ``ray``; ``workers`` 0 stands for all cores.
+
+    Raises:
+        Misuse: no such engine, an address for ``local``, or Ray is not installed.
+        StateError: the Ray cluster cannot be reached.
+    """
+    if name == "ray":
+        from veilsum_deploy.simulation.cluster import RayEngine
+
+        return RayEngine(address, workers or None)
+    if name != "local":
+        raise Misuse(f"There is no engine {name!r}.", "Use local or ray.")
+    if address is not None:
+        raise Misuse("--address belongs to a Ray cluster.", "State --engine ray too.")
+    count = workers or cores()
+    return SerialEngine() if count == 1 else ProcessEngine(count)
+
+
+@contextmanager
+def running(engine: Engine) -> Iterator[Engine]:
+    """Close an engine at the end, however it comes."""
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def remembered(token: str, read: Callable[[], Any]) -> Any:
+    """A shared value by its token; read unless this process had it lately."""
+    if token not in _seen:
+        _seen[token] = read()
+        while len(_seen) > _REMEMBERED:
+            _seen.popitem(last=False)
+    _seen.move_to_end(token)
+    return _seen[token]
+
+
+def _quiet() -> None:
+    """Ctrl-C reaches a worker too and must end it without a word."""
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def _one_thread_in_children() -> Iterator[None]:
+    """What the numerical libraries read when a process starts."""
+    before: Mapping[str, str | None] = {name: os.environ.get(name) for name in ONE_THREAD}
+    os.environ.update(dict.fromkeys(ONE_THREAD, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

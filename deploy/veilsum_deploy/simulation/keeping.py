@@ -1,0 +1,107 @@
+"""The results folder of a simulation of one study while it runs: what is needed to take it up again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from veilsum_coordinator.results import load_result, save_result
+from veilsum_deploy.simulation.record import ROUNDS
+from veilsum_deploy.simulation.report import SUMMARY, check_empty
+from veilsum_deploy.simulation.study import Run
+from veilsum_privacy.errors import StateError
+from veilsum_privacy.identity.files import replace_file
+from veilsum_privacy.study import Study, parse_study
+
+UNFINISHED = "unfinished"
+"""Folder beside the results in which a simulation keeps what it needs to be taken up; gone once all is done."""
+
+_IDENTITY, _STUDY, _DONE = "simulation.json", "study.json", "done.json"
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """Where runs are kept as they go.
+
+    Attributes:
+        out: folder of the results.
+        identity: of all that decides the simulation but its noise.
+        resume: whether to take up what lies there.
+    """
+
+    out: Path
+    identity: str
+    resume: bool = False
+
+    def open(self) -> None:
+        """Make or check the folder of what is unfinished.
+
+        Raises:
+            StateError: the folder holds something else, or another simulation.
+        """
+        folder = self.out / UNFINISHED
+        if not self.resume or not folder.exists():
+            if self.resume and (self.out / SUMMARY).exists():
+                raise StateError(f"The simulation in {self.out} is done.", "Name a new folder to run it again.")
+            check_empty(self.out)
+            try:
+                folder.mkdir(parents=True)
+            except OSError as error:
+                raise StateError(f"{folder} cannot be made ({error.strerror}).", "Check the folder.") from error
+            replace_file(folder / _IDENTITY, json.dumps({"simulation": self.identity}).encode())
+        try:
+            found = json.loads((folder / _IDENTITY).read_bytes())["simulation"]
+        except (OSError, ValueError, KeyError, TypeError):
+            found = None
+        if found != self.identity:
+            advice = "Give the command that was interrupted, or name another folder."
+            raise StateError(f"{self.out} holds another simulation: study, data or settings differ.", advice)
+
+    def leave(self) -> None:
+        """Remove the folder again if nothing was run that could be taken up."""
+        folder = self.out / UNFINISHED
+        if any(path.stat().st_size for path in folder.glob(f"*/{ROUNDS}")) or any(folder.glob(f"*/{_DONE}")):
+            return
+        self.close()
+        with suppress(OSError):
+            self.out.rmdir()
+
+    def close(self) -> None:
+        """Remove what only an unfinished simulation needs."""
+        shutil.rmtree(self.out / UNFINISHED, ignore_errors=True)
+
+
+def once(folder: Path | None, make: Callable[[], Study]) -> Study:
+    """A run's study: the one that lies in its folder, or a new one that is put there."""
+    if folder is None:
+        return make()
+    path = folder / _STUDY
+    if not path.exists():
+        replace_file(path, make().to_bytes())
+    return parse_study(path.read_bytes())
+
+
+def finish(keeping: Keeping, number: int, study: Study, run: Run) -> None:
+    """Keep a run that is done; the note is written last, so a run with a note is whole."""
+    save_result(keeping.out / f"run-{number}", run.result, study=run.study)
+    own = keeping.out / UNFINISHED / f"run-{number}"
+    own.mkdir(exist_ok=True)
+    replace_file(own / _STUDY, study.to_bytes())
+    note = {"seconds": run.seconds, "accuracies": run.accuracies, "accuracy": run.accuracy, "study": run.study}
+    replace_file(own / _DONE, json.dumps(note).encode())
+
+
+def finished(keeping: Keeping, number: int) -> tuple[Study, Run] | None:
+    """A run that was done before."""
+    own = keeping.out / UNFINISHED / f"run-{number}"
+    if not (own / _DONE).exists():
+        return None
+    note: dict[str, Any] = json.loads((own / _DONE).read_bytes())
+    result = load_result(keeping.out / f"run-{number}")
+    run = Run(result, note["study"], note["seconds"], note["accuracies"], note["accuracy"])
+    return parse_study((own / _STUDY).read_bytes()), run
