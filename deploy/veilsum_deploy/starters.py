@@ -39,11 +39,15 @@ delta = 1e-5
 
 # What the site agrees to. Nothing that a coordinator or a study says lowers it.
 [policy]
-methods = ["statistics", "pca", "slot-align", "o-fedavg", "fedcgs", "fedpft", "fedsgd", "ggeur"]
-# What may be computed on the records, whatever the method's name. The last three read none, only what was kept.
+methods = [
+    "statistics", "pca", "slot-align", "o-fedavg", "fedcgs", "fedpft", "fedsgd", "fedavg", "hfedatm", "ggeur",
+    "federated-evaluation",
+]
+# What may be computed on the records, whatever the method's name. The last four read none, only what was kept.
 tasks = [
-    "statistics", "gaussian-moments", "class-moments", "prototypes", "class-mixtures", "local-head", "model-update", "gradient",
-    "barycenter-step", "two-way-step", "aligned-moments",
+    "statistics", "gaussian-moments", "class-moments", "prototypes", "class-mixtures", "local-head", "local-training",
+    "gradient", "grams", "feature-means", "power-moments", "evaluation",
+    "barycenter-step", "two-way-step", "aligned-moments", "within-moments",
 ]
 analysts = []                 # certified names whose studies are accepted; empty: nobody's; ["*"]: every analyst's
 min_cohort = 3                # smallest number of sites in any sum, this one included

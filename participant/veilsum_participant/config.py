@@ -92,7 +92,19 @@ class Policy(Frozen):
             yet, so only ``false`` is accepted; what comes later asks this key first.
     """
 
-    methods: tuple[Name, ...] = ("statistics", "pca", "slot-align", "o-fedavg", "fedcgs", "fedpft", "fedsgd", "ggeur")
+    methods: tuple[Name, ...] = (
+        "statistics",
+        "pca",
+        "slot-align",
+        "o-fedavg",
+        "fedcgs",
+        "fedpft",
+        "fedsgd",
+        "fedavg",
+        "hfedatm",
+        "ggeur",
+        "federated-evaluation",
+    )
     tasks: tuple[Name, ...] = (
         "statistics",
         "gaussian-moments",
@@ -100,11 +112,16 @@ class Policy(Frozen):
         "prototypes",
         "class-mixtures",
         "local-head",
-        "model-update",
+        "local-training",
         "gradient",
+        "grams",
+        "feature-means",
+        "power-moments",
+        "evaluation",
         "barycenter-step",
         "two-way-step",
         "aligned-moments",
+        "within-moments",
     )
     analysts: tuple[StrictStr, ...] = ()
     trusted: dict[Name, Hex32] = Field(default_factory=dict)

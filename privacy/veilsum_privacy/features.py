@@ -1,24 +1,28 @@
 """From a record's scaled columns to the features that a task clips: a frozen encoder, then the site's alignment.
 
-Both are affine or frozen maps that no clear record has touched: they come from a broadcast, that is from released sums, from a
+Both are maps that no clear record has touched: they come from a broadcast, that is from released sums, from a
 file that every site has, or from the site's own noised statistic. So a record is mapped by what is, for its privacy, a
-constant, and is clipped afterwards. A record's features depend on it alone, to the last bit: :func:`exact_affine`.
+constant, and is clipped afterwards. A record's features depend on it alone, to the last bit: affine maps by
+:func:`exact_affine`, maps by moments elementwise.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_aggregation import moment_alignment
 from veilsum_aggregation.alignment import local_map
 from veilsum_privacy.encoder import Projection, projection_digest
 from veilsum_privacy.errors import HostileInput, Misuse
+from veilsum_privacy.exact import exact_affine as exact_affine
+from veilsum_privacy.parts import part_of
 from veilsum_privacy.study import Study
-from veilsum_privacy.tasks.base import FeatureParameters, Floats, Records
+from veilsum_privacy.tasks.base import Alignment, FeatureParameters, Floats, PartParameters, Records
+from veilsum_privacy.tasks.power_moments import columns_of_moments
 
 ENCODER_MATRIX, ENCODER_OFFSET = "encoder.matrix", "encoder.offset"
 ALIGNMENT_MATRIX, ALIGNMENT_OFFSET = "alignment.matrix", "alignment.offset"
@@ -28,55 +32,7 @@ REFERENCE = "reference."
 Encode = Callable[[Floats], Floats]
 """A frozen program: (n, inputs) float64 in [-1, 1] to (n, width) float64, each row by itself."""
 
-_MANTISSA = 53
-_LARGEST = 2.0**1000
-"""Beyond it values do not fit the slices, so that products would no longer be exact."""
-
-
-def exact_affine(x: Floats, matrix: Floats, offset: Floats) -> Floats:
-    """``x @ matrix.T + offset`` where a row depends on its own row of ``x`` alone, whatever rows stand beside it.
-
-    A matrix product may add up in another order when there are more rows. Here both factors are cut into two integers of b
-    bits each, with 2 b + log2(p) <= 53, so that every product of slices is exact in any order; slices of slices are left out.
-    Relative to the largest |x_i| and the largest entry of the matrix, a result is off by less than p 2^(2 - 2b).
-
-    Args:
-        x: (n, p), finite.
-        matrix: (m, p).
-        offset: (m,).
-
-    Returns:
-        (n, m); NaN in a row of ``x`` with values above 2^1000, which no power of two could bring below 1.
-
-    Raises:
-        HostileInput: the map has values that are not finite or above 2^1000.
-    """
-    p = matrix.shape[1]
-    if not (np.abs(matrix).max(initial=0.0) <= _LARGEST and np.abs(offset).max(initial=0.0) <= _LARGEST):
-        raise HostileInput("An affine map holds a value that is not finite, or too large.")
-    x = np.where(np.abs(x).max(axis=1, initial=0.0)[:, None] <= _LARGEST, x, np.nan)
-    bits = (_MANTISSA - math.ceil(math.log2(max(p, 2)))) // 2
-    rows = _power(np.abs(x).max(axis=1, initial=0.0))[:, None]
-    scale = float(_power(np.array([np.abs(matrix).max(initial=0.0)]))[0])
-    x_high, x_low = _slices(x / rows, bits)
-    m_high, m_low = _slices(matrix / scale, bits)
-    step = 2.0**-bits
-    product = (x_high @ m_high.T) + ((x_high @ m_low.T) + (x_low @ m_high.T)) * step
-    result: Floats = product * (step * step * scale) * rows + offset
-    return result
-
-
-def _power(values: Floats) -> Floats:
-    """The smallest power of two that is no smaller, within the range of normal numbers; 1 for 0."""
-    exponent = np.clip(np.frexp(values)[1], -1000, 1000)
-    return np.where(values > 0, np.ldexp(1.0, exponent), 1.0)
-
-
-def _slices(values: Floats, bits: int) -> tuple[Floats, Floats]:
-    """Integers (high, low) of at most ``bits`` bits with values = (high + low / 2^bits) / 2^bits, cut off below."""
-    scaled = np.ldexp(values, bits)
-    high = np.trunc(scaled)
-    return high, np.trunc(np.ldexp(scaled - high, bits))
+NOTHING_KEPT = "The site kept no statistic to make its alignment from."
 
 
 def map_records(
@@ -90,7 +46,10 @@ def map_records(
     noise_std: Mapping[str, float] | None = None,
     encode: Encode | None = None,
 ) -> Records:
-    """The records that a task computes on; as they are where it takes the schema's own features.
+    """The records that a task computes on, of the part that it takes; as they are where it takes the schema's own features.
+
+    Alignment by moments maps each feature by itself and leaves the schema's own in their box: values present are cut to
+    [-1, 1] before and after it, absent ones stay absent.
 
     Args:
         study: whose encoder is applied.
@@ -105,8 +64,10 @@ def map_records(
         HostileInput: an array is missing, has the wrong shape, or is not the one that the study names.
         Misuse: the site makes its own alignment and has kept no statistic.
     """
+    if isinstance(parameters, PartParameters):
+        records = part_of(records, parameters.part, parameters.part_share)
     if parameters.width is None:
-        return records
+        return _in_box(study, parameters, records, broadcast, kept, noise_std)
     whole: NDArray[np.bool_] = np.ones(len(records), dtype=np.bool_)
     if parameters.missing == "skip":
         whole &= records.present.all(axis=1)
@@ -124,9 +85,13 @@ def map_records(
         x = encode(np.clip(x, -1.0, 1.0))
     if x.shape[1] != parameters.width:
         raise HostileInput(f"The features have {x.shape[1]} dimensions; the task takes {parameters.width}.")
-    own = _alignment(parameters, broadcast, study.sites, index, kept, noise_std)
-    if own is not None:
-        x = exact_affine(x, *own)
+    if parameters.alignment is not None and parameters.alignment.moments is not None:
+        bound = parameters.alignment.moments.bound
+        x = _moment_map(parameters.alignment, broadcast, kept, noise_std, parameters.width)(x / bound) * bound
+    else:
+        own = _alignment(parameters, broadcast, study.sites, index, kept, noise_std)
+        if own is not None:
+            x = exact_affine(x, *own)
     whole &= np.isfinite(x).all(axis=1)
     features = np.where(whole[:, None], x, 0.0)
     return replace(records, features=features, present=np.repeat(whole[:, None], features.shape[1], axis=1))
@@ -147,14 +112,57 @@ def _alignment(
     if alignment.kind == "broadcast":
         matrices = _array(broadcast, ALIGNMENT_MATRIX, (sites, width, width))
         return matrices[index], _array(broadcast, ALIGNMENT_OFFSET, (sites, width))[index]
+    if alignment.kind == "moments":
+        raise Misuse("Alignment by moments is no affine map of all features together.")
     if kept is None or noise_std is None:
-        raise Misuse("The site kept no statistic to make its alignment from.")
+        raise Misuse(NOTHING_KEPT)
     reference = {name: array for name, array in broadcast.items() if name.startswith(REFERENCE)}
     try:
         own = local_map(alignment.kind, kept, noise_std, reference, tau=alignment.tau)
     except (KeyError, ValueError, ArithmeticError) as error:  # sizes beyond all that a reference has overflow
         raise HostileInput(f"The broadcast holds no reference for the alignment {alignment.kind!r}.") from error
     return own.matrix, own.offset
+
+
+def _in_box(
+    study: Study,
+    parameters: FeatureParameters,
+    records: Records,
+    broadcast: Mapping[str, Floats],
+    kept: Mapping[str, Floats] | None,
+    noise_std: Mapping[str, float] | None,
+) -> Records:
+    """The schema's own features, aligned by moments if at all."""
+    alignment = parameters.alignment
+    if alignment is None:
+        return records
+    columns = columns_of_moments(study.data, None, None if alignment.moments is None else alignment.moments.channels)
+    own = _moment_map(alignment, broadcast, kept, noise_std, len(columns))
+    features = np.clip(records.features, -1.0, 1.0)
+    features[:, columns] = np.clip(own(features[:, columns]), -1.0, 1.0)
+    return replace(records, features=np.where(records.present, features, 0.0))
+
+
+def _moment_map(
+    alignment: Alignment,
+    broadcast: Mapping[str, Floats],
+    kept: Mapping[str, Floats] | None,
+    noise_std: Mapping[str, float] | None,
+    features: int,
+) -> moment_alignment.MomentMap:
+    """The site's map of so many features by their moments."""
+    use = alignment.moments
+    if use is None:
+        raise HostileInput("The schema's own features are aligned by moments only.")
+    if kept is None or noise_std is None:
+        raise Misuse(NOTHING_KEPT)
+    try:
+        own = moment_alignment.local_map(kept, noise_std, broadcast, order=use.order, adjust=use.adjust, tau=alignment.tau)
+    except (KeyError, ValueError, ArithmeticError) as error:
+        raise HostileInput("The broadcast holds no reference for the alignment by moments.") from error
+    if len(own.centre) != (use.channels or features):
+        raise HostileInput("The reference of the alignment by moments is of other features.")
+    return own
 
 
 def _array(broadcast: Mapping[str, Floats], name: str, shape: tuple[int, ...]) -> Floats:

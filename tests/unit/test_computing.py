@@ -332,23 +332,10 @@ def test_a_head_is_not_kept_and_a_coarse_grid_is_refused() -> None:
 
 # Rules 2 and 3: no multiplicity that depends on n, and no Ledoit-Wolf, under noise.
 
-UPDATE: dict[str, Any] = {
-    "clip": 1.0,
-    "missing": "skip",
-    "hidden": 0,
-    "epochs": 1,
-    "batch": 8,
-    "learning_rate": 0.1,
-    "norm": 1.0,
-    "weighting": "equal",
-}
-
 
 @pytest.mark.parametrize(
     ("task", "allowed", "change", "match"),
     [
-        ("model-update", UPDATE, {"weighting": "records"}, "weighs a site by its number of records"),
-        ("model-update", UPDATE, {"generation": {"fill": 500}}, "the fewer its class has"),
         ("gaussian-moments", MOMENTS, {"fourth": True}, "fourth moments, for Ledoit-Wolf"),
     ],
 )
@@ -359,8 +346,7 @@ def test_what_only_studies_without_noise_may_ask(
     build_declared(study_of(declare("t", task, asked)), declare("t", task, asked))
     for noise in ("local", "distributed"):
         refused(study_of(declare("t", task, asked, variance=2**40), noise=noise), "t", match)
-        constant = {"generation": {"copies": 500}} if task == "model-update" else {}
-        fine = study_of(declare("t", task, {**allowed, **constant}, variance=2**40), noise=noise)
+        fine = study_of(declare("t", task, allowed, variance=2**40), noise=noise)
         build_declared(fine, fine.tasks[0])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.methods.compile import PrivacyRequest, StudyRequest, compile_study
 from veilsum_coordinator.methods.generated import Generation, released_geometry, released_prototypes
 from veilsum_coordinator.methods.generating import GEOMETRY
-from veilsum_coordinator.methods.server_heads import first_model, mlp_head
+from veilsum_coordinator.methods.server_heads import mlp_head
 from veilsum_coordinator.results import Result, load_result, save_result
 from veilsum_deploy.model import Model, load_model
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
@@ -51,9 +51,11 @@ class Watched(PlainFederation):
         super().__init__(study, plain)
         self.broadcasts: list[tuple[str, dict[str, np.ndarray]]] = []
 
-    def sum(self, label: str, broadcast: Mapping[str, np.ndarray] | None = None) -> Release:
+    def sum(
+        self, label: str, broadcast: Mapping[str, np.ndarray] | None = None, *, members: Collection[str] | None = None
+    ) -> Release:
         self.broadcasts.append((label, dict(broadcast or {})))
-        return super().sum(label, broadcast)
+        return super().sum(label, broadcast, members=members)
 
 
 def records(x: np.ndarray, y: np.ndarray) -> Records:
@@ -195,11 +197,11 @@ def test_two_rounds_are_fedavg_in_plain_numpy(weighting: str, hidden: int) -> No
     parameters: dict[str, Any] = {"rounds": 2, "epochs": 2, "batch": 32, "hidden": hidden, "weighting": weighting}
     watched = Watched(compiled(schema_of(D, K), clip=2.0, control="none", **parameters), sites)
     result = METHODS["ggeur"].run(watched)
-    assert [label for label, _ in watched.broadcasts] == ["model-update"] * 2
-    model = first_model(D, hidden, K, np.random.default_rng((0, 1)))
+    assert [label for label, _ in watched.broadcasts] == ["local-training"] * 2
+    model = [array for name, array in watched.broadcasts[0][1].items() if name.startswith("model.")]
     descent = Descent(2, 32, 0.1, 0.9)
     for _, broadcast in watched.broadcasts:
-        seeds = broadcast["model.seeds"][:, 0]
+        seeds = broadcast["training.seeds"][:, 0]
         each = [
             train(model, own.features, own.labels, descent, np.random.default_rng(int(seed)))
             for own, seed in zip(sites.values(), seeds, strict=True)
@@ -208,9 +210,9 @@ def test_two_rounds_are_fedavg_in_plain_numpy(weighting: str, hidden: int) -> No
         model = [np.average(parts, axis=0, weights=weights) for parts in zip(*each, strict=True)]
     applied, x = Model.from_result(result), pooled(sites)[0]
     np.testing.assert_allclose(
-        applied.scores(records(x, np.zeros(len(x)))), scores(model, x), atol=2e-3
-    )  # 2 x 100 / 2^26 a value and round, grown a little by training on
-    first, second = (broadcast["model.seeds"] for _, broadcast in watched.broadcasts)
+        applied.scores(records(x, np.zeros(len(x)))), scores(model, x), atol=1e-7
+    )  # 100 / 2^40 a value and round, grown a little by training on
+    first, second = (broadcast["training.seeds"] for _, broadcast in watched.broadcasts)
     assert not np.any(first[:, 0] == second[:, 0])
     np.testing.assert_array_equal(first[:, 1], second[:, 1])  # the same samples in every round
 
@@ -245,7 +247,7 @@ def test_the_control_repeats_records_without_deviations() -> None:
     study = compiled(schema_of(D, K), clip=2.0, control="oversample", rounds=1)
     watched = Watched(study, skewed(0))
     METHODS["ggeur"].run(watched)
-    assert [label for label, _ in watched.broadcasts] == ["model-update"]
+    assert [label for label, _ in watched.broadcasts] == ["local-training"]
     assert not watched.broadcasts[0][1]["geometry.directions"].any()
     assert study.tasks[0].parameters["generation"]["fill"] == 2000
     assert compiled(schema_of(D, K), control="none").tasks[0].parameters["generation"] is None
@@ -333,11 +335,34 @@ def test_a_fill_that_goes_by_the_number_of_records_is_refused_under_noise() -> N
     """Whoever writes such a study by hand: no site builds its task."""
     clear = compiled(schema_of(D, K), rounds=1).tasks[-1]
     noised = compiled(schema_of(D, K), 1.0)
-    task = clear.model_copy(update={"variance": noised.tasks[0].variance, "grid": noised.tasks[0].grid})
-    with pytest.raises(HostileInput, match="noise"):
+    steps = {"local_steps": clear.parameters["local_steps"], "resolution": 2**20}
+    task = clear.model_copy(update={"variance": noised.tasks[0].variance, "grid": noised.tasks[0].grid, **steps})
+    with pytest.raises(HostileInput, match="the fewer its class has"):
         build_declared(noised, task)
-    constant = {**task.parameters, "generation": {"fill": None, "copies": 3, "prototypes": 0}}
-    build_declared(noised, task.model_copy(update={"parameters": constant}))
+    around_prototypes = {**task.parameters, "generation": {"fill": None, "copies": 0, "prototypes": 3}}
+    build_declared(noised, task.model_copy(update={"parameters": around_prototypes}))
+
+
+TABLE: dict[str, dict[str, Any]] = {
+    "fedavg": {},
+    "scaffold": {"objective": {"name": "scaffold"}},
+    "moon": {"objective": {"name": "moon"}},
+    "feddyn": {"objective": {"name": "dyn"}},
+    "fedopt": {"server": {"name": "adam"}},
+    "fedproto": {"objective": {"name": "proto"}},
+    "fedntd": {"objective": {"name": "ntd"}},
+}
+
+
+@pytest.mark.parametrize("method", TABLE)
+def test_sites_train_by_any_method_on_what_they_generate(method: str) -> None:
+    even = skewed(50, 100, (0.34, 0.33, 0.33))
+    for control in ("none", "geometry"):
+        common: dict[str, Any] = {"clip": 2.0, "mode": "multi-domain", "target": 100, "extra": 50, "rounds": 4, "hidden": 8}
+        study = compiled(schema_of(D, K), control=control, **common, **TABLE[method])
+        result = METHODS["ggeur"].run(Watched(study, skewed(0)))
+        assert accuracy(result, even) > 0.75
+        assert result.summary["objective"] == study.parameters["objective"]["name"]
 
 
 @pytest.mark.parametrize("epsilon", [None, 20.0])

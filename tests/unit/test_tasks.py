@@ -45,7 +45,8 @@ def total(task: Task, records: Records) -> Floats:
 
 
 def test_registry() -> None:
-    assert set(TASKS) == set(NEIGHBOURS) | {"barycenter-step", "two-way-step", "aligned-moments"}
+    derived = {"barycenter-step", "two-way-step", "aligned-moments", "within-moments"}
+    assert set(TASKS) == set(NEIGHBOURS) | derived | {"local-training"}
     with pytest.raises(HostileInput, match="Did you mean 'statistics'"):
         build_task("statistic", {}, schema(2))
     with pytest.raises(HostileInput, match=r"clap: unknown key. Did you mean 'clip'"):
@@ -259,8 +260,6 @@ def test_nothing_that_a_record_holds_raises(setting: Setting, unit: Unit) -> Non
     missing = replace(records, present=np.zeros_like(records.present), features=np.zeros_like(records.features))
     setting.total(study, missing)
     nobody = setting.total(study, take(records, np.zeros(0, dtype=np.intp)))
-    if setting.task == "model-update":  # whose weight says nothing of the records
-        nobody = nobody[:-1]
     assert not nobody.any()
 
 

@@ -58,9 +58,9 @@ def split(task: DerivedTask, *arguments: Any) -> dict[str, Floats]:
 
 def test_every_derived_task_names_its_sources_and_dimension() -> None:
     derived = {name for name, task in TASKS.items() if issubclass(task, DerivedTask)}
-    assert derived == {"barycenter-step", "two-way-step", "aligned-moments"}
+    assert derived == {"barycenter-step", "two-way-step", "aligned-moments", "within-moments"}
     for name in derived:
-        assert set(TASKS[name].sources) <= {"gaussian-moments", "class-moments"}  # type: ignore[attr-defined]
+        assert set(TASKS[name].sources) <= {"gaussian-moments", "class-moments", "power-moments"}  # type: ignore[attr-defined]
 
 
 def test_barycenter_steps_end_in_the_barycenter() -> None:

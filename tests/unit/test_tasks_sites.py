@@ -1,4 +1,4 @@
-"""Tasks of one vector a site: the head against scikit-learn and its proof, the model update against torch and its bound."""
+"""Tasks of one vector a site: the head against scikit-learn and its proof; training of perceptrons against torch."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from sklearn.linear_model import LogisticRegression
 
 from support.neighbours import MAPPED, join, repeated, schema, take
 from veilsum_privacy.errors import HostileInput
-from veilsum_privacy.tasks import build_task, model_update
+from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks.base import Floats, Records
 from veilsum_privacy.tasks.local_head import LocalHead
-from veilsum_privacy.tasks.model_update import DIRECTIONS, PROTOTYPES, SEEDS, USE, ModelUpdate
 from veilsum_privacy.training.mlp import Descent, gradients, layer_shapes, scores, train
 
 HEAD = {"clip": 1.5, "missing": "skip", "ridge": 0.5, "bias": 0.7, **MAPPED}
@@ -204,153 +203,3 @@ def test_training_is_torchs(momentum: float, decay: float) -> None:
             optimiser.step()
     for ours, theirs in zip(found, tensors, strict=True):
         np.testing.assert_allclose(ours, theirs.detach().numpy(), rtol=1e-9, atol=1e-12)
-
-
-UPDATE = {
-    "clip": 100.0,
-    "missing": "skip",
-    **MAPPED,
-    "hidden": 4,
-    "epochs": 2,
-    "batch": 16,
-    "learning_rate": 0.1,
-    "norm": 1e6,
-    "weighting": "equal",
-}
-
-
-def updating(**changes: Any) -> ModelUpdate:
-    task = build_task("model-update", {**UPDATE, **changes}, schema(2))
-    assert isinstance(task, ModelUpdate)
-    return task
-
-
-def given_model(task: ModelUpdate, seed: int = 0) -> dict[str, Floats]:
-    names = [block.name for block in task.layout().blocks[:-1]]
-    model = random_model(seed, task.parameters.hidden)
-    return {**dict(zip(names, model, strict=True)), SEEDS: np.array([5.0, 6.0])}
-
-
-def test_an_update_is_what_training_changed() -> None:
-    records, task = drawn(8, 40), updating()
-    broadcast = given_model(task)
-    got = task.layout().split(task.vector(records, broadcast))
-    assert records.labels is not None
-    model = [broadcast[name] for name in list(got)[:-1]]
-    descent = Descent(2, 16, 0.1)
-    trained = train(model, records.features, records.labels, descent, np.random.default_rng(5))
-    for name, before, after in zip(list(got)[:-1], model, trained, strict=True):
-        np.testing.assert_allclose(got[name], after - before, atol=1e-12)
-    assert got["weight"] == pytest.approx(1)
-    by_records = updating(weighting="records")
-    weighed = by_records.layout().split(by_records.vector(records, broadcast))
-    assert weighed["weight"] == pytest.approx(40)
-    np.testing.assert_allclose(weighed["model.1.weight"], 40 * got["model.1.weight"], rtol=1e-12)
-
-
-def test_an_update_is_no_longer_than_its_norm_and_what_is_not_finite_is_none() -> None:
-    records = drawn(9, 40)
-    for norm in (1e-3, 0.1):
-        task = updating(norm=norm)
-        vector = task.vector(records, given_model(task))
-        assert np.linalg.norm(vector[:-1]) == pytest.approx(norm, rel=1e-9)
-        assert np.linalg.norm(vector[:-1]) <= norm
-        assert task.clip() == 2 * norm
-    diverging = updating(learning_rate=1e6, epochs=50)
-    found = diverging.vector(records, given_model(diverging))
-    assert not found[:-1].any()
-    nobody = diverging.vector(take(records, np.zeros(0, dtype=np.intp)), given_model(diverging))
-    np.testing.assert_array_equal(nobody, found)
-
-
-def generated(monkeypatch: pytest.MonkeyPatch, records: Records, broadcast: dict[str, Floats], **generation: Any) -> Any:
-    """The samples and labels that a site trains on."""
-    seen: list[Any] = []
-
-    def spy(model: Any, x: Floats, labels: np.ndarray, *_: Any) -> Any:
-        seen.append((x, labels))
-        return model
-
-    monkeypatch.setattr(model_update, "train", spy)
-    task = updating(generation=generation)
-    task.vector(records, {**given_model(task), **broadcast})
-    return seen[0]
-
-
-def directions(seed: int = 0) -> Floats:
-    return np.random.default_rng(seed).normal(size=(3, 2, 2))
-
-
-def test_filling_gives_each_class_that_is_there_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = drawn(10, 90)
-    assert found.labels is not None
-    records = take(found, np.flatnonzero((found.labels < 1) | (np.arange(90) < 9) & (found.labels == 1)))
-    assert records.labels is not None
-    few = int((records.labels == 1).sum())
-    repeats, labels = generated(monkeypatch, records, {DIRECTIONS: np.zeros((3, 2, 2))}, fill=20)
-    many = int((records.labels == 0).sum())
-    assert 0 < few < 20 < many
-    np.testing.assert_array_equal(np.bincount(labels, minlength=3), [many, 20, 0])
-    times = [(repeats == row).all(axis=1).sum() for row in records.features[records.labels == 1]]
-    assert max(times) - min(times) <= 1, "every record is repeated about as often"
-    assert sum(times) == 20
-
-
-def test_copies_spread_as_the_directions_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    records = take(drawn(11, 1), np.array([0]))
-    assert records.labels is not None
-    x, labels = generated(monkeypatch, records, {DIRECTIONS: directions()}, copies=10_000)
-    assert len(x) == 10_001
-    assert set(labels) == set(records.labels)
-    a = directions()[records.labels[0]]
-    np.testing.assert_allclose(np.cov(x[1:].T), a @ a.T, atol=6 * np.trace(a @ a.T) / 100)
-    np.testing.assert_allclose(x[1:].mean(axis=0), records.features[0], atol=6 * np.sqrt(np.trace(a @ a.T)) / 100)
-
-
-def test_prototypes_are_surrounded_where_the_site_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    prototypes = np.random.default_rng(1).normal(size=(2, 3, 2))
-    use = np.array([[1.0, 0, 0], [1, 1, 0]])
-    broadcast = {DIRECTIONS: np.zeros((3, 2, 2)), PROTOTYPES: prototypes, USE: use}
-    nobody = take(drawn(0, 1), np.zeros(0, dtype=np.intp))
-    x, labels = generated(monkeypatch, nobody, broadcast, prototypes=5)
-    np.testing.assert_array_equal(np.bincount(labels, minlength=3), [10, 5, 0])
-    np.testing.assert_array_equal(x, np.repeat([prototypes[0, 0], prototypes[1, 0], prototypes[1, 1]], 5, axis=0))
-    for missing in (DIRECTIONS, PROTOTYPES, USE):
-        less = {name: array for name, array in broadcast.items() if name != missing}
-        with pytest.raises(HostileInput, match=missing.replace(".", r"\.")):
-            generated(monkeypatch, nobody, less, prototypes=5)
-
-
-def test_no_site_generates_without_bound() -> None:
-    """By what is public: running out of memory would tell of records."""
-    limit = model_update.MOST_GENERATED // 2
-    for excess in ({"copies": 10_000}, {"fill": 100_000, "prototypes": 100_000}):
-        large = schema(2).model_copy(update={"max_records": limit // 10_000 + 1})
-        wide = large.model_copy(update={"max_records": 1})
-        values = {**UPDATE, "generation": excess, "width": 2 if "copies" in excess else 4096}
-        with pytest.raises(HostileInput, match="would generate more"):
-            build_task("model-update", values, large)
-        build_task("model-update", {**values, "width": 2}, wide)
-    task = updating(generation={"prototypes": 100_000})
-    sets = limit // (3 * 100_000) + 1
-    for prototypes in (np.zeros((sets, 3, 2)), np.array(1.0)):
-        broadcast = {DIRECTIONS: np.zeros((3, 2, 2)), PROTOTYPES: prototypes, USE: np.zeros((sets, 3))}
-        with pytest.raises(HostileInput, match=r"geometry\.prototypes"):
-            task.vector(drawn(0, 3), {**given_model(task), **broadcast})
-
-
-def test_generation_follows_its_seed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    records, arrays = drawn(12, 5), {DIRECTIONS: directions()}
-    first, again, other = (
-        generated(monkeypatch, records, {**arrays, SEEDS: np.array(seeds)}, copies=3)[0]
-        for seeds in ([5.0, 6.0], [8.0, 6.0], [5.0, 7.0])
-    )
-    np.testing.assert_array_equal(first, again)
-    assert (first[5:] != other[5:]).all()
-
-
-@pytest.mark.parametrize("seeds", [np.array([0.5, 1]), np.array([-1.0, 1]), np.array([1.0]), np.array([np.nan, 1])])
-def test_seeds_are_whole_numbers(seeds: Floats) -> None:
-    task = updating()
-    with pytest.raises(HostileInput, match="seeds"):
-        task.vector(drawn(0, 3), {**given_model(task), SEEDS: seeds})

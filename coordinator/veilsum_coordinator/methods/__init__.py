@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from veilsum_coordinator.methods.base import Method
 from veilsum_coordinator.methods.fedavg import FedAvg
 from veilsum_coordinator.methods.fedcgs import FedCGS
+from veilsum_coordinator.methods.federated_evaluation import FederatedEvaluation
 from veilsum_coordinator.methods.fedpft import FedPFT
 from veilsum_coordinator.methods.fedsgd import FedSGD
 from veilsum_coordinator.methods.ggeur import GGEUR
+from veilsum_coordinator.methods.hfedatm import HFedATM
 from veilsum_coordinator.methods.ofedavg import OFedAvg
 from veilsum_coordinator.methods.pca import PCA
 from veilsum_coordinator.methods.slot_align import SlotAlign
@@ -17,7 +19,19 @@ from veilsum_coordinator.methods.statistics import FederatedStatistics
 from veilsum_privacy.config import did_you_mean
 from veilsum_privacy.errors import ConfigurationError
 
-_ALL = (FederatedStatistics(), PCA(), SlotAlign(), OFedAvg(), FedCGS(), FedPFT(), FedSGD(), FedAvg(), GGEUR())
+_ALL = (
+    FederatedStatistics(),
+    PCA(),
+    SlotAlign(),
+    OFedAvg(),
+    FedCGS(),
+    FedPFT(),
+    FedSGD(),
+    FedAvg(),
+    HFedATM(),
+    GGEUR(),
+    FederatedEvaluation(),
+)
 
 METHODS: Mapping[str, Method] = {method.name: method for method in _ALL}
 """Every method by name."""

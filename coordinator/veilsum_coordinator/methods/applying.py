@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from veilsum_aggregation.heads import LinearHead
 from veilsum_coordinator.federation import Federation
 from veilsum_coordinator.methods.aligning import Aligned
+from veilsum_coordinator.methods.moment_aligning import MomentReference
 from veilsum_coordinator.methods.moment_plans import Missing
 from veilsum_privacy.encoder import Encoder, Program, Projection
 from veilsum_privacy.features import ENCODER_MATRIX, ENCODER_OFFSET
@@ -91,7 +92,7 @@ def encoder_application(encoder: Encoder | None) -> dict[str, Any] | None:
 def study_application(
     federation: Federation,
     missing: Missing,
-    aligned: Aligned | None = None,
+    aligned: Aligned | MomentReference | None = None,
     head: Mapping[str, Any] | None = None,
     classes: Sequence[str] = (),
 ) -> dict[str, Any]:
@@ -107,7 +108,7 @@ def study_application(
     )
 
 
-def study_arrays(federation: Federation, aligned: Aligned | None = None) -> dict[str, Floats]:
+def study_arrays(federation: Federation, aligned: Aligned | MomentReference | None = None) -> dict[str, Floats]:
     """The arrays that :func:`study_application` names, but for the head's."""
     encoder = dict(federation.encoder) if isinstance(federation.study.encoder, Projection) else {}
     return {**encoder, **({} if aligned is None else aligned.arrays)}

@@ -134,6 +134,14 @@ class Method(ABC):
             ConfigurationError: the inputs do not suit the method.
         """
 
+    def check(self, study: Study) -> None:
+        """Look at a compiled study before anyone is asked to agree to it, in what its parts alone do not tell.
+
+        Raises:
+            ConfigurationError: the method could not run it.
+        """
+        return
+
     def expectations(self, study: Study, cohort: int, records: int) -> Sequence[Expectation]:
         """How well the released quantities will be known, by what the noise alone does; at least one of them is a main one.
 

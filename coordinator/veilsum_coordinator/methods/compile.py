@@ -31,8 +31,8 @@ from veilsum_privacy.pricing import declared_event
 from veilsum_privacy.randomness import RandomSource
 from veilsum_privacy.schema import DatasetSchema, Frozen
 from veilsum_privacy.study import Study, TaskDeclaration
-from veilsum_privacy.tasks import TASKS, build_declared
-from veilsum_privacy.tasks.base import DerivedTask
+from veilsum_privacy.tasks import TASKS, build_declared, build_task
+from veilsum_privacy.tasks.base import DerivedTask, SiteTask
 
 __all__ = ["PrivacyRequest", "StudyDraft", "StudyRequest", "compile_study", "draft_study", "load_study_request"]
 
@@ -110,9 +110,14 @@ class StudyDraft:
                 tasks.append(plan.declaration(grid=grid.grid, variance=grid.variance, resolution=resolution))
                 continue
             shares = 1 if plan.keep else honest
-            grid = plan_grid(max_records=schema.max_records, participants=members, multiplier=own, honest=shares)
+            built = build_task(plan.task, plan.parameters.model_dump(mode="json"), schema)
+            values = built.layout().size if isinstance(built, SiteTask) else 0
+            grid = plan_grid(
+                max_records=schema.max_records, participants=members, multiplier=own, honest=shares, values=values
+            )
             tasks.append(plan.declaration(grid=grid.grid, variance=grid.variance))
-        derived = any(plan.derived for plan in self.plans)  # the noised vector of one site must not show by subtraction
+        # The noised vector of one site must not show by subtraction.
+        derived = any(plan.derived or plan.keep for plan in self.plans)
         privacy = {
             "epsilon": _reached(tasks, demand.delta),
             "delta": demand.delta,
@@ -125,6 +130,7 @@ class StudyDraft:
         study = validate({**self.common, "privacy": privacy, "tasks": tasks}, Study, source=f"study {self.request.name!r}")
         for task in tasks:
             build_declared(study, task)  # what no participant could build is not submitted
+        self.method.check(study)
         return study
 
     def compile_for(self, error: float) -> Study | None:

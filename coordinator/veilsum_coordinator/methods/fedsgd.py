@@ -20,6 +20,18 @@ from veilsum_coordinator.federation import Federation, Release
 from veilsum_coordinator.methods.applying import study_application, study_arrays
 from veilsum_coordinator.methods.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.methods.expectations import Z95, Expectation, released_noise
+from veilsum_coordinator.methods.moment_aligning import (
+    LABEL,
+    MomentAlignment,
+    MomentReference,
+    align_moments,
+    aligned_parameters,
+    epsilon_parts,
+    moment_plans,
+    moment_share,
+    resolve_moments,
+    training_records,
+)
 from veilsum_coordinator.methods.moment_plans import GENEROUS, Missing, need_label
 from veilsum_coordinator.methods.networks import network_head, resolved_model
 from veilsum_coordinator.methods.server_optimisers import OptimiserParameters, ServerOptimiser
@@ -30,6 +42,7 @@ from veilsum_privacy.schema import Frozen, Real
 from veilsum_privacy.study import Study
 from veilsum_privacy.tasks.feature_means import FeatureMeansParameters
 from veilsum_privacy.tasks.gradient import CENTRE, GradientParameters
+from veilsum_privacy.tasks.power_moments import columns_of_moments
 from veilsum_privacy.training.arrays import MODEL, to_broadcast
 from veilsum_privacy.training.models import ModelSpec, build_architecture
 
@@ -48,7 +61,9 @@ class FedSGDParameters(Frozen):
             are clipped themselves.
         missing: ``skip`` leaves a record with an absent feature out, ``centre`` takes the middle of the bounds.
         centre: whether a noised mean is released first and taken off the features, for models whose first layer is linear.
+            With ``moments`` it is the mean that these give, which costs nothing more.
         centre_share: part of the budget that this release takes.
+        moments: alignment of the sites' features by their moments in front (FedAlign); None for none.
         steps: of the optimiser, each a release.
         sampling_rate: q, with which each record takes part in a step.
         gradient_clip: C, L2 norm that a record's gradient is scaled down to.
@@ -59,7 +74,7 @@ class FedSGDParameters(Frozen):
             sigma in each of P values and T steps. Nobody has to know how many records there are.
         average: share of the steps, from the last backwards, whose models' mean is the result; 0 takes the last one.
         records: number of all sites' records that sums are divided by where a learning rate is stated; public, by default what
-            the study expects. Without noise sums are divided by how many records there are.
+            the study expects to train on. Without noise sums are divided by how many records there are.
         checkpoint_every: steps after which a model is kept; 0 for none.
         seed: of the first values; it protects nothing.
     """
@@ -69,6 +84,7 @@ class FedSGDParameters(Frozen):
     missing: Missing = "skip"
     centre: bool | None = None
     centre_share: Real = Field(default=0.1, gt=0, lt=1)
+    moments: MomentAlignment | None = None
     steps: int = Field(default=100, ge=1, le=100_000)
     sampling_rate: Real = Field(default=1.0, gt=0, le=1)
     gradient_clip: Real | None = Field(default=None, gt=0, le=1e6)
@@ -111,14 +127,17 @@ class FedSGD(Method):
             optimiser = optimiser.model_copy(update={"learning_rate": rate})
         elif optimiser.learning_rate is None:
             travel = travel or (CONVEX_TRAVEL if convex else TRAVEL)
+        model = resolved_model(model, inputs.width, len(inputs.classes), "fedsgd, parameters.model")
+        moments = None if parameters.moments is None else resolve_moments(parameters.moments, inputs, model.inputs)
         filled = {
+            "moments": moments,
             "centre": model.name in ("linear", "mlp") if centre is None else centre,
             "travel": travel,
             "clip": clip,
-            "model": resolved_model(model, inputs.width, len(inputs.classes), "fedsgd, parameters.model"),
+            "model": model,
             "gradient_clip": parameters.gradient_clip or (CONVEX_CLIP if convex else 1.0),
             "optimiser": optimiser,
-            "records": parameters.records or inputs.records * inputs.sites,
+            "records": parameters.records or training_records(moments, inputs.records * inputs.sites),
         }
         return parameters.model_copy(update=filled)
 
@@ -133,11 +152,18 @@ class FedSGD(Method):
             gradient_clip=parameters.gradient_clip or 1.0,
             centre=bool(parameters.centre),
             count=not inputs.private,
+            **aligned_parameters(parameters.moments),
         )
-        rate, share = float(parameters.sampling_rate), float(parameters.centre_share) if parameters.centre else 0.0
+        moments, rate = parameters.moments, float(parameters.sampling_rate)
+        own_mean = bool(parameters.centre) and moments is None
+        share = float(parameters.centre_share) if own_mean else 0.0
         each = (1.0 - share) / parameters.steps
-        steps = TaskPlan(GRADIENT, "gradient", task, releases=parameters.steps, sampling_rate=rate, share=each)
-        if not parameters.centre:
+        source = None if moments is None else LABEL
+        steps = TaskPlan(GRADIENT, "gradient", task, releases=parameters.steps, sampling_rate=rate, share=each, source=source)
+        if moments is not None:
+            wanted = each * moment_share(float(moments.share), parameters.steps, rate)
+            return *moment_plans(moments, inputs, parameters.missing, share=wanted), steps
+        if not own_mean:
             return (steps,)
         boxed = inputs.encoder is None
         norm = CENTRE_CLIP * (math.sqrt(inputs.width) if boxed else parameters.clip / GENEROUS)
@@ -154,7 +180,8 @@ class FedSGD(Method):
         """The noise of a step's mean gradient, along one direction, against the norm that a record's is clipped to."""
         parameters = FedSGDParameters.model_validate(study.parameters)
         noise = max(released_noise(study, GRADIENT, cohort).values())
-        clip, number = float(parameters.gradient_clip or 1.0), max(1.0, float(parameters.sampling_rate) * records)
+        trained = training_records(parameters.moments, records)
+        clip, number = float(parameters.gradient_clip or 1.0), max(1.0, float(parameters.sampling_rate) * trained)
         what = "mean clipped gradient of a step, along any one direction"
         basis = "the clip norm: what it is if all records' gradients agree"
         return [Expectation(GRADIENT, what, clip, Z95 * noise / number, basis=basis, main=True)]
@@ -173,13 +200,17 @@ class FedSGD(Method):
             rate = parameters.travel / math.sqrt(parameters.steps * architecture.size) * (1.0 - parameters.optimiser.momentum)
             rule, expected = parameters.optimiser.model_copy(update={"learning_rate": rate}), noise
         optimiser = ServerOptimiser(rule, shapes)
-        centre = released_centre(federation.sum(MEANS), study) if parameters.centre else None
-        common = {} if centre is None else {CENTRE: centre}
+        moments = None if parameters.moments is None else align_moments(federation, parameters.moments)
+        members = None if moments is None else moments.cohort
+        centre: Floats | None = None
+        if parameters.centre:
+            centre = released_centre(federation.sum(MEANS), study) if moments is None else aligned_centre(moments, study)
+        common = {**({} if centre is None else {CENTRE: centre}), **({} if moments is None else moments.broadcast)}
         averaged = math.ceil(parameters.average * parameters.steps)
         mean = {name: np.zeros(shape) for name, shape in shapes.items()}
         sizes: list[float] = []
         for step in range(1, parameters.steps + 1):
-            release = federation.sum(GRADIENT, {**to_broadcast(model), **common})
+            release = federation.sum(GRADIENT, {**to_broadcast(model), **common}, members=members)
             # A step without some participants is of fewer records.
             divisor = expected * (1.0 if parameters.travel else len(release.cohort) / study.sites)
             if not private:
@@ -202,9 +233,11 @@ class FedSGD(Method):
             "gradient_norm": _shown(sizes),
             "noise_norm": noise * math.sqrt(architecture.size) / expected,
         }
+        if moments is not None:
+            summary["moments"], summary["epsilon"] = dict(moments.summary), epsilon_parts(study, [GRADIENT])
         head, arrays = network_head(architecture, final, centre)
-        applied = study_application(federation, parameters.missing, None, head, study.data.classes)
-        return Result(self.name, summary, {**study_arrays(federation), **arrays}, applied)
+        applied = study_application(federation, parameters.missing, moments, head, study.data.classes)
+        return Result(self.name, summary, {**study_arrays(federation, moments), **arrays}, applied)
 
 
 MEANS = "means"
@@ -248,6 +281,20 @@ def released_centre(release: Release, study: Study) -> Floats:
     count = max(float(release.values["count"][0]), release.noise_std["count"], 1e-9)
     bound = 1.0 if study.encoder is None else float(FeatureMeansParameters.model_validate(study.task(MEANS).parameters).clip)
     centre: Floats = np.clip(release.values["sum"] / count, -bound, bound)
+    return centre
+
+
+def aligned_centre(moments: MomentReference, study: Study) -> Floats:
+    """The mean (d,) of features aligned by their moments, which is that of the reference: of a feature, or of its channel.
+
+    Indicators of categories have no moments, and nothing is taken off them.
+    """
+    width = study.data.width if study.encoder is None else study.encoder.width
+    use = moments.application["moments"]
+    columns = columns_of_moments(study.data, None if study.encoder is None else width, use["channels"])
+    centre = np.zeros(width)
+    mean = moments.moments.mean * float(use["bound"])
+    centre[columns] = np.repeat(mean, len(columns) // len(mean))
     return centre
 
 

@@ -2,10 +2,11 @@
 
 After GGEUR (Ma et al. 2025). One joint release of class moments gives the geometry of each class. Then, in a study without
 noise, ``train = "sites"``: each site fills its classes up with samples around its own records (step 1), generates samples
-around the class prototypes of the other sites (step 2, ``mode = "multi-domain"``), and all train a head by FedAvg; every round
-is a release. Under noise ``train = "coordinator"``: a head is trained on what is generated around released class means or
-prototypes, at no further cost. How often a record is copied to fill a class depends on how many there are, and a trained model
-is not bounded in what one record changes: training at sites under noise is refused.
+around the class prototypes of the other sites (step 2, ``mode = "multi-domain"``), and all train a head in rounds, each a
+release, by FedAvg or with any other objective and optimiser of the method "fedavg". Under noise ``train = "coordinator"``: a
+head is trained on what is generated around released class means or prototypes, at no further cost. How often a record is
+copied to fill a class depends on how many there are, which no bound on one record holds: training at sites on what they
+generated is refused under noise.
 
 Two controls stand beside it: the same counts without deviations, and no generation at all.
 """
@@ -34,19 +35,21 @@ from veilsum_coordinator.methods.generating import (
     generation_plans,
     run_generation,
 )
+from veilsum_coordinator.methods.local_rounds import LocalRounds, TrainingParameters, resolved_training, training_plan
 from veilsum_coordinator.methods.moment_plans import Missing, need_label, resolved_clip
-from veilsum_coordinator.methods.server_heads import first_model, layers_of, mlp_arrays, mlp_head, model_arrays
+from veilsum_coordinator.methods.networks import network_head, resolved_model
+from veilsum_coordinator.methods.server_heads import mlp_arrays, mlp_head
+from veilsum_coordinator.methods.server_optimisers import OptimiserParameters
 from veilsum_coordinator.results import Result
 from veilsum_privacy.errors import ConfigurationError
 from veilsum_privacy.schema import Frozen, Real
 from veilsum_privacy.study import Study
-from veilsum_privacy.tasks import model_update as update
+from veilsum_privacy.tasks import generation as made
 from veilsum_privacy.training.mlp import Descent
+from veilsum_privacy.training.models import ModelSpec
+from veilsum_privacy.training.objectives import ObjectiveSpec
 
 Floats = NDArray[np.float64]
-
-UPDATE = "model-update"
-"""Label of the releases of FedAvg."""
 
 
 class GGEURParameters(GenerationParameters):
@@ -60,11 +63,13 @@ class GGEURParameters(GenerationParameters):
             deviations, and ``none`` generates nothing; both for training at the sites.
         extra: samples around each class prototype of each other site, in multi-domain mode (500 in the text).
         hidden: width of the head's hidden layer; 0 for a linear head.
-        rounds: of FedAvg; at the coordinator, so many times ``epochs`` are passes over what is generated.
+        objective, server: at the sites and here, as in the method fedavg.
+        rounds: of training; at the coordinator, so many times ``epochs`` are passes over what is generated.
         epochs: passes over a site's samples in one round.
-        batch, learning_rate, momentum: of stochastic gradient descent. The defaults suit features of a norm about 1.
+        batch, learning_rate, momentum, decay: of stochastic gradient descent. The defaults suit features of a norm about 1.
         norm: L2 norm that a site's update is scaled down to; generous.
-        weighting: of sites in FedAvg: ``equal``, or by their ``records``.
+        weighting: of sites: ``equal``, or by their ``records``.
+        normalised: updates by how many steps they took (FedNova).
     """
 
     clip: Real | None = Field(default=None, gt=0, le=1e6)
@@ -73,18 +78,33 @@ class GGEURParameters(GenerationParameters):
     control: Literal["geometry", "oversample", "none"] = "geometry"
     extra: int = Field(default=500, ge=0, le=100_000)
     hidden: int = Field(default=128, ge=0, le=4096)
+    objective: ObjectiveSpec = ObjectiveSpec()
+    server: OptimiserParameters = OptimiserParameters()
     rounds: int = Field(default=20, ge=1, le=10_000)
     epochs: int = Field(default=1, ge=1, le=1000)
     batch: int = Field(default=64, ge=1, le=2**20)
     learning_rate: Real = Field(default=0.1, gt=0, le=1e6)
     momentum: Real = Field(default=0.9, ge=0, lt=1)
+    decay: Real = Field(default=0.0, ge=0, le=1e6)
     norm: Real = Field(default=100.0, gt=0, le=1e9)
     weighting: Literal["equal", "records"] = "equal"
+    normalised: bool = False
+
+    @property
+    def training(self) -> TrainingParameters:
+        """Training at the sites."""
+        names = [name for name in TrainingParameters.model_fields if name in type(self).model_fields]
+        return TrainingParameters.model_validate({name: getattr(self, name) for name in names})
+
+    @property
+    def model(self) -> ModelSpec:
+        """What sites train."""
+        return ModelSpec(name="mlp", options={"hidden": self.hidden}) if self.hidden else ModelSpec(name="linear")
 
     @property
     def descent(self) -> Descent:
         """Training at the coordinator: the passes of all rounds at once."""
-        return Descent(self.rounds * self.epochs, self.batch, self.learning_rate, self.momentum)
+        return Descent(self.rounds * self.epochs, self.batch, self.learning_rate, self.momentum, self.decay)
 
     @property
     def elsewhere(self) -> bool:
@@ -93,7 +113,7 @@ class GGEURParameters(GenerationParameters):
 
 
 class GGEUR(Method):
-    """Class geometries, then FedAvg over "model-update" at the sites, or a head trained here."""
+    """Class geometries, then rounds of "local-training" at the sites, or a head trained here."""
 
     name = "ggeur"
     Parameters: ClassVar[type[Frozen]] = GGEURParameters
@@ -113,7 +133,13 @@ class GGEUR(Method):
                 f'ggeur with control = "{parameters.control}" trains on records, and the coordinator has none.',
                 'Use train = "sites", in a study without noise.',
             )
-        filled = {"clip": resolved_clip(parameters.clip, inputs), "train": train, "target": parameters.copies}
+        named = resolved_training(parameters.training, inputs, convex=False)
+        filled = {
+            "clip": resolved_clip(parameters.clip, inputs),
+            "train": train,
+            "target": parameters.copies,
+            **{name: named[name] for name in ("objective", "server")},
+        }
         return parameters.model_copy(update=filled)
 
     def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
@@ -125,15 +151,10 @@ class GGEUR(Method):
         if parameters.train == "coordinator":
             return plans
         wanted = {GEOMETRY: parameters.control == "geometry", PROTOTYPES: parameters.elsewhere}
-        names = ("hidden", "epochs", "batch", "learning_rate", "momentum", "norm", "weighting")
-        task = update.ModelUpdateParameters(
-            width=None if use.boxed else inputs.width,
-            clip=parameters.clip,
-            missing=parameters.missing,
-            generation=_site_generation(parameters),
-            **{name: getattr(parameters, name) for name in names},
-        )
-        rounds = TaskPlan(UPDATE, "model-update", task, releases=parameters.rounds)
+        model = resolved_model(parameters.model, inputs.width, len(inputs.classes), "ggeur, parameters.hidden")
+        generation = _site_generation(parameters)
+        training, clip, missing = parameters.training, parameters.clip, parameters.missing
+        rounds = training_plan(training, inputs, model, clip, missing, generation=generation)
         return *(plan for plan in plans if wanted[plan.label]), rounds
 
     def expectations(self, study: Study, cohort: int, records: int) -> Sequence[Expectation]:
@@ -162,41 +183,36 @@ class GGEUR(Method):
         summary["samples"] = len(features)
         rng = np.random.default_rng(parameters.seed)
         layers, classes = mlp_head(features, labels, names, parameters.hidden, parameters.descent, rng)
-        return _finished(federation, parameters, layers, classes, summary, {"similarity": generation.similarities()})
+        extra = {"similarity": generation.similarities()}
+        return _finished(federation, parameters, mlp_arrays(layers), classes, summary, extra)
 
     def _at_sites(self, federation: Federation, parameters: GGEURParameters) -> Result:
         study = federation.study
-        k, sites = len(study.data.classes), study.sites
+        k = len(study.data.classes)
         width = study.data.width if study.encoder is None else study.encoder.width
         summary: dict[str, Any] = {}
         extra: dict[str, Floats] = {}
-        broadcast: dict[str, Floats] = {update.DIRECTIONS: np.zeros((k, width, width))}
+        broadcast: dict[str, Floats] = {made.DIRECTIONS: np.zeros((k, width, width))}
         if parameters.control == "geometry":
             geometry = released_geometry(federation.sum(GEOMETRY))
-            broadcast[update.DIRECTIONS] = directions(geometry, parameters.scale)
+            broadcast[made.DIRECTIONS] = directions(geometry, parameters.scale)
             generation = Generation.around_means(geometry, parameters.copies, parameters.scale, parameters.seed)
             summary |= _described(generation, study.data.classes)
             extra["similarity"] = generation.similarities()
         if parameters.elsewhere:
             broadcast |= _prototypes(federation.sum(PROTOTYPES), study.participants)
-        generated = np.random.default_rng((parameters.seed, 0)).integers(2**53, size=sites)
-        model = first_model(width, parameters.hidden, k, np.random.default_rng((parameters.seed, 1)))
-        changes: list[dict[str, Any]] = []
-        for number in range(1, parameters.rounds + 1):
-            order = np.random.default_rng((parameters.seed, 1 + number)).integers(2**53, size=sites)
-            seeds = np.stack([order, generated], axis=1).astype(np.float64)
-            release = federation.sum(UPDATE, {**broadcast, update.SEEDS: seeds, **model_arrays(model)})
-            step = _average(release, model)
-            model = [values + change for values, change in zip(model, step, strict=True)]
-            changes.append({"round": number, "change": float(np.sqrt(sum(np.sum(change**2) for change in step)))})
-        summary |= {"rounds": parameters.rounds, "changes": [*changes[:3], *changes[3:][-2:]]}
-        return _finished(federation, parameters, layers_of(model), study.data.classes, summary, extra)
+        rounds = LocalRounds(federation, parameters.training)
+        for _ in range(parameters.rounds):
+            rounds.round(broadcast)
+        summary |= {"objective": parameters.objective.name, "server": parameters.server.name, **rounds.summary()}
+        head = network_head(rounds.task.objective.architecture, rounds.trained)
+        return _finished(federation, parameters, head, study.data.classes, summary, extra)
 
 
-def _site_generation(parameters: GGEURParameters) -> update.Generation | None:
+def _site_generation(parameters: GGEURParameters) -> made.Generation | None:
     if parameters.control == "none":
         return None
-    return update.Generation(fill=parameters.copies, prototypes=parameters.extra if parameters.elsewhere else 0)
+    return made.Generation(fill=parameters.copies, prototypes=parameters.extra if parameters.elsewhere else 0)
 
 
 def _prototypes(release: Release, participants: Sequence[str]) -> dict[str, Floats]:
@@ -209,13 +225,7 @@ def _prototypes(release: Release, participants: Sequence[str]) -> dict[str, Floa
         present[index] = has
         prototypes[index, has] = sums[row, has] / counts[row, has, None]
     others = 1.0 - np.eye(len(participants))
-    return {update.PROTOTYPES: prototypes, update.USE: others[:, :, None] * present[None]}
-
-
-def _average(release: Release, model: Sequence[Floats]) -> list[Floats]:
-    """The weighted mean of the sites' updates; zeros where no site has a weight."""
-    weight = float(release.values["weight"][0])
-    return [release.values[name] / weight if weight > 0.0 else np.zeros_like(old) for name, old in model_arrays(model).items()]
+    return {made.PROTOTYPES: prototypes, made.USE: others[:, :, None] * present[None]}
 
 
 def _described(generation: Generation, names: Sequence[str]) -> dict[str, Any]:
@@ -242,11 +252,10 @@ def _described(generation: Generation, names: Sequence[str]) -> dict[str, Any]:
 def _finished(
     federation: Federation,
     parameters: GGEURParameters,
-    layers: Sequence[tuple[Floats, Floats]],
+    head: tuple[Mapping[str, Any], Mapping[str, Floats]],
     classes: Sequence[str],
     summary: Mapping[str, Any],
     arrays: Mapping[str, Floats],
 ) -> Result:
-    head, named = mlp_arrays(layers)
-    applied = study_application(federation, parameters.missing, None, head, classes)
-    return Result(GGEUR.name, summary, {**study_arrays(federation), **named, **arrays}, applied)
+    applied = study_application(federation, parameters.missing, None, head[0], classes)
+    return Result(GGEUR.name, summary, {**study_arrays(federation), **head[1], **arrays}, applied)

@@ -48,20 +48,22 @@ class GridPlan:
     rounding: float
 
 
-def plan_grid(*, max_records: int, participants: int, multiplier: float | None, honest: int = 1) -> GridPlan:
+def plan_grid(*, max_records: int, participants: int, multiplier: float | None, honest: int = 1, values: int = 0) -> GridPlan:
     """Choose the grid of a sum of per-record vectors, a power of two.
 
     Each record is truncated towards zero, by less than one unit a value, so a value of the sum is off by less than
     n M units for n participants of at most M records. With noise S = z c the smallest c with n M <= 0.01 z c is taken, and
     at least what leaves a noise share of z c / sqrt(h) 8 units; but never more than a lane holds,
     2 n (M c + 12 z c) < 2^47, nor 2^26, nor S above 2^31. Where the 1% asks for more than fits, what fits is taken and
-    ``rounding`` says what it costs. Without noise the finest grid that fits is taken.
+    ``rounding`` says what it costs. Without noise the finest grid that fits is taken. A site's own vector of d values is
+    rounded, which takes sqrt(d) units of c: there c is at least 100 sqrt(d), so that noise grows by 1% at most.
 
     Args:
         max_records: M.
         participants: n.
         multiplier: z, the noise's standard deviation over the sensitivity; None is no noise.
         honest: h, the shares that S is divided among.
+        values: d of a vector that is rounded; 0 for vectors that are truncated.
 
     Raises:
         NoGridError: no grid fits.
@@ -79,7 +81,7 @@ def plan_grid(*, max_records: int, participants: int, multiplier: float | None, 
     worst = participants * max_records
     if not z:
         return GridPlan(finest, 0, worst / finest)
-    needed = max(worst / (ROUNDING * z), SMALLEST_SHARE * math.sqrt(honest) / z, 1.0)
+    needed = max(worst / (ROUNDING * z), SMALLEST_SHARE * math.sqrt(honest) / z, math.sqrt(values) / ROUNDING, 1.0)
     grid = min(2 ** math.ceil(math.log2(needed)), finest)
     variance = math.ceil((Fraction(z) * grid) ** 2)
     return GridPlan(grid, variance, worst / (z * grid))

@@ -9,15 +9,19 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from veilsum_coordinator.projections import result_projection
+from veilsum_coordinator.released_models import result_model
 from veilsum_coordinator.results import load_result
 from veilsum_privacy.config import load_toml
 from veilsum_privacy.encoder import Program, Projection
-from veilsum_privacy.errors import ConfigurationError, HostileInput
+from veilsum_privacy.errors import ConfigurationError, HostileInput, VeilsumError
 from veilsum_privacy.schema import DatasetSchema, Frozen, Name
 from veilsum_privacy.schema_file import load_schema
 from veilsum_privacy.study import NoiseKind, Unit
 
 LARGEST_EPSILON = 1e4
+
+EVALUATION = "federated-evaluation"
+"""The method whose parameter ``result`` names a directory, as ``[encoder]`` does."""
 
 
 class PrivacyRequest(Frozen):
@@ -125,10 +129,10 @@ def load_study_request(path: Path) -> StudyRequest:
         ConfigurationError: a file cannot be read or is invalid; the message names file and keys.
     """
     request = with_projection(load_toml(path, StudyRequest), path.parent)
-    if request.schema_file is None:
-        return request
-    data = load_schema(path.parent / request.schema_file)
-    return request.model_copy(update={"schema_file": None, "data": data})
+    if request.schema_file is not None:
+        data = load_schema(path.parent / request.schema_file)
+        request = request.model_copy(update={"schema_file": None, "data": data})
+    return with_model(request, path.parent)
 
 
 def with_projection(request: StudyRequest, base: Path) -> StudyRequest:
@@ -147,3 +151,40 @@ def with_projection(request: StudyRequest, base: Path) -> StudyRequest:
     except HostileInput as error:
         raise ConfigurationError(f"study {request.name!r}, [encoder]: {error.message}", error.advice) from error
     return request.model_copy(update={"encoder": projection})
+
+
+def with_model(request: StudyRequest, base: Path) -> StudyRequest:
+    """The request with the digest of the model that it evaluates, and that model's encoder, in place of the result.
+
+    Args:
+        request: with its schema in ``data``.
+        base: directory that the result's path is relative to.
+
+    Raises:
+        ConfigurationError: there is no such result, it holds no model, or it reads other columns than the study.
+    """
+    if request.method != EVALUATION or "result" not in request.parameters:
+        return request
+    what = f"study {request.name!r}, parameters.result"
+    given = {key: value for key, value in request.parameters.items() if key != "result"}
+    try:
+        released = result_model(load_result(base / str(request.parameters["result"])))
+    except VeilsumError as error:
+        raise ConfigurationError(f"{what}: {error.message}", error.advice) from error
+    if request.data is not None and request.data.columns != released.columns:
+        raise ConfigurationError(
+            f"{what}: the model reads other columns than the schema has.", "Use the schema of the study that released it."
+        )
+    if request.encoder not in (None, released.encoder):
+        raise ConfigurationError(
+            f"{what}: the model's features are made by another encoder.", "Leave out [encoder]: the result names it."
+        )
+    if taken := sorted({"model", "sha256", "classes"} & given.keys()):
+        raise ConfigurationError(f"{what}: says {', '.join(taken)} itself.", f"Leave out {', '.join(taken)}.")
+    told = {
+        "model": released.model.model_dump(mode="json"),
+        "sha256": released.sha256,
+        "classes": list(released.classes),
+        "missing": given.get("missing", released.missing),
+    }
+    return request.model_copy(update={"parameters": {**given, **told}, "encoder": released.encoder})

@@ -95,11 +95,6 @@ def first_model(inputs: int, hidden: int, classes: int, rng: np.random.Generator
     return model
 
 
-def model_arrays(model: Sequence[Floats]) -> dict[str, Floats]:
-    """A model by the names of the task "model-update"."""
-    return {f"model.{index // 2}.{'bias' if index % 2 else 'weight'}": values for index, values in enumerate(model)}
-
-
 def layers_of(model: Sequence[Floats]) -> list[tuple[Floats, Floats]]:
     """Weight and bias of each layer."""
     return list(zip(model[::2], model[1::2], strict=True))

@@ -17,11 +17,13 @@ from veilsum_privacy.tasks.barycenter_step import BarycenterStep
 from veilsum_privacy.tasks.base import Alignment, DerivedTask, FeatureParameters, RecordTask, SiteTask, Task, TrainingTask
 from veilsum_privacy.tasks.class_mixtures import ClassMixtures
 from veilsum_privacy.tasks.class_moments import ClassMoments
+from veilsum_privacy.tasks.evaluation import Evaluation
+from veilsum_privacy.tasks.feature_means import FeatureMeans
 from veilsum_privacy.tasks.gaussian_moments import GaussianMoments
 from veilsum_privacy.tasks.gradient import Gradient
+from veilsum_privacy.tasks.grams import Grams
 from veilsum_privacy.tasks.local_head import LocalHead
 from veilsum_privacy.tasks.local_training import LocalTraining
-from veilsum_privacy.tasks.model_update import ModelUpdate
 from veilsum_privacy.tasks.power_moments import PowerMoments, PowerMomentsParameters
 from veilsum_privacy.tasks.prototypes import Prototypes
 from veilsum_privacy.tasks.statistics import Statistics
@@ -30,19 +32,21 @@ from veilsum_privacy.tasks.within_moments import WithinMoments, WithinMomentsPar
 
 _ALL: tuple[type[Task], ...] = (
     Statistics,
+    FeatureMeans,
     GaussianMoments,
     ClassMoments,
     Prototypes,
     ClassMixtures,
     LocalHead,
-    ModelUpdate,
     LocalTraining,
     Gradient,
+    Grams,
     BarycenterStep,
     TwoWayStep,
     AlignedMoments,
     PowerMoments,
     WithinMoments,
+    Evaluation,
 )
 
 TASKS: Mapping[str, type[Task]] = {task.name: task for task in _ALL}
@@ -106,8 +110,6 @@ def build_declared(study: Study, declaration: TaskDeclaration) -> Task:
     if not isinstance(parameters, FeatureParameters):
         return task
     alignment = parameters.alignment
-    if alignment is not None and (alignment.kind == "moments") != (alignment.moments is not None):
-        raise HostileInput(f"{what} states moments exactly if it is aligned by them.")
     moved = alignment is not None and alignment.moments is None
     if parameters.width is None and (study.encoder is not None or moved):
         raise HostileInput(f"{what} must state the width of the features that an encoder or an alignment makes.")
@@ -146,7 +148,7 @@ def _same_moments(parameters: Frozen, alignment: Alignment | None, given: PowerM
     if isinstance(parameters, WithinMomentsParameters):
         return parameters.channels == given.channels and parameters.width == given.width
     use = None if alignment is None else alignment.moments
-    if use is None or (use.order == 4 and (given.order != 4 or use.adjust != "both")):
+    if use is None or use.order > given.order:
         return False
     in_box = isinstance(parameters, FeatureParameters) and parameters.width == given.width
     return in_box and use.channels == given.channels and use.bound == given.clip

@@ -15,11 +15,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from veilsum_privacy.schema import DatasetSchema, Frozen, Real
 from veilsum_privacy.steps import Steps
@@ -113,6 +113,12 @@ class MomentUse(Frozen):
     channels: int | None = Field(default=None, ge=1, le=4096)
     bound: Real = Field(default=1.0, gt=0, le=1e6)
 
+    @model_validator(mode="after")
+    def _four_adjust_both(self) -> Self:
+        if self.order == 4 and self.adjust != "both":
+            raise ValueError("four moments adjust mean and variance both")
+        return self
+
 
 class Alignment(Frozen):
     """How a site's features are aligned before a task clips them.
@@ -127,6 +133,12 @@ class Alignment(Frozen):
     kind: Literal["broadcast", "barycenter", "two-way", "slopes", "moments"]
     tau: Real = Field(ge=0, le=1)
     moments: MomentUse | None = None
+
+    @model_validator(mode="after")
+    def _moments_of_their_kind(self) -> Self:
+        if (self.kind == "moments") != (self.moments is not None):
+            raise ValueError("moments are stated exactly if features are aligned by them")
+        return self
 
 
 class FeatureParameters(Frozen):

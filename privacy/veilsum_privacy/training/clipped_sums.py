@@ -27,6 +27,7 @@ order of its sum, so that the true norm stays below C."""
 
 _INNER = 256  # terms that are added up before they go to the outer sum
 _SMALLEST, _LARGEST = 1e-100, 1e100
+_LARGEST_FACTOR = 2.0**500
 
 
 class ClippedSum(NamedTuple):
@@ -93,8 +94,10 @@ class Factors(NamedTuple):
     entering: Floats
 
     def squares(self) -> Floats:
+        # The norms are multiplied before they are squared: the square of a factor may vanish while the other is huge.
         constant = self.constant if self.bias is not None else 0.0
-        squares: Floats = row_norms(self.delta) ** 2 * (row_norms(self.entering) ** 2 + constant**2)
+        norms = _long_norms(self.delta) * np.hypot(_long_norms(self.entering), constant)
+        squares: Floats = norms**2
         return squares
 
     def weighted(self, weights: Floats) -> dict[str, Floats]:
@@ -234,6 +237,14 @@ def relative_slack(records: int, batch: int) -> float:
     operations = 3 + batch + _INNER + math.ceil(records / _INNER) + 1
     rounding = operations * 2.0**-53
     return 2.0 * records * rounding / (1.0 - rounding)
+
+
+def _long_norms(rows: Floats) -> Floats:
+    """L2 norm of each row, however short; not finite for values beyond 2^500, where a product with what underflowed would
+    no longer be small beside C."""
+    peak = np.abs(rows).max(axis=1, initial=0.0)
+    norms = peak * row_norms(rows / np.where(peak > 0.0, peak, 1.0)[:, None])
+    return np.where(peak <= _LARGEST_FACTOR, norms, np.nan)
 
 
 def _weights(norms: Floats, clip: float) -> tuple[Floats, Mask]:

@@ -160,12 +160,13 @@ def _clipped_sum(
         return lambda arrays, drawn: (
             clipped_gradient_sum(architecture, arrays, drawn.x, drawn.labels, clip, groups=drawn.subjects).total
         )
-    engine = PerRecordGradients(compute_module(architecture))
+    module = compute_module(architecture)
+    engine = PerRecordGradients(module)
 
     def clipped_sum(arrays: Mapping[str, Floats], drawn: Sample) -> Floats:
-        load(engine.module, arrays)
+        load(module, arrays)
         names = np.where(drawn.labels < architecture.classes, drawn.labels, -1)
-        return engine.clipped_sum(lambda x, y: loss(engine.module, x, y), drawn.x, names, clip, drawn.subjects).total
+        return engine.clipped_sum(lambda x, y: loss(module, x, y), drawn.x, names, clip, drawn.subjects).total
 
     return clipped_sum
 

@@ -22,14 +22,16 @@ from veilsum_privacy.schema import Frozen, Name
 from veilsum_privacy.training.models.base import Architecture, Shapes
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
+
+    from veilsum_privacy.training.models.networks import Network
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
-RecordLoss = Callable[["nn.Module", "Tensor", "Tensor"], "Tensor"]
+RecordLoss = Callable[["Network", "Tensor", "Tensor"], "Tensor"]
 """Losses (B,) of a network on x (B, ...) with labels (B,), each of its record alone."""
 
-BatchPenalty = Callable[["nn.Module", "Tensor", "Tensor"], "Tensor"]
+BatchPenalty = Callable[["Network", "Tensor", "Tensor"], "Tensor"]
 """A penalty () on a batch as a whole."""
 
 
@@ -208,14 +210,15 @@ def representation_size(architecture: Architecture) -> int:
     return shape[1]
 
 
-def frozen_network(architecture: Architecture, vector: Floats) -> nn.Module:
+def frozen_network(architecture: Architecture, vector: Floats) -> Network:
     """A network that holds a flat model (P,) and is not trained."""
     from veilsum_privacy.training.arrays import load, unflatten
     from veilsum_privacy.training.gradients import compute_module
 
     module = compute_module(architecture)
     load(module, unflatten(vector, architecture.shapes()))
-    return module.eval().requires_grad_(False)
+    module.requires_grad_(False)
+    return module
 
 
 def scaled_to(vector: Floats, norm: float) -> Floats:

@@ -22,7 +22,9 @@ from veilsum_privacy.training.objectives.base import (
 )
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
+
+    from veilsum_privacy.training.models.networks import Network
 
 GRADIENT, KNOWN = "iir.gradient", "iir.known"
 """Broadcast arrays (Q,), the mean gradient of the head (weights row by row, then biases), and (1,), 0 before there is one.
@@ -81,7 +83,7 @@ class Iir(Objective):
 
         mean, weight = torch.from_numpy(given[GRADIENT].copy()), self.options.penalty
 
-        def penalty(module: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+        def penalty(module: Network, x: Tensor, labels: Tensor) -> Tensor:
             own = _head_gradient(module, x, labels, create_graph=True)
             return weight * ((own - mean.to(own.dtype)) ** 2).sum()
 
@@ -101,7 +103,7 @@ class Iir(Objective):
         return Outcome({GRADIENT: scaled_to(own, self.options.gradient_norm)})
 
 
-def _head_gradient(module: nn.Module, x: Tensor, labels: Tensor, *, create_graph: bool = False) -> Tensor:
+def _head_gradient(module: Network, x: Tensor, labels: Tensor, *, create_graph: bool = False) -> Tensor:
     """Gradient (Q,) of the mean cross-entropy by the head's parameters."""
     import torch
     from torch.nn import functional

@@ -17,7 +17,9 @@ from veilsum_privacy.training.objectives.base import (
 )
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
+
+    from veilsum_privacy.training.models.networks import Network
 
 
 class MoonOptions(Frozen):
@@ -56,7 +58,7 @@ class Moon(Objective):
         previous = frozen_network(self.architecture, kept)
         mu, temperature = self.options.mu, self.options.temperature
 
-        def loss(module: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+        def loss(module: Network, x: Tensor, labels: Tensor) -> Tensor:
             from torch import no_grad
             from torch.nn import functional
 

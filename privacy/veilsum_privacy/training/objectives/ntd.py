@@ -12,7 +12,9 @@ from veilsum_privacy.training.models.base import Architecture
 from veilsum_privacy.training.objectives.base import LocalObjective, Objective, Received, frozen_network
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
+
+    from veilsum_privacy.training.models.networks import Network
 
 
 class NtdOptions(Frozen):
@@ -43,7 +45,7 @@ class Ntd(Objective):
         teacher = frozen_network(self.architecture, received.start)
         beta, temperature = self.options.beta, self.options.temperature
 
-        def loss(module: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+        def loss(module: Network, x: Tensor, labels: Tensor) -> Tensor:
             import torch
             from torch.nn import functional
 

@@ -20,11 +20,14 @@ from veilsum_privacy.training.objectives.base import (
     Outcome,
     OwnBlock,
     Received,
+    RecordLoss,
     representation_size,
 )
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
+
+    from veilsum_privacy.training.models.networks import Network
 
 PROTOTYPES, KNOWN = "proto.prototypes", "proto.known"
 """Broadcast arrays (K, H), the prototypes, and (K,), 0 for a class that has none yet."""
@@ -82,18 +85,19 @@ class Proto(Objective):
         given = self.given(received)
         return LocalObjective(loss=self._loss(given) if given[KNOWN].any() else None, finish=self._finish)
 
-    def _loss(self, given: dict[str, Floats]) -> object:
+    def _loss(self, given: dict[str, Floats]) -> RecordLoss:
         import torch
 
         prototypes, known = torch.from_numpy(given[PROTOTYPES].copy()), torch.from_numpy(given[KNOWN] != 0.0)
         mu = self.options.mu
 
-        def loss(module: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+        def loss(module: Network, x: Tensor, labels: Tensor) -> Tensor:
             from torch.nn import functional
 
             z = module.features(x)
             distance = ((z - prototypes[labels].to(z.dtype)) ** 2).mean(dim=1) * known[labels]
-            return functional.cross_entropy(module.head(z), labels, reduction="none") + mu * distance
+            total: Tensor = functional.cross_entropy(module.head(z), labels, reduction="none") + mu * distance
+            return total
 
         return loss
 

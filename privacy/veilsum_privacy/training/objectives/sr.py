@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from veilsum_aggregation.filters import ChannelGroup, Member
 from veilsum_privacy.schema import Frozen, Real
 from veilsum_privacy.training.models.base import Architecture, Shapes
 from veilsum_privacy.training.objectives.base import Floats, LocalObjective, Objective, Received, representation_size
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
+
+    from veilsum_privacy.training.models.networks import Network
 
 Words = NDArray[np.uint64]
 
@@ -57,7 +60,7 @@ class Probabilistic(Architecture):
         own["widths.weight"] += 1.0
         return {**own, **self.inner.initial(seed)}
 
-    def network(self) -> nn.Module:
+    def network(self) -> Network:
         from torch import nn
 
         module = self.inner.network()
@@ -65,6 +68,19 @@ class Probabilistic(Architecture):
         module.add_module("centres", nn.Linear(self.classes, self._h, bias=False))
         module.add_module("widths", nn.Linear(self.classes, self._h, bias=False))
         return module
+
+    def channels(self) -> tuple[ChannelGroup, ...]:
+        """The model's; what makes representations random follows the channels that the head reads."""
+        own = [("spread.weight", 0), ("spread.weight", 1), ("spread.bias", 0), ("centres.weight", 0), ("widths.weight", 0)]
+        found = []
+        for group in self.inner.channels():
+            read = [member for member in group.consumed if member[:2] == ("head.weight", 1)]
+            more = tuple(Member(array, axis, member.repeat) for member in read for array, axis in own)
+            found.append(group._replace(consumed=(*group.consumed, *more)))
+        return tuple(found)
+
+    def linear_layers(self) -> tuple[str, ...]:
+        return self.inner.linear_layers()
 
 
 class Sr(Objective):
@@ -91,18 +107,20 @@ class Sr(Objective):
 
         k, weights, seed = self.architecture.classes, self.options, received.seed
 
-        def loss(module: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+        def loss(module: Network, x: Tensor, labels: Tensor) -> Tensor:
             from torch.nn import functional
 
-            mean = module.features(x)
-            std = functional.softplus(module.spread(mean)) + SMALLEST_STD
-            drawn = own_normals(x.detach().numpy(), module.head.weight.detach().numpy(), mean.shape[1], seed)
+            layers, mean = cast(Any, module), module.features(x)
+            std = functional.softplus(layers.spread(mean)) + SMALLEST_STD
+            drawn = own_normals(x.detach().numpy(), layers.head.weight.detach().numpy(), mean.shape[1], seed)
             z = mean + std * torch.from_numpy(drawn).to(mean.dtype)
-            true = functional.one_hot(labels, k).to(mean.dtype)
-            centre, width = module.centres(true), functional.softplus(module.widths(true)) + SMALLEST_STD
+            # Tied to the features, at no value, for per-record gradients follow the way from the input.
+            true = functional.one_hot(labels, k) + 0.0 * mean[:, :1]
+            centre, width = layers.centres(true), functional.softplus(layers.widths(true)) + SMALLEST_STD
             divergence = (torch.log(width / std) + (std**2 + (mean - centre) ** 2) / (2.0 * width**2) - 0.5).sum(dim=1)
             entropy = functional.cross_entropy(module.head(z), labels, reduction="none")
-            return entropy + weights.l2 * (z**2).sum(dim=1) + weights.cmi * divergence
+            total: Tensor = entropy + weights.l2 * (z**2).sum(dim=1) + weights.cmi * divergence
+            return total
 
         return LocalObjective(loss=loss)
 

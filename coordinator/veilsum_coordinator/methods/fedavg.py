@@ -1,0 +1,186 @@
+"""The method "fedavg": sites train a model for some steps, a secure sum averages what changed (McMahan et al. 2017).
+
+With noise every site trains by DP-SGD, with noise of its own in each step, so that its whole update is noised before it leaves
+(local training is not linear, and a share of noise cannot stand in for all of it). Which objective sites train on, which
+optimiser takes the mean update, and who takes part with which weight, are plug-ins: FedProx, SCAFFOLD, FedDyn, MOON, FedNTD,
+FedProto, FedSR, FedIIR; FedOPT and FedNova; FedAVOT.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from veilsum_coordinator.federation import Federation
+from veilsum_coordinator.methods.applying import study_application, study_arrays
+from veilsum_coordinator.methods.base import Inputs, Method, TaskPlan
+from veilsum_coordinator.methods.expectations import Z95, Expectation
+from veilsum_coordinator.methods.fedsgd import default_model, feature_clip
+from veilsum_coordinator.methods.local_rounds import LOCAL, LocalRounds, TrainingParameters, resolved_training, training_plan
+from veilsum_coordinator.methods.moment_aligning import (
+    LABEL,
+    MomentAlignment,
+    align_moments,
+    aligned_parameters,
+    epsilon_parts,
+    moment_plans,
+    moment_share,
+    resolve_moments,
+    training_records,
+)
+from veilsum_coordinator.methods.moment_plans import Missing, need_label, typical_norm
+from veilsum_coordinator.methods.networks import network_head, resolved_model
+from veilsum_coordinator.methods.participating import Participation, ParticipationParameters
+from veilsum_coordinator.results import Result
+from veilsum_privacy.errors import ConfigurationError
+from veilsum_privacy.schema import Frozen, Real
+from veilsum_privacy.study import Study
+from veilsum_privacy.training.models import ModelSpec
+from veilsum_privacy.training.models.perceptrons import LinearOptions
+from veilsum_privacy.training.objectives import OBJECTIVES
+
+
+class FedAvgParameters(TrainingParameters):
+    """Parameters, all public; those of training stand beside these.
+
+    Attributes:
+        model: what is trained; by default a perceptron with one hidden layer.
+        clip: L2 norm that a record's features are scaled down to; by default one that hardly a record exceeds.
+        missing: ``skip`` leaves a record with an absent feature out, ``centre`` takes the middle of the bounds.
+        moments: alignment of the sites' features by their moments in front (FedAlign); None for none.
+        participation: who takes part, with which weight; None for all, alike.
+        average: share of the rounds, from the last backwards, whose models' mean is the result; 0 takes the last one. By
+            default a quarter with noise, 0 without.
+    """
+
+    model: ModelSpec = ModelSpec(name="mlp")
+    clip: Real | None = Field(default=None, gt=0, le=1e6)
+    missing: Missing = "skip"
+    moments: MomentAlignment | None = None
+    participation: ParticipationParameters | None = None
+    average: Real | None = Field(default=None, ge=0, le=1)
+
+
+class FedAvg(Method):
+    """Rounds of the task "local-training"."""
+
+    name = "fedavg"
+    Parameters: ClassVar[type[Frozen]] = FedAvgParameters
+
+    def resolve(self, parameters: Frozen, inputs: Inputs) -> Frozen:
+        if not isinstance(parameters, FedAvgParameters):
+            return parameters
+        need_label(inputs, "the method fedavg")
+        clip = parameters.clip or feature_clip(inputs)
+        model = parameters.model
+        if model == ModelSpec(name="linear"):
+            model = default_model(inputs, clip, centred=False)
+        convex = model.name == "linear"
+        model = resolved_model(model, inputs.width, len(inputs.classes), "fedavg, parameters.model")
+        scale = float(LinearOptions.model_validate(model.options).scale) if convex else 1.0
+        norm = scale * min(clip, typical_norm(inputs, clip))
+        moments = None if parameters.moments is None else resolve_moments(parameters.moments, inputs, model.inputs)
+        filled = {
+            **resolved_training(parameters, inputs, convex=convex, norm=norm),
+            "clip": clip,
+            "average": (0.25 if inputs.private else 0.0) if parameters.average is None else parameters.average,
+            "model": model,
+            "moments": moments,
+            "records": parameters.records or training_records(moments, inputs.records),
+        }
+        if parameters.participation is not None and OBJECTIVES[parameters.objective.name].whole_cohort:
+            raise ConfigurationError(
+                f'fedavg with objective "{parameters.objective.name}" corrects towards the mean of all sites, each with one'
+                " share, and takes no participation table.",
+                'Leave [parameters.participation] out, or use the objective "none", "prox", "moon" or "ntd".',
+            )
+        if parameters.participation is not None and parameters.weighting == "records":
+            raise ConfigurationError(
+                'fedavg with a participation table takes no weighting = "records".', "State the importance of sites there."
+            )
+        if moments is not None and parameters.participation is not None and parameters.participation.mode != "natural":
+            raise ConfigurationError(
+                "fedavg with alignment by moments has one cohort for the whole study, as all studies whose sites keep a"
+                " statistic: no two sums may differ by one site.",
+                'Leave out [parameters.moments], or take mode = "natural".',
+            )
+        return parameters.model_copy(update=filled)
+
+    def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
+        if not isinstance(parameters, FedAvgParameters) or parameters.clip is None:
+            raise ConfigurationError("The method fedavg takes its own parameters, resolved.")
+        public = parameters.participation is not None
+        moments = parameters.moments
+        plan = training_plan(
+            parameters,
+            inputs,
+            parameters.model,
+            parameters.clip,
+            parameters.missing,
+            public_weights=public,
+            **aligned_parameters(moments),
+        )
+        if moments is None:
+            return (plan,)
+        share = moment_share(float(moments.share), plan.steps, plan.sampling_rate)
+        return *moment_plans(moments, inputs, parameters.missing, share=share), replace(plan, source=LABEL)
+
+    def expectations(self, study: Study, cohort: int, records: int) -> Sequence[Expectation]:
+        """The noise of a step's mean gradient over all sites, along one direction, against the clip norm."""
+        parameters = FedAvgParameters.model_validate(study.parameters)
+        return local_expectations(study, cohort, training_records(parameters.moments, records))
+
+    def run(self, federation: Federation) -> Result:
+        study = federation.study
+        parameters = FedAvgParameters.model_validate(study.parameters)
+        moments = None if parameters.moments is None else align_moments(federation, parameters.moments)
+        reference, able = ({}, None) if moments is None else (moments.broadcast, set(moments.cohort))
+        rounds = LocalRounds(federation, parameters)
+        who = None if parameters.participation is None else Participation(parameters.participation, study.participants)
+        rng = np.random.default_rng((parameters.seed, 0x61766F74))
+        averaged = math.ceil((parameters.average or 0.0) * parameters.rounds)
+        mean = {name: np.zeros_like(values) for name, values in rounds.trained.items()}
+        for number in range(1, parameters.rounds + 1):
+            if who is None:
+                rounds.round(reference, able)
+            else:
+                members, weights = who.draw(rng)
+                aligned = able if members is None or able is None else able.intersection(members)
+                rounds.round({**reference, **weights}, members if able is None else aligned)
+            if number > parameters.rounds - averaged:
+                mean = {name: mean[name] + values / averaged for name, values in rounds.trained.items()}
+        final = mean if averaged else rounds.trained
+        architecture = rounds.task.objective.architecture
+        summary: dict[str, Any] = {
+            "model": architecture.name,
+            "values": architecture.size,
+            "objective": parameters.objective.name,
+            "server": parameters.server.name,
+            "averaged": averaged,
+            **rounds.summary(),
+        }
+        if parameters.normalised and study.privacy.noise != "none":
+            summary["normalised"] = "all sites take equally many steps with noise, so this is the plain mean"
+        if who is not None:
+            summary["participation"] = who.summary()
+        if moments is not None:
+            summary["moments"], summary["epsilon"] = dict(moments.summary), epsilon_parts(study, [LOCAL])
+        head, arrays = network_head(architecture, final)
+        applied = study_application(federation, parameters.missing, moments, head, study.data.classes)
+        return Result(self.name, summary, {**study_arrays(federation, moments), **arrays}, applied)
+
+
+def local_expectations(study: Study, cohort: int, records: int, label: str = LOCAL) -> Sequence[Expectation]:
+    """The noise of a step of local training, in the mean over the sites of a cohort."""
+    declaration = study.task(label)
+    clip = float.fromhex(declaration.parameters["gradient_clip"])
+    std = clip * math.sqrt(declaration.variance) / declaration.grid
+    number = max(1.0, declaration.sampling_rate * records)
+    what = "mean clipped gradient of a step over all sites, along any one direction"
+    basis = "the clip norm: what it is if all records' gradients agree"
+    return [Expectation(label, what, clip, Z95 * std * math.sqrt(cohort) / number, basis=basis, main=True)]

@@ -1,0 +1,256 @@
+"""The method "hfedatm": stations of participants train models of their own, a server merges these layer by layer (HFedATM).
+
+In a round every station does a round of federated averaging among its members, with any objective that "fedavg" has. Then the
+server makes one model of the stations' models: filters are renumbered to lie on each other (FOT), all arrays are averaged, and
+Linear layers are fused by second moments of their inputs, which each station sums over its members (RegMean). What a station
+releases is seen by the server, and by all, as that station's: disclosure is per station. Renumbering and fusing are
+post-processing and cost nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from veilsum_aggregation.filters import convolutions
+from veilsum_aggregation.regmean import Merged, merge_stations
+from veilsum_coordinator.federation import Federation, Release
+from veilsum_coordinator.methods.applying import study_application, study_arrays
+from veilsum_coordinator.methods.base import Inputs, Method, TaskPlan
+from veilsum_coordinator.methods.expectations import Z95, Expectation, released_noise
+from veilsum_coordinator.methods.fedavg import local_expectations
+from veilsum_coordinator.methods.fedsgd import feature_clip
+from veilsum_coordinator.methods.local_rounds import LOCAL, TrainingParameters, resolved_training, training_plan
+from veilsum_coordinator.methods.moment_plans import Missing, need_label
+from veilsum_coordinator.methods.networks import network_head, resolved_model
+from veilsum_coordinator.methods.stations import Station, adopt, begin, check_study, check_table, moved
+from veilsum_coordinator.results import Result
+from veilsum_privacy.errors import ConfigurationError, Misuse
+from veilsum_privacy.pricing import study_epsilon
+from veilsum_privacy.schema import Frozen, Name, Real
+from veilsum_privacy.study import Study
+from veilsum_privacy.tasks import build_declared, grid_unit
+from veilsum_privacy.tasks.grams import DIAGONAL, PRODUCTS, GramsParameters, checked_sizes
+from veilsum_privacy.training.arrays import to_broadcast
+from veilsum_privacy.training.models import ModelSpec, build_architecture
+from veilsum_privacy.training.objectives import OBJECTIVES
+
+Floats = NDArray[np.float64]
+
+GRAMS = "grams"
+"""Label of the releases of Grams."""
+
+
+class MergeParameters(Frozen):
+    """How the server makes one model of the stations'.
+
+    Attributes:
+        filters: whether convolutions' channels are renumbered to lie on those of the station whose name comes first (FOT).
+        units: whether hidden units of Linear layers are renumbered as well; only with ``filters``.
+        regmean: whether Linear layers are fused by their inputs' Grams, which costs releases of these; else averaged.
+        alpha: share of a Gram's off-diagonals that is kept.
+        every: rounds after which stations are merged and take the merged model; the last round ends in a merge in any case.
+            Of no meaning where stations start independently.
+    """
+
+    filters: bool = True
+    units: bool = False
+    regmean: bool = True
+    alpha: Real = Field(default=0.75, ge=0, le=1)
+    every: int = Field(default=1, ge=1, le=100_000)
+
+
+class HFedATMParameters(TrainingParameters):
+    """Parameters, all public; those of training stand beside these, ``rounds`` counting rounds of the whole.
+
+    Attributes:
+        model: what is trained.
+        clip: L2 norm that a record's features are scaled down to; by default one that hardly a record exceeds.
+        missing: ``skip`` leaves a record with an absent feature out, ``centre`` takes the middle of the bounds.
+        stations: members of each station, by its name.
+        station_rounds: releases of training at each station in a round.
+        start: ``shared``: all stations begin with the same values; ``independent``: each with its own, and they are merged
+            once, at the end.
+        merge: at the server.
+        layers: Linear layers that are fused; by default all of the model's.
+        gram_clip: L2 norm C that a record's inputs of a layer, its constant included, are scaled down to.
+        gram_share: share of the study's budget that all Grams together take.
+    """
+
+    model: ModelSpec
+    clip: Real | None = Field(default=None, gt=0, le=1e6)
+    missing: Missing = "skip"
+    stations: dict[Name, Annotated[tuple[Name, ...], Field(max_length=1024)]]
+    station_rounds: int = Field(default=1, ge=1, le=1000)
+    start: Literal["shared", "independent"] = "shared"
+    merge: MergeParameters = MergeParameters()
+    layers: tuple[Name, ...] | None = Field(default=None, min_length=1, max_length=256)
+    gram_clip: Real = Field(default=1.0, gt=0, le=1e6)
+    gram_share: Real = Field(default=0.1, gt=0, lt=1)
+
+    @property
+    def merges(self) -> int:
+        """How often stations are merged."""
+        return 1 if self.start == "independent" else -(-self.rounds // self.merge.every)
+
+
+class HFedATM(Method):
+    """Rounds of the task "local-training" at stations; with RegMean also releases of the task "grams"."""
+
+    name = "hfedatm"
+    Parameters: ClassVar[type[Frozen]] = HFedATMParameters
+
+    def resolve(self, parameters: Frozen, inputs: Inputs) -> Frozen:
+        if not isinstance(parameters, HFedATMParameters):
+            return parameters
+        need_label(inputs, "the method hfedatm")
+        check_table(parameters.stations, inputs.sites)
+        model = resolved_model(parameters.model, inputs.width, len(inputs.classes), "hfedatm, parameters.model")
+        filled = {
+            **resolved_training(parameters, inputs, convex=model.name == "linear"),
+            "clip": parameters.clip or feature_clip(inputs),
+            "model": model,
+            "layers": parameters.layers or build_architecture(model, inputs.width, len(inputs.classes)).linear_layers(),
+        }
+        if OBJECTIVES[parameters.objective.name].whole_cohort:
+            raise ConfigurationError(
+                f'hfedatm does not train with the objective "{parameters.objective.name}", which corrects towards the mean of'
+                " all sites.",
+                'Use "none", "prox", "sr" or "iir".',
+            )
+        return parameters.model_copy(update=filled)
+
+    def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
+        if not isinstance(parameters, HFedATMParameters) or parameters.clip is None or parameters.layers is None:
+            raise ConfigurationError("The method hfedatm takes its own parameters, resolved.")
+        p, rounds = parameters, parameters.rounds * parameters.station_rounds
+        whole = p.model_copy(update={"rounds": rounds})
+        training = training_plan(whole, inputs, p.model, parameters.clip, p.missing)
+        if not p.merge.regmean:
+            return (training,)
+        try:
+            checked_sizes(build_architecture(p.model, inputs.width, len(inputs.classes)), parameters.layers)
+        except Misuse as error:
+            raise ConfigurationError(f"hfedatm, parameters.layers: {error.message}", error.advice) from error
+        task = GramsParameters(
+            width=None if inputs.encoder is None else inputs.width,
+            clip=parameters.clip,
+            missing=p.missing,
+            model=p.model,
+            layers=parameters.layers,
+            gram_clip=p.gram_clip,
+        )
+        share = p.gram_share / (1.0 - p.gram_share) * training.steps / p.merges
+        return training, TaskPlan(GRAMS, "grams", task, releases=p.merges, share=share)
+
+    def check(self, study: Study) -> None:
+        """Stations hold the study's participants, and each may form a cohort."""
+        check_study(HFedATMParameters.model_validate(study.parameters).stations, study)
+
+    def expectations(self, study: Study, cohort: int, records: int) -> Sequence[Expectation]:
+        """At the smallest station: the noise of a step of training, and of a Gram, as means over its records."""
+        p = HFedATMParameters.model_validate(study.parameters)
+        members = min(len(own) for own in p.stations.values())
+        own = max(1, records * members // max(cohort, 1))
+        found = list(local_expectations(study, members, own))
+        if p.merge.regmean:
+            for block, std in released_noise(study, GRAMS, members).items():
+                if block.startswith(DIAGONAL):
+                    layer = block.removeprefix(DIAGONAL)
+                    what, basis = f"mean square of an input of {layer}", "inputs that use the whole of gram_clip evenly"
+                    architecture = build_architecture(p.model, _width(study), len(study.data.classes))
+                    size = float(p.gram_clip) ** 2 / checked_sizes(architecture, [layer])[layer]
+                    found.append(Expectation(GRAMS, what, size, Z95 * std / own, basis=basis))
+        return found
+
+    def run(self, federation: Federation) -> Result:
+        study = federation.study
+        p = HFedATMParameters.model_validate(study.parameters)
+        check_study(p.stations, study)
+        stations = begin(federation, p.stations, p, shared=p.start == "shared")
+        merges: list[dict[str, Any]] = []
+        for number in range(1, p.rounds + 1):
+            for station in stations:
+                for _ in range(p.station_rounds):
+                    station.rounds.round(members=station.members)
+            last = number == p.rounds
+            if not last and (p.start == "independent" or number % p.merge.every):
+                continue
+            merged = self._merge(federation, p, stations)
+            adopt(stations, merged.arrays)
+            merges.append({"round": number, "moved": merged.moved, "ridges": merged.ridges})
+            if p.checkpoint_every and number % p.checkpoint_every == 0 and not last:
+                federation.checkpoint(to_broadcast(stations[0].rounds.trained), {"round": number, "rounds": p.rounds})
+        objective = stations[0].rounds.task.objective
+        summary: dict[str, Any] = {
+            "model": objective.architecture.name,
+            "values": objective.architecture.size,
+            "objective": p.objective.name,
+            "start": p.start,
+            "rounds": p.rounds,
+            "stations": {station.name: list(station.members) for station in stations},
+            "changes": {name: {"first": first, "last": last} for name, first, last in moved(stations)},
+            "merges": [*merges[:3], *merges[3:][-2:]],
+            "epsilon": epsilons(study),
+        }
+        head, arrays = network_head(objective.architecture, stations[0].rounds.trained)
+        applied = study_application(federation, p.missing, None, head, study.data.classes)
+        return Result(self.name, summary, {**study_arrays(federation), **arrays}, applied)
+
+    def _merge(self, federation: Federation, p: HFedATMParameters, stations: Sequence[Station]) -> Merged:
+        """One model of the stations' models, after a release of Grams at each of them where RegMean asks for it."""
+        layers, grams, noise = p.layers or (), list[dict[str, Floats]](), dict[str, list[float]]()
+        for station in stations if p.merge.regmean else ():
+            release = federation.sum(GRAMS, to_broadcast(station.rounds.trained), members=station.members)
+            grams.append({layer: symmetric(release.values, layer) for layer in layers})
+            for layer in layers:
+                noise.setdefault(layer, []).append(_noise(federation.study, release, layer))
+        models, groups = [station.rounds.model for station in stations], stations[0].rounds.task.architecture.channels()
+        return merge_stations(
+            models,
+            grams if p.merge.regmean else None,
+            [len(station.members) for station in stations],
+            groups if p.merge.units else convolutions(models[0], groups),
+            layers,
+            filters=p.merge.filters,
+            regmean=p.merge.regmean,
+            alpha=p.merge.alpha,
+            noise_std=noise,
+        )
+
+
+def symmetric(values: Mapping[str, Floats], layer: str) -> Floats:
+    """A layer's Gram (m, m) from the blocks of the task "grams"."""
+    diagonal, products = values[DIAGONAL + layer], values[PRODUCTS + layer]
+    gram = np.diag(diagonal / 2.0)
+    gram[np.triu_indices(len(diagonal), 1)] = products
+    result: Floats = gram + gram.T
+    return result
+
+
+def epsilons(study: Study) -> dict[str, float | None]:
+    """Epsilon by RDP at the study's delta of all training, of all Grams, and of both together; None for what has no noise."""
+    releases = {task.label: task.releases for task in study.tasks}
+
+    def cost(*labels: str) -> float | None:
+        found = study_epsilon(study, study.privacy.delta, {label: releases[label] for label in labels if label in releases})
+        return found if math.isfinite(found) else None
+
+    return {"training": cost(LOCAL), "grams": cost(GRAMS), "total": cost(LOCAL, GRAMS), "delta": study.privacy.delta}
+
+
+def _noise(study: Study, release: Release, layer: str) -> float:
+    """Standard deviation of the noise on the diagonal of a layer's Gram, and of the members' rounding to the grid."""
+    declaration = study.task(GRAMS)
+    task = build_declared(study, declaration)
+    unit = task.layout().noise_std(grid_unit(task, declaration))[DIAGONAL + layer]
+    return math.hypot(release.noise_std[DIAGONAL + layer], unit * math.sqrt(len(release.cohort) / 12.0))
+
+
+def _width(study: Study) -> int:
+    return study.data.width if study.encoder is None else study.encoder.width

@@ -1,0 +1,280 @@
+"""The task "local-training": a site trains the broadcast model on its own records for one round and reports what changed.
+
+Without noise it trains in epochs. With noise it takes the declared number of DP-SGD steps; each sum of clipped gradients gets
+the site's own noise before anything else sees it, so the trained model, what the objective exchanges, and what the site keeps
+for its next round are made of noised sums and public values alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from veilsum_privacy.errors import HostileInput, Misuse
+from veilsum_privacy.schema import DatasetSchema, Frozen, Real
+from veilsum_privacy.steps import Steps
+from veilsum_privacy.tasks.base import Block, Floats, Layout, PartParameters, Records, Trained, TrainingTask
+from veilsum_privacy.tasks.features import clipped, usable
+from veilsum_privacy.tasks.generation import MOST_GENERATED, USE, Generation, finite_array, generate
+from veilsum_privacy.training import closed_form
+from veilsum_privacy.training.arrays import MODEL, flatten, from_broadcast
+from veilsum_privacy.training.clipped_sums import ClippedGradients, Rows, relative_slack
+from veilsum_privacy.training.descent import Descended, Sample, descend, descend_noised, mean_gradient
+from veilsum_privacy.training.mlp import Descent
+from veilsum_privacy.training.models import ModelSpec, build_architecture, check_resolved
+from veilsum_privacy.training.objectives import ObjectiveSpec, build_objective
+from veilsum_privacy.training.objectives.base import Done, Outcome, Received, UnitSum, scaled_to
+
+SEEDS = "training.seeds"
+"""Broadcast array (sites, 2): each site's seed of the order of records, and its seed of generation; whole numbers."""
+
+WEIGHT, STEPS = "weight", "steps"
+"""Blocks (1,): the site's weight, and that weight times how many steps it took, where updates are normalised."""
+
+Labels = NDArray[np.int64]
+
+
+class LocalTrainingParameters(PartParameters):
+    """Parameters of :class:`LocalTraining`; all public and independent of the data.
+
+    Attributes:
+        model: what is trained, every option stated.
+        objective: of the training, every option stated.
+        epochs, batch: without noise, see :class:`veilsum_privacy.training.mlp.Descent`.
+        learning_rate, momentum, decay: with noise and without.
+        noise_step: None, or with noise the learning rate at which a step's noise moves each value by this standard deviation.
+        norm: L2 norm N that an update is scaled down to if it exceeds it.
+        weighting: of a site's update: ``equal``; by its ``records``, without noise only; or ``public``, by the weight that the
+            broadcast gives it (:mod:`veilsum_privacy.weights`).
+        normalised: an update is divided by how many steps it took (FedNova).
+        local_steps: steps of DP-SGD in a round, with noise.
+        gradient_clip: C, L2 norm that a record's gradient is scaled down to, with noise.
+        expected_records: records that a site is taken to have: with the sampling rate, what a step's sum is divided by.
+        generation: None for none; without noise only.
+    """
+
+    model: ModelSpec
+    objective: ObjectiveSpec
+    epochs: int = Field(ge=1, le=1000)
+    batch: int = Field(ge=1, le=2**20)
+    learning_rate: Real = Field(gt=0, le=1e6)
+    momentum: Real = Field(ge=0, lt=1)
+    decay: Real = Field(ge=0, le=1e6)
+    noise_step: Real | None = Field(default=None, gt=0, le=1e6)
+    norm: Real = Field(gt=0, le=1e9)
+    weighting: Literal["equal", "records", "public"]
+    normalised: bool
+    local_steps: int = Field(ge=1, le=100_000)
+    gradient_clip: Real = Field(gt=0, le=1e6)
+    expected_records: int = Field(ge=1, le=2**40)
+    generation: Generation | None = None
+
+    @property
+    def descent(self) -> Descent:
+        """How the model is trained."""
+        return Descent(self.epochs, self.batch, self.learning_rate, self.momentum, self.decay)
+
+
+class LocalTraining(TrainingTask):
+    """What local training changes in the broadcast model, scaled down to a norm of N.
+
+    Blocks: ``model.<name>`` for each array of the model; the objective's own; ``steps`` (1,) where updates are normalised;
+    ``weight`` (1,). The broadcast holds the model in arrays of these names. The sum of updates over the sum of weights is the
+    mean update. A site that has nothing to train on, or whose training ends in something that is not finite, changes nothing.
+
+    Sensitivity, with noise. A step's sum is one of gradients (:func:`.training.gradients.clipped_gradient_sum`) or, once a
+    round for objectives that need it, one of rows of norm 1, times C. Whether a record counts, and whether a step samples it,
+    depends on it alone (or on its subject, with all of its records), and what it adds is clipped to C; so one record changes a
+    step's sum by C at most, and by C (1 + slack) with rounding. Everything else (momentum, decay, pull, the bound on the
+    update, the division by the expected number of records) is computed from noised sums, broadcasts and earlier state.
+
+    The order of records and what is generated come from public seeds. They protect nothing.
+    """
+
+    name = "local-training"
+    Parameters: ClassVar[type[Frozen]] = LocalTrainingParameters
+
+    def __init__(self, parameters: Frozen, schema: DatasetSchema) -> None:
+        if not isinstance(parameters, LocalTrainingParameters):
+            raise Misuse("The task local-training takes its own parameters.")
+        if len(schema.classes) < 2:
+            advice = "Add a [label] table with classes."
+            raise Misuse("The task local-training needs a label with two classes or more.", advice)
+        self.parameters = parameters
+        self._classes = len(schema.classes)
+        self._most = schema.max_records
+        width = parameters.dimension(schema)
+        check_resolved(parameters.model)
+        self.objective = build_objective(parameters.objective, build_architecture(parameters.model, width, self._classes))
+        self.architecture = self.objective.trained()
+        generation = parameters.generation
+        # Of what is public: a site that ran out of memory would tell how many records it has.
+        if generation is not None and generation.most(self._most, self._classes) * width > MOST_GENERATED:
+            raise Misuse(f"The task local-training would generate more than {MOST_GENERATED} values.", "Generate fewer.")
+
+    def layout(self) -> Layout:
+        norm = self.parameters.norm
+        blocks = [Block(MODEL + name, shape) for name, shape in self.architecture.shapes().items()]
+        # Every block is carried such that its values reach N, so that none is coarser on the grid than another.
+        blocks += [Block(own.name, own.shape, norm / own.bound) for own in self.objective.blocks()]
+        if self.parameters.normalised:
+            blocks.append(Block(STEPS, (1,), norm / self._most_steps))
+        return Layout((*blocks, Block(WEIGHT, (1,), norm)))
+
+    @property
+    def _most_steps(self) -> int:
+        """Most steps of a round, with noise or without."""
+        p = self.parameters
+        samples = self._most if p.generation is None else self._most + p.generation.most(self._most, self._classes)
+        return max(p.local_steps, p.epochs * -(-samples // p.batch))
+
+    def clip(self) -> float:
+        return self.parameters.norm
+
+    def weighted(self) -> bool:
+        return self.parameters.weighting == "public"
+
+    def noised_sums(self) -> int:
+        """Noised sums of a round: what a study with noise declares as the task's steps."""
+        return self.parameters.local_steps + (1 if self.objective.row_size() else 0)
+
+    def step_clip(self) -> float:
+        # Of the largest batch that any sum here is made in; no engine's is larger.
+        return self.parameters.gradient_clip * (1.0 + relative_slack(self._most, max(_ROWS, closed_form.BATCH)))
+
+    def step_size(self) -> int:
+        return max(self.architecture.size, self.objective.row_size())
+
+    def only_without_noise(self) -> str | None:
+        p = self.parameters
+        if p.weighting == "records":
+            return "weighs a site by its number of records"
+        if p.generation is not None and p.generation.fill is not None:
+            return "copies a record the oftener, the fewer its class has"
+        if p.generation is not None and p.generation.copies:
+            return "trains on samples around its records, which are not clipped together"
+        return self.objective.only_without_noise()
+
+    def site_arrays(self) -> tuple[str, ...]:
+        generation = self.parameters.generation
+        return (SEEDS, USE) if generation is not None and generation.prototypes else (SEEDS,)
+
+    def train(self, records: Records, broadcast: Mapping[str, Floats], state: Mapping[str, Floats], steps: Steps) -> Trained:
+        if records.labels is None:
+            raise Misuse("The task local-training needs labelled records.")
+        if steps.private and steps.number != self.noised_sums():
+            raise Misuse(f"The task local-training takes {self.noised_sums()} noised steps a round, not {steps.number}.")
+        p, shapes = self.parameters, self.architecture.shapes()
+        start = flatten(from_broadcast(broadcast, shapes), shapes)
+        order, generated = (_seed(seed) for seed in finite_array(broadcast, SEEDS, (2,)))
+        received = Received(start, broadcast, state, order)
+        every = slice(0, len(records))
+        used = usable(p, records, every, self._classes)
+        x = clipped(p, records, every, used)
+        used &= np.isfinite(x).all(axis=1)
+        x, labels = x[used], records.labels[used]
+        subjects = None if records.subjects is None else records.subjects[used]
+        if steps.private:
+            sample = Sample(x, labels, subjects, max(1.0, steps.rate * p.expected_records))
+            return self._noised(received, sample, steps)
+        share = len(x) / self._most if p.weighting == "records" else 1.0
+        if p.generation is not None:
+            x, labels = generate(p.generation, x, labels, self._classes, broadcast, np.random.default_rng(generated))
+        return self._plain(received, x, labels, share)
+
+    def _plain(self, received: Received, x: Floats, labels: Labels, share: float) -> Trained:
+        objective = self.objective.begin(received)
+        gradient = mean_gradient(self.architecture, objective)
+        rng = np.random.default_rng(received.seed)
+        found = descend(received.start, x, labels, gradient, objective, self.parameters.descent, rng)
+
+        def unit_sum(rows: Callable[[Floats, Labels], Floats], size: int) -> Floats:
+            total = np.zeros(size)
+            for first in range(0, len(x), _ROWS):
+                total += rows(x[first : first + _ROWS], labels[first : first + _ROWS]).sum(axis=0)
+            return total
+
+        end = self._bounded(received.start, found)
+        return self._reported(received.start, found._replace(end=end), share, objective.finish, unit_sum, x, labels)
+
+    def _noised(self, received: Received, sample: Sample, steps: Steps) -> Trained:
+        p, objective = self.parameters, self.objective.begin(received)
+        descent = p.descent
+        if p.noise_step is not None:
+            descent = replace(descent, learning_rate=float(p.noise_step) * sample.expected / steps.std)
+        if objective.penalty is not None:
+            raise Misuse("A penalty on a batch has no gradient by record to clip.")
+        found = descend_noised(
+            received.start, sample, self.architecture, objective, descent, p.gradient_clip, steps, p.local_steps
+        )
+
+        def unit_sum(rows: Callable[[Floats, Labels], Floats], size: int) -> Floats:
+            drawn = sample.draw(steps)
+            total = _clipped_rows(rows(drawn.x, drawn.labels), size, drawn.subjects)
+            return steps.noised(p.gradient_clip * total) / p.gradient_clip
+
+        end = self._bounded(received.start, found)
+        nothing = sample.x[:0], sample.labels[:0]
+        return self._reported(received.start, found._replace(end=end), 1.0, objective.finish, unit_sum, *nothing)
+
+    def _bounded(self, start: Floats, found: Descended) -> Floats:
+        """The start and the update, after its norm is bounded."""
+        return start + scaled_to(found.end - start, self.parameters.norm)
+
+    def _reported(
+        self,
+        start: Floats,
+        found: Descended,
+        share: float,
+        finish: Callable[[Done], Outcome],
+        unit_sum: UnitSum,
+        x: Floats,
+        labels: Labels,
+    ) -> Trained:
+        """The vector and the state. ``found.end`` is bounded; ``x`` and ``labels`` are empty with noise."""
+        p = self.parameters
+        gradient = np.where(np.isfinite(found.gradient).all(), found.gradient, 0.0)
+        outcome = finish(Done(found.end, gradient, unit_sum, x, labels))
+        taken = max(found.steps, 1)
+        update = found.end - start
+        parts = [share * (update / effective_steps(taken, p.momentum) if p.normalised else update)]
+        for own in self.objective.blocks():
+            values = np.clip(np.nan_to_num(outcome.blocks[own.name].ravel(), nan=0.0), -own.bound, own.bound)
+            parts.append(values * (p.norm / own.bound) * (share if own.weighted else 1.0))
+        if p.normalised:
+            parts.append(np.array([share * effective_steps(taken, p.momentum) * p.norm / self._most_steps]))
+        parts.append(np.array([share * p.norm]))
+        return Trained(np.concatenate(parts), outcome.state)
+
+
+_ROWS = 1024
+"""Records whose rows are held at once without noise."""
+
+
+def effective_steps(steps: int, momentum: float) -> float:
+    """How many gradients an update of so many steps is worth, divided by 1 / (1 - m) with momentum m (FedNova, section 4).
+
+    A step's gradient counts 1 + m + m^2 + ... up to the last step; all of them together [t - m (1 - m^t) / (1 - m)] / (1 - m).
+    Multiplied by 1 - m, so that it never exceeds the number of steps.
+    """
+    return steps - momentum * (1.0 - momentum**steps) / (1.0 - momentum)
+
+
+def _clipped_rows(rows: Floats, size: int, subjects: Labels | None) -> Floats:
+    """The sum (size,) of rows (n, size), each cut to a norm of 1; a subject's sum is cut to 1 again."""
+    total = ClippedGradients({"rows": (size,)}, 1.0, subjects)
+    for first in range(0, len(rows), _ROWS):
+        part = rows[first : first + _ROWS]
+        total.add([Rows("rows", part)], np.ones(len(part), dtype=np.bool_))
+    return total.result().total
+
+
+def _seed(seed: float) -> int:
+    if not (0.0 <= seed < 2.0**53 and seed == int(seed)):
+        raise HostileInput(f"The seeds in {SEEDS} must be whole numbers from 0 to 2^53.")
+    return int(seed)

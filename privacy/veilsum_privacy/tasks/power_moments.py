@@ -1,0 +1,129 @@
+"""The task "power-moments": the first two or four moments of each feature, or of each channel, as sums over records.
+
+A site that keeps its own noised vector aligns its features by it; the sum gives the moments of all. No label is read. What
+becomes of the sums is :mod:`veilsum_aggregation.feature_moments`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from veilsum_privacy.errors import Misuse
+from veilsum_privacy.schema import DatasetSchema, Frozen, NumberColumn, Real
+from veilsum_privacy.tasks.base import Block, Floats, Layout, PartParameters, Records, RecordTask, batches
+from veilsum_privacy.tasks.features import usable
+
+
+class PowerMomentsParameters(PartParameters):
+    """Parameters of :class:`PowerMoments`; all public and independent of the data.
+
+    Attributes:
+        clip: here the bound B > 0 of the absolute value of each feature, to which it is cut; 1 for the schema's own features.
+            Sums are of x / B.
+        order: 2 or 4 moments.
+        channels: features are so many channels, each with equally many features side by side; sums are of each channel, with
+            a record's mean over its features. None for sums of each feature.
+        count_weight: weight a of the count.
+        power_weight: weight b of the sums.
+    """
+
+    order: Literal[2, 4]
+    channels: int | None = Field(default=None, ge=1, le=4096)
+    count_weight: Real = Field(gt=0, le=1e6)
+    power_weight: Real = Field(gt=0, le=1e6)
+
+
+class PowerMoments(RecordTask):
+    """The count, and sums over records of Chebyshev polynomials T_1, ..., T_4 of m features, or channels, in [-1, 1].
+
+    Blocks: ``count`` (1,); ``t1``, ``t2``, and with order 4 ``t3`` and ``t4``, (m,) each: T_1 = u, T_2 = 2 u^2 - 1,
+    T_3 = 4 u^3 - 3 u, T_4 = 8 u^4 - 8 u^2 + 1 of u = x / B cut to [-1, 1]. The features are those of
+    :func:`columns_of_moments`: of the schema's own those of number columns, for an indicator has no moments worth aligning.
+    With ``missing`` at ``centre`` an absent feature counts as 0, at ``skip`` its record contributes zeros. Powers u^k rebuilt
+    from these sums carry less noise than sums of powers would at the same cost. Alignment does not apply: these are the
+    moments of the features as they are.
+
+    Sensitivity. Let c be the number of polynomials, 2 or 4. With u = cos(theta), T_k(u) = cos(k theta), so |T_k| <= 1, and all
+    are 1 in absolute value at u = 1 and u = -1. A channel's values are means of such values, so they are at most 1 as well. A
+    record's squared norm is therefore at most a^2 + m c b^2, reached where every feature is at a bound, and zeros are
+    shorter. No norm of the whole record enters.
+
+    With ``part`` at ``statistics`` only records that a public hash of their own content picks contribute
+    (:mod:`veilsum_privacy.parts`). A record's vector is a function of that record still, so the bound holds; the cost is
+    that of a release on all records, for there is no telling from outside which part a record is in.
+    """
+
+    name = "power-moments"
+    Parameters: ClassVar[type[Frozen]] = PowerMomentsParameters
+
+    def __init__(self, parameters: Frozen, schema: DatasetSchema) -> None:
+        if not isinstance(parameters, PowerMomentsParameters):
+            raise Misuse("The task power-moments takes its own parameters.")
+        if parameters.width is None and parameters.clip != 1.0:
+            raise Misuse("The schema's own features are bounded by 1; the task power-moments must state clip = 1 for them.")
+        if parameters.alignment is not None:
+            raise Misuse("The task power-moments takes features that are not aligned.")
+        self.parameters = parameters
+        self.columns = columns_of_moments(schema, parameters.width, parameters.channels)
+        self.values = len(self.columns) if parameters.channels is None else parameters.channels
+
+    def layout(self) -> Layout:
+        p = self.parameters
+        powers = tuple(Block(f"t{k}", (self.values,), p.power_weight) for k in range(1, p.order + 1))
+        return Layout((Block("count", (1,), p.count_weight), *powers))
+
+    def clip(self) -> float:
+        p = self.parameters
+        return math.sqrt(p.count_weight**2 + self.values * p.order * p.power_weight**2)
+
+    def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats]:
+        p = self.parameters
+        for part in batches(len(records), max(self.layout().size, len(self.columns))):
+            used = usable(p, records, part)
+            given = records.present[part] & used[:, None]
+            # A value that is not a number stays one, for the sum to count its record as invalid.
+            u = np.clip(np.where(given, records.features[part], 0.0)[:, self.columns] / p.clip, -1.0, 1.0)
+            square = u * u
+            powers = [u, 2.0 * square - 1.0, (4.0 * square - 3.0) * u, 8.0 * square * (square - 1.0) + 1.0][: p.order]
+            sums = [self._by_channel(power) * used[:, None] * p.power_weight for power in powers]
+            yield np.hstack([used[:, None] * p.count_weight, *sums])
+
+    def _by_channel(self, values: Floats) -> Floats:
+        """Means (b, m) over the features of each channel; a mean is of its record alone, to the last bit."""
+        if self.parameters.channels is None:
+            return values
+        size = values.shape[1] // self.values
+        rows = np.ascontiguousarray(values).reshape(len(values) * self.values, size)
+        means: Floats = (np.add.reduce(rows, axis=1) / size).reshape(len(values), self.values)
+        # A mean of values that are at most 1 can round to a hair above it.
+        return np.clip(means, -1.0, 1.0)
+
+
+def columns_of_moments(schema: DatasetSchema, width: int | None, channels: int | None) -> NDArray[np.intp]:
+    """Which features have moments: all ``width`` of an encoder's, of the schema's own those of number columns.
+
+    Raises:
+        Misuse: there is none, or channels do not divide the features, or the schema's own are not numbers alone.
+    """
+    if width is not None:
+        columns = np.arange(width, dtype=np.intp)
+    else:
+        numbers, offset = [], 0
+        for column in schema.columns:
+            if isinstance(column, NumberColumn):
+                numbers.append(offset)
+            offset += column.width
+        columns = np.array(numbers, dtype=np.intp)
+        if channels is not None and len(columns) != offset:
+            raise Misuse("Channels are of features that are numbers; the schema has categories as well.")
+    if not len(columns):
+        raise Misuse("Moments need numbers; the schema has categories only.")
+    if channels is not None and len(columns) % channels:
+        raise Misuse(f"{len(columns)} features are not {channels} channels of one size.")
+    return columns

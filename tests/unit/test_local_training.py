@@ -1,0 +1,456 @@
+"""The task "local-training": what a round reports, what a noised step may change, and that nothing else leaves the site."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.neighbours import MAPPED, add_unit, repeated, schema, spoil, take, with_subjects
+from support.randomness import SeededRandom
+from veilsum_privacy.errors import HostileInput, Misuse
+from veilsum_privacy.noise import NoisePlan, discrete_gaussian
+from veilsum_privacy.steps import Steps
+from veilsum_privacy.study import Unit
+from veilsum_privacy.tasks import build_task
+from veilsum_privacy.tasks import generation as made
+from veilsum_privacy.tasks import local_training as module
+from veilsum_privacy.tasks.base import Floats, Records
+from veilsum_privacy.tasks.generation import DIRECTIONS, PROTOTYPES, USE
+from veilsum_privacy.tasks.local_training import SEEDS, LocalTraining, effective_steps
+from veilsum_privacy.training.arrays import to_broadcast
+from veilsum_privacy.training.gradients import summation_slack
+from veilsum_privacy.training.mlp import Descent, train
+from veilsum_privacy.training.models import ModelSpec, resolve_model
+from veilsum_privacy.training.objectives import OBJECTIVES, ObjectiveSpec, resolve_objective
+
+K, D = 3, 2
+OWN = {
+    "scaffold": {"scaffold.control": lambda task: np.zeros(task.objective.size)},
+    "proto": {"proto.prototypes": lambda task: np.ones((K, 4)), "proto.known": lambda task: np.ones(K)},
+    "iir": {"iir.gradient": lambda task: np.zeros(4 * K + K), "iir.known": lambda task: np.zeros(1)},
+}
+
+
+def parameters(objective: str = "none", options: Mapping[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    hidden = changes.pop("hidden", 4)
+    model = ModelSpec(name="mlp", options={"hidden": hidden}) if hidden else ModelSpec(name="linear")
+    return {
+        "clip": 100.0,
+        "missing": "skip",
+        **MAPPED,
+        "model": resolve_model(model).model_dump(mode="json"),
+        "objective": resolve_objective(ObjectiveSpec(name=objective, options=dict(options or {}))).model_dump(mode="json"),
+        "epochs": 2,
+        "batch": 16,
+        "learning_rate": 0.1,
+        "momentum": 0.0,
+        "decay": 0.0,
+        "norm": 1e6,
+        "weighting": "equal",
+        "normalised": False,
+        "local_steps": 3,
+        "gradient_clip": 0.5,
+        "expected_records": 50,
+        **changes,
+    }
+
+
+def training(objective: str = "none", options: Mapping[str, Any] | None = None, **changes: Any) -> LocalTraining:
+    task = build_task("local-training", parameters(objective, options, **changes), schema(D))
+    assert isinstance(task, LocalTraining)
+    return task
+
+
+def drawn(seed: int, n: int) -> Records:
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, K, n)
+    x = np.array([[1.0, 0], [-0.5, 0.8], [-0.5, -0.8]])[y] + 0.6 * rng.normal(size=(n, D))
+    return Records(x, np.ones((n, D), dtype=np.bool_), y)
+
+
+def given_arrays(task: LocalTraining, seed: int = 0) -> dict[str, Floats]:
+    model = task.architecture.initial(seed)
+    rng = np.random.default_rng(seed)
+    model = {name: values + 0.2 * rng.normal(size=values.shape) for name, values in model.items()}
+    own = {name: make(task) for name, make in OWN.get(task.parameters.objective.name, {}).items()}
+    return {**to_broadcast(model), SEEDS: np.array([5.0, 6.0]), **own}
+
+
+def quiet() -> Steps:
+    return Steps(0, 1.0, NoisePlan("none", 0, 1, 1), 1000, 1.0, 10**9, SeededRandom(0))
+
+
+class Seen(Steps):
+    """Steps that remember the sums they were given, before noise."""
+
+    def __init__(
+        self, task: LocalTraining, seed: int = 0, rate: float = 1.0, std: float = 4000.0, number: int | None = None
+    ) -> None:
+        plan = NoisePlan("training", int(std**2), 1, 1)
+        count = task.noised_sums() if number is None else number
+        super().__init__(count, rate, plan, 1000, task.step_clip(), 2**50, SeededRandom(seed))
+        self.sums: list[Floats] = []
+
+    def noised(self, total: Floats) -> Floats:
+        self.sums.append(total.copy())
+        return super().noised(total)
+
+
+def run(task: LocalTraining, records: Records, steps: Steps | None = None, **more: Any) -> dict[str, Floats]:
+    broadcast = {**given_arrays(task), **more.pop("broadcast", {})}
+    found = task.train(records, broadcast, more.get("state", {}), steps or quiet())
+    return task.layout().split(found.vector)
+
+
+# Without noise.
+
+
+@pytest.mark.parametrize("hidden", [0, 4])
+def test_an_update_is_what_training_changed(hidden: int) -> None:
+    records, task = drawn(8, 40), training(hidden=hidden)
+    broadcast = given_arrays(task)
+    got = run(task, records)
+    names = [name for name in got if name.startswith("model.")]
+    model = [broadcast[name] for name in names]
+    assert records.labels is not None
+    trained = train(model, records.features, records.labels, Descent(2, 16, 0.1), np.random.default_rng(5))
+    for name, before, after in zip(names, model, trained, strict=True):
+        np.testing.assert_allclose(got[name], after - before, atol=1e-12)
+    assert got["weight"] == pytest.approx(1)
+    weighed = run(training(hidden=hidden, weighting="records"), records)
+    assert weighed["weight"] == pytest.approx(40 / 64)
+    np.testing.assert_allclose(weighed["model.head.weight"], 40 / 64 * got["model.head.weight"], rtol=1e-12)
+
+
+def test_an_update_is_no_longer_than_its_norm_and_what_is_not_finite_is_none() -> None:
+    records = drawn(9, 40)
+    for norm in (1e-3, 0.1):
+        task = training(norm=norm)
+        got = run(task, records)
+        size = np.sqrt(sum((values**2).sum() for name, values in got.items() if name.startswith("model.")))
+        assert size == pytest.approx(norm, rel=1e-9)
+        assert size <= norm
+        assert task.clip() == norm
+    diverging = training(learning_rate=1e6, epochs=50)
+    found = run(diverging, records)
+    assert not any(values.any() for name, values in found.items() if name.startswith("model."))
+    nobody = run(diverging, take(records, np.zeros(0, dtype=np.intp)))
+    for name, values in found.items():
+        np.testing.assert_array_equal(nobody[name], values)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("steps", [1, 2, 7, 40])
+def test_effective_steps_add_up_what_each_gradient_counts(momentum: float, steps: int) -> None:
+    """With momentum the t-th of T gradients stands in T - t + 1 speeds, each time less by the factor m."""
+    counts = [sum(momentum**power for power in range(steps - place)) for place in range(steps)]
+    assert effective_steps(steps, momentum) == pytest.approx((1 - momentum) * sum(counts))
+
+
+def test_normalised_updates_are_divided_by_the_steps_taken() -> None:
+    records = drawn(8, 40)
+    plain, normalised = run(training(momentum=0.9), records), run(training(momentum=0.9, normalised=True), records)
+    taken = effective_steps(2 * 3, 0.9)
+    assert normalised["steps"] == pytest.approx(taken)
+    np.testing.assert_allclose(normalised["model.head.weight"] * taken, plain["model.head.weight"], rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", sorted(OBJECTIVES))
+def test_every_value_stays_within_what_is_carried(name: str) -> None:
+    task = training(name, norm=0.01, learning_rate=5.0)
+    arrays = given_arrays(task)
+    if name == "iir":
+        arrays["iir.known"] = np.ones(1)
+    state = {"previous": np.ones(task.objective.size), "control": np.ones(task.objective.size)}
+    found = task.train(drawn(3, 60), arrays, state, quiet())
+    assert found.vector.shape == (task.layout().size,)
+    assert np.isfinite(found.vector).all()
+    assert np.abs(found.vector).max() <= task.clip()
+
+
+# With noise.
+
+
+@pytest.mark.parametrize("name", sorted(set(OBJECTIVES) - {"iir"}))
+@pytest.mark.parametrize("rate", [1.0, 0.3])
+def test_exactly_the_declared_steps_are_taken(name: str, rate: float) -> None:
+    task = training(name, momentum=0.5, decay=0.01)
+    steps = Seen(task, rate=rate)
+    run(task, drawn(1, 40), steps)
+    assert steps.taken == steps.number == task.noised_sums() == 3 + (name == "proto")
+    assert all(len(total) <= task.step_size() for total in steps.sums)
+    nobody = Seen(task)
+    run(task, take(drawn(1, 1), np.zeros(0, dtype=np.intp)), nobody)
+    assert nobody.taken == nobody.number  # an empty site takes and pays its steps as any other
+    assert not any(total.any() for total in nobody.sums)
+    with pytest.raises(Misuse, match="noised steps"):
+        run(task, drawn(1, 4), Seen(task, number=task.noised_sums() + 1))
+
+
+def test_noised_steps_are_sgd_on_what_was_noised() -> None:
+    """The update, recomputed from the released noise and the clipped sums alone, over the public number of records."""
+    task, records = training("prox", {"mu": 0.3}, momentum=0.6, decay=0.02, hidden=0), drawn(2, 30)
+    steps, said = Seen(task, rate=0.5), []
+    plain = Steps.noised
+    steps.noised = lambda total: said.append(plain(steps, total)) or said[-1]  # type: ignore[method-assign,func-returns-value]
+    got = run(task, records, steps)
+    start = np.concatenate([given_arrays(task)[f"model.head.{part}"].ravel() for part in ("weight", "bias")])
+    theta, speed = start, np.zeros_like(start)
+    for noised in said:
+        speed = 0.6 * speed + noised / (0.5 * 50) + 0.3 * (theta - start) + 0.02 * theta
+        theta = theta - 0.1 * speed
+    update = np.concatenate([got[f"model.head.{part}"].ravel() for part in ("weight", "bias")])
+    np.testing.assert_allclose(update, theta - start, rtol=1e-9, atol=1e-12)
+    assert len(said) == 3
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 2**16),
+    name=st.sampled_from(["none", "prox", "scaffold", "proto", "ntd"]),
+    unit=st.sampled_from(["record", "subject"]),
+    hidden=st.sampled_from([0, 4]),
+)
+def test_one_unit_never_changes_a_step_by_more_than_is_booked(seed: int, name: str, unit: Unit, hidden: int) -> None:
+    """The first step, whose model is the same in both worlds; the sum of prototypes too, where the models are the same."""
+    hidden = 4 if name == "proto" else hidden
+    task, rng = training(name, hidden=hidden, local_steps=1, learning_rate=1e-12), np.random.default_rng(seed)
+    base = spoil(drawn(seed, 12), rng)
+    added = drawn(seed + 1, 1 if unit == "record" else 5)
+    added = replace(added, features=added.features * 10.0 ** rng.uniform(-1, 6))
+    if unit == "subject":
+        added = with_subjects(added, rng)
+        added = replace(added, subjects=np.zeros(len(added), dtype=np.int64))
+    sums = []
+    for world in add_unit(base, added, unit, rng):
+        steps = Seen(task, std=1e-3 * 4000.0 * 100)
+        steps.source = SeededRandom(seed)
+        run(task, world, steps)
+        sums.append(steps.sums)
+    for without, with_it in zip(*sums, strict=True):
+        assert np.linalg.norm(with_it - without) <= task.step_clip() * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", ["none", "proto"])
+def test_the_bound_is_reached(name: str) -> None:
+    task = training(name, local_steps=1, learning_rate=1e-12)
+    record = Records(np.array([[50.0, -30.0]]), np.ones((1, D), dtype=np.bool_), np.array([1]))
+    both = []
+    for times in (0, 1):
+        steps = Seen(task)
+        run(task, repeated(record, times), steps)
+        both.append(steps.sums)
+    for without, with_it in zip(*both, strict=True):
+        assert np.linalg.norm(with_it - without) > 0.95 * task.step_clip()
+
+
+def test_subjects_are_sampled_and_clipped_as_one() -> None:
+    records = repeated(Records(np.array([[50.0, -30.0]]), np.ones((1, D), dtype=np.bool_), np.array([1])), 40)
+    one = replace(records, subjects=np.zeros(40, dtype=np.int64))
+    task = training(local_steps=20, learning_rate=1e-12)
+    steps = Seen(task, rate=0.5)
+    run(task, one, steps)
+    sizes = np.array([np.linalg.norm(total) for total in steps.sums])
+    np.testing.assert_allclose(np.sort(np.unique(np.round(sizes, 6))), [0.0, 0.5], atol=1e-5)  # all of it, or nothing
+    assert 2 < (sizes > 0).sum() < 18
+
+
+@pytest.mark.parametrize("name", sorted(set(OBJECTIVES) - {"iir"}))
+def test_everything_but_noised_sums_is_the_same_in_two_worlds(name: str) -> None:
+    """Vector and state depend on the records through the noised sums alone: where these are equal, so is all else."""
+    task = training(name, momentum=0.3, weighting="equal", normalised=True)
+    fixed = [np.random.default_rng(step).normal(size=task.step_size()) for step in range(task.noised_sums())]
+
+    class Fixed(Seen):
+        def noised(self, total: Floats) -> Floats:
+            super().noised(total)
+            return fixed[self.taken - 1][: total.size]
+
+    found = []
+    for records in (drawn(1, 40), drawn(2, 7), take(drawn(1, 1), np.zeros(0, dtype=np.intp))):
+        state = {"previous": np.full(task.objective.size, 0.1), "control": np.full(task.objective.size, 0.2)}
+        found.append(task.train(records, given_arrays(task), state, Fixed(task, rate=0.7)))
+    for other in found[1:]:
+        np.testing.assert_array_equal(other.vector, found[0].vector)
+        assert set(other.state) == set(found[0].state)
+        for key, values in found[0].state.items():
+            np.testing.assert_array_equal(other.state[key], values)
+
+
+def test_huge_noise_hides_the_records() -> None:
+    """Two worlds that differ in all records, at noise a thousand times their sum: updates are alike in distribution."""
+    task = training(local_steps=1, hidden=0, norm=1e9)
+    std = 1000.0 * 40 * 1000.0
+    far = [drawn(1, 40), repeated(Records(np.array([[50.0, -30.0]]), np.ones((1, D), dtype=np.bool_), np.array([1])), 40)]
+    means = []
+    for world, records in enumerate(far):
+        updates = [run(task, records, Seen(task, 100 * world + seed, std=std))["model.head.weight"] for seed in range(60)]
+        means.append(np.mean(updates, axis=0))
+    scale = 0.1 * 0.5 * std / 1000.0 / 50  # of one update
+    assert 0.0 < np.abs(means[0] - means[1]).max() < 5 * scale * np.sqrt(2 / 60)
+    one = run(task, far[0], Seen(task, 0, std=std))["model.head.weight"]
+    assert 0.2 * scale < one.std() < 3 * scale
+
+
+def test_noise_has_the_stated_size() -> None:
+    task = training(local_steps=1, hidden=0, norm=1e9)
+    nobody = take(drawn(0, 1), np.zeros(0, dtype=np.intp))
+    values = np.concatenate([run(task, nobody, Seen(task, seed))["model.head.weight"].ravel() for seed in range(200)])
+    expected = 0.1 / 50 * task.step_clip() * 4000.0 / (1000 - np.sqrt(9))
+    assert values.std() == pytest.approx(expected, rel=0.1)
+    assert discrete_gaussian(NoisePlan("training", 4000**2, 1, 1).share_variance, 10, SeededRandom(1)).std() > 0
+
+
+def test_a_rate_that_follows_the_noise_moves_values_as_stated() -> None:
+    task = training(local_steps=1, hidden=0, norm=1e9, noise_step=0.02, learning_rate=7.0)
+    nobody = take(drawn(0, 1), np.zeros(0, dtype=np.intp))
+    for rate in (1.0, 0.2):
+        updates = [run(task, nobody, Seen(task, seed, rate=rate))["model.head.weight"].ravel() for seed in range(200)]
+        assert np.concatenate(updates).std() == pytest.approx(0.02, rel=0.1)
+
+
+def test_a_step_that_diverges_is_taken_and_paid() -> None:
+    task = training(learning_rate=1e6, local_steps=40, momentum=0.9, decay=1e6)
+    steps = Seen(task)
+    got = run(task, drawn(1, 30), steps)
+    assert steps.taken == 40
+    assert all(np.isfinite(values).all() for values in got.values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"weighting": "records"}, "number of records"),
+        ({"generation": {"fill": 50}}, "the fewer its class has"),
+        ({"generation": {"copies": 5}}, "samples around its records"),
+        ({"objective": "iir"}, "whole batch"),
+    ],
+)
+def test_what_only_studies_without_noise_may_ask(changes: dict[str, Any], match: str) -> None:
+    reason = training(changes.pop("objective", "none"), **changes).only_without_noise()
+    assert reason is not None
+    assert match in reason
+    assert training().only_without_noise() is None
+    assert training(generation={"prototypes": 5}).only_without_noise() is None
+
+
+def test_what_no_site_builds() -> None:
+    values = parameters()
+    with pytest.raises(HostileInput, match="two classes"):
+        build_task("local-training", values, schema(2, label=False))
+    open_model = {**values, "model": {"name": "mlp", "inputs": None, "options": {"hidden": 4}}}
+    with pytest.raises(HostileInput, match="leaves options open"):
+        build_task("local-training", open_model, schema(2))
+    with pytest.raises(HostileInput, match="no model"):
+        build_task("local-training", {**values, "model": {"name": "mlq", "inputs": None, "options": {}}}, schema(2))
+    open_objective = {**values, "objective": {"name": "prox", "options": {}}}
+    with pytest.raises(HostileInput, match="leaves options open"):
+        build_task("local-training", open_objective, schema(2))
+
+
+# Generation.
+
+
+def generated(monkeypatch: pytest.MonkeyPatch, records: Records, broadcast: dict[str, Floats], **generation: Any) -> Any:
+    """The samples and labels that a site trains on."""
+    seen: list[Any] = []
+    plain = module.descend
+
+    def spy(start: Floats, x: Floats, labels: np.ndarray, *rest: Any) -> Any:
+        seen.append((x, labels))
+        return plain(start, x[:0], labels[:0], *rest)
+
+    monkeypatch.setattr(module, "descend", spy)
+    run(training(generation=generation), records, broadcast=broadcast)
+    return seen[-1]
+
+
+def directions(seed: int = 0) -> Floats:
+    return np.random.default_rng(seed).normal(size=(3, 2, 2))
+
+
+def test_filling_gives_each_class_that_is_there_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = drawn(10, 90)
+    assert found.labels is not None
+    records = take(found, np.flatnonzero((found.labels < 1) | (np.arange(90) < 9) & (found.labels == 1)))
+    assert records.labels is not None
+    few = int((records.labels == 1).sum())
+    repeats, labels = generated(monkeypatch, records, {DIRECTIONS: np.zeros((3, 2, 2))}, fill=20)
+    many = int((records.labels == 0).sum())
+    assert 0 < few < 20 < many
+    np.testing.assert_array_equal(np.bincount(labels, minlength=3), [many, 20, 0])
+    times = [(repeats == row).all(axis=1).sum() for row in records.features[records.labels == 1]]
+    assert max(times) - min(times) <= 1, "every record is repeated about as often"
+    assert sum(times) == 20
+
+
+def test_copies_spread_as_the_directions_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    records = take(drawn(11, 1), np.array([0]))
+    assert records.labels is not None
+    x, labels = generated(monkeypatch, records, {DIRECTIONS: directions()}, copies=10_000)
+    assert len(x) == 10_001
+    assert set(labels) == set(records.labels)
+    a = directions()[records.labels[0]]
+    np.testing.assert_allclose(np.cov(x[1:].T), a @ a.T, atol=6 * np.trace(a @ a.T) / 100)
+    np.testing.assert_allclose(x[1:].mean(axis=0), records.features[0], atol=6 * np.sqrt(np.trace(a @ a.T)) / 100)
+
+
+def test_prototypes_are_surrounded_where_the_site_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    prototypes = np.random.default_rng(1).normal(size=(2, 3, 2))
+    use = np.array([[1.0, 0, 0], [1, 1, 0]])
+    broadcast = {DIRECTIONS: np.zeros((3, 2, 2)), PROTOTYPES: prototypes, USE: use}
+    nobody = take(drawn(0, 1), np.zeros(0, dtype=np.intp))
+    x, labels = generated(monkeypatch, nobody, broadcast, prototypes=5)
+    np.testing.assert_array_equal(np.bincount(labels, minlength=3), [10, 5, 0])
+    np.testing.assert_array_equal(x, np.repeat([prototypes[0, 0], prototypes[1, 0], prototypes[1, 1]], 5, axis=0))
+    for missing in (DIRECTIONS, PROTOTYPES, USE):
+        less = {name: array for name, array in broadcast.items() if name != missing}
+        with pytest.raises(HostileInput, match=missing.replace(".", r"\.")):
+            generated(monkeypatch, nobody, less, prototypes=5)
+
+
+def test_no_site_generates_without_bound() -> None:
+    """By what is public: running out of memory would tell of records."""
+    limit = made.MOST_GENERATED // 2
+    for excess in ({"copies": 10_000}, {"fill": 100_000, "prototypes": 100_000}):
+        large = schema(2).model_copy(update={"max_records": limit // 10_000 + 1})
+        wide = large.model_copy(update={"max_records": 1})
+        values = {**parameters(), "generation": excess, "width": 2 if "copies" in excess else 4096}
+        with pytest.raises(HostileInput, match="would generate more"):
+            build_task("local-training", values, large)
+        build_task("local-training", {**values, "width": 2}, wide)
+    task = training(generation={"prototypes": 100_000})
+    sets = limit // (3 * 100_000) + 1
+    for prototypes in (np.zeros((sets, 3, 2)), np.array(1.0)):
+        broadcast = {DIRECTIONS: np.zeros((3, 2, 2)), PROTOTYPES: prototypes, USE: np.zeros((sets, 3))}
+        with pytest.raises(HostileInput, match=r"geometry\.prototypes"):
+            run(task, drawn(0, 3), broadcast=broadcast)
+
+
+def test_generation_follows_its_seed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    records, arrays = drawn(12, 5), {DIRECTIONS: directions()}
+    first, again, other = (
+        generated(monkeypatch, records, {**arrays, SEEDS: np.array(seeds)}, copies=3)[0]
+        for seeds in ([5.0, 6.0], [8.0, 6.0], [5.0, 7.0])
+    )
+    np.testing.assert_array_equal(first, again)
+    assert (first[5:] != other[5:]).all()
+
+
+@pytest.mark.parametrize("seeds", [np.array([0.5, 1]), np.array([-1.0, 1]), np.array([1.0]), np.array([np.nan, 1])])
+def test_seeds_are_whole_numbers(seeds: Floats) -> None:
+    task = training()
+    with pytest.raises(HostileInput, match="seeds"):
+        run(task, drawn(0, 3), broadcast={SEEDS: seeds})
+
+
+def test_the_booked_bound_covers_rounding() -> None:
+    task = training()
+    assert task.step_clip() >= 0.5 * (1 + summation_slack(task.architecture, 64))
+    assert task.step_clip() < 0.5 * (1 + 1e-9)
