@@ -87,6 +87,12 @@ def test_cells_are_all_combinations() -> None:
     assert sweep.baseline_of(cells[-1]) in cells
 
 
+def test_a_value_may_be_a_table() -> None:
+    one, same, other = (Cell((("parameters.objective", {"name": name}),)) for name in ("none", "none", "prox"))
+    assert {one, same, other} == {one, other}
+    assert hash(one) == hash(same)
+
+
 def test_no_noise_takes_the_place_of_an_epsilon_and_back() -> None:
     sweep = make_sweep("privacy.epsilon=none,3")
     none, three = (sweep.content_of(cell)["privacy"] for cell in sweep.cells())

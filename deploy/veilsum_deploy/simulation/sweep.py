@@ -80,6 +80,9 @@ class Cell:
 
     values: tuple[tuple[str, Any], ...]
 
+    def __hash__(self) -> int:
+        return hash(json.dumps(self.values, sort_keys=True, default=str))  # a value may be a table
+
     def value(self, key: str) -> Any:
         """The value of a key; None where it is not varied."""
         return dict(self.values).get(key)
