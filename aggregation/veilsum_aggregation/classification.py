@@ -218,7 +218,7 @@ def noised_calibration(wrong: Floats, right: Floats, low: float, std: float) -> 
 
 def folded(histogram: Floats) -> tuple[Floats, Floats]:
     """Counts (B / 2,) of wrong and right predictions by confidence, from counts (2, B) of two classes by the probability of
-    the second, in an even number of equal bins of [0, 1]."""
+    the second, in an even number of equal bins of [0, 1]. Each is the sum of two cells: its noise is sqrt(2) times theirs."""
     half = histogram.shape[1] // 2
     upper, lower = histogram[:, half:], histogram[:, :half][:, ::-1]
     return upper[0] + lower[1], upper[1] + lower[0]

@@ -43,11 +43,17 @@ class Session:
 
 
 class Hub:
-    """The coordinator's state. Every public method takes the lock; ``changed`` is notified after each change."""
+    """The coordinator's state. Every public method takes the lock; ``changed`` is notified after each change.
+
+    Attributes:
+        changed: the lock.
+        changes: how many there were, so that who waits does not miss one between looking and waiting.
+    """
 
     def __init__(self, credentials: Credentials, journal: SqlJournal, *, waits: Waits, clock: Callable[[], int]) -> None:
         self.credentials, self.journal = credentials, journal
         self.changed = threading.Condition(threading.RLock())
+        self.changes = 0
         self.studies: dict[bytes, StudyEntry] = {}
         self.sessions: dict[str, Session] = {}
         self._listeners: list[Callable[[], object]] = []
@@ -310,6 +316,7 @@ class Hub:
                             self._keep_outcome(key, entry)
                         except StateError as error:  # whoever waits must hear of the change; the next one tries again
                             LOG.error("the outcome of study %s is not stored: %s", entry.machine.study.name, error)
+                self.changes += 1
                 self.changed.notify_all()
                 for listener in self._listeners:
                     listener()

@@ -79,6 +79,18 @@ def save_result(directory: Path, result: Result, *, study: Mapping[str, Any] | N
     return directory / MANIFEST
 
 
+def checkpoint_directory(results: Path, study: bytes, number: int) -> Path:
+    """Where the model of a study after a round is kept; ``results`` is the folder of all results."""
+    return results / study.hex() / "checkpoints" / f"round-{number:06d}"
+
+
+def saved_checkpoints(results: Path, study: bytes) -> list[int]:
+    """Rounds of a study whose models are kept whole, ascending."""
+    found = (results / study.hex() / "checkpoints").glob(f"round-*/{MANIFEST}")
+    names = (path.parent.name.removeprefix("round-") for path in found)
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
 def load_result(directory: Path) -> Result:
     """Read a bundle and check its hashes.
 

@@ -246,11 +246,20 @@ class Supervisor:
             with self._hub.change(key) as machine:
                 machine.fail(f"{error.message} {error.advice}".strip())
             return
-        federation = HubFederation(self._hub, key, self._wait, self._clock, self._metrics, arrays, self._results)
+        federation = HubFederation(self._hub, key, self._waiter(), self._clock, self._metrics, arrays, self._results)
         threading.Thread(
             target=run_study, args=(self._hub, key, federation, self._results), name=f"study-{key.hex()[:8]}", daemon=True
         ).start()
 
-    def _wait(self) -> None:
-        with self._hub.changed:
-            self._hub.changed.wait(timeout=self.TICK_SECONDS)
+    def _waiter(self) -> Callable[[], None]:
+        """For one thread: waits for a change since its last call, or a tick."""
+        seen = self._hub.changes
+
+        def wait() -> None:
+            nonlocal seen
+            with self._hub.changed:
+                if seen == self._hub.changes:
+                    self._hub.changed.wait(timeout=self.TICK_SECONDS)
+                seen = self._hub.changes
+
+        return wait

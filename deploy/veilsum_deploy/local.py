@@ -11,7 +11,7 @@ from pathlib import Path
 
 from veilsum_coordinator.hub import Hub
 from veilsum_coordinator.members import StudyPhase
-from veilsum_coordinator.projections import find_projection
+from veilsum_coordinator.released_models import find_released
 from veilsum_coordinator.runner import HubFederation, run_study
 from veilsum_participant.contributions import Payload
 from veilsum_participant.core import ParticipantCore
@@ -118,7 +118,7 @@ class LocalFederation:
             self._advance()
         if machine.phase is not StudyPhase.RUNNING:
             raise StateError(f"The study is {machine.phase.value}: {machine.reason}.")
-        encoder = {} if results is None else find_projection(results, machine.study.encoder)
+        encoder = {} if results is None else find_released(results, machine.study)
         return HubFederation(self.hub, key, self._advance, self._clock, encoder=encoder)
 
     def run(self, study: Study, analyst: Credentials, results: Path) -> pb.StudyStatus:

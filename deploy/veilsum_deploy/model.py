@@ -21,15 +21,16 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_aggregation.alignment import local_map
 from veilsum_coordinator.results import Result, load_result
-from veilsum_deploy.recipe import Maps, MlpHead, OwnAlignment, ProjectionArrays, Recipe, parse_recipe
+from veilsum_deploy.heads import head_scores
+from veilsum_deploy.moves import Move, affine_move, own_move
+from veilsum_deploy.recipe import Maps, ProjectionArrays, Recipe, parse_recipe
 from veilsum_participant.data.encode import encode_table
 from veilsum_participant.data.encoders import load_encoder
 from veilsum_participant.data.readers import read_table
 from veilsum_privacy.config import did_you_mean
 from veilsum_privacy.encoder import Program
-from veilsum_privacy.errors import HostileInput, Misuse
+from veilsum_privacy.errors import Misuse
 from veilsum_privacy.features import exact_affine
 from veilsum_privacy.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Records
@@ -124,7 +125,7 @@ class Model:
                 f"The records have {records.features.shape[1]} features; the model reads {self.schema.width}.",
                 "Read them with the model's own schema.",
             )
-        matrix, offset = self._alignment(site, kept, noise_std)
+        move = self._alignment(site, kept, noise_std)
         skip = self.recipe.missing_rule == "skip"
         whole = _all(records.present) if skip else np.ones(len(records), dtype=np.bool_)
         x = np.where(records.present & whole[:, None], records.features, 0.0)
@@ -133,10 +134,10 @@ class Model:
             x = exact_affine(x, self.arrays[named.matrix], self.arrays[named.offset])
         elif self.program is not None:
             x = self.program(x)
-        if matrix is not None and offset is not None:
+        if move is not None:
             finite = _all(np.isfinite(x))
             whole &= finite
-            x = exact_affine(np.where(finite[:, None], x, 0.0), matrix, offset)
+            x = move(np.where(finite[:, None], x, 0.0), records.present)
         return cast(Floats, np.where(whole[:, None], x, np.nan))
 
     def scores(
@@ -155,13 +156,7 @@ class Model:
         if head is None:
             raise Misuse("This result makes features and holds no classifier.", "Ask for features instead.")
         x = self.features(records, site, kept, noise_std)
-        if isinstance(head, MlpHead):
-            for index, (weight, bias) in enumerate(head.layers):
-                x = np.maximum(x, 0.0) if index else x
-                x = x @ self.arrays[weight].T + self.arrays[bias]
-            return x
-        result: Floats = x @ self.arrays[head.weights].T + self.arrays[head.bias]
-        return result
+        return head_scores(head, self.arrays, x, len(self.classes))
 
     def predict(
         self,
@@ -187,40 +182,19 @@ class Model:
 
     def _alignment(
         self, site: str | None, kept: Mapping[str, Floats] | None, noise_std: Mapping[str, float] | None
-    ) -> tuple[Floats | None, Floats | None]:
+    ) -> Move | None:
         alignment = self.recipe.alignment
         if alignment is None:
-            return None, None
+            return None
         if isinstance(alignment, Maps):
             if site is None:
                 raise Misuse("This result aligns the features of each site.", f"Name one: {', '.join(alignment.sites[:20])}.")
             if site not in alignment.sites:
                 raise Misuse(f"This result has no alignment for {site!r}.", did_you_mean(site, alignment.sites))
             index = alignment.sites.index(site)
-            return self.arrays[alignment.matrix][index], self.arrays[alignment.offset][index]
-        return self._own_alignment(alignment, kept, noise_std)
-
-    def _own_alignment(
-        self, alignment: OwnAlignment, kept: Mapping[str, Floats] | None, noise_std: Mapping[str, float] | None
-    ) -> tuple[Floats, Floats]:
-        if kept is None:
-            raise Misuse(
-                f"This result is aligned by what a site kept of the task {alignment.source!r}.",
-                "Apply it at a site that took part, which has it in its state file.",
-            )
-        noise = alignment.noise_std if noise_std is None else noise_std
-        if noise is None:
-            raise Misuse("It is not known how much noise the kept statistic has.", "Give noise_std; without noise, zeros.")
-        reference = {name: self.arrays[array] for name, array in alignment.reference.items()}
-        try:
-            own = local_map(alignment.kind, kept, noise, reference, tau=alignment.tau)
-        except (KeyError, ValueError, ArithmeticError) as error:
-            raise HostileInput(
-                "The result's reference does not fit the kept statistic.", "Take the result of the study that it was kept for."
-            ) from error
-        if own.matrix.shape != (self.width, self.width):
-            raise HostileInput("The kept statistic is of other features than the result's.", "Take the same study's.")
-        return own.matrix, own.offset
+            return affine_move(self.arrays[alignment.matrix][index], self.arrays[alignment.offset][index])
+        encoded = None if self.recipe.encoder is None else self.width
+        return own_move(alignment, self.arrays, self.schema, encoded, kept, noise_std)
 
 
 def load_model(directory: str | Path, encoder: str | Path | None = None) -> Model:

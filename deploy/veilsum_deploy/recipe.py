@@ -14,15 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
 
+from veilsum_aggregation.feature_moments import MOMENT_REFERENCE
 from veilsum_coordinator.results import Result
+from veilsum_deploy.heads import Array, Head, LinearArrays, MlpHead, NetworkHead
 from veilsum_privacy.config import explain
 from veilsum_privacy.encoder import Program, Projection, check_projection
 from veilsum_privacy.errors import HostileInput, Misuse
 from veilsum_privacy.schema import Column, ColumnName, DatasetSchema, Frozen, Label, Name, Real
+from veilsum_privacy.tasks.base import MomentUse
+from veilsum_privacy.tasks.power_moments import columns_of_moments
 
 Floats = NDArray[np.float64]
-Array = Annotated[str, Field(min_length=1, max_length=256)]
-"""The name of an array in the bundle."""
 
 _AGAIN = "Fetch the result again; a newer version of veilsum may have made it."
 
@@ -49,31 +51,18 @@ class OwnAlignment(Frozen):
     """A map that each site makes of what it kept of the task ``source``, and of the bundle's reference.
 
     Attributes:
-        reference: by the name that :func:`veilsum_aggregation.alignment.local_map` knows, the name of the array.
+        reference: by the name that :func:`veilsum_aggregation.alignment.local_map`, or of the kind ``moments``
+            :func:`veilsum_aggregation.moment_alignment.local_map`, knows, the name of the array.
+        moments: of the kind ``moments``.
         noise_std: standard deviation of the noise in the kept statistic, by block, in the block's own units.
     """
 
-    kind: Literal["barycenter", "two-way", "slopes"]
+    kind: Literal["barycenter", "two-way", "slopes", "moments"]
     source: Name
     tau: Real = Field(ge=0, le=1)
+    moments: MomentUse | None = None
     reference: dict[Array, Array]
     noise_std: dict[str, Annotated[Real, Field(ge=0)]] | None = None
-
-
-class LinearArrays(Frozen):
-    """Scores features @ weights.T + bias: ``weights`` (K, m), ``bias`` (K,)."""
-
-    kind: Literal["linear"]
-    weights: Array
-    bias: Array
-
-
-class MlpHead(Frozen):
-    """Affine layers with a rectifier between them; each a weight (out, in) and a bias (out,)."""
-
-    kind: Literal["mlp"]
-    layers: tuple[tuple[Array, Array], ...] = Field(min_length=1, max_length=64)
-    activation: Literal["relu"]
 
 
 class FileForm(Frozen):
@@ -104,7 +93,7 @@ class _Application(BaseModel):
     alignment: (
         Annotated[Annotated[Maps, Tag("maps")] | Annotated[OwnAlignment, Tag("own")], Discriminator(_alignment_kind)] | None
     ) = None
-    head: Annotated[LinearArrays | MlpHead, Field(discriminator="kind")] | None = None
+    head: Annotated[Head, Field(discriminator="kind")] | None = None
     classes: tuple[Name, ...] = ()
     scores: str = ""
 
@@ -126,7 +115,7 @@ class Recipe:
     missing_rule: Literal["skip", "centre"]
     encoder: ProjectionArrays | Program | None
     alignment: Maps | OwnAlignment | None
-    head: LinearArrays | MlpHead | None
+    head: Head | None
     classes: tuple[Name, ...]
     width: int
 
@@ -162,7 +151,7 @@ def parse_recipe(result: Result) -> tuple[Recipe, dict[str, Floats]]:
         ) from error
     arrays = _Arrays(result.arrays)
     width = _width(parsed, schema, arrays)
-    _check_alignment(parsed.alignment, width, arrays)
+    _check_alignment(parsed, width, schema, arrays)
     _check_head(parsed, width, arrays)
     recipe = Recipe(
         schema=schema,
@@ -219,7 +208,8 @@ def _width(parsed: _Application, schema: DatasetSchema, arrays: _Arrays) -> int:
     return len(matrix)
 
 
-def _check_alignment(alignment: Maps | OwnAlignment | None, width: int, arrays: _Arrays) -> None:
+def _check_alignment(parsed: _Application, width: int, schema: DatasetSchema, arrays: _Arrays) -> None:
+    alignment = parsed.alignment
     if isinstance(alignment, Maps):
         if len(set(alignment.sites)) != len(alignment.sites):
             raise HostileInput("The result's alignment names a site twice.", _AGAIN)
@@ -233,10 +223,29 @@ def _check_alignment(alignment: Maps | OwnAlignment | None, width: int, arrays: 
             "reference.within": (width, width),
             "reference.scalars": (None,),
         }
+        if (alignment.kind == "moments") != (alignment.moments is not None):
+            raise HostileInput("The result's alignment states moments exactly if it is by moments.", _AGAIN)
+        if alignment.moments is not None:
+            columns = aligned_columns(schema, None if parsed.encoder is None else width, alignment.moments)
+            shapes = dict.fromkeys(MOMENT_REFERENCE, (alignment.moments.channels or len(columns),))
+            if set(alignment.reference) != set(shapes):
+                raise HostileInput("The result's alignment has not the reference that moments need.", _AGAIN)
         for name, array in alignment.reference.items():
             if name not in shapes:
                 raise HostileInput(f"The result's alignment has an unknown reference {name!r}.", _AGAIN)
             arrays.take(array, *shapes[name])
+
+
+def aligned_columns(schema: DatasetSchema, width: int | None, use: MomentUse) -> NDArray[np.intp]:
+    """Which features are aligned by their moments; ``width`` is None where no encoder makes them.
+
+    Raises:
+        HostileInput: there are no such moments of these features.
+    """
+    try:
+        return columns_of_moments(schema, width, use.channels)
+    except Misuse as error:
+        raise HostileInput(f"The result's alignment does not fit its features: {error.message}", _AGAIN) from error
 
 
 def _check_head(parsed: _Application, width: int, arrays: _Arrays) -> None:
@@ -245,6 +254,10 @@ def _check_head(parsed: _Application, width: int, arrays: _Arrays) -> None:
         return
     if not classes or len(set(classes)) != len(classes):
         raise HostileInput("The result has a classifier without distinct classes.", _AGAIN)
+    if isinstance(head, NetworkHead):
+        for name, shape in head.architecture(width, len(classes)).shapes().items():
+            arrays.take(head.prefix + name, *shape)
+        return
     for weight, bias, rows in _layers(head, len(classes)):
         width = len(arrays.take(bias, len(arrays.take(weight, rows, width))))
 

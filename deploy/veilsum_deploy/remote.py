@@ -5,6 +5,7 @@ Nothing here prints. Text that came over the wire is made printable, and file na
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections import Counter
@@ -16,7 +17,7 @@ from typing import Any
 
 import grpc
 
-from veilsum_coordinator.results import MANIFEST, Result, load_result
+from veilsum_coordinator.results import ARRAYS, MANIFEST, Result, load_result
 from veilsum_deploy.connection import explain, hello, split_address
 from veilsum_deploy.logs import printable
 from veilsum_deploy.spending import read_spending
@@ -77,6 +78,9 @@ class StudyInfo:
         submitted: Unix seconds.
         progress: 0 to 1.
         results: names of the result's files.
+        declared, released: releases that the study declares, and those so far.
+        epsilon, epsilon_spent: what the former cost, and the latter; None without noise.
+        checkpoints: rounds whose models can be fetched, ascending.
     """
 
     study: str
@@ -92,6 +96,12 @@ class StudyInfo:
     refusals: tuple[RefusalInfo, ...]
     rounds: tuple[RoundInfo, ...]
     results: tuple[str, ...]
+    declared: int = 0
+    released: int = 0
+    epsilon: float | None = None
+    epsilon_spent: float | None = None
+    delta: float = 0.0
+    checkpoints: tuple[int, ...] = ()
 
     @classmethod
     def parse(cls, status: pb.StudyStatus) -> StudyInfo:
@@ -122,6 +132,12 @@ class StudyInfo:
             refusals=tuple(refusals),
             rounds=tuple(rounds),
             results=tuple(status.results),
+            declared=status.declared,
+            released=status.released,
+            epsilon=_finite(status.epsilon) if status.HasField("epsilon") else None,
+            epsilon_spent=_finite(status.epsilon_spent) if status.HasField("epsilon_spent") else None,
+            delta=_finite(status.delta) or 0.0,
+            checkpoints=tuple(status.checkpoints),
         )
 
     @property
@@ -132,6 +148,10 @@ class StudyInfo:
     def to_json(self) -> dict[str, Any]:
         """Plain values for ``--json``."""
         return asdict(self)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 @dataclass(frozen=True)
@@ -263,11 +283,32 @@ class Remote:
             replace_file(directory / name, self._file(study, name))
         return load_result(directory)
 
-    def _file(self, study: bytes, name: str) -> bytes:
+    def fetch_checkpoint(self, study: bytes, directory: Path, number: int | None = None) -> tuple[Result, int]:
+        """Fetch the model that a study kept after a round, the newest one by default, and check its hashes.
+
+        Returns:
+            the checkpoint and its round.
+
+        Raises:
+            StateError: the study has kept no such model, or the directory holds a result or cannot be written.
+            HostileInput: a size is not acceptable, or a file is not the one that the manifest names.
+        """
+        info = self.show(study)
+        chosen = number if number is not None else max(info.checkpoints, default=0)
+        if chosen not in info.checkpoints:
+            kept = ", ".join(map(str, info.checkpoints)) or "none; its parameters say how often: checkpoint_every"
+            raise StateError("The study has kept no such model.", f"Rounds with one: {kept}.")
+        if (directory / MANIFEST).exists():
+            raise StateError(f"{directory} holds a result already.", "Choose another directory.")
+        for name in (ARRAYS, MANIFEST):
+            replace_file(directory / name, self._file(study, name, chosen))
+        return load_result(directory), chosen
+
+    def _file(self, study: bytes, name: str, checkpoint: int = 0) -> bytes:
         parts: list[bytes] = []
         size, total = 0, 0
         with self._explained():
-            for chunk in self._stub.Result(pb.ResultRequest(study=study, file=name)):
+            for chunk in self._stub.Result(pb.ResultRequest(study=study, file=name, checkpoint=checkpoint)):
                 size, total = size + len(chunk.data), chunk.total
                 if max(size, total) > MAX_OBJECT_BYTES:
                     raise HostileInput("A result file is larger than allowed.")

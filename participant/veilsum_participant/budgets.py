@@ -60,17 +60,17 @@ def remaining(connection: Connection, key: bytes, study: Study) -> Counter[Mecha
     return +left
 
 
-def releases_used(connection: Connection, key: bytes, study: Study, label: str) -> bool:
+def releases_used(connection: Connection, key: bytes, study: Study, label: str, counted: store.Tally) -> bool:
     """Whether the releases that the study declares for a task are charged.
 
     Releases that are known from receipts only, after a backup was restored, bear no label: they count for all tasks of the
     same price together, so that the study never costs more than it declared.
     """
     declaration = study.task(label)
-    if store.labels(connection, key, store.PAID)[label] >= declaration.releases:
+    if counted.labels(store.PAID)[label] >= declaration.releases:
         return True
     price = _task_price(study, declaration)
-    return _used(connection, key, study, store.PAID)[price] >= _priced(study)[price]
+    return _used(connection, key, study, store.PAID, counted)[price] >= _priced(study)[price]
 
 
 def budget_faults(
@@ -140,7 +140,7 @@ def record_refused_study(
     if same or (not by_operator and _too_many_refusals(connection, site)):
         return
     try:
-        cost = [dataclasses.replace(mechanism, steps=count) for mechanism, count in declared(study).items()]
+        cost = [dataclasses.replace(mechanism, steps=mechanism.steps * count) for mechanism, count in declared(study).items()]
     except Misuse:
         cost = []
     offered = study.dataset in site.config.datasets
@@ -186,13 +186,16 @@ def _priced(study: Study) -> Counter[_Price]:
     return releases
 
 
-def _used(connection: Connection, key: bytes, study: Study, states: tuple[str, ...]) -> Counter[_Price]:
+def _used(
+    connection: Connection, key: bytes, study: Study, states: tuple[str, ...], counted: store.Tally | None = None
+) -> Counter[_Price]:
     """Attempts of a study in some states, counted by price; those without a label by their receipts."""
     prices = {task.label: _task_price(study, task) for task in study.tasks}
     used: Counter[_Price] = Counter()
-    for label, count in store.labels(connection, key, [state for state in states if state != "recovered"]).items():
+    counted = store.tally(connection, key, 0) if counted is None else counted
+    for label, count in (+counted.labels([state for state in states if state != "recovered"])).items():
         used[prices[label]] += count
-    if "recovered" in states:
+    if "recovered" in states and counted.total(("recovered",)):
         for receipt in store.recovered_receipts(connection, key):
             used[_price(parse_receipt(receipt).mechanism)] += 1
     return used

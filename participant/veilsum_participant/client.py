@@ -155,11 +155,15 @@ class Client:
         self._caught_up = True
 
     def _serve(self, inbox: queue.Queue[pb.Directive | Exception | None], workers: Workers) -> None:
+        due = time.monotonic()
         while not self._stopping.is_set():
-            self._expire()
-            self._act_on_decisions(workers)
+            if (left := due - time.monotonic()) <= 0:  # not with every directive: it takes the database's lock
+                self._expire()
+                self._act_on_decisions(workers)
+                left = TICK_SECONDS
+                due = time.monotonic() + left
             try:
-                item = inbox.get(timeout=TICK_SECONDS)
+                item = inbox.get(timeout=left)
             except queue.Empty:
                 continue
             if isinstance(item, Exception):

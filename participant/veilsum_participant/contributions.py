@@ -13,7 +13,7 @@ from sqlalchemy import Connection, RowMapping
 
 from veilsum_participant import store
 from veilsum_participant.budgets import record_refused_release
-from veilsum_participant.limits import cohort_faults, count_faults, weight_faults
+from veilsum_participant.limits import cohort_faults, count_faults, kept_weights, weight_faults
 from veilsum_participant.policy import member_faults, noise_faults, refuse
 from veilsum_participant.site import LOG, OpenStudy, Site, check_certificates, load_open_study
 from veilsum_privacy.computing import Place, compute_sum, kept_part
@@ -200,7 +200,7 @@ class Contributions:
         except Exception as error:  # a task's fault on a broadcast it cannot use must not end the participant
             raise Refusal(RefusalCode.INTERNAL, f"The task failed: {type(error).__name__}.") from error
         LOG.info("task %s: %d records, %d clipped, %d invalid", checked.assignment.label, len(records), clipped, invalid)
-        return values, False, encode_broadcast(trained)
+        return values, False, encode_broadcast({**trained, **kept_weights(opened.study, declaration, arrays, place)})
 
     def _reserve(self, connection: Connection, opened: OpenStudy, checked: _Checked, data: bytes) -> None:
         site, assignment = self._site, checked.assignment

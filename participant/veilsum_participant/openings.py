@@ -91,10 +91,11 @@ class Openings:
                     raise Refusal(RefusalCode.ROUND, "This site consented to another attempt of this round.")
                 verified = self._verify(shown.receipts, row, roster, assignment, key)
                 word = self._verify_coordinator(shown, opened.study, key, row["context"])
+                seen = store.peer_numbers(connection, key)
                 for receipt in verified:
-                    if receipt.number <= store.peer_number(connection, key, receipt.participant):
+                    if receipt.number <= seen[receipt.participant]:
                         raise Refusal(RefusalCode.RECEIPT, f"A receipt of {receipt.participant} has a number seen before.")
-                    store.keep_peer(connection, key, receipt.participant, receipt.number, receipt.head)
+                store.keep_peers(connection, key, [(item.participant, item.number, item.head) for item in verified])
                 self._follow_mirror(connection, word)
                 certificates = {name: roster.member(name).enrolment.certificate for name in assignment.names}
                 certificates[word.coordinator] = shown.certificate

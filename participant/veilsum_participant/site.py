@@ -9,7 +9,9 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
+from cryptography import x509
 from sqlalchemy import Connection, Engine, RowMapping
 
 from veilsum_participant import store
@@ -53,6 +55,7 @@ class Site:
     noise_random: RandomSource = SYSTEM_RANDOM
     nonce: bytes = field(init=False)
     _records: dict[tuple[str, str], Records] = field(init=False, default_factory=dict, repr=False)
+    _latest: tuple[str, DatasetSchema, Records] | None = field(init=False, default=None, repr=False)
     _encoders: dict[Program, Encode] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -73,12 +76,15 @@ class Site:
 
     def records(self, dataset: str, schema: DatasetSchema) -> Records:
         """The dataset under the study's schema; read once for each schema."""
+        if self._latest is not None and self._latest[0] == dataset and self._latest[1] is schema:
+            return self._latest[2]  # the very same schema needs no comparison
         key = (dataset, schema.model_dump_json())
         if key not in self._records:
             offered = self.config.datasets[dataset]
             records, counts = load_records(offered.path, schema, offered.subject)
             LOG.info("dataset %s: %s", dataset, counts)
             self._records = {key: records}
+        self._latest = (dataset, schema, self._records[key])
         return self._records[key]
 
     def encoder(self, encoder: Encoder | None) -> Encode | None:
@@ -111,6 +117,12 @@ def load_enrolments(data: bytes) -> list[Enrolment]:
     return [Enrolment(*(bytes.fromhex(part) for part in parts)) for parts in json.loads(data)]
 
 
+@lru_cache(maxsize=32)
+def _verified_roster(data: bytes, study: bytes, digest: bytes, authority: x509.Certificate, at: int) -> Roster:
+    """A stored roster, verified as of a fixed time; remembered by all that this depends on, for a round asks for it often."""
+    return verify_roster(load_enrolments(data), parse_study(study), digest, authority, at)
+
+
 @dataclass(frozen=True)
 class OpenStudy:
     """A study that the site is enrolled in, loaded from the store and verified again."""
@@ -132,9 +144,9 @@ class OpenStudy:
         """
         if self.row["roster"] is None:
             raise Refusal(RefusalCode.ROSTER, "No roster was received for this study yet.")
-        enrolments = load_enrolments(self.row["roster"])
+        row = self.row
         try:
-            return verify_roster(enrolments, self.study, self.digest, site.credentials.authority, self.row["roster_time"])
+            return _verified_roster(row["roster"], row["study"], self.digest, site.credentials.authority, row["roster_time"])
         except HostileInput as error:
             raise Refusal(RefusalCode.ROSTER, error.message) from error
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from sqlalchemy import (
     Subquery,
     Table,
     Text,
+    bindparam,
     delete,
     func,
     insert,
@@ -155,9 +157,13 @@ def add_study(connection: Connection, **values: Any) -> None:
     connection.execute(insert(STUDIES).values(**values))
 
 
+_STUDY = select(STUDIES).where(STUDIES.c.digest == bindparam("digest"))
+_ATTEMPT = select(ATTEMPTS).where(ATTEMPTS.c.study == bindparam("study"), ATTEMPTS.c.attempt == bindparam("attempt"))
+
+
 def find_study(connection: Connection, digest: bytes) -> RowMapping | None:
     """The study's row."""
-    return connection.execute(select(STUDIES).where(STUDIES.c.digest == digest)).mappings().first()
+    return connection.execute(_STUDY, {"digest": digest}).mappings().first()
 
 
 def open_studies(connection: Connection) -> Sequence[RowMapping]:
@@ -177,8 +183,7 @@ def add_attempt(connection: Connection, **values: Any) -> None:
 
 def find_attempt(connection: Connection, study: bytes, attempt: int) -> RowMapping | None:
     """The attempt's row."""
-    query = select(ATTEMPTS).where(ATTEMPTS.c.study == study, ATTEMPTS.c.attempt == attempt)
-    return connection.execute(query).mappings().first()
+    return connection.execute(_ATTEMPT, {"study": study, "attempt": attempt}).mappings().first()
 
 
 def attempts_in(connection: Connection, states: Sequence[str], study: bytes | None = None) -> Sequence[RowMapping]:
@@ -198,6 +203,42 @@ def count_attempts(connection: Connection, study: bytes, states: Sequence[str], 
     return int(connection.execute(query).scalar_one())
 
 
+@dataclass(frozen=True)
+class Tally:
+    """A study's attempts, counted in one reading.
+
+    Attributes:
+        counts: by label, state and whether they are of the round that was asked about.
+    """
+
+    counts: Counter[tuple[str, str, bool]]
+
+    def total(self, states: Sequence[str], *, present: bool = False) -> int:
+        """How many are in one of the states; ``present``: of the round only."""
+        return sum(count for (_, state, here), count in self.counts.items() if state in states and (here or not present))
+
+    def labels(self, states: Sequence[str]) -> Counter[str]:
+        """Those in one of the states, by the task's label."""
+        found = Counter[str]()
+        for (label, state, _), count in self.counts.items():
+            found[label] += count if state in states else 0
+        return found
+
+
+_PRESENT = ATTEMPTS.c.round == bindparam("round")
+_TALLY = (
+    select(ATTEMPTS.c.label, ATTEMPTS.c.state, _PRESENT, func.count())
+    .where(ATTEMPTS.c.study == bindparam("study"))
+    .group_by(ATTEMPTS.c.label, ATTEMPTS.c.state, _PRESENT)
+)
+
+
+def tally(connection: Connection, study: bytes, number: int) -> Tally:
+    """Count the study's attempts; ``number``: of the round to tell apart."""
+    rows = connection.execute(_TALLY, {"study": study, "round": number})
+    return Tally(Counter({(str(label), str(state), bool(here)): int(count) for label, state, here, count in rows}))
+
+
 def find_context(connection: Connection, context: bytes) -> RowMapping | None:
     """The row of the attempt with this context."""
     return connection.execute(select(ATTEMPTS).where(ATTEMPTS.c.context == context)).mappings().first()
@@ -206,12 +247,6 @@ def find_context(connection: Connection, context: bytes) -> RowMapping | None:
 def took_part(connection: Connection, study: bytes) -> bool:
     """Whether there is any attempt of the study."""
     return count_attempts(connection, study, ALL) > 0
-
-
-def labels(connection: Connection, study: bytes, states: Sequence[str]) -> Counter[str]:
-    """Attempts of the study in one of the states, counted by the task's label."""
-    query = select(ATTEMPTS.c.label, func.count()).where(ATTEMPTS.c.study == study, ATTEMPTS.c.state.in_(states))
-    return Counter({str(label): int(count) for label, count in connection.execute(query.group_by(ATTEMPTS.c.label))})
 
 
 def recovered_receipts(connection: Connection, study: bytes) -> list[bytes]:
@@ -234,18 +269,22 @@ def split_payload(row: RowMapping) -> list[bytes]:
     return parts
 
 
-def peer_number(connection: Connection, study: bytes, name: str) -> int:
-    """The last receipt number seen from a peer in this study; 0 for none."""
-    query = select(PEERS.c.number).where(PEERS.c.study == study, PEERS.c.name == name)
-    return int(connection.execute(query).scalar() or 0)
+_NUMBERS = select(PEERS.c.name, PEERS.c.number).where(PEERS.c.study == bindparam("study"))
+_PEER = upsert(PEERS)
+_KEEP_PEER = _PEER.on_conflict_do_update(
+    index_elements=["study", "name"], set_={"number": _PEER.excluded.number, "head": _PEER.excluded.head}
+)
 
 
-def keep_peer(connection: Connection, study: bytes, name: str, number: int, head: bytes) -> None:
-    """Remember a peer's receipt number and ledger head."""
-    statement = upsert(PEERS).values(study=study, name=name, number=number, head=head)
-    connection.execute(
-        statement.on_conflict_do_update(index_elements=["study", "name"], set_={"number": number, "head": head})
-    )
+def peer_numbers(connection: Connection, study: bytes) -> Counter[str]:
+    """The last receipt number seen from each peer in this study; 0 for none."""
+    return Counter({str(name): int(number) for name, number in connection.execute(_NUMBERS, {"study": study})})
+
+
+def keep_peers(connection: Connection, study: bytes, shown: Sequence[tuple[str, int, bytes]]) -> None:
+    """Remember peers' receipt numbers and ledger heads, given as (name, number, head)."""
+    rows = [{"study": study, "name": name, "number": number, "head": head} for name, number, head in shown]
+    connection.execute(_KEEP_PEER, rows)
 
 
 def keep_vector(connection: Connection, study: bytes, label: str, vector: Integers, whole: Integers) -> None:

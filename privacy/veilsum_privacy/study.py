@@ -21,6 +21,9 @@ from veilsum_privacy.schema import DatasetSchema, Frozen, Name, Real
 MAX_STUDY_BYTES = 1 << 20
 """Largest signed study that is parsed, in bytes."""
 
+MAX_STEPS = 10**9
+"""Most noised steps of all releases of a study, which one event can hold."""
+
 Hex32 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Nonce = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 Disclosure = Literal["joint", "per-site"]
@@ -130,6 +133,8 @@ class Study(Frozen):
             raise ValueError("expires must come after created")
         if self.privacy.min_cohort > len(self.participants):
             raise ValueError("min_cohort exceeds the number of participants")
+        if sum(task.steps * task.releases for task in self.tasks) > MAX_STEPS:
+            raise ValueError("the study declares more than 10^9 noised steps")
         kept: set[str] = set()
         for task in self.tasks:
             if task.source is not None and task.source not in kept:

@@ -1087,6 +1087,12 @@ class StudyStatus(_message.Message):
     PROGRESS_FIELD_NUMBER: _builtins.int
     RESULTS_FIELD_NUMBER: _builtins.int
     ANALYST_FIELD_NUMBER: _builtins.int
+    DECLARED_FIELD_NUMBER: _builtins.int
+    RELEASED_FIELD_NUMBER: _builtins.int
+    EPSILON_FIELD_NUMBER: _builtins.int
+    EPSILON_SPENT_FIELD_NUMBER: _builtins.int
+    DELTA_FIELD_NUMBER: _builtins.int
+    CHECKPOINTS_FIELD_NUMBER: _builtins.int
     study: _builtins.bytes
     name: _builtins.str
     method: _builtins.str
@@ -1099,6 +1105,15 @@ class StudyStatus(_message.Message):
     progress: _builtins.float
     """0 to 1"""
     analyst: _builtins.str
+    declared: _builtins.int
+    """releases that the study declares"""
+    released: _builtins.int
+    """releases so far"""
+    epsilon: _builtins.float
+    """that all of them cost; absent without noise"""
+    epsilon_spent: _builtins.float
+    """that the releases so far cost"""
+    delta: _builtins.float
     @_builtins.property
     def participants(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -1106,10 +1121,16 @@ class StudyStatus(_message.Message):
     @_builtins.property
     def refusals(self) -> _containers.RepeatedCompositeFieldContainer[Global___Refusal]: ...
     @_builtins.property
-    def rounds(self) -> _containers.RepeatedCompositeFieldContainer[Global___RoundStatus]: ...
+    def rounds(self) -> _containers.RepeatedCompositeFieldContainer[Global___RoundStatus]:
+        """of long studies the newest"""
+
     @_builtins.property
     def results(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """file names"""
+
+    @_builtins.property
+    def checkpoints(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """rounds whose models can be fetched, ascending"""
 
     def __init__(
         self,
@@ -1127,12 +1148,25 @@ class StudyStatus(_message.Message):
         progress: _builtins.float = ...,
         results: _abc.Iterable[_builtins.str] | None = ...,
         analyst: _builtins.str = ...,
+        declared: _builtins.int = ...,
+        released: _builtins.int = ...,
+        epsilon: _builtins.float | None = ...,
+        epsilon_spent: _builtins.float | None = ...,
+        delta: _builtins.float = ...,
+        checkpoints: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_epsilon", b"_epsilon", "_epsilon_spent", b"_epsilon_spent", "epsilon", b"epsilon", "epsilon_spent", b"epsilon_spent"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["analyst", b"analyst", "enrolled", b"enrolled", "method", b"method", "name", b"name", "participants", b"participants", "phase", b"phase", "progress", b"progress", "reason", b"reason", "refusals", b"refusals", "results", b"results", "rounds", b"rounds", "study", b"study", "submitted", b"submitted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_epsilon", b"_epsilon", "_epsilon_spent", b"_epsilon_spent", "analyst", b"analyst", "checkpoints", b"checkpoints", "declared", b"declared", "delta", b"delta", "enrolled", b"enrolled", "epsilon", b"epsilon", "epsilon_spent", b"epsilon_spent", "method", b"method", "name", b"name", "participants", b"participants", "phase", b"phase", "progress", b"progress", "reason", b"reason", "refusals", b"refusals", "released", b"released", "results", b"results", "rounds", b"rounds", "study", b"study", "submitted", b"submitted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__epsilon: _TypeAlias = _typing.Literal["epsilon"]  # noqa: Y015
+    _WhichOneofArgType__epsilon: _TypeAlias = _typing.Literal["_epsilon", b"_epsilon"]  # noqa: Y015
+    _WhichOneofReturnType__epsilon_spent: _TypeAlias = _typing.Literal["epsilon_spent"]  # noqa: Y015
+    _WhichOneofArgType__epsilon_spent: _TypeAlias = _typing.Literal["_epsilon_spent", b"_epsilon_spent"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__epsilon) -> _WhichOneofReturnType__epsilon | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__epsilon_spent) -> _WhichOneofReturnType__epsilon_spent | None: ...
 
 Global___StudyStatus: _TypeAlias = StudyStatus  # noqa: Y015
 
@@ -1206,17 +1240,21 @@ class ResultRequest(_message.Message):
 
     STUDY_FIELD_NUMBER: _builtins.int
     FILE_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
     study: _builtins.bytes
     file: _builtins.str
+    checkpoint: _builtins.int
+    """the round of a checkpoint; 0 for the result itself"""
     def __init__(
         self,
         *,
         study: _builtins.bytes = ...,
         file: _builtins.str = ...,
+        checkpoint: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["file", b"file", "study", b"study"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "file", b"file", "study", b"study"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -686,7 +686,7 @@ class StudiesServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Result(self, request, context):
-        """Streams one file of a finished study's result.
+        """Streams one file of a finished study's result, or of a checkpoint.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

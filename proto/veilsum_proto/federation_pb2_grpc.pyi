@@ -216,7 +216,7 @@ class StudiesStub:
     Spending: _grpc.UnaryUnaryMultiCallable[_federation_pb2.SpendingRequest, _federation_pb2.SpendingReply]
     """Tells what the coordinator's own studies have cost each participant, by the mirror."""
     Result: _grpc.UnaryStreamMultiCallable[_federation_pb2.ResultRequest, _federation_pb2.Chunk]
-    """Streams one file of a finished study's result."""
+    """Streams one file of a finished study's result, or of a checkpoint."""
 
 @_typing.type_check_only
 class StudiesAsyncStub(StudiesStub):
@@ -232,7 +232,7 @@ class StudiesAsyncStub(StudiesStub):
     Spending: _aio.UnaryUnaryMultiCallable[_federation_pb2.SpendingRequest, _federation_pb2.SpendingReply]  # type: ignore[assignment]
     """Tells what the coordinator's own studies have cost each participant, by the mirror."""
     Result: _aio.UnaryStreamMultiCallable[_federation_pb2.ResultRequest, _federation_pb2.Chunk]  # type: ignore[assignment]
-    """Streams one file of a finished study's result."""
+    """Streams one file of a finished study's result, or of a checkpoint."""
 
 class StudiesServicer(metaclass=_abc_1.ABCMeta):
     """What an analyst or operator calls. Roles: analyst (all calls), operator (List, Show, Watch, Abort)."""
@@ -293,6 +293,6 @@ class StudiesServicer(metaclass=_abc_1.ABCMeta):
         request: _federation_pb2.ResultRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_federation_pb2.Chunk], _abc.AsyncIterator[_federation_pb2.Chunk]]:
-        """Streams one file of a finished study's result."""
+        """Streams one file of a finished study's result, or of a checkpoint."""
 
 def add_StudiesServicer_to_server(servicer: StudiesServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -8,9 +8,9 @@ import os
 import platform
 from typing import Any
 
-from benchmarks import accounting, barycenter, geometry, ledger, secure_sum
+from benchmarks import accounting, barycenter, geometry, gradients, ledger, masked_transport, secure_sum, simulation
 
-SECTIONS = ("sums", "accounting", "ledger", "barycenter", "geometry")
+SECTIONS = ("sums", "accounting", "ledger", "barycenter", "geometry", "gradients", "masked_transport", "simulation")
 
 
 def main() -> None:
@@ -34,6 +34,12 @@ def main() -> None:
         results["barycenter"] = barycenter.measure(quick=options.quick)
     if "geometry" in wanted:
         results["geometry"] = geometry.measure(quick=options.quick)
+    if "simulation" in wanted:
+        results["simulation"] = simulation.measure(quick=options.quick)
+    if "masked_transport" in wanted:
+        results["masked_transport"] = masked_transport.measure(quick=options.quick)
+    if "gradients" in wanted:
+        results["gradients"] = gradients.measure(quick=options.quick)
     if options.json:
         machine = {"cpus": os.cpu_count(), "python": platform.python_version(), "system": platform.platform()}
         print(json.dumps({"machine": machine, "results": results}, indent=2))
@@ -44,6 +50,10 @@ def main() -> None:
         print(barycenter.table(results.pop("barycenter")))
     if "geometry" in results:
         print(geometry.table(results.pop("geometry")))
+    if "masked_transport" in results:
+        print(masked_transport.table(results.pop("masked_transport")))
+    if "gradients" in results:
+        print(gradients.table(results.pop("gradients")))
     for section, figures in results.items():
         print(f"\n{section}")
         for name, value in figures.items():

@@ -54,15 +54,10 @@ def _measure(name: str, inputs: tuple[int, ...] | None, options: dict[str, Any],
     import torch
 
     from veilsum_privacy.training.arrays import load
-    from veilsum_privacy.training.batches import precision
-    from veilsum_privacy.training.gradients import (
-        PerRecordGradients,
-        clipped_gradient_sum,
-        compute_module,
-        cross_entropy,
-        engine,
-    )
+    from veilsum_privacy.training.batches import compute_module, precision
+    from veilsum_privacy.training.gradients import clipped_gradient_sum, cross_entropy, engine
     from veilsum_privacy.training.models import ModelSpec, build_architecture
+    from veilsum_privacy.training.per_record import PerRecordGradients
 
     architecture = build_architecture(ModelSpec(name=name, inputs=inputs, options=options), width, classes)
     arrays = architecture.initial(1)

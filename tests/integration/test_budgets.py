@@ -324,7 +324,13 @@ def test_a_store_of_the_first_layout_is_adopted(tmp_path: Path) -> None:
     site = attack.bed.sites["a"]
     with transaction(site.engine) as connection:
         before = connection.execute(select(store.ATTEMPTS)).mappings().one()
-        for table in ("participant_pending", "participant_mirror", "participant_kept", "participant_state", "participant_version"):
+        for table in (
+            "participant_pending",
+            "participant_mirror",
+            "participant_kept",
+            "participant_state",
+            "participant_version",
+        ):
             connection.exec_driver_sql(f"DROP TABLE {table}")
         connection.exec_driver_sql("ALTER TABLE participant_attempt DROP COLUMN consent_digest")
     store.create_tables(site.engine)

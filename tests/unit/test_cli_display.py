@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
+import re
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +16,8 @@ import pytest
 from support.randomness import SeededRandom
 from veilsum_coordinator.methods.compile import PrivacyRequest, StudyDraft, StudyRequest, draft_study
 from veilsum_coordinator.results import Result
-from veilsum_deploy.cli.display import follow, print_result, print_study
+from veilsum_deploy.cli.display import print_result, print_study
+from veilsum_deploy.cli.following import Pace, duration, follow, words
 from veilsum_deploy.cli.planned import figure, print_plan
 from veilsum_deploy.costs import study_cost
 from veilsum_deploy.plan import plan_study
@@ -196,6 +200,138 @@ def test_states_are_a_bar_on_a_terminal(capsys: pytest.CaptureFixture[str], monk
     assert "failed, 1 refused" in capsys.readouterr().out
 
 
+class Hands:
+    """A clock that states move on by a second each."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def states(self, states: Iterable[StudyInfo], seconds: float = 1.0) -> Iterator[StudyInfo]:
+        for info in states:
+            yield info
+            self.now += seconds
+
+
+def long_study(rounds: int = 100, done: int | None = None) -> list[StudyInfo]:
+    """A study of many rounds, its state after each of them, and its end."""
+    states = [status("enrolling", enrolled=["a"], declared=rounds, epsilon=3.0, epsilon_spent=0.0)]
+    for number in range(1, rounds + 1 if done is None else done + 1):
+        shown = [
+            pb.RoundStatus(round=item, label="gradient", phase="released" if item < number else "contributing", attempts=1,
+                           cohort=["a", "b"], bytes_received=1024, seconds=1.0)
+            for item in range(1, number + 1)
+        ]  # fmt: skip
+        states.append(
+            status("running", rounds=shown, declared=rounds, released=number - 1, epsilon=3.0, delta=1e-5,
+                   epsilon_spent=3.0 * math.sqrt((number - 1) / rounds), progress=0.1 + 0.9 * (number - 1) / rounds)
+        )  # fmt: skip
+    if done is None:
+        states.append(status("finished", declared=rounds, released=rounds, epsilon=3.0, epsilon_spent=3.0, progress=1.0))
+    return states
+
+
+def test_a_long_study_is_a_line_every_ten_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    hands = Hands()
+    follow(hands.states(long_study()), as_json=False, clock=hands)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "  0% enrolling 1/2"
+    assert lines[1] == " 10% running round 1 (gradient): contributing, 0 of 100 releases, epsilon 0 of 3"
+    # The eleventh round begins ten seconds after the first: ten releases of 1 second each are done, ninety are left.
+    assert (
+        lines[2] == " 19% running round 11 (gradient): contributing, 10 of 100 releases, epsilon 0.949 of 3, about 90 s left"
+    )
+    assert lines[-1] == "100% finished, 100 of 100 releases, epsilon 3 of 3"
+    assert len(lines) == 12
+
+
+def test_what_is_out_of_the_ordinary_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    hands = Hands()
+    ordinary = long_study(done=5)
+    again = [pb.RoundStatus(round=5, label="gradient", phase="contributing", attempts=2)]
+    refused = [pb.Refusal(participant="b", code="budget-exceeded")]
+    about = {"declared": 100, "released": 4, "epsilon": 3.0, "epsilon_spent": 0.6, "progress": 0.136}
+    follow(
+        hands.states([*ordinary, status("running", rounds=again, **about),
+                      status("running", rounds=again, refusals=refused, **about)]),
+        as_json=False, clock=hands,
+    )  # fmt: skip
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4
+    assert "attempt 2" in lines[2]
+    assert "1 refused" in lines[3]
+
+
+def test_a_long_study_is_an_object_a_second(capsys: pytest.CaptureFixture[str]) -> None:
+    hands = Hands()
+    follow(hands.states(long_study(), 0.1), as_json=True, clock=hands)
+    shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert 10 <= len(shown) <= 14
+    assert shown[-1]["phase"] == "finished"
+    assert shown[-1]["epsilon_spent"] == 3.0
+
+
+def test_a_long_study_is_one_short_line_on_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    hands = Hands()
+    follow(hands.states(long_study(done=60)), as_json=False, clock=hands)
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().out)
+    last = [line for line in re.split(r"[\r\n]", plain) if line.strip()][-1]
+    assert len(last) <= 100
+    for text in ("running gradient, 59 of 100, epsilon 2.3 of 3", "63%", "about 41 s left"):
+        assert text in last
+
+
+def test_without_noise_there_is_no_epsilon_to_tell() -> None:
+    info = status(
+        "running", declared=40, released=3, rounds=[pb.RoundStatus(round=4, label="sum", phase="opening", attempts=1)]
+    )
+    assert words(info) == "running round 4 (sum): opening, 3 of 40 releases"
+    assert info.epsilon is None
+    assert status("running", declared=2, epsilon_spent=math.inf).epsilon_spent is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.2, "1 s"), (40.0, "40 s"), (99.6, "2 min"), (720.0, "12 min"), (12_600.0, "3.5 h")]
+)
+def test_times_are_short(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_nobody_is_told_an_end_before_a_release_was_timed() -> None:
+    hands = Hands()
+    pace = Pace(hands)
+    before, first, second = long_study(done=3)[1:]
+    assert pace.left(before) == ""
+    hands.now += 60.0  # waiting for everyone is no measure of a round
+    assert pace.left(first) == ""
+    hands.now += 1.0
+    assert pace.left(second) == ""
+    hands.now += 59.0
+    assert pace.left(long_study(done=61)[-1]) == "about 41 s left"
+
+
+def test_a_long_studys_rounds_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
+    info = long_study(done=60)[-1]
+    print_study(dataclasses.replace(info, checkpoints=(40, 50)), as_json=False)
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "│ releases │ 59 of 100 │" in lines
+    assert "│ epsilon so far │ 2.3 of 3 (delta 1e-05) │" in lines
+    assert "│ checkpoints │ after round 40, after round 50 │" in lines
+    assert "│ gradient │ 60 │ 59 │ 0 │ 60 │ 2 │ 60.0 KiB │ 60 │" in lines
+    assert sum("│ gradient │" in line for line in lines) == 11  # the sum and the ten newest rounds
+    assert any(line.startswith("│ 51 │") for line in lines)
+    assert not any(line.startswith("│ 50 │") for line in lines)
+    print_study(long_study(5)[-2], as_json=False)
+    assert "Rounds by task" not in capsys.readouterr().out
+
+
 def test_states_are_objects_under_json(capsys: pytest.CaptureFixture[str]) -> None:
     follow(STATES, as_json=True)
     shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -229,8 +365,8 @@ def test_what_a_result_nests_is_shown_item_by_item(capsys: pytest.CaptureFixture
     print_result(Result("fedcgs", {"cohort": 2, "alignment": alignment}), Path("out"), as_json=False)
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 100
-    for words in (("alignment: tau", "0.4"), ("alignment: converged", "yes"), ("oslo", "yes", "0.25")):
-        assert any(all(word in line for word in words) for line in lines)
+    for told in (("alignment: tau", "0.4"), ("alignment: converged", "yes"), ("oslo", "yes", "0.25")):
+        assert any(all(word in line for word in told) for line in lines)
 
 
 def test_every_refusal_that_a_request_can_mend_says_how(capsys: pytest.CaptureFixture[str]) -> None:

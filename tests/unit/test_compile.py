@@ -17,7 +17,8 @@ from veilsum_coordinator.methods.grid import plan_grid, rounding_share
 from veilsum_privacy.accounting import GaussianEvent, calibrate_noise_multiplier, rdp_epsilon
 from veilsum_privacy.errors import ConfigurationError
 from veilsum_privacy.study import Study, parse_study
-from veilsum_privacy.tasks import build_task
+from veilsum_privacy.tasks import build_declared, build_task
+from veilsum_privacy.tasks.base import TrainingTask
 
 SCHEMA = """
 max_records = 5000
@@ -73,6 +74,23 @@ def test_compiled_study_survives_its_signed_bytes(tmp_path: Path, method: str, p
         assert built.layout().size > 0
         stated = set(task.parameters)
         assert stated == set(built.Parameters.model_fields)
+
+
+@pytest.mark.parametrize("hidden", [16, 4096])
+def test_a_step_of_training_fits_its_grid_however_few_records_there_are(tmp_path: Path, hidden: int) -> None:
+    """A step's sum is rounded: its grid follows from how many values it has, not from max_records alone."""
+    asked = request(tmp_path, 'epsilon = 1.0\nnoise = "local"', "fedavg")
+    few = asked.model_copy(
+        update={
+            "data": None if asked.data is None else asked.data.model_copy(update={"max_records": 20}),
+            "parameters": {"model": {"name": "mlp", "options": {"hidden": hidden}}},
+        }
+    )
+    study = compiled(few)
+    (task,) = study.tasks
+    built = build_declared(study, task)
+    assert isinstance(built, TrainingTask)
+    assert task.grid >= 100 * math.sqrt(built.step_size())
 
 
 def test_everything_is_stated(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import nn
@@ -18,10 +18,10 @@ from veilsum_privacy.errors import Misuse
 from veilsum_privacy.training import gradients as subject
 from veilsum_privacy.training.arrays import flatten, load
 from veilsum_privacy.training.clipped_sums import ClippedGradients, Rows, relative_slack
-from veilsum_privacy.training.gradients import PerRecordGradients, clipped_gradient_sum, cross_entropy, summation_slack
+from veilsum_privacy.training.gradients import clipped_gradient_sum, cross_entropy, summation_slack
 from veilsum_privacy.training.models import Architecture, ModelSpec, build_architecture
 from veilsum_privacy.training.models.networks import Network, named
-from veilsum_privacy.training.per_record import Mode, choose_mode, formed_values
+from veilsum_privacy.training.per_record import Mode, PerRecordGradients, choose_mode, formed_values
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -208,6 +208,37 @@ def test_a_gradient_that_overflows_contributes_zero_or_the_norm(key: str, size: 
     if size >= 1e200:
         assert found.invalid == 1
         np.testing.assert_allclose(found.total, before.total, rtol=0, atol=1e-12)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    first=st.floats(-160, 160),
+    second=st.floats(-300, 160),
+    feature=st.floats(-200, 3),
+    gap=st.floats(0.0, 740.0),
+    clip=st.floats(-100, 100),
+    grouped=st.booleans(),
+)
+@example(first=150.0, second=-300.0, feature=0.0, gap=380.0, clip=-30.0, grouped=False)
+@example(first=150.0, second=150.0, feature=-170.0, gap=0.0, clip=-90.0, grouped=False)
+def test_no_broadcast_lets_a_record_exceed_the_clipping_norm(
+    first: float, second: float, feature: float, gap: float, clip: float, grouped: bool
+) -> None:
+    """A factor whose square vanishes, beside one that is huge: whatever model and clipping norm were chosen for it."""
+    architecture = build_architecture(ModelSpec(name="mlp", options={"hidden": 4, "scale": 1.0}), 3, 2)
+    x = np.full((1, 3), 10.0**feature)
+    arrays = {
+        "features.hidden.weight": np.full((4, 3), 10.0**first),
+        "features.hidden.bias": np.zeros(4),
+        "head.weight": np.array([[10.0**second], [0.0]]) * np.ones((2, 4)),
+        "head.bias": np.array([gap, 0.0]),
+    }
+    groups = np.zeros(1, dtype=np.int64) if grouped else None
+    for label in (0, 1):
+        found = clipped_gradient_sum(architecture, arrays, x, np.array([label]), 10.0**clip, groups=groups).total
+        largest = float(np.abs(found).max())
+        if largest > 0.0:
+            assert (largest / 10.0**clip) * np.linalg.norm(found / largest) <= 1.0 + 1e-9
 
 
 @pytest.mark.parametrize("key", SPECS)
@@ -409,6 +440,18 @@ def test_losses_that_mix_records_are_refused(mode: Mode) -> None:
     with pytest.raises(Misuse, match="layers alone"):
         plain.clipped_sum(penalised, x, labels, 0.7)
     assert plain.clipped_sum(entropy(plain), x, labels, 0.7).invalid == 0
+
+
+@pytest.mark.parametrize("value", [0.0, 1e300])
+def test_no_broadcast_hides_what_the_check_looks_for(value: float) -> None:
+    """A first model of zeros, or of values that overflow, in front of layers that mix records; and it is left as it was."""
+    rng = np.random.default_rng(0)
+    x, labels = rng.standard_normal((9, 5)), rng.integers(CLASSES, size=9)
+    made = PerRecordGradients(net(_OverBatch()))
+    load(made.module, {name: np.full(shape, value) for name, shape in made.shapes.items()})
+    with pytest.raises(Misuse, match="depends on the other records"):
+        made.clipped_sum(entropy(made), x, labels, 0.7)
+    assert all(bool((parameter == value).all()) for parameter in made.module.parameters())
 
 
 def test_where_the_place_in_a_batch_shows_records_go_alone() -> None:

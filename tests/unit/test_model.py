@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ from scipy.special import softmax
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import nn
 
+from support.federation import schema_of
 from veilsum_aggregation.alignment import local_map, reference_arrays
 from veilsum_aggregation.gaussian import Gaussian
 from veilsum_coordinator.methods.applying import application
+from veilsum_coordinator.methods.networks import network_head
 from veilsum_coordinator.results import Result, save_result
 from veilsum_deploy import model as model_module
 from veilsum_deploy.evaluation import exact_head
@@ -29,6 +32,8 @@ from veilsum_privacy.encoder import projection_digest
 from veilsum_privacy.errors import ConfigurationError, DataError, HostileInput, Misuse
 from veilsum_privacy.schema import CategoryColumn, ClassValues, DatasetSchema, Label, NumberColumn
 from veilsum_privacy.tasks.base import Records
+from veilsum_privacy.training.arrays import load
+from veilsum_privacy.training.models import Architecture, ModelSpec, build_architecture, resolve_model
 
 SCHEMA = DatasetSchema(
     columns=(
@@ -438,3 +443,127 @@ def test_a_records_scores_do_not_depend_on_the_others(n: int, seed: int) -> None
     features = model.features(records, "berlin")
     one = Records(records.features[-1:], records.present[-1:], None)
     assert model.features(one, "berlin").tobytes() == features[-1:].tobytes()
+
+
+OWN = """
+from veilsum_privacy.training.models.base import Architecture
+from veilsum_privacy.training.models.networks import Network, linear, named
+from veilsum_privacy.schema import Frozen
+
+class Options(Frozen):
+    hidden: int = 3
+
+class Deep(Architecture):
+    name = "deep"
+    Options = Options
+
+    def shapes(self):
+        h = self.options.hidden
+        return {
+            "features.first.weight": (h, self.width), "features.first.bias": (h,),
+            "head.weight": (self.classes, h), "head.bias": (self.classes,),
+        }
+
+    def network(self):
+        h = self.options.hidden
+        return Network(named(first=linear(self.width, h)), linear(h, self.classes))
+"""
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A distribution of a site's own, as an installer leaves it."""
+    folder = tmp_path / "site-packages"
+    (folder / "ownmodels-1.0.dist-info").mkdir(parents=True)
+    (folder / "ownmodels.py").write_text(OWN)
+    (folder / "ownmodels-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: ownmodels\nVersion: 1.0\n")
+    (folder / "ownmodels-1.0.dist-info" / "entry_points.txt").write_text("[veilsum.models]\ndeep = ownmodels:Deep\n")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "ownmodels", raising=False)
+    return folder
+
+
+def _trained(spec: ModelSpec, schema: DatasetSchema, classes: int) -> tuple[Result, Architecture, dict[str, np.ndarray]]:
+    """A result as methods that train write it."""
+    architecture = build_architecture(resolve_model(spec), schema.width, classes)
+    rng = np.random.default_rng(12)
+    arrays = {name: 0.5 * rng.standard_normal(shape) for name, shape in architecture.shapes().items()}
+    head, named = network_head(architecture, arrays)
+    applied = application(schema, missing="skip", head=head, classes=[f"c{index}" for index in range(classes)])
+    return Result("fedsgd", {}, named, applied), architecture, arrays
+
+
+def _by_torch(architecture: Architecture, arrays: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
+    module = architecture.module().eval()
+    load(module, arrays)
+    with torch.no_grad():
+        return module(torch.from_numpy(x).reshape(len(x), *(architecture.inputs or (x.shape[1],)))).numpy()
+
+
+@pytest.mark.parametrize(
+    ("spec", "width", "rough"),
+    [
+        (ModelSpec(name="linear", options={"scale": 0.3, "bias": 0.2}), 5, 1e-12),
+        (ModelSpec(name="mlp", options={"hidden": 6, "scale": 0.7}), 5, 1e-12),
+        (ModelSpec(name="lenet5", inputs=(1, 16, 16)), 256, 1e-4),
+    ],
+    ids=["linear", "mlp", "lenet5"],
+)
+def test_a_trained_model_comes_back_from_its_bundle(tmp_path: Path, spec: ModelSpec, width: int, rough: float) -> None:
+    schema = schema_of(width, 4)
+    result, architecture, arrays = _trained(spec, schema, 4)
+    save_result(tmp_path, result)
+    model = load_model(tmp_path)
+    records = _records(70, width=width)
+    records.present[3, 0] = False
+    found = model.scores(records)
+    expected = _by_torch(architecture, arrays, records.features)
+    expected[3] = np.nan
+    np.testing.assert_allclose(found, expected, rtol=rough, atol=rough)
+    assert model.predict(records)[3] == -1
+    assert len(set(model.predict(records))) > 2
+    assert model.scores(_records(0, width=width)).shape == (0, 4)
+
+
+def test_a_sites_own_model_is_applied_where_it_is_installed(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema = schema_of(WIDTH, 3)
+    result, architecture, arrays = _trained(ModelSpec(name="deep"), schema, 3)
+    assert result.application["head"]["model"]["name"] == "deep"
+    save_result(tmp_path / "result", result)
+    records = _records(20)
+    found = load_model(tmp_path / "result").scores(records)
+    np.testing.assert_allclose(found, _by_torch(architecture, arrays, records.features), rtol=1e-9)
+    monkeypatch.setattr(sys, "path", [item for item in sys.path if item != str(installed)])
+    with pytest.raises(Misuse, match="model 'deep', which is not installed here") as caught:
+        load_model(tmp_path / "result")
+    assert "entry point of the group 'veilsum.models'" in caught.value.advice
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"prefix": "other."}, r"array 'other\.features"),
+        ({"model": {"name": "lenet5", "inputs": [1, 20, 20], "options": {}}}, "400 values"),
+        ({"model": {"name": "lenet5", "inputs": [1, 16, 16], "options": {"depth": 3}}}, "invalid options"),
+        ({"model": {"name": "vgg11", "inputs": [1, 16, 16], "options": {}}}, "vgg11|array"),
+        ({"weights": "weights"}, "malformed"),
+        ({"prefix": ""}, "malformed"),
+    ],
+)
+def test_a_network_that_contradicts_its_bundle(changes: dict[str, Any], words: str) -> None:
+    result, _, _ = _trained(ModelSpec(name="lenet5", inputs=(1, 16, 16)), schema_of(256, 4), 4)
+    head = {**result.application["head"], **changes}
+    with pytest.raises(HostileInput, match=words):
+        Model.from_result(Result("fedsgd", {}, result.arrays, {**result.application, "head": head}))
+
+
+def test_a_networks_arrays_are_checked() -> None:
+    result, _, _ = _trained(ModelSpec(name="lenet5", inputs=(1, 16, 16)), schema_of(256, 4), 4)
+    for spoilt, words in ((np.zeros((4, 3)), "of shape"), (np.full((4, 84), np.nan), "not finite"), (None, "does not hold")):
+        arrays = {name: array for name, array in result.arrays.items() if name != "model.head.weight" or spoilt is not None}
+        if spoilt is not None:
+            arrays["model.head.weight"] = spoilt
+        with pytest.raises(HostileInput, match=words):
+            Model.from_result(Result("fedsgd", {}, arrays, result.application))

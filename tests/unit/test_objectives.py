@@ -13,13 +13,14 @@ from scipy.special import log_softmax, softmax
 
 from veilsum_privacy.errors import HostileInput
 from veilsum_privacy.training.arrays import flatten, load, unflatten
+from veilsum_privacy.training.batches import compute_module
 from veilsum_privacy.training.descent import Descended, descend, mean_gradient
-from veilsum_privacy.training.gradients import PerRecordGradients, compute_module
 from veilsum_privacy.training.mlp import Descent
 from veilsum_privacy.training.models import Architecture, ModelSpec, build_architecture
 from veilsum_privacy.training.objectives import OBJECTIVES, ObjectiveSpec, build_objective, resolve_objective
 from veilsum_privacy.training.objectives.base import Done, Floats, LocalObjective, Objective, Outcome, Received
 from veilsum_privacy.training.objectives.sr import SMALLEST_STD, own_normals
+from veilsum_privacy.training.per_record import PerRecordGradients
 from veilsum_privacy.training.predict import representations, scores
 
 N, D, K, H = 24, 3, 4, 5

@@ -15,8 +15,8 @@ from support.hostile import altered
 from veilsum_coordinator.methods.compile import compile_study
 from veilsum_participant.config import DatasetConfig, ParticipantConfig, Policy
 from veilsum_participant.policy import study_faults
-from veilsum_privacy.pricing import study_epsilon
 from veilsum_privacy.errors import Refusal, RefusalCode
+from veilsum_privacy.pricing import study_epsilon
 from veilsum_privacy.randomness import SYSTEM_RANDOM
 from veilsum_privacy.study import Study
 

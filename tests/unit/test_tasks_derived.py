@@ -202,6 +202,9 @@ def test_aligned_moments_need_a_reference_and_a_map_of_their_own() -> None:
         task.vector(moments(*site_records(3)), {}, {})
     with pytest.raises(HostileInput, match="its own map"):
         make("aligned-moments", {**REACH, "alignment": {"kind": "broadcast", "tau": 0.4}})
+    by_moments = {"kind": "moments", "tau": 0.4, "moments": {"order": 2, "adjust": "both"}}
+    with pytest.raises(HostileInput, match="its own map"):
+        make("aligned-moments", {**REACH, "alignment": by_moments})
 
 
 @settings(max_examples=60, deadline=None)

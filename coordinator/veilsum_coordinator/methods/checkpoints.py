@@ -13,6 +13,7 @@ from veilsum_coordinator.methods.applying import study_application, study_arrays
 from veilsum_coordinator.methods.networks import network_head
 from veilsum_coordinator.results import Result
 from veilsum_privacy.errors import VeilsumError
+from veilsum_privacy.tasks.gradient import CENTRE
 from veilsum_privacy.training.arrays import from_broadcast
 from veilsum_privacy.training.models import ModelSpec, build_architecture
 
@@ -27,11 +28,14 @@ def checkpoint_result(federation: Federation, arrays: Mapping[str, Floats], summ
 
     Args:
         federation: of the study.
-        arrays: ``model.<name>``, as the method keeps them.
+        arrays: ``model.<name>``, and what the study's features are centred by, as its rounds broadcast them.
         summary: what the method says of them.
     """
     study, plain = federation.study, Result(federation.study.method, summary, arrays)
     told, missing = study.parameters.get("model"), study.parameters.get("missing")
+    centre = arrays.get(CENTRE) if study.parameters.get("centre") else None
+    if study.parameters.get("centre") and centre is None:
+        return plain
     aligned = any(task.parameters.get("alignment") is not None for task in study.tasks)
     if not isinstance(told, Mapping) or missing not in ("skip", "centre") or aligned:
         return plain
@@ -41,6 +45,6 @@ def checkpoint_result(federation: Federation, arrays: Mapping[str, Floats], summ
         model = from_broadcast(arrays, architecture.shapes())
     except (VeilsumError, ValueError):  # the method keeps something else than the model that it was asked for
         return plain
-    head, named = network_head(architecture, model)
+    head, named = network_head(architecture, model, centre)
     applied = study_application(federation, missing, None, head, study.data.classes)
     return Result(study.method, summary, {**study_arrays(federation), **arrays, **named}, applied)

@@ -32,7 +32,7 @@ from veilsum_privacy.randomness import RandomSource
 from veilsum_privacy.schema import DatasetSchema, Frozen
 from veilsum_privacy.study import Study, TaskDeclaration
 from veilsum_privacy.tasks import TASKS, build_declared, build_task
-from veilsum_privacy.tasks.base import DerivedTask, SiteTask
+from veilsum_privacy.tasks.base import DerivedTask, SiteTask, TrainingTask
 
 __all__ = ["PrivacyRequest", "StudyDraft", "StudyRequest", "compile_study", "draft_study", "load_study_request"]
 
@@ -104,13 +104,13 @@ class StudyDraft:
                 tasks.append(plan.declaration(grid=derived_grid(members), variance=0))
                 continue
             own = None if multiplier is None else self._own_multiplier(plan, multiplier)
-            if plan.trains:
-                grid = plan_grid(max_records=schema.max_records, participants=1, multiplier=own)
+            built = build_task(plan.task, plan.parameters.model_dump(mode="json"), schema)
+            if isinstance(built, TrainingTask):
+                grid = plan_grid(max_records=schema.max_records, participants=1, multiplier=own, values=built.step_size())
                 resolution = training_resolution(members, private=own is not None)
                 tasks.append(plan.declaration(grid=grid.grid, variance=grid.variance, resolution=resolution))
                 continue
             shares = 1 if plan.keep else honest
-            built = build_task(plan.task, plan.parameters.model_dump(mode="json"), schema)
             values = built.layout().size if isinstance(built, SiteTask) else 0
             grid = plan_grid(
                 max_records=schema.max_records, participants=members, multiplier=own, honest=shares, values=values

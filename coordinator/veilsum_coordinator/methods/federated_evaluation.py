@@ -173,7 +173,7 @@ class Reader:
         low, wrong, right = 1.0 / len(self._named), histogram[0], histogram[1]
         if len(self._classes) == len(self._named) == 2:
             found["auc"] = plain(classification.noised_auc(histogram, std))
-            low, (wrong, right) = 0.5, classification.folded(histogram)
+            low, (wrong, right), std = 0.5, classification.folded(histogram), math.sqrt(2.0) * std
         calibration = classification.noised_calibration(wrong, right, low, std)
         found["calibration_error"] = plain(calibration.error)
         if std > 0 and math.isfinite(calibration.by_noise):

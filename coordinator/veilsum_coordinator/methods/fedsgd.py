@@ -223,7 +223,7 @@ class FedSGD(Method):
             if step > parameters.steps - averaged:
                 mean = {name: mean[name] + values / averaged for name, values in model.items()}
             if parameters.checkpoint_every and step % parameters.checkpoint_every == 0 and step < parameters.steps:
-                federation.checkpoint(to_broadcast(model), {"step": step, "steps": parameters.steps})
+                federation.checkpoint({**to_broadcast(model), **common}, {"step": step, "steps": parameters.steps})
         final = mean if averaged else model
         summary: dict[str, Any] = {
             "model": architecture.name,

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from veilsum_coordinator.hub import Hub
+from veilsum_coordinator.results import ARRAYS, MANIFEST, checkpoint_directory, saved_checkpoints
 from veilsum_coordinator.service.guard import Context, Guard, WrongRole
 from veilsum_privacy.canonical import canonical
 from veilsum_privacy.errors import HostileInput
@@ -72,9 +73,19 @@ class Studies(StudiesServicer):
 
         return await self._guard.unary(context, work)
 
+    def _status(self, key: bytes) -> pb.StudyStatus:
+        """What is shown of a study, with the checkpoints that lie on disk: a restarted coordinator still has them."""
+        status, rounds = self._hub.status(key), saved_checkpoints(self._results, key)
+        if not rounds:
+            return status
+        shown = pb.StudyStatus()
+        shown.CopyFrom(status)
+        shown.checkpoints.extend(rounds)
+        return shown
+
     async def Show(self, request: pb.ShowRequest, context: Context) -> pb.StudyStatus:
         async def work() -> pb.StudyStatus:
-            return self._hub.status(self._find(request.study, context))
+            return self._status(self._find(request.study, context))
 
         return await self._guard.unary(context, work)
 
@@ -86,7 +97,7 @@ class Studies(StudiesServicer):
         key = self._find(request.study, context)
         shown = b""
         while True:
-            status = self._hub.status(key)
+            status = self._status(key)
             now = status.SerializeToString(deterministic=True)
             if now != shown:
                 yield status
@@ -99,7 +110,7 @@ class Studies(StudiesServicer):
         async def work() -> pb.StudyStatus:
             key = self._find(request.study, context)
             self._hub.abort(key, f"aborted by {self._guard.caller(context, READERS).name}")
-            return self._hub.status(key)
+            return self._status(key)
 
         return await self._guard.unary(context, work)
 
@@ -129,8 +140,14 @@ class Studies(StudiesServicer):
 
     async def _result(self, request: pb.ResultRequest, context: Context) -> AsyncIterator[pb.Chunk]:
         key = self._find(request.study, context)
-        if request.file not in self._hub.status(key).results:
+        directory, names = self._results / key.hex(), list(self._hub.status(key).results)
+        if request.checkpoint:
+            directory, names = checkpoint_directory(self._results, key, request.checkpoint), [MANIFEST, ARRAYS]
+        if request.file not in names:
             raise HostileInput("The study has no result file of that name.")
-        data = await asyncio.to_thread((self._results / key.hex() / request.file).read_bytes)
+        try:
+            data = await asyncio.to_thread((directory / request.file).read_bytes)
+        except FileNotFoundError as error:
+            raise HostileInput("The study has no such checkpoint any more.", "Ask for the newest one.") from error
         for start in range(0, max(len(data), 1), CHUNK_BYTES):
             yield pb.Chunk(data=data[start : start + CHUNK_BYTES], total=len(data))

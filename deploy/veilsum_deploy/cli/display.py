@@ -1,21 +1,17 @@
-"""How studies are shown: how far they are, what came out. A progress bar on a terminal, lines elsewhere."""
+"""How studies are shown: who takes part, what was done, what came out."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
 from veilsum_deploy.cli.output import moment, print_fields, print_json, print_line, print_rows
-from veilsum_privacy.errors import RefusalCode, StateError
+from veilsum_privacy.errors import RefusalCode
 
 if TYPE_CHECKING:
     from veilsum_coordinator.results import Result
-    from veilsum_deploy.remote import StudyInfo
+    from veilsum_deploy.remote import RoundInfo, StudyInfo
 
 _REMEDIES: Mapping[str, str] = {
     RefusalCode.STUDY_EXPIRED: "Submit it again; compare clocks if it is new.",
@@ -36,15 +32,11 @@ _REMEDIES: Mapping[str, str] = {
 """What an analyst can do about a refusal. A site tells its code only; the reason stays in its own log."""
 
 
+MOST_ROUNDS = 10
+"""Rounds that are shown one by one, the newest ones."""
+
 LARGEST_CELL = 3
 """Items of a mapping that are shown in one cell; larger ones take a row for each item."""
-
-
-def follow(states: Iterable[StudyInfo], *, as_json: bool) -> StudyInfo:
-    """Show states as they come and return the last one."""
-    if as_json:
-        return _follow_json(states)
-    return _follow_bar(states) if sys.stdout.isatty() else _follow_lines(states)
 
 
 def print_study(info: StudyInfo, *, as_json: bool) -> None:
@@ -59,10 +51,13 @@ def print_study(info: StudyInfo, *, as_json: bool) -> None:
         "submitted": moment(info.submitted),
         "phase": info.phase,
         "progress": f"{info.progress:.0%}",
+        **_spent(info),
         "participants": info.participants,
         "enrolled": info.enrolled,
         "results": info.results,
     }
+    if info.checkpoints:
+        fields["checkpoints"] = [f"after round {number}" for number in info.checkpoints]
     if info.reason:
         fields["reason"] = info.reason
     print_fields(fields, title=f"Study {info.name}", as_json=False)
@@ -77,6 +72,8 @@ def print_study(info: StudyInfo, *, as_json: bool) -> None:
             for item in info.refusals
         ]
         print_rows(rows, title="Refusals", as_json=False)
+    if len(info.rounds) > MOST_ROUNDS:
+        print_rows(list(_by_task(info.rounds)), title="Rounds by task", as_json=False)
     if info.rounds:
         rounds: list[dict[str, object]] = [
             {
@@ -88,9 +85,36 @@ def print_study(info: StudyInfo, *, as_json: bool) -> None:
                 "received": size_text(item.bytes_received),
                 "seconds": item.seconds,
             }
-            for item in info.rounds
+            for item in info.rounds[-MOST_ROUNDS:]
         ]
-        print_rows(rounds, title="Rounds", as_json=False)
+        print_rows(rounds, title="Rounds" if len(rounds) == len(info.rounds) else "Newest rounds", as_json=False)
+
+
+def _spent(info: StudyInfo) -> dict[str, object]:
+    """Releases and epsilon so far, of all; nothing of a coordinator that does not tell."""
+    if not info.declared:
+        return {}
+    fields: dict[str, object] = {"releases": f"{info.released} of {info.declared}"}
+    if info.epsilon is not None and info.epsilon_spent is not None:
+        fields["epsilon so far"] = f"{info.epsilon_spent:.3g} of {info.epsilon:.3g} (delta {info.delta:g})"
+    return fields
+
+
+def _by_task(rounds: Sequence[RoundInfo]) -> Iterator[dict[str, object]]:
+    """One row a task, for studies of many rounds."""
+    for label in dict.fromkeys(item.label for item in rounds):
+        own = [item for item in rounds if item.label == label]
+        done = [item for item in own if item.phase == "released"]
+        yield {
+            "task": label,
+            "rounds": len(own),
+            "released": len(done),
+            "failed": sum(item.phase == "failed" for item in own),
+            "attempts": sum(item.attempts for item in own),
+            "smallest cohort": min((len(item.cohort) for item in done), default=""),
+            "received": size_text(sum(item.bytes_received for item in own)),
+            "seconds": f"{sum(item.seconds for item in own):.0f}",
+        }
 
 
 def print_result(result: Result, directory: Path, *, as_json: bool) -> None:
@@ -127,56 +151,6 @@ def _has_errors(value: Any) -> bool:
     if isinstance(value, Mapping):
         return value.keys() == {"value", "std_error"} or any(_has_errors(item) for item in value.values())
     return isinstance(value, Sequence) and not isinstance(value, str) and any(_has_errors(item) for item in value)
-
-
-def _follow_json(states: Iterable[StudyInfo]) -> StudyInfo:
-    last = None
-    for last in states:
-        print_json(last.to_json(), compact=True)
-    return _require(last)
-
-
-def _follow_lines(states: Iterable[StudyInfo]) -> StudyInfo:
-    last = None
-    shown = ""
-    for last in states:
-        line = _line(last)
-        if line != shown:
-            print_line(f"{last.progress:4.0%} {line}")
-            sys.stdout.flush()
-            shown = line
-    return _require(last)
-
-
-def _follow_bar(states: Iterable[StudyInfo]) -> StudyInfo:
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    last = None
-    with Progress(*columns, console=Console()) as progress:
-        bar = progress.add_task("connecting", total=1.0)
-        for last in states:
-            progress.update(bar, completed=last.progress, description=_line(last))
-    return _require(last)
-
-
-def _line(info: StudyInfo) -> str:
-    """What happens now, in a few words."""
-    words = info.phase
-    if info.phase == "enrolling":
-        words += f" {len(info.enrolled)}/{len(info.participants)}"
-    elif info.phase == "running" and info.rounds:
-        current = info.rounds[-1]
-        words += f" round {current.round} ({current.label}): {current.phase}"
-        if current.attempts > 1:
-            words += f", attempt {current.attempts}"
-    if info.refusals:
-        words += f", {len(info.refusals)} refused"
-    return words
-
-
-def _require(info: StudyInfo | None) -> StudyInfo:
-    if info is None:
-        raise StateError("The coordinator ended the watch without a word.", "Try `veilsum study show`.")
-    return info
 
 
 def size_text(count: int) -> str:

@@ -92,7 +92,7 @@ def _mechanism(mechanism: Mapping[str, Any] | None) -> str:
         return "post-processing of what was released and paid for: costs nothing"
     ratio = int(mechanism["variance"][0]) ** 0.5 / int(mechanism["sensitivity"])
     name = str(mechanism["mechanism"]).replace("discrete-gaussian", "discrete Gaussian")
-    rate, steps = float.fromhex(mechanism["sampling_rate"]), int(mechanism["steps"])
+    rate, steps = _number(mechanism["sampling_rate"]), int(mechanism["steps"])
     sampled = f", a sample of {rate:g}" if rate < 1 else ""
     return f"{name} ({mechanism['noise']}), noise multiplier {ratio:.4g}{sampled}{f', {steps} steps' if steps > 1 else ''}"
 

@@ -146,6 +146,27 @@ def apply(
     apply_result(result, data, Own(config, site, encoder), schema=schema, out=out, force=force, as_json=as_json)
 
 
+@app.command()
+def evaluate(
+    result: Annotated[Path, typer.Argument(help="Directory of the result, or of a checkpoint.", metavar="RESULT")],
+    data: Annotated[Path | None, typer.Option("--data", help="File of labelled records: CSV, Parquet or npz.")] = None,
+    dataset: Annotated[str | None, typer.Option("--dataset", help="In its place a dataset of the configuration.")] = None,
+    site: Annotated[str | None, typer.Option("--site", help="Whose alignment; without it, the identity's.")] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="The participant's configuration, where one is needed.")
+    ] = None,
+    encoder: Annotated[Path | None, typer.Option("--encoder", help="File of the result's frozen program.")] = None,
+    schema: Annotated[Path | None, typer.Option("--schema", help="Read the file as this schema says.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure a study's result on labelled records of your own: exact figures, which stay here."""
+    from veilsum_deploy.cli.apply import Own
+    from veilsum_deploy.cli.evaluate import evaluate_result
+
+    own = Own(config, site, encoder)
+    evaluate_result(result, own, data=data, dataset=dataset, schema=schema, as_json=as_json)
+
+
 @contextmanager
 def _site(config: Path) -> Iterator[Site]:
     """The site's own store and ledger, beside the participant that may be running on them."""

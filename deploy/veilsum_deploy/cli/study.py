@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from veilsum_deploy.access import resolve_access
-from veilsum_deploy.cli.display import follow, print_result, print_study
+from veilsum_deploy.cli.display import print_result, print_study
+from veilsum_deploy.cli.following import follow
 from veilsum_deploy.cli.output import JsonOption, moment, print_json, print_line, print_rows
 from veilsum_deploy.cli.planned import print_plan
-from veilsum_privacy.errors import ConfigurationError, Misuse, StateError
+from veilsum_deploy.cli.planning import plan_connected, plan_offline
+from veilsum_privacy.errors import Misuse
 
 if TYPE_CHECKING:
     from veilsum_coordinator.methods.compile import StudyRequest
-    from veilsum_deploy.plan import StudyPlan
     from veilsum_deploy.remote import Remote, StudyInfo
     from veilsum_privacy.identity import Credentials
 
@@ -58,10 +59,10 @@ def plan(
         raise Misuse("An error is a share of the expected size, above 0 and at most 1.", "For example --error 0.1.")
     request = _load(file)
     if participants is not None:
-        planned = _plan_offline(request, participants, error)
+        planned = plan_offline(request, participants, error)
     else:
         with _connected(coordinator, identity) as (remote, credentials):
-            planned = _plan(request, remote, credentials, error, as_json=as_json)
+            planned = plan_connected(request, remote, credentials, error, as_json=as_json)
     if as_json:
         print_json(planned.to_json())
     else:
@@ -84,7 +85,7 @@ def submit(
     With --json: one object a line; what it asks first, then its states and its result if they are waited for.
     """
     with _connected(coordinator, identity) as (remote, credentials):
-        planned = _plan(_load(file), remote, credentials, as_json=as_json)
+        planned = plan_connected(_load(file), remote, credentials, as_json=as_json)
         if not as_json:
             print_plan(planned)
         key = remote.submit(planned.study, credentials)
@@ -136,7 +137,10 @@ def show(
 def watch(
     study_id: StudyId, coordinator: CoordinatorOption = None, identity: IdentityOption = None, as_json: JsonOption = False
 ) -> None:
-    """Follow a study until it is over; status 1 unless it finished. With --json: one object a line at every change."""
+    """Follow a study until it is over; status 1 unless it finished.
+
+    With --json: one object a line at every change, of a study with many rounds once a second.
+    """
     with _connected(coordinator, identity) as (remote, _):
         _require_finished(follow(remote.watch(remote.find(study_id)), as_json=as_json), as_json=as_json)
 
@@ -167,6 +171,23 @@ def result(
         print_result(remote.fetch(key, out), out, as_json=as_json)
 
 
+@app.command()
+def checkpoint(
+    study_id: StudyId,
+    out: Annotated[Path, typer.Option("--out", help="Directory for the checkpoint's files.")],
+    number: Annotated[int | None, typer.Option("--round", min=1, help="After which round; by default the newest.")] = None,
+    coordinator: CoordinatorOption = None,
+    identity: IdentityOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Fetch a model that a study kept on its way, also of one that failed. `veilsum study show` lists them."""
+    with _connected(coordinator, identity) as (remote, _):
+        found, kept = remote.fetch_checkpoint(remote.find(study_id), out, number)
+    if not as_json:
+        print_line(f"Checkpoint after round {kept}")
+    print_result(found, out, as_json=as_json)
+
+
 @contextmanager
 def _connected(coordinator: str | None, identity: Path | None) -> Iterator[tuple[Remote, Credentials]]:
     from veilsum_deploy.remote import connect
@@ -183,58 +204,6 @@ def _load(file: Path) -> StudyRequest:
     from veilsum_coordinator.methods.compile import load_study_request
 
     return load_study_request(file)
-
-
-def _plan(
-    request: StudyRequest, remote: Remote, credentials: Credentials, error: float | None = None, *, as_json: bool
-) -> StudyPlan:
-    """Plan for the participants that the study names, or for the connected ones, with what the coordinator's mirror tells."""
-    from veilsum_coordinator.methods.compile import draft_study
-    from veilsum_deploy.plan import plan_study
-    from veilsum_privacy.randomness import SYSTEM_RANDOM
-
-    seen = remote.describe()
-    if not request.participants and len(seen.connected) < 2:
-        raise StateError(
-            f"A study needs two participants at least; {len(seen.connected)} are connected.",
-            "Wait for them to connect, or name the participants in the study.",
-        )
-    draft = draft_study(
-        request,
-        federation_id=credentials.federation_id,
-        coordinator=seen.coordinator,
-        participants=seen.known if request.participants else seen.connected,
-        clock=_now,
-        random=SYSTEM_RANDOM,
-    )
-    planned = plan_study(draft, draft.compile(), error=error, spent=remote.spending(request.dataset))
-    away = [name for name in draft.members if name not in seen.connected]
-    if away and not as_json:
-        print_line(f"Not connected now: {', '.join(away)}. The study waits for them.")
-    return planned
-
-
-def _plan_offline(request: StudyRequest, participants: int, error: float | None) -> StudyPlan:
-    """Plan for a number of sites, by the study's names for them or by made-up ones."""
-    from veilsum_coordinator.methods.compile import draft_study
-    from veilsum_deploy.plan import plan_study
-    from veilsum_privacy.randomness import SYSTEM_RANDOM
-
-    named = request.participants
-    if named and len(set(named)) != participants:
-        raise ConfigurationError(
-            f"study {request.name!r} names {len(set(named))} participants, not {participants}.",
-            "Give their number, or leave `participants` out of the study.",
-        )
-    draft = draft_study(
-        request,
-        federation_id="0" * 64,
-        coordinator="coordinator",
-        participants=named or [f"site-{number:0{len(str(participants))}d}" for number in range(1, participants + 1)],
-        clock=_now,
-        random=SYSTEM_RANDOM,
-    )
-    return plan_study(draft, draft.compile(), error=error)
 
 
 def _require_finished(info: StudyInfo, *, as_json: bool) -> None:

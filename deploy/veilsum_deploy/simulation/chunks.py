@@ -2,7 +2,8 @@
 
 A task of one vector a record is a sum over all records, whoever holds them: rows depend on their own record alone and are
 integers before they are added, so records of many sites are summed as one, to the bit. A task of one vector a site may offer
-``vectors_of_sites`` (:class:`BatchTask`). All else goes site by site, as at a participant.
+``vectors_of_sites`` (:class:`BatchTask`). Perceptrons are trained side by side, the same up to rounding
+(:mod:`veilsum_deploy.simulation.training`). All else goes site by site, as at a participant.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from numpy.typing import NDArray
 
 from veilsum_deploy.simulation.engines import Shared
 from veilsum_deploy.simulation.gradients import Vectors, perceptron_vectors
+from veilsum_deploy.simulation.training import SiteTraining, site_training
+from veilsum_deploy.simulation.walking import of_system
 from veilsum_privacy.clipping import scattered_sum, site_sum
 from veilsum_privacy.computing import Place, compute_sum, kept_part
 from veilsum_privacy.errors import Misuse
 from veilsum_privacy.features import ENCODER_MATRIX, ENCODER_OFFSET, Encode, map_records
 from veilsum_privacy.noise import NoisePlan, discrete_gaussian
-from veilsum_privacy.randomness import RandomSource, SystemRandom
+from veilsum_privacy.randomness import RandomSource
 from veilsum_privacy.securesum.context import RoundPlan, plan_round
 from veilsum_privacy.steps import poisson_sample
 from veilsum_privacy.study import Study, TaskDeclaration
@@ -80,6 +83,7 @@ class Chunk:
         states: what they trained in their last round of the task.
         kept: noised vectors that they kept, by label.
         batched: whether they may be computed together.
+        rounded: whether even where that is the same up to rounding only.
     """
 
     sites: Shared[Sites]
@@ -91,6 +95,7 @@ class Chunk:
     states: tuple[State, ...]
     kept: tuple[Mapping[str, Integers], ...]
     batched: bool = True
+    rounded: bool = True
 
 
 class Part(NamedTuple):
@@ -115,6 +120,7 @@ class Prepared(NamedTuple):
     Attributes:
         vectors: gives the vectors of many sites at once; None where the task goes site by site.
         together: whether a chunk's sites may be computed as one: nothing that a site does depends on which site it is.
+        training: trains many sites at once, up to rounding; None where sites do not train, or one by one.
     """
 
     task: Task
@@ -122,6 +128,7 @@ class Prepared(NamedTuple):
     vectors: Vectors | None
     parameters: FeatureParameters | None
     together: bool
+    training: SiteTraining | None
 
 
 class Remembered:
@@ -141,7 +148,7 @@ class Remembered:
         parameters = TASKS[task.name].Parameters.model_validate(dict(plan.declaration.parameters))
         features = parameters if isinstance(parameters, FeatureParameters) else None
         together = _alike(study, plan.declaration, task, features) and (isinstance(task, RecordTask) or vectors is not None)
-        return Prepared(task, plan, vectors, features, together)
+        return Prepared(task, plan, vectors, features, together, site_training(study, plan.declaration, task))
 
     def _pooled(self, members: tuple[int, ...]) -> Records:
         """The records of sites as one; ``subjects`` says whose each is: 0 for the first of the members and so on."""
@@ -190,11 +197,13 @@ def compute_members(memory: Remembered, chunk: Chunk) -> Part:
             total = _site_sums(memory, chunk, own, own.vectors, broadcast)
         elif isinstance(task, RecordTask) and _unclamped(memory, chunk):
             total = _record_sum(memory, chunk, own, task, broadcast)
+    elif chunk.batched and chunk.rounded and own.training is not None and _in_one_call(chunk, plan):
+        total = _trained_sum(memory, chunk, own, own.training, broadcast)
     if total is not None:
         return Part(total + _noise(plan.noise, plan.encoding.size, chunk.sources), chunk.sources, chunk.states)
     total = np.zeros(plan.encoding.size, dtype=np.int64)
     states, kept = [], []
-    once = all(map(_of_system, chunk.sources)) and not plan.declaration.keep
+    once = all(map(of_system, chunk.sources)) and not plan.declaration.keep
     for place, source, state, held in zip(chunk.members, chunk.sources, chunk.states, chunk.kept, strict=True):
         where = Place(place, held, memory.sites.encode, chunk.cohort, state, source)
         part = compute_sum(study, plan, memory.sites.records[place], broadcast, where, task=task)
@@ -221,8 +230,9 @@ def _memory(sites: Sites) -> Remembered:
     return _latest[0]
 
 
-def _of_system(source: RandomSource) -> bool:
-    return isinstance(source, SystemRandom)
+def _in_one_call(chunk: Chunk, plan: RoundPlan) -> bool:
+    """Whether sites that train may draw together: seeded sources give each site its own numbers only if it draws by itself."""
+    return plan.noise.kind != "training" or all(map(of_system, chunk.sources))
 
 
 def _noise(plan: NoisePlan, size: int, sources: Sequence[RandomSource]) -> Integers:
@@ -234,7 +244,7 @@ def _noise(plan: NoisePlan, size: int, sources: Sequence[RandomSource]) -> Integ
     """
     if not plan.drawn:
         return np.zeros(size, dtype=np.int64)
-    if all(map(_of_system, sources)):
+    if all(map(of_system, sources)):
         return discrete_gaussian(len(sources) * plan.share_variance, size, sources[0])
     total = np.zeros(size, dtype=np.int64)
     for source in sources:
@@ -258,7 +268,7 @@ def _unclamped(memory: Remembered, chunk: Chunk) -> bool:
 def _sampled(memory: Remembered, chunk: Chunk, plan: RoundPlan) -> NDArray[np.bool_]:
     """Which of the chunk's records take part; each site draws from its own source."""
     rate, sizes = plan.declaration.sampling_rate, [len(memory.sites.records[index]) for index in chunk.members]
-    if all(map(_of_system, chunk.sources)):
+    if all(map(of_system, chunk.sources)):
         return poisson_sample(rate, sum(sizes), chunk.sources[0])
     return np.concatenate([poisson_sample(rate, size, own) for size, own in zip(sizes, chunk.sources, strict=True)])
 
@@ -267,7 +277,7 @@ def _features(memory: Remembered, chunk: Chunk, own: Prepared, broadcast: Mappin
     """The records that take part, of all the chunk's sites, as the task sees them."""
     records = memory.pooled(chunk.members)
     known = None if own.parameters is None else memory.features(chunk.members, own.parameters, broadcast)
-    if own.plan.declaration.sampling_rate < 1:
+    if own.plan.declaration.sampling_rate < 1 and own.training is None:  # who trains draws its own samples
         taken = np.flatnonzero(_sampled(memory, chunk, own.plan))
         records, known = _take(records, taken), None if known is None else _take(known, taken)
     if known is not None:
@@ -300,13 +310,8 @@ def _site_sums(
 ) -> Integers:
     """Vectors of all sites, each on the grid and clamped as at its own site, added up."""
     records, task, plan = _features(memory, chunk, own, broadcast), own.task, own.plan
-    owners = np.zeros(0, dtype=np.int64) if records.subjects is None else records.subjects
     count, size = len(chunk.members), task.layout().size
-    offsets = np.searchsorted(owners, np.arange(count + 1)).astype(np.int64)
-    factors = np.ones(count)
-    if task.weighted():
-        where = {place: index for index, place in enumerate(chunk.cohort)}
-        factors = cohort_factors(broadcast, chunk.cohort, memory.sites.study.sites)[[where[place] for place in chunk.members]]
+    offsets, factors = _offsets(records, count), _factors(memory, chunk, task, broadcast)
     plain, unit, bound = replace(records, subjects=None), grid_unit(task, plan.declaration), plan.encoding.bound
     total = np.zeros(size, dtype=np.int64)
     step = max(1, LARGEST_STACK // size)
@@ -320,3 +325,39 @@ def _site_sums(
         scaled = factors[start:stop, None] * vectors / unit
         total += np.rint(np.clip(scaled, -bound, bound)).astype(np.int64).sum(axis=0)
     return total
+
+
+def _trained_sum(
+    memory: Remembered, chunk: Chunk, own: Prepared, training: SiteTraining, broadcast: Mapping[str, Floats]
+) -> Integers:
+    """Vectors of all sites after training, each weighed and rounded as at its own site, added up."""
+    records, task, declaration = _features(memory, chunk, own, broadcast), own.task, own.plan.declaration
+    size, total = task.layout().size, np.zeros(task.layout().size, dtype=np.int64)
+    offsets, factors = _offsets(records, len(chunk.members)), _factors(memory, chunk, task, broadcast)
+    plain, step = replace(records, subjects=None), max(1, LARGEST_STACK // size)
+    for start in range(0, len(chunk.members), step):
+        part = slice(start, min(start + step, len(chunk.members)))
+        rows = np.arange(offsets[part.start], offsets[part.stop], dtype=np.intp)
+        own_offsets = offsets[part.start : part.stop + 1] - offsets[part.start]
+        members, sources = chunk.members[part], chunk.sources[part]
+        vectors = training.vectors(_take(plain, rows), own_offsets, broadcast, members, own.plan.noise, sources)
+        if vectors.shape != (len(members), size) or not np.isfinite(vectors).all():
+            raise Misuse("A task gave a vector that is not finite or has the wrong length.")
+        scaled = np.clip(factors[part, None] * vectors / task.clip(), -1.0, 1.0) * declaration.resolution
+        total += np.rint(scaled).astype(np.int64).sum(axis=0)
+    return total
+
+
+def _offsets(records: Records, sites: int) -> Integers:
+    """Where each site's records begin among pooled ones, and the end, (sites + 1,)."""
+    owners = np.zeros(0, dtype=np.int64) if records.subjects is None else records.subjects
+    return np.searchsorted(owners, np.arange(sites + 1)).astype(np.int64)
+
+
+def _factors(memory: Remembered, chunk: Chunk, task: Task, broadcast: Mapping[str, Floats]) -> Floats:
+    """What the members' vectors are multiplied by."""
+    if not task.weighted():
+        return np.ones(len(chunk.members))
+    where = {place: index for index, place in enumerate(chunk.cohort)}
+    factors = cohort_factors(broadcast, chunk.cohort, memory.sites.study.sites)
+    return factors[[where[place] for place in chunk.members]]

@@ -1,7 +1,8 @@
 """A federation without encryption, for fast simulation: the same tasks, clipping, grid, clamp and noise shares, added up.
 
 Every site takes part in every round that it may be in. There are no keys, masks, ledgers or policies, and so no protection:
-all records are in this process anyway. The released integers are those of the protocol, for the same noise.
+all records are in this process anyway. The released integers are those of the protocol, for the same noise; of sites that
+train side by side, up to rounding.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ class PlainFederation:
         recorder: keeps rounds, and gives back those of an earlier process: these are not computed again.
         watch: told of every label that was released.
         batched: whether sites may be computed together (:mod:`veilsum_deploy.simulation.chunks`).
+        rounded: whether even where their sum is then that of the sites one by one up to rounding only, as of those that train
+            (:mod:`veilsum_deploy.simulation.training`).
 
     Attributes:
         sums: the released integers so far, in grid units, in order.
@@ -76,6 +79,7 @@ class PlainFederation:
         recorder: RunRecorder | None = None,
         watch: Callable[[str], None] | None = None,
         batched: bool = True,
+        rounded: bool = True,
     ) -> None:
         if set(sites) != set(study.participants):
             raise Misuse("The simulated sites are not the study's participants.")
@@ -84,7 +88,7 @@ class PlainFederation:
             raise Misuse("All simulated sites have the study's one program.")
         self.sums: list[Integers] = []
         self._study, self._engine, self._recorder, self._watch = study, engine, recorder, watch
-        self._batched = batched
+        self._batched, self._rounded = batched, rounded
         self._key = study_digest(study.to_bytes())
         self._released: Counter[tuple[str, str]] = Counter()  # by label and member, as each participant counts its own
         self._encoder = dict(encoder or {})
@@ -181,6 +185,7 @@ class PlainFederation:
             tuple(states.trained[index].get(label, {}) for index in members),
             tuple(states.kept[index] for index in members),
             self._batched,
+            self._rounded,
         )
 
     def _note(self, label: str, members: tuple[int, ...], part: Part) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from sqlalchemy import Connection, func, insert, select
+from sqlalchemy import Connection, bindparam, func, insert, select
 
 from veilsum_privacy.errors import HostileInput
 from veilsum_privacy.ledger.checking import CheckedReceipt
@@ -123,10 +123,17 @@ def check_numbers(connection: Connection, checked: Sequence[CheckedReceipt]) -> 
             )
 
 
+_KNOWN = select(certificate_table.c.fingerprint).where(
+    certificate_table.c.fingerprint.in_(bindparam("fingerprints", expanding=True))
+)
+
+
 def keep_receipts(connection: Connection, entry: int, checked: Sequence[CheckedReceipt]) -> None:
     """Keep verified receipts as those that an entry covers, and their signers' certificates."""
+    known = set(connection.scalars(_KNOWN, {"fingerprints": [_fingerprint(item) for item in checked]}))
     for item in checked:
-        keep_certificate(connection, item.signer.certificate)
+        if _fingerprint(item) not in known:
+            keep_certificate(connection, item.signer.certificate)
     connection.execute(
         insert(receipt_table),
         [
@@ -136,7 +143,7 @@ def keep_receipts(connection: Connection, entry: int, checked: Sequence[CheckedR
                 **receipt_columns(item.receipt),
                 "body": item.signed.body.decode(),
                 "signature": item.signed.signature.hex(),
-                "certificate": certificate_fingerprint(item.signer.certificate),
+                "certificate": _fingerprint(item),
             }
             for position, item in enumerate(checked)
         ],
@@ -163,6 +170,10 @@ def keep_certificate(connection: Connection, certificate: bytes) -> str:
     if connection.scalar(select(table.fingerprint).where(table.fingerprint == fingerprint)) is None:
         connection.execute(insert(certificate_table).values(fingerprint=fingerprint, certificate=certificate.hex()))
     return fingerprint
+
+
+def _fingerprint(item: CheckedReceipt) -> str:
+    return certificate_fingerprint(item.signer.certificate)
 
 
 def certificate_fingerprint(certificate: bytes) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +54,10 @@ class Assignment:
 
     def to_bytes(self) -> bytes:
         """Canonical JSON."""
+        return self._bytes
+
+    @cached_property
+    def _bytes(self) -> bytes:  # asked for whenever a directive may be sent
         return canonical(
             {
                 "v": 1,
@@ -66,8 +71,9 @@ class Assignment:
         )
 
 
+@lru_cache(maxsize=32)
 def parse_assignment(data: bytes) -> Assignment:
-    """Parse an assignment.
+    """Parse an assignment; remembered, for every message of an attempt needs it again.
 
     Raises:
         HostileInput: malformed, or a number out of range.
@@ -117,8 +123,22 @@ def task_range(study: Study, declaration: TaskDeclaration) -> tuple[int, int]:
     return size, declaration.grid * (1 if isinstance(task, DerivedTask) else study.data.max_records)
 
 
+_MOST_PLANS = 64
+_PARAMETERS: dict[tuple[int, int], tuple[Study, BfvParameters]] = {}
+
+
 def study_parameters(study: Study, participants: int) -> BfvParameters:
-    """The BFV parameters of a study with this many members in its roster."""
+    """The BFV parameters of a study with this many members in its roster. Remembered as :func:`plan_round` is."""
+    key = (id(study), participants)
+    known = _PARAMETERS.get(key)
+    if known is None or known[0] is not study:
+        if len(_PARAMETERS) >= _MOST_PLANS:
+            _PARAMETERS.clear()
+        known = _PARAMETERS[key] = study, _study_parameters(study, participants)
+    return known[1]
+
+
+def _study_parameters(study: Study, participants: int) -> BfvParameters:
     sums = []
     for declaration in study.tasks:
         size, bound = task_range(study, declaration)
@@ -126,13 +146,28 @@ def study_parameters(study: Study, participants: int) -> BfvParameters:
     return choose_parameters(sums, participants)
 
 
+_PLANS: dict[tuple[int, str, int, int], tuple[Study, RoundPlan]] = {}
+
+
 def plan_round(study: Study, label: str, roster_size: int, cohort_size: int) -> RoundPlan:
-    """Plan encoding and noise of one attempt.
+    """Plan encoding and noise of one attempt. Remembered for the very same study, for every message of a round needs it.
 
     Raises:
         HostileInput: the study declares no such task.
         Misuse: the noise share is below 4 grid units, or the sum does not fit.
     """
+    key = (id(study), label, roster_size, cohort_size)
+    known = _PLANS.get(key)
+    if known is not None and known[0] is study:
+        return known[1]
+    plan = _plan_round(study, label, roster_size, cohort_size)
+    if len(_PLANS) >= _MOST_PLANS:
+        _PLANS.clear()
+    _PLANS[key] = study, plan
+    return plan
+
+
+def _plan_round(study: Study, label: str, roster_size: int, cohort_size: int) -> RoundPlan:
     try:
         declaration = study.task(label)
     except KeyError as error:

@@ -68,10 +68,17 @@ def build_task(name: str, parameters: Mapping[str, Any], schema: DatasetSchema) 
         raise HostileInput(f"Task {name!r} has invalid parameters: {' '.join(explain(error, kind.Parameters))}") from error
     except Misuse as error:
         raise HostileInput(error.message, error.advice) from error
+    except ArithmeticError as error:  # a number so small, or so large, that nothing can be computed from it
+        raise HostileInput(f"Task {name!r} has parameters out of range: {error}.") from error
+
+
+_BUILT: dict[tuple[int, int], tuple[Study, TaskDeclaration, type[Task] | None, Task]] = {}
+_MOST_BUILT = 64
 
 
 def build_declared(study: Study, declaration: TaskDeclaration) -> Task:
-    """Build a task of a study and check that the declaration suits its kind.
+    """Build a task of a study and check that the declaration suits its kind. Remembered for the very same study and
+    declaration, for every message of a round needs it.
 
     Only a derived task may go without noise in a study that has noise, for it reads no record. Features that an encoder or an
     alignment made come only to tasks that state their width, and are aligned only as declared.
@@ -79,6 +86,18 @@ def build_declared(study: Study, declaration: TaskDeclaration) -> Task:
     Raises:
         HostileInput: the task cannot be built, or its declaration contradicts it.
     """
+    key, kind = (id(study), id(declaration)), TASKS.get(declaration.task)
+    known = _BUILT.get(key)
+    if known is not None and known[0] is study and known[1] is declaration and known[2] is kind:
+        return known[3]
+    task = _build_declared(study, declaration)
+    if len(_BUILT) >= _MOST_BUILT:
+        _BUILT.clear()
+    _BUILT[key] = study, declaration, kind, task
+    return task
+
+
+def _build_declared(study: Study, declaration: TaskDeclaration) -> Task:
     task = build_task(declaration.task, declaration.parameters, study.data)
     what = f"Task {declaration.label!r}"
     if declaration.disclosure not in task.disclosures:

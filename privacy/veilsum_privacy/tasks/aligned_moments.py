@@ -62,7 +62,7 @@ class AlignedMoments(DerivedTask):
     def __init__(self, parameters: Frozen, schema: DatasetSchema) -> None:
         if not isinstance(parameters, AlignedMomentsParameters):
             raise Misuse("The task aligned-moments takes its own parameters.")
-        if parameters.alignment.kind == "broadcast":
+        if parameters.alignment.kind in ("broadcast", "moments"):
             raise Misuse("The task aligned-moments makes its own map.", "Use the alignment slopes, two-way or barycenter.")
         if schema.label is None:
             raise Misuse("The task aligned-moments needs a label in the schema.", "Add a [label] table with classes.")
@@ -82,7 +82,7 @@ class AlignedMoments(DerivedTask):
 
     def vector(self, kept: Mapping[str, Floats], noise_std: Mapping[str, float], broadcast: Mapping[str, Floats]) -> Floats:
         alignment, m = self.parameters.alignment, self.dimension
-        if alignment.kind == "broadcast":
+        if alignment.kind == "broadcast" or alignment.kind == "moments":
             raise Misuse("The task aligned-moments makes its own map.")
         reference = {name: array for name, array in broadcast.items() if name.startswith(REFERENCE)}
         try:

@@ -15,6 +15,7 @@ from veilsum_privacy.schema import DatasetSchema, Frozen, Real
 from veilsum_privacy.tasks.base import Block, Floats, Layout, PartParameters, Records, SiteTask
 from veilsum_privacy.tasks.features import clipped, usable
 from veilsum_privacy.training.arrays import MODEL, from_broadcast
+from veilsum_privacy.training.gradients import clipped_gradient_sum, summation_slack
 from veilsum_privacy.training.models import ModelSpec, build_architecture, check_resolved
 
 CENTRE = "features.centre"
@@ -84,8 +85,6 @@ class Gradient(SiteTask):
         return "adds up how many records there are" if self.parameters.count else None
 
     def clip(self) -> float:
-        from veilsum_privacy.training.gradients import summation_slack
-
         longer = math.hypot(1.0, COUNT_WEIGHT) if self.parameters.count else 1.0
         return self.parameters.gradient_clip * longer * (1.0 + summation_slack(self._architecture, LARGEST_SITE))
 
@@ -99,8 +98,6 @@ class Gradient(SiteTask):
         return x, used
 
     def vector(self, records: Records, broadcast: Mapping[str, Floats]) -> Floats:
-        from veilsum_privacy.training.gradients import clipped_gradient_sum
-
         if records.labels is None:
             raise Misuse("The task gradient needs labelled records.")
         parameters = self.parameters

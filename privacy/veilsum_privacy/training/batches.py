@@ -2,7 +2,8 @@
 
 A network's layers add up in an order that depends on the shape of a batch, and on the number of threads. With one shape and
 one thread a record's result is the same whatever records share its batch; :mod:`.per_record` checks that where gradients are
-taken. Rows that pad the last batch are zeros, and dropped.
+taken. Rows that pad the last batch are zeros, and dropped. torch is imported where a network is used: sites that train
+perceptrons never need it.
 """
 
 from __future__ import annotations
@@ -10,11 +11,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import nn
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from veilsum_privacy.training.models.base import Architecture
+    from veilsum_privacy.training.models.networks import Network
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -43,6 +50,13 @@ def padded(x: Floats, labels: Integers, size: int) -> Iterator[tuple[slice, Floa
         yield place, rows, names
 
 
+def compute_module(architecture: Architecture) -> Network:
+    """A new network in the precision that the architecture is computed in."""
+    import torch
+
+    return architecture.module().to(torch.float32 if architecture.precision == "float32" else torch.float64)
+
+
 def precision(module: nn.Module) -> torch.dtype:
     """The type of a network's parameters."""
     return next(module.parameters()).dtype
@@ -51,6 +65,8 @@ def precision(module: nn.Module) -> torch.dtype:
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Let torch work on one thread inside, and on as many as before afterwards."""
+    import torch
+
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

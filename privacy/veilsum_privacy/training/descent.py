@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from veilsum_privacy.steps import Mask, Steps
 from veilsum_privacy.training.arrays import flatten, load, unflatten
+from veilsum_privacy.training.batches import compute_module, one_thread, precision
+from veilsum_privacy.training.gradients import clipped_gradient_sum
 from veilsum_privacy.training.mlp import Descent, gradients
 from veilsum_privacy.training.models.base import Architecture
 from veilsum_privacy.training.models.perceptrons import Perceptron
@@ -153,13 +155,13 @@ def _clipped_sum(
     architecture: Architecture, objective: LocalObjective, clip: float
 ) -> Callable[[Mapping[str, Floats], Sample], Floats]:
     """A model's arrays and a sample to the sum (P,) of its clipped gradients. A loss's engine is made and checked once."""
-    from veilsum_privacy.training.gradients import PerRecordGradients, clipped_gradient_sum, compute_module
-
     loss = objective.loss
     if loss is None:
         return lambda arrays, drawn: (
             clipped_gradient_sum(architecture, arrays, drawn.x, drawn.labels, clip, groups=drawn.subjects).total
         )
+    from veilsum_privacy.training.per_record import PerRecordGradients  # with Opacus, which takes seconds
+
     module = compute_module(architecture)
     engine = PerRecordGradients(module)
 
@@ -198,9 +200,6 @@ def _perceptron_gradient(architecture: Perceptron) -> MeanGradient:
 def _network_gradient(architecture: Architecture, objective: LocalObjective) -> MeanGradient:
     import torch
     from torch.nn import functional
-
-    from veilsum_privacy.training.batches import one_thread, precision
-    from veilsum_privacy.training.gradients import compute_module
 
     module, shapes = compute_module(architecture), architecture.shapes()
     kind = precision(module)

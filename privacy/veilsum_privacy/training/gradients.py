@@ -1,7 +1,7 @@
 """The clipped gradient sum of a named model: what a step of DP-SGD adds up at a site, before noise.
 
 Perceptrons under cross-entropy have their gradients in closed form; every other model, or loss, goes through Opacus. Nothing
-here draws noise or samples records.
+here draws noise or samples records. torch and Opacus are imported where a network is used: they take seconds.
 """
 
 from __future__ import annotations
@@ -9,37 +9,30 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from veilsum_privacy.errors import Misuse
 from veilsum_privacy.training import closed_form
 from veilsum_privacy.training.arrays import load
-from veilsum_privacy.training.batches import LARGEST_BATCH, physical_batch
+from veilsum_privacy.training.batches import LARGEST_BATCH, compute_module, physical_batch
 from veilsum_privacy.training.clipped_sums import ClippedGradients, ClippedSum, relative_slack
 from veilsum_privacy.training.models.base import Architecture
-from veilsum_privacy.training.models.networks import Network
 from veilsum_privacy.training.models.perceptrons import Perceptron
-from veilsum_privacy.training.per_record import PerRecordGradients
 
-__all__ = [
-    "ClippedSum",
-    "Loss",
-    "PerRecordGradients",
-    "clipped_gradient_sum",
-    "compute_module",
-    "cross_entropy",
-    "engine",
-    "summation_slack",
-]
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from veilsum_privacy.training.per_record import PerRecordGradients
+
+__all__ = ["ClippedSum", "Loss", "clipped_gradient_sum", "cross_entropy", "engine", "summation_slack"]
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-Loss = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
+Loss = Callable[["nn.Module", "Tensor", "Tensor"], "Tensor"]
 """Network, features (B, width) and labels (B,) to losses (B,), each of its own record alone."""
 
 _KEPT = 4  # engines kept by each thread
@@ -84,6 +77,8 @@ def clipped_gradient_sum(
         found = engine(architecture)
         load(found.module, arrays)
         return found.clipped_sum(lambda features, names: cross_entropy(found.module, features, names), x, labels, clip, groups)
+    from veilsum_privacy.training.per_record import PerRecordGradients
+
     own = PerRecordGradients(compute_module(architecture))
     load(own.module, arrays)
     return own.clipped_sum(lambda features, names: loss(own.module, features, names), x, labels, clip, groups)
@@ -102,18 +97,17 @@ def summation_slack(architecture: Architecture, max_records: int) -> float:
     return relative_slack(max_records, max(closed_form.BATCH, LARGEST_BATCH))
 
 
-def cross_entropy(module: nn.Module, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def cross_entropy(module: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
     """Cross-entropy of each record, (B,)."""
-    return nn.functional.cross_entropy(module(x), labels, reduction="none")
+    from torch.nn import functional
 
-
-def compute_module(architecture: Architecture) -> Network:
-    """A new network in the precision that the architecture is computed in."""
-    return architecture.module().to(torch.float32 if architecture.precision == "float32" else torch.float64)
+    return functional.cross_entropy(module(x), labels, reduction="none")
 
 
 def engine(architecture: Architecture) -> PerRecordGradients:
     """This thread's engine for cross-entropy of this architecture; made and checked once, then kept with the last few."""
+    from veilsum_privacy.training.per_record import PerRecordGradients
+
     kept: OrderedDict[object, PerRecordGradients] = _LOCAL.__dict__.setdefault("engines", OrderedDict())
     key = (type(architecture), architecture.options.model_dump_json(), architecture.inputs, architecture.width)
     found = kept.pop((*key, architecture.classes), None)

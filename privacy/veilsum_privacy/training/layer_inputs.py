@@ -78,7 +78,8 @@ def _by_layers(
             if index:
                 entering = np.maximum(entering, 0.0)
             given[layer.weight.removesuffix(".weight")] = entering
-            entering = exact_affine(entering, arrays[layer.weight], layer.constant * arrays[layer.bias])
+            with np.errstate(over="ignore"):
+                entering = exact_affine(entering, arrays[layer.weight], layer.constant * arrays[layer.bias])
         yield place, {name: given[name] for name in layers}
 
 
@@ -88,8 +89,7 @@ def _by_network(
     import torch
 
     from veilsum_privacy.training.arrays import load
-    from veilsum_privacy.training.batches import one_thread, padded, precision
-    from veilsum_privacy.training.gradients import compute_module
+    from veilsum_privacy.training.batches import compute_module, one_thread, padded, precision
 
     module = compute_module(architecture)
     load(module, arrays)

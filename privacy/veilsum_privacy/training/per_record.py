@@ -14,6 +14,7 @@ used. Neither are its clipping and its noise.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -98,7 +99,10 @@ class PerRecordGradients:
         return total.result()
 
     def check(self, loss_of: LossOf, width: tuple[int, ...]) -> None:
-        """Try engine and loss on random inputs; no record is looked at.
+        """Try engine and loss on random inputs and random values of the network; no record is looked at.
+
+        The values that a broadcast brought could hide what is looked for: with a head of zeros no gradient reaches the layers
+        before it, and beyond all numbers everything is equally NaN. They are put back afterwards.
 
         A record's gradient must be the same, to the last bit, at every place of a batch and with any company. Where it is not,
         because this machine's products depend on the place, records go through the network one at a time from now on. And the
@@ -112,6 +116,23 @@ class PerRecordGradients:
             Misuse: a gradient depends on other records by more than rounding, or part of it escapes the layers.
         """
         rng = np.random.default_rng(0)
+        parameters = list(self.module.parameters())
+        before = [parameter.detach().clone() for parameter in parameters]
+        try:
+            with torch.no_grad():
+                for parameter in parameters:
+                    size = max(1, parameter[0].numel()) if parameter.dim() > 1 else 1
+                    values = rng.standard_normal(tuple(parameter.shape)) / math.sqrt(size)
+                    parameter.copy_(torch.from_numpy(np.asarray(values)))
+            self._try(loss_of, width, rng)
+        finally:
+            with torch.no_grad():
+                for parameter, values_before in zip(parameters, before, strict=True):
+                    parameter.copy_(values_before)
+        self._checked = True
+
+    def _try(self, loss_of: LossOf, width: tuple[int, ...], rng: np.random.Generator) -> None:
+        """:meth:`check` with the network's present values."""
         x = rng.standard_normal((self.physical, *width))
         labels = rng.integers(2, size=self.physical)
         parts = self._parts(loss_of, x, labels)
@@ -133,7 +154,6 @@ class PerRecordGradients:
                     )
         if not same:
             self.physical = 1
-        self._checked = True
 
     def _compare_sum(self, loss_of: LossOf, x: Floats, labels: Integers, parts: list[Part]) -> None:
         """Insist that per-record gradients add up to autograd's."""

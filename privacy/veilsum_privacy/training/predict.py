@@ -52,8 +52,7 @@ def _by_network(architecture: Architecture, arrays: Mapping[str, Floats], x: Flo
     import torch
 
     from veilsum_privacy.training.arrays import load
-    from veilsum_privacy.training.batches import one_thread, padded, precision
-    from veilsum_privacy.training.gradients import compute_module
+    from veilsum_privacy.training.batches import compute_module, one_thread, padded, precision
 
     module = compute_module(architecture)
     load(module, arrays)

@@ -213,7 +213,7 @@ def representation_size(architecture: Architecture) -> int:
 def frozen_network(architecture: Architecture, vector: Floats) -> Network:
     """A network that holds a flat model (P,) and is not trained."""
     from veilsum_privacy.training.arrays import load, unflatten
-    from veilsum_privacy.training.gradients import compute_module
+    from veilsum_privacy.training.batches import compute_module
 
     module = compute_module(architecture)
     load(module, unflatten(vector, architecture.shapes()))

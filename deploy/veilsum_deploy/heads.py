@@ -1,0 +1,80 @@
+"""Classifiers as results say them: affine layers by their arrays, or a network by its architecture's name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Annotated, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from veilsum_privacy.errors import Misuse
+from veilsum_privacy.schema import Frozen
+from veilsum_privacy.training.models import GROUP, MODELS, Architecture, ModelSpec, build_architecture
+from veilsum_privacy.training.predict import scores
+
+Floats = NDArray[np.float64]
+Array = Annotated[str, Field(min_length=1, max_length=256)]
+"""The name of an array in the bundle."""
+
+
+class LinearArrays(Frozen):
+    """Scores features @ weights.T + bias: ``weights`` (K, m), ``bias`` (K,)."""
+
+    kind: Literal["linear"]
+    weights: Array
+    bias: Array
+
+
+class MlpHead(Frozen):
+    """Affine layers with a rectifier between them; each a weight (out, in) and a bias (out,)."""
+
+    kind: Literal["mlp"]
+    layers: tuple[tuple[Array, Array], ...] = Field(min_length=1, max_length=64)
+    activation: Literal["relu"]
+
+
+class NetworkHead(Frozen):
+    """A model by its architecture's name; its arrays are those of the bundle whose names begin with ``prefix``."""
+
+    kind: Literal["network"]
+    model: ModelSpec
+    prefix: Array
+
+    def architecture(self, width: int, classes: int) -> Architecture:
+        """The named architecture.
+
+        Raises:
+            Misuse: it comes with a package that is not installed here.
+            HostileInput: its options do not fit.
+        """
+        name = self.model.name
+        if name not in MODELS and not entry_points(group=GROUP, name=name):
+            raise Misuse(
+                f"This result is of the model {name!r}, which is not installed here.",
+                f"Install the package that announces it as an entry point of the group {GROUP!r}.",
+            )
+        return build_architecture(self.model, width, classes)
+
+
+Head = LinearArrays | MlpHead | NetworkHead
+
+
+def head_scores(head: Head, arrays: Mapping[str, Floats], x: Floats, classes: int) -> Floats:
+    """Scores (n, K) of features (n, m); NaN in rows that are.
+
+    Raises:
+        Misuse: the head's architecture is not installed here.
+    """
+    if isinstance(head, NetworkHead):
+        own = {name.removeprefix(head.prefix): array for name, array in arrays.items() if name.startswith(head.prefix)}
+        return scores(head.architecture(x.shape[1], classes), own, x)
+    if isinstance(head, MlpHead):
+        for index, (weight, bias) in enumerate(head.layers):
+            x = np.maximum(x, 0.0) if index else x
+            x = x @ arrays[weight].T + arrays[bias]
+        return x
+    result: Floats = x @ arrays[head.weights].T + arrays[head.bias]
+    return result

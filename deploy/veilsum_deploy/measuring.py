@@ -1,0 +1,118 @@
+"""How a model does on records whose classes are known: every figure with a closed-form 95% interval."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum_aggregation.classification import (
+    Interval,
+    auc,
+    auc_interval,
+    f1_interval,
+    f1_of_overlap,
+    mean_interval,
+    mean_recall_interval,
+    reliability,
+    wilson,
+)
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+BINS = 10
+"""Bins of the calibration, of equal width between 1 / K and 1."""
+
+
+def measure(scores: Floats, truth: Integers, names: Sequence[str], classes: Sequence[str]) -> dict[str, Any]:
+    """Figures of predictions, as JSON; None where there is nothing to compute one from.
+
+    Args:
+        scores: (n, M) finite, one column a class of the model; their softmax is taken as probabilities.
+        truth: (n,) true classes, indices into ``names``.
+        names: of the records' classes.
+        classes: of the model's, in the order of the scores. A record of a class that the model does not know is counted as
+            predicted wrongly; it has no log loss.
+    """
+    n, m = scores.shape
+    own = np.array([classes.index(name) if name in classes else -1 for name in names], dtype=np.int64)[truth]
+    predicted = scores.argmax(axis=1).astype(np.int64) if n else np.zeros(0, dtype=np.int64)
+    right = own == predicted
+    counts = np.zeros((len(names), m), dtype=np.int64)
+    np.add.at(counts, (truth, predicted), 1)
+    found: dict[str, Any] = {"evaluated": n, "accuracy": _proportion(float(right.sum()), n)}
+    table = list(_by_class(counts, names, classes))
+    known = [row for row in table if row["recall"] is not None]
+    hits = np.array([row["recall"]["value"] * row["records"] for row in known])
+    numbers = np.array([float(row["records"]) for row in known])
+    mean = float((hits / numbers).mean()) if known else 0.0
+    found["balanced_accuracy"] = _with(mean, mean_recall_interval(hits, numbers)) if known else None
+    logs = _log_softmax(scores)
+    losses = -logs[np.arange(n), own][own >= 0]
+    found["log_loss"] = _with(float(losses.mean()), mean_interval(losses, 0.0, float("inf"))) if len(losses) > 1 else None
+    found["auc"] = _area(logs, own) if m == 2 else None
+    calibration = reliability(np.exp(logs.max(axis=1)), right, BINS, 1.0 / m) if n else None
+    found["calibration_error"] = None if calibration is None else _with(calibration.error, calibration.interval)
+    found["classes"] = table
+    found["confusion"] = {"true": list(names), "predicted": list(classes), "counts": counts.tolist()}
+    found["calibration"] = []
+    if calibration is not None:
+        edges = np.linspace(1.0 / m, 1.0, BINS + 1)
+        found["calibration"] = [
+            {
+                "from": float(edges[place]),
+                "to": float(edges[place + 1]),
+                "records": int(number),
+                "confidence": float(calibration.confidence[place]),
+                "accuracy": _proportion(float(round(calibration.accuracy[place] * number)), int(number)),
+            }
+            for place, number in enumerate(calibration.numbers)
+            if number
+        ]
+    return found
+
+
+def _by_class(counts: NDArray[np.int64], names: Sequence[str], classes: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Recall, precision and F1 of each class; None where no record has the class, or none was predicted."""
+    for row, name in enumerate(names):
+        number = int(counts[row].sum())
+        column = classes.index(name) if name in classes else None
+        hit = 0 if column is None else int(counts[row, column])
+        said = 0 if column is None else int(counts[:, column].sum())
+        others = number + said - 2 * hit
+        overlap = hit / (hit + others) if hit + others else None
+        yield {
+            "class": name,
+            "records": number,
+            "recall": _proportion(hit, number),
+            "precision": _proportion(hit, said),
+            "f1": None if overlap is None else _with(f1_of_overlap(overlap), f1_interval(hit, others)),
+        }
+
+
+def _area(logs: Floats, own: Integers) -> dict[str, float] | None:
+    """Area under the ROC curve of the model's second class against its first."""
+    used = own >= 0
+    positive = own[used] == 1
+    if not 0 < positive.sum() < len(positive):
+        return None
+    area = auc(logs[used, 1] - logs[used, 0], positive)
+    return _with(area, auc_interval(area, int(positive.sum()), int((~positive).sum())))
+
+
+def _log_softmax(scores: Floats) -> Floats:
+    shifted: Floats = scores - scores.max(axis=1, keepdims=True, initial=-np.inf)
+    result: Floats = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return result
+
+
+def _proportion(part: float, whole: int) -> dict[str, float] | None:
+    return _with(part / whole, wilson(part, whole)) if whole else None
+
+
+def _with(value: float, interval: Interval) -> dict[str, float]:
+    """A figure with its interval; an infinite end, of a loss of too few records, never comes here."""
+    return {"value": float(value), "low": float(interval.low), "high": float(interval.high)}

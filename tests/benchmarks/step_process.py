@@ -1,0 +1,161 @@
+"""A coordinator or participant of :mod:`benchmarks.steps`: the product's own process, watched, with or without encryption.
+
+Without encryption the secure sum's words travel as they are: BFV, masks and tags are replaced here, and only here, by plain
+words and their sums. TLS, signatures, ledgers, receipts, consents and every other check stay.
+
+    python -m benchmarks.step_process '{"report": "report.json", "plain": false, "profile": false}' coordinator start ...
+"""
+
+from __future__ import annotations
+
+import cProfile
+import json
+import sys
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+WAITING = ("acquire", "poll", "channel_spin", "sleep", "Thread.run", "next_event")
+"""Parts of the names of functions in which a thread waits for others: no part of where the time goes."""
+
+LINES = 12
+
+WARM = 3
+"""First steps, which are not counted."""
+
+
+def without_encryption() -> None:
+    """Let words pass in the clear, in this process only."""
+    from veilsum_privacy.securesum import bfv, masks, tags
+
+    def encrypt(_: bfv.SecretKey, slots: bfv.Slots) -> bytes:
+        return slots.astype("<u8").tobytes()
+
+    def words(_: Any, data: bytes) -> bfv.Slots:
+        return np.frombuffer(data, dtype="<u8").astype(np.uint64)
+
+    def parse(_: type[bfv.SecretKey], data: bytes, parameters: Any) -> bfv.SecretKey:
+        key = bfv.SecretKey.__new__(bfv.SecretKey)
+        key.parameters = parameters
+        return key
+
+    def add(self: bfv.Adder, total: Any | None, ciphertext: Any) -> Any:
+        return ciphertext if total is None else (total + ciphertext) % np.uint64(self.parameters.plain_modulus)
+
+    replaced: dict[type, dict[str, Any]] = {
+        bfv.SecretKey: {"encrypt": encrypt, "decrypt": words, "parse": classmethod(parse)},
+        bfv.Adder: {"parse": words, "add": add, "serialise": lambda _, total: total.astype("<u8").tobytes()},
+        masks.MaskStream: {"__init__": lambda *_: None, "take": lambda *_: np.uint64(0)},
+        tags.TagKey: {"tags": lambda *_: np.zeros(tags.TAGS, dtype=np.uint64), "check": lambda *_: None},
+    }
+    for owner, methods in replaced.items():
+        for name, method in methods.items():
+            setattr(owner, name, method)
+
+
+class Watch:
+    """What a process did: the time of every step's end, bytes that participants fetched and sent, profiles by thread."""
+
+    def __init__(self) -> None:
+        self.marks: list[tuple[float, float]] = []
+        self.bytes: Counter[str] = Counter()
+        self._profiles: list[cProfile.Profile] = []
+        self._before: dict[str, tuple[int, float]] = {}
+
+    def follow(self) -> None:
+        """Watch the ends of steps, and what a participant's channel carries."""
+        from veilsum_coordinator.journal import SqlJournal
+        from veilsum_participant.channel import GrpcChannel
+        from veilsum_participant.openings import Openings
+
+        after(SqlJournal, "release", lambda *_: self._mark())
+        after(Openings, "on_released", lambda *_: self._mark())
+        after(GrpcChannel, "fetch", lambda found, *_: self._count("fetched", found))
+        after(GrpcChannel, "upload", lambda _, __, payload: self._count("sent", *payload.ciphertexts))
+        after(GrpcChannel, "decrypted", lambda _, *sent: self._count("sent", *(part.tobytes() for part in sent[-1])))
+
+    def profile(self) -> None:
+        """Profile this thread and every later one."""
+        run = threading.Thread.run
+
+        def profiled(self_: threading.Thread) -> None:
+            self._start_profile()
+            run(self_)
+
+        threading.Thread.run = profiled  # type: ignore[assignment,method-assign]
+        self._start_profile()
+
+    def report(self) -> dict[str, Any]:
+        """Everything, for JSON; times are (elapsed, CPU) seconds."""
+        return {"marks": self.marks, "bytes": dict(self.bytes), "profile": self._lines()}
+
+    def _mark(self) -> None:
+        self.marks.append((time.perf_counter(), time.process_time()))
+        if len(self.marks) == WARM:
+            self._before = self._totals()
+
+    def _count(self, name: str, *parts: bytes) -> None:
+        self.bytes[name] += sum(map(len, parts))
+
+    def _start_profile(self) -> None:
+        profile = cProfile.Profile()
+        self._profiles.append(profile)
+        profile.enable()
+
+    def _totals(self) -> dict[str, tuple[int, float]]:
+        """Calls and own seconds of every function so far, over all threads."""
+        calls: defaultdict[str, int] = defaultdict(int)
+        seconds: defaultdict[str, float] = defaultdict(float)
+        for profile in self._profiles:
+            for entry in profile.getstats():
+                code = entry.code
+                name = code if isinstance(code, str) else f"{code.co_filename.rsplit('/', 1)[-1]}:{code.co_qualname}"
+                if not any(part in name for part in WAITING):
+                    calls[name] += entry.callcount
+                    seconds[name] += entry.inlinetime
+        return {name: (calls[name], seconds[name]) for name in calls}
+
+    def _lines(self) -> list[tuple[str, int, float]]:
+        """Functions by the time that they took themselves after the first steps: name, calls, seconds."""
+        found = []
+        for name, (calls, seconds) in self._totals().items():
+            before = self._before.get(name, (0, 0.0))
+            found.append((name, calls - before[0], seconds - before[1]))
+        return sorted(found, key=lambda line: -line[2])[:LINES]
+
+
+def after(owner: type, name: str, then: Callable[..., None]) -> None:
+    """Call ``then`` with a method's result and arguments whenever it returns."""
+    method = getattr(owner, name)
+
+    def wrapped(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        found = method(self, *arguments, **keywords)
+        then(found, *arguments)
+        return found
+
+    setattr(owner, name, wrapped)
+
+
+def main(options: dict[str, Any], command: list[str]) -> None:
+    """Run a ``veilsum`` command until it is told to stop, then write what was watched."""
+    watch = Watch()
+    if options["plain"]:
+        without_encryption()
+    watch.follow()
+    from veilsum_deploy.cli import main as veilsum
+
+    if options["profile"]:
+        watch.profile()
+    try:
+        veilsum(command)
+    finally:
+        Path(options["report"]).write_text(json.dumps(watch.report()))
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,188 @@
+"""Steps per second of ``fedsgd`` over real processes, gRPC and mutual TLS, with encryption and without.
+
+One coordinator and four participants train a linear head of 512 features and 100 classes, 51,300 values, one secure sum a
+step. Runs with and without encryption take turns; each pair gives a ratio, and medians are shown. What "without" leaves out
+stands in :mod:`benchmarks.step_process`.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.step_process import WARM
+from support.federation import DATASET, make_policy, make_request, schema_of, write_records
+from support.network import wait_for
+from support.processes import OVER, Process, _write_toml
+from veilsum_coordinator.methods.compile import compile_study
+from veilsum_deploy.provision import Kit, make_kit
+from veilsum_deploy.remote import connect
+from veilsum_privacy.identity import load_credentials
+from veilsum_privacy.randomness import SYSTEM_RANDOM
+
+FEATURES, CLASSES, SITES, RECORDS = 512, 100, 4, 256
+START_SECONDS, STEP_SECONDS = 60.0, 30.0
+PROFILE_LINES = 5
+
+
+def now() -> int:
+    """Unix seconds."""
+    return int(time.time())
+
+
+def measure(*, quick: bool = False) -> dict[str, Any]:
+    """Figures of both kinds of run, their ratios, and profiles of an encrypted run."""
+    pairs, steps = (1, 6) if quick else (3, 20)
+    runs = [(run(steps), run(steps, plain=True)) for _ in range(pairs)]
+    profiled = run(steps, profile=True)
+    by_kind = {"on": [pair[0] for pair in runs], "off": [pair[1] for pair in runs]}
+    return {
+        **{kind: {name: statistics.median(found[name] for found in several) for name in several[0] if name != "profiles"}
+           for kind, several in by_kind.items()},
+        "off_over_on": statistics.median(off["step_s"] / on["step_s"] for on, off in runs),
+        "off_over_on_cpu": statistics.median(off["cpu_s"] / on["cpu_s"] for on, off in runs),
+        "profiles": profiled["profiles"],
+    }  # fmt: skip
+
+
+def run(steps: int, *, plain: bool = False, profile: bool = False) -> dict[str, Any]:
+    """One study of so many counted steps in processes of its own.
+
+    Returns:
+        Median seconds of a step, CPU seconds and bytes of all parties a step, and the profiles' first lines.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        kit = make_kit(Path(directory), [f"site-{index}" for index in range(SITES)], clock=now)
+        coordinator, *sites = _run_study(kit, WARM + steps, {"plain": plain, "profile": profile})
+    ends = [elapsed for elapsed, _ in coordinator["marks"]][WARM - 1 :]
+    seconds = [after - before for before, after in pairwise(ends)]
+
+    def spent(report: dict[str, Any]) -> float:
+        counted = [cpu for _, cpu in report["marks"]][WARM - 1 :]
+        return float((counted[-1] - counted[0]) / (len(counted) - 1))
+
+    total = len(coordinator["marks"])
+    return {
+        "step_s": statistics.median(seconds),
+        "steps_per_s": 1.0 / statistics.median(seconds),
+        "coordinator_cpu_s": spent(coordinator),
+        "participant_cpu_s": statistics.mean(map(spent, sites)),
+        "cpu_s": spent(coordinator) + sum(map(spent, sites)),
+        "sent_bytes": sum(site["bytes"]["sent"] for site in sites) / total,
+        "fetched_bytes": sum(site["bytes"]["fetched"] for site in sites) / total,
+        "profiles": {
+            who: [f"{1e3 * taken / steps:7.1f} ms {calls / steps:8.1f} calls  {name}" for name, calls, taken in lines]
+            for who, lines in (
+                ("coordinator", coordinator["profile"][:PROFILE_LINES]),
+                ("participant", sites[0]["profile"][:PROFILE_LINES]),
+            )
+        },
+    }
+
+
+def _run_study(kit: Kit, steps: int, options: dict[str, Any]) -> list[dict[str, Any]]:
+    """Start all processes, run the study, stop them; returns what they report, the coordinator first."""
+    where = kit.coordinator.directory
+    with ExitStack() as stack:
+
+        def start(directory: Path, role: str) -> tuple[Path, Process]:
+            report = directory / "report.json"
+            told = json.dumps({**options, "report": str(report)})
+            command = ["-m", "benchmarks.step_process", told, role, "start", "--config", str(directory / f"{role}.toml")]
+            process = Process(command, directory / "log")
+            stack.callback(process.stop)
+            return report, process
+
+        _write_toml(where / "coordinator.toml", {"": {"listen": "127.0.0.1:0", "ready_file": "ready"}})
+        started = [start(where, "coordinator")]
+        wait_for((where / "ready").exists, START_SECONDS, "the coordinator's address")
+        address = (where / "ready").read_text().strip()
+        for number, party in enumerate(kit.participants):
+            _write_participant(kit, party.directory, number, address)
+            started.append(start(party.directory, "participant"))
+        analyst = load_credentials(kit.analyst.identity, now())
+        with connect(address, analyst, kit.analyst.identity, now()) as remote:
+            names = {party.name for party in kit.participants}
+            wait_for(lambda: names <= set(remote.describe().connected), START_SECONDS, "every participant's session")
+            request = make_request(schema_of(FEATURES, CLASSES), "fedsgd", epsilon=3.0)
+            study = compile_study(
+                request.model_copy(update={"parameters": {"steps": steps, "centre": False}}),
+                federation_id=kit.federation_id,
+                coordinator=kit.coordinator.name,
+                participants=sorted(names),
+                clock=now,
+                random=SYSTEM_RANDOM,
+            )
+            key = remote.submit(study, analyst)
+            end = time.monotonic() + START_SECONDS + STEP_SECONDS * steps
+            while remote.show(key).phase not in OVER and time.monotonic() < end:
+                time.sleep(1.0)
+            shown = remote.show(key)
+            assert shown.phase == "finished", f"{shown.phase}: {shown.reason}; see the logs"
+            time.sleep(1.0)  # the last release is on its way to the participants
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda item: item[1].stop(), started))
+        return [_read(report) for report, _ in started]
+
+
+def _read(report: Path) -> dict[str, Any]:
+    assert report.exists(), f"{report.parent.name} left no report: {(report.parent / 'log').read_text()[-2000:]}"
+    found: dict[str, Any] = json.loads(report.read_text())
+    return found
+
+
+def _write_participant(kit: Kit, directory: Path, number: int, address: str) -> None:
+    random = np.random.default_rng(number)
+    features, labels = random.uniform(-1, 1, (RECORDS, FEATURES)), random.integers(0, CLASSES, RECORDS)
+    write_records(directory / "records.npz", features, labels)
+    policy = make_policy(kit).model_dump(mode="json")
+    tables: dict[str, dict[str, Any]] = {
+        "": {"coordinator": address},
+        f"datasets.{DATASET}": {"path": "records.npz"},
+        f"budgets.{DATASET}": {"epsilon": "unlimited", "delta": 1e-5},
+        "policy": {name: value for name, value in policy.items() if name != "trusted"},
+        "policy.trusted": policy["trusted"],
+    }
+    _write_toml(directory / "participant.toml", tables)
+
+
+ROWS = (
+    ("steps a second", "steps_per_s", "{:.2f}", 1.0),
+    ("a step, ms", "step_s", "{:.0f}", 1e3),
+    ("CPU of all parties a step, ms", "cpu_s", "{:.0f}", 1e3),
+    ("  coordinator, ms", "coordinator_cpu_s", "{:.0f}", 1e3),
+    ("  one participant, ms", "participant_cpu_s", "{:.0f}", 1e3),
+    ("sent by participants a step, MB", "sent_bytes", "{:.2f}", 1e-6),
+    ("fetched by participants a step, MB", "fetched_bytes", "{:.2f}", 1e-6),
+)
+
+
+def table(results: dict[str, Any]) -> str:
+    """The figures as a Markdown table, and the profiles."""
+    lines = [[f"{SITES} sites, {FEATURES} x {CLASSES} head", "encrypted", "not encrypted"], ["---", "---:", "---:"]]
+    lines += [[name, *(form.format(results[kind][key] * scale) for kind in ("on", "off"))] for name, key, form, scale in ROWS]
+    lines += [["  not encrypted / encrypted: a step", f"{results['off_over_on']:.2f}", ""]]
+    lines += [["  not encrypted / encrypted: CPU", f"{results['off_over_on_cpu']:.2f}", ""]]
+    text = [_row(line, lines) for line in lines]
+    for who, profile in results["profiles"].items():
+        text += [
+            "",
+            f"{who}, encrypted: time of their own and calls a step, without waiting:",
+            *(f"  {line}" for line in profile),
+        ]
+    return "\n".join(text)
+
+
+def _row(line: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(other[column]) for other in lines) for column in range(len(line))]
+    return "| " + " | ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)) + " |"

@@ -1,0 +1,115 @@
+"""A hostile coordinator, or analyst, before sites that train: weights that single a site out, and numbers out of range."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from support.federation import TestBed, make_bed, make_request, schema_of
+from support.hostile import Adversary, altered, make_adversary, make_data
+from veilsum_coordinator.methods.local_rounds import LOCAL
+from veilsum_coordinator.runner import HubFederation, RoundLostError
+from veilsum_privacy.errors import HostileInput, RefusalCode
+from veilsum_privacy.ledger import Kind, Mechanism
+from veilsum_privacy.noise import task_noise
+from veilsum_privacy.study import Study
+from veilsum_privacy.tasks import build_declared, build_task
+from veilsum_privacy.tasks.local_training import SEEDS, LocalTraining
+from veilsum_privacy.training.arrays import to_broadcast
+from veilsum_privacy.weights import WEIGHTS
+
+NAMES = "abcd"
+
+
+@pytest.fixture
+def bed(tmp_path: Path) -> TestBed:
+    return make_bed(tmp_path, make_data(NAMES), min_cohort=2)
+
+
+def compiled(bed: TestBed, epsilon: float | None, method: str = "fedavg", **parameters: Any) -> Study:
+    request = make_request(schema_of(2), method, epsilon, noise="none" if epsilon is None else "local", min_cohort=2)
+    return bed.compile(request.model_copy(update={"parameters": parameters}))
+
+
+def weighted(study: Study, weights: list[float]) -> dict[str, NDArray[np.float64]]:
+    """A broadcast of one and the same model, with these weights."""
+    task = build_declared(study, study.task(LOCAL))
+    assert isinstance(task, LocalTraining)
+    seeds = np.zeros((study.sites, 2))
+    return {**to_broadcast(task.architecture.initial(0)), SEEDS: seeds, WEIGHTS: np.array(weights)}
+
+
+def prepared(bed: TestBed, study: Study) -> HubFederation:
+    local = bed.local
+    return local.prepare(local.submit(study, bed.analyst))
+
+
+def public(epsilon: float | None, bed: TestBed, **parameters: Any) -> Study:
+    table = {"mode": "natural", "subsets": [{"sites": list(NAMES), "probability": 1.0}]}
+    return compiled(bed, epsilon, rounds=3, model={"name": "linear"}, participation=table, **parameters)
+
+
+def test_unlike_weights_of_one_cohort_do_not_single_a_site_out(bed: TestBed) -> None:
+    """Each of the two sums is within every bound; their difference would be one site's own update."""
+    study = public(None, bed)
+    assert study.privacy.cohort_difference == "strict"
+    federation = prepared(bed, study)
+    federation.sum(LOCAL, weighted(study, [1.0, 1.0, 1.0, 1.0]))
+    federation.sum(LOCAL, weighted(study, [2.0, 2.0, 2.0, 2.0]))  # the same factors
+    with pytest.raises(RoundLostError):
+        federation.sum(LOCAL, weighted(study, [1.0, 1.0, 1.0, 0.0]))
+    for site in bed.sites.values():
+        assert len(site.ledger.entries(kind=Kind.CHARGE)) == 2
+
+
+def test_where_cohorts_may_differ_weights_may(bed: TestBed) -> None:
+    study = public(5.0, bed, local_steps=1)
+    assert study.privacy.cohort_difference == "allowed"
+    federation = prepared(bed, study)
+    for weights in ([1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 0.0]):
+        federation.sum(LOCAL, weighted(study, weights))
+    with pytest.raises(RoundLostError):
+        federation.sum(LOCAL, weighted(study, [0.0, 0.0, 0.0, 1.0]))  # as if one site took part
+
+
+def test_a_weighted_sum_stands_alone_in_a_study_of_one_cohort(bed: TestBed) -> None:
+    """Beside the same sum without weights it would say as much as one with others."""
+    study = public(None, bed)
+    (task,) = study.tasks
+    plain = task.model_copy(update={"label": "plain", "parameters": {**task.parameters, "weighting": "equal"}})
+    both = study.model_copy(update={"tasks": (task, plain)})
+    federation = prepared(bed, both)
+    with pytest.raises(RoundLostError):
+        federation.sum(LOCAL, weighted(both, [1.0, 1.0, 1.0, 1.0]))
+
+
+def test_a_refused_study_of_steps_is_recorded_with_all_of_them(bed: TestBed, tmp_path: Path) -> None:
+    study = compiled(bed, 5.0, rounds=3, local_steps=4, sampling_rate=0.5)
+    (task,) = study.tasks
+    attack = Adversary(bed, study)
+    site = bed.sites["a"]
+    site.config = site.config.model_copy(update={"policy": site.config.policy.model_copy(update={"max_epsilon": 0.1})})
+    assert attack.enrol("a").refused is RefusalCode.EPSILON
+    (entry,) = site.ledger.entries(kind=Kind.REFUSAL)
+    ((cost, colluders, count),) = entry.detail["cost"]
+    assert Mechanism.from_json(cost, colluders).steps * count == 4 * 3 == task.steps * task.releases
+    assert Mechanism.from_json(cost, colluders).noise == task_noise(study, task, study.sites)
+
+
+def test_more_steps_than_an_event_holds_are_no_study(tmp_path: Path) -> None:
+    attack = make_adversary(tmp_path)
+    study = compiled(attack.bed, 5.0, rounds=2, local_steps=2)
+    with pytest.raises(HostileInput, match="10\\^9"):
+        altered(study, task__local_steps=100_000, task__releases=100_000)
+
+
+def test_parameters_that_nothing_can_be_computed_from_are_refused() -> None:
+    """Whatever arithmetic does on them, a participant must not end by it."""
+    model = {"name": "linear", "inputs": None, "options": {"scale": 1.0, "bias": 1.0}}
+    parameters = {"clip": 1.0, "missing": "skip", "model": model, "layers": ("head",), "gram_clip": 5e-324}
+    with pytest.raises(HostileInput):
+        build_task("grams", parameters, schema_of(2))

@@ -1,0 +1,599 @@
+"""Federated and local evaluation: the task against counts by hand, how models are found, the method, and the command."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import log_softmax, softmax
+from sklearn.metrics import (
+    accuracy_score,
+    balanced_accuracy_score,
+    confusion_matrix,
+    log_loss,
+    precision_recall_fscore_support,
+    roc_auc_score,
+)
+
+from support.federation import make_request, schema_of
+from support.randomness import SeededRandom
+from veilsum_aggregation.moments import Estimate
+from veilsum_coordinator.methods.applying import application
+from veilsum_coordinator.methods.compile import StudyRequest, compile_study
+from veilsum_coordinator.methods.federated_evaluation import FederatedEvaluation
+from veilsum_coordinator.methods.networks import network_head
+from veilsum_coordinator.methods.request import load_study_request, with_model
+from veilsum_coordinator.released_models import find_released, result_model
+from veilsum_coordinator.results import Result, save_result
+from veilsum_deploy import cli
+from veilsum_deploy.measuring import measure
+from veilsum_deploy.model import Model
+from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
+from veilsum_deploy.simulation.study import draft_of
+from veilsum_privacy.encoder import Projection, projection_digest
+from veilsum_privacy.errors import ConfigurationError, HostileInput, Misuse, StateError
+from veilsum_privacy.schema import DatasetSchema
+from veilsum_privacy.study import Study
+from veilsum_privacy.tasks import build_task
+from veilsum_privacy.tasks.base import Records, RecordTask
+from veilsum_privacy.training.arrays import to_broadcast
+from veilsum_privacy.training.models import Architecture, ModelSpec, build_architecture, resolve_model
+from veilsum_privacy.training.released import model_digest
+
+WIDTH, CLASSES = 4, 3
+SITES = ["berlin", "oslo", "rome"]
+SCHEMA = schema_of(WIDTH, CLASSES)
+TWO = schema_of(WIDTH, 2)
+
+
+def network(name: str, width: int, classes: int, seed: int = 1) -> tuple[Architecture, dict[str, np.ndarray]]:
+    """A model whose scores differ between records."""
+    options = {"hidden": 8} if name == "mlp" else {}
+    inputs = (1, 16, 16) if name == "lenet5" else None
+    architecture = build_architecture(resolve_model(ModelSpec(name=name, inputs=inputs, options=options)), width, classes)
+    rng = np.random.default_rng(seed)
+    shapes = architecture.shapes()
+    arrays = {key: rng.normal(size=shape) * (0.1 if key == "head.bias" else 1.0) for key, shape in shapes.items()}
+    return architecture, arrays
+
+
+def records(n: int, width: int = WIDTH, classes: int = CLASSES, seed: int = 0) -> Records:
+    rng = np.random.default_rng(seed)
+    return Records(rng.uniform(-1, 1, (n, width)), np.ones((n, width), dtype=np.bool_), rng.integers(0, classes, n))
+
+
+def task_of(
+    architecture: Architecture, arrays: dict[str, np.ndarray], schema: DatasetSchema, **changes: Any
+) -> tuple[RecordTask, dict[str, np.ndarray]]:
+    spec = ModelSpec(name=architecture.name, inputs=architecture.inputs, options=architecture.options.model_dump(mode="json"))
+    given = {
+        "clip": 1e6,
+        "missing": "skip",
+        "model": spec.model_dump(mode="json"),
+        "sha256": model_digest(architecture, arrays),
+        "classes": schema.classes,
+    }
+    task = build_task("evaluation", {**given, **changes}, schema)
+    assert isinstance(task, RecordTask)
+    return task, to_broadcast(arrays)
+
+
+def plain_scores(architecture: Architecture, arrays: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
+    """The model's scores by torch, all records at once."""
+    import torch
+
+    from veilsum_privacy.training.arrays import load
+
+    module = architecture.module().eval()
+    load(module, arrays)
+    with torch.no_grad():
+        return module(torch.from_numpy(x).reshape(len(x), *(architecture.inputs or (x.shape[1],)))).numpy()
+
+
+# -- the task --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "width"), [("linear", WIDTH), ("mlp", WIDTH), ("lenet5", 256)])
+def test_the_blocks_are_counts_by_hand(name: str, width: int) -> None:
+    architecture, arrays = network(name, width, CLASSES)
+    schema = schema_of(width, CLASSES)
+    task, broadcast = task_of(architecture, arrays, schema, bins=6, score_weight=0.5, largest_loss=2.0, loss_weight=0.25)
+    data = records(150, width)
+    found = task.layout().split(np.sum([batch.sum(axis=0) for batch in task.vectors(data, broadcast)], axis=0))
+    z = plain_scores(architecture, arrays, data.features)
+    assert data.labels is not None
+    np.testing.assert_array_equal(found["confusion"], confusion_matrix(data.labels, z.argmax(axis=1), labels=range(CLASSES)))
+    losses = -log_softmax(z, axis=1)[np.arange(150), data.labels]
+    assert (losses > 2.0).any()
+    assert (losses < 2.0).any()
+    rough = 1e-4 if name == "lenet5" else 1e-9
+    assert found["loss"][0] == pytest.approx(np.minimum(losses, 2.0).sum(), rel=rough)
+    confidence, right = softmax(z, axis=1).max(axis=1), z.argmax(axis=1) == data.labels
+    for row, own in ((0, ~right), (1, right)):
+        expected, _ = np.histogram(confidence[own], np.linspace(1 / CLASSES, 1, 7))
+        np.testing.assert_array_equal(found["scores"][row], expected)
+
+
+def test_two_classes_are_counted_by_the_probability_of_the_second() -> None:
+    """In the model's order of classes, which here is not the schema's."""
+    architecture, arrays = network("mlp", WIDTH, 2)
+    task, broadcast = task_of(architecture, arrays, TWO, classes=("c1", "c0"), bins=8)
+    data = records(200, classes=2)
+    found = task.layout().split(np.sum([batch.sum(axis=0) for batch in task.vectors(data, broadcast)], axis=0))
+    z = plain_scores(architecture, arrays, data.features)
+    assert data.labels is not None
+    own = 1 - data.labels
+    for row in (0, 1):
+        expected, _ = np.histogram(softmax(z, axis=1)[own == row, 1], np.linspace(0, 1, 9))
+        np.testing.assert_array_equal(found["scores"][row], expected)
+    by_schema = confusion_matrix(own, z.argmax(axis=1))[::-1]
+    np.testing.assert_array_equal(found["confusion"], by_schema)
+
+
+def test_a_class_that_the_model_does_not_know_is_always_wrong() -> None:
+    architecture, arrays = network("linear", WIDTH, 2)
+    task, broadcast = task_of(architecture, arrays, SCHEMA, classes=("c2", "c0"), bins=4, largest_loss=3.0)
+    data = records(1, seed=3)
+    data.labels[:] = 1  # type: ignore[index]
+    (row,) = task.vectors(data, broadcast)
+    found = task.layout().split(row[0])
+    assert found["confusion"][1].sum() == 1
+    assert found["confusion"].sum() == 1
+    assert found["scores"][0].sum() == 1
+    assert found["loss"][0] == 3.0
+
+
+def test_records_that_cannot_be_scored_add_nothing() -> None:
+    architecture, arrays = network("mlp", WIDTH, CLASSES)
+    data = records(6)
+    data.labels[0], data.labels[1] = -1, 7  # type: ignore[index]
+    data.present[2, 0] = False
+    data.features[3, 1] = np.nan
+    skip, broadcast = task_of(architecture, arrays, SCHEMA, bins=2, largest_loss=1.0)
+    (rows,) = skip.vectors(data, broadcast)
+    assert not rows[:3].any()
+    assert np.isnan(rows[3]).all()  # the framework counts it at the site and adds zero
+    assert (rows[4:, : CLASSES**2].sum(axis=1) == 1).all()
+    centre, _ = task_of(architecture, arrays, SCHEMA, missing="centre")
+    (rows,) = centre.vectors(data, broadcast)
+    assert rows[2].sum() == 1
+    assert not any(len(batch) for batch in skip.vectors(records(0), broadcast))
+
+
+@pytest.mark.parametrize(("name", "width"), [("mlp", WIDTH), ("lenet5", 256)])
+def test_a_row_does_not_depend_on_its_company(name: str, width: int) -> None:
+    architecture, arrays = network(name, width, CLASSES)
+    task, broadcast = task_of(architecture, arrays, schema_of(width, CLASSES), bins=4, largest_loss=50.0)
+    data = records(130, width)
+    together = np.vstack(list(task.vectors(data, broadcast)))
+    for index in (0, 63, 64, 129):
+        one = Records(data.features[[index]], data.present[[index]], data.labels[[index]])  # type: ignore[index]
+        (alone,) = task.vectors(one, broadcast)
+        assert alone[0].tobytes() == together[index].tobytes()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32), st.floats(0.01, 10), st.floats(0.01, 10), st.floats(0.1, 20), st.floats(0.1, 1e5))
+def test_no_record_is_longer_than_stated(seed: int, b: float, c: float, most: float, size: float) -> None:
+    architecture, arrays = network("linear", WIDTH, CLASSES, seed % 1000)
+    arrays["head.weight"] *= size
+    task, broadcast = task_of(architecture, arrays, SCHEMA, bins=4, score_weight=b, largest_loss=most, loss_weight=c)
+    rows = np.vstack(list(task.vectors(records(40, seed=seed), broadcast)))
+    norms = np.linalg.norm(rows, axis=1)
+    assert norms.max() <= task.clip() * (1 + 1e-12)
+    assert task.clip() == pytest.approx(math.sqrt(1 + b * b + (c * most) ** 2))
+
+
+def test_only_the_named_model_is_taken() -> None:
+    architecture, arrays = network("mlp", WIDTH, CLASSES)
+    task, broadcast = task_of(architecture, arrays, SCHEMA)
+    other = dict(broadcast)
+    other["model.head.bias"] = np.nextafter(other["model.head.bias"], 9.0)
+    with pytest.raises(HostileInput, match="not the one that the study names"):
+        task.vectors(records(2), other)
+    del other["model.head.bias"]
+    with pytest.raises(HostileInput, match=r"model\.head\.bias"):
+        task.vectors(records(2), other)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"classes": ("c0", "c9", "c1")}, "not distinct classes of the schema"),
+        ({"classes": ("c0", "c0", "c1")}, "not distinct classes of the schema"),
+        ({"model": {"name": "mlp", "inputs": None, "options": {}}}, "leaves options open"),
+        ({"model": {"name": "nothing", "inputs": None, "options": {}}}, "no model 'nothing'"),
+        ({"bins": 3}, "bins"),
+        ({"sha256": "x"}, "sha256"),
+    ],
+)
+def test_parameters_that_do_not_fit_are_refused(changes: dict[str, Any], words: str) -> None:
+    architecture, arrays = network("mlp", WIDTH, CLASSES)
+    with pytest.raises(HostileInput, match=words):
+        task_of(architecture, arrays, SCHEMA, **changes)
+    with pytest.raises(HostileInput, match="needs a label"):
+        task_of(architecture, arrays, SCHEMA.model_copy(update={"label": None}), classes=("c0", "c1", "c2"))
+
+
+def test_a_digest_tells_models_apart() -> None:
+    architecture, arrays = network("mlp", WIDTH, CLASSES)
+    digest = model_digest(architecture, arrays)
+    assert model_digest(architecture, {name: array.copy() for name, array in reversed(arrays.items())}) == digest
+    other = build_architecture(ModelSpec(name="mlp", options={"hidden": 8, "scale": 2.0}), WIDTH, CLASSES)
+    assert model_digest(other, arrays) != digest
+    changed = {**arrays, "head.bias": -arrays["head.bias"]}
+    assert model_digest(architecture, changed) != digest
+
+
+# -- released models -------------------------------------------------------------------------------------------------------
+
+
+def released(name: str, schema: DatasetSchema = SCHEMA, *, number: int = CLASSES, **changes: Any) -> Result:
+    """A result as trained methods make them."""
+    architecture, arrays = network(name, schema.width, number)
+    head, named = network_head(architecture, arrays)
+    applied = application(schema, missing="skip", head=head, classes=schema.classes[:number])
+    return Result("fedsgd", {}, named, {**applied, **changes})
+
+
+@pytest.mark.parametrize("name", ["linear", "mlp", "lenet5"])
+def test_a_results_model_scores_as_the_result_does(name: str) -> None:
+    schema = schema_of(256 if name == "lenet5" else WIDTH, CLASSES)
+    result = released(name, schema)
+    found = result_model(result)
+    assert found.classes == ("c0", "c1", "c2")
+    architecture = build_architecture(found.model, schema.width, CLASSES)
+    arrays = {key.removeprefix("model."): array for key, array in found.arrays.items()}
+    assert found.sha256 == model_digest(architecture, arrays)
+    data = records(20, schema.width)
+    own = Model.from_result(result).scores(data)
+    np.testing.assert_allclose(own, plain_scores(architecture, arrays, data.features), rtol=1e-4, atol=1e-4)
+
+
+def test_results_without_such_a_model_are_refused() -> None:
+    with pytest.raises(Misuse, match="holds no classifier"):
+        result_model(Result("statistics", {}))
+    with pytest.raises(Misuse, match="aligns features at each site") as caught:
+        result_model(released("linear", alignment={"kind": "maps"}))
+    assert "participant evaluate" in caught.value.advice
+    deep = {"kind": "mlp", "layers": [["a", "b"]] * 3, "activation": "relu"}
+    with pytest.raises(Misuse, match="more than one hidden layer"):
+        result_model(released("mlp", head=deep))
+    for broken in ({"features": None}, {"classes": ["c0"]}, {"head": {"kind": "linear"}}):
+        with pytest.raises(HostileInput):
+            result_model(released("linear", **broken))
+    spoilt = released("linear")
+    spoilt.arrays["weights"][0, 0] = np.inf
+    with pytest.raises(HostileInput, match="finite"):
+        result_model(spoilt)
+
+
+def write_schema(path: Path, schema: DatasetSchema) -> None:
+    columns = "\n".join(
+        f'    {{ kind = "number", name = "{item.name}", low = {item.low}, high = {item.high} }},'
+        for item in schema.columns
+        if item.kind == "number"
+    )
+    classes = ", ".join(f'{{ name = "{c}", values = ["{i}"] }}' for i, c in enumerate(schema.classes))
+    path.write_text(f'columns = [\n{columns}\n]\n[label]\ncolumn = "{schema.label.column}"\nclasses = [{classes}]\n')  # type: ignore[union-attr]
+
+
+def study_file(folder: Path, extra: str = "", parameters: str = "") -> Path:
+    write_schema(folder / "schema.toml", SCHEMA)
+    path = folder / "study.toml"
+    path.write_text(
+        'name = "measure"\nmethod = "federated-evaluation"\ndataset = "records"\nschema = "schema.toml"\n'
+        f'{extra}\n[parameters]\nresult = "model"\n{parameters}\n[privacy]\nepsilon = 2.0\n'
+    )
+    return path
+
+
+def test_a_study_file_names_the_result_and_the_study_its_digest(tmp_path: Path) -> None:
+    result = released("mlp")
+    save_result(tmp_path / "model", result)
+    request = load_study_request(study_file(tmp_path, parameters="bins = 4"))
+    told = result_model(result)
+    assert "result" not in request.parameters
+    assert request.parameters["sha256"] == told.sha256
+    assert request.parameters["missing"] == "skip"
+    assert request.parameters["bins"] == 4
+    study = compiled(request)
+    assert study.task("evaluation").parameters["sha256"] == told.sha256
+    found = find_released(tmp_path, study)
+    for name, array in told.arrays.items():
+        np.testing.assert_array_equal(found[name], array)
+    save_result(tmp_path / "model", released("mlp", missing_rule="centre"))  # the same model still
+    assert find_released(tmp_path, study).keys() == found.keys()
+    save_result(tmp_path / "model", released("linear"))
+    with pytest.raises(StateError, match="released the model"):
+        find_released(tmp_path, study)
+    save_result(tmp_path / "study" / "checkpoints" / "round-000003", result)
+    assert find_released(tmp_path, study).keys() == found.keys()
+
+
+def test_a_models_encoder_comes_with_it(tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    matrix, offset = rng.normal(size=(2, WIDTH)), rng.normal(size=2)
+    encoder = {"kind": "projection", "matrix": "encoder.matrix", "offset": "encoder.offset"}
+    head, named = network_head(*network("linear", 2, CLASSES))
+    applied = application(SCHEMA, missing="skip", head=head, classes=SCHEMA.classes)
+    applied["encoder"] = {**encoder, "sha256": projection_digest(matrix, offset)}
+    arrays = {**named, "encoder.matrix": matrix, "encoder.offset": offset}
+    save_result(tmp_path / "model", Result("fedsgd", {}, arrays, applied))
+    request = load_study_request(study_file(tmp_path))
+    assert request.encoder == Projection(sha256=projection_digest(matrix, offset), inputs=WIDTH, width=2)
+    study = compiled(request)
+    found = find_released(tmp_path, study)
+    assert {"encoder.matrix", "encoder.offset", "model.head.weight", "model.head.bias"} == set(found)
+    data = {name: records(60, seed=index) for index, name in enumerate(SITES)}
+    result = FederatedEvaluation().run(federation(study, data, found))
+    model = Model.from_result(Result("fedsgd", {}, arrays, applied))
+    right = sum(int((model.predict(own) == own.labels).sum()) for own in data.values())
+    assert result.summary["accuracy"]["value"] == pytest.approx(right / 180, abs=0.15)
+    with pytest.raises(ConfigurationError, match="another encoder"):
+        with_model(
+            StudyRequest(
+                name="x", method="federated-evaluation", dataset="records", data=SCHEMA, parameters={"result": "model"},
+                privacy=request.privacy, schema=None, encoder=Projection(sha256="0" * 64, inputs=WIDTH, width=2),
+            ),
+            tmp_path,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("parameters", "schema", "words"),
+    [
+        ('sha256 = "00"', SCHEMA, "says sha256 itself"),
+        ("", schema_of(WIDTH + 1, CLASSES), "reads other columns"),
+    ],
+)
+def test_a_study_file_that_contradicts_its_result(tmp_path: Path, parameters: str, schema: DatasetSchema, words: str) -> None:
+    save_result(tmp_path / "model", released("linear", schema))
+    with pytest.raises(ConfigurationError, match=words):
+        load_study_request(study_file(tmp_path, parameters=parameters))
+
+
+def test_a_missing_result_is_a_typed_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"parameters\.result: .*no readable result"):
+        load_study_request(study_file(tmp_path))
+    request = make_request(SCHEMA, "federated-evaluation", 1.0)
+    with pytest.raises(ConfigurationError, match="evaluates a released model"):
+        compiled(request)
+
+
+def test_a_simulation_takes_the_model_from_its_result(tmp_path: Path) -> None:
+    result = released("mlp")
+    save_result(tmp_path / "model", result)
+    content = {
+        "name": "x", "method": "federated-evaluation", "dataset": "records", "parameters": {"result": "model"},
+        "privacy": {"epsilon": 1.0},
+    }  # fmt: skip
+    draft = draft_of(content, tmp_path, SCHEMA, source="study")
+    assert draft.request.parameters["sha256"] == result_model(result).sha256
+    assert set(draft.broadcast) == set(result_model(result).arrays)
+    data = records(5)
+    assert draft.encode(data) is data  # the model is no encoder
+
+
+# -- the method ------------------------------------------------------------------------------------------------------------
+
+
+def compiled(request: StudyRequest) -> Study:
+    return compile_study(
+        request, federation_id="0" * 64, coordinator="c", participants=SITES, clock=lambda: 1, random=SeededRandom(1)
+    )
+
+
+def federation(study: Study, data: dict[str, Records], arrays: Any) -> PlainFederation:
+    sites = {name: PlainSite(own, SeededRandom(f"noise of {name}".encode())) for name, own in data.items()}
+    return PlainFederation(study, sites, arrays)
+
+
+def asked(
+    tmp_path: Path, name: str, epsilon: float | None, schema: DatasetSchema = SCHEMA, **parameters: Any
+) -> tuple[Study, Result]:
+    result = released(name, schema, number=len(schema.classes))
+    save_result(tmp_path / "model", result)
+    request = make_request(schema, "federated-evaluation", epsilon)
+    request = request.model_copy(update={"parameters": {"result": "model", **parameters}})
+    return compiled(with_model(request, tmp_path)), result
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_without_noise_the_figures_are_those_of_pooled_records(tmp_path: Path, classes: int) -> None:
+    schema = schema_of(WIDTH, classes)
+    study, result = asked(tmp_path, "linear", None, schema, bins=1000, largest_loss=1000.0)
+    data = {name: records(80 + 10 * index, classes=classes, seed=index) for index, name in enumerate(SITES)}
+    summary = FederatedEvaluation().run(federation(study, data, find_released(tmp_path, study))).summary
+    x = np.vstack([own.features for own in data.values()])
+    y = np.concatenate([own.labels for own in data.values() if own.labels is not None])
+    z = Model.from_result(result).scores(Records(x, np.ones_like(x, dtype=np.bool_), y))
+    said, p = z.argmax(axis=1), softmax(z, axis=1)
+    precision, recall, f1, support = precision_recall_fscore_support(y, said, zero_division=0)
+    assert summary["records"] == {"value": pytest.approx(len(y), abs=1e-3), "std_error": 0.0}
+    assert summary["accuracy"]["value"] == pytest.approx(accuracy_score(y, said))
+    assert summary["log_loss"]["value"] == pytest.approx(log_loss(y, p), rel=1e-4)
+    for index, row in enumerate(summary["classes"]):
+        assert row["records"]["value"] == pytest.approx(support[index], abs=1e-3)
+        assert row["recall"]["value"] == pytest.approx(recall[index])
+        assert row["precision"]["value"] == pytest.approx(precision[index])
+        assert row["f1"]["value"] == pytest.approx(f1[index])
+    table = [[row[f"predicted c{j}"]["value"] for j in range(classes)] for row in summary["confusion"]]
+    np.testing.assert_allclose(table, confusion_matrix(y, said), atol=1e-3)
+    assert ("auc" in summary) == (classes == 2)
+    if classes == 2:
+        assert summary["auc"]["value"] == pytest.approx(roc_auc_score(y, p[:, 1]), abs=2e-3)
+    assert "calibration_error_of_noise" not in summary
+
+
+def test_with_noise_the_figures_are_within_their_errors(tmp_path: Path) -> None:
+    study, result = asked(tmp_path, "linear", 2.0)
+    assert study.task("evaluation").releases == 1
+    data = {name: records(300, seed=index) for index, name in enumerate(SITES)}
+    model = Model.from_result(result)
+    truth = np.mean([np.mean(model.predict(own) == own.labels) for own in data.values()])
+    offs = []
+    for draw in range(60):
+        sites = {name: PlainSite(own, SeededRandom(f"{name} {draw}".encode())) for name, own in data.items()}
+        inner = PlainFederation(study, sites, find_released(tmp_path, study))
+        found = FederatedEvaluation().run(inner).summary["accuracy"]
+        offs.append((found["value"] - truth) / found["std_error"])
+    assert np.std(offs) == pytest.approx(1.0, abs=0.3)
+    assert abs(np.mean(offs)) < 0.5
+
+
+def test_sites_can_be_told_apart_where_they_agree_to_it(tmp_path: Path) -> None:
+    study, result = asked(tmp_path, "mlp", 20.0, per_site=True)
+    assert study.task("evaluation").disclosure == "per-site"
+    data = {name: records(300, seed=index) for index, name in enumerate(SITES)}
+    found = FederatedEvaluation().run(federation(study, data, find_released(tmp_path, study))).summary
+    model = Model.from_result(result)
+    assert [row["site"] for row in found["sites"]] == SITES
+    for row in found["sites"]:
+        own = data[row["site"]]
+        assert row["records"]["value"] == pytest.approx(300, abs=5 * row["records"]["std_error"])
+        share = float(np.mean(model.predict(own) == own.labels))
+        assert row["accuracy"]["value"] == pytest.approx(share, abs=5 * row["accuracy"]["std_error"])
+    whole, one = found["records"]["std_error"], found["sites"][0]["records"]["std_error"]
+    assert whole == pytest.approx(math.sqrt(3) * one)
+
+
+def test_expectations_are_the_methods_own_formulas(tmp_path: Path) -> None:
+    study, _ = asked(tmp_path, "linear", 2.0)
+    first, second = FederatedEvaluation().expectations(study, 3, 900)
+    assert first.main
+    assert 0 < first.half_width < second.half_width < 0.5
+    inner = federation(study, {name: records(300) for name in SITES}, find_released(tmp_path, study))
+    release = inner.sum("evaluation")
+    counts = np.full((3, 3), 900 / 3 * 0.1)
+    np.fill_diagonal(counts, 900 / 3 * 0.8)
+    from veilsum_aggregation.classification import noised_share
+
+    expected = noised_share(720.0, 180.0, (3, 6), release.noise_std["confusion"])
+    assert isinstance(expected, Estimate)
+    assert first.half_width == pytest.approx(1.96 * expected.std_error, rel=1e-4)
+
+
+# -- at a site -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_local_figures_are_those_of_scikit_learn(classes: int) -> None:
+    rng = np.random.default_rng(classes)
+    y = rng.integers(0, classes, 300)
+    z = rng.normal(size=(300, classes)) + 1.2 * np.eye(classes)[y]
+    names = [f"c{index}" for index in range(classes)]
+    found = measure(z, y, names, names)
+    said, p = z.argmax(axis=1), softmax(z, axis=1)
+    assert found["accuracy"]["value"] == pytest.approx(accuracy_score(y, said))
+    assert found["balanced_accuracy"]["value"] == pytest.approx(balanced_accuracy_score(y, said))
+    assert found["log_loss"]["value"] == pytest.approx(log_loss(y, p))
+    assert found["confusion"]["counts"] == confusion_matrix(y, said).tolist()
+    for rates, name in zip(precision_recall_fscore_support(y, said)[:3], ("precision", "recall", "f1"), strict=True):
+        np.testing.assert_allclose([row[name]["value"] for row in found["classes"]], rates)
+    assert (found["auc"] is None) == (classes != 2)
+    if classes == 2:
+        assert found["auc"]["value"] == pytest.approx(roc_auc_score(y, p[:, 1]))
+    assert sum(row["records"] for row in found["calibration"]) == 300
+    for item in (found["accuracy"], found["balanced_accuracy"], found["log_loss"], found["calibration_error"]):
+        assert item["low"] < item["value"] < item["high"]
+
+
+def test_what_cannot_be_measured_is_left_open() -> None:
+    nothing = measure(np.zeros((0, 2)), np.zeros(0, dtype=np.int64), ["a", "b"], ["a", "b"])
+    assert nothing["accuracy"] is None
+    assert nothing["auc"] is None
+    assert nothing["calibration"] == []
+    unknown = measure(np.array([[1.0, 0.0]] * 3), np.array([2, 0, 0]), ["a", "b", "z"], ["a", "b"])
+    assert unknown["accuracy"]["value"] == pytest.approx(2 / 3)
+    rows = {row["class"]: row for row in unknown["classes"]}
+    assert rows["z"]["recall"]["value"] == 0.0
+    assert rows["b"]["recall"] is None
+    assert rows["z"]["precision"] is None
+    assert unknown["auc"] is None
+    json.dumps(unknown, allow_nan=False)
+
+
+def command(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["participant", "evaluate", *(str(argument) for argument in arguments)])
+    captured = capsys.readouterr()
+    assert isinstance(caught.value.code, int)
+    return caught.value.code, captured.out, captured.err
+
+
+@pytest.fixture
+def held_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Model, Records]:
+    """A result of a perceptron, and a file of 40 records: one without a class, one without a feature, one row too short."""
+    monkeypatch.chdir(tmp_path)
+    result = released("mlp")
+    save_result(tmp_path / "model", result)
+    data = records(40, seed=7)
+    lines = [",".join([*(column.name for column in SCHEMA.columns), SCHEMA.label.column])]  # type: ignore[union-attr]
+    for index, (row, label) in enumerate(zip(data.features, data.labels, strict=True)):  # type: ignore[arg-type]
+        cells = [repr(float(value)) for value in row] + ["" if index == 0 else str(label)]
+        cells[1] = "" if index == 1 else cells[1]
+        lines.append(",".join(cells[:-1] if index == 2 else cells))
+    (tmp_path / "held.csv").write_text("\n".join(lines) + "\n")
+    return tmp_path, Model.from_result(result), data
+
+
+def test_the_command_measures_a_result(held_out: tuple[Path, Model, Records], capsys: pytest.CaptureFixture[str]) -> None:
+    folder, model, data = held_out
+    before = sorted(folder.rglob("*"))
+    code, out, err = command(capsys, "model", "--data", "held.csv", "--json")
+    assert code == 0, err
+    report = json.loads(out)
+    assert report["left_out"] == {"without_class": 1, "without_features": 1, "broken_rows": 1}
+    assert report["evaluated"] == 37
+    kept = Records(data.features[3:], data.present[3:], data.labels[3:])  # type: ignore[index]
+    assert report["accuracy"]["value"] == pytest.approx(np.mean(model.predict(kept) == kept.labels))
+    code, out, _ = command(capsys, "model", "--data", "held.csv")
+    assert code == 0
+    for words in ("1 without class, 1 without features, 1 broken rows", "balanced accuracy", "By class", "Calibration", "95%"):
+        assert words in out
+    assert sorted(folder.rglob("*")) == before  # nothing is written
+
+
+def test_a_dataset_of_the_configuration_is_measured_by_name(
+    held_out: tuple[Path, Model, Records], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, _, _ = held_out
+    (folder / "participant.toml").write_text(
+        'coordinator = "localhost:1"\n[datasets.test]\npath = "held.csv"\n[budgets.test]\nepsilon = 1.0\ndelta = 1e-5\n'
+        '[policy]\nanalysts = ["*"]\n'
+    )
+    by_file = json.loads(command(capsys, "model", "--data", "held.csv", "--json")[1])
+    by_name = json.loads(command(capsys, "model", "--dataset", "test", "--json")[1])
+    assert by_name["accuracy"] == by_file["accuracy"]
+    code, _, err = command(capsys, "model", "--dataset", "tests")
+    assert code == 2
+    assert "'test'" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "--data FILE or with --dataset NAME"),
+        (("--data", "held.csv", "--dataset", "test"), "not both"),
+        (("--data", "unlabelled.csv"), "tells no classes"),
+        (("--data", "nowhere.csv"), "nowhere.csv"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_a_typed_error(
+    held_out: tuple[Path, Model, Records], capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str
+) -> None:
+    folder, _, data = held_out
+    names = [column.name for column in SCHEMA.columns]
+    rows = "\n".join(",".join(map(str, row)) for row in data.features)
+    (folder / "unlabelled.csv").write_text(f"{','.join(names)}\n{rows}\n")
+    code, _, err = command(capsys, "model", *arguments)
+    assert code == 2
+    assert words in err
+    assert "Traceback" not in err

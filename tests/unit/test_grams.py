@@ -1,0 +1,208 @@
+"""The task "grams": sums of products of layer inputs against torch and numpy, clipping, rows by themselves, sensitivity."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.neighbours import join, schema, take
+from veilsum_privacy.errors import HostileInput, Misuse
+from veilsum_privacy.tasks import build_task
+from veilsum_privacy.tasks.base import Floats, Records
+from veilsum_privacy.tasks.grams import DIAGONAL, PRODUCTS, Grams
+from veilsum_privacy.training.arrays import load, to_broadcast
+from veilsum_privacy.training.layer_inputs import layer_inputs
+from veilsum_privacy.training.models import ModelSpec, build_architecture, resolve_model
+from veilsum_privacy.training.models.base import Architecture
+from veilsum_privacy.training.predict import representations
+
+MLP = resolve_model(ModelSpec(name="mlp", options={"hidden": 5, "scale": 0.5}))
+LENET = resolve_model(ModelSpec(name="lenet5", inputs=(1, 12, 12), options={"conv1": 2, "conv2": 3, "fc1": 7, "fc2": 6}))
+MODELS = {"mlp": (MLP, 3), "lenet5": (LENET, 144)}
+
+
+def built(name: str) -> tuple[Architecture, dict[str, Floats]]:
+    spec, width = MODELS[name]
+    architecture = build_architecture(spec, width, 3)
+    return architecture, architecture.initial(3)
+
+
+def task(name: str = "mlp", **changes: Any) -> Grams:
+    spec, width = MODELS[name]
+    architecture, _ = built(name)
+    common = {"clip": 20.0, "missing": "skip", "gram_clip": 1.0, "layers": list(architecture.linear_layers())}
+    found = build_task("grams", {**common, "model": spec.model_dump(mode="json"), **changes}, schema(width))
+    assert isinstance(found, Grams)
+    return found
+
+
+def drawn(n: int, width: int = 3, seed: int = 0) -> Records:
+    rng = np.random.default_rng(seed)
+    return Records(rng.uniform(-1, 1, (n, width)), np.ones((n, width), dtype=np.bool_), rng.integers(0, 3, n))
+
+
+def by_subject(records: Records, subjects: np.ndarray) -> Records:
+    return Records(records.features, records.present, records.labels, subjects.astype(np.int64))
+
+
+def matrices(found: Grams, vector: Floats) -> dict[str, Floats]:
+    """Grams (m, m) by layer, read out of a vector place by place."""
+    blocks = found.layout().split(vector)
+    grams = {}
+    for layer, size in found.sizes.items():
+        gram = np.diag(blocks[DIAGONAL + layer])
+        products = iter(blocks[PRODUCTS + layer])
+        for row in range(size):
+            for column in range(row + 1, size):
+                gram[row, column] = gram[column, row] = next(products)
+        grams[layer] = gram
+    return grams
+
+
+def by_torch(name: str, x: Floats) -> dict[str, Floats]:
+    """What each layer is given, with a one, by a network in float64 that is run layer by layer."""
+    architecture, arrays = built(name)
+    module = architecture.module()
+    load(module, arrays)
+    seen: dict[str, Floats] = {}
+    value = torch.tensor(x)
+    with torch.no_grad():
+        for part, layer in [*((f"features.{k}", m) for k, m in module.features.named_children()), ("head", module.head)]:
+            if part in architecture.linear_layers():
+                seen[part] = np.column_stack([value.numpy(), np.ones(len(x))])
+            value = layer(value)
+    return seen
+
+
+@pytest.mark.parametrize(("name", "tolerance"), [("mlp", 1e-12), ("lenet5", 1e-5)])
+@pytest.mark.parametrize("clip", [0.7, 1.5, 50.0])
+def test_grams_are_sums_of_products_of_clipped_inputs(name: str, tolerance: float, clip: float) -> None:
+    records = drawn(150, MODELS[name][1])
+    found = task(name, gram_clip=clip)
+    grams = matrices(found, found.vector(records, to_broadcast(built(name)[1])))
+    for layer, u in by_torch(name, records.features).items():
+        v = u * np.minimum(1.0, clip / np.linalg.norm(u, axis=1))[:, None]
+        np.testing.assert_allclose(grams[layer], v.T @ v, atol=tolerance * len(records) * clip**2)
+
+
+def test_the_constant_of_a_bias_is_the_last_input() -> None:
+    spec = ModelSpec(name="linear", options={"scale": 0.5, "bias": 0.3})
+    architecture = build_architecture(spec, 3, 3)
+    (found,) = layer_inputs(architecture, architecture.initial(0), drawn(4).features, ["head"])
+    np.testing.assert_array_equal(found.inputs["head"], np.column_stack([0.5 * drawn(4).features, np.full(4, 0.3)]))
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_inputs_of_a_record_do_not_depend_on_its_company(name: str) -> None:
+    architecture, arrays = built(name)
+    x = drawn(130, MODELS[name][1]).features
+    layers = architecture.linear_layers()
+    every = list(layer_inputs(architecture, arrays, x, layers))
+    whole = {layer: np.concatenate([part.inputs[layer] for part in every]) for layer in layers}
+    for row in (0, 63, 64, 129):
+        (alone,) = layer_inputs(architecture, arrays, x[row : row + 1], layers)
+        for layer in layers:
+            np.testing.assert_array_equal(alone.inputs[layer][0], whole[layer][row])
+    np.testing.assert_array_equal(whole["head"][:, :-1], representations(architecture, arrays, x))
+
+
+def test_records_that_do_not_count_add_nothing() -> None:
+    found, broadcast = task(gram_clip=0.9), to_broadcast(built("mlp")[1])
+    records = drawn(6)
+    features, present = records.features.copy(), records.present.copy()
+    features[1, 0], features[2, 1], present[3, 2] = np.nan, np.inf, False
+    spoilt = Records(features, present, np.array([-1, 0, 0, 0, 1, 2]))
+    whole = found.vector(take(records, np.array([0, 2, 4, 5])), broadcast)
+    at_a_bound = take(records, np.array([2]))
+    at_a_bound.features[0] = [records.features[2, 0], 1.0, records.features[2, 2]]
+    rest = found.vector(take(records, np.array([0, 4, 5])), broadcast) + found.vector(at_a_bound, broadcast)
+    np.testing.assert_allclose(found.vector(spoilt, broadcast), rest, rtol=1e-12, atol=1e-15)
+    assert not np.allclose(whole, rest)
+    assert not found.vector(take(records, np.zeros(0, dtype=np.intp)), broadcast).any()
+    centred = task(gram_clip=0.9, missing="centre").vector(spoilt, broadcast)
+    assert np.linalg.norm(centred) > np.linalg.norm(rest)
+
+
+def test_a_network_that_overflows_adds_nothing() -> None:
+    found = task(layers=["head"], gram_clip=3.0)
+    arrays = {name: 1e308 * np.ones_like(array) for name, array in built("mlp")[1].items()}
+    with pytest.raises(HostileInput):
+        found.vector(drawn(3), to_broadcast(arrays))
+    arrays = {name: 1e200 * np.ones_like(array) for name, array in built("mlp")[1].items()}
+    vector = found.vector(drawn(50), to_broadcast(arrays))
+    assert np.isfinite(vector).all()
+    assert np.linalg.norm(vector) <= 50 * found.clip()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), st.integers(0, 80), st.floats(0.05, 30.0), st.integers(1, 5), st.sampled_from(["mlp", "lenet5"]))
+def test_a_unit_moves_the_sum_within_the_bound(seed: int, n: int, clip: float, added: int, name: str) -> None:
+    width = MODELS[name][1]
+    found, broadcast = task(name, gram_clip=clip), to_broadcast(built(name)[1])
+    rng = np.random.default_rng(seed)
+    both = drawn(n + added, width, seed)
+    one = take(both, np.delete(np.arange(n + added), rng.integers(0, n + added)))
+    assert np.linalg.norm(found.vector(both, broadcast) - found.vector(one, broadcast)) <= found.clip()
+    subjects = np.concatenate([np.arange(n), np.full(added, n)])
+    with_it = by_subject(both, subjects)
+    moved = found.vector(with_it, broadcast) - found.vector(take(with_it, np.arange(n)), broadcast)
+    assert np.linalg.norm(moved) <= found.clip()
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_the_bound_is_reached(name: str) -> None:
+    """At a clip of 1 the constant alone makes every record too long."""
+    found, broadcast = task(name), to_broadcast(built(name)[1])
+    company, extra = drawn(100, MODELS[name][1]), drawn(1, MODELS[name][1], seed=7)
+    moved = found.vector(join(company, extra), broadcast) - found.vector(company, broadcast)
+    assert 0.999 * found.clip() <= np.linalg.norm(moved) <= found.clip()
+
+
+def test_a_subject_counts_as_one_record_at_most_and_order_is_of_no_account() -> None:
+    found, broadcast = task(gram_clip=1.0), to_broadcast(built("mlp")[1])
+    records = drawn(40)
+    alone = by_subject(records, np.arange(40))
+    np.testing.assert_allclose(found.vector(alone, broadcast), found.vector(records, broadcast), rtol=1e-7, atol=1e-7)
+    thrice = by_subject(take(records, np.repeat(np.arange(40), 3)), np.repeat(np.arange(40), 3))
+    np.testing.assert_allclose(found.vector(thrice, broadcast), found.vector(records, broadcast), rtol=1e-7, atol=1e-7)
+    order = np.random.default_rng(0).permutation(40)
+    turned = found.vector(take(records, order), broadcast)
+    np.testing.assert_allclose(turned, found.vector(records, broadcast), rtol=1e-12, atol=1e-14)
+
+
+def test_products_have_sqrt_2_times_the_weight_and_layers_by_size() -> None:
+    found = task("lenet5")
+    weights = {block.name: block.weight for block in found.layout().blocks}
+    sizes = {layer: size * (size + 1) / 2 for layer, size in found.sizes.items()}
+    first = next(iter(found.sizes))
+    for layer, size in sizes.items():
+        assert weights[PRODUCTS + layer] == pytest.approx(np.sqrt(2.0) * weights[DIAGONAL + layer])
+        assert weights[DIAGONAL + layer] / weights[DIAGONAL + first] == pytest.approx((size / sizes[first]) ** 0.25)
+
+
+def test_layers_must_be_the_models_and_small_enough() -> None:
+    with pytest.raises(HostileInput, match="no Linear layer 'fc9'"):
+        task(layers=["fc9"])
+    with pytest.raises(HostileInput, match="named twice"):
+        task(layers=["head", "head"])
+    wide = resolve_model(ModelSpec(name="mlp", options={"hidden": 4096}))
+    with pytest.raises(HostileInput, match="more than 1048576"):
+        task(model=wide.model_dump(mode="json"), layers=["features.hidden", "head"])
+    task(model=wide.model_dump(mode="json"), layers=["features.hidden"])
+    with pytest.raises(HostileInput, match="leaves options open"):
+        task(model={"name": "mlp", "inputs": None, "options": {}})
+    architecture, arrays = built("mlp")
+    with pytest.raises(Misuse, match="3 features"):
+        list(layer_inputs(architecture, arrays, np.zeros((2, 4)), ["head"]))
+    with pytest.raises(Misuse, match="no Linear layer"):
+        list(layer_inputs(architecture, arrays, np.zeros((2, 3)), ["other"]))
+
+
+def test_a_broadcast_without_the_model_is_refused() -> None:
+    with pytest.raises(HostileInput, match=r"model\.features\.hidden\.weight"):
+        task().vector(drawn(3), {})

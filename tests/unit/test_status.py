@@ -1,0 +1,78 @@
+"""What a study's status counts: releases by who took part in them, their epsilon, and the rounds that are shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.federation import make_request, schema_of
+from support.randomness import SeededRandom
+from veilsum_coordinator.methods.compile import compile_study
+from veilsum_coordinator.rounds import RoundPhase
+from veilsum_coordinator.status import Tally, spent_epsilon
+from veilsum_privacy.pricing import study_epsilon
+from veilsum_privacy.study import Study
+
+
+@dataclass
+class Ended:
+    """A round as far as it is counted."""
+
+    label: str
+    cohort: tuple[str, ...]
+    phase: RoundPhase = RoundPhase.RELEASED
+
+
+def test_rounds_of_some_count_for_those_alone() -> None:
+    """Stations take turns: two rounds of disjoint cohorts are one release for each participant."""
+    rounds = [Ended("local", ("a", "b")), Ended("local", ("c", "d")), Ended("grams", ("a", "b")), Ended("local", ("a", "b"))]
+    tally = Tally()
+    assert tally.releases([]) == {}
+    assert tally.releases(rounds[:2]) == {"local": 1}  # type: ignore[arg-type]
+    assert tally.releases(rounds) == {"local": 2, "grams": 1}  # type: ignore[arg-type]
+
+
+def test_only_releases_count_and_a_round_under_way_waits() -> None:
+    rounds = [Ended("x", ("a",), RoundPhase.FAILED), Ended("x", ("a",)), Ended("x", ("a",), RoundPhase.OPENING)]
+    tally = Tally()
+    assert tally.releases(rounds) == {"x": 1}  # type: ignore[arg-type]
+    rounds[2].phase = RoundPhase.RELEASED
+    assert tally.releases(rounds) == {"x": 2}  # type: ignore[arg-type]
+    assert tally.releases(rounds) == {"x": 2}  # type: ignore[arg-type]
+
+
+@given(st.lists(st.tuples(st.sampled_from("xy"), st.sets(st.sampled_from("abcd"), min_size=1), st.booleans()), max_size=30))
+def test_counting_on_the_way_is_counting_at_the_end(drawn: list[tuple[str, set[str], bool]]) -> None:
+    rounds = [
+        Ended(label, tuple(sorted(cohort)), RoundPhase.RELEASED if done else RoundPhase.FAILED)
+        for label, cohort, done in drawn
+    ]
+    on_the_way = Tally()
+    for end in range(len(rounds) + 1):
+        found = on_the_way.releases(rounds[:end])  # type: ignore[arg-type]
+    by_hand = {
+        label: max(sum(label == item[0] and member in item[1] and item[2] for item in drawn) for member in "abcd")
+        for label, _, done in drawn
+        if done
+    }
+    assert found == by_hand
+
+
+def _study(epsilon: float | None) -> Study:
+    request = make_request(schema_of(3, 2), "fedsgd", epsilon).model_copy(update={"parameters": {"steps": 20}})
+    return compile_study(
+        request, federation_id="0" * 64, coordinator="c", participants=["a", "b", "c"], clock=lambda: 1, random=SeededRandom(1)
+    )
+
+
+def test_epsilon_so_far_is_that_of_the_ledgers_arithmetic() -> None:
+    study = _study(3.0)
+    whole = {task.label: task.releases for task in study.tasks}
+    assert spent_epsilon(study, whole) == study.privacy.epsilon == spent_epsilon(study)
+    assert spent_epsilon(study, {}) == 0.0
+    assert spent_epsilon(study, {"gradient": 5}) == pytest.approx(study_epsilon(study, study.privacy.delta, {"gradient": 5}))
+    assert 0 < (spent_epsilon(study, {"gradient": 5}) or 0.0) < 3.0
+    assert spent_epsilon(_study(None), {"gradient": 5}) is None
