@@ -153,6 +153,15 @@ def _task_faults(declaration: TaskDeclaration, study: Study, policy: Policy) -> 
             " policy.disclosures.",
         )
         return
+    alignment = declaration.parameters.get("alignment")
+    mapped = isinstance(alignment, dict) and alignment.get("kind") == "broadcast"
+    if mapped and study.privacy.noise == "none" and "per-site" not in policy.disclosures:
+        yield Refusal(
+            RefusalCode.DISCLOSURE,
+            "Without noise a map that the coordinator chooses for every site, zero for all but one, shows that one's sum;"
+            " 'per-site' is not among policy.disclosures.",
+        )
+        return
     if declaration.disclosure not in policy.disclosures:
         yield Refusal(
             RefusalCode.DISCLOSURE,

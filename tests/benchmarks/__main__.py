@@ -8,9 +8,9 @@ import os
 import platform
 from typing import Any
 
-from benchmarks import accounting, barycenter, geometry, gradients, ledger, masked_transport, secure_sum, simulation
+from benchmarks import accounting, barycenter, geometry, gradients, ledger, masked_transport, secure_sum, simulation, steps
 
-SECTIONS = ("sums", "accounting", "ledger", "barycenter", "geometry", "gradients", "masked_transport", "simulation")
+SECTIONS = ("sums", "accounting", "ledger", "barycenter", "geometry", "gradients", "masked_transport", "simulation", "steps")
 
 
 def main() -> None:
@@ -40,6 +40,8 @@ def main() -> None:
         results["masked_transport"] = masked_transport.measure(quick=options.quick)
     if "gradients" in wanted:
         results["gradients"] = gradients.measure(quick=options.quick)
+    if "steps" in wanted:
+        results["steps"] = steps.measure(quick=options.quick)
     if options.json:
         machine = {"cpus": os.cpu_count(), "python": platform.python_version(), "system": platform.platform()}
         print(json.dumps({"machine": machine, "results": results}, indent=2))
@@ -54,6 +56,8 @@ def main() -> None:
         print(masked_transport.table(results.pop("masked_transport")))
     if "gradients" in results:
         print(gradients.table(results.pop("gradients")))
+    if "steps" in results:
+        print(steps.table(results.pop("steps")))
     for section, figures in results.items():
         print(f"\n{section}")
         for name, value in figures.items():

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-WAITING = ("acquire", "poll", "channel_spin", "sleep", "Thread.run", "next_event")
+WAITING = ("acquire", "poll", "channel_spin", "sleep", "Thread.run", "next_event", "_blocking")
 """Parts of the names of functions in which a thread waits for others: no part of where the time goes."""
 
 LINES = 12

@@ -42,7 +42,7 @@ def now() -> int:
 
 def measure(*, quick: bool = False) -> dict[str, Any]:
     """Figures of both kinds of run, their ratios, and profiles of an encrypted run."""
-    pairs, steps = (1, 6) if quick else (3, 20)
+    pairs, steps = (1, 6) if quick else (3, 15)
     runs = [(run(steps), run(steps, plain=True)) for _ in range(pairs)]
     profiled = run(steps, profile=True)
     by_kind = {"on": [pair[0] for pair in runs], "off": [pair[1] for pair in runs]}

@@ -11,7 +11,7 @@ import shutil
 import sqlite3
 import stat
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,10 @@ from support.ledgers import STUDY, Trial, federation, make_receipt, make_reserva
 from support.randomness import SeededRandom
 from veilsum_coordinator.methods.compile import PrivacyRequest, StudyRequest, compile_study
 from veilsum_deploy import cli
-from veilsum_deploy.cli.entries import read_time
+from veilsum_deploy.cli.entries import entry_row, read_time
 from veilsum_deploy.cli.places import find_ledger
 from veilsum_deploy.datasets import packaged_dataset
-from veilsum_deploy.ledgers import epsilon_text, new_file, open_source, study_labels
+from veilsum_deploy.ledgers import entry_fields, epsilon_text, new_file, open_source, study_labels
 from veilsum_deploy.provision import make_kit
 from veilsum_participant import store
 from veilsum_participant.client import open_ledger, open_site
@@ -36,7 +36,8 @@ from veilsum_participant.config import load_participant_config
 from veilsum_privacy.database import open_database, transaction
 from veilsum_privacy.errors import Misuse, Refusal, RefusalCode, StateError
 from veilsum_privacy.identity import load_credentials
-from veilsum_privacy.ledger import read_export
+from veilsum_privacy.ledger import Mechanism, read_export
+from veilsum_privacy.noise import NoisePlan
 from veilsum_privacy.study import study_digest
 
 RDP_OF_SIGMA_4 = 1.0126  # privacy.md, delta 1e-5
@@ -197,6 +198,14 @@ def test_the_table_shows_every_entry(site: SiteFiles, capsys: pytest.CaptureFixt
     assert out.index("Spending of north") < out.index("Entries")
     rows = [line for line in out.splitlines() if re.match(r"│ \d+ +│", line)]
     assert len(rows) == 6
+
+
+def test_sampled_steps_of_training_are_told(played: Files) -> None:
+    with open_source(played.state("north")) as ledger:
+        charge = next(entry for entry in ledger.entries() if entry.kind.value == "charge")
+    sampled = Mechanism(100, NoisePlan("training", 160_000, 1, 1), 0.25, 12)
+    row = entry_row(entry_fields(replace(charge, mechanism=sampled)), None)
+    assert row["what"].endswith("discrete Gaussian (training), noise multiplier 4, a sample of 0.25, 12 steps")
 
 
 def test_a_refusal_shows_its_figures(played: Files, capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,7 +34,8 @@ from veilsum_privacy.schema import Frozen
 from veilsum_privacy.training.models import MODELS
 from veilsum_privacy.training.objectives import OBJECTIVES, ObjectiveSpec
 
-PAGE = (Path(__file__).parents[2] / "docs" / "methods.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
 STUDIES = [tomllib.loads(text) for text in re.findall(r"^```toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)]
 BY_NAME = {study["name"]: study for study in STUDIES}
 SHARED = {"clip", "missing"}
@@ -128,6 +129,28 @@ def test_every_study_of_the_page_compiles(study: dict[str, Any], axes: Path, mon
     wanted = study["privacy"].get("epsilon")
     assert compiled.privacy.epsilon == (None if wanted is None else pytest.approx(wanted, rel=1e-3))
     assert isinstance(compiled.encoder, Program) == (study.get("encoder", {}).get("kind") == "program")
+
+
+def test_studies_of_the_other_pages_compile(axes: Path) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    found = [tomllib.loads(text) for text in re.findall(r"^```toml\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)]
+    tour = (ROOT / "docs" / "first-study.md").read_text(encoding="utf-8")
+    written = re.findall(r"^    name = [^\n]*\n    method = .*?epsilon = [^\n]*\n", tour, re.MULTILINE | re.DOTALL)
+    found += [tomllib.loads(re.sub(r"^    ", "", text, flags=re.MULTILINE)) for text in written]
+    assert [study["method"] for study in found] == ["fedsgd", "statistics", "fedcgs", "fedsgd"]
+    for study in found:
+        dataset = packaged_dataset("breast-cancer")
+        content = {key: value for key, value in study.items() if key != "schema"}
+        request = draft_of(content, axes, dataset.schema, source=study["name"]).request
+        compiled = compile_study(
+            request,
+            federation_id="0" * 64,
+            coordinator="hub",
+            participants=["north", "south", "west"],
+            clock=lambda: 1_700_000_000,
+            random=SeededRandom(1),
+        )
+        assert compiled.privacy.epsilon == pytest.approx(1.0, rel=1e-3)
 
 
 def test_every_method_has_a_study_on_the_page() -> None:

@@ -252,6 +252,8 @@ def test_sampled_releases_get_no_figure_for_several_sites() -> None:
     page = render(site.describe())
     assert "sampled at 0.01" in page
     assert "100 steps" in page
+    assert "it cannot be told: heart" in page
+    assert "it cannot be told" not in render(lively().describe())
 
 
 def test_refusals_keep_their_figures(dossier: dict[str, Any]) -> None:

@@ -207,6 +207,9 @@ def test_the_budget_is_split_as_stated_and_told_in_separate_fields() -> None:
     assert told["grams"] == pytest.approx(rdp_epsilon(events[1:], 1e-5))
     assert told["total"] == pytest.approx(study.privacy.epsilon)
     assert told["grams"] < told["training"] < told["total"] <= 8.0
+    sampled = compiled(rounds=4, privacy={"epsilon": 8.0}, local_steps=3, gram_share=0.2, sampling_rate=0.25)
+    events = [declared_event(task) for task in sampled.tasks]
+    assert rdp_epsilon(events[1:], 1e-5) < 0.6 * rdp_epsilon(events[:1], 1e-5), "a sampled step costs less than a whole one"
     free = run(compiled(merge={"regmean": False}))[0].summary["epsilon"]
     assert (free["training"], free["grams"], free["total"]) == (None, 0.0, None)
 

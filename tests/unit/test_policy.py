@@ -19,6 +19,7 @@ from veilsum_privacy.errors import Refusal, RefusalCode
 from veilsum_privacy.pricing import study_epsilon
 from veilsum_privacy.randomness import SYSTEM_RANDOM
 from veilsum_privacy.study import Study
+from veilsum_privacy.tasks import TASKS
 
 OWN = "a"
 PINNED = {"b": "1" * 64, "c": "2" * 64}
@@ -61,6 +62,23 @@ def test_noise_of_a_kept_task_is_known_before_anyone_enrols() -> None:
     found = faults(keeping, make_config(noise=("distributed",)))
     assert [(fault.code, "'local'" in fault.message) for fault in found] == [(RefusalCode.NOISE, True)]
     assert codes(keeping, make_config()) == []
+
+
+def test_a_map_chosen_for_each_site_needs_disclosure_by_site_where_there_is_no_noise() -> None:
+    """A hostile coordinator maps all records but one site's to zero: the joint sum is that site's own."""
+    study = make_study(noise="none", epsilon=None)
+    parameters = {
+        "width": 2, "alignment": {"kind": "broadcast", "tau": 1.0, "moments": None}, "clip": 1.0, "missing": "skip",
+        "count_weight": 1.0, "sum_weight": 1.0,
+    }  # fmt: skip
+    means = TASKS["feature-means"].Parameters.model_validate(parameters).model_dump(mode="json")
+    mapped = altered(study, task__task="feature-means", task__parameters=means)
+    offered = {"tasks": ("feature-means",), "noise": ("none",)}
+    assert codes(mapped, make_config(**offered, disclosures=("joint", "per-site"))) == []
+    (fault,) = faults(mapped, make_config(**offered, disclosures=("joint",)))
+    assert (fault.code, "per-site" in fault.message) == (RefusalCode.DISCLOSURE, True)
+    plain = altered(mapped, task__parameters={**means, "alignment": None})
+    assert codes(plain, make_config(**offered, disclosures=("joint",))) == []
 
 
 FLOORS: list[tuple[dict[str, Any], Callable[[], Study], RefusalCode]] = [

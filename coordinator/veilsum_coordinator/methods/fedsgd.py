@@ -87,7 +87,7 @@ class FedSGDParameters(Frozen):
     moments: MomentAlignment | None = None
     steps: int = Field(default=100, ge=1, le=100_000)
     sampling_rate: Real = Field(default=1.0, gt=0, le=1)
-    gradient_clip: Real | None = Field(default=None, gt=0, le=1e6)
+    gradient_clip: Real | None = Field(default=None, ge=1e-9, le=1e6)
     optimiser: OptimiserParameters = OptimiserParameters()
     travel: Real | None = Field(default=None, gt=0, le=1e6)
     decay: Real = Field(default=0.0, ge=0, le=1e6)

@@ -79,7 +79,7 @@ class HFedATMParameters(TrainingParameters):
         merge: at the server.
         layers: Linear layers that are fused; by default all of the model's.
         gram_clip: L2 norm C that a record's inputs of a layer, its constant included, are scaled down to.
-        gram_share: share of the study's budget that all Grams together take.
+        gram_share: share of the study's budget that all Grams together take; about, where training samples its records.
     """
 
     model: ModelSpec
@@ -145,7 +145,8 @@ class HFedATM(Method):
             layers=parameters.layers,
             gram_clip=p.gram_clip,
         )
-        share = p.gram_share / (1.0 - p.gram_share) * training.steps / p.merges
+        steps = training.steps * training.sampling_rate**2  # what sampled steps cost, about, in whole ones
+        share = p.gram_share / (1.0 - p.gram_share) * steps / p.merges
         return training, TaskPlan(GRAMS, "grams", task, releases=p.merges, share=share)
 
     def check(self, study: Study) -> None:

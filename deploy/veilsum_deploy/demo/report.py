@@ -51,7 +51,7 @@ def print_studies(found: Mapping[str, Any]) -> None:
     for item in found["studies"]:
         if (away := item.get("interruption")) is not None:
             print_line(
-                f"{item['study']}: {away['hospital']} was killed after {away['killed_after']} releases and back after"
+                f"{item['study']}: {away['hospital']} was killed after {away['killed_after']} releases and started again after"
                 f" {away['back_after']}; it was part of {away['part_of']} of {away['of']}."
             )
     baselines = ", ".join(f"{name} {100 * value:.1f}%" for name, value in found["baselines"].items())

@@ -75,6 +75,7 @@ def _population(population: Mapping[str, Any], index: int, dossier: Mapping[str,
             {**row, "label": _study(row["study"], dossier), "per_site": _per_site(row["study"], dossier)}
             for row in releases[-MOST_ROWS:]
         ],
+        "sampled": any(release["sampling_rate"] < 1 for release in population["releases"]),
         "bounded": any(step["budget"] is not None for step in population["curve"]),
         "hidden_rows": max(0, len(releases) - MOST_ROWS),
         "refusal_rows": refusals,

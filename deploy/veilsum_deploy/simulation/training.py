@@ -1,8 +1,8 @@
 """Local training of many sites at once: what the task "local-training" computes at each of them, up to rounding.
 
-It serves perceptrons whose objective adds nothing to a site's sum and keeps nothing there: "none" and "prox". All else trains
-site by site. Sites walk side by side, each its own number of steps; what a site comes to depends on it alone, whatever sites
-stand beside it, but for noise.
+It serves small perceptrons, where it pays, whose objective adds nothing to a site's sum and keeps nothing there: "none" and
+"prox". All else trains site by site. Sites walk side by side, each its own number of steps. Without noise, what a site comes
+to depends on it alone, whatever sites stand beside it.
 
 No participant comes here: floating point products bound what a record changes only up to rounding, and noise from one call
 for many sites has no meaning at one.
@@ -33,7 +33,10 @@ from veilsum_privacy.training.objectives.base import Received
 Integers = NDArray[np.int64]
 
 OBJECTIVES = ("none", "prox")
-LARGEST_STACK = 2**18
+MOST_VALUES = 2**14
+"""Most values of a model that is trained side by side. Of larger ones the products take the time, not the calls."""
+
+LARGEST_STACK = 2**16
 """Most values of the models of sites that walk side by side: more do not stay in a cache."""
 
 LARGEST_BATCHES = 2**22
@@ -181,18 +184,14 @@ class SiteTraining:
 
 
 def site_training(study: Study, declaration: TaskDeclaration, task: Task) -> SiteTraining | None:
-    """Training of many sites at once; None where sites train one by one."""
+    """Training of many sites at once; None where sites train one by one, because they have to or because it is no slower."""
     if not isinstance(task, LocalTraining) or not isinstance(task.architecture, Perceptron):
         return None
-    if (
-        task.objective.name not in OBJECTIVES
-        or task.parameters.generation is not None
-        or task.parameters.alignment is not None
-    ):
+    if task.architecture.size > MOST_VALUES or task.objective.name not in OBJECTIVES:
         return None
-    if declaration.disclosure != "joint" or declaration.keep or declaration.source is not None:
+    if task.parameters.generation or task.parameters.alignment or study.privacy.unit != "record":
         return None
-    if study.privacy.unit != "record":
+    if declaration.disclosure != "joint" or declaration.keep or declaration.source:
         return None
     return SiteTraining(study, declaration, task, task.architecture)
 

@@ -109,11 +109,11 @@ class Walk:
 
 
 def filled_up(counts: Integers) -> Integers:
-    """How many rows batches of so many are filled up to: an eighth to a quarter more at most, or 7 rows; 0 for 0.
+    """How many rows batches of so many are filled up to: a quarter more at most, or 7 rows; 0 for 0.
 
     A function of a site's own number alone, so that its products have the same shape whatever sites stand beside it.
     """
-    step = 2 ** np.maximum(np.ceil(np.log2(np.maximum(counts, 1))).astype(np.int64) - 2, 3)
+    step = 2 ** np.maximum(np.ceil(np.log2(np.maximum(counts, 1))).astype(np.int64) - 3, 3)
     return cast(Integers, -(-counts // step) * step)
 
 

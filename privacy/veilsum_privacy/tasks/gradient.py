@@ -39,7 +39,7 @@ class GradientParameters(PartParameters):
     """
 
     model: ModelSpec
-    gradient_clip: Real = Field(gt=0, le=1e6)
+    gradient_clip: Real = Field(ge=1e-9, le=1e6)
     centre: bool = False
     count: bool = False
 
