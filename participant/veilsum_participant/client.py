@@ -77,7 +77,7 @@ class Client:
         self._told: set[bytes] = set()
 
     def stop(self) -> None:
-        """Ask the loop to end; safe from a signal handler or another thread."""
+        """Ask the loop to end; from another thread only: a signal handler may have interrupted who holds a lock."""
         self._stopping.set()
         if self._channel is not None:
             self._channel.close()
@@ -225,6 +225,6 @@ def run_participant(config: ParticipantConfig) -> None:
     """Run a participant until SIGINT or SIGTERM."""
     client = Client(open_site(config))
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: client.stop())
+        signal.signal(number, lambda *_: threading.Thread(target=client.stop, daemon=True).start())
     with contextlib.suppress(KeyboardInterrupt):
         client.run()

@@ -226,6 +226,22 @@ def test_rounds_with_noise_have_the_noise_of_sites_one_by_one(trained: list[int]
     assert stats.ks_2samp(*values).pvalue > 1e-6
 
 
+def test_sites_that_train_draw_their_own_samples_of_all_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the framework samples for other tasks would be sampled a second time in every step."""
+    seen: list[int] = []
+    plain = SiteTraining.vectors
+
+    def vectors(self: SiteTraining, records: Records, *args: Any) -> Floats:
+        seen.append(len(records))
+        return plain(self, records, *args)
+
+    monkeypatch.setattr(SiteTraining, "vectors", vectors)
+    study = compiled("fedavg", {"rounds": 2, **NOISED["sampled"]}, sites=SITES, **PRIVATE)
+    assert study.task(LABEL).sampling_rate == 0.3
+    total(study, broadcast_of(study))
+    assert seen == [sum(len(own) for own in uneven().values())]
+
+
 def test_a_seeded_source_keeps_sites_one_by_one(trained: list[int]) -> None:
     study = compiled("fedavg", {"rounds": 2, **NOISED["perceptron"]}, sites=SITES, **PRIVATE)
     sites = {name: PlainSite(own, SeededRandom(name.encode())) for name, own in uneven().items()}

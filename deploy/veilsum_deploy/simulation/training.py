@@ -120,18 +120,18 @@ class SiteTraining:
 
     def _plain(self, start: Floats, sites: Sites, pull: Pull | None, orders: Integers) -> Floats:
         """Models (n, P) after epochs over shuffled batches, as :func:`veilsum_privacy.training.descent.descend`."""
-        descent = self._task.parameters.descent
+        descent, counts = self._task.parameters.descent, sites.counts
         ends = np.tile(start, (len(orders), 1))
-        for stack, height in self._stacks(np.minimum(sites.counts, descent.batch)):
+        for stack, height in self._stacks(np.minimum(counts, descent.batch)):
             # Those with most steps an epoch stand in front, so that those still on their way are a slice.
-            members = stack[np.argsort(-sites.counts[stack], kind="stable")]
-            lengths = -(-sites.counts[members] // descent.batch)
+            members = stack[np.argsort(-counts[stack], kind="stable")]
+            lengths = -(-counts[members] // descent.batch)
             rows = np.empty((len(members), int(lengths[0]), height), dtype=np.int64)
             sources = [np.random.default_rng(int(orders[member])) for member in members]
             walk = Walk(start, len(members), descent, pull)
             for _ in range(descent.epochs):
                 for own, member, rng in zip(rows, members.tolist(), sources, strict=True):
-                    shuffled(own, int(sites.offsets[member]), rng.permutation(int(sites.counts[member])), descent.batch)
+                    shuffled(own, int(sites.offsets[member]), rng.permutation(int(counts[member])), descent.batch)
                 for step in range(rows.shape[1]):
                     on = int(np.searchsorted(-lengths, -step, side="left"))
                     walk.step(self._stack.mean_gradients(walk.models[:on], sites.batches(rows[:on, step])))
