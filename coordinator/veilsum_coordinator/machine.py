@@ -236,6 +236,8 @@ class StudyMachine:
         if self.phase is not StudyPhase.RUNNING or self.round is not None:
             raise StateError("A round can start only in a running study, one at a time.")
         allowed = frozenset(self.study.participants if members is None else members)
+        if strangers := allowed.difference(self.study.participants):
+            raise StateError(f"A round is asked of {', '.join(sorted(strangers))}, which the study does not name.")
         assignment = self._assign(len(self.rounds) + 1, label, broadcast, allowed)
         if assignment is None:
             return None

@@ -174,7 +174,9 @@ def plan_study(
 
     Raises:
         Misuse: a sum does not fit the encryption's parameters.
+        ConfigurationError: the sites of a federation would refuse the study.
     """
+    draft.method.check_federation(study)
     wanted = error or draft.request.privacy.error or WANTED_ERROR
     reached = study if wanted == draft.request.privacy.error else draft.compile_for(wanted)
     expectations = draft.expectations(study)

@@ -410,3 +410,18 @@ def test_sites_without_records_change_nothing() -> None:
     for weighting in ("equal", "records"):
         result, _ = run(compiled(rounds=2, weighting=weighting, **CONVEX), sites)
         assert not result.arrays["model.head.weight"].any()
+
+
+def test_cohorts_that_sites_would_refuse_are_found_before_submission() -> None:
+    """A simulation may run them; a federation's sites have a smallest cohort, and strict studies one cohort only."""
+    table = {"mode": "coordinated", "size": 2}
+    study = compiled(epsilon=3.0, participation=table)
+    method = METHODS["fedavg"]
+    with pytest.raises(ConfigurationError, match="min_cohort"):
+        method.check_federation(study)
+    small = study.model_copy(update={"privacy": study.privacy.model_copy(update={"min_cohort": 2})})
+    method.check_federation(small)
+    strict = small.model_copy(update={"privacy": small.privacy.model_copy(update={"cohort_difference": "strict"})})
+    with pytest.raises(ConfigurationError, match="one cohort only"):
+        method.check_federation(strict)
+    method.check_federation(compiled())

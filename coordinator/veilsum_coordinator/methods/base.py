@@ -142,6 +142,14 @@ class Method(ABC):
         """
         return
 
+    def check_federation(self, study: Study) -> None:
+        """Look at a study that is to run on a federation: what sites would refuse although a simulation of it runs.
+
+        Raises:
+            ConfigurationError: they would.
+        """
+        return
+
     def expectations(self, study: Study, cohort: int, records: int) -> Sequence[Expectation]:
         """How well the released quantities will be known, by what the noise alone does; at least one of them is a main one.
 

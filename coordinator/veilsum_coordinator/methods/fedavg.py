@@ -130,6 +130,24 @@ class FedAvg(Method):
         share = moment_share(float(moments.share), plan.steps, plan.sampling_rate)
         return *moment_plans(moments, inputs, parameters.missing, share=share), replace(plan, source=LABEL)
 
+    def check_federation(self, study: Study) -> None:
+        participation = FedAvgParameters.model_validate(study.parameters).participation
+        smallest = None if participation is None else participation.smallest
+        if participation is None or smallest is None:
+            return
+        if study.privacy.cohort_difference == "strict":
+            raise ConfigurationError(
+                f'fedavg with participation mode "{participation.mode}" has another cohort in every round; the study'
+                " allows one cohort only.",
+                'Ask for noise and cohort_difference = "allowed", or try it with veilsum simulate.',
+            )
+        if smallest < study.privacy.min_cohort:
+            raise ConfigurationError(
+                f"fedavg's participation table asks for cohorts of {smallest}; the study's min_cohort is"
+                f" {study.privacy.min_cohort}.",
+                f"Set privacy.min_cohort = {max(2, smallest)} if the sites' policies allow it, or ask for larger cohorts.",
+            )
+
     def expectations(self, study: Study, cohort: int, records: int) -> Sequence[Expectation]:
         """The noise of a step's mean gradient over all sites, along one direction, against the clip norm."""
         parameters = FedAvgParameters.model_validate(study.parameters)

@@ -250,8 +250,8 @@ CONVEX_CLIP, CONVEX_BIAS, CENTRED_BIAS, CONVEX_TRAVEL = 0.1, 0.3, 0.1, 50.0
 """Gradient norm, constant of the bias and travel of linear models on features of norm 1 at most: the best of sweeps over four
 data sets and several epsilons (docs/results.md). A small clip leaves of the gradient little more than its direction."""
 
-TRAVEL = 10.0
-"""Travel of other models."""
+NETWORK_RATE, TRAVEL = 4.0, 15.0
+"""Learning rate without noise, and travel, of other models at a gradient norm of 1."""
 
 
 def feature_clip(inputs: Inputs) -> float:
@@ -302,7 +302,7 @@ def default_rate(optimiser: OptimiserParameters, *, convex: bool) -> float:
     """Learning rate on the mean clipped gradient where none is stated."""
     if optimiser.name != "sgd":
         return 0.05
-    return (256.0 if convex else 0.5) * (1.0 - optimiser.momentum)
+    return (256.0 if convex else NETWORK_RATE) * (1.0 - optimiser.momentum)
 
 
 def _norm(arrays: Mapping[str, Floats]) -> float:

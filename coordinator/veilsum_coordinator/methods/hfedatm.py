@@ -90,7 +90,7 @@ class HFedATMParameters(TrainingParameters):
     start: Literal["shared", "independent"] = "shared"
     merge: MergeParameters = MergeParameters()
     layers: tuple[Name, ...] | None = Field(default=None, min_length=1, max_length=256)
-    gram_clip: Real = Field(default=1.0, gt=0, le=1e6)
+    gram_clip: Real = Field(default=1.0, ge=1e-6, le=1e6)
     gram_share: Real = Field(default=0.1, gt=0, lt=1)
 
     @property

@@ -80,7 +80,7 @@ class TrainingParameters(Frozen):
     batch: int = Field(default=64, ge=1, le=2**20)
     local_steps: int = Field(default=5, ge=1, le=100_000)
     sampling_rate: Real = Field(default=1.0, gt=0, le=1)
-    gradient_clip: Real | None = Field(default=None, gt=0, le=1e6)
+    gradient_clip: Real | None = Field(default=None, ge=1e-9, le=1e6)
     learning_rate: Real | None = Field(default=None, gt=0, le=1e6)
     momentum: Real = Field(default=0.0, ge=0, lt=1)
     decay: Real = Field(default=0.0, ge=0, le=1e6)

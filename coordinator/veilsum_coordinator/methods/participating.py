@@ -57,6 +57,15 @@ class ParticipationParameters(Frozen):
     subsets: tuple[Available, ...] = ()
     size: int | None = Field(default=None, ge=1, le=1024)
 
+    @property
+    def smallest(self) -> int | None:
+        """Members of the smallest cohort that is asked for; None where whoever comes takes part."""
+        if self.mode == "natural":
+            return None
+        if self.size is not None:
+            return self.size
+        return 2 if self.rates is not None else min((len(own.sites) for own in self.subsets), default=None)
+
     @model_validator(mode="after")
     def _complete(self) -> ParticipationParameters:
         if self.mode == "coordinated":

@@ -50,7 +50,7 @@ def _asks(plan: StudyPlan) -> dict[str, object]:
         "participants": _listed(cost.participants),
         "smallest cohort": cost.min_cohort,
         "computes": ", ".join(f"{task.task} ({task.values:,} values, {task.disclosure})" for task in cost.tasks),
-        "noise": _NOISE[cost.noise],
+        "noise": _NOISE["training" if any(task.local_steps for task in plan.study.tasks) else cost.noise],
         "guarantee": guarantee or "none: exact sums, released without noise",
         "each sends": sends,
         "takes": f"{_rounds(cost.rounds)}, {_duration(cost.seconds)} at 10 Mbit/s once every site answers",
@@ -61,6 +61,7 @@ _NOISE = {
     "distributed": "distributed: every site adds a share of it",
     "local": "local: every site adds all that its records need",
     "none": "none",
+    "training": "local, in training: every site adds all that its records need in each of its steps",
 }
 
 

@@ -116,6 +116,8 @@ def _build_declared(study: Study, declaration: TaskDeclaration) -> Task:
     trains, noisy = isinstance(task, TrainingTask), study.privacy.noise != "none"
     if (declaration.local_steps > 0) != (trains and noisy) or (declaration.resolution > 0) != trains:
         raise HostileInput(f"{what} has steps and a resolution exactly if it trains at the site, steps only with noise.")
+    if isinstance(task, TrainingTask) and noisy and declaration.local_steps != task.noised_sums():
+        raise HostileInput(f"{what} takes {task.noised_sums()} noised steps a release; the study declares another number.")
     if isinstance(task, TrainingTask) and noisy and declaration.grid < 2 * math.sqrt(task.step_size()):
         raise HostileInput(f"{what} has too coarse a grid for steps of {task.step_size()} values.")
     if task.weighted() and (derived or isinstance(task, RecordTask) or declaration.disclosure != "joint"):

@@ -304,6 +304,10 @@ class TrainingTask(Task):
         """C, which bounds in L2 what one unit of privacy changes in the sum of a step; proven in the subclass's docstring."""
 
     @abstractmethod
+    def noised_sums(self) -> int:
+        """How many noised sums a release takes: what a study with noise declares as the task's steps."""
+
+    @abstractmethod
     def step_size(self) -> int:
         """Number of values of a step's sum."""
 

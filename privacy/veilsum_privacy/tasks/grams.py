@@ -47,7 +47,7 @@ class GramsParameters(FeatureParameters):
 
     model: ModelSpec
     layers: tuple[Name, ...] = Field(min_length=1, max_length=256)
-    gram_clip: Real = Field(gt=0, le=1e6)
+    gram_clip: Real = Field(ge=1e-6, le=1e6)
 
 
 class Grams(SiteTask):

@@ -21,6 +21,7 @@ from veilsum_privacy.steps import Steps
 from veilsum_privacy.tasks.base import Block, Floats, Layout, PartParameters, Records, Trained, TrainingTask
 from veilsum_privacy.tasks.features import clipped, usable
 from veilsum_privacy.tasks.generation import MOST_GENERATED, USE, Generation, finite_array, generate
+from veilsum_privacy.tasks.gradient import LARGEST_SITE
 from veilsum_privacy.training import closed_form
 from veilsum_privacy.training.arrays import MODEL, flatten, from_broadcast
 from veilsum_privacy.training.clipped_sums import ClippedGradients, Rows, relative_slack
@@ -70,7 +71,7 @@ class LocalTrainingParameters(PartParameters):
     weighting: Literal["equal", "records", "public"]
     normalised: bool
     local_steps: int = Field(ge=1, le=100_000)
-    gradient_clip: Real = Field(gt=0, le=1e6)
+    gradient_clip: Real = Field(ge=1e-9, le=1e6)
     expected_records: int = Field(ge=1, le=2**40)
     generation: Generation | None = None
 
@@ -145,7 +146,7 @@ class LocalTraining(TrainingTask):
 
     def step_clip(self) -> float:
         # Of the largest batch that any sum here is made in; no engine's is larger.
-        return self.parameters.gradient_clip * (1.0 + relative_slack(self._most, max(_ROWS, closed_form.BATCH)))
+        return self.parameters.gradient_clip * (1.0 + relative_slack(LARGEST_SITE, max(_ROWS, closed_form.BATCH)))
 
     def step_size(self) -> int:
         return max(self.architecture.size, self.objective.row_size())
@@ -215,8 +216,11 @@ class LocalTraining(TrainingTask):
 
         def unit_sum(rows: Callable[[Floats, Labels], Floats], size: int) -> Floats:
             drawn = sample.draw(steps)
-            total = _clipped_rows(rows(drawn.x, drawn.labels), size, drawn.subjects)
-            return steps.noised(p.gradient_clip * total) / p.gradient_clip
+            total = ClippedGradients({"rows": (size,)}, 1.0, drawn.subjects)
+            for first in range(0, len(drawn.x), _ROWS):  # a site's memory must not depend on how many records it has
+                part = rows(drawn.x[first : first + _ROWS], drawn.labels[first : first + _ROWS])
+                total.add([Rows("rows", part)], np.ones(len(part), dtype=np.bool_))
+            return steps.noised(p.gradient_clip * total.result().total) / p.gradient_clip
 
         end = self._bounded(received.start, found)
         nothing = sample.x[:0], sample.labels[:0]
@@ -253,7 +257,7 @@ class LocalTraining(TrainingTask):
 
 
 _ROWS = 1024
-"""Records whose rows are held at once without noise."""
+"""Records whose rows are held at once."""
 
 
 def effective_steps(steps: int, momentum: float) -> float:
@@ -263,15 +267,6 @@ def effective_steps(steps: int, momentum: float) -> float:
     Multiplied by 1 - m, so that it never exceeds the number of steps.
     """
     return steps - momentum * (1.0 - momentum**steps) / (1.0 - momentum)
-
-
-def _clipped_rows(rows: Floats, size: int, subjects: Labels | None) -> Floats:
-    """The sum (size,) of rows (n, size), each cut to a norm of 1; a subject's sum is cut to 1 again."""
-    total = ClippedGradients({"rows": (size,)}, 1.0, subjects)
-    for first in range(0, len(rows), _ROWS):
-        part = rows[first : first + _ROWS]
-        total.add([Rows("rows", part)], np.ones(len(part), dtype=np.bool_))
-    return total.result().total
 
 
 def _seed(seed: float) -> int:
