@@ -209,7 +209,7 @@ def measure(arrays: Mapping[str, Any], chosen: argparse.Namespace, done: set[str
         "weighting": "records",
     }
     convex: dict[str, Mapping[str, Any]] = {
-        "fedsgd": {"steps": chosen.steps, "centre": False},
+        "fedsgd": {"steps": chosen.steps},
         "fedavg": {"model": {"name": "linear"}, "rounds": chosen.steps // 5, "local_steps": 5},
     }
     seeds = range(chosen.first_seed, chosen.first_seed + chosen.seeds)
