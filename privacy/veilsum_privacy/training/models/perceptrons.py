@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
@@ -29,13 +30,13 @@ class Perceptron(Architecture):
     perceptron = True
 
     @property
+    @abstractmethod
     def scale(self) -> float:
         """What features are multiplied by before the first layer."""
-        raise NotImplementedError
 
+    @abstractmethod
     def layers(self) -> tuple[Layer, ...]:
         """The layers from input to output."""
-        raise NotImplementedError
 
 
 class LinearOptions(Frozen):
