@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,11 @@ from numpy.typing import NDArray
 
 from support.federation import TestBed, make_bed, make_request, schema_of
 from support.randomness import SeededRandom
+from support.recording import Recorder
 from veilsum_aggregation.feature_moments import moments_of_sums
-from veilsum_coordinator.federation import Release
 from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.methods.moment_aligning import LABEL
 from veilsum_coordinator.results import load_result
-from veilsum_coordinator.runner import HubFederation
 from veilsum_deploy.cli.apply import kept_statistic
 from veilsum_deploy.local import results_directory
 from veilsum_deploy.model import load_model
@@ -63,23 +61,6 @@ def plain_federation(bed: TestBed, study: Study) -> PlainFederation:
     for name, site in bed.sites.items():
         sites[name] = PlainSite(site.records("records", study.data), SeededRandom(f"noise of {name}".encode()))
     return PlainFederation(study, sites)
-
-
-class Recorder:
-    """A federation that remembers what was released."""
-
-    def __init__(self, inner: HubFederation | PlainFederation) -> None:
-        self.inner, self.study, self.encoder = inner, inner.study, inner.encoder
-        self.releases: list[Release] = []
-
-    def sum(
-        self, label: str, broadcast: Mapping[str, Floats] | None = None, *, members: Collection[str] | None = None
-    ) -> Release:
-        self.releases.append(self.inner.sum(label, broadcast, members=members))
-        return self.releases[-1]
-
-    def checkpoint(self, arrays: Mapping[str, Floats], summary: Mapping[str, Any]) -> None:
-        self.inner.checkpoint(arrays, summary)
 
 
 @pytest.mark.parametrize("method", ["fedsgd", "fedavg"])

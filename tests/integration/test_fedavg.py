@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,8 @@ from numpy.typing import NDArray
 from support.federation import TestBed, make_bed, make_request, schema_of
 from support.hostile import Adversary
 from support.randomness import SeededRandom
-from veilsum_coordinator.federation import Release
+from support.recording import Recorder
 from veilsum_coordinator.methods.fedavg import FedAvg
-from veilsum_coordinator.runner import HubFederation
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_participant import store
 from veilsum_privacy.accounting import GaussianEvent, rdp_epsilon
@@ -49,23 +47,6 @@ def compiled(bed: TestBed, epsilon: float | None, **parameters: Any) -> Study:
     request = make_request(schema_of(WIDTH, CLASSES, 200), "fedavg", epsilon, noise=noise)
     model = {"name": "mlp", "options": {"hidden": 5}}
     return bed.compile(request.model_copy(update={"parameters": {"model": model, **parameters}}))
-
-
-class Recorder:
-    """A federation that remembers what was released."""
-
-    def __init__(self, inner: HubFederation | PlainFederation) -> None:
-        self.inner, self.study, self.encoder = inner, inner.study, inner.encoder
-        self.releases: list[Release] = []
-
-    def sum(
-        self, label: str, broadcast: Mapping[str, Floats] | None = None, *, members: Collection[str] | None = None
-    ) -> Release:
-        self.releases.append(self.inner.sum(label, broadcast, members=members))
-        return self.releases[-1]
-
-    def checkpoint(self, arrays: Mapping[str, Floats], summary: Mapping[str, Any]) -> None:
-        self.inner.checkpoint(arrays, summary)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from support.federation import TestBed, make_bed, make_request, schema_of
 from support.randomness import SeededRandom
+from support.recording import Recorder
 from veilsum_coordinator.federation import Federation, Release
 from veilsum_coordinator.methods.fedsgd import FedSGD, FedSGDParameters
 from veilsum_coordinator.results import Result, load_result
-from veilsum_coordinator.runner import HubFederation, RoundLostError
+from veilsum_coordinator.runner import RoundLostError
 from veilsum_privacy.accounting import GaussianEvent, rdp_epsilon
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.noise import discrete_gaussian
@@ -31,32 +32,6 @@ from veilsum_privacy.training.models.perceptrons import Linear
 
 Floats = NDArray[np.float64]
 WIDTH, CLASSES, SITES = 4, 3, "abcd"
-
-
-class Recorder:
-    """A federation that remembers what was broadcast and released."""
-
-    def __init__(self, inner: HubFederation) -> None:
-        self.inner = inner
-        self.steps: list[tuple[dict[str, Floats], Release]] = []
-
-    @property
-    def study(self) -> Study:
-        return self.inner.study
-
-    @property
-    def encoder(self) -> Mapping[str, Floats]:
-        return self.inner.encoder
-
-    def sum(
-        self, label: str, broadcast: Mapping[str, Floats] | None = None, *, members: Collection[str] | None = None
-    ) -> Release:
-        release = self.inner.sum(label, broadcast, members=members)
-        self.steps.append((dict(broadcast or {}), release))
-        return release
-
-    def checkpoint(self, arrays: Mapping[str, Floats], summary: Mapping[str, Any]) -> None:
-        self.inner.checkpoint(arrays, summary)
 
 
 @pytest.fixture
