@@ -165,7 +165,7 @@ def _conclusions(plan: StudyPlan) -> list[str]:
     lines = [
         verdict,
         f"The rule: a part tells nothing if more than half of its quantities have an interval of more than "
-        f"{_percent(NOTHING_SHARE)} of their expected size, and is weak above {_percent(WEAK_SHARE)}; the {main} decide.",
+        f"{_percent(NOTHING_SHARE)} of their expected size, and is weak above {_percent(WEAK_SHARE)}; what decides: {main}.",
         _wanted(plan, main),
     ]
     if plan.coarse:
