@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_coordinator.results import MANIFEST, Result, load_result
 from veilsum_privacy.encoder import Encoder, Projection, projection_digest
 from veilsum_privacy.errors import HostileInput, StateError
 from veilsum_privacy.features import ENCODER_MATRIX, ENCODER_OFFSET
+from veilsum_privacy.results import MANIFEST, Result, load_result
 
 Floats = NDArray[np.float64]
 

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from veilsum_coordinator.projections import find_projection, result_projection
-from veilsum_coordinator.results import MANIFEST, Result, load_result
 from veilsum_privacy.encoder import Encoder, Program
 from veilsum_privacy.errors import HostileInput, Misuse, StateError, VeilsumError
+from veilsum_privacy.results import MANIFEST, Result, load_result
 from veilsum_privacy.schema import Column
 from veilsum_privacy.study import Study
 from veilsum_privacy.tasks.evaluation import Evaluation, EvaluationParameters

@@ -24,10 +24,10 @@ from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.methods.checkpoints import checkpoint_result
 from veilsum_coordinator.metrics import Metrics
 from veilsum_coordinator.released_models import find_released
-from veilsum_coordinator.results import checkpoint_directory, save_result
 from veilsum_coordinator.rounds import Round, RoundPhase
 from veilsum_coordinator.status import spent_epsilon
 from veilsum_privacy.errors import HostileInput, VeilsumError
+from veilsum_privacy.results import checkpoint_directory, save_result
 from veilsum_privacy.securesum.context import RoundPlan, encode_broadcast
 from veilsum_privacy.securesum.contribution import Integers, open_sum
 from veilsum_privacy.study import Study

@@ -11,8 +11,8 @@ import numpy as np
 from veilsum_aggregation.heads import LinearHead
 from veilsum_coordinator.federation import Release
 from veilsum_coordinator.methods.fedcgs import FedCGSParameters, discriminant
-from veilsum_coordinator.results import Result
 from veilsum_privacy.errors import DataError
+from veilsum_privacy.results import Result
 from veilsum_privacy.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Records
 

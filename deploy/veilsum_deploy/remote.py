@@ -17,15 +17,15 @@ from typing import Any
 
 import grpc
 
-from veilsum_coordinator.results import ARRAYS, MANIFEST, Result, load_result
-from veilsum_deploy.connection import explain, hello, split_address
-from veilsum_deploy.logs import printable
 from veilsum_deploy.spending import read_spending
 from veilsum_participant.channel import open_channel
+from veilsum_participant.connection import explain, hello, split_address
 from veilsum_privacy.errors import HostileInput, Misuse, StateError
 from veilsum_privacy.identity import Credentials, Label
 from veilsum_privacy.identity.files import replace_file
 from veilsum_privacy.ledger.entries import Mechanism
+from veilsum_privacy.results import ARRAYS, MANIFEST, Result, load_result
+from veilsum_privacy.runtime.logs import printable
 from veilsum_privacy.study import Study
 from veilsum_proto import MAX_OBJECT_BYTES
 from veilsum_proto import federation_pb2 as pb

@@ -16,7 +16,6 @@ from sqlalchemy import select
 from support.federation import TestBed, make_bed, make_request, schema_of
 from support.killing import KillableSite, MortalFederation
 from veilsum_coordinator.members import StudyPhase
-from veilsum_coordinator.results import load_result
 from veilsum_coordinator.runner import run_study
 from veilsum_coordinator.settings import Waits
 from veilsum_participant.core import ParticipantCore
@@ -26,6 +25,7 @@ from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.reading import LedgerReader
 from veilsum_privacy.ledger.receipts import parse_receipt
 from veilsum_privacy.ledger.verification import verify_ledger
+from veilsum_privacy.results import load_result
 from veilsum_proto import federation_pb2 as pb
 
 pytestmark = pytest.mark.slow

@@ -25,15 +25,15 @@ from veilsum_aggregation.gaussian import Gaussian
 from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.methods.applying import application
 from veilsum_coordinator.methods.compile import compile_study
-from veilsum_coordinator.results import Result, save_result
 from veilsum_deploy import cli
-from veilsum_deploy.model import Model, load_model
-from veilsum_deploy.provision import Kit, make_kit
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_participant import store
+from veilsum_participant.applying.model import Model, load_model
 from veilsum_privacy.computing import kept_blocks
 from veilsum_privacy.database import open_database, transaction
 from veilsum_privacy.features import map_records
+from veilsum_privacy.identity.provision import Kit, make_kit
+from veilsum_privacy.results import Result, save_result
 from veilsum_privacy.schema import DatasetSchema
 from veilsum_privacy.study import Study, parse_study, study_digest
 from veilsum_privacy.tasks import TASKS, build_declared

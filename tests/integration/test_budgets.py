@@ -17,10 +17,10 @@ from support.federation import DATASET, TestBed, make_bed, make_request, open_te
 from support.hostile import Adversary, altered, make_adversary, make_data
 from support.network import running_client, running_server, wait_for
 from veilsum_coordinator.members import StudyPhase
-from veilsum_deploy.checks import SiteCheck
 from veilsum_participant import budgets, store
 from veilsum_participant.budgets import remaining
 from veilsum_participant.channel import open_channel
+from veilsum_participant.checks import SiteCheck
 from veilsum_participant.config import DatasetConfig
 from veilsum_participant.membership import Membership
 from veilsum_privacy.database import transaction

@@ -21,13 +21,13 @@ import numpy as np
 import pytest
 
 from support.network import wait_for
-from veilsum_coordinator.results import load_result
 from veilsum_deploy import cli
-from veilsum_deploy.connection import UnreachableError, probe_tcp, probe_tls
-from veilsum_deploy.provision import Kit, install, make_kit, prepare
 from veilsum_deploy.remote import connect
+from veilsum_participant.connection import UnreachableError, probe_tcp, probe_tls
 from veilsum_privacy.identity import Authority, Role, load_credentials
 from veilsum_privacy.identity.files import read_file
+from veilsum_privacy.identity.provision import Kit, install, make_kit, prepare
+from veilsum_privacy.results import load_result
 
 NAMES = ("a", "b", "c")
 ROWS = 50

@@ -16,14 +16,14 @@ from support.recording import Recorder
 from veilsum_aggregation.feature_moments import moments_of_sums
 from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.methods.moment_aligning import LABEL
-from veilsum_coordinator.results import load_result
-from veilsum_deploy.cli.apply import kept_statistic
 from veilsum_deploy.local import results_directory
-from veilsum_deploy.model import load_model
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
+from veilsum_participant.applying.model import load_model
+from veilsum_participant.cli.apply import kept_statistic
 from veilsum_privacy.accounting import GaussianEvent, rdp_epsilon
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.parts import in_statistics_part
+from veilsum_privacy.results import load_result
 from veilsum_privacy.study import Study, study_digest
 
 Floats = NDArray[np.float64]

@@ -21,16 +21,16 @@ from veilsum_coordinator.methods.compile import StudyRequest
 from veilsum_coordinator.methods.networks import network_head
 from veilsum_coordinator.methods.request import with_model
 from veilsum_coordinator.released_models import find_released, result_model
-from veilsum_coordinator.results import Result, load_result, save_result
 from veilsum_coordinator.runner import run_study
 from veilsum_coordinator.server import CoordinatorServer
 from veilsum_coordinator.status import study_status
 from veilsum_deploy.local import results_directory
-from veilsum_deploy.model import load_model
 from veilsum_deploy.remote import Remote, connect
+from veilsum_participant.applying.model import load_model
 from veilsum_privacy.errors import ConfigurationError, Misuse, StateError
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.pricing import study_epsilon
+from veilsum_privacy.results import Result, load_result, save_result
 from veilsum_privacy.study import Study, study_digest
 from veilsum_privacy.training.models import ModelSpec, build_architecture
 

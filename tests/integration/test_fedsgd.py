@@ -17,12 +17,12 @@ from support.randomness import SeededRandom
 from support.recording import Recorder
 from veilsum_coordinator.federation import Federation, Release
 from veilsum_coordinator.methods.fedsgd import FedSGD, FedSGDParameters
-from veilsum_coordinator.results import Result, load_result
 from veilsum_coordinator.runner import RoundLostError
 from veilsum_privacy.accounting import GaussianEvent, rdp_epsilon
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.noise import discrete_gaussian
 from veilsum_privacy.pricing import study_epsilon
+from veilsum_privacy.results import Result, load_result
 from veilsum_privacy.steps import poisson_sample
 from veilsum_privacy.study import Study
 from veilsum_privacy.tasks import build_declared, grid_unit

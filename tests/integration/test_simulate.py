@@ -24,7 +24,6 @@ from support.folders import write_collection
 from support.network import running_client, running_server, wait_for
 from support.randomness import SeededRandom
 from veilsum_coordinator.hub import Hub
-from veilsum_coordinator.results import load_result
 from veilsum_coordinator.runner import RoundLostError
 from veilsum_deploy import cli
 from veilsum_deploy.collections import single
@@ -42,6 +41,7 @@ from veilsum_privacy.errors import HostileInput, Misuse, StateError
 from veilsum_privacy.identity import Label
 from veilsum_privacy.noise import discrete_gaussian
 from veilsum_privacy.randomness import SYSTEM_RANDOM
+from veilsum_privacy.results import load_result
 from veilsum_privacy.securesum.context import plan_round
 from veilsum_privacy.study import Study, study_digest
 from veilsum_proto import federation_pb2 as pb

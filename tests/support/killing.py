@@ -26,7 +26,12 @@ from veilsum_proto import federation_pb2 as pb
 
 _FORK = multiprocessing.get_context("forkserver")
 _FORK.set_forkserver_preload(  # installed modules: the server does not know the tests' path
-    ["veilsum_deploy.local", "veilsum_deploy.provision", "veilsum_coordinator.methods.compile", "veilsum_participant.client"]
+    [
+        "veilsum_deploy.local",
+        "veilsum_privacy.identity.provision",
+        "veilsum_coordinator.methods.compile",
+        "veilsum_participant.client",
+    ]
 )
 
 WRITES = ("INSERT", "UPDATE", "DELETE")

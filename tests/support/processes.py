@@ -29,11 +29,11 @@ from support.proxy import Proxy
 from veilsum_coordinator.journal import RELEASES, SUMS
 from veilsum_coordinator.methods.compile import StudyRequest, compile_study
 from veilsum_coordinator.settings import Waits
-from veilsum_deploy.provision import Kit, make_kit
 from veilsum_participant import store
 from veilsum_participant.channel import open_channel
 from veilsum_privacy.database import open_database
 from veilsum_privacy.identity import Credentials, Label, load_credentials
+from veilsum_privacy.identity.provision import Kit, make_kit
 from veilsum_privacy.ledger.entries import Entry, Kind
 from veilsum_privacy.ledger.reading import LedgerReader
 from veilsum_privacy.randomness import SYSTEM_RANDOM

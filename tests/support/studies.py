@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from support.randomness import SeededRandom
 from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.methods.compile import PrivacyRequest, StudyDraft, StudyRequest, draft_study
-from veilsum_coordinator.results import Result
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_privacy.encoder import Projection, projection_digest
+from veilsum_privacy.results import Result
 from veilsum_privacy.schema import ClassValues, DatasetSchema, Label, NumberColumn
 from veilsum_privacy.study import Study, parse_study
 from veilsum_privacy.tasks.base import Records

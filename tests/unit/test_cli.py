@@ -14,9 +14,9 @@ import pytest
 
 from support.certificates import now
 from veilsum_deploy import cli
-from veilsum_deploy.provision import make_kit, prepare
 from veilsum_privacy.errors import Misuse, Refusal, RefusalCode, StateError
 from veilsum_privacy.identity import Role, load_credentials
+from veilsum_privacy.identity.provision import make_kit, prepare
 
 KIT_SIZE = 3 + 3
 
@@ -41,11 +41,11 @@ def test_help_names_every_command_and_loads_nothing_heavy() -> None:
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    for name in cli.COMMANDS:
+    for name in cli.NOUNS:
         assert name in result.stdout
 
 
-@pytest.mark.parametrize("name", cli.COMMANDS)
+@pytest.mark.parametrize("name", cli.NOUNS)
 def test_every_command_can_be_imported(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, name, "--help")
     assert code == 0
@@ -172,7 +172,7 @@ def test_a_crash_is_status_70_and_shows_no_value(
     def fail(*_: object) -> None:
         raise ValueError("age 93")
 
-    monkeypatch.setattr("veilsum_deploy.cli.identity.prepare", fail)
+    monkeypatch.setattr("veilsum_participant.cli.identity.prepare", fail)
     monkeypatch.delenv("VEILSUM_DEBUG", raising=False)
     command = ("participant", "init", tmp_path, "--name", "p")
     code, _, err = run(capsys, *command)
@@ -193,7 +193,7 @@ def test_a_refusal_shows_its_code(capsys: pytest.CaptureFixture[str], monkeypatc
     def refuse(*_: object) -> None:
         raise Refusal(RefusalCode.BUDGET, "too much")
 
-    monkeypatch.setattr("veilsum_deploy.cli.identity.prepare", refuse)
+    monkeypatch.setattr("veilsum_participant.cli.identity.prepare", refuse)
     code, _, err = run(capsys, "participant", "init", tmp_path, "--name", "p", "--json")
     assert (code, json.loads(err)["code"]) == (2, "budget-exceeded")
 

@@ -11,11 +11,11 @@ import pytest
 from veilsum_coordinator.settings import CoordinatorConfig, load_coordinator_config
 from veilsum_deploy import cli
 from veilsum_deploy.access import AnalystConfig, resolve_access
-from veilsum_deploy.starters import EXAMPLE_ADDRESS, write_starter
 from veilsum_participant.config import Policy, load_participant_config
 from veilsum_privacy.config import load_toml
 from veilsum_privacy.errors import Misuse
 from veilsum_privacy.identity import Role, SigningKey
+from veilsum_privacy.identity.starters import EXAMPLE_ADDRESS, write_starter
 
 
 def init(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, str]:

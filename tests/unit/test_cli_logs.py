@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veilsum_deploy.logs import LineFormatter, printable, start_logging
 from veilsum_privacy.errors import ConfigurationError
+from veilsum_privacy.runtime.logs import LineFormatter, printable, start_logging
 
 LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ (INFO|WARNING|ERROR) \S.*")
 

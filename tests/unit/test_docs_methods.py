@@ -22,14 +22,14 @@ from veilsum_coordinator.methods.local_rounds import TrainingParameters
 from veilsum_coordinator.methods.moment_aligning import MomentAlignment
 from veilsum_coordinator.methods.participating import ParticipationParameters
 from veilsum_coordinator.methods.server_optimisers import OptimiserParameters
-from veilsum_coordinator.results import save_result
 from veilsum_deploy.collections import single
 from veilsum_deploy.datasets import packaged_dataset
-from veilsum_deploy.model import load_model
 from veilsum_deploy.simulation.dealing import Setting
 from veilsum_deploy.simulation.runs import simulate
 from veilsum_deploy.simulation.study import Outcome, Simulation, draft_of
+from veilsum_participant.applying.model import load_model
 from veilsum_privacy.encoder import Program
+from veilsum_privacy.results import save_result
 from veilsum_privacy.schema import Frozen
 from veilsum_privacy.training.models import MODELS
 from veilsum_privacy.training.objectives import OBJECTIVES, ObjectiveSpec

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import nn
 
-from veilsum_deploy.checks import Outcome, SiteCheck
+from veilsum_participant.checks import Outcome, SiteCheck
 from veilsum_participant.config import EncoderConfig, load_participant_config
 from veilsum_participant.data.encoders import ProgramEncoder, file_digest, find_encoder, load_encoder
 from veilsum_privacy.encoder import MAX_INPUTS, Program, Projection, check_projection, projection_digest

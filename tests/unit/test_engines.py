@@ -19,7 +19,6 @@ from scipy import stats
 from support.studies import SCHEMA, compiled, projection, shifted_sites
 from support.working import TravellingRandom, leave, square
 from veilsum_coordinator.methods import get_method
-from veilsum_coordinator.results import Result
 from veilsum_deploy.simulation.chunks import _noise
 from veilsum_deploy.simulation.engines import Engine, ProcessEngine, SerialEngine, make_engine, running
 from veilsum_deploy.simulation.gradients import perceptron_vectors
@@ -30,6 +29,7 @@ from veilsum_privacy.errors import HostileInput, Misuse, StateError
 from veilsum_privacy.noise import NoisePlan
 from veilsum_privacy.pricing import study_epsilon
 from veilsum_privacy.randomness import SYSTEM_RANDOM
+from veilsum_privacy.results import Result
 from veilsum_privacy.study import Study
 from veilsum_privacy.tasks import build_declared
 from veilsum_privacy.tasks.base import Records

@@ -30,14 +30,14 @@ from veilsum_coordinator.methods.federated_evaluation import FederatedEvaluation
 from veilsum_coordinator.methods.networks import network_head
 from veilsum_coordinator.methods.request import load_study_request, with_model
 from veilsum_coordinator.released_models import find_released, result_model
-from veilsum_coordinator.results import Result, save_result
 from veilsum_deploy import cli
-from veilsum_deploy.measuring import measure
-from veilsum_deploy.model import Model
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_deploy.simulation.study import draft_of
+from veilsum_participant.applying.measuring import measure
+from veilsum_participant.applying.model import Model
 from veilsum_privacy.encoder import Projection, projection_digest
 from veilsum_privacy.errors import ConfigurationError, HostileInput, Misuse, StateError
+from veilsum_privacy.results import Result, save_result
 from veilsum_privacy.schema import DatasetSchema
 from veilsum_privacy.study import Study
 from veilsum_privacy.tasks import build_task

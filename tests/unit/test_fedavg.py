@@ -18,11 +18,11 @@ from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.methods.compile import PrivacyRequest, StudyRequest, compile_study
 from veilsum_coordinator.methods.local_rounds import LocalRounds
 from veilsum_coordinator.methods.participating import Participation, ParticipationParameters
-from veilsum_coordinator.results import Result
-from veilsum_deploy.model import Model
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
+from veilsum_participant.applying.model import Model
 from veilsum_privacy.accounting import GaussianEvent, rdp_epsilon
 from veilsum_privacy.errors import ConfigurationError
+from veilsum_privacy.results import Result
 from veilsum_privacy.schema import DatasetSchema
 from veilsum_privacy.study import Study, parse_study
 from veilsum_privacy.tasks.base import Records

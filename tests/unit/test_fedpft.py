@@ -19,10 +19,10 @@ from veilsum_coordinator.methods.compile import PrivacyRequest, StudyRequest, co
 from veilsum_coordinator.methods.fedpft import MIXTURES, START
 from veilsum_coordinator.methods.mixing import Components
 from veilsum_coordinator.methods.server_heads import softmax_head
-from veilsum_coordinator.results import Result
-from veilsum_deploy.model import Model
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
+from veilsum_participant.applying.model import Model
 from veilsum_privacy.errors import ConfigurationError
+from veilsum_privacy.results import Result
 from veilsum_privacy.schema import DatasetSchema
 from veilsum_privacy.study import Study, parse_study
 from veilsum_privacy.tasks.base import Records

@@ -20,10 +20,10 @@ from veilsum_coordinator.methods.compile import PrivacyRequest, StudyRequest, co
 from veilsum_coordinator.methods.generated import Generation, released_geometry, released_prototypes
 from veilsum_coordinator.methods.generating import GEOMETRY
 from veilsum_coordinator.methods.server_heads import mlp_head
-from veilsum_coordinator.results import Result, load_result, save_result
-from veilsum_deploy.model import Model, load_model
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
+from veilsum_participant.applying.model import Model, load_model
 from veilsum_privacy.errors import ConfigurationError, HostileInput
+from veilsum_privacy.results import Result, load_result, save_result
 from veilsum_privacy.schema import DatasetSchema
 from veilsum_privacy.study import Study, parse_study
 from veilsum_privacy.tasks import build_declared

@@ -19,12 +19,12 @@ from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.methods.compile import PrivacyRequest, StudyRequest, compile_study
 from veilsum_coordinator.methods.hfedatm import GRAMS
 from veilsum_coordinator.methods.local_rounds import LOCAL
-from veilsum_coordinator.results import Result
 from veilsum_deploy.evaluations import hfedatm as evaluation
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_privacy.accounting import rdp_epsilon
 from veilsum_privacy.errors import ConfigurationError
 from veilsum_privacy.pricing import declared_event
+from veilsum_privacy.results import Result
 from veilsum_privacy.study import Study, parse_study
 from veilsum_privacy.tasks.base import Floats, Records
 from veilsum_privacy.training.arrays import MODEL

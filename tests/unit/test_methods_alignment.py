@@ -19,10 +19,10 @@ from veilsum_aggregation.two_way import SiteMoments, fit_two_way, two_way_map
 from veilsum_coordinator.federation import Release
 from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.methods.joining import joined
-from veilsum_coordinator.results import Result, load_result, save_result
-from veilsum_deploy.model import Model
 from veilsum_deploy.simulation.plain import PlainFederation
+from veilsum_participant.applying.model import Model
 from veilsum_privacy.errors import ConfigurationError
+from veilsum_privacy.results import Result, load_result, save_result
 from veilsum_privacy.study import Study
 from veilsum_privacy.tasks.base import Records
 

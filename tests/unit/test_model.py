@@ -24,12 +24,12 @@ from veilsum_aggregation.alignment import local_map, reference_arrays
 from veilsum_aggregation.gaussian import Gaussian
 from veilsum_coordinator.methods.applying import application
 from veilsum_coordinator.methods.networks import network_head
-from veilsum_coordinator.results import Result, save_result
-from veilsum_deploy import model as model_module
 from veilsum_deploy.evaluation import exact_head
-from veilsum_deploy.model import Model, load_model, probabilities
+from veilsum_participant.applying import model as model_module
+from veilsum_participant.applying.model import Model, load_model, probabilities
 from veilsum_privacy.encoder import projection_digest
 from veilsum_privacy.errors import ConfigurationError, DataError, HostileInput, Misuse
+from veilsum_privacy.results import Result, save_result
 from veilsum_privacy.schema import CategoryColumn, ClassValues, DatasetSchema, Label, NumberColumn
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.training.arrays import load

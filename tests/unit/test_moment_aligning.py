@@ -24,9 +24,9 @@ from veilsum_coordinator.methods.moment_aligning import (
     resolve_moments,
 )
 from veilsum_coordinator.methods.moment_plans import task_parameters
-from veilsum_coordinator.results import Result
 from veilsum_privacy.encoder import Program, Projection
 from veilsum_privacy.errors import ConfigurationError
+from veilsum_privacy.results import Result
 from veilsum_privacy.schema import Frozen
 from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks.base import Floats, PartParameters, RecordTask

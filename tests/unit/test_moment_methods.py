@@ -16,14 +16,14 @@ from veilsum_coordinator.methods.base import Inputs
 from veilsum_coordinator.methods.fedavg import FedAvg, FedAvgParameters
 from veilsum_coordinator.methods.fedsgd import FedSGD, FedSGDParameters
 from veilsum_coordinator.methods.moment_aligning import LABEL, WITHIN_LABEL, MomentAlignment, training_records
-from veilsum_coordinator.results import Result
-from veilsum_deploy.model import Model
 from veilsum_deploy.simulation.plain import PlainFederation
+from veilsum_participant.applying.model import Model
 from veilsum_privacy.accounting import GaussianEvent, rdp_epsilon
 from veilsum_privacy.computing import kept_blocks
 from veilsum_privacy.errors import ConfigurationError, HostileInput, Misuse
 from veilsum_privacy.features import map_records
 from veilsum_privacy.parts import in_statistics_part
+from veilsum_privacy.results import Result
 from veilsum_privacy.schema import CategoryColumn, DatasetSchema
 from veilsum_privacy.study import Study
 from veilsum_privacy.tasks import TASKS

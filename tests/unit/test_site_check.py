@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from support.federation import make_request, schema_of
-from veilsum_deploy.checks import Check, Outcome, SiteCheck
+from veilsum_deploy.cli.participant import RequestedStudy
+from veilsum_participant.checks import Check, Outcome, SiteCheck
 from veilsum_participant.config import load_participant_config
 
 
@@ -31,7 +32,7 @@ c = "{"1" * 64}"
     request = make_request(schema_of(2), epsilon=epsilon, **privacy).model_copy(
         update={"participants": ("this-site", "b", "c")}
     )
-    return SiteCheck(config, lambda: 1_800_000_000, study=request).run()
+    return SiteCheck(config, lambda: 1_800_000_000, study=RequestedStudy(request)).run()
 
 
 def of_study(found: list[Check]) -> list[tuple[Outcome, str]]:

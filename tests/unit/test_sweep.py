@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from veilsum_coordinator.methods.compile import StudyRequest, compile_study
 from veilsum_coordinator.methods.fedcgs import application
-from veilsum_coordinator.results import Result
 from veilsum_deploy.collections import single
 from veilsum_deploy.datasets import packaged_dataset
 from veilsum_deploy.evaluation import accuracy, exact_head, pool
@@ -29,6 +28,7 @@ from veilsum_deploy.simulation.tables import estimate, problems, table_rows, tab
 from veilsum_privacy.config import read_toml
 from veilsum_privacy.errors import ConfigurationError, Misuse, StateError
 from veilsum_privacy.randomness import SYSTEM_RANDOM
+from veilsum_privacy.results import Result
 
 CONTENT = {"name": "trial", "method": "fedcgs", "dataset": "d", "privacy": {"epsilon": 1.0, "cohort_difference": "allowed"}}
 

@@ -13,8 +13,8 @@ from typing import ClassVar
 
 from veilsum_coordinator.federation import Federation
 from veilsum_coordinator.methods.expectations import Expectation, block_expectations
-from veilsum_coordinator.results import Result
 from veilsum_privacy.encoder import Program, Projection
+from veilsum_privacy.results import Result
 from veilsum_privacy.schema import DatasetSchema, Frozen
 from veilsum_privacy.study import Disclosure, Study, TaskDeclaration
 from veilsum_privacy.tasks import TASKS

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from veilsum_coordinator.federation import Federation
 from veilsum_coordinator.methods.applying import study_application, study_arrays
 from veilsum_coordinator.methods.networks import network_head
-from veilsum_coordinator.results import Result
 from veilsum_privacy.errors import VeilsumError
+from veilsum_privacy.results import Result
 from veilsum_privacy.tasks.gradient import CENTRE
 from veilsum_privacy.training.arrays import from_broadcast
 from veilsum_privacy.training.models import ModelSpec, build_architecture

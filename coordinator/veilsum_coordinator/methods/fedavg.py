@@ -36,8 +36,8 @@ from veilsum_coordinator.methods.moment_aligning import (
 from veilsum_coordinator.methods.moment_plans import Missing, need_label, typical_norm
 from veilsum_coordinator.methods.networks import network_head, resolved_model
 from veilsum_coordinator.methods.participating import Participation, ParticipationParameters
-from veilsum_coordinator.results import Result
 from veilsum_privacy.errors import ConfigurationError
+from veilsum_privacy.results import Result
 from veilsum_privacy.schema import Frozen, Real
 from veilsum_privacy.study import Study
 from veilsum_privacy.training.models import ModelSpec

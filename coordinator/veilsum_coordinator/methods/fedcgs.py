@@ -51,8 +51,8 @@ from veilsum_coordinator.methods.moment_plans import (
     task_parameters,
 )
 from veilsum_coordinator.methods.statistics import plain
-from veilsum_coordinator.results import Result
 from veilsum_privacy.errors import ConfigurationError
+from veilsum_privacy.results import Result
 from veilsum_privacy.schema import DatasetSchema, Frozen, Real
 from veilsum_privacy.study import Disclosure, Study
 

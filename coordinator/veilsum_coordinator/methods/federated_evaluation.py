@@ -22,8 +22,8 @@ from veilsum_coordinator.methods.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.methods.expectations import Z95, Expectation, released_noise
 from veilsum_coordinator.methods.moment_plans import Missing, need_label
 from veilsum_coordinator.methods.statistics import plain
-from veilsum_coordinator.results import Result
 from veilsum_privacy.errors import ConfigurationError
+from veilsum_privacy.results import Result
 from veilsum_privacy.schema import Frozen, Name, Real
 from veilsum_privacy.study import Study
 from veilsum_privacy.tasks.base import balanced_weights

@@ -44,8 +44,8 @@ from veilsum_coordinator.methods.generating import (
 from veilsum_coordinator.methods.mixing import Components, Sampling
 from veilsum_coordinator.methods.moment_plans import Missing, need_label, resolved_clip
 from veilsum_coordinator.methods.server_heads import softmax_head
-from veilsum_coordinator.results import Result
 from veilsum_privacy.errors import ConfigurationError
+from veilsum_privacy.results import Result
 from veilsum_privacy.schema import Frozen, Real
 from veilsum_privacy.study import Disclosure, Study
 from veilsum_privacy.tasks.class_mixtures import CENTRES

@@ -35,9 +35,9 @@ from veilsum_coordinator.methods.moment_aligning import (
 from veilsum_coordinator.methods.moment_plans import GENEROUS, Missing, need_label
 from veilsum_coordinator.methods.networks import network_head, resolved_model
 from veilsum_coordinator.methods.server_optimisers import OptimiserParameters, ServerOptimiser
-from veilsum_coordinator.results import Result
 from veilsum_privacy.encoder import Program
 from veilsum_privacy.errors import ConfigurationError
+from veilsum_privacy.results import Result
 from veilsum_privacy.schema import Frozen, Real
 from veilsum_privacy.study import Study
 from veilsum_privacy.tasks.feature_means import FeatureMeansParameters

@@ -40,8 +40,8 @@ from veilsum_coordinator.methods.moment_plans import Missing, need_label, resolv
 from veilsum_coordinator.methods.networks import network_head, resolved_model
 from veilsum_coordinator.methods.server_heads import mlp_arrays, mlp_head
 from veilsum_coordinator.methods.server_optimisers import OptimiserParameters
-from veilsum_coordinator.results import Result
 from veilsum_privacy.errors import ConfigurationError
+from veilsum_privacy.results import Result
 from veilsum_privacy.schema import Frozen, Real
 from veilsum_privacy.study import Study
 from veilsum_privacy.tasks import generation as made

@@ -29,9 +29,9 @@ from veilsum_coordinator.methods.local_rounds import LOCAL, TrainingParameters, 
 from veilsum_coordinator.methods.moment_plans import Missing, need_label
 from veilsum_coordinator.methods.networks import network_head, resolved_model
 from veilsum_coordinator.methods.stations import Station, adopt, begin, check_study, check_table, moved
-from veilsum_coordinator.results import Result
 from veilsum_privacy.errors import ConfigurationError, Misuse
 from veilsum_privacy.pricing import study_epsilon
+from veilsum_privacy.results import Result
 from veilsum_privacy.schema import Frozen, Name, Real
 from veilsum_privacy.study import Study
 from veilsum_privacy.tasks import build_declared, grid_unit

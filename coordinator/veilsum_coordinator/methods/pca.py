@@ -22,10 +22,10 @@ from veilsum_coordinator.methods.expectations import Expectation
 from veilsum_coordinator.methods.expected_moments import Noised, direction_expectations, mean_expectations
 from veilsum_coordinator.methods.moment_plans import gaussian_moments, resolved_clip
 from veilsum_coordinator.methods.statistics import plain
-from veilsum_coordinator.results import Result
 from veilsum_privacy.encoder import projection_digest
 from veilsum_privacy.errors import ConfigurationError
 from veilsum_privacy.features import ENCODER_MATRIX, ENCODER_OFFSET
+from veilsum_privacy.results import Result
 from veilsum_privacy.schema import Frozen, Real
 from veilsum_privacy.study import Study
 

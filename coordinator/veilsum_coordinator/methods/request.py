@@ -10,10 +10,10 @@ from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from veilsum_coordinator.projections import result_projection
 from veilsum_coordinator.released_models import result_model
-from veilsum_coordinator.results import load_result
 from veilsum_privacy.config import load_toml
 from veilsum_privacy.encoder import Program, Projection
 from veilsum_privacy.errors import ConfigurationError, HostileInput, VeilsumError
+from veilsum_privacy.results import load_result
 from veilsum_privacy.schema import DatasetSchema, Frozen, Name
 from veilsum_privacy.schema_file import load_schema
 from veilsum_privacy.study import NoiseKind, Unit

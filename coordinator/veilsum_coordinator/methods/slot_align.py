@@ -23,8 +23,8 @@ from veilsum_coordinator.methods.expected_moments import (
     mean_expectations,
 )
 from veilsum_coordinator.methods.moment_plans import resolved_clip
-from veilsum_coordinator.results import Result
 from veilsum_privacy.errors import ConfigurationError
+from veilsum_privacy.results import Result
 from veilsum_privacy.schema import Frozen, Real
 from veilsum_privacy.study import Study
 

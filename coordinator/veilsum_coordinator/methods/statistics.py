@@ -15,7 +15,7 @@ from veilsum_aggregation.moments import Estimate, NotEstimable, Statistic
 from veilsum_coordinator.federation import Federation, Release
 from veilsum_coordinator.methods.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.methods.expectations import OFFSET, SPREAD, Z95, Expectation, half_width, released_noise
-from veilsum_coordinator.results import Result
+from veilsum_privacy.results import Result
 from veilsum_privacy.schema import CategoryColumn, DatasetSchema, Frozen, NumberColumn
 from veilsum_privacy.study import Study
 from veilsum_privacy.tasks.statistics import StatisticsParameters

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from veilsum_coordinator.hub import Hub
-from veilsum_coordinator.results import ARRAYS, MANIFEST, checkpoint_directory, saved_checkpoints
 from veilsum_coordinator.service.guard import Context, Guard, WrongRole
 from veilsum_privacy.canonical import canonical
 from veilsum_privacy.errors import HostileInput
 from veilsum_privacy.identity import Role
+from veilsum_privacy.results import ARRAYS, MANIFEST, checkpoint_directory, saved_checkpoints
 from veilsum_privacy.study import MAX_STUDY_BYTES
 from veilsum_proto import CHUNK_BYTES
 from veilsum_proto import federation_pb2 as pb

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import typer
 
-from veilsum_deploy.cli.identity import AddressOption, DirectoryArgument, NameOption, init_party
-from veilsum_deploy.cli.output import JsonOption
-from veilsum_deploy.starters import EXAMPLE_ADDRESS
+from veilsum_participant.cli.identity import AddressOption, DirectoryArgument, NameOption, init_party
 from veilsum_privacy.identity import Role
+from veilsum_privacy.identity.starters import EXAMPLE_ADDRESS
+from veilsum_privacy.runtime.console import JsonOption
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 

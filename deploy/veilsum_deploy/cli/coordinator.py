@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from veilsum_deploy.cli.identity import DirectoryArgument, NameOption, init_party
-from veilsum_deploy.cli.output import JsonOption
+from veilsum_participant.cli.identity import DirectoryArgument, NameOption, init_party
 from veilsum_privacy.identity import Role
+from veilsum_privacy.runtime.console import JsonOption
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -32,7 +32,7 @@ def start(
     """Run the coordinator until SIGINT or SIGTERM; it goes on where it was stopped."""
     from veilsum_coordinator.server import serve  # loads gRPC and torch, which init does without
     from veilsum_coordinator.settings import load_coordinator_config
-    from veilsum_deploy.logs import start_logging
+    from veilsum_privacy.runtime.logs import start_logging
 
     settings = load_coordinator_config(config)
     start_logging(settings.log)

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from veilsum_deploy.cli.output import JsonOption, print_json
 from veilsum_deploy.cli.steps import show_progress
 from veilsum_deploy.demo.directory import claim
 from veilsum_deploy.demo.findings import findings
@@ -17,6 +16,7 @@ from veilsum_deploy.demo.report import print_findings, print_studies
 from veilsum_deploy.demo.run import run_trial
 from veilsum_deploy.demo.studies import run_own_studies
 from veilsum_privacy.errors import Misuse
+from veilsum_privacy.runtime.console import JsonOption, print_json
 
 app = typer.Typer(add_completion=False)
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from veilsum_deploy.cli.output import moment, print_fields, print_json, print_line, print_rows
 from veilsum_privacy.errors import RefusalCode
+from veilsum_privacy.runtime.console import moment, print_fields, print_json, print_line, print_rows
 
 if TYPE_CHECKING:
-    from veilsum_coordinator.results import Result
     from veilsum_deploy.remote import RoundInfo, StudyInfo
+    from veilsum_privacy.results import Result
 
 _REMEDIES: Mapping[str, str] = {
     RefusalCode.STUDY_EXPIRED: "Submit it again; compare clocks if it is new.",

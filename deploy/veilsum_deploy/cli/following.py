@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from veilsum_deploy.cli.output import print_json, print_line
 from veilsum_privacy.errors import StateError
+from veilsum_privacy.runtime.console import print_json, print_line
 
 if TYPE_CHECKING:
     from veilsum_deploy.remote import StudyInfo

@@ -1,261 +1,73 @@
-"""The ``veilsum participant`` commands."""
+"""``veilsum participant``: the site's commands, which here can also read a ``study.toml``."""
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
-import typer
-
-from veilsum_deploy.cli.identity import AddressOption, DirectoryArgument, NameOption, init_party
-from veilsum_deploy.cli.output import JsonOption, moment, print_fields, print_json, print_line, print_rows
-from veilsum_deploy.starters import EXAMPLE_ADDRESS
-from veilsum_privacy.errors import Misuse, StateError
-from veilsum_privacy.identity import Role
+from veilsum_participant.cli.additions import ADDITIONS
+from veilsum_participant.cli.participant import app
+from veilsum_privacy.randomness import SYSTEM_RANDOM
 
 if TYPE_CHECKING:
     from veilsum_coordinator.methods.compile import StudyRequest
-    from veilsum_participant.approval import Waiting
-    from veilsum_participant.config import ParticipantConfig
-    from veilsum_participant.site import Site
     from veilsum_privacy.schema import DatasetSchema
+    from veilsum_privacy.study import Study
 
-app = typer.Typer(no_args_is_help=True, add_completion=False)
-
-ConfigOption = Annotated[Path, typer.Option("--config", help="The participant's configuration.")]
-StudyArgument = Annotated[str, typer.Argument(help="The first digits of the study's ID.", metavar="ID")]
-CONFIG = Path("participant.toml")
+__all__ = ["app"]
 
 
-@app.callback()
-def participant() -> None:
-    """Set up, check and run a participant."""
+@dataclass(frozen=True)
+class RequestedStudy:
+    """A study as its analyst wrote it; what a site's check asks of it."""
+
+    request: StudyRequest
+
+    @property
+    def dataset(self) -> str:
+        """The dataset's name."""
+        return self.request.dataset
+
+    @property
+    def schema(self) -> DatasetSchema | None:
+        """The dataset's schema, if it is stated."""
+        return self.request.data
+
+    @property
+    def participants(self) -> tuple[str, ...]:
+        """Who is invited, if it is stated."""
+        return tuple(self.request.participants)
+
+    @property
+    def min_cohort(self) -> int | None:
+        """The smallest cohort, if it is stated."""
+        return self.request.privacy.min_cohort
+
+    def compile(self, federation: str, participants: list[str], clock: Callable[[], int]) -> Study:
+        """The study as it would come."""
+        from veilsum_coordinator.methods.compile import compile_study
+
+        return compile_study(
+            self.request,
+            federation_id=federation,
+            coordinator="coordinator",
+            participants=participants,
+            clock=clock,
+            random=SYSTEM_RANDOM,
+        )
 
 
-@app.command()
-def init(
-    directory: DirectoryArgument, name: NameOption, coordinator: AddressOption = EXAMPLE_ADDRESS, as_json: JsonOption = False
-) -> None:
-    """Make a private key, a certificate signing request and a participant.toml to edit."""
-    init_party(directory, name, Role.PARTICIPANT, as_json=as_json, address=coordinator)
+def load_requested(path: Path) -> RequestedStudy:
+    """Read a ``study.toml``.
 
-
-@app.command()
-def start(config: ConfigOption = CONFIG) -> None:
-    """Run the participant until SIGINT or SIGTERM; it goes on where it was stopped."""
-    from veilsum_deploy.logs import start_logging
-    from veilsum_participant.client import run_participant  # loads gRPC and torch, which init does without
-    from veilsum_participant.config import load_participant_config
-
-    settings = load_participant_config(config)
-    start_logging(settings.log)
-    run_participant(settings)
-
-
-@app.command()
-def check(
-    config: ConfigOption = CONFIG,
-    schema: Annotated[Path | None, typer.Option("--schema", help="Check a dataset against this schema.")] = None,
-    dataset: Annotated[str | None, typer.Option("--dataset", help="The dataset that --schema describes.")] = None,
-    study: Annotated[Path | None, typer.Option("--study", help="Check dataset and policy against this study.toml.")] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Test identity, connection, clock, ledger, budgets, policy and data; status 1 if a check failed.
-
-    With --study it says what the participant would say to that study, with every reason.
+    Raises:
+        ConfigurationError: missing, malformed, or a key is unknown or out of range.
     """
-    from veilsum_deploy.checks import Outcome, SiteCheck
-    from veilsum_participant.config import load_participant_config
+    from veilsum_coordinator.methods.compile import load_study_request  # loads torch, which most commands do without
 
-    settings = load_participant_config(config)
-    schemas, request = _subject(settings, schema, dataset, study)
-    checks = SiteCheck(settings, lambda: int(time.time()), schemas=schemas, study=request).run()
-    ok = all(item.status is not Outcome.FAILED for item in checks)
-    if as_json:
-        print_json({"ok": ok, "checks": [item.to_json() for item in checks]})
-    else:
-        rows = [
-            {"status": item.status.value, "check": item.check, "found": item.detail, "what to do": item.advice}
-            for item in checks
-        ]
-        print_rows(rows, title=f"Participant {config}", as_json=False)
-    raise typer.Exit(0 if ok else 1)
+    return RequestedStudy(load_study_request(path))
 
 
-@app.command()
-def studies(config: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
-    """List studies that wait for your word, with what each costs by this site's own ledger."""
-    from veilsum_participant.approval import waiting_studies
-
-    with _site(config) as site:
-        found = [_waiting_fields(item) for item in waiting_studies(site)]
-    if as_json:
-        print_json(found)
-        return
-    print_rows([_waiting_row(item) for item in found], title="Studies", as_json=False, empty="No study waits.")
-    if any(item["state"] == "waiting" for item in found):
-        print_line("Decide with `veilsum participant approve ID` or `veilsum participant decline ID --reason TEXT`.")
-
-
-@app.command()
-def approve(study: StudyArgument, config: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
-    """Let a waiting study in; the participant enrols at once if it runs, else at its next start."""
-    from veilsum_participant.approval import approve as decide
-
-    with _site(config) as site:
-        fields = _waiting_fields(decide(site, study))
-    print_fields(fields if as_json else _waiting_row(fields), title="Approved", as_json=as_json)
-
-
-@app.command()
-def decline(
-    study: StudyArgument,
-    reason: Annotated[str, typer.Option("--reason", help="Why, for the site's own ledger; the coordinator hears a code.")],
-    config: ConfigOption = CONFIG,
-    as_json: JsonOption = False,
-) -> None:
-    """Refuse a waiting study for good."""
-    from veilsum_participant.approval import decline as decide
-
-    with _site(config) as site:
-        fields = _waiting_fields(decide(site, study, reason))
-    print_fields(fields if as_json else _waiting_row(fields), title="Declined", as_json=as_json)
-
-
-@app.command()
-def apply(
-    result: Annotated[Path, typer.Argument(help="Directory of the result: manifest.json and its arrays.", metavar="RESULT")],
-    data: Annotated[Path, typer.Option("--data", help="File of records: CSV, Parquet or npz.")],
-    site: Annotated[str | None, typer.Option("--site", help="Whose alignment; without it, the identity's.")] = None,
-    config: Annotated[
-        Path | None, typer.Option("--config", help="The participant's configuration, where one is needed.")
-    ] = None,
-    out: Annotated[Path, typer.Option("--out", help="Where the predictions go.")] = Path("predictions.csv"),
-    encoder: Annotated[Path | None, typer.Option("--encoder", help="File of the result's frozen program.")] = None,
-    schema: Annotated[Path | None, typer.Option("--schema", help="Read the file as this schema says.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file of predictions.")] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Apply a study's result to a file of records, offline: one line a record, and accuracy where the classes are known."""
-    from veilsum_deploy.cli.apply import Own, apply_result
-
-    apply_result(result, data, Own(config, site, encoder), schema=schema, out=out, force=force, as_json=as_json)
-
-
-@app.command()
-def evaluate(
-    result: Annotated[Path, typer.Argument(help="Directory of the result, or of a checkpoint.", metavar="RESULT")],
-    data: Annotated[Path | None, typer.Option("--data", help="File of labelled records: CSV, Parquet or npz.")] = None,
-    dataset: Annotated[str | None, typer.Option("--dataset", help="In its place a dataset of the configuration.")] = None,
-    site: Annotated[str | None, typer.Option("--site", help="Whose alignment; without it, the identity's.")] = None,
-    config: Annotated[
-        Path | None, typer.Option("--config", help="The participant's configuration, where one is needed.")
-    ] = None,
-    encoder: Annotated[Path | None, typer.Option("--encoder", help="File of the result's frozen program.")] = None,
-    schema: Annotated[Path | None, typer.Option("--schema", help="Read the file as this schema says.")] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Measure a study's result on labelled records of your own: exact figures, which stay here."""
-    from veilsum_deploy.cli.apply import Own
-    from veilsum_deploy.cli.evaluate import evaluate_result
-
-    own = Own(config, site, encoder)
-    evaluate_result(result, own, data=data, dataset=dataset, schema=schema, as_json=as_json)
-
-
-@contextmanager
-def _site(config: Path) -> Iterator[Site]:
-    """The site's own store and ledger, beside the participant that may be running on them."""
-    from veilsum_participant.client import open_site
-    from veilsum_participant.config import load_participant_config
-
-    settings = load_participant_config(config)
-    if not settings.state.exists():
-        raise StateError(f"There is no store {settings.state}.", "It is made when the participant starts for the first time.")
-    site = open_site(settings)
-    try:
-        yield site
-    finally:
-        site.engine.dispose()
-
-
-def _waiting_fields(item: Waiting) -> dict[str, Any]:
-    study, privacy = item.study, item.study.privacy
-    reasons = () if item.obstacle is None else item.obstacle.reasons
-    return {
-        "id": item.digest.hex(),
-        "state": item.state,
-        "since": item.time,
-        "expires": study.expires,
-        "name": study.name,
-        "analyst": item.analyst,
-        "method": study.method,
-        "disclosures": {task.label: task.disclosure for task in study.tasks},
-        "dataset": study.dataset,
-        "unit": privacy.unit,
-        "epsilon": _plain(item.epsilon),
-        "spent_before": _plain(item.before),
-        "spent_after": _plain(item.after),
-        "noise": privacy.noise,
-        "assumed_colluders": privacy.assumed_colluders,
-        "participants": list(study.participants),
-        "min_cohort": privacy.min_cohort,
-        "obstacles": [{"code": item.code.value, "message": item.message, "advice": item.advice} for item in reasons],
-    }
-
-
-def _plain(epsilon: float | None) -> float | str | None:
-    return "infinite" if epsilon is not None and math.isinf(epsilon) else epsilon
-
-
-def _waiting_row(fields: dict[str, Any]) -> dict[str, Any]:
-    from veilsum_deploy.ledgers import epsilon_text
-
-    before, after = fields["spent_before"], fields["spent_after"]
-    least, most = fields["min_cohort"], len(fields["participants"])
-    row = {
-        "id": fields["id"][:12],
-        "state": fields["state"],
-        "until": moment(fields["expires"]),
-        "study": f"{fields['name']} by {fields['analyst']}",
-        "method": fields["method"] + ("\nper site" if "per-site" in fields["disclosures"].values() else ""),
-        "dataset": fields["dataset"],
-        "unit": fields["unit"],
-        "epsilon": epsilon_text(fields["epsilon"]),
-        "spent": "no budget" if before is None else f"{epsilon_text(before)} -> {epsilon_text(after)}",
-        "noise": fields["noise"],
-        "cohort": str(most) if least == most else f"{least} to {most}",
-    }
-    for item in fields["obstacles"]:
-        row["study"] += f"\n{item['code']}: {item['message']}"
-    return row
-
-
-def _subject(
-    config: ParticipantConfig, schema: Path | None, dataset: str | None, study: Path | None
-) -> tuple[dict[str, DatasetSchema], StudyRequest | None]:
-    """The schemas to check datasets against, and a study to hold against the policy."""
-    if study is not None:
-        if schema is not None or dataset is not None:
-            raise Misuse("--study brings its own dataset and schema.", "Leave out --schema and --dataset.")
-        from veilsum_coordinator.methods.compile import load_study_request
-
-        request = load_study_request(study)
-        return ({} if request.data is None else {request.dataset: request.data}), request
-    if schema is None:
-        if dataset is not None:
-            raise Misuse("--dataset needs --schema.", "Name the schema that it shall be checked against.")
-        return {}, None
-    from veilsum_privacy.schema_file import load_schema
-
-    offered = list(config.datasets)
-    if dataset is None and len(offered) > 1:
-        raise Misuse("This site offers several datasets.", f"Add --dataset with one of: {', '.join(offered)}.")
-    name = dataset or offered[0]
-    if name not in config.datasets:
-        raise Misuse(f"Dataset {name!r} is not offered here.", f"Offered: {', '.join(offered)}.")
-    return {name: load_schema(schema)}, None
+ADDITIONS.load_study = load_requested

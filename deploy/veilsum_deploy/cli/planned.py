@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from veilsum_deploy.cli.display import size_text
-from veilsum_deploy.cli.output import print_fields, print_line, print_rows
+from veilsum_privacy.runtime.console import print_fields, print_line, print_rows
 
 if TYPE_CHECKING:
     from veilsum_coordinator.methods.expectations import Expectation

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from veilsum_deploy.cli.output import print_line
 from veilsum_privacy.errors import ConfigurationError, StateError
+from veilsum_privacy.runtime.console import print_line
 
 if TYPE_CHECKING:
     from veilsum_coordinator.methods.compile import StudyRequest

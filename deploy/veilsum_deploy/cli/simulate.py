@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from veilsum_deploy.cli.output import JsonOption, print_fields, print_json, print_line, print_rows
 from veilsum_deploy.cli.steps import show_progress
 from veilsum_deploy.collections import COLLECTIONS
 from veilsum_deploy.datasets import PACKAGED
@@ -23,6 +22,7 @@ from veilsum_deploy.simulation.study import Simulation, draft_of, read_content
 from veilsum_deploy.simulation.sweep import Cell, Source, Sweep, parse_axis, parse_baseline
 from veilsum_privacy.config import read_toml
 from veilsum_privacy.errors import Misuse
+from veilsum_privacy.runtime.console import JsonOption, print_fields, print_json, print_line, print_rows
 
 EXIT_INTERRUPTED = 130
 

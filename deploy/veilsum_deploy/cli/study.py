@@ -13,10 +13,10 @@ import typer
 from veilsum_deploy.access import resolve_access
 from veilsum_deploy.cli.display import print_result, print_study
 from veilsum_deploy.cli.following import follow
-from veilsum_deploy.cli.output import JsonOption, moment, print_json, print_line, print_rows
 from veilsum_deploy.cli.planned import print_plan
 from veilsum_deploy.cli.planning import plan_connected, plan_offline
 from veilsum_privacy.errors import Misuse
+from veilsum_privacy.runtime.console import JsonOption, moment, print_json, print_line, print_rows
 
 if TYPE_CHECKING:
     from veilsum_coordinator.methods.compile import StudyRequest

@@ -17,9 +17,9 @@ from veilsum_coordinator.runner import read_release
 from veilsum_deploy.demo.directory import BUDGET, DELTA
 from veilsum_deploy.demo.run import Finished, Trial, spending
 from veilsum_deploy.evaluation import accuracy, exact_head, pool, result_head
-from veilsum_deploy.provision import Kit
 from veilsum_participant.data import load_records
 from veilsum_privacy.database import open_database
+from veilsum_privacy.identity.provision import Kit
 from veilsum_privacy.securesum.context import plan_round
 from veilsum_privacy.tasks.base import Records
 

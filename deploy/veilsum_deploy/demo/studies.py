@@ -23,8 +23,8 @@ from veilsum_deploy.demo.interruption import Interruption
 from veilsum_deploy.demo.processes import Process
 from veilsum_deploy.demo.run import Analyst, Finished, running, spending, wait_for_ledgers
 from veilsum_deploy.evaluation import accuracy, exact_head, pool
-from veilsum_deploy.model import Model
 from veilsum_participant import store
+from veilsum_participant.applying.model import Model
 from veilsum_participant.data import load_records
 from veilsum_privacy.computing import kept_blocks
 from veilsum_privacy.config import did_you_mean, read_toml, validate

@@ -31,13 +31,13 @@ from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.methods.compile import StudyDraft, StudyRequest, draft_study
 from veilsum_coordinator.methods.grid import plan_grid
 from veilsum_coordinator.methods.hfedatm import GRAMS, HFedATMParameters
-from veilsum_coordinator.results import Result
 from veilsum_deploy.collections import Collection, load_collection
 from veilsum_deploy.evaluations.hfedatm_tables import PRIVATE, tables
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_privacy.accounting import calibrate_noise_multiplier
 from veilsum_privacy.pricing import study_epsilon
 from veilsum_privacy.randomness import SYSTEM_RANDOM
+from veilsum_privacy.results import Result
 from veilsum_privacy.schema import DatasetSchema
 from veilsum_privacy.securesum.context import broadcast_digest, encode_broadcast
 from veilsum_privacy.study import Study

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from veilsum_coordinator.results import load_result, save_result
 from veilsum_deploy.simulation.record import ROUNDS
 from veilsum_deploy.simulation.report import SUMMARY, check_empty
 from veilsum_deploy.simulation.study import Run
 from veilsum_privacy.errors import StateError
 from veilsum_privacy.identity.files import replace_file
+from veilsum_privacy.results import load_result, save_result
 from veilsum_privacy.study import Study, parse_study
 
 UNFINISHED = "unfinished"

@@ -16,7 +16,6 @@ from tempfile import TemporaryDirectory
 
 from veilsum_coordinator.members import StudyPhase
 from veilsum_coordinator.methods import get_method
-from veilsum_coordinator.results import Result, load_result, save_result
 from veilsum_coordinator.runner import run_study
 from veilsum_deploy.local import LocalFederation, results_directory
 from veilsum_deploy.simulation.baselines import beside
@@ -33,6 +32,7 @@ from veilsum_participant.store import kept_vector
 from veilsum_privacy.computing import kept_blocks
 from veilsum_privacy.errors import Misuse, StateError, VeilsumError
 from veilsum_privacy.identity import load_credentials
+from veilsum_privacy.results import Result, load_result, save_result
 from veilsum_privacy.study import Study, study_digest
 from veilsum_privacy.tasks.base import Floats
 

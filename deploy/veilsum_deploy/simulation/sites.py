@@ -15,12 +15,12 @@ from veilsum_coordinator.journal import SqlJournal
 from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.settings import Waits
 from veilsum_deploy.local import LocalFederation
-from veilsum_deploy.provision import Kit, make_kit
 from veilsum_participant.client import open_site
 from veilsum_participant.config import BudgetConfig, DatasetConfig, ParticipantConfig, Policy
 from veilsum_participant.core import ParticipantCore
 from veilsum_privacy.database import open_database
 from veilsum_privacy.identity import load_credentials
+from veilsum_privacy.identity.provision import Kit, make_kit
 from veilsum_privacy.ledger.mirror import Mirror
 from veilsum_privacy.randomness import SYSTEM_RANDOM
 

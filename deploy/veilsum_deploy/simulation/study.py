@@ -13,7 +13,6 @@ from veilsum_coordinator.methods.compile import StudyRequest, compile_study
 from veilsum_coordinator.methods.request import EVALUATION, ReleasedProjection, with_model, with_projection
 from veilsum_coordinator.projections import result_projection
 from veilsum_coordinator.released_models import result_model
-from veilsum_coordinator.results import Result, load_result
 from veilsum_deploy.collections import Collection
 from veilsum_deploy.simulation.dealing import Deal, Setting
 from veilsum_deploy.simulation.scoring import Encode, Kept, domain_accuracies
@@ -24,6 +23,7 @@ from veilsum_privacy.encoder import Projection
 from veilsum_privacy.errors import Misuse
 from veilsum_privacy.features import ENCODER_MATRIX, ENCODER_OFFSET, exact_affine
 from veilsum_privacy.randomness import SYSTEM_RANDOM
+from veilsum_privacy.results import Result, load_result
 from veilsum_privacy.schema import DatasetSchema
 from veilsum_privacy.schema_file import load_schema
 from veilsum_privacy.study import Study

@@ -16,13 +16,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from veilsum_coordinator.results import MANIFEST
 from veilsum_deploy.collections import Collection, load_collection, single
 from veilsum_deploy.datasets import packaged_dataset, read_dataset
 from veilsum_deploy.simulation.dealing import Setting
 from veilsum_deploy.simulation.naming import OF_RECORDS, parse_baselines
 from veilsum_privacy.config import did_you_mean, read_toml
 from veilsum_privacy.errors import ConfigurationError, Misuse
+from veilsum_privacy.results import MANIFEST
 from veilsum_privacy.schema import DatasetSchema
 
 SETTING_KEYS = ("partition", "sites", "limit", "cap")

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from veilsum_aggregation import moment_alignment
 from veilsum_aggregation.alignment import local_map
-from veilsum_deploy.recipe import OwnAlignment, aligned_columns
+from veilsum_participant.applying.recipe import OwnAlignment, aligned_columns
 from veilsum_privacy.errors import HostileInput, Misuse
 from veilsum_privacy.features import exact_affine
 from veilsum_privacy.schema import DatasetSchema

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
-from veilsum_deploy.dossier.figures import Meaning, plain
+from veilsum_privacy.dossier.figures import Meaning, plain
 
 
 @dataclass(frozen=True)

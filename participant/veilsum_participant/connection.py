@@ -13,12 +13,12 @@ from pathlib import Path
 
 import grpc
 
-from veilsum_deploy.logs import printable
 from veilsum_participant.channel import GrpcChannel
 from veilsum_privacy.errors import HostileInput, Misuse, StateError, VeilsumError
 from veilsum_privacy.identity import Credentials
 from veilsum_privacy.identity.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
 from veilsum_privacy.randomness import SYSTEM_RANDOM
+from veilsum_privacy.runtime.logs import printable
 
 PROBE_SECONDS = 5.0
 

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
-from veilsum_deploy.dossier.figures import meaning
-from veilsum_deploy.dossier.model import (
+from veilsum_privacy.accounting import Adaptive, GaussianEvent, RdpGate, at_sites, estimated_epsilon, rdp_epsilon
+from veilsum_privacy.dossier.figures import meaning
+from veilsum_privacy.dossier.model import (
     AtSites,
     BudgetChange,
     Population,
@@ -25,8 +26,7 @@ from veilsum_deploy.dossier.model import (
     StudyLabel,
     to_plain,
 )
-from veilsum_deploy.dossier.proving import proven, repeating, unproven
-from veilsum_privacy.accounting import Adaptive, GaussianEvent, RdpGate, at_sites, estimated_epsilon, rdp_epsilon
+from veilsum_privacy.dossier.proving import proven, repeating, unproven
 from veilsum_privacy.ledger import Budget, Entry, Kind, Mechanism
 from veilsum_privacy.ledger.entries import MECHANISMS
 

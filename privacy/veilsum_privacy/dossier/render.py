@@ -9,8 +9,8 @@ from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
 
-from veilsum_deploy.dossier import charts, figures
-from veilsum_deploy.dossier.grouping import MOST_ROWS, refusal_rows, release_rows
+from veilsum_privacy.dossier import charts, figures
+from veilsum_privacy.dossier.grouping import MOST_ROWS, refusal_rows, release_rows
 
 _TEMPLATE = "dossier.html.j2"
 
@@ -50,7 +50,7 @@ CODES: Mapping[str, str] = {
 
 
 def render(dossier: Mapping[str, Any]) -> str:
-    """The page for a dossier in plain data, from :func:`~veilsum_deploy.dossier.content.describe` or its JSON."""
+    """The page for a dossier in plain data, from :func:`~veilsum_privacy.dossier.content.describe` or its JSON."""
     populations = [_population(item, index, dossier) for index, item in enumerate(dossier["populations"])]
     return _template().render(
         dossier=dossier,
@@ -125,4 +125,4 @@ def _template() -> Template:
 
 def _source(name: str) -> str:
     """A template or style sheet of this package, from wherever it is installed."""
-    return files("veilsum_deploy.dossier").joinpath(name).read_text(encoding="utf-8")
+    return files("veilsum_privacy.dossier").joinpath(name).read_text(encoding="utf-8")

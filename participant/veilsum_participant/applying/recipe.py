@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
 
 from veilsum_aggregation.feature_moments import MOMENT_REFERENCE
-from veilsum_coordinator.results import Result
-from veilsum_deploy.heads import Array, Head, LinearArrays, MlpHead, NetworkHead
+from veilsum_participant.applying.heads import Array, Head, LinearArrays, MlpHead, NetworkHead
 from veilsum_privacy.config import explain
 from veilsum_privacy.encoder import Program, Projection, check_projection
 from veilsum_privacy.errors import HostileInput, Misuse
+from veilsum_privacy.results import Result
 from veilsum_privacy.schema import Column, ColumnName, DatasetSchema, Frozen, Label, Name, Real
 from veilsum_privacy.tasks.base import MomentUse
 from veilsum_privacy.tasks.power_moments import columns_of_moments

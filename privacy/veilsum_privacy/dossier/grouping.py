@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from veilsum_deploy.dossier.figures import INFINITE
+from veilsum_privacy.dossier.figures import INFINITE
 
 MOST_ROWS = 400
 """Rows of one table; the earliest beyond it stand in the twin only, and the page says so."""

@@ -7,24 +7,22 @@ from __future__ import annotations
 
 import math
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 from sqlalchemy import Connection
 
-from veilsum_coordinator.methods.compile import StudyRequest, compile_study
-from veilsum_deploy.books import open_books
-from veilsum_deploy.connection import explain, hello, probe_tcp, probe_tls
-from veilsum_deploy.ledgers import epsilon_text
-from veilsum_deploy.logs import printable
+from veilsum_participant.books import open_books
 from veilsum_participant.budgets import Books, budget_faults, promised
 from veilsum_participant.channel import open_channel
 from veilsum_participant.config import ParticipantConfig
+from veilsum_participant.connection import explain, hello, probe_tcp, probe_tls
 from veilsum_participant.data import check_dataset
 from veilsum_participant.data.encoders import file_digest
+from veilsum_participant.ledgers import epsilon_text
 from veilsum_participant.policy import invited_faults, term_faults
 from veilsum_privacy.config import did_you_mean
 from veilsum_privacy.database import open_readonly
@@ -32,7 +30,7 @@ from veilsum_privacy.errors import HostileInput, Refusal, VeilsumError
 from veilsum_privacy.identity import Credentials, Role, load_credentials
 from veilsum_privacy.identity.tls import KEY_FILE
 from veilsum_privacy.ledger import LedgerReader
-from veilsum_privacy.randomness import SYSTEM_RANDOM
+from veilsum_privacy.runtime.logs import printable
 from veilsum_privacy.schema import DatasetSchema
 from veilsum_privacy.study import Study, study_digest
 
@@ -46,6 +44,21 @@ LISTED = 10
 """Violations that a report shows one by one."""
 
 DAY = 86_400
+
+
+class AskedStudy(Protocol):
+    """A study that nobody has submitted yet, to be held against the site's policy."""
+
+    @property
+    def dataset(self) -> str: ...
+    @property
+    def schema(self) -> DatasetSchema | None: ...
+    @property
+    def participants(self) -> Sequence[str]: ...
+    @property
+    def min_cohort(self) -> int | None: ...
+
+    def compile(self, federation: str, participants: list[str], clock: Callable[[], int]) -> Study: ...
 
 
 class Outcome(StrEnum):
@@ -86,7 +99,7 @@ class SiteCheck:
         clock: Callable[[], int],
         *,
         schemas: dict[str, DatasetSchema] | None = None,
-        study: StudyRequest | None = None,
+        study: AskedStudy | None = None,
     ) -> None:
         self._config, self._clock = config, clock
         self._schemas = schemas or {}
@@ -293,22 +306,15 @@ class SiteCheck:
         if config.policy.approval == "manual":
             yield Check("study", Outcome.OK, "it would wait for `veilsum participant approve`")
 
-    def _compile(self, request: StudyRequest, own: str) -> Study:
+    def _compile(self, request: AskedStudy, own: str) -> Study:
         """The study as it would come, for the participants that it names or as many as the policy wants."""
         names = set(request.participants)
         if not names:
             names = {own, *self._config.policy.trusted}
-            wanted = max(self._config.policy.min_cohort, request.privacy.min_cohort or 2)
+            wanted = max(self._config.policy.min_cohort, request.min_cohort or 2)
             names |= {f"site-{number}" for number in range(1, wanted - len(names) + 1)}
         federation = "0" * 64 if self._credentials is None else self._credentials.federation_id
-        return compile_study(
-            request,
-            federation_id=federation,
-            coordinator="coordinator",
-            participants=sorted(names),
-            clock=self._clock,
-            random=SYSTEM_RANDOM,
-        )
+        return request.compile(federation, sorted(names), self._clock)
 
 
 def _shown(epsilon: float) -> str:

@@ -11,9 +11,9 @@ from typing import Any
 
 from markupsafe import Markup
 
-from veilsum_deploy.dossier.axes import Frame, grid
-from veilsum_deploy.dossier.figures import cost, counted, day, exact, remaining
-from veilsum_deploy.dossier.svg import (
+from veilsum_privacy.dossier.axes import Frame, grid
+from veilsum_privacy.dossier.figures import cost, counted, day, exact, remaining
+from veilsum_privacy.dossier.svg import (
     ALARM,
     ALONE,
     INK,

@@ -4,9 +4,9 @@
 page. Neither opens a file or a connection.
 """
 
-from veilsum_deploy.dossier.content import FORMAT, describe
-from veilsum_deploy.dossier.model import Proof, StudyLabel
-from veilsum_deploy.dossier.proving import proven, unproven
-from veilsum_deploy.dossier.render import render
+from veilsum_privacy.dossier.content import FORMAT, describe
+from veilsum_privacy.dossier.model import Proof, StudyLabel
+from veilsum_privacy.dossier.proving import proven, unproven
+from veilsum_privacy.dossier.render import render
 
 __all__ = ["FORMAT", "Proof", "StudyLabel", "describe", "proven", "render", "unproven"]

@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 
 from markupsafe import Markup
 
-from veilsum_deploy.dossier.figures import moment
-from veilsum_deploy.dossier.svg import INK, MUTED, RULE, line, words
+from veilsum_privacy.dossier.figures import moment
+from veilsum_privacy.dossier.svg import INK, MUTED, RULE, line, words
 
 _SECONDS = (
     1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 345600, 604800, 1209600,

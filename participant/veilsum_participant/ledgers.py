@@ -18,9 +18,9 @@ from typing import IO, Any
 from cryptography import x509
 from sqlalchemy import inspect, select
 
-from veilsum_deploy.dossier import Proof, StudyLabel
-from veilsum_deploy.dossier.figures import INFINITE, cost, remaining
 from veilsum_privacy.database import open_readonly, reading
+from veilsum_privacy.dossier import Proof, StudyLabel
+from veilsum_privacy.dossier.figures import INFINITE, cost, remaining
 from veilsum_privacy.errors import HostileInput, StateError
 from veilsum_privacy.identity import Role, load_authority_certificate
 from veilsum_privacy.identity.files import read_file

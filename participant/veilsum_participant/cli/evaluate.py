@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from veilsum_deploy.cli.apply import Own, alignment_inputs, open_model, read_sheet
-from veilsum_deploy.cli.output import print_fields, print_json, print_line, print_rows
-from veilsum_deploy.measuring import measure
+from veilsum_participant.applying.measuring import measure
+from veilsum_participant.cli.apply import Own, alignment_inputs, open_model, read_sheet
 from veilsum_privacy.config import did_you_mean
 from veilsum_privacy.errors import Misuse
+from veilsum_privacy.runtime.console import print_fields, print_json, print_line, print_rows
 
 
 def evaluate_result(

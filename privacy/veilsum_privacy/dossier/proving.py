@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from veilsum_deploy.dossier.model import Proof
+from veilsum_privacy.dossier.model import Proof
 
 
 def proven(proof: Proof, owner: str, *, mirror: bool = False) -> list[str]:

@@ -7,19 +7,19 @@ from typing import Annotated
 
 import typer
 
-from veilsum_deploy.cli.output import print_fields, print_line
-from veilsum_deploy.provision import prepare
-from veilsum_deploy.starters import EXAMPLE_ADDRESS, write_starter
 from veilsum_privacy.identity import Role, SigningKey
 from veilsum_privacy.identity.files import read_private
+from veilsum_privacy.identity.provision import prepare
+from veilsum_privacy.identity.starters import EXAMPLE_ADDRESS, write_starter
 from veilsum_privacy.identity.tls import KEY_FILE
+from veilsum_privacy.runtime.console import print_fields, print_line
 
 DirectoryArgument = Annotated[Path, typer.Argument(help="The party's directory; made if it is missing.")]
 NameOption = Annotated[str, typer.Option("--name", help="Name in the federation: a-z, 0-9, '.', '_', '-'.")]
 
 
 def _address(value: str) -> str:
-    from veilsum_deploy.connection import split_address
+    from veilsum_participant.connection import split_address
 
     if value != EXAMPLE_ADDRESS:
         split_address(value)

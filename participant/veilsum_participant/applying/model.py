@@ -2,7 +2,7 @@
 
 In three lines::
 
-    from veilsum_deploy.model import load_model
+    from veilsum_participant.applying.model import load_model
     model = load_model("result")
     predicted = [model.classes[index] for index in model.predict(model.read("new.csv"))]
 
@@ -21,10 +21,9 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_coordinator.results import Result, load_result
-from veilsum_deploy.heads import head_scores
-from veilsum_deploy.moves import Move, affine_move, own_move
-from veilsum_deploy.recipe import Maps, ProjectionArrays, Recipe, parse_recipe
+from veilsum_participant.applying.heads import head_scores
+from veilsum_participant.applying.moves import Move, affine_move, own_move
+from veilsum_participant.applying.recipe import Maps, ProjectionArrays, Recipe, parse_recipe
 from veilsum_participant.data.encode import encode_table
 from veilsum_participant.data.encoders import load_encoder
 from veilsum_participant.data.readers import read_table
@@ -32,6 +31,7 @@ from veilsum_privacy.config import did_you_mean
 from veilsum_privacy.encoder import Program
 from veilsum_privacy.errors import Misuse
 from veilsum_privacy.features import exact_affine
+from veilsum_privacy.results import Result, load_result
 from veilsum_privacy.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Records
 
@@ -205,7 +205,7 @@ def load_model(directory: str | Path, encoder: str | Path | None = None) -> Mode
         encoder: file of the frozen program, for a result that names one.
 
     Raises:
-        HostileInput, Misuse: as :func:`veilsum_coordinator.results.load_result` and :meth:`Model.from_result`.
+        HostileInput, Misuse: as :func:`veilsum_privacy.results.load_result` and :meth:`Model.from_result`.
     """
     return Model.from_result(load_result(Path(directory)), None if encoder is None else Path(encoder))
 

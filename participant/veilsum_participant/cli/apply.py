@@ -20,17 +20,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_coordinator.results import MANIFEST, load_result
-from veilsum_deploy.cli.output import print_fields, print_json, print_line, print_rows
-from veilsum_deploy.cli.places import CONFIG, load_participant
-from veilsum_deploy.model import Model, best_class, probabilities
-from veilsum_deploy.recipe import Maps, OwnAlignment, parse_recipe
+from veilsum_participant.applying.model import Model, best_class, probabilities
+from veilsum_participant.applying.recipe import Maps, OwnAlignment, parse_recipe
+from veilsum_participant.cli.places import CONFIG, load_participant
 from veilsum_participant.data.encode import LocalCounts, encode_table
 from veilsum_participant.data.encoders import find_encoder
 from veilsum_participant.data.readers import read_table
 from veilsum_privacy.encoder import Program
 from veilsum_privacy.errors import DataError, Misuse, StateError
 from veilsum_privacy.identity.files import write_new
+from veilsum_privacy.results import MANIFEST, load_result
+from veilsum_privacy.runtime.console import print_fields, print_json, print_line, print_rows
 from veilsum_privacy.schema import DatasetSchema
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from veilsum_deploy.ledgers import Checked, check, load_authority
+from veilsum_participant.ledgers import Checked, check, load_authority
 from veilsum_privacy.config import read_toml
 from veilsum_privacy.errors import Misuse
 from veilsum_privacy.identity.tls import AUTHORITY_FILE
@@ -63,13 +63,14 @@ def find_ledger(place: str | None, config: Path | None) -> Place:
     path = _existing(config)
     keys = read_toml(path).keys()
     if "coordinator" not in keys:  # the one key that a participant's configuration always has
-        from veilsum_coordinator.settings import load_coordinator_config
+        from veilsum_participant.cli.additions import ADDITIONS
 
         if keys and not keys & (_COORDINATOR_KEYS | {"state", "identity", "log"}):
             advice = "Name participant.toml or coordinator.toml with --config, a state file or an export without it."
             raise Misuse(f"{path} is no configuration of a participant or coordinator.", advice)
-        own = load_coordinator_config(path)
-        return Place(own.database_place, own.identity / AUTHORITY_FILE)
+        if ADDITIONS.coordinator_ledger is None:
+            raise Misuse(f"{path} is a coordinator's configuration.", "This installation is a participant's; use veilsum.")
+        return Place(*ADDITIONS.coordinator_ledger(path))
     settings = load_participant(path)
     return Place(str(settings.state), settings.identity / AUTHORITY_FILE)
 

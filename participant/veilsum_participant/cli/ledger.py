@@ -1,0 +1,389 @@
+"""The ``veilsum ledger`` commands: what was spent, the proof of it, budgets. They work while the participant runs."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Collection
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from veilsum_participant.cli.entries import entry_row, read_time
+from veilsum_participant.cli.places import CONFIG, find_ledger, load_participant, open_own, verify_place
+from veilsum_participant.ledgers import (
+    entry_fields,
+    new_file,
+    open_source,
+    readable_entries,
+    require_new,
+    spending_fields,
+    spending_row,
+    study_labels,
+)
+from veilsum_privacy.config import did_you_mean
+from veilsum_privacy.dossier import describe, proven, render, unproven
+from veilsum_privacy.dossier.figures import cost
+from veilsum_privacy.errors import Misuse
+from veilsum_privacy.identity import Role
+from veilsum_privacy.ledger import Kind, LedgerFault, write_csv, write_jsonl
+from veilsum_privacy.runtime.console import JsonOption, print_fields, print_json, print_line, print_rows
+
+app = typer.Typer(no_args_is_help=True, add_completion=False)
+budget_app = typer.Typer(no_args_is_help=True, add_completion=False, help="Set, change or show budgets.")
+app.add_typer(budget_app, name="budget")
+
+LedgerArgument = Annotated[
+    str | None,
+    typer.Argument(help="A state file or an export; default: the ledger of --config.", metavar="[LEDGER]", show_default=False),
+]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", help="The participant's configuration, or the coordinator's.", show_default=str(CONFIG)),
+]
+OwnOption = Annotated[Path | None, typer.Option("--config", help="The participant's configuration.", show_default=str(CONFIG))]
+AuthorityOption = Annotated[
+    Path | None,
+    typer.Option("--authority", help="The federation's certificate; with --config, that of the identity.", metavar="PEM"),
+]
+HeadOption = Annotated[str | None, typer.Option("--head", help="Hash of the last entry, as a mirror or peer saw it.")]
+AgainstOption = Annotated[
+    list[str] | None, typer.Option("--against", help="What others hold: a mirror, a peer's ledger, or an export of one.")
+]
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")]
+PopulationArgument = Annotated[str, typer.Argument(help="Whose budget.")]
+
+
+@app.callback()
+def ledger() -> None:
+    """What was spent: show it, prove it, write it down for others, set budgets."""
+
+
+@app.command()
+def show(
+    place: LedgerArgument = None,
+    config: ConfigOption = None,
+    population: Annotated[str | None, typer.Option("--population", help="This population only.")] = None,
+    dataset: Annotated[str | None, typer.Option("--dataset", help="Entries about this dataset.")] = None,
+    study: Annotated[str | None, typer.Option("--study", help="Entries of the study of this name or first digits.")] = None,
+    kind: Annotated[str | None, typer.Option("--kind", help="Entries of this kind, for example charge or refusal.")] = None,
+    since: Annotated[str | None, typer.Option("--since", help="From this date or time on, or for so long: 30d.")] = None,
+    until: Annotated[str | None, typer.Option("--until", help="Up to and with this date, or before this time.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what each population spent in all, then the entries.
+
+    `spent` is the guarantee (RDP), `estimate` the tighter accountant's figure (PRV), `against all others` counts the site's
+    own noise alone, and `with open ones` open releases too; `left` is the budget less that.
+    """
+    where, now = find_ledger(place, config), int(time.time())
+    with open_source(where.text) as opened:
+        populations = opened.populations()
+        if population is not None and population not in populations:
+            raise Misuse(f"The ledger knows no population {population!r}.", did_you_mean(population, populations))
+        entries = opened.entries(
+            kind=None if kind is None else _kind(kind),
+            population=population,
+            dataset=dataset,
+            since=None if since is None else read_time(since, now),
+            until=None if until is None else read_time(until, now, end=True),
+        )
+        if dataset is not None and not entries:
+            _require_known("dataset", dataset, {entry.dataset for entry in opened.entries() if entry.dataset is not None})
+        spending = [spending_fields(opened, name) for name in populations if population in (None, name)]
+        site, role, head = opened.site, opened.role, opened.head().hex()
+    names = {digest.hex(): label.name for digest, label in study_labels(where.text).items()}
+    fields = [entry_fields(entry) for entry in entries]
+    if study is not None:
+        fields = [item for item in fields if item["study"] and _is_study(study, item["study"], names)]
+        if not fields:
+            _require_study(where.text, study, names)
+    if as_json:
+        about = {"ledger": where.name, "site": site, "role": role.value, "head": head}
+        print_json(about | {"spending": spending, "entries": fields})
+        return
+    if role is Role.PARTICIPANT:
+        title = f"Spending of {site}, as epsilon at the budget's delta"
+        print_rows([spending_row(item) for item in spending], title=title, as_json=False, empty="No population has a budget.")
+    rows = [entry_row(item, _study(item["study"], names)) for item in fields]
+    title = "Entries" if role is Role.PARTICIPANT else f"Entries of the mirror of {site}"
+    print_rows(rows, title=title, as_json=False, empty="No such entry.")
+
+
+@app.command()
+def verify(
+    place: LedgerArgument = None,
+    config: ConfigOption = None,
+    against: AgainstOption = None,
+    authority: AuthorityOption = None,
+    head: HeadOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check every entry: hashes, chain, signatures, receipts, budgets, totals. Status 1 names the first entry that fails.
+
+    It works offline and needs no key: the certificates stand in the ledger.
+    """
+    where = find_ledger(place, config)
+    with ExitStack() as stack:
+        try:
+            opened = stack.enter_context(open_source(where.text))
+        except LedgerFault as fault:  # an export that cannot be read: it is not what somebody signed
+            _print_fault(where.name, fault, as_json=as_json)
+            raise typer.Exit(1) from fault
+        checked = verify_place(opened, where, authority, head, against)
+        proof = checked.proof(opened, int(time.time()))
+    found = checked.verification
+    if found is None:
+        _print_fault(where.name, checked.fault, as_json=as_json)
+        raise typer.Exit(1)
+    mirror = found.role is Role.COORDINATOR
+    fields: dict[str, Any] = {
+        "ledger": where.name,
+        "valid": True,
+        "site": found.site,
+        "role": found.role.value,
+        "entries": found.entries,
+        "receipts": found.receipts,
+        "keys": list(found.keys),
+        "federation": found.federation,
+        "head": proof.head,
+    }
+    proves, left = proven(proof, found.site, mirror=mirror), unproven(proof, mirror=mirror)
+    if as_json:
+        spending = {
+            name: {"spent": spent if math.isfinite(spent) else "infinite", "estimate": estimate}
+            for name, (spent, estimate) in found.spending.items()
+        }
+        print_json(fields | {"spending": spending, "proves": proves, "leaves_open": left})
+        return
+    print_fields(fields, title="Ledger", as_json=False)
+    rows = [
+        {"population": name, "spent": cost(spent), "estimate": "" if estimate is None else cost(estimate)}
+        for name, (spent, estimate) in found.spending.items()
+    ]
+    if rows:
+        print_rows(rows, title="Recomputed from the releases: epsilon", as_json=False)
+    for title, items in (("This proves:", proves), ("This cannot prove:", left)):
+        print_line(title)
+        for item in items:
+            print_line(f"  - {item}")
+
+
+@app.command()
+def export(
+    place: LedgerArgument = None,
+    config: ConfigOption = None,
+    out: Annotated[str, typer.Option("--out", help="The file to write; - for standard output.")] = "-",
+    form: Annotated[
+        Literal["jsonl", "csv"], typer.Option("--format", help="jsonl can be verified by others; csv is for a spreadsheet.")
+    ] = "jsonl",
+    force: ForceOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Write the whole ledger for others: it can be verified from the export alone. It holds budgets, and no record."""
+    if out == "-" and as_json:
+        raise Misuse("Export and --json would both go to standard output.", "Name a file with --out.")
+    where, write = find_ledger(place, config), write_csv if form == "csv" else write_jsonl
+    with open_source(where.text) as opened:
+        if out == "-":
+            sys.stdout.reconfigure(encoding="utf-8", newline="")  # type: ignore[union-attr]
+            write(opened, sys.stdout)
+            return
+        with new_file(Path(out), force=force) as file:
+            entries = write(opened, file)
+        fields = {"ledger": where.name, "out": out, "format": form, "entries": entries}
+    print_fields(fields, title="Export", as_json=as_json)
+
+
+@app.command()
+def report(
+    place: LedgerArgument = None,
+    out: Annotated[Path, typer.Option("--out", help="The page to write.")] = Path("dossier.html"),
+    json_out: Annotated[Path | None, typer.Option("--json-out", help="Its machine-readable twin.")] = None,
+    config: ConfigOption = None,
+    title: Annotated[str, typer.Option("--title", help="In place of the site's name.")] = "",
+    contact: Annotated[str, typer.Option("--contact", help="Whom to ask; stands on the first page.")] = "",
+    against: AgainstOption = None,
+    authority: AuthorityOption = None,
+    head: HeadOption = None,
+    force: ForceOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Verify the ledger and write a dossier of it, for a privacy officer to read and sign. Status 1 if it does not verify."""
+    where, now = find_ledger(place, config), int(time.time())
+    if json_out is not None and json_out.absolute() == out.absolute():
+        raise Misuse("The page and its twin would be one file.", "Give --out and --json-out different names.")
+    if str(out) == "-":
+        raise Misuse("A dossier goes to a file, not to standard output.", "Name one with --out.")
+    for file_name in (out, json_out):
+        if file_name is not None:
+            require_new(file_name, force=force)
+    with open_source(where.text) as opened:
+        checked = verify_place(opened, where, authority, head, against)
+        proof, site = checked.proof(opened, now), checked.site
+        if checked.mirror:
+            raise Misuse("This is a coordinator's mirror: it knows no budgets.", "Make the dossier of a site's own ledger.")
+        entries = readable_entries(opened, proof.entries)
+    studies = study_labels(where.text)
+    dossier = describe(entries, proof, site=site, made=now, studies=studies, title=title, contact=contact)
+    if json_out is not None:
+        with new_file(json_out, force=force) as file:
+            json.dump(dossier, file, ensure_ascii=False, allow_nan=False, indent=1)
+    with new_file(out, force=force) as file:
+        file.write(render(dossier))
+    fields = {"ledger": where.name, "out": out, "json_out": json_out, "valid": proof.valid, "entries": proof.entries}
+    print_fields(fields | {"head": proof.head, "fault": proof.fault}, title=f"Dossier of {site}", as_json=as_json)
+    if not proof.valid:
+        raise typer.Exit(1)
+
+
+@app.command()
+def checkpoint(config: OwnOption = None, as_json: JsonOption = False) -> None:
+    """Append what every population has spent by now to the ledger; give its head to somebody, and they can hold you to it."""
+    settings = load_participant(config)
+    with open_own(settings) as (opened, _):
+        number = opened.checkpoint()
+    with open_source(settings.state) as reader:
+        (entry,) = reader.entries(kind=Kind.CHECKPOINT, first=number)[:1]
+    fields = {"entry": entry.seq, "hash": entry.hash.hex(), "up to entry": entry.detail.get("upto")}
+    print_fields(fields, title="Checkpoint", as_json=as_json)
+
+
+@app.command()
+def recover(
+    source: Annotated[str, typer.Option("--from", help="What others hold: a mirror, a peer's ledger, or an export of one.")],
+    config: OwnOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """After a restored backup: charge what this site's own receipts show and its ledger does not know."""
+    from veilsum_participant.client import open_site
+    from veilsum_participant.recovery import recover_receipts
+
+    settings = load_participant(config)
+    with open_source(source) as others:
+        site = open_site(settings)
+        try:
+            own = others.receipts(participant=site.name)
+            entries = recover_receipts(site, own)
+        finally:
+            site.engine.dispose()
+    charged = entries if entries or as_json else "nothing: the ledger knows them all"
+    print_fields({"receipts": len(own), "charged": charged}, title="Recovered", as_json=as_json)
+
+
+@budget_app.callback()
+def budget() -> None:
+    """Set, change or show budgets."""
+
+
+@budget_app.command("set")
+def set_budget(
+    population: PopulationArgument,
+    epsilon: Annotated[str, typer.Option("--epsilon", help='What may be lost in all, or "unlimited".')],
+    delta: Annotated[float, typer.Option("--delta", help="Of the population, over every study.")],
+    reason: Annotated[str, typer.Option("--reason", help="Why, for the record.")],
+    operator: Annotated[str, typer.Option("--operator", help="Who decided it, for the record.")],
+    adaptive: Annotated[
+        Literal["standard", "strict"],
+        typer.Option("--adaptive", help="strict: proven also where later studies depend on what earlier ones released."),
+    ] = "standard",
+    config: OwnOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Append a budget to the ledger; it holds for everything released so far."""
+    from veilsum_privacy.database import transaction
+
+    settings = load_participant(config)
+    reason, operator = reason.strip(), operator.strip()
+    if not reason or not operator:
+        raise Misuse("A budget needs a reason and an operator.", "Say with --reason why, and with --operator who decided it.")
+    if not 0 < delta < 0.5:
+        raise Misuse(f"{delta:g} is no delta.", "Give a number well below one divided by the number of records, such as 1e-5.")
+    offered, bound = {settings.population(name) for name in settings.datasets}, _epsilon(epsilon)
+    with open_own(settings) as (opened, engine), transaction(engine) as connection:
+        known = offered | set(opened.populations(connection))
+        if population not in known:
+            raise Misuse(f"No dataset is of the population {population!r}.", did_you_mean(population, known))
+        opened.set_budget(connection, population, bound, delta, reason=reason, operator=operator, adaptive=adaptive)
+    with open_source(settings.state) as reader:
+        fields = spending_fields(reader, population)
+    below = fields["epsilon"] is not None and (isinstance(fields["spent"], str) or fields["spent"] > fields["epsilon"])
+    if as_json:
+        print_json(fields | {"below_spent": below})
+        return
+    print_fields(spending_row(fields), title=f"Budget of {population}", as_json=False)
+    if below:
+        print_line("Warning: this is below what is spent. Nothing more is released until it is raised.")
+
+
+@budget_app.command("show")
+def show_budget(place: LedgerArgument = None, config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Show every population's budget, what is left of it, and who set it when and why."""
+    where = find_ledger(place, config)
+    with open_source(where.text) as opened:
+        spending = [spending_fields(opened, name) for name in opened.populations()]
+        changes = [entry_fields(entry) for entry in opened.entries(kind=Kind.BUDGET)]
+    if as_json:
+        print_json({"ledger": where.name, "spending": spending, "changes": changes})
+        return
+    empty = "No population has a budget."
+    print_rows([spending_row(item) for item in spending], title="Budgets, as epsilon", as_json=False, empty=empty)
+    if changes:
+        keep = ("no.", "time", "population", "what")
+        rows = [{name: entry_row(item, None)[name] for name in keep} for item in changes]
+        print_rows(rows, title="How they came about", as_json=False)
+
+
+def _kind(text: str) -> Kind:
+    try:
+        return Kind(text)
+    except ValueError as error:
+        known = [kind.value for kind in Kind]
+        raise Misuse(f"There are no entries of the kind {text!r}.", did_you_mean(text, known)) from error
+
+
+def _require_known(what: str, name: str, known: Collection[str]) -> None:
+    if name not in known:
+        raise Misuse(f"No entry of the ledger is about a {what} {name!r}.", did_you_mean(name, sorted(known)))
+
+
+def _require_study(place: str, study: str, names: dict[str, str]) -> None:
+    """Refuse a study that no entry is about, rather than one that the other filters leave nothing of."""
+    with open_source(place) as opened:
+        digests = {entry.study.hex() for entry in opened.entries() if entry.study is not None}
+    if not any(_is_study(study, digest, names) for digest in digests):
+        known = {names.get(digest, digest[:12]) for digest in digests}
+        _require_known("study", study, known)
+
+
+def _print_fault(name: str, fault: LedgerFault | None, *, as_json: bool) -> None:
+    failed: dict[str, Any] = {"ledger": name, "valid": False}
+    if fault is not None:
+        failed |= {"entry": fault.entry, "fault": fault.message, "advice": fault.advice}
+    print_fields(failed, title="Ledger", as_json=as_json)
+
+
+def _is_study(wanted: str, digest: str, names: dict[str, str]) -> bool:
+    return bool(wanted) and (digest.startswith(wanted.lower()) or names.get(digest) == wanted)
+
+
+def _study(digest: str | None, names: dict[str, str]) -> str | None:
+    if digest is None:
+        return None
+    return f"{digest[:12]} {names[digest]}" if digest in names else digest[:12]
+
+
+def _epsilon(text: str) -> float | None:
+    if text == "unlimited":
+        return None
+    try:
+        epsilon = float(text)
+    except ValueError:
+        epsilon = math.nan
+    if not 0 < epsilon < math.inf:
+        raise Misuse(f"{text!r} is no epsilon.", 'Give a positive number, or "unlimited".')
+    return epsilon
