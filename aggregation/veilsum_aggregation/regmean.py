@@ -137,6 +137,7 @@ def merge_stations(
     alpha: float = 0.75,
     noise_std: Mapping[str, Sequence[float]] | None = None,
     solver: Solver = "exact",
+    turned: bool = False,
 ) -> Merged:
     """One network of the stations' networks: FOT towards the first one, the mean by counts, RegMean for the linear layers.
 
@@ -155,6 +156,7 @@ def merge_stations(
             off-diagonal ones have it over sqrt 2. Layers without one, and None, are free of noise. A noised Gram is projected
             on the cone, and the ridge is the noise's spectral size, or 1e-6 of the mean diagonal if that is more.
         solver: see :func:`~veilsum_aggregation.filters.align_filters`.
+        turned: whether the Grams are of inputs that are renumbered already, as those in the mean of the renumbered models.
 
     Raises:
         ValueError: the arguments do not fit one another, or an entry is not finite.
@@ -170,12 +172,13 @@ def merge_stations(
     arrays, ridges = weighted_mean(aligned, counts), {}
     if regmean:
         for layer in linear_layers:
-            if grams is None or len(grams) != len(models) or any(layer not in own for own in grams):
+            if grams is None or len(grams) != len(models) or any(layer not in station for station in grams):
                 raise ValueError(f'RegMean needs a Gram of the inputs of "{layer}" from each station')
             inputs = {group.name: m for group in groups for m in group.consumed if m[:2] == (f"{layer}.weight", 1)}
-            turned = [_turn(own[layer], inputs, order) for own, order in zip(grams, permutations, strict=True)]
+            orders = [{} for _ in models] if turned else permutations
+            own = [_turn(station[layer], inputs, order) for station, order in zip(grams, orders, strict=True)]
             noise = (noise_std or {}).get(layer)
-            fused, ridges[layer] = _fuse(layer, aligned, arrays, turned, alpha, noise)
+            fused, ridges[layer] = _fuse(layer, aligned, arrays, own, alpha, noise)
             arrays.update(fused)
     return Merged(arrays, moved, permutations, ridges)
 

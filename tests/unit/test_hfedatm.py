@@ -178,6 +178,43 @@ def test_regmean_is_least_squares_on_the_stations_own_inputs() -> None:
     ]
 
 
+@pytest.mark.parametrize("inputs", ["stations", "average"])
+def test_a_layer_behind_others_is_fused_on_the_inputs_that_are_asked_for(inputs: str) -> None:
+    """The head of a perceptron against least squares, on what each station's hidden layer puts out or on what their mean does."""
+    parameters: dict[str, Any] = {"model": MLP, "rounds": 1, "epochs": 20}
+    merge = {"alpha": 1.0, "inputs": inputs}
+    result, _ = run(compiled(merge=merge, layers=["head"], gram_clip=2.0, **parameters))
+    own = station_models(**parameters)
+    mean = {name: (2 * own[0][name] + 3 * own[1][name]) / 5 for name in own[0]}
+    left, right = [], []
+    for members, station in zip(STATIONS.values(), own, strict=True):
+        reads = station if inputs == "stations" else mean
+        weights = np.column_stack([station["model.head.weight"], station["model.head.bias"]])
+        for name in members:
+            x = records()[name].features
+            hidden = np.maximum(x @ reads["model.features.hidden.weight"].T + reads["model.features.hidden.bias"], 0.0)
+            u = np.column_stack([hidden, np.ones(60)])
+            left.append(u * np.minimum(1.0, 2.0 / np.linalg.norm(u, axis=1))[:, None])
+            right.append(left[-1] @ weights.T)
+    found = model(result)
+    np.testing.assert_allclose(found["model.features.hidden.weight"], mean["model.features.hidden.weight"], atol=1e-9)
+    fused = np.column_stack([found["model.head.weight"], found["model.head.bias"]])
+    expected = lstsq(np.concatenate(left), np.concatenate(right))[0].T
+    x = np.concatenate(left)
+    np.testing.assert_allclose(x @ fused.T, x @ expected.T, atol=2e-3)
+
+
+def test_by_default_a_shared_start_fuses_the_first_layer_on_the_means_inputs() -> None:
+    chosen = {}
+    for start in ("shared", "independent"):
+        parameters = compiled(width=144, model=LENET, start=start).parameters
+        chosen[start] = parameters["merge"]["inputs"], tuple(parameters["layers"])
+    assert chosen == {
+        "shared": ("average", ("features.fc1",)),
+        "independent": ("stations", ("features.fc1", "features.fc2", "head")),
+    }
+
+
 @pytest.mark.parametrize("noise", ["none", "distributed"])
 def test_a_station_is_summed_by_itself_and_pays_for_its_own_rounds_alone(noise: str) -> None:
     privacy = {"noise": "none"} if noise == "none" else {"noise": noise, "epsilon": 20.0}
@@ -191,7 +228,7 @@ def test_a_station_is_summed_by_itself_and_pays_for_its_own_rounds_alone(noise: 
     assert [merge["round"] for merge in result.summary["merges"]] == [2, 3]
     if noise == "none":
         return
-    stds = {release.cohort: release.noise_std["diagonal.head"] for release in watched.releases if release.label == GRAMS}
+    stds = {release.cohort: release.noise_std["diagonal.features.hidden"] for release in watched.releases if release.label == GRAMS}
     # Honest shares are 1 of 2 and 2 of 3: sums carry variances of 2 and 3 / 2 in units of S^2.
     assert stds["a", "b"] / stds["c", "d", "e"] == pytest.approx(np.sqrt(2 / 1.5))
 
@@ -257,7 +294,7 @@ def test_the_encrypted_study_is_the_plain_one(tmp_path: Path) -> None:
         ({"objective": {"name": "scaffold"}}, "does not train with the objective"),
         ({"objective": {"name": "iir"}, "privacy": {"epsilon": 8.0}}, "gradient of a whole batch"),
         ({"layers": ["fc1"]}, "no Linear layer 'fc1'"),
-        ({"model": {"name": "mlp", "options": {"hidden": 4096}}}, "Leave|more than 1048576"),
+        ({"model": {"name": "mlp", "options": {"hidden": 4096}}, "layers": ["head"]}, "Leave|more than 1048576"),
     ],
 )
 def test_what_cannot_be_run_is_refused_before_it_is_submitted(changes: dict[str, Any], message: str) -> None:

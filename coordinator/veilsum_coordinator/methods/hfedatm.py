@@ -53,6 +53,9 @@ class MergeParameters(Frozen):
         filters: whether convolutions' channels are renumbered to lie on those of the station whose name comes first (FOT).
         units: whether hidden units of Linear layers are renumbered as well; only with ``filters``.
         regmean: whether Linear layers are fused by their inputs' Grams, which costs releases of these; else averaged.
+        inputs: whose inputs of the layers a station takes Grams of: those in its own model (``stations``), as in the paper, or in
+            the mean of all stations' models (``average``), which all stations then get once more. By default the latter where
+            stations begin alike: fused layers read what averaged layers put out, so that is where they must fit.
         alpha: share of a Gram's off-diagonals that is kept.
         every: rounds after which stations are merged and take the merged model; the last round ends in a merge in any case.
             Of no meaning where stations start independently.
@@ -61,6 +64,7 @@ class MergeParameters(Frozen):
     filters: bool = True
     units: bool = False
     regmean: bool = True
+    inputs: Literal["stations", "average"] | None = None
     alpha: Real = Field(default=0.75, ge=0, le=1)
     every: int = Field(default=1, ge=1, le=100_000)
 
@@ -77,7 +81,9 @@ class HFedATMParameters(TrainingParameters):
         start: ``shared``: all stations begin with the same values; ``independent``: each with its own, and they are merged
             once, at the end.
         merge: at the server.
-        layers: Linear layers that are fused; by default all of the model's.
+        layers: Linear layers that are fused; by default all of the model's where stations start independently, the first one
+            where they begin alike: to fuse the layers behind it gained nothing more and fitted the stations' own records too
+            closely (docs/results.md).
         gram_clip: L2 norm C that a record's inputs of a layer, its constant included, are scaled down to.
         gram_share: share of the study's budget that all Grams together take; about, where training samples its records.
     """
@@ -111,11 +117,14 @@ class HFedATM(Method):
         need_label(inputs, "the method hfedatm")
         check_table(parameters.stations, inputs.sites)
         model = resolved_model(parameters.model, inputs.width, len(inputs.classes), "hfedatm, parameters.model")
+        linear, shared = build_architecture(model, inputs.width, len(inputs.classes)).linear_layers(), parameters.start == "shared"
+        where = parameters.merge.inputs or ("average" if shared else "stations")
         filled = {
             **resolved_training(parameters, inputs, convex=model.name == "linear"),
             "clip": parameters.clip or feature_clip(inputs),
             "model": model,
-            "layers": parameters.layers or build_architecture(model, inputs.width, len(inputs.classes)).linear_layers(),
+            "layers": parameters.layers or (linear[:1] if shared else linear),
+            "merge": parameters.merge.model_copy(update={"inputs": where}),
         }
         if OBJECTIVES[parameters.objective.name].whole_cohort:
             raise ConfigurationError(
@@ -206,22 +215,30 @@ class HFedATM(Method):
     def _merge(self, federation: Federation, p: HFedATMParameters, stations: Sequence[Station]) -> Merged:
         """One model of the stations' models, after a release of Grams at each of them where RegMean asks for it."""
         layers, grams, noise = p.layers or (), list[dict[str, Floats]](), dict[str, list[float]]()
-        for station in stations if p.merge.regmean else ():
-            release = federation.sum(GRAMS, to_broadcast(station.rounds.trained), members=station.members)
+        groups, counts = stations[0].rounds.task.architecture.channels(), [len(station.members) for station in stations]
+        models = [station.rounds.model for station in stations]
+        chosen = groups if p.merge.units else convolutions(models[0], groups)
+        shown = [station.rounds.trained for station in stations]
+        common = p.merge.inputs == "average"
+        if common and p.merge.regmean:
+            averaged = merge_stations(models, None, counts, chosen, (), filters=p.merge.filters, regmean=False)
+            shown = [{name: averaged.arrays[name] for name in shown[0]}] * len(stations)
+        for station, model in zip(stations, shown, strict=True) if p.merge.regmean else ():
+            release = federation.sum(GRAMS, to_broadcast(model), members=station.members)
             grams.append({layer: symmetric(release.values, layer) for layer in layers})
             for layer in layers:
                 noise.setdefault(layer, []).append(_noise(federation.study, release, layer))
-        models, groups = [station.rounds.model for station in stations], stations[0].rounds.task.architecture.channels()
         return merge_stations(
             models,
             grams if p.merge.regmean else None,
-            [len(station.members) for station in stations],
-            groups if p.merge.units else convolutions(models[0], groups),
+            counts,
+            chosen,
             layers,
             filters=p.merge.filters,
             regmean=p.merge.regmean,
             alpha=p.merge.alpha,
             noise_std=noise,
+            turned=common,
         )
 
 

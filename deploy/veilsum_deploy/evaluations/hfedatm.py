@@ -50,9 +50,6 @@ from veilsum_privacy.training.predict import scores
 CLIENTS, DELTA = 3, 1e-5
 BASELINES = {"FedAvg": "none", "FedProx": "prox", "FedSR": "sr", "FedIIR": "iir"}
 MODEL_SPEC = {"name": "lenet5", "inputs": [1, 16, 16]}
-SLOWER = {"FedSR": 0.5}
-"""Share of the learning rate where stations merge every round; at the whole rate FedSR does not settle there."""
-
 
 class Merging(NamedTuple):
     """A merge: which parts, and epsilon of the Grams; infinite without noise."""
@@ -256,13 +253,13 @@ def measure(collection: Collection, options: Options, chosen: argparse.Namespace
     seeds = range(chosen.first_seed, chosen.first_seed + chosen.seeds)
     for seed, left_out in itertools.product(seeds, chosen.domains or names):
         own = Options(options.records, options.tests, {**options.parameters, "seed": seed})
+        slower = Options(own.records, own.tests, {**own.parameters, "learning_rate": chosen.shared_rate})
         longer = Options(own.records, own.tests, {**own.parameters, "epochs": chosen.long_epochs})
         sites = deal(collection, left_out, own, seed)
         about = {"seed": seed, "left_out": left_out}
         for baseline in chosen.baselines:
             memory = Remembered()
-            slower = {"learning_rate": own.parameters["learning_rate"] * SLOWER.get(baseline, 1.0)}
-            by_start = {"shared": Options(own.records, own.tests, {**own.parameters, **slower}), "independent": longer}
+            by_start = {"shared": slower, "independent": longer}
             for start in chosen.starts:
                 for merging in mergings(start, chosen.epsilons):
                     began = time.monotonic()
@@ -288,7 +285,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--epochs", type=int, default=1, help="of a client in a round")
     parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--rate", type=float, default=0.1)
+    parser.add_argument("--rate", type=float, default=0.1, help="learning rate of independent stations")
+    parser.add_argument("--shared-rate", type=float, default=0.05, help="of stations that merge every round")
     parser.add_argument("--long-epochs", type=int, default=3, help="epochs where stations start independently")
     parser.add_argument("--table", action="store_true", help="run nothing: only the table of the rows in --out")
     parser.add_argument("--gram-clip", type=float, default=1.0)
