@@ -2,7 +2,7 @@
 
 Each of three origins is a station of three clients; the fourth is left out, every one in turn. Stations train under FedAvg,
 FedProx, FedSR or FedIIR. Two courses: stations that begin with different values and are merged once, at the end; and stations
-that begin alike and are merged every round. Merges are the mean, the mean of renumbered filters (FOT), Linear layers fused
+that begin alike and are merged every few rounds. Merges are the mean, the mean of renumbered filters (FOT), fused Linear layers
 (RegMean), or both.
 
 Training is not private here, to see what noise on the Grams alone does, as in the paper: two studies run side by side on the
@@ -20,7 +20,7 @@ import math
 import time
 from collections.abc import Collection as Names
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,6 +50,7 @@ from veilsum_privacy.training.predict import scores
 CLIENTS, DELTA = 3, 1e-5
 BASELINES = {"FedAvg": "none", "FedProx": "prox", "FedSR": "sr", "FedIIR": "iir"}
 MODEL_SPEC = {"name": "lenet5", "inputs": [1, 16, 16]}
+
 
 class Merging(NamedTuple):
     """A merge: which parts, and epsilon of the Grams; infinite without noise."""
@@ -81,11 +82,13 @@ class Options:
         records: of a client.
         tests: most test records of an origin.
         parameters: of the method, beside stations, objective, start and merge.
+        every: rounds after which stations that begin alike are merged.
     """
 
     records: int
     tests: int
     parameters: Mapping[str, Any]
+    every: int = 1
 
 
 @dataclass(frozen=True)
@@ -166,7 +169,7 @@ def drafted(sites: Sites, options: Options, objective: str, start: str, merging:
         "stations": sites.stations,
         "objective": {"name": objective},
         "start": start,
-        "merge": {"filters": merging.filters, "regmean": merging.regmean},
+        "merge": {"filters": merging.filters, "regmean": merging.regmean, "every": options.every},
     }
     demand = {"delta": DELTA, "min_cohort": CLIENTS, **privacy}
     request = StudyRequest.model_validate(
@@ -233,7 +236,7 @@ def run(sites: Sites, options: Options, objective: str, start: str, merging: Mer
 def run_private(sites: Sites, options: Options, epsilon: float, merging: Merging) -> dict[str, Any]:
     """One result of a study with noise on everything."""
     private = {"local_steps": 4, "sampling_rate": 0.25, "gradient_clip": 1.0, "learning_rate": 0.5}
-    own = Options(options.records, options.tests, {**options.parameters, **private})
+    own = replace(options, parameters={**options.parameters, **private})
     study = drafted(sites, own, "none", "shared", merging, epsilon=epsilon).compile()
     places = {name: PlainSite(records) for name, records in sites.records.items()}
     result = get_method("hfedatm").run(PlainFederation(study, places))
@@ -252,9 +255,9 @@ def measure(collection: Collection, options: Options, chosen: argparse.Namespace
     names = [domain.name for domain in collection.domains]
     seeds = range(chosen.first_seed, chosen.first_seed + chosen.seeds)
     for seed, left_out in itertools.product(seeds, chosen.domains or names):
-        own = Options(options.records, options.tests, {**options.parameters, "seed": seed})
-        slower = Options(own.records, own.tests, {**own.parameters, "learning_rate": chosen.shared_rate})
-        longer = Options(own.records, own.tests, {**own.parameters, "epochs": chosen.long_epochs})
+        own = replace(options, parameters={**options.parameters, "seed": seed})
+        slower = replace(own, parameters={**own.parameters, "learning_rate": chosen.shared_rate})
+        longer = replace(own, parameters={**own.parameters, "epochs": chosen.long_epochs})
         sites = deal(collection, left_out, own, seed)
         about = {"seed": seed, "left_out": left_out}
         for baseline in chosen.baselines:
@@ -286,7 +289,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--epochs", type=int, default=1, help="of a client in a round")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--rate", type=float, default=0.1, help="learning rate of independent stations")
-    parser.add_argument("--shared-rate", type=float, default=0.05, help="of stations that merge every round")
+    parser.add_argument("--shared-rate", type=float, default=0.05, help="of stations that begin alike")
+    parser.add_argument("--every", type=int, default=3, help="rounds after which stations that begin alike are merged")
     parser.add_argument("--long-epochs", type=int, default=3, help="epochs where stations start independently")
     parser.add_argument("--table", action="store_true", help="run nothing: only the table of the rows in --out")
     parser.add_argument("--gram-clip", type=float, default=1.0)
@@ -304,7 +308,7 @@ def main(arguments: Sequence[str]) -> None:
         "gram_clip": chosen.gram_clip,
     }
     HFedATMParameters.model_validate({"model": MODEL_SPEC, "stations": {}, **training})
-    options = Options(chosen.records, chosen.tests, training)
+    options = Options(chosen.records, chosen.tests, training, chosen.every)
     collection = load_collection("digits4", chosen.data / "digits4")
     chosen.out.mkdir(parents=True, exist_ok=True)
     file = chosen.out / "rows.jsonl"
