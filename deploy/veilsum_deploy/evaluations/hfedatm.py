@@ -2,8 +2,8 @@
 
 Each of three origins is a station of three clients; the fourth is left out, every one in turn. Stations train under FedAvg,
 FedProx, FedSR or FedIIR. Two courses: stations that begin with different values and are merged once, at the end; and stations
-that begin alike and are merged every few rounds. Merges are the mean, the mean of renumbered filters (FOT), fused Linear layers
-(RegMean), or both.
+that begin alike and are merged every few rounds. A merge is the mean, the mean of renumbered filters (FOT), the mean but for
+fused Linear layers (RegMean), or both.
 
 Training is not private here, to see what noise on the Grams alone does, as in the paper: two studies run side by side on the
 same sites, one without noise that trains, and one that releases all Grams with the noise of the stated epsilon. What both run
