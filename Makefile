@@ -11,11 +11,14 @@ PROTOS := $(wildcard proto/veilsum_proto/*.proto)
 TORCH := $(shell grep '^torch==' constraints.txt)
 ARGS ?=
 
-.PHONY: help venv demo test lint format bench proto proto-check constraints clean
+.PHONY: help venv tools demo deploy-local pictures test lint format bench proto proto-check constraints clean
 
 help:
 	@echo "make demo         a coordinator and four participants on this machine (ARGS=\"--json\" for programs)"
+	@echo "make deploy-local the services of deploy/compose.yaml without containers, and a study (ARGS=\"--keep\" to look around)"
 	@echo "make test         formatting, lint, types, imports, generated code and all tests"
+	@echo "make tools        Prometheus, Alertmanager, their checkers and Helm into .tools, for the tests and deployments that run them"
+	@echo "make pictures     docs/pictures anew, of a run under Prometheus (needs Chromium)"
 	@echo "make lint format bench proto proto-check constraints clean"
 
 # Run time only: all that the demo needs.
@@ -36,8 +39,19 @@ help:
 
 venv: .venv/.installed
 
+tools:
+	@deploy/tools/fetch.sh
+	@"$(PYTHON)" deploy/helm/fetch.py
+
+deploy-local: .venv/.installed tools
+	@$(BIN)/python -m veilsum_deploy.native $(ARGS)
+
 demo: .venv/.runtime
 	@$(BIN)/veilsum demo $(ARGS)
+
+# The dashboards' and a dossier's pictures in docs/pictures, of a run under Prometheus: some minutes; needs Chromium.
+pictures: .venv/.installed tools
+	$(BIN)/python -m veilsum_deploy.dashboards pictures --out docs/pictures
 
 test: lint proto-check
 	$(BIN)/python -m pytest -n 2 $(ARGS)
@@ -83,5 +97,5 @@ constraints: .venv/.installed
 	mv constraints.new constraints.txt
 
 clean:
-	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache veilsum-demo*
+	rm -rf .venv .tools build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache veilsum-demo*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

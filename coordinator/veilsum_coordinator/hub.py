@@ -12,15 +12,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from veilsum_coordinator.events import StudyLog
 from veilsum_coordinator.journal import SqlJournal
 from veilsum_coordinator.machine import StudyMachine
 from veilsum_coordinator.members import StudyPhase
+from veilsum_coordinator.observer import Observer
 from veilsum_coordinator.rounds import Round, RoundPhase
 from veilsum_coordinator.settings import Waits
 from veilsum_coordinator.status import StudyEntry, study_status
+from veilsum_privacy.driver_faults import DatabaseAwayError
 from veilsum_privacy.errors import HostileInput, RefusalCode, StateError, VeilsumError
 from veilsum_privacy.identity import Credentials, Label, Role, verify, verify_certificate
-from veilsum_privacy.ledger.receipts import SignedReceipt
+from veilsum_privacy.ledger.receipts import SignedReceipt, countersign_again
+from veilsum_privacy.runtime.logs import about
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.contribution import Slots
 from veilsum_privacy.securesum.roster import Enrolment
@@ -48,16 +52,26 @@ class Hub:
     Attributes:
         changed: the lock.
         changes: how many there were, so that who waits does not miss one between looking and waiting.
+        stopping: whether the process is about to end; what a study's method then meets is no fault of the study.
     """
 
-    def __init__(self, credentials: Credentials, journal: SqlJournal, *, waits: Waits, clock: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        credentials: Credentials,
+        journal: SqlJournal,
+        *,
+        waits: Waits,
+        clock: Callable[[], int],
+        observer: Observer | None = None,
+    ) -> None:
         self.credentials, self.journal = credentials, journal
         self.changed = threading.Condition(threading.RLock())
-        self.changes = 0
+        self.changes, self.stopping = 0, False
         self.studies: dict[bytes, StudyEntry] = {}
         self.sessions: dict[str, Session] = {}
         self._listeners: list[Callable[[], object]] = []
-        self._waits, self._clock = waits, clock
+        self._logs: dict[bytes, StudyLog] = {}
+        self._waits, self._clock, self._observer = waits, clock, observer
         self._restore()
 
     # -- sessions ----------------------------------------------------------------------------------------------------------
@@ -72,6 +86,7 @@ class Hub:
             session.serial += 1
             for entry in self.studies.values():
                 entry.machine.connected(name, nonce)
+            LOG.info("%s opened its session", name, extra=about("session", participant=name))
             return session.serial
 
     def disconnect(self, name: str, serial: int) -> None:
@@ -83,6 +98,25 @@ class Hub:
             session.connected, session.last_seen = False, self._clock()
             for entry in self.studies.values():
                 entry.machine.disconnected(name)
+            LOG.info("the session of %s ended", name, extra=about("session", participant=name))
+
+    def renew(self, credentials: Credentials) -> None:
+        """Prove and sign with renewed credentials from here on.
+
+        What was signed before stays signed; an open attempt's countersignature is made again under a new key, because its
+        members may not have asked for it yet and are shown the new certificate when they greet.
+
+        Raises:
+            StateError: a new key could not be named in the mirror; the former credentials stay in use.
+        """
+        with self.changed:
+            self.journal.renew(credentials)
+            former, self.credentials = self.credentials, credentials
+            if former.signing_key.fingerprint != credentials.signing_key.fingerprint:
+                for entry in self.studies.values():
+                    current = entry.machine.round
+                    if current is not None and current.countersigned is not None:
+                        current.countersigned = countersign_again(current.countersigned, credentials.signing_key)
 
     def directives(self, name: str) -> list[pb.Directive]:
         """All directives open for a participant."""
@@ -99,11 +133,14 @@ class Hub:
                 except VeilsumError as error:  # one study's fault must not stop the clock of the others
                     entry.machine.fail(error.message)
                 except Exception as error:
-                    LOG.error("study %s: internal error", entry.machine.study.name, exc_info=error)
+                    about_it = about("failed", study=entry.machine.study.name, digest=entry.machine.digest)
+                    LOG.error("study %s: internal error", entry.machine.study.name, exc_info=error, extra=about_it)
                     entry.machine.fail("internal error at a deadline; the coordinator's log has it")
             if before != [entry.machine.marks() for entry in self.studies.values()]:
                 with self._change():
                     pass
+            else:
+                self._keep_outcomes()  # again, where the database was away
 
     # -- participants' messages --------------------------------------------------------------------------------------------
 
@@ -247,7 +284,7 @@ class Hub:
     # -- analysts ----------------------------------------------------------------------------------------------------------
 
     def submit(self, caller: str, submitted: pb.StudyObject) -> bytes:
-        """Take a signed study from the analyst that signed it; returns its digest.
+        """Take a signed study from the analyst that signed it; returns its digest. Waits while the database is away.
 
         Raises:
             HostileInput: signature, certificate, role, federation, expiry or content is wrong, or it was submitted before.
@@ -263,9 +300,12 @@ class Hub:
         if now >= study.expires:
             raise HostileInput("The study has expired.")
         key = study_digest(submitted.study)
+        self.journal.add_study(key, submitted.SerializeToString(), analyst.name, now)
         with self._change():
-            self.journal.add_study(key, submitted.SerializeToString(), analyst.name, now)
             self.studies[key] = StudyEntry(self._machine(study, key), submitted, analyst.name, now)
+            self._logs[key] = StudyLog(self.studies[key].machine)
+            fields = about("submitted", study=study.name, digest=key)
+            LOG.info("study %s (%s) submitted by %s", study.name, key.hex()[:12], analyst.name, extra=fields)
             for session in self.sessions.values():
                 if session.connected:
                     self.studies[key].machine.connected(session.name, session.nonce)
@@ -310,12 +350,9 @@ class Hub:
             try:
                 yield
             finally:
-                for key, entry in self.studies.items():
-                    if entry.machine.phase.over and entry.outcome is None:
-                        try:
-                            self._keep_outcome(key, entry)
-                        except StateError as error:  # whoever waits must hear of the change; the next one tries again
-                            LOG.error("the outcome of study %s is not stored: %s", entry.machine.study.name, error)
+                for log in self._logs.values():
+                    log.look()
+                self._keep_outcomes()
                 self.changes += 1
                 self.changed.notify_all()
                 for listener in self._listeners:
@@ -331,6 +368,19 @@ class Hub:
         """Call ``listener`` after every change, from the thread that made it."""
         self._listeners.append(listener)
 
+    def _keep_outcomes(self) -> None:
+        for key, entry in self.studies.items():
+            if entry.machine.phase.over and entry.outcome is None:
+                try:
+                    self._keep_outcome(key, entry)
+                except DatabaseAwayError:  # whoever waits must hear of the change; a later tick tries again
+                    continue
+                except StateError as error:
+                    if not self.stopping:
+                        LOG.error("the outcome of study %s is not stored: %s", entry.machine.study.name, error)
+                else:
+                    self._logs.pop(key, None)
+
     def _keep_outcome(self, key: bytes, entry: StudyEntry) -> None:
         outcome = study_status(entry)
         self.journal.change_study(
@@ -343,7 +393,13 @@ class Hub:
 
     def _machine(self, study: Study, key: bytes) -> StudyMachine:
         return StudyMachine(
-            study, key, authority=self.credentials.authority, waits=self._waits, clock=self._clock, journal=self.journal
+            study,
+            key,
+            authority=self.credentials.authority,
+            waits=self._waits,
+            clock=self._clock,
+            journal=self.journal,
+            observer=self._observer,
         )
 
     def _entry(self, key: bytes) -> StudyEntry:

@@ -1,18 +1,23 @@
 """What the coordinator remembers: studies, complete sums before consent is asked for, consents, releases, outcomes.
 
 A sum is durable before the first consent request leaves; a release before a member is told that it may forget its payload.
-What each sum cost whom goes into the mirror of the participants' ledgers, in the same transactions.
+What each sum cost whom goes into the mirror of the participants' ledgers, in the same transactions. Every write first reads
+what is there, so that one whose commit got no answer can be done again.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeVar
 
 from sqlalchemy import (
     BigInteger,
     Column,
+    Connection,
     Engine,
     Integer,
     LargeBinary,
@@ -21,17 +26,22 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    delete,
     insert,
     select,
     update,
 )
 
+from veilsum_coordinator.outage import CALL_SECONDS, Outage
 from veilsum_privacy.canonical import digest
-from veilsum_privacy.database import migrate, transaction
+from veilsum_privacy.database import migrate, reading, transaction
 from veilsum_privacy.errors import HostileInput, StateError
+from veilsum_privacy.identity import Credentials
 from veilsum_privacy.ledger.mirror import Mirror
 from veilsum_privacy.ledger.receipts import SignedReceipt
 from veilsum_privacy.securesum.context import Assignment
+
+Result = TypeVar("Result")
 
 METADATA = MetaData()
 
@@ -93,7 +103,11 @@ class Journal(Protocol):
         receipts: Sequence[SignedReceipt],
         certificates: Mapping[str, bytes],
     ) -> SignedReceipt:
-        """Make a complete sum durable and its receipts a part of the mirror; returns the coordinator's countersignature."""
+        """Make a complete sum durable and its receipts a part of the mirror; returns the coordinator's countersignature.
+
+        Raises:
+            DatabaseAwayError: the server is away for the moment; nothing is known to be stored.
+        """
         ...
 
     def keep_consent(self, context: bytes, name: str, consent: bytes) -> None:
@@ -111,37 +125,66 @@ class SqlJournal:
     Args:
         engine: from :func:`veilsum_privacy.database.open_database`.
         mirror: in the same database.
+        outage: what a server that is away costs.
     """
 
-    def __init__(self, engine: Engine, mirror: Mirror) -> None:
+    def __init__(self, engine: Engine, mirror: Mirror, outage: Outage | None = None) -> None:
         self._engine = engine
         self.mirror = mirror
+        self.outage = outage or Outage()
+        self._idle = threading.Condition()
+        self._writing, self._closed = 0, False
         migrate(engine, "veilsum_coordinator.migrations", "coordinator")
 
+    def close(self, seconds: float) -> bool:
+        """Take no more writes, wait up to ``seconds`` for those that run, and close the connections; whether all ended."""
+        self.outage.stop()
+        end = time.monotonic() + seconds
+        with self._idle:
+            self._closed = True
+            while self._writing and (left := end - time.monotonic()) > 0:
+                self._idle.wait(left)
+            done = not self._writing
+        self._engine.dispose()
+        return done
+
     def add_study(self, key: bytes, data: bytes, analyst: str, submitted: int) -> None:
-        """Store a submitted study.
+        """Store a submitted study; waits for a server that is away, so never call it with a lock held.
 
         Raises:
             HostileInput: it was submitted before.
         """
-        with transaction(self._engine) as connection:
-            if connection.execute(select(STUDIES.c.digest).where(STUDIES.c.digest == key)).first() is not None:
+        tries = 0
+
+        def work(connection: Connection) -> None:
+            nonlocal tries
+            tries += 1
+            found = connection.execute(select(STUDIES).where(STUDIES.c.digest == key)).mappings().first()
+            if found is None:
+                values = {"digest": key, "object": data, "analyst": analyst, "submitted": submitted}
+                connection.execute(insert(STUDIES).values(phase="enrolling", reason="", **values))
+            elif tries == 1 or (bytes(found["object"]), found["submitted"]) != (data, submitted):
                 raise HostileInput("That study was submitted before.", "Submit study.toml again: a new nonce makes it new.")
-            connection.execute(
-                insert(STUDIES).values(
-                    digest=key, object=data, analyst=analyst, submitted=submitted, phase="enrolling", reason=""
-                )
-            )
+
+        self.outage.wait(lambda: self._transact(work), CALL_SECONDS)
+
+    def renew(self, credentials: Credentials) -> None:
+        """Let the mirror sign with renewed credentials from here on.
+
+        Raises:
+            StateError: a new key could not be named in the mirror; try again.
+        """
+        self.mirror.renew(credentials, self._write)
 
     def studies(self) -> Sequence[RowMapping]:
         """All studies, oldest first."""
-        with self._engine.connect() as connection:
+        with reading(self._engine) as connection:
             return connection.execute(select(STUDIES).order_by(STUDIES.c.submitted)).mappings().all()
 
     def change_study(self, key: bytes, **values: Any) -> None:
         """Update phase, reason or status."""
-        with transaction(self._engine) as connection:
-            connection.execute(update(STUDIES).where(STUDIES.c.digest == key).values(**values))
+        query = update(STUDIES).where(STUDIES.c.digest == key).values(**values)
+        self._write(lambda connection: connection.execute(query))
 
     def keep_sum(
         self,
@@ -156,20 +199,34 @@ class SqlJournal:
 
         Args:
             certificates: of the cohort, DER by name.
+
+        Raises:
+            DatabaseAwayError: the server is away for the moment; nothing is known to be stored.
         """
         signed = json.dumps([[receipt.body.hex(), receipt.signature.hex()] for receipt in receipts])
-        with transaction(self._engine) as connection:
-            connection.execute(
-                insert(SUMS).values(
-                    study=study,
-                    round=number,
-                    attempt=assignment.attempt,
-                    assignment=assignment.to_bytes(),
-                    ciphertexts=b"".join(ciphertexts),
-                    receipts=signed,
+        here = (SUMS.c.study == study, SUMS.c.round == number)
+
+        def work(connection: Connection) -> SignedReceipt:
+            kept = connection.execute(select(SUMS.c.attempt, SUMS.c.receipts).where(*here)).first()
+            if kept is not None and tuple(kept) != (assignment.attempt, signed):
+                if kept.attempt >= assignment.attempt:
+                    raise StateError("Another sum of this attempt is stored already.", "Run veilsum ledger verify.")
+                connection.execute(delete(SUMS).where(*here))  # its commit got no answer, and nobody was asked for consent
+                kept = None
+            if kept is None:
+                connection.execute(
+                    insert(SUMS).values(
+                        study=study,
+                        round=number,
+                        attempt=assignment.attempt,
+                        assignment=assignment.to_bytes(),
+                        ciphertexts=b"".join(ciphertexts),
+                        receipts=signed,
+                    )
                 )
-            )
             return self.mirror.show(connection, receipts, certificates)
+
+        return self._write(work)
 
     def keep_consent(self, context: bytes, name: str, consent: bytes) -> None:
         """Make a member's consent durable.
@@ -178,8 +235,7 @@ class SqlJournal:
             NotStoredError: the database is locked, full or out of reach; the member has paid, so it is to send it again.
         """
         try:
-            with transaction(self._engine) as connection:
-                self.mirror.consented(connection, context, name, consent)
+            self._write(lambda connection: self.mirror.consented(connection, context, name, consent))
         except StateError as error:
             raise NotStoredError(f"The consent could not be stored. {error.message}", error.advice) from error
 
@@ -194,32 +250,61 @@ class SqlJournal:
         values: bytes,
         time: int,
     ) -> bytes:
-        """Make a release durable and drop its ciphertexts; returns the release's digest."""
+        """Make a release durable and drop its ciphertexts; returns the release's digest.
+
+        The cohort has paid for it, so it waits for a server that is away: never call it with a lock held.
+        """
         key = release_digest(study, number, attempt, values)
-        with transaction(self._engine) as connection:
-            connection.execute(
-                insert(RELEASES).values(
-                    study=study,
-                    round=number,
-                    attempt=attempt,
-                    label=label,
-                    cohort=json.dumps(list(cohort)),
-                    values=values,
-                    digest=key,
-                    time=time,
+
+        def work(connection: Connection) -> None:
+            here = (RELEASES.c.study == study, RELEASES.c.round == number)
+            if connection.scalar(select(RELEASES.c.digest).where(*here)) != key:
+                connection.execute(
+                    insert(RELEASES).values(
+                        study=study,
+                        round=number,
+                        attempt=attempt,
+                        label=label,
+                        cohort=json.dumps(list(cohort)),
+                        values=values,
+                        digest=key,
+                        time=time,
+                    )
                 )
-            )
             connection.execute(update(SUMS).where(SUMS.c.study == study, SUMS.c.round == number).values(ciphertexts=None))
             self.mirror.released(connection, context, key)
+
+        self.outage.wait(lambda: self._transact(work))
         return key
 
     def releases(self, study: bytes) -> Sequence[RowMapping]:
         """A study's releases in order."""
         return read_releases(self._engine, study)
 
+    def _write(self, work: Callable[[Connection], Result]) -> Result:
+        """One transaction of a caller that cannot wait."""
+        return self.outage.attempt(lambda: self._transact(work))
+
+    def _transact(self, work: Callable[[Connection], Result]) -> Result:
+        with self._admitted(), transaction(self._engine) as connection:
+            return work(connection)
+
+    @contextmanager
+    def _admitted(self) -> Iterator[None]:
+        with self._idle:
+            if self._closed:
+                raise StateError("The coordinator is stopping.", "Try again when it is back.")
+            self._writing += 1
+        try:
+            yield
+        finally:
+            with self._idle:
+                self._writing -= 1
+                self._idle.notify_all()
+
 
 def read_releases(engine: Engine, study: bytes) -> Sequence[RowMapping]:
     """A study's releases in order."""
-    with engine.connect() as connection:
+    with reading(engine) as connection:
         query = select(RELEASES).where(RELEASES.c.study == study).order_by(RELEASES.c.round)
         return connection.execute(query).mappings().all()

@@ -15,8 +15,10 @@ from veilsum_coordinator.accumulator import Accumulator
 from veilsum_coordinator.directives import open_directives
 from veilsum_coordinator.journal import Journal
 from veilsum_coordinator.members import Members, Seat, StudyPhase
+from veilsum_coordinator.observer import AttemptReason, Observer
 from veilsum_coordinator.rounds import DecryptionsDiffer, Round, RoundPhase
 from veilsum_coordinator.settings import Waits
+from veilsum_privacy.driver_faults import DatabaseAwayError
 from veilsum_privacy.errors import HostileInput, RefusalCode, StateError
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt
 from veilsum_privacy.securesum.boxes import Box
@@ -42,6 +44,7 @@ class StudyMachine:
         waits: Waits,
         clock: Callable[[], int],
         journal: Journal,
+        observer: Observer | None = None,
     ) -> None:
         self.study, self.digest = study, digest
         self.phase = StudyPhase.ENROLLING
@@ -50,9 +53,11 @@ class StudyMachine:
         self.rounds: list[Round] = []
         self.refusals: list[tuple[str, str, int]] = []
         self._attempts = 0
+        self._observer = observer or Observer()
         self._strict: dict[frozenset[str], tuple[str, ...]] = {}  # cohort by who may be in it
         self._numbers: dict[str, int] = {}  # of each member's last receipt that was shown
         self._waits, self._clock, self._journal = waits, clock, journal
+        self._away: int | None = None  # since when a complete sum cannot be stored
         self._deadline = min(clock() + waits.enrol, study.expires)
 
     @property
@@ -153,6 +158,7 @@ class StudyMachine:
         present = current is not None and (number, attempt) == (current.number, current.assignment.attempt)
         if number and (current is None or not present or name not in current.cohort):
             raise HostileInput("The refusal is of another attempt than the present one.", "Wait for the next directive.")
+        self._observer.refused({code, *more})
         for every in (code, *more):
             if (entry := (name, every.value, number)) not in self.refusals:
                 self.refusals.append(entry)
@@ -161,7 +167,7 @@ class StudyMachine:
                 seat.excuses += 1
                 if code not in TRANSIENT or seat.excuses > MAX_EXCUSES:
                     seat.refusal = code.value
-                self._retry(current)
+                self._retry(current, AttemptReason.REFUSED)
                 return
             if current.phase is RoundPhase.CONSENTING:
                 seat.refusal = code.value
@@ -248,7 +254,13 @@ class StudyMachine:
             len(self.rounds) + 1, label, broadcast, assignment, plan, accumulator, now, now + self._waits.contribute, allowed
         )
         self.rounds.append(current)
+        self._observer.attempted(AttemptReason.FIRST)
+        self._observer.moved(self.study, current)
         return current
+
+    def _move(self, current: Round, phase: RoundPhase) -> None:
+        current.phase = phase
+        self._observer.moved(self.study, current)
 
     def _plan(self, label: str, assignment: Assignment) -> RoundPlan:
         return plan_round(self.study, label, len(self.members.fixed_roster().members), len(assignment.cohort))
@@ -277,13 +289,13 @@ class StudyMachine:
             now + self._waits.contribute + self._waits.consent,
         )
 
-    def _retry(self, current: Round) -> None:
+    def _retry(self, current: Round, reason: AttemptReason) -> None:
         for name in current.cohort:
             self.seats[name].give_up.add((current.number, current.assignment.attempt))
         assignment = self._assign(current.number, current.label, current.broadcast, current.allowed)
-        if assignment is None:
-            current.phase = RoundPhase.FAILED
+        if assignment is None:  # the study has failed, and the round with it
             return
+        self._observer.attempted(reason)
         current.retry(assignment, self._plan(current.label, assignment), self._clock() + self._waits.contribute)
 
     def _tick_round(self, current: Round, now: int) -> None:
@@ -291,10 +303,12 @@ class StudyMachine:
             missing = [name for name in current.cohort if not current.accumulator.uploads[name].complete]
             late = now >= current.deadline
             absent = [name for name in current.cohort if self._absent(name, now)]
-            if absent or late:
+            if not missing and not late:  # everything came while the database was away
+                self._store(current)
+            elif absent or late:
                 for name in missing if late else ():
                     self.seats[name].gone = True
-                self._retry(current)
+                self._retry(current, AttemptReason.LATE if late else AttemptReason.ABSENT)
         elif current.phase is RoundPhase.CONSENTING and now >= current.deadline:
             silent = [name for name in current.cohort if name not in current.consents]
             self._lose(current, f"no consent from {', '.join(silent)} within its time")
@@ -306,7 +320,7 @@ class StudyMachine:
             self._check_decryptors(current)
 
     def _lose(self, current: Round, reason: str) -> None:
-        current.phase = RoundPhase.FAILED
+        self._move(current, RoundPhase.FAILED)
         self.fail(f"round {current.number} was lost after consent was asked for: {reason}")
 
     def _check_decryptors(self, current: Round) -> None:
@@ -322,36 +336,47 @@ class StudyMachine:
         """
         current = self._round_of(name, attempt, RoundPhase.CONTRIBUTING)
         current.accumulator.add(name, index, ciphertext)
+        self._observer.received(name, len(ciphertext))
 
     def receipt(self, name: str, attempt: int, signed: SignedReceipt) -> None:
         """Take the receipt that ends an upload; with the last one the sum is made durable and consent is asked for."""
         current = self._round_of(name, attempt, RoundPhase.CONTRIBUTING)
-        last = self._numbers.get(name, 0)
+        last, again = self._numbers.get(name, 0), current.accumulator.uploads[name].complete
         current.receipt(name, signed, self.members.fixed_roster(), self.study, self.digest, last)
+        if not again:
+            self._observer.contributed(name)
         if current.accumulator.complete:
-            if len(contexts := current.contexts()) > 1:
-                # nobody would consent; found here, it costs nobody a charge
-                names = "; ".join(", ".join(signers) for signers in contexts.values())
-                self.fail(f"the members signed different contexts ({names}): not all were asked for the same sum")
-                return
-            current.sum = current.accumulator.serialise()
-            certificates = {member.name: member.enrolment.certificate for member in self.members.fixed_roster().members}
-            try:
-                current.countersigned = self._journal.keep_sum(
-                    self.digest,
-                    current.number,
-                    current.assignment,
-                    current.sum,
-                    current.receipts(),
-                    {name: certificates[name] for name in current.cohort},
-                )
-            except (HostileInput, StateError) as error:  # no consent was asked for, so it costs nobody a charge
+            self._store(current)
+
+    def _store(self, current: Round) -> None:
+        """Make a complete sum durable and ask for consent; while the database is away, with a later tick."""
+        if len(contexts := current.contexts()) > 1:
+            # nobody would consent; found here, it costs nobody a charge
+            names = "; ".join(", ".join(signers) for signers in contexts.values())
+            self.fail(f"the members signed different contexts ({names}): not all were asked for the same sum")
+            return
+        now = self._clock()
+        current.sum = current.sum or current.accumulator.serialise()
+        certificates = {member.name: member.enrolment.certificate for member in self.members.fixed_roster().members}
+        try:
+            current.countersigned = self._journal.keep_sum(
+                self.digest,
+                current.number,
+                current.assignment,
+                current.sum,
+                current.receipts(),
+                {name: certificates[name] for name in current.cohort},
+            )
+        except (HostileInput, StateError) as error:  # no consent was asked for, so it costs nobody a charge
+            self._away = now if self._away is None else self._away
+            if not isinstance(error, DatabaseAwayError) or now - self._away >= self._waits.database:
                 self.fail(f"the sum of round {current.number} could not be stored: {error.message}")
-                return
-            shown = map(parse_receipt, (item.body for item in current.receipts()))
-            self._numbers |= {receipt.participant: receipt.number for receipt in shown}
-            current.phase = RoundPhase.CONSENTING
-            current.deadline = self._clock() + self._waits.consent
+            return
+        self._away = None
+        shown = map(parse_receipt, (item.body for item in current.receipts()))
+        self._numbers |= {receipt.participant: receipt.number for receipt in shown}
+        self._move(current, RoundPhase.CONSENTING)
+        current.deadline = now + self._waits.consent
 
     def consent(self, name: str, attempt: int, consent: bytes) -> None:
         """Take a consent; with the last one the sum can be decrypted."""
@@ -365,7 +390,7 @@ class StudyMachine:
         current.consents[name] = consent
         if len(current.consents) == len(current.cohort):
             self._strict.setdefault(current.allowed, current.cohort)
-            current.phase = RoundPhase.DECRYPTING
+            self._move(current, RoundPhase.DECRYPTING)
             current.deadline = self._clock() + self._waits.decrypt
 
     def decrypted(self, name: str, attempt: int, words: list[Slots]) -> None:
@@ -379,14 +404,15 @@ class StudyMachine:
             raise HostileInput("The caller was not asked to decrypt.", "Wait for the next directive.")
         try:
             if current.decrypted(name, words):
-                current.phase = RoundPhase.OPENING
+                self._move(current, RoundPhase.OPENING)
         except DecryptionsDiffer as error:
+            self._observer.unopened()
             self._lose(current, error.message)
             raise
 
     def released(self, current: Round) -> None:
         """The sum was opened and journalled: members may forget their payloads."""
-        current.phase = RoundPhase.RELEASED
+        self._move(current, RoundPhase.RELEASED)
         current.finished = self._clock()
         current.answers, current.consents = {}, {}
         current.drop()
@@ -395,6 +421,7 @@ class StudyMachine:
 
     def unusable(self, current: Round, reason: str) -> None:
         """The opened vector failed its checks: no value of it is used."""
+        self._observer.unopened()
         self._lose(current, reason)
 
     def confirm(self, name: str, kind: pb.DirectiveKind.ValueType, number: int, attempt: int) -> None:
@@ -429,7 +456,7 @@ class StudyMachine:
             return
         self.phase, self.reason = phase, reason
         if (current := self.round) is not None:
-            current.phase = RoundPhase.FAILED
+            self._move(current, RoundPhase.FAILED)
         if self.rounds:
             self.rounds[-1].drop()
 

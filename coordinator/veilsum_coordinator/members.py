@@ -5,6 +5,7 @@ Pure state; deadlines and phases are :mod:`.machine`'s.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -12,9 +13,12 @@ from enum import StrEnum
 from cryptography import x509
 
 from veilsum_privacy.errors import HostileInput, RefusalCode, StateError
+from veilsum_privacy.runtime.logs import about
 from veilsum_privacy.securesum.boxes import Box, Purpose
 from veilsum_privacy.securesum.roster import Enrolment, Roster, verify_enrolment, verify_roster
 from veilsum_privacy.study import Study
+
+LOG = logging.getLogger("veilsum.coordinator")
 
 
 class StudyPhase(StrEnum):
@@ -109,7 +113,9 @@ class Members:
             if seat.enrolment is not None:
                 try:
                     verify_enrolment(seat.enrolment, self._digest, self._authority, self._clock())
-                except HostileInput:  # the certificate has expired since
+                except HostileInput as error:  # the certificate has expired since
+                    fields = about("refused", study=self._study.name, digest=self._digest, participant=seat.name)
+                    LOG.warning("study %s goes on without %s: %s", self._study.name, seat.name, error, extra=fields)
                     seat.refusal = seat.refusal or RefusalCode.ROSTER.value
         enrolments = [seat.enrolment for seat in self.seats.values() if seat.enrolment is not None and not seat.refusal]
         if len(enrolments) >= self._study.privacy.min_cohort:

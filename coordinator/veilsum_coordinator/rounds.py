@@ -105,6 +105,7 @@ class Round:
         self.assignment, self.plan, self.deadline = assignment, plan, deadline
         self.accumulator = Accumulator(plan.encoding, assignment.names)
         self.attempts += 1
+        self.sum = []
 
     def drop(self) -> None:
         """Forget what was sent and received of an ended round: a coordinator of many rounds must not keep it for each."""

@@ -22,12 +22,12 @@ from veilsum_coordinator.hub import Hub
 from veilsum_coordinator.members import StudyPhase
 from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.methods.checkpoints import checkpoint_result
-from veilsum_coordinator.metrics import Metrics
 from veilsum_coordinator.released_models import find_released
 from veilsum_coordinator.rounds import Round, RoundPhase
 from veilsum_coordinator.status import spent_epsilon
 from veilsum_privacy.errors import HostileInput, VeilsumError
 from veilsum_privacy.results import checkpoint_directory, save_result
+from veilsum_privacy.runtime.logs import about
 from veilsum_privacy.securesum.context import RoundPlan, encode_broadcast
 from veilsum_privacy.securesum.contribution import Integers, open_sum
 from veilsum_privacy.study import Study
@@ -68,7 +68,6 @@ class HubFederation:
         hub: the coordinator's state.
         key: the study's digest.
         wait: returns after something may have changed; called without the lock.
-        metrics: counts ended rounds.
         encoder: arrays of the study's projection, which every round broadcasts.
         results: where results lie; None keeps no checkpoints.
     """
@@ -79,13 +78,12 @@ class HubFederation:
         key: bytes,
         wait: Callable[[], None],
         clock: Callable[[], int],
-        metrics: Metrics | None = None,
         encoder: Mapping[str, NDArray[np.float64]] | None = None,
         results: Path | None = None,
     ):
         self._encoder = dict(encoder or {})
         self._results, self._round = results, 0
-        self._hub, self._key, self._wait, self._clock, self._metrics = hub, key, wait, clock, metrics
+        self._hub, self._key, self._wait, self._clock = hub, key, wait, clock
         self._study = hub.studies[key].machine.study
 
     @property
@@ -120,7 +118,6 @@ class HubFederation:
         while current.phase not in (RoundPhase.OPENING, RoundPhase.FAILED):
             self._wait()
         if current.phase is RoundPhase.FAILED:
-            self._count("failed")
             raise RoundLostError(f"Round {current.number} failed: {machine.reason}.")
         return self._open(current)
 
@@ -132,7 +129,6 @@ class HubFederation:
         except HostileInput as error:
             with self._hub.change(self._key) as machine:
                 machine.unusable(current, error.message)
-            self._count("failed")
             raise RoundLostError(f"Round {current.number} cannot be used: {error.message}") from error
         attempt, cohort = current.assignment.attempt, current.cohort
         data = values.astype("<i8").tobytes()
@@ -141,7 +137,6 @@ class HubFederation:
         )
         with self._hub.change(self._key) as machine:
             machine.released(current)
-        self._count("released")
         self._round = current.number
         done, epsilon = self._spent()
         LOG.info(
@@ -153,6 +148,15 @@ class HubFederation:
             done,
             sum(task.releases for task in self._study.tasks),
             "" if epsilon is None else f", epsilon {epsilon:.3g} so far",
+            extra=about(
+                "released",
+                study=self._study.name,
+                digest=self._key,
+                round=current.number,
+                attempt=attempt,
+                label=current.label,
+                epsilon=epsilon,
+            ),
         )
         return read_release(self._study, current.plan, values, current.number, cohort, digest)
 
@@ -181,10 +185,6 @@ class HubFederation:
             releases = entry.tally.releases(entry.machine.rounds)
         return sum(releases.values()), spent_epsilon(self._study, releases)
 
-    def _count(self, outcome: str) -> None:
-        if self._metrics is not None:
-            self._metrics.rounds.labels(outcome).inc()
-
 
 def run_study(hub: Hub, key: bytes, federation: Federation, results: Path) -> None:
     """Run a study's method to its end: result on disk and finished, or failed with a reason."""
@@ -197,11 +197,12 @@ def run_study(hub: Hub, key: bytes, federation: Federation, results: Path) -> No
         with hub.change(key) as machine:
             machine.finish()
     except VeilsumError as error:
-        LOG.warning("study %s failed: %s", study.name, error.message)
+        if hub.stopping:  # the process ends; the study is found as it stands
+            return
         with hub.change(key) as machine:
             machine.fail(error.message)
     except Exception as error:
-        LOG.error("study %s: internal error", study.name, exc_info=error)
+        LOG.error("study %s: internal error", study.name, exc_info=error, extra=about("failed", study=study.name, digest=key))
         with hub.change(key) as machine:
             machine.fail("internal error in the method; the coordinator's log has it")
 
@@ -211,8 +212,8 @@ class Supervisor:
 
     TICK_SECONDS = 0.2
 
-    def __init__(self, hub: Hub, results: Path, clock: Callable[[], int], metrics: Metrics) -> None:
-        self._hub, self._results, self._clock, self._metrics = hub, results, clock, metrics
+    def __init__(self, hub: Hub, results: Path, clock: Callable[[], int]) -> None:
+        self._hub, self._results, self._clock = hub, results, clock
         self._stopping = threading.Event()
         self._started: set[bytes] = set()
         self._thread = threading.Thread(target=self._loop, name="supervisor", daemon=True)
@@ -246,7 +247,7 @@ class Supervisor:
             with self._hub.change(key) as machine:
                 machine.fail(f"{error.message} {error.advice}".strip())
             return
-        federation = HubFederation(self._hub, key, self._waiter(), self._clock, self._metrics, arrays, self._results)
+        federation = HubFederation(self._hub, key, self._waiter(), self._clock, arrays, self._results)
         threading.Thread(
             target=run_study, args=(self._hub, key, federation, self._results), name=f"study-{key.hex()[:8]}", daemon=True
         ).start()

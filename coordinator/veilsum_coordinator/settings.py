@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from pydantic import Field, SecretStr
 
-from veilsum_privacy.config import load_toml
+from veilsum_privacy.overrides import Loaded, load_settings
+from veilsum_privacy.runtime.logs import LogSettings
+from veilsum_privacy.runtime.monitoring import MetricsSettings
 from veilsum_privacy.schema import Frozen
 
 DATABASE_VARIABLE = "VEILSUM_DATABASE"
-"""Environment variable that overrides the key ``database``: a URL with a password belongs into no file."""
+"""Overrides the key ``database`` as ``VEILSUM__DATABASE`` does: a URL with a password belongs into no configuration file."""
 
 
 class Waits(Frozen):
@@ -24,6 +25,7 @@ class Waits(Frozen):
         consent: for the consents of a complete attempt.
         decrypt: for two decryptions.
         grace: for a participant whose connection broke, before a running attempt goes on without it.
+        database: for a database server that is away, before what needs it fails.
     """
 
     enrol: int = Field(default=3600, ge=1)
@@ -32,6 +34,21 @@ class Waits(Frozen):
     consent: int = Field(default=600, ge=1)
     decrypt: int = Field(default=600, ge=1)
     grace: int = Field(default=30, ge=0)
+    database: int = Field(default=600, ge=0)
+
+
+class TlsConfig(Frozen):
+    """A TLS certificate that is not the federation's: of a hospital's authority, or a public one.
+
+    Who the coordinator is, it proves by the federation's certificate all the same, and so do its callers.
+
+    Attributes:
+        certificate: PEM; certificates of intermediate authorities follow the server's own.
+        key: its private key in PEM, not encrypted, mode 0600.
+    """
+
+    certificate: Path
+    key: Path
 
 
 class CoordinatorConfig(Frozen):
@@ -44,6 +61,9 @@ class CoordinatorConfig(Frozen):
         database: URL of a PostgreSQL database for journal and mirror, postgresql://user@host/name; by default a file in
             ``state``.
         ready_file: where the chosen address is written once the server listens.
+        log: where the log goes and in which form.
+        metrics: where metrics, health and readiness are served; nowhere without it.
+        tls: a TLS certificate of another authority, whose clients need ``ca_bundle``; the federation's own by default.
         max_peer_streams: open calls one peer may hold at once.
     """
 
@@ -52,7 +72,9 @@ class CoordinatorConfig(Frozen):
     state: Path = Path("state")
     database: SecretStr | None = None
     ready_file: Path | None = None
-    log: Path | None = None
+    log: LogSettings = LogSettings()
+    metrics: MetricsSettings | None = None
+    tls: TlsConfig | None = None
     waits: Waits = Waits()
     max_peer_streams: int = Field(default=16, ge=4, le=1024)
 
@@ -62,21 +84,30 @@ class CoordinatorConfig(Frozen):
         return self.database.get_secret_value() if self.database is not None else str(self.state / "coordinator.db")
 
 
-def load_coordinator_config(path: Path) -> CoordinatorConfig:
-    """Load ``coordinator.toml``; relative paths are taken from its directory, ``VEILSUM_DATABASE`` overrides ``database``.
+def read_coordinator_settings(path: Path) -> Loaded[CoordinatorConfig]:
+    """Read ``coordinator.toml`` and the environment, paths as they are written, with where each value came from.
 
     Raises:
-        ConfigurationError: missing, malformed, or a key is unknown or out of range.
+        ConfigurationError: missing, malformed, or a key or variable is unknown or out of range.
     """
-    config = load_toml(path, CoordinatorConfig)
+    return load_settings(path, CoordinatorConfig, aliases={DATABASE_VARIABLE: ("database",)})
+
+
+def load_coordinator_config(path: Path) -> CoordinatorConfig:
+    """Load ``coordinator.toml`` and what the environment overrides; relative paths are taken from the file's directory.
+
+    Raises:
+        ConfigurationError: missing, malformed, or a key or variable is unknown or out of range.
+    """
+    config = read_coordinator_settings(path).config
     base = path.resolve().parent
-    override = os.environ.get(DATABASE_VARIABLE)
     return config.model_copy(
         update={
-            "database": SecretStr(override) if override else config.database,
             "identity": base / config.identity,
             "state": base / config.state,
             "ready_file": base / config.ready_file if config.ready_file is not None else None,
-            "log": base / config.log if config.log is not None else None,
+            "log": config.log.resolved(base),
+            "tls": TlsConfig(certificate=base / config.tls.certificate, key=base / config.tls.key) if config.tls else None,
+            "metrics": None if config.metrics is None else config.metrics.resolved(base),
         }
     )

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import Field
 
+from veilsum_participant.route import Route
+from veilsum_participant.route_settings import RouteSettings
 from veilsum_privacy.config import load_toml
 from veilsum_privacy.errors import Misuse
-from veilsum_privacy.schema import Frozen
 
 SETTINGS = Path("analyst.toml")
 
 
-class AnalystConfig(Frozen):
-    """An analyst's or operator's settings.
+class AnalystConfig(RouteSettings):
+    """An analyst's or operator's settings, with the keys of :class:`RouteSettings` beside these.
 
     Attributes:
         coordinator: host:port of the coordinator.
@@ -28,25 +29,39 @@ class AnalystConfig(Frozen):
 
 @dataclass(frozen=True)
 class Access:
-    """A coordinator's address and the caller's identity directory."""
+    """A coordinator's address, the way to it, and the caller's identity directory."""
 
     address: str
     identity: Path
+    way: RouteSettings = field(default_factory=RouteSettings)
+
+    @property
+    def route(self) -> Route:
+        """The way to the coordinator.
+
+        Raises:
+            ConfigurationError: a file that it needs is wrong.
+        """
+        return self.way.route_to(self.address)
 
 
 def resolve_access(address: str | None, identity: Path | None, settings: Path = SETTINGS) -> Access:
     """Fill in what is not given from the settings file, if there is one; its paths are taken from its directory.
 
+    Proxy and CA bundle are always those of the file: they belong to the place, not to one coordinator.
+
     Raises:
         ConfigurationError: the settings file is wrong.
         Misuse: address or identity is named nowhere.
     """
-    if (address is None or identity is None) and settings.is_file():
-        config = load_toml(settings, AnalystConfig)
+    way = RouteSettings()
+    if settings.is_file():
+        config, base = load_toml(settings, AnalystConfig), settings.resolve().parent
         address = address or config.coordinator
-        identity = identity or settings.resolve().parent / config.identity
+        identity = identity or base / config.identity
+        way = config.model_copy(update=config.route_paths(base))
     if not address:
         raise Misuse("No coordinator is named.", f"Give --coordinator, set VEILSUM_COORDINATOR, or name it in {SETTINGS}.")
     if identity is None:
         raise Misuse("No identity is named.", f"Give --identity, set VEILSUM_IDENTITY, or name it in {SETTINGS}.")
-    return Access(address, identity)
+    return Access(address, identity, way)

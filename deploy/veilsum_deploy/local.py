@@ -32,6 +32,10 @@ class LocalChannel:
         self.coordinator = hub.credentials.identity.name
         self.coordinator_certificate = hub.credentials.identity.certificate
 
+    def greet_again(self) -> bool:
+        former, self.coordinator_certificate = self.coordinator_certificate, self._hub.credentials.identity.certificate
+        return self.coordinator_certificate != former
+
     def fetch(self, kind: pb.ObjectKind.ValueType, study: bytes, number: int = 0, attempt: int = 0) -> bytes:
         return self._hub.fetch(self._name, kind, study, number, attempt)
 

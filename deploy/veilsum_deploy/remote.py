@@ -20,6 +20,7 @@ import grpc
 from veilsum_deploy.spending import read_spending
 from veilsum_participant.channel import open_channel
 from veilsum_participant.connection import explain, hello, split_address
+from veilsum_participant.route import Route, as_route
 from veilsum_privacy.errors import HostileInput, Misuse, StateError
 from veilsum_privacy.identity import Credentials, Label
 from veilsum_privacy.identity.files import replace_file
@@ -172,9 +173,9 @@ class Remote:
     coordinator's own words if it rejects the call.
     """
 
-    def __init__(self, channel: grpc.Channel, coordinator: str, address: str, identity: Path) -> None:
+    def __init__(self, channel: grpc.Channel, coordinator: str, way: Route, identity: Path) -> None:
         self._stub = StudiesStub(channel)
-        self._coordinator, self._address, self._identity = coordinator, address, identity
+        self._coordinator, self._way, self._identity = coordinator, way, identity
 
     def describe(self) -> CoordinatorInfo:
         """Who the coordinator is and who is connected."""
@@ -202,7 +203,7 @@ class Remote:
         except grpc.RpcError as error:
             if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 return None
-            raise explain(error, self._address, self._identity) from error
+            raise explain(error, self._way, self._identity) from error
         return {printable(item.participant): read_spending(item.events) for item in reply.participants}
 
     def submit(self, study: Study, analyst: Credentials) -> bytes:
@@ -260,7 +261,7 @@ class Remote:
                 now = time.monotonic()
                 away_since = now if away_since is None else away_since
                 if code not in _AWAY or now - away_since > PATIENCE_SECONDS:
-                    raise explain(error, self._address, self._identity) from error
+                    raise explain(error, self._way, self._identity) from error
             time.sleep(1.0)
 
     def fetch(self, study: bytes, directory: Path) -> Result:
@@ -322,15 +323,15 @@ class Remote:
         try:
             yield
         except grpc.RpcError as error:
-            raise explain(error, self._address, self._identity) from error
+            raise explain(error, self._way, self._identity) from error
 
 
 @contextmanager
-def connect(address: str, credentials: Credentials, identity: Path, at: int) -> Iterator[Remote]:
+def connect(way: Route | str, credentials: Credentials, identity: Path, at: int) -> Iterator[Remote]:
     """Connect to a coordinator, agree on the protocol's version, and let it prove its name.
 
     Args:
-        address: host:port.
+        way: the route to it, or host:port for the straight one.
         credentials: of the caller, loaded from ``identity``.
         identity: the caller's identity directory.
         at: the time to judge the coordinator's certificate by, Unix seconds.
@@ -340,10 +341,11 @@ def connect(address: str, credentials: Credentials, identity: Path, at: int) -> 
         StateError: no common version.
         HostileInput: the coordinator does not prove its name.
     """
-    split_address(address)
-    with open_channel(address, credentials) as channel:
+    way = as_route(way)
+    split_address(way.address)
+    with open_channel(way, credentials) as channel:
         try:
             greeting = hello(channel, credentials, at)
         except grpc.RpcError as error:
-            raise explain(error, address, identity) from error
-        yield Remote(channel, greeting.coordinator, address, identity)
+            raise explain(error, way, identity) from error
+        yield Remote(channel, greeting.coordinator, way, identity)

@@ -19,6 +19,7 @@ from veilsum_privacy.database import reading, transaction
 from veilsum_privacy.errors import HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_privacy.identity import Label, Role, verify, verify_certificate
 from veilsum_privacy.pricing import study_epsilon
+from veilsum_privacy.runtime.logs import about
 from veilsum_privacy.study import Study, parse_study, study_digest
 
 MOST_WAITING = 256
@@ -112,7 +113,8 @@ def decide(connection: Connection, site: Site, key: bytes, signed: SignedStudy, 
             time=site.clock(),
             state="waiting",
         )
-        LOG.warning("study %s (%s) waits: veilsum participant approve %s", study.name, analyst, key.hex()[:12])
+        fields = about("waiting", study=study.name, digest=key)
+        LOG.warning("study %s (%s) waits: veilsum participant approve %s", study.name, analyst, key.hex()[:12], extra=fields)
     return None
 
 

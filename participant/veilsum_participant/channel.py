@@ -6,14 +6,18 @@ client's loop reconnects.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 import grpc
 import numpy as np
 
 from veilsum_participant.contributions import Payload
+from veilsum_participant.handshake import server_certificate
+from veilsum_participant.route import Route, as_route
 from veilsum_privacy.errors import HostileInput, RefusalCode, StateError
 from veilsum_privacy.identity import Credentials, Label, Role, hello_digest, verify, verify_certificate
+from veilsum_privacy.randomness import SYSTEM_RANDOM
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.contribution import Slots
 from veilsum_privacy.securesum.roster import Enrolment
@@ -24,9 +28,12 @@ from veilsum_proto.transport import require_tls13
 
 CALL_SECONDS = 60.0
 STREAM_SECONDS = 3600.0
+REPORT_SECONDS = 10.0
 UPLOAD_TRIES = 5
+CONSENT_PAUSES = (0.2, 0.4, 0.8, *[1.5] * 20)
+"""Seconds between two tries to deliver a consent, half a minute in all; then the session begins anew."""
 
-_OPTIONS = [
+_OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 20_000),
@@ -34,23 +41,43 @@ _OPTIONS = [
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.initial_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 15_000),
+    ("grpc.use_local_subchannel_pool", 1),  # a new session is a new connection, with the certificate that is current
+    ("grpc.enable_http_proxy", 0),  # https_proxy and its like are not ours to follow
+    ("grpc.address_http_proxy_enabled_addresses", ""),  # nor GRPC_ADDRESS_HTTP_PROXY, which the line before leaves on
 ]
 
 
-def open_channel(target: str, credentials: Credentials) -> grpc.Channel:
-    """Open a mutual-TLS channel; the server must be certified for the host in ``target``."""
+def open_channel(way: Route | str, credentials: Credentials) -> grpc.Channel:
+    """Open a mutual-TLS channel; the server must be certified for the host that the route names.
+
+    Raises:
+        UnreachableError: the route has roots beside the federation's, and no server answers with a certificate that holds.
+    """
     require_tls13()
-    tls = grpc.ssl_channel_credentials(credentials.authority_pem, credentials.key_pem, credentials.certificate_pem)
-    return grpc.secure_channel(target, tls, options=_OPTIONS)
+    way = as_route(way)
+    roots, target, options = credentials.authority_pem, way.address, list(_OPTIONS)
+    if way.roots:
+        roots = server_certificate(way, credentials.authority_pem)
+    if way.proxy is not None:
+        # The tunnel is asked for by these arguments and not by gRPC's own "grpc.http_proxy", which the variable no_proxy
+        # switches off. The authority is the name that the certificate must bear.
+        target = way.proxy.address
+        options += [("grpc.http_connect_server", way.address), ("grpc.default_authority", way.address)]
+        if way.proxy.authorization:
+            options.append(("grpc.http_connect_headers", way.proxy.authorization))
+    tls = grpc.ssl_channel_credentials(roots, credentials.key_pem, credentials.certificate_pem)
+    return grpc.secure_channel(target, tls, options=options)
 
 
 class GrpcChannel:
     """Implements :class:`~veilsum_participant.core.Channel` over one gRPC channel."""
 
-    def __init__(self, channel: grpc.Channel, credentials: Credentials) -> None:
-        self._credentials = credentials
+    def __init__(
+        self, channel: grpc.Channel, credentials: Credentials, clock: Callable[[], int] = lambda: int(time.time())
+    ) -> None:
+        self._credentials, self._clock = credentials, clock
         self.stub = CoordinationStub(channel)
-        self.coordinator, self.coordinator_certificate = "", b""
+        self.coordinator, self.coordinator_certificate, self.coordinator_end = "", b"", 0
         self.version = 0
 
     def hello(self, challenge: bytes, at: int) -> pb.HelloReply:
@@ -80,7 +107,24 @@ class GrpcChannel:
         greeting = hello_digest(challenge, self._credentials.identity.name, identity.name)
         verify(identity.public_key, Label.HELLO, greeting, reply.signature)
         self.version, self.coordinator, self.coordinator_certificate = reply.version, identity.name, reply.certificate
+        self.coordinator_end = identity.not_after
         return reply
+
+    def greet_again(self) -> bool:
+        """Let the coordinator prove its name once more: its certificate or key may have been renewed since.
+
+        Returns:
+            Whether it proved it with another certificate than before.
+
+        Raises:
+            HostileInput: it does not prove it, or proves another one.
+            grpc.RpcError: the call failed.
+        """
+        name, certificate = self.coordinator, self.coordinator_certificate
+        self.hello(SYSTEM_RANDOM.bytes(32), self._clock())
+        if self.coordinator != name:
+            raise HostileInput(f"The coordinator was {name} and now is {self.coordinator}.")
+        return self.coordinator_certificate != certificate
 
     def fetch(self, kind: pb.ObjectKind.ValueType, study: bytes, number: int = 0, attempt: int = 0) -> bytes:
         """Fetch an object whole.
@@ -148,8 +192,19 @@ class GrpcChannel:
                 return
 
     def consent(self, study: bytes, number: int, attempt: int, consent: bytes) -> None:
-        """Let the sum of one attempt open."""
-        self._call(self.stub.Consent, pb.ConsentRequest(study=study, round=number, attempt=attempt, consent=consent))
+        """Let the sum of one attempt open; a coordinator that cannot store it yet, its database being away, is asked again."""
+        request = pb.ConsentRequest(study=study, round=number, attempt=attempt, consent=consent)
+        for pause in (*CONSENT_PAUSES, None):
+            try:
+                self._call(self.stub.Consent, request)
+            except grpc.RpcError as error:
+                # the site has paid: to end its session now would only delay what it owes to everyone who has paid as well
+                away = isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNAVAILABLE
+                if not away or pause is None:
+                    raise
+                time.sleep(pause)
+            else:
+                return
 
     def decrypted(self, study: bytes, number: int, attempt: int, words: Sequence[Slots]) -> None:
         """Return the words of a sum whose tags were right."""
@@ -166,6 +221,10 @@ class GrpcChannel:
     def confirm(self, study: bytes, kind: pb.DirectiveKind.ValueType, number: int, attempt: int) -> None:
         """Confirm a given-up attempt, a seen release or an ended study."""
         self._call(self.stub.Confirm, pb.ConfirmRequest(study=study, kind=kind, round=number, attempt=attempt))
+
+    def report(self, samples: Sequence[pb.SharedSample]) -> None:
+        """Report metrics that the site's policy shares."""
+        self.stub.Report(pb.ReportRequest(samples=samples), timeout=REPORT_SECONDS)
 
     def work(self, nonce: bytes) -> Iterator[pb.Directive]:
         """Open the session and yield directives as they come; cancelled with the channel."""

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 import grpc
+from prometheus_client import CollectorRegistry
 from sqlalchemy import Connection
 
 from veilsum_participant.books import open_books
@@ -24,26 +25,27 @@ from veilsum_participant.data import check_dataset
 from veilsum_participant.data.encoders import file_digest
 from veilsum_participant.ledgers import epsilon_text
 from veilsum_participant.policy import invited_faults, term_faults
+from veilsum_participant.route import unused_proxy_variables
+from veilsum_participant.sharing import SHARED
 from veilsum_privacy.config import did_you_mean
 from veilsum_privacy.database import open_readonly
 from veilsum_privacy.errors import HostileInput, Refusal, VeilsumError
 from veilsum_privacy.identity import Credentials, Role, load_credentials
+from veilsum_privacy.identity.certificate import certificate_end, moment
+from veilsum_privacy.identity.files import open_to_others
+from veilsum_privacy.identity.renewal import DAY, FEW_DAYS, expiry_warning
 from veilsum_privacy.identity.tls import KEY_FILE
 from veilsum_privacy.ledger import LedgerReader
 from veilsum_privacy.runtime.logs import printable
+from veilsum_privacy.runtime.monitoring import MetricsServer
 from veilsum_privacy.schema import DatasetSchema
 from veilsum_privacy.study import Study, study_digest
-
-FEW_DAYS = 30
-"""Days before its expiry from which a certificate is worth a warning."""
 
 CLOCK_WARNING, CLOCK_LIMIT = 60, 300
 """Seconds; beyond the limit new studies are refused."""
 
 LISTED = 10
 """Violations that a report shows one by one."""
-
-DAY = 86_400
 
 
 class AskedStudy(Protocol):
@@ -118,6 +120,7 @@ class SiteCheck:
             ("ledger", self._ledger),
             ("budgets", self._budgets),
             ("policy", self._policy),
+            ("metrics", self._metrics),
             *((f"dataset {name}", lambda name=name: self._dataset(name)) for name in self._config.datasets),
             *((f"encoder {name}", lambda name=name: self._encoder(name)) for name in self._config.encoders),
         ]
@@ -138,33 +141,40 @@ class SiteCheck:
     def _key(self) -> Iterator[Check]:
         path = self._config.identity / KEY_FILE
         try:
-            mode = path.stat().st_mode
+            status = path.stat()
         except OSError as error:
             yield Check("key permissions", Outcome.FAILED, f"{path}: {error.strerror}", "Run `veilsum participant init`.")
             return
-        if mode & 0o077:
-            detail = f"{path} has mode {stat.S_IMODE(mode):03o}: others can read it"
+        mode = stat.S_IMODE(status.st_mode)
+        if open_to_others(status):
+            detail = f"{path} has mode {mode:03o}: others can read it"
             yield Check("key permissions", Outcome.FAILED, detail, f"Run: chmod 600 {path}")
         else:
-            yield Check("key permissions", Outcome.OK, f"mode {stat.S_IMODE(mode):03o}")
+            yield Check("key permissions", Outcome.OK, f"mode {mode:03o}")
 
     def _certificate(self) -> Iterator[Check]:
         now = self._clock()
         self._credentials = load_credentials(self._config.identity, now, Role.PARTICIPANT)
         identity = self._credentials.identity
         days = (identity.not_after - now) // DAY
-        detail = f"{identity.name}, fingerprint {identity.fingerprint}, {days} days left"
+        detail = f"{identity.name}, fingerprint {identity.fingerprint}, until {moment(identity.not_after)}, {days} days left"
         if days < FEW_DAYS:
             yield Check("certificate", Outcome.WARNING, detail, "Let the authority sign the request again before it expires.")
         else:
             yield Check("certificate", Outcome.OK, detail)
+        if soon := expiry_warning("the federation's authority", certificate_end(self._credentials.authority), now):
+            yield Check("authority", Outcome.WARNING, soon, "Ask the authority's operator what follows it.")
 
     def _tcp(self) -> Iterator[Check]:
-        probe_tcp(self._config.coordinator)
-        yield Check("TCP connection", Outcome.OK, f"{self._config.coordinator} answers")
+        way = self._config.route
+        probe_tcp(way)
+        yield Check("TCP connection", Outcome.OK, f"{way} answers")
+        if self._config.proxy is None and (ignored := unused_proxy_variables()):
+            detail = f"{', '.join(ignored)} is set but not used: the way is straight"
+            yield Check("proxy", Outcome.OK, detail, 'Name a proxy, or set proxy = "environment", to use one.')
 
     def _tls(self) -> Iterator[Check]:
-        probe_tls(self._config.coordinator, self._config.identity)
+        probe_tls(self._config.route, self._config.identity)
         yield Check("TLS", Outcome.OK, "both certificates are accepted")
 
     def _hello(self) -> Iterator[Check]:
@@ -173,15 +183,17 @@ class SiteCheck:
                 "protocol", Outcome.FAILED, "cannot be tried without a valid identity", "See the check of the certificate."
             )
             return
-        address = self._config.coordinator
-        with open_channel(address, self._credentials) as channel:
+        way = self._config.route
+        with open_channel(way, self._credentials) as channel:
             try:
                 reply = hello(channel, self._credentials, self._clock())
             except grpc.RpcError as error:
-                raise explain(error, address, self._config.identity) from error
+                raise explain(error, way, self._config.identity) from error
             skew = reply.now - self._clock()
         detail = f"version {reply.version}; coordinator {reply.coordinator} proved its name; {reply.software}"
         yield Check("protocol", Outcome.OK, detail)
+        if soon := expiry_warning(f"coordinator {reply.coordinator}", reply.not_after, self._clock()):
+            yield Check("coordinator's certificate", Outcome.WARNING, soon, "Tell the coordinator's operator.")
         status = Outcome.OK if abs(skew) <= CLOCK_WARNING else Outcome.WARNING
         status = Outcome.FAILED if abs(skew) > CLOCK_LIMIT else status
         advice = "" if status is Outcome.OK else "Let both machines take their time from a time server."
@@ -247,6 +259,17 @@ class SiteCheck:
             yield Check("analysts", Outcome.OK, ", ".join(policy.analysts))
         else:
             yield Check("analysts", Outcome.WARNING, "none: every study is refused", "Name them under policy.analysts.")
+
+    def _metrics(self) -> Iterator[Check]:
+        settings, granted = self._config.metrics, self._config.policy.share_metrics
+        if settings is None:
+            yield Check("metrics endpoint", Outcome.OK, "none")
+        else:
+            MetricsServer(CollectorRegistry(), settings, ready=str)  # its files and address, without listening
+            how = ["TLS"] * (settings.certificate is not None) + ["a token"] * (settings.token_file is not None)
+            yield Check("metrics endpoint", Outcome.OK, f"{settings.listen}, {' and '.join(how) or 'loopback only'}")
+        told = "; ".join(SHARED[group] for group in SHARED if group in granted)
+        yield Check("shared metrics", Outcome.OK, f"the coordinator is told: {told}" if told else "none: nothing is told")
 
     def _dataset(self, name: str) -> Iterator[Check]:
         path, label = self._config.datasets[name].path, f"dataset {name}"

@@ -6,15 +6,30 @@ The policy is the site's own word: nothing that a coordinator or a study says lo
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
-from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, StrictFloat, StrictInt, StrictStr, field_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    field_validator,
+)
 
-from veilsum_privacy.config import load_toml
+from veilsum_participant.route import Route
+from veilsum_participant.route_settings import RouteSettings
+from veilsum_privacy.overrides import Loaded, load_settings
+from veilsum_privacy.runtime.logs import LogSettings
+from veilsum_privacy.runtime.monitoring import MetricsSettings
 from veilsum_privacy.schema import ColumnName, Frozen, Name
 from veilsum_privacy.study import Disclosure, Hex32, Unit
 
 Differencing = Literal["strict", "allowed"]
+
+ShareGroup = Literal["software", "budget", "ledger", "timings", "certificate"]
+"""A group of a site's own metrics that it may share with the coordinator."""
 
 
 def _address(value: str) -> str:
@@ -88,8 +103,8 @@ class Policy(Frozen):
         study_days: how long a study may stay open.
         attempt_hours: how long a reservation stays open at most, whatever deadline the coordinator names.
         approval: ``policy`` enrols in every study that the policy accepts, ``manual`` waits for the operator's word on each.
-        share_metrics: whether the site reports metrics of its own (counts, losses, times) to the coordinator. Nothing does so
-            yet, so only ``false`` is accepted; what comes later asks this key first.
+        share_metrics: which of its own metrics the site reports to the coordinator, by groups; none by default. What is not
+            named never leaves. ``false``, which earlier versions wrote, is the same as none.
     """
 
     methods: tuple[Name, ...] = (
@@ -137,24 +152,26 @@ class Policy(Frozen):
     study_days: StrictInt = Field(default=366, ge=1, le=3660)
     attempt_hours: StrictInt = Field(default=24, ge=1, le=24 * 30)
     approval: Literal["policy", "manual"] = "policy"
-    share_metrics: StrictBool = False
+    share_metrics: tuple[ShareGroup, ...] = ()
 
-    @field_validator("share_metrics")
+    @field_validator("share_metrics", mode="before")
     @classmethod
-    def _nothing_shares_yet(cls, value: bool) -> bool:
-        if value:
-            raise ValueError("nothing reports metrics yet, so this cannot be granted; leave it out or set it to false")
-        return value
+    def _no_blank_grant(cls, value: object) -> object:
+        if value is True:
+            raise ValueError(f"name what is shared, of {', '.join(get_args(ShareGroup))}")
+        return () if value is False else value
 
 
-class ParticipantConfig(Frozen):
-    """A participant's configuration file.
+class ParticipantConfig(RouteSettings):
+    """A participant's configuration file, with the keys of :class:`RouteSettings` beside these.
 
     Attributes:
         coordinator: host:port to dial.
         identity: directory of key, certificate and authority.
         state: file of protocol state and ledger.
-        log: file; standard error without it.
+        log: where the log goes and in which form.
+        metrics: where metrics, health and readiness are served; nowhere without it.
+        verify_hours: how often the running participant verifies its whole ledger, beside every start.
         datasets: what the site offers, by the names that studies use.
         encoders: files that turn its columns into features; a study finds one by its hash, the name is the site's own.
         budgets: first budgets by population.
@@ -164,32 +181,54 @@ class ParticipantConfig(Frozen):
     coordinator: Annotated[str, AfterValidator(_address)]
     identity: Path = Path("identity")
     state: Path = Path("participant.db")
-    log: Path | None = None
+    log: LogSettings = LogSettings()
+    metrics: MetricsSettings | None = None
+    verify_hours: StrictInt = Field(default=24, ge=1, le=24 * 30)
     datasets: dict[Name, DatasetConfig] = Field(min_length=1)
     encoders: dict[Name, EncoderConfig] = Field(default_factory=dict)
     budgets: dict[Name, BudgetConfig] = Field(default_factory=dict)
     policy: Policy = Policy()
+
+    @property
+    def route(self) -> Route:
+        """The way to the coordinator; reads the files that it needs.
+
+        Raises:
+            ConfigurationError: one of them, or the environment's proxy, is wrong.
+        """
+        return self.route_to(self.coordinator)
 
     def population(self, dataset: str) -> str:
         """The population of an offered dataset."""
         return self.datasets[dataset].population or dataset
 
 
-def load_participant_config(path: Path) -> ParticipantConfig:
-    """Load ``participant.toml``; relative paths are taken from its directory.
+def read_participant_settings(path: Path) -> Loaded[ParticipantConfig]:
+    """Read ``participant.toml`` and the environment, paths as they are written, with where each value came from.
 
     Raises:
-        ConfigurationError: missing, malformed, or a key is unknown or out of range.
+        ConfigurationError: missing, malformed, or a key or variable is unknown or out of range.
     """
-    config = load_toml(path, ParticipantConfig)
+    return load_settings(path, ParticipantConfig)
+
+
+def load_participant_config(path: Path) -> ParticipantConfig:
+    """Load ``participant.toml`` and what the environment overrides; relative paths are taken from the file's directory.
+
+    Raises:
+        ConfigurationError: missing, malformed, or a key or variable is unknown or out of range.
+    """
+    config = read_participant_settings(path).config
     base = path.resolve().parent
     datasets = {name: dataset.model_copy(update={"path": base / dataset.path}) for name, dataset in config.datasets.items()}
     encoders = {name: EncoderConfig(path=base / encoder.path) for name, encoder in config.encoders.items()}
     return config.model_copy(
         update={
             "identity": base / config.identity,
+            **config.route_paths(base),
             "state": base / config.state,
-            "log": base / config.log if config.log is not None else None,
+            "log": config.log.resolved(base),
+            "metrics": None if config.metrics is None else config.metrics.resolved(base),
             "datasets": datasets,
             "encoders": encoders,
         }

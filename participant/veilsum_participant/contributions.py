@@ -14,13 +14,15 @@ from sqlalchemy import Connection, RowMapping
 from veilsum_participant import store
 from veilsum_participant.budgets import record_refused_release
 from veilsum_participant.limits import cohort_faults, count_faults, kept_weights, weight_faults
+from veilsum_participant.observer import Outcome, Step
 from veilsum_participant.policy import member_faults, noise_faults, refuse
 from veilsum_participant.site import LOG, OpenStudy, Site, check_certificates, load_open_study
 from veilsum_privacy.computing import Place, compute_sum, kept_part
-from veilsum_privacy.database import scrub, transaction
+from veilsum_privacy.database import after_commit, scrub, transaction
 from veilsum_privacy.errors import HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_privacy.ledger import Reservation
 from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, consent_commitment, consent_proof, sign_receipt
+from veilsum_privacy.runtime.logs import about
 from veilsum_privacy.securesum.context import (
     Assignment,
     RoundPlan,
@@ -61,12 +63,15 @@ class Payload:
 
 def give_up_open(connection: Connection, site: Site, study: bytes, attempt: int | None = None) -> None:
     """Tombstone attempts that never got consent, erase their seeds and payloads, free their reservations; one transaction."""
-    for row in store.attempts_in(connection, store.OPEN, study):
-        if attempt is None or row["attempt"] == attempt:
-            store.change_attempt(
-                connection, study, row["attempt"], state="tombstone", self_seed=None, consent=None, payload=None, sizes=None
-            )
-            site.ledger.free(connection, row["context"])
+    rows = [row for row in store.attempts_in(connection, store.OPEN, study) if attempt in (None, row["attempt"])]
+    for row in rows:
+        store.change_attempt(
+            connection, study, row["attempt"], state="tombstone", self_seed=None, consent=None, payload=None, sizes=None
+        )
+        site.ledger.free(connection, row["context"])
+    method = store.find_method(connection, study) if rows else None
+    if method is not None:
+        after_commit(connection, lambda: site.observer.ended(method, Outcome.GIVEN_UP, len(rows)))
 
 
 @dataclass(frozen=True)
@@ -105,14 +110,16 @@ class Contributions:
             checked = self._check(connection, opened, assignment, broadcast, resumed=row is not None)
         if row is not None:
             return _resume(row, checked)
-        values, noised, state = self._compute(opened, checked, broadcast)
+        with site.observer.timed(Step.COMPUTE):
+            values, noised, state = self._compute(opened, checked, broadcast)
         try:
             with transaction(site.engine) as connection:
                 self._reserve(connection, opened, checked, data)
         except Refusal as refusal:
             self._record_refusal(opened, checked, refusal)
             raise
-        return self._seal(opened, checked, values, state, noised=noised)
+        with site.observer.timed(Step.ENCRYPT):
+            return self._seal(opened, checked, values, state, noised=noised)
 
     def give_up(self, key: bytes, attempt: int) -> None:
         """The attempt is over before consent. Idempotent; an attempt with consent stays as it is."""
@@ -127,7 +134,11 @@ class Contributions:
         with transaction(site.engine) as connection:
             for row in store.attempts_in(connection, store.OPEN):
                 if now >= row["deadline"]:
-                    LOG.warning("attempt %d of study %s passed its deadline", row["attempt"], row["study"].hex()[:12])
+                    where = {"digest": row["study"], "round": row["round"], "attempt": row["attempt"]}
+                    fields = about("given-up", label=row["label"], **where)
+                    LOG.warning(
+                        "attempt %d of study %s passed its deadline", row["attempt"], row["study"].hex()[:12], extra=fields
+                    )
                     give_up_open(connection, site, row["study"], row["attempt"])
 
     def _check(
@@ -199,7 +210,18 @@ class Contributions:
             values, clipped, invalid, trained = compute_sum(opened.study, plan, records, arrays, place)
         except Exception as error:  # a task's fault on a broadcast it cannot use must not end the participant
             raise Refusal(RefusalCode.INTERNAL, f"The task failed: {type(error).__name__}.") from error
-        LOG.info("task %s: %d records, %d clipped, %d invalid", checked.assignment.label, len(records), clipped, invalid)
+        task = checked.assignment
+        fields = about(
+            "contributed",
+            study=opened.study.name,
+            digest=opened.digest,
+            round=task.round,
+            attempt=task.attempt,
+            label=task.label,
+        )
+        LOG.info("study %s: round %d (%s) is computed", opened.study.name, task.round, task.label, extra=fields)
+        # how many records there are is the site's own business: only who asks for it finds it in the log
+        LOG.debug("task %s: %d records, %d clipped, %d invalid", task.label, len(records), clipped, invalid, extra=fields)
         return values, False, encode_broadcast({**trained, **kept_weights(opened.study, declaration, arrays, place)})
 
     def _reserve(self, connection: Connection, opened: OpenStudy, checked: _Checked, data: bytes) -> None:

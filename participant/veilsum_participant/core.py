@@ -10,14 +10,18 @@ from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
+from veilsum_participant import store
 from veilsum_participant.approval import decided_studies
 from veilsum_participant.contributions import Contributions, Payload
 from veilsum_participant.membership import Membership
+from veilsum_participant.observer import Outcome, Stage, Step
 from veilsum_participant.openings import Openings, Shown
 from veilsum_participant.recovery import MirroredReceipt, settle, settled_entry
 from veilsum_participant.site import LOG, Site
+from veilsum_privacy.database import reading
 from veilsum_privacy.errors import HostileInput, Refusal, RefusalCode, VeilsumError
 from veilsum_privacy.ledger.receipts import SignedReceipt
+from veilsum_privacy.runtime.logs import about
 from veilsum_privacy.securesum.boxes import Box, Purpose
 from veilsum_privacy.securesum.context import parse_assignment
 from veilsum_privacy.securesum.contribution import Slots
@@ -37,6 +41,7 @@ class Channel(Protocol):
     coordinator_certificate: bytes
     """DER of the certificate by which it proved that name."""
 
+    def greet_again(self) -> bool: ...
     def fetch(self, kind: pb.ObjectKind.ValueType, study: bytes, number: int = 0, attempt: int = 0) -> bytes: ...
     def enrol(self, study: bytes, enrolment: Enrolment) -> None: ...
     def refuse(self, study: bytes, codes: Sequence[RefusalCode], number: int, attempt: int) -> None: ...
@@ -106,12 +111,25 @@ class ParticipantCore:
         except Refusal as refusal:
             self._refuse(key, number, attempt, refusal, channel)
         except (VeilsumError, DecodeError) as error:
+            if isinstance(error, HostileInput | DecodeError):
+                self.site.observer.unreadable(Stage.MESSAGE)
             self._refuse(key, number, attempt, Refusal(RefusalCode.INTERNAL, f"{type(error).__name__}: {error}"), channel)
 
     def _refuse(self, key: bytes, number: int, attempt: int, refusal: Refusal, channel: Channel) -> None:
         for reason in refusal.reasons:
-            LOG.warning("refused %s: %s (%s)", key.hex()[:12], reason.code.value, reason)
+            fields = about("refused", digest=key, round=number or None, attempt=attempt or None, reason=reason.code.value)
+            LOG.warning("refused %s: %s (%s)", key.hex()[:12], reason.code.value, reason, extra=fields)
+        self.site.observer.refused(refusal.codes)
+        if number and (method := self._method(key)) is not None:
+            self.site.observer.ended(method, Outcome.REFUSED)
         channel.refuse(key, refusal.codes, number, attempt)
+
+    def _method(self, key: bytes) -> str | None:
+        try:
+            with reading(self.site.engine) as connection:
+                return store.find_method(connection, key)
+        except VeilsumError:  # what is refused may be the database's own fault
+            return None
 
     def _answer(self, directive: pb.Directive, key: bytes, channel: Channel) -> None:
         number, attempt = directive.round, directive.attempt
@@ -134,13 +152,7 @@ class ParticipantCore:
             case pb.DIRECTIVE_KIND_CONTRIBUTE:
                 self._contribute(directive, key, channel)
             case pb.DIRECTIVE_KIND_CONSENT:
-                sent = pb.ReceiptsObject.FromString(channel.fetch(pb.OBJECT_KIND_RECEIPTS, key, number, attempt))
-                shown = Shown(
-                    [SignedReceipt(item.body, item.signature) for item in sent.receipts],
-                    SignedReceipt(sent.countersigned.body, sent.countersigned.signature),
-                    channel.coordinator_certificate,
-                )
-                channel.consent(key, number, attempt, self.openings.on_receipts(key, number, attempt, shown))
+                channel.consent(key, number, attempt, self._consent(key, number, attempt, channel))
             case pb.DIRECTIVE_KIND_DECRYPT:
                 self._decrypt(key, number, attempt, channel)
             case pb.DIRECTIVE_KIND_GIVE_UP:
@@ -155,6 +167,15 @@ class ParticipantCore:
             case _:
                 raise HostileInput("A directive has an unknown kind.")
 
+    def _consent(self, key: bytes, number: int, attempt: int, channel: Channel) -> bytes:
+        try:
+            return self.openings.on_receipts(key, number, attempt, _shown(key, number, attempt, channel))
+        except Refusal as refusal:
+            # its certificate or key may have been renewed since it proved its name: nothing but that is asked for again
+            if refusal.code is not RefusalCode.RECEIPT or not _greeted_again(channel):
+                raise
+        return self.openings.on_receipts(key, number, attempt, _shown(key, number, attempt, channel))
+
     def _contribute(self, directive: pb.Directive, key: bytes, channel: Channel) -> None:
         # the attempt is in the assignment; a refusal must name it, so parse before anything can go wrong
         try:
@@ -165,7 +186,10 @@ class ParticipantCore:
         if (number, attempt) != (directive.round, directive.attempt):
             raise Refusal(RefusalCode.CONTEXT, "A directive and its assignment name different rounds or attempts.")
         broadcast = channel.fetch(pb.OBJECT_KIND_BROADCAST, key, number, attempt)
-        channel.upload(key, self.contributions.on_assignment(key, directive.assignment, broadcast))
+        payload = self.contributions.on_assignment(key, directive.assignment, broadcast)
+        with self.site.observer.timed(Step.UPLOAD):
+            channel.upload(key, payload)
+        self.site.observer.contributed(sum(map(len, payload.ciphertexts)))
 
     def _decrypt(self, key: bytes, number: int, attempt: int, channel: Channel) -> None:
         total = pb.SumObject.FromString(channel.fetch(pb.OBJECT_KIND_SUM, key, number, attempt))
@@ -176,6 +200,23 @@ class ParticipantCore:
                 self.membership.leave(key, "left")
             raise
         channel.decrypted(key, number, attempt, words)
+
+
+def _shown(key: bytes, number: int, attempt: int, channel: Channel) -> Shown:
+    sent = pb.ReceiptsObject.FromString(channel.fetch(pb.OBJECT_KIND_RECEIPTS, key, number, attempt))
+    return Shown(
+        [SignedReceipt(item.body, item.signature) for item in sent.receipts],
+        SignedReceipt(sent.countersigned.body, sent.countersigned.signature),
+        channel.coordinator_certificate,
+    )
+
+
+def _greeted_again(channel: Channel) -> bool:
+    try:
+        return channel.greet_again()
+    except HostileInput as error:
+        LOG.warning("coordinator %s does not prove its name again: %s", channel.coordinator, error)
+        return False
 
 
 def _box(message: pb.SealedBox) -> Box:

@@ -9,8 +9,9 @@ from veilsum_participant import store
 from veilsum_participant.approval import UNDECIDED, SignedStudy, decide, verify_study
 from veilsum_participant.policy import member_faults, refuse
 from veilsum_participant.site import LOG, Site, dump_enrolments, load_enrolments, load_open_study
-from veilsum_privacy.database import scrub, transaction
-from veilsum_privacy.errors import HostileInput, Refusal, RefusalCode
+from veilsum_privacy.database import reading, scrub, transaction
+from veilsum_privacy.errors import HostileInput, Misuse, Refusal, RefusalCode
+from veilsum_privacy.runtime.logs import about
 from veilsum_privacy.securesum.bfv import SecretKey
 from veilsum_privacy.securesum.boxes import Box, BoxKey, Purpose, seal, unseal
 from veilsum_privacy.securesum.context import study_parameters
@@ -69,7 +70,9 @@ class Membership:
                 )
         if refusal is not None:
             raise refusal
-        LOG.info("enrolled in study %s (%s)", study.name, key.hex()[:12])
+        LOG.info(
+            "enrolled in study %s (%s)", study.name, key.hex()[:12], extra=about("enrolled", study=study.name, digest=key)
+        )
         return enrolment
 
     def on_roster(self, key: bytes, enrolments: Sequence[Enrolment], *, dealer: bool) -> list[Box]:
@@ -212,6 +215,22 @@ class Membership:
                 raise HostileInput("A pair seed comes twice, from the wrong side, or with the wrong length.")
             seeds[box.sender] = secret
         return seeds, dealt
+
+
+def leave_study(site: Site, name: str) -> bytes:
+    """Leave the one open study whose digest begins with ``name`` (hexadecimal); returns its digest.
+
+    Raises:
+        Misuse: no open study or several begin so.
+    """
+    with reading(site.engine) as connection:
+        keys = [bytes(row["digest"]) for row in store.open_studies(connection)]
+    found = [key for key in keys if len(name) >= 4 and key.hex().startswith(name.lower())]
+    if len(found) != 1:
+        known = ", ".join(key.hex()[:12] for key in keys) or "none"
+        raise Misuse(f"{len(found)} open studies begin with {name!r}.", f"Open studies: {known}.")
+    Membership(site).leave(found[0], "left")
+    return found[0]
 
 
 def _dump_seeds(seeds: dict[str, bytes]) -> bytes:

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, RowMapping
 from veilsum_participant import store
 from veilsum_participant.budgets import record_refused_release
 from veilsum_participant.contributions import give_up_open
+from veilsum_participant.observer import Outcome, Stage, Step
 from veilsum_participant.policy import member_faults, noise_faults, refuse, term_faults
 from veilsum_participant.site import LOG, OpenStudy, Site, check_certificates, load_open_study
 from veilsum_privacy.canonical import digest
@@ -23,6 +24,7 @@ from veilsum_privacy.errors import HostileInput, Refusal, RefusalCode
 from veilsum_privacy.identity import Role, verify_certificate
 from veilsum_privacy.ledger import Kind, Receipt, SignedReceipt, Witness
 from veilsum_privacy.ledger.receipts import Countersignature, verify_countersignature, verify_receipt
+from veilsum_privacy.runtime.logs import about
 from veilsum_privacy.securesum.context import Assignment, parse_assignment, plan_round
 from veilsum_privacy.securesum.contribution import Slots, decrypt_sum
 from veilsum_privacy.securesum.roster import Roster
@@ -62,7 +64,8 @@ class Openings:
                 up; policy, certificates or budget no longer hold. No consent was given then.
         """
         try:
-            return self._consent(key, round_number, attempt, shown)
+            with self._site.observer.timed(Step.CONSENT):
+                return self._consent(key, round_number, attempt, shown)
         except Refusal as refusal:
             if RefusalCode.BUDGET in refusal.codes:  # lowered since the reservation
                 self._record_refusal(key, attempt, refusal)
@@ -101,10 +104,14 @@ class Openings:
                 certificates[word.coordinator] = shown.certificate
                 self._charge(connection, row["context"], Witness(tuple(shown.receipts), shown.countersigned, certificates))
                 store.change_attempt(connection, key, attempt, state="consented")
+                consented = about(
+                    "consented", study=opened.study.name, digest=key, round=round_number, attempt=attempt, label=row["label"]
+                )
                 if opened.row["strict_cohort"] is None:
                     store.change_study(connection, key, strict_cohort=json.dumps(list(assignment.names)))
         if late:
             raise Refusal(RefusalCode.ROUND, "The attempt's deadline passed before consent was asked for.")
+        LOG.info("study %s: round %d is paid for and consented to", opened.study.name, round_number, extra=consented)
         return bytes(row["consent"])
 
     def on_sum(self, key: bytes, round_number: int, attempt: int, ciphertexts: Sequence[bytes]) -> list[Slots]:
@@ -129,8 +136,10 @@ class Openings:
         plan = plan_round(opened.study, assignment.label, len(roster.members), len(assignment.cohort))
         secret, tag = opened.keys(len(roster.members))
         try:
-            return decrypt_sum(ciphertexts, plan.encoding, row["context"], assignment.names, secret, tag)
+            with site.observer.timed(Step.DECRYPT):
+                return decrypt_sum(ciphertexts, plan.encoding, row["context"], assignment.names, secret, tag)
         except HostileInput as error:
+            site.observer.unreadable(Stage.SUM)
             raise Refusal(RefusalCode.TAG, error.message) from error
 
     def on_released(self, key: bytes, attempt: int) -> None:
@@ -143,7 +152,11 @@ class Openings:
             if row["state"] == "consented":
                 store.change_attempt(connection, key, attempt, state="released", payload=None, self_seed=None)
             site.ledger.release_seen(connection, row["context"])
-        LOG.info("round %d of study %s released", row["round"], key.hex()[:12])
+            method = store.find_method(connection, key)
+        if method is not None:
+            site.observer.ended(method, Outcome.RELEASED)
+        fields = about("released", digest=key, round=row["round"], attempt=attempt, label=row["label"] or None)
+        LOG.info("round %d of study %s released", row["round"], key.hex()[:12], extra=fields)
 
     def _check_policy(self, opened: OpenStudy, roster: Roster, assignment: Assignment, delta: float | None) -> None:
         site, study, policy = self._site, opened.study, self._site.config.policy

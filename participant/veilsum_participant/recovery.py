@@ -22,6 +22,7 @@ from veilsum_privacy.errors import HostileInput, VeilsumError
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.keeping import KeptReceipt
 from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, consent_commitment, consent_proof, parse_receipt
+from veilsum_privacy.runtime.logs import about
 from veilsum_privacy.securesum.context import parse_assignment
 
 LARGEST_ENTRY = 2**53 - 1
@@ -99,7 +100,11 @@ def _tell(outcomes: Sequence[_Outcome]) -> list[int]:
     entries = [outcome.entry for outcome in outcomes if outcome.entry is not None]
     faults = [outcome.fault for outcome in outcomes if outcome.fault]
     if entries:
-        LOG.warning("%d charges were recovered from receipts: this site was restored from an older copy", len(entries))
+        LOG.warning(
+            "%d charges were recovered from receipts: this site was restored from an older copy",
+            len(entries),
+            extra=about("recovered"),
+        )
     if faults:
         LOG.error("%d receipts were passed over; the first: %s", len(faults), faults[0])
     return entries

@@ -18,11 +18,14 @@ from veilsum_participant import store
 from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.data import load_records
 from veilsum_participant.data.encoders import find_encoder
+from veilsum_participant.observer import Observer
 from veilsum_participant.policy import analyst_faults, refuse
+from veilsum_privacy.database import transaction
 from veilsum_privacy.encoder import Encoder, Program
 from veilsum_privacy.errors import HostileInput, Refusal, RefusalCode, StateError, VeilsumError
 from veilsum_privacy.features import Encode
-from veilsum_privacy.identity import Credentials, Role, verify_certificate
+from veilsum_privacy.identity import Credentials, Role, key_fingerprint, verify_certificate
+from veilsum_privacy.identity.certificate import load_certificate, p256_key
 from veilsum_privacy.ledger import Ledger
 from veilsum_privacy.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_privacy.schema import DatasetSchema
@@ -42,6 +45,7 @@ class Site:
     """A participant's dependencies.
 
     Attributes:
+        observer: told what happens; nobody unless something watches the site.
         noise_random: where the noise is drawn from; apart from ``random`` so that a test can repeat the noise alone.
         nonce: the session nonce, drawn when the process starts; a restarted process has another.
     """
@@ -53,6 +57,7 @@ class Site:
     clock: Callable[[], int]
     random: RandomSource
     noise_random: RandomSource = SYSTEM_RANDOM
+    observer: Observer = field(default_factory=Observer)
     nonce: bytes = field(init=False)
     _records: dict[tuple[str, str], Records] = field(init=False, default_factory=dict, repr=False)
     _latest: tuple[str, DatasetSchema, Records] | None = field(init=False, default=None, repr=False)
@@ -66,6 +71,21 @@ class Site:
     def name(self) -> str:
         """The certified name."""
         return self.credentials.identity.name
+
+    def renew(self, credentials: Credentials) -> None:
+        """Show and sign with renewed credentials from here on; only between sessions, when nothing is being answered.
+
+        Raises:
+            StateError: a new key cannot be taken while studies are open, or not be named in the ledger.
+        """
+
+        def run(work: Callable[[Connection], object]) -> None:
+            with transaction(self.engine) as connection:
+                check_key(connection, credentials)
+                work(connection)
+
+        self.ledger.renew(credentials, run)
+        self.credentials = credentials
 
     def budget_delta(self, dataset: str, connection: Connection | None = None) -> float | None:
         """Delta of the budget that a dataset draws on; None where none is set or the dataset is not offered."""
@@ -82,7 +102,8 @@ class Site:
         if key not in self._records:
             offered = self.config.datasets[dataset]
             records, counts = load_records(offered.path, schema, offered.subject)
-            LOG.info("dataset %s: %s", dataset, counts)
+            LOG.info("dataset %s is read", dataset)
+            LOG.debug("dataset %s: %s", dataset, counts)
             self._records = {key: records}
         self._latest = (dataset, schema, self._records[key])
         return self._records[key]
@@ -101,6 +122,24 @@ class Site:
             except VeilsumError as error:
                 raise Refusal(RefusalCode.TASK, error.message, error.advice) from error
         return self._encoders[encoder]
+
+
+def check_key(connection: Connection, credentials: Credentials) -> None:
+    """Check that the key is the one that every open study knows this site by.
+
+    Raises:
+        StateError: it is a new one.
+    """
+    for row in store.open_studies(connection):
+        enrolled = load_enrolments(row["enrolment"])[0].certificate
+        known = key_fingerprint(p256_key(load_certificate(enrolled).public_key(), "enrolled certificate"))
+        study = row["digest"].hex()[:12]
+        if known != credentials.signing_key.fingerprint:
+            raise StateError(
+                f"The identity holds a new key, but the open study {study} knows this site by the key {known[:16]}.",
+                "Keep the former key and its certificate until the study has ended. If that key is lost, leave the study with"
+                f" `veilsum participant leave {study}`.",
+            )
 
 
 def _enrolment_json(enrolment: Enrolment) -> list[str]:

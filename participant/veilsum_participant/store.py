@@ -38,6 +38,8 @@ from sqlalchemy import (
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from veilsum_privacy.database import migrate
+from veilsum_privacy.errors import HostileInput
+from veilsum_privacy.study import parse_study
 
 Integers = NDArray[np.int64]
 
@@ -158,12 +160,29 @@ def add_study(connection: Connection, **values: Any) -> None:
 
 
 _STUDY = select(STUDIES).where(STUDIES.c.digest == bindparam("digest"))
+_METHOD = select(STUDIES.c.study).where(STUDIES.c.digest == bindparam("digest"))
 _ATTEMPT = select(ATTEMPTS).where(ATTEMPTS.c.study == bindparam("study"), ATTEMPTS.c.attempt == bindparam("attempt"))
 
 
 def find_study(connection: Connection, digest: bytes) -> RowMapping | None:
     """The study's row."""
     return connection.execute(_STUDY, {"digest": digest}).mappings().first()
+
+
+def find_method(connection: Connection, digest: bytes) -> str | None:
+    """The method of a study; None if the site does not know it, or an older version wrote it in another way."""
+    study = connection.execute(_METHOD, {"digest": digest}).scalar()
+    try:
+        return None if study is None else parse_study(study).method
+    except HostileInput:
+        return None
+
+
+def count_open(connection: Connection) -> tuple[int, int]:
+    """How many studies the site is enrolled in, and how many wait for the operator's word."""
+    enrolled = select(func.count()).where(STUDIES.c.status.in_(("enrolled", "ready")))
+    waiting = select(func.count()).where(PENDING.c.state == "waiting")
+    return int(connection.scalar(enrolled) or 0), int(connection.scalar(waiting) or 0)
 
 
 def open_studies(connection: Connection) -> Sequence[RowMapping]:

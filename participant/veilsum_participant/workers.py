@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 
 from veilsum_privacy.errors import HostileInput
@@ -80,12 +81,24 @@ class Workers:
             raise HostileInput("The coordinator sends directives faster than they can be answered.")
         worker.inbox.put(directive)
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is being answered and nothing waits."""
+        return not any(worker.load for worker in self._workers)
+
     def stop(self) -> None:
         """Let every worker end after what it is doing now; what waits is dropped, and sent again in the next session."""
         for worker in self._workers:
             worker.stopping = True
             if worker.inbox.qsize() <= WAITING:
                 worker.inbox.put(None)
+
+    def end_within(self, seconds: float) -> bool:
+        """Wait up to ``seconds`` in all for the workers to end; returns whether all have."""
+        end = time.monotonic() + seconds
+        for worker in self._workers:
+            worker.thread.join(max(0.0, end - time.monotonic()))
+        return not any(worker.thread.is_alive() for worker in self._workers)
 
     def wait(self, seconds: float) -> bool:
         """Wait for the workers to end, up to ``seconds`` for each; returns whether all have."""

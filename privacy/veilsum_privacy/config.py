@@ -1,7 +1,7 @@
 """Load a TOML file into a validated model and say everything that is wrong with it at once.
 
 Serves every configuration of the project: schemas, studies, participants, coordinators. It does not resolve paths inside a
-file, read the environment or fill values in; a model's own validators do what is particular to it.
+file or read the environment (:mod:`veilsum_privacy.overrides` does); a model's own validators do what is particular to it.
 """
 
 from __future__ import annotations
@@ -82,8 +82,14 @@ def load_toml(path: Path, model: type[ModelT]) -> ModelT:
     return validate(read_toml(path), model, source=str(path))
 
 
-def validate(value: Mapping[str, Any], model: type[ModelT], *, source: str) -> ModelT:
-    """Validate parsed configuration as ``model``; ``source`` names where it came from.
+def validate(
+    value: Mapping[str, Any],
+    model: type[ModelT],
+    *,
+    source: str,
+    variables: Mapping[tuple[str, ...], str] | None = None,
+) -> ModelT:
+    """Validate parsed configuration as ``model``; ``source`` names where it came from, ``variables`` who else set a key.
 
     Raises:
         ConfigurationError: as :func:`load_toml`.
@@ -91,14 +97,20 @@ def validate(value: Mapping[str, Any], model: type[ModelT], *, source: str) -> M
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        problems = explain(error, model)
+        problems = explain(error, model, variables)
         text = "".join(f"\n  {problem}" for problem in problems)
         what = "has a problem" if len(problems) == 1 else f"has {len(problems)} problems"
         raise ConfigurationError(f"{source} {what}:{text}") from error
 
 
-def explain(error: ValidationError, model: type[BaseModel]) -> list[str]:
-    """One line for each problem of ``error``: key, what is wrong, and the nearest known key where the key is unknown."""
+def explain(
+    error: ValidationError, model: type[BaseModel], variables: Mapping[tuple[str, ...], str] | None = None
+) -> list[str]:
+    """One line for each problem of ``error``: key, what is wrong, and the nearest known key where the key is unknown.
+
+    Args:
+        variables: the environment variable that set a key, which then stands before it.
+    """
     lines = []
     items = error.errors(include_url=False, include_input=False)
     for item in items:
@@ -106,6 +118,8 @@ def explain(error: ValidationError, model: type[BaseModel]) -> list[str]:
             continue  # the list is short only because its items are invalid, which is said already
         places = list(_walk(model, item["loc"]))
         key = _key(item["loc"], places, literal=item["type"] in ("extra_forbidden", "missing"))
+        if variable := _variable(item["loc"], variables or {}):
+            key = f"{variable} ({key})"
         if item["type"] == "extra_forbidden":
             known = {name for candidate in places[-1] for name in _fields(candidate)} if places else set()
             lines.append(f"{key}: unknown key. {did_you_mean(str(item['loc'][-1]), known)}".rstrip())
@@ -122,6 +136,19 @@ def explain(error: ValidationError, model: type[BaseModel]) -> list[str]:
     return lines
 
 
+def _variable(location: tuple[int | str, ...], variables: Mapping[tuple[str, ...], str]) -> str:
+    """The variable that set the key at a location, or the table around it."""
+    for end in range(len(location), 0, -1):
+        if (found := variables.get(tuple(str(part) for part in location[:end]))) is not None:
+            return found
+    return ""
+
+
+def keys_of(annotation: Any) -> list[str]:
+    """Keys of a model, in order; none for anything else."""
+    return list(_fields(annotation))
+
+
 def _fields(annotation: Any) -> dict[str, Any]:
     """Keys of a model with their annotations; empty for anything else."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
@@ -129,13 +156,13 @@ def _fields(annotation: Any) -> dict[str, Any]:
     return {}
 
 
-def _alternatives(annotation: Any) -> list[Any]:
+def alternatives(annotation: Any) -> list[Any]:
     """The types a value may have: members of unions, without ``Annotated``."""
     origin = get_origin(annotation)
     if origin is Annotated:
-        return _alternatives(get_args(annotation)[0])
+        return alternatives(get_args(annotation)[0])
     if origin is Union or origin is types.UnionType:
-        return [item for member in get_args(annotation) for item in _alternatives(member)]
+        return [item for member in get_args(annotation) for item in alternatives(member)]
     return [annotation]
 
 
@@ -144,12 +171,12 @@ def _walk(model: type[BaseModel], location: tuple[int | str, ...]) -> Iterator[l
     candidates: list[Any] = [model]
     for part in location:
         yield candidates
-        found = [_step(candidate, part) for candidate in candidates]
-        inner = [item for annotation in found if annotation is not None for item in _alternatives(annotation)]
+        found = [step(candidate, part) for candidate in candidates]
+        inner = [item for annotation in found if annotation is not None for item in alternatives(annotation)]
         candidates = inner or [item for item in candidates if _tagged(item, part)] or candidates
 
 
-def _step(annotation: Any, part: int | str) -> Any:
+def step(annotation: Any, part: int | str) -> Any:
     """The annotation of ``part`` inside ``annotation``, or None."""
     if isinstance(part, str) and part in (fields := _fields(annotation)):
         return fields[part]
@@ -181,7 +208,7 @@ def _key(location: tuple[int | str, ...], places: list[list[Any]], *, literal: b
             continue
         if part == "[key]":  # pydantic's word for the name of a table's entry, which stands before it
             continue
-        known = any(_step(candidate, part) is not None for candidate in places[index])
+        known = any(step(candidate, part) is not None for candidate in places[index])
         tag = not known and any(_tagged(candidate, part) for candidate in places[index])
         if not tag or (literal and index == len(location) - 1):
             text += f".{part}" if text else part

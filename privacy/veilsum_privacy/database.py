@@ -13,7 +13,7 @@ import shutil
 import sqlite3
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -34,6 +34,12 @@ migrations, whose versions each component counts in a table of its own."""
 
 BUSY_SECONDS = 30.0
 """How long a transaction waits for another process's."""
+
+CONNECT_SECONDS = 5
+"""How long a server may take to accept a connection. Who can wait for it longer tries again."""
+
+SILENT_SECONDS = 30
+"""How long a server may leave what was sent to it unacknowledged."""
 
 _MEMORY = ":memory:"
 _BEGIN = "veilsum_begin"
@@ -104,7 +110,8 @@ def transaction(engine: Engine) -> Iterator[Connection]:
     It takes the write lock at once (on PostgreSQL an advisory lock), so what is read inside stays true until the commit.
 
     Raises:
-        StateError: the database is locked, full, damaged, out of reach, or forbids what was written.
+        DatabaseAwayError: the server is away for the moment; whether a commit was done must be read back.
+        StateError: the database is locked, full, damaged, or forbids what was written.
     """
     with typed_faults():
         options = {_BEGIN: "BEGIN IMMEDIATE"} if engine.dialect.name == "sqlite" else {}
@@ -112,6 +119,11 @@ def transaction(engine: Engine) -> Iterator[Connection]:
             if engine.dialect.name == "postgresql":
                 connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
             yield connection
+
+
+def after_commit(connection: Connection, action: Callable[[], None]) -> None:
+    """Let ``action`` follow if the transaction of this connection is committed, and not if it is undone."""
+    event.listen(connection, "commit", lambda _: action(), once=True)
 
 
 @contextmanager
@@ -125,6 +137,16 @@ def reading(engine: Engine) -> Iterator[Connection]:
         options = {"isolation_level": "REPEATABLE READ"} if engine.dialect.name == "postgresql" else {}
         with engine.connect().execution_options(**options) as connection:
             yield connection
+
+
+def answers(engine: Engine) -> bool:
+    """Ask the database anything.
+
+    Raises:
+        StateError: it is damaged or out of reach.
+    """
+    with reading(engine) as connection:
+        return connection.exec_driver_sql("SELECT 1").scalar() == 1
 
 
 def migrate(engine: Engine, package: str, component: str) -> None:
@@ -205,7 +227,12 @@ def _parse_url(url_or_path: str | Path) -> URL:
 
 def _create_server_engine(url: URL, options: str = "") -> Engine:
     settings = f"-c lock_timeout={int(BUSY_SECONDS * 1000)} -c synchronous_commit=on {options}".strip()
-    arguments = {"connect_timeout": int(BUSY_SECONDS), "application_name": "veilsum", "options": settings}
+    arguments = {
+        "connect_timeout": CONNECT_SECONDS,
+        "tcp_user_timeout": 1000 * SILENT_SECONDS,  # a server whose machine vanished is given up, not waited for by the hour
+        "application_name": "veilsum",
+        "options": settings,
+    }
     try:
         return create_engine(
             url, connect_args=arguments, hide_parameters=True, pool_pre_ping=True, isolation_level="READ COMMITTED"

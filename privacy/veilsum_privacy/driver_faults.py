@@ -4,6 +4,7 @@ no statement and no value."""
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,7 +13,18 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from veilsum_privacy.errors import StateError
 
+
+class DatabaseAwayError(StateError):
+    """The database's server is away, restarting or gave a transaction up: the same transaction may succeed soon.
+
+    Whether the transaction was committed is not known where the connection broke at its end: who tries again first reads what
+    is there.
+    """
+
+
 _LOST = ("The connection to the database was lost", "Check that the server runs and can be reached, then try again.")
+_AGAIN = "Try again; nothing was written."
+_BUSY = ("The database's server has no connection left", "Try again later, or let it take more connections.")
 _FULL = ("The database has no room", "Make room on the disk, then try again; nothing was written.")
 _HELD = ("Another process holds the database", "Wait for it to finish, then try again.")
 _DAMAGED = ("The database is damaged, or is none", "Keep it as it is, and restore a backup.")
@@ -21,9 +33,10 @@ _READ_ONLY = ("The database can only be read", "Open it with its owner's rights.
 _CAUSES = {
     "08": _LOST,
     "57": _LOST,
+    "53300": _BUSY,
     "53": _FULL,
-    "40001": ("The transaction conflicted with another one", "Try again; nothing was written."),
-    "40P01": ("The transaction was given up to end a deadlock", "Try again; nothing was written."),
+    "40001": ("The transaction conflicted with another one", _AGAIN),
+    "40P01": ("The transaction was given up to end a deadlock", _AGAIN),
     "55P03": _HELD,
     "25006": _READ_ONLY,
     "XX001": _DAMAGED,
@@ -40,8 +53,27 @@ _CAUSES = {
 """Causes by PostgreSQL's condition code or its class, and by SQLite's name of a code without what follows."""
 
 
-def _explain(error: DBAPIError) -> tuple[str, str]:
-    """Message and advice; of a server's message only the first line, for the others hold values."""
+_lock = threading.Lock()
+_faults = 0
+
+
+def fault_count() -> int:
+    """How many exceptions of the driver this process has met."""
+    return _faults
+
+
+def _count_fault() -> None:
+    global _faults
+    with _lock:
+        _faults += 1
+
+
+_PASSING = ("08", "57", "40", "53300", "25006")
+"""Conditions and classes of PostgreSQL that pass; the last one is met where a server's standby is not yet its successor."""
+
+
+def _explain(error: DBAPIError) -> StateError:
+    """The typed error; of a server's message only the first line, for the others hold values."""
     original = error.orig
     text = str(getattr(getattr(original, "diag", None), "message_primary", None) or original or "no reason given")
     code = getattr(original, "sqlstate", None) or "_".join(str(getattr(original, "sqlite_errorname", "")).split("_")[:2])
@@ -51,8 +83,9 @@ def _explain(error: DBAPIError) -> tuple[str, str]:
     text = text.splitlines()[0].rstrip(".")
     if cause is None:
         advice = "Check that no other process holds it, that the disk has room, and that it is intact."
-        return f"The database refused a transaction: {text}.", advice
-    return f"{cause[0]}: {text}.", cause[1]
+        return StateError(f"The database refused a transaction: {text}.", advice)
+    passing = code.startswith(_PASSING) if code else cause is _LOST
+    return (DatabaseAwayError if passing else StateError)(f"{cause[0]}: {text}.", cause[1])
 
 
 def _unreachable() -> tuple[type[BaseException], ...]:
@@ -66,15 +99,17 @@ def typed_faults() -> Iterator[None]:
     """Turn the driver's exceptions into ours; statements and their values never show.
 
     Raises:
-        StateError: in place of any exception of the driver.
+        DatabaseAwayError: the fault may pass by itself.
+        StateError: in place of any other exception of the driver.
     """
     try:
         yield
     except DBAPIError as error:
-        message, advice = _explain(error)
-        raise StateError(message, advice) from error
+        _count_fault()
+        raise _explain(error) from error
     except PoolTimeoutError as error:
-        raise StateError("Too many transactions wait for the database.", "Try again later.") from error
+        _count_fault()
+        raise DatabaseAwayError("Too many transactions wait for the database.", "Try again later.") from error
 
 
 def newer_version(component: str, found: str) -> StateError:

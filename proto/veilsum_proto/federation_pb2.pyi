@@ -118,6 +118,44 @@ OBJECT_KIND_MIRRORED: ObjectKind.ValueType  # 7
 """one MirroredObject: the caller's own receipts in the mirror, after entry number `round`"""
 Global___ObjectKind: _TypeAlias = ObjectKind  # noqa: Y015
 
+class _SharedMetric:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _SharedMetricEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SharedMetric.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SHARED_METRIC_UNSPECIFIED: _SharedMetric.ValueType  # 0
+    SHARED_METRIC_EPSILON_SPENT: _SharedMetric.ValueType  # 1
+    """label: population"""
+    SHARED_METRIC_EPSILON_BUDGET: _SharedMetric.ValueType  # 2
+    """label: population"""
+    SHARED_METRIC_LEDGER_VERIFIED: _SharedMetric.ValueType  # 3
+    """1 or 0"""
+    SHARED_METRIC_STEP_SECONDS: _SharedMetric.ValueType  # 4
+    """label: compute, encrypt, upload, consent or decrypt; the mean so far"""
+    SHARED_METRIC_CERTIFICATE_EXPIRY: _SharedMetric.ValueType  # 5
+    """unix seconds"""
+    SHARED_METRIC_SOFTWARE: _SharedMetric.ValueType  # 6
+    """label: name and version; the value is 1"""
+
+class SharedMetric(_SharedMetric, metaclass=_SharedMetricEnumTypeWrapper):
+    """What a site may share: nothing else can be reported."""
+
+SHARED_METRIC_UNSPECIFIED: SharedMetric.ValueType  # 0
+SHARED_METRIC_EPSILON_SPENT: SharedMetric.ValueType  # 1
+"""label: population"""
+SHARED_METRIC_EPSILON_BUDGET: SharedMetric.ValueType  # 2
+"""label: population"""
+SHARED_METRIC_LEDGER_VERIFIED: SharedMetric.ValueType  # 3
+"""1 or 0"""
+SHARED_METRIC_STEP_SECONDS: SharedMetric.ValueType  # 4
+"""label: compute, encrypt, upload, consent or decrypt; the mean so far"""
+SHARED_METRIC_CERTIFICATE_EXPIRY: SharedMetric.ValueType  # 5
+"""unix seconds"""
+SHARED_METRIC_SOFTWARE: SharedMetric.ValueType  # 6
+"""label: name and version; the value is 1"""
+Global___SharedMetric: _TypeAlias = SharedMetric  # noqa: Y015
+
 @_typing.final
 class HelloRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -823,6 +861,55 @@ class ConfirmRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ConfirmRequest: _TypeAlias = ConfirmRequest  # noqa: Y015
+
+@_typing.final
+class SharedSample(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    METRIC_FIELD_NUMBER: _builtins.int
+    LABEL_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    metric: Global___SharedMetric.ValueType
+    label: _builtins.str
+    """at most 64 characters; empty where the metric has none"""
+    value: _builtins.float
+    """finite, not negative"""
+    def __init__(
+        self,
+        *,
+        metric: Global___SharedMetric.ValueType = ...,
+        label: _builtins.str = ...,
+        value: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["label", b"label", "metric", b"metric", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SharedSample: _TypeAlias = SharedSample  # noqa: Y015
+
+@_typing.final
+class ReportRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def samples(self) -> _containers.RepeatedCompositeFieldContainer[Global___SharedSample]:
+        """1 to 256, each metric and label once, at most 16 populations"""
+
+    def __init__(
+        self,
+        *,
+        samples: _abc.Iterable[Global___SharedSample] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["samples", b"samples"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportRequest: _TypeAlias = ReportRequest  # noqa: Y015
 
 @_typing.final
 class Ack(_message.Message):

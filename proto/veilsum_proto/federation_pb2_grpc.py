@@ -95,6 +95,11 @@ class CoordinationStub:
                 request_serializer=veilsum__proto_dot_federation__pb2.ConfirmRequest.SerializeToString,
                 response_deserializer=veilsum__proto_dot_federation__pb2.Ack.FromString,
                 _registered_method=True)
+        self.Report = channel.unary_unary(
+                '/veilsum.v1.Coordination/Report',
+                request_serializer=veilsum__proto_dot_federation__pb2.ReportRequest.SerializeToString,
+                response_deserializer=veilsum__proto_dot_federation__pb2.Ack.FromString,
+                _registered_method=True)
 
 
 class CoordinationServicer:
@@ -186,6 +191,13 @@ class CoordinationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Report(self, request, context):
+        """Reports what the site's policy shares of its own metrics; takes the place of the report before.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinationServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -247,6 +259,11 @@ def add_CoordinationServicer_to_server(servicer, server):
             'Confirm': grpc.unary_unary_rpc_method_handler(
                     servicer.Confirm,
                     request_deserializer=veilsum__proto_dot_federation__pb2.ConfirmRequest.FromString,
+                    response_serializer=veilsum__proto_dot_federation__pb2.Ack.SerializeToString,
+            ),
+            'Report': grpc.unary_unary_rpc_method_handler(
+                    servicer.Report,
+                    request_deserializer=veilsum__proto_dot_federation__pb2.ReportRequest.FromString,
                     response_serializer=veilsum__proto_dot_federation__pb2.Ack.SerializeToString,
             ),
     }
@@ -574,6 +591,33 @@ class Coordination:
             target,
             '/veilsum.v1.Coordination/Confirm',
             veilsum__proto_dot_federation__pb2.ConfirmRequest.SerializeToString,
+            veilsum__proto_dot_federation__pb2.Ack.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Report(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/veilsum.v1.Coordination/Report',
+            veilsum__proto_dot_federation__pb2.ReportRequest.SerializeToString,
             veilsum__proto_dot_federation__pb2.Ack.FromString,
             options,
             channel_credentials,

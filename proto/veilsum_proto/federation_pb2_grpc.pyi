@@ -64,6 +64,8 @@ class CoordinationStub:
     """Returns the data slots of a sum whose tags were right."""
     Confirm: _grpc.UnaryUnaryMultiCallable[_federation_pb2.ConfirmRequest, _federation_pb2.Ack]
     """Confirms that an attempt was given up, a release seen, or a study's keys erased."""
+    Report: _grpc.UnaryUnaryMultiCallable[_federation_pb2.ReportRequest, _federation_pb2.Ack]
+    """Reports what the site's policy shares of its own metrics; takes the place of the report before."""
 
 @_typing.type_check_only
 class CoordinationAsyncStub(CoordinationStub):
@@ -96,6 +98,8 @@ class CoordinationAsyncStub(CoordinationStub):
     """Returns the data slots of a sum whose tags were right."""
     Confirm: _aio.UnaryUnaryMultiCallable[_federation_pb2.ConfirmRequest, _federation_pb2.Ack]  # type: ignore[assignment]
     """Confirms that an attempt was given up, a release seen, or a study's keys erased."""
+    Report: _aio.UnaryUnaryMultiCallable[_federation_pb2.ReportRequest, _federation_pb2.Ack]  # type: ignore[assignment]
+    """Reports what the site's policy shares of its own metrics; takes the place of the report before."""
 
 class CoordinationServicer(metaclass=_abc_1.ABCMeta):
     """What a participant calls. Role in the certificate: participant."""
@@ -197,6 +201,14 @@ class CoordinationServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_federation_pb2.Ack, _abc.Awaitable[_federation_pb2.Ack]]:
         """Confirms that an attempt was given up, a release seen, or a study's keys erased."""
+
+    @_abc_1.abstractmethod
+    def Report(
+        self,
+        request: _federation_pb2.ReportRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_federation_pb2.Ack, _abc.Awaitable[_federation_pb2.Ack]]:
+        """Reports what the site's policy shares of its own metrics; takes the place of the report before."""
 
 def add_CoordinationServicer_to_server(servicer: CoordinationServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

@@ -1,9 +1,9 @@
 """TLS 1.3 only, for every gRPC connection of this process.
 
 gRPC's Python API has no setting for the lowest TLS version. Its list of TLS 1.2 suites can be set through the environment,
-which gRPC reads once, when it is first imported; TLS 1.3 suites are not affected. The list names one suite that needs an RSA
-certificate, and every certificate of a federation is ECDSA, so a TLS 1.2 handshake finds nothing to agree on. The packages of
-both roles import this module before gRPC.
+which gRPC reads once, when it is first imported; TLS 1.3 suites are not affected. The list names one suite that needs a
+pre-shared key, and gRPC sets none, so a TLS 1.2 handshake finds nothing to agree on, whatever certificate the server has. The
+packages of both roles import this module before gRPC.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import sys
 
 _VARIABLE = "GRPC_SSL_CIPHER_SUITES"
-_SUITE = "ECDHE-RSA-AES256-GCM-SHA384"
+_SUITE = "ECDHE-PSK-CHACHA20-POLY1305"
 
 _IN_TIME = "grpc" not in sys.modules or os.environ.get(_VARIABLE) == _SUITE
 os.environ[_VARIABLE] = _SUITE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from veilsum_coordinator.settings import DATABASE_VARIABLE, CoordinatorConfig, W
 from veilsum_privacy.database import open_database
 from veilsum_privacy.errors import StateError
 from veilsum_privacy.ledger import Kind, LedgerReader
+from veilsum_privacy.ledger.metrics import read_mirror
 from veilsum_privacy.ledger.mirror import Mirror
 from veilsum_privacy.ledger.verification import verify_ledger
 from veilsum_privacy.randomness import SYSTEM_RANDOM
@@ -53,6 +55,8 @@ def test_a_study_and_its_mirror(tmp_path: Path) -> None:
     assert len(release["digest"]) == 32
     spent = again.journal.mirror.spending(study.dataset)
     assert {name: events.total() for name, events in spent.items()} == {"a": 1, "b": 1, "c": 1}
+    figures = read_mirror(open_database(url))
+    assert (figures.entries, figures.epsilon) == (4, {(name, study.dataset): math.inf for name in "abc"})
 
 
 def test_a_coordinator_serves_from_the_database_that_the_environment_names(

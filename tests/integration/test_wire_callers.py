@@ -38,6 +38,7 @@ COORDINATION: dict[str, Callable[[CoordinationStub], object]] = {
     "Consent": lambda stub: stub.Consent(pb.ConsentRequest(study=STUDY), timeout=SECONDS),
     "Decrypted": lambda stub: stub.Decrypted(iter([pb.DecryptedChunk(study=STUDY)]), timeout=SECONDS),
     "Confirm": lambda stub: stub.Confirm(pb.ConfirmRequest(study=STUDY), timeout=SECONDS),
+    "Report": lambda stub: stub.Report(pb.ReportRequest(), timeout=SECONDS),
 }
 
 STUDIES: dict[str, Callable[[StudiesStub], object]] = {

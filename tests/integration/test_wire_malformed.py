@@ -11,6 +11,7 @@ import grpc
 import numpy as np
 import pytest
 
+from support import reports
 from support.federation import TestBed, make_bed, make_request, schema_of
 from support.network import running_client, running_server, wait_for
 from veilsum_coordinator.members import StudyPhase
@@ -215,6 +216,7 @@ def _varint(value: int) -> bytes:
         ("UploadStatus", pb.UploadStatusRequest(study=STUDY, round=2**64 - 1, attempt=2**64 - 1)),
         ("Hello", pb.HelloRequest(versions=range(2, 400_000))),
         ("Work", pb.WorkRequest(version=1, session_nonce=bytes(15))),
+        *(("Report", pb.ReportRequest(samples=samples)) for samples in reports.HOSTILE.values()),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -41,6 +41,13 @@ class Clock:
         return self.now
 
 
+class RealClock(Clock):
+    """The system's clock, for tests whose deadlines shall pass."""
+
+    def __call__(self) -> int:
+        return int(time.time())
+
+
 def schema_of(width: int, classes: int = 2, max_records: int = 1000) -> DatasetSchema:
     """Numeric columns x0.. in [-1, 1] and a label of ``classes`` classes."""
     columns = tuple(NumberColumn(name=f"x{index}", low=-1.0, high=1.0) for index in range(width))
@@ -121,10 +128,11 @@ def make_bed(
     budget: tuple[float | None, float] = (None, 1e-5),
     random: Callable[[str], RandomSource] = lambda _: SYSTEM_RANDOM,
     waits: Waits | None = None,
+    clock: Clock | None = None,
     **policy: Any,
 ) -> TestBed:
-    """Make identities, sites with data and ledgers, and a hub."""
-    clock = Clock()
+    """Make identities, sites with data and ledgers, and a hub; by default with a clock that stands still."""
+    clock = clock or Clock()
     kit = make_kit(directory, sorted(data), clock=clock)
     agreed = make_policy(kit, **policy)
     sites = {}

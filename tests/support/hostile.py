@@ -73,6 +73,9 @@ class HostileChannel:
         self.objects: dict[int, bytes] = {}
         self.said: list[Said] = []
 
+    def greet_again(self) -> bool:
+        return False
+
     def fetch(self, kind: pb.ObjectKind.ValueType, study: bytes, number: int = 0, attempt: int = 0) -> bytes:
         if kind not in self.objects:
             raise HostileInput("There is no such object.")

@@ -8,21 +8,36 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from pydantic import SecretStr
+
 from support.federation import TestBed
 from veilsum_coordinator.server import CoordinatorServer
 from veilsum_coordinator.settings import CoordinatorConfig, Waits
 from veilsum_participant.client import Client
 from veilsum_participant.site import Site
+from veilsum_privacy.runtime.monitoring import MetricsSettings
 
 
 @contextmanager
-def running_server(bed: TestBed, waits: Waits | None = None) -> Iterator[tuple[CoordinatorServer, str]]:
-    """Run a coordinator of the bed's kit on a port that the system chooses; yields server and address."""
+def running_server(
+    bed: TestBed,
+    waits: Waits | None = None,
+    database: str | None = None,
+    metrics: MetricsSettings | None = None,
+) -> Iterator[tuple[CoordinatorServer, str]]:
+    """Run a coordinator of the bed's kit on a port that the system chooses; yields server and address.
+
+    Args:
+        database: URL of its database; a file by default.
+        metrics: where its metrics are served; nowhere by default.
+    """
     config = CoordinatorConfig(
         listen="localhost:0",
         identity=bed.kit.coordinator.identity,
         state=bed.kit.coordinator.directory / "state",
         waits=waits or Waits(grace=1),
+        database=None if database is None else SecretStr(database),
+        metrics=metrics,
     )
     server = CoordinatorServer(config, clock=bed.clock)
     ready = threading.Event()

@@ -8,13 +8,13 @@ database that a test asks for and stopped when the process ends.
 from __future__ import annotations
 
 import atexit
-import ctypes
 import importlib.util
 import os
 import pwd
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections import deque
@@ -29,7 +29,20 @@ KEPT = 16
 """Databases that are there at a time: more than any one test needs, few enough to be removed at once in the end."""
 
 _NAMES = count(1)
-_PARENT_DEATH = 1  # PR_SET_PDEATHSIG
+_LAUNCH = """
+import ctypes, os, signal, sys
+owner, ids, program, *arguments = sys.argv[1:]
+if ids:
+    uid, gid = map(int, ids.split(","))
+    os.setgroups([])
+    os.setgid(gid)
+    os.setuid(uid)
+ctypes.CDLL(None).prctl(1, signal.SIGQUIT)  # PR_SET_PDEATHSIG; a change of user would undo it
+if os.getppid() != int(owner):
+    sys.exit(1)
+os.execv(program, [program, *arguments])
+"""
+"""Drops privileges, lets the program die with its parent, and becomes it."""
 
 
 class Server:
@@ -49,8 +62,20 @@ class Server:
             raise RuntimeError(f"initdb failed: {self._log.read_text()}")
         settings = ("listen_addresses=", "fsync=off", "full_page_writes=off", "shared_buffers=16MB", "max_connections=50")
         options = [part for setting in settings for part in ("-c", setting)]
-        self._process = self._run(programs, ["postgres", "-D", str(self._data), "-k", str(self._directory), *options])
+        self.programs = programs
+        self._start = ["postgres", "-D", str(self._data), "-k", str(self._directory), *options]
+        self._process = self._run(programs, self._start)
         atexit.register(self.stop)
+        self._wait()
+
+    def halt(self, *, immediate: bool = False) -> None:
+        """Stop the server and keep its data: fast (connections are closed, a checkpoint is written) or as after a crash."""
+        self._process.send_signal(signal.SIGQUIT if immediate else signal.SIGINT)
+        self._process.wait(30)
+
+    def resume(self) -> None:
+        """Start a halted server again; returns once it takes connections."""
+        self._process = self._run(self.programs, self._start)
         self._wait()
 
     def url(self, database: str) -> str:
@@ -83,24 +108,18 @@ class Server:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _run(self, programs: Path, command: list[str]) -> subprocess.Popen[bytes]:
-        owner = os.getpid()
-
-        def die_with_parent() -> None:
-            ctypes.CDLL(None).prctl(_PARENT_DEATH, signal.SIGQUIT)
-            if os.getppid() != owner:
-                os._exit(1)
-
-        user = {} if self._user is None else {"user": self._user.pw_uid, "group": self._user.pw_gid, "extra_groups": []}
+        # A launcher of its own, no function between fork and exec: a fork of a process with gRPC's threads can abort.
+        owner, user = os.getpid(), self._user
+        ids = "" if user is None else f"{user.pw_uid},{user.pw_gid}"
+        launcher = [sys.executable, "-I", "-S", "-c", _LAUNCH, str(owner), ids]
         with self._log.open("ab") as log:
             return subprocess.Popen(
-                [str(programs / command[0]), *command[1:]],
+                [*launcher, str(programs / command[0]), *command[1:]],
                 cwd=self._directory,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 env={"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"},
-                preexec_fn=die_with_parent,  # noqa: PLW1509 - it takes no lock
-                **user,  # type: ignore[arg-type]
             )
 
     def _wait(self) -> None:

@@ -13,8 +13,8 @@ from veilsum_deploy import cli
 from veilsum_deploy.access import AnalystConfig, resolve_access
 from veilsum_participant.config import Policy, load_participant_config
 from veilsum_privacy.config import load_toml
-from veilsum_privacy.errors import Misuse
-from veilsum_privacy.identity import Role, SigningKey
+from veilsum_privacy.errors import HostileInput, Misuse
+from veilsum_privacy.identity import Authority, Role, SigningKey, verify_certificate
 from veilsum_privacy.identity.starters import EXAMPLE_ADDRESS, write_starter
 
 
@@ -62,6 +62,20 @@ def test_the_analysts_starter_is_found_in_the_present_directory(
     assert (access.address, access.identity) == (EXAMPLE_ADDRESS, tmp_path / "a" / "identity")
     assert resolve_access("there:1", Path("me")).address == "there:1"
     assert resolve_access("there:1", None).identity == tmp_path / "a" / "identity"
+
+
+def test_an_operator_gets_the_analysts_settings_and_a_request_for_its_own_role(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = init(capsys, "analyst", "init", tmp_path / "o", "--name", "o", "--operator")
+    assert made["role"] == "operator"
+    assert Path(made["configuration"]) == tmp_path / "o" / "analyst.toml"
+    authority = Authority.create(tmp_path / "authority", "f", lambda: 1_800_000_000)
+    request = Path(made["request"]).read_bytes()
+    with pytest.raises(HostileInput, match="another role"):
+        authority.sign(request, role=Role.ANALYST, name="o")
+    certificate = authority.sign(request, role=Role.OPERATOR, name="o")
+    assert verify_certificate(certificate, authority.certificate, 1_800_000_000, None).role is Role.OPERATOR
 
 
 def test_without_settings_address_and_identity_are_asked_for(tmp_path: Path) -> None:

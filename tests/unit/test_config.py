@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import Field
 
+from veilsum_coordinator.settings import load_coordinator_config
 from veilsum_participant.config import ParticipantConfig, Policy, load_participant_config
 from veilsum_privacy.config import did_you_mean, load_toml, nearest, validate
 from veilsum_privacy.errors import ConfigurationError
@@ -153,8 +154,15 @@ path = "records.csv"
         ('approval = "hand"', "policy.approval: input should be 'policy' or 'manual'"),
         ('units = ["person"]', "policy.units[0]: input should be 'record' or 'subject'"),
         ('cohort_difference = "strict"', "policy.cohort_difference: must be a list, in [brackets]"),
-        ("share_metrics = true", "policy.share_metrics: nothing reports metrics yet"),
-        ("share_metrics = 0", "policy.share_metrics: input should be a valid boolean"),
+        (
+            "share_metrics = true",
+            "policy.share_metrics: name what is shared, of software, budget, ledger, timings, certificate",
+        ),
+        ("share_metrics = 0", "policy.share_metrics: must be a list, in [brackets]"),
+        (
+            'share_metrics = ["losses"]',
+            "policy.share_metrics[0]: input should be 'software', 'budget', 'ledger', 'timings' or",
+        ),
         ("max_epsilom = 1.0", "policy.max_epsilom: unknown key. Did you mean 'max_epsilon'?"),
         ('aproval = "manual"', "policy.aproval: unknown key. Did you mean 'approval'?"),
         ('methods = ["Stat istics"]', "policy.methods[0]: must be 1 to 64 lower-case letters"),
@@ -198,3 +206,31 @@ def test_a_column_of_subjects_belongs_to_its_dataset(tmp_path: Path) -> None:
     assert load_participant_config(write(tmp_path, text)).datasets["records"].subject == "Patient ID"
     with pytest.raises(ConfigurationError, match="Did you mean 'subject'"):
         load_participant_config(write(tmp_path, text.replace("subject", "subjects")))
+
+
+@pytest.mark.parametrize("role", ["participant", "coordinator"])
+def test_the_table_of_metrics(tmp_path: Path, role: str) -> None:
+    """Its paths are taken from the file's directory; without it there is none; a wrong key is named with the nearest."""
+    head = 'coordinator = "localhost:1"\n' if role == "participant" else ""
+    tail = '[datasets.records]\npath = "records.csv"\n' if role == "participant" else ""
+    load = load_participant_config if role == "participant" else load_coordinator_config
+    files = 'certificate = "m.pem"\nkey = "m.key"\ntoken_file = "/run/token"\nready_file = "metrics.address"\n'
+    found = load(write(tmp_path, f'{head}[metrics]\nlisten = "0.0.0.0:9465"\n{files}{tail}')).metrics
+    assert found is not None
+    assert (found.listen, found.certificate, found.key) == ("0.0.0.0:9465", tmp_path / "m.pem", tmp_path / "m.key")
+    assert (found.token_file, found.ready_file) == (Path("/run/token"), tmp_path / "metrics.address")
+    assert load(write(tmp_path, head + tail)).metrics is None
+    with pytest.raises(
+        ConfigurationError, match=r"metrics.listen: must be host:port.*\n.*metrics.tokenfile: unknown key. Did"
+    ):
+        load(write(tmp_path, f'{head}[metrics]\nlisten = "9465"\ntokenfile = "x"\n{tail}'))
+
+
+@pytest.mark.parametrize(("hours", "good"), [("1", True), ("720", True), ("0", False), ("721", False), ("1.5", False)])
+def test_how_often_a_ledger_is_verified(tmp_path: Path, hours: str, good: bool) -> None:
+    text = f'coordinator = "localhost:1"\nverify_hours = {hours}\n[datasets.records]\npath = "records.csv"\n'
+    if good:
+        assert load_participant_config(write(tmp_path, text)).verify_hours == int(hours)
+    else:
+        with pytest.raises(ConfigurationError, match="verify_hours"):
+            load_participant_config(write(tmp_path, text))

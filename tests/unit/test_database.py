@@ -20,6 +20,7 @@ from support import postgres
 from support.backends import SHARED, new_place
 from veilsum_privacy import database
 from veilsum_privacy.database import SCHEMA_VERSION, open_database, open_readonly, reading, scrub, transaction
+from veilsum_privacy.driver_faults import DatabaseAwayError
 from veilsum_privacy.errors import ConfigurationError, StateError, VeilsumError
 
 
@@ -180,22 +181,25 @@ def test_a_connection_that_is_lost_takes_nothing_with_it(server: Engine) -> None
 
 
 @pytest.mark.parametrize(
-    ("code", "message"),
+    ("code", "message", "passes"),
     [
-        ("40001", "conflicted with another"),
-        ("53100", "has no room"),
-        ("53300", "has no room"),
-        ("57P01", "was lost"),
-        ("XX001", "is damaged"),
-        ("23505", "refused a transaction"),
+        ("08006", "was lost", True),
+        ("25006", "can only be read", True),
+        ("40001", "conflicted with another", True),
+        ("53100", "has no room", False),
+        ("53300", "has no connection left", True),
+        ("57P01", "was lost", True),
+        ("XX001", "is damaged", False),
+        ("23505", "refused a transaction", False),
     ],
 )
-def test_conditions_that_the_server_reports(server: Engine, code: str, message: str) -> None:
+def test_conditions_that_the_server_reports(server: Engine, code: str, message: str, passes: bool) -> None:
     statement = f"DO $$ BEGIN RAISE EXCEPTION 'row 7' USING ERRCODE = '{code}', DETAIL = 'Key (x)=(a secret)'; END $$"
     with pytest.raises(StateError, match=message) as caught, transaction(server) as connection:
         connection.execute(text(statement))
     assert "a secret" not in str(caught.value)
     assert caught.value.advice
+    assert isinstance(caught.value, DatabaseAwayError) == passes  # what passes is waited out
 
 
 def test_a_deadlock_is_ended_with_a_typed_error(server: Engine) -> None:

@@ -10,9 +10,17 @@ from support.federation import make_request, schema_of
 from veilsum_deploy.cli.participant import RequestedStudy
 from veilsum_participant.checks import Check, Outcome, SiteCheck
 from veilsum_participant.config import load_participant_config
+from veilsum_privacy.runtime.monitoring import MetricsSettings
 
 
-def checks(directory: Path, budget: str, epsilon: float | None = 0.5, policy: str = "", **privacy: object) -> list[Check]:
+def checks(
+    directory: Path,
+    budget: str,
+    epsilon: float | None = 0.5,
+    policy: str = "",
+    metrics: dict[str, str] | None = None,
+    **privacy: object,
+) -> list[Check]:
     (directory / "participant.toml").write_text(
         f"""coordinator = "localhost:1"
 [datasets.records]
@@ -32,6 +40,8 @@ c = "{"1" * 64}"
     request = make_request(schema_of(2), epsilon=epsilon, **privacy).model_copy(
         update={"participants": ("this-site", "b", "c")}
     )
+    if metrics:
+        config = config.model_copy(update={"metrics": MetricsSettings.model_validate(metrics)})
     return SiteCheck(config, lambda: 1_800_000_000, study=RequestedStudy(request)).run()
 
 
@@ -82,3 +92,21 @@ def test_a_budget_that_is_not_set_is_named(tmp_path: Path) -> None:
         Outcome.OK,
         "epsilon 1 at delta 1e-05: 0 spent and set aside, 0 if enrolled studies use all that they may",
     )
+
+
+def test_what_is_shared_and_served_is_said(tmp_path: Path) -> None:
+    found = {item.check: (item.status, item.detail) for item in checks(tmp_path, "1.0")}
+    assert found["metrics endpoint"] == (Outcome.OK, "none")
+    assert found["shared metrics"] == (Outcome.OK, "none: nothing is told")
+    policy, served = 'share_metrics = ["timings", "software"]', {"listen": "127.0.0.1:9465"}
+    found = {item.check: (item.status, item.detail) for item in checks(tmp_path, "1.0", policy=policy, metrics=served)}
+    assert found["metrics endpoint"] == (Outcome.OK, "127.0.0.1:9465, loopback only")
+    told = "the coordinator is told: name and version of this software; mean time of each step of a round"
+    assert found["shared metrics"] == (Outcome.OK, told)
+
+
+def test_an_endpoint_that_would_be_open_to_others_is_named(tmp_path: Path) -> None:
+    found = {item.check: item for item in checks(tmp_path, "1.0", metrics={"listen": "0.0.0.0:9465"})}
+    assert found["metrics"].status is Outcome.FAILED
+    assert "no loopback address" in found["metrics"].detail
+    assert "metrics.token_file" in found["metrics"].advice

@@ -117,7 +117,10 @@ class HFedATM(Method):
         need_label(inputs, "the method hfedatm")
         check_table(parameters.stations, inputs.sites)
         model = resolved_model(parameters.model, inputs.width, len(inputs.classes), "hfedatm, parameters.model")
-        linear, shared = build_architecture(model, inputs.width, len(inputs.classes)).linear_layers(), parameters.start == "shared"
+        linear, shared = (
+            build_architecture(model, inputs.width, len(inputs.classes)).linear_layers(),
+            parameters.start == "shared",
+        )
         where = parameters.merge.inputs or ("average" if shared else "stations")
         filled = {
             **resolved_training(parameters, inputs, convex=model.name == "linear"),

@@ -9,6 +9,7 @@ import numpy as np
 
 from veilsum_coordinator.hub import Hub
 from veilsum_coordinator.service.guard import Context, Guard, WrongVersion
+from veilsum_coordinator.shared import read_report
 from veilsum_privacy.errors import HostileInput
 from veilsum_privacy.identity import Label, Role, hello_digest
 from veilsum_privacy.ledger.receipts import SignedReceipt
@@ -42,13 +43,18 @@ class Coordination(CoordinationServicer):
     def __init__(self, hub: Hub, guard: Guard, clock: Callable[[], int]) -> None:
         self._hub, self._guard, self._clock = hub, guard, clock
         self._wakers: dict[str, asyncio.Event] = {}
+        self._closing = False
         loop = asyncio.get_running_loop()
         hub.listen(lambda: None if loop.is_closed() else loop.call_soon_threadsafe(self._wake))
+
+    def close(self) -> None:
+        """End every session cleanly: the process is about to stop, and participants dial again until it is back."""
+        self._closing = True
+        self._wake()
 
     def _wake(self) -> None:
         for waker in self._wakers.values():
             waker.set()
-        self._guard.metrics.connected.set(len(self._wakers))
 
     async def Hello(self, request: pb.HelloRequest, context: Context) -> pb.HelloReply:
         async def work() -> pb.HelloReply:
@@ -74,17 +80,19 @@ class Coordination(CoordinationServicer):
             yield directive
 
     async def _work(self, request: pb.WorkRequest, context: Context) -> AsyncIterator[pb.Directive]:
-        name = self._guard.caller(context, ROLES).name
+        caller = self._guard.caller(context, ROLES)
+        name = caller.name
         if request.version not in PROTOCOL_VERSIONS:
             raise WrongVersion("The session's protocol version was not negotiated.")
         waker = asyncio.Event()
         serial = self._hub.connect(name, request.session_nonce)
+        self._guard.metrics.opened(caller)
         if (former := self._wakers.get(name)) is not None:
             former.set()
         self._wakers[name] = waker
         sent: list[bytes] = []
         try:
-            while self._wakers.get(name) is waker:
+            while self._wakers.get(name) is waker and not self._closing:
                 waker.clear()
                 open_now = self._hub.directives(name)
                 keys = [directive.SerializeToString(deterministic=True) for directive in open_now]
@@ -108,9 +116,16 @@ class Coordination(CoordinationServicer):
 
     async def _fetch(self, request: pb.FetchRequest, context: Context) -> AsyncIterator[pb.Chunk]:
         name = self._guard.caller(context, ROLES).name
-        data = self._hub.fetch(name, request.kind, _check_key(request.study), request.round, request.attempt)
+        data = await self._object(name, request, _check_key(request.study))
         for start in range(0, max(len(data), 1), CHUNK_BYTES):
             yield pb.Chunk(data=data[start : start + CHUNK_BYTES], total=len(data))
+
+    async def _object(self, name: str, request: pb.FetchRequest, key: bytes) -> bytes:
+        def fetch() -> bytes:
+            return self._hub.fetch(name, request.kind, key, request.round, request.attempt)
+
+        # the mirror alone is read from the database, which may be slow or away; the rest is in memory
+        return await self._hub.journal.outage.call(fetch) if request.kind == pb.OBJECT_KIND_MIRRORED else fetch()
 
     async def Enrol(self, request: pb.EnrolRequest, context: Context) -> pb.Ack:
         async def work() -> pb.Ack:
@@ -179,7 +194,6 @@ class Coordination(CoordinationServicer):
                     self._hub.receipt(name, key, attempt, signed)
                 else:
                     self._hub.upload(name, key, attempt, chunk.index, chunk.ciphertext)
-                    self._guard.metrics.received.inc(len(chunk.ciphertext))
             if not key:
                 raise HostileInput("An upload came without a chunk.")
             following, complete = self._hub.upload_status(name, key, attempt)
@@ -217,6 +231,14 @@ class Coordination(CoordinationServicer):
         async def work() -> pb.Ack:
             name = self._guard.caller(context, ROLES).name
             self._hub.confirm(name, _check_key(request.study), request.kind, request.round, request.attempt)
+            return pb.Ack()
+
+        return await self._guard.unary(context, work)
+
+    async def Report(self, request: pb.ReportRequest, context: Context) -> pb.Ack:
+        async def work() -> pb.Ack:
+            name = self._guard.caller(context, ROLES).name
+            self._guard.metrics.shared.take(name, read_report(request))
             return pb.Ack()
 
         return await self._guard.unary(context, work)

@@ -18,8 +18,11 @@ from google.protobuf.message import DecodeError
 from veilsum_coordinator.accumulator import OutOfOrder
 from veilsum_coordinator.journal import NotStoredError
 from veilsum_coordinator.metrics import Metrics
+from veilsum_privacy.driver_faults import DatabaseAwayError
 from veilsum_privacy.errors import HostileInput, StateError, VeilsumError
-from veilsum_privacy.identity import Credentials, Identity, Role, verify_certificate
+from veilsum_privacy.identity import CertificateExpired, Credentials, Identity, Role, verify_certificate
+from veilsum_privacy.identity.renewal import ExpiryLog
+from veilsum_privacy.runtime.logs import about
 
 LOG = logging.getLogger("veilsum.coordinator")
 
@@ -57,6 +60,7 @@ _STATUS: tuple[tuple[type[Exception], grpc.StatusCode, str], ...] = (
     (HostileInput, grpc.StatusCode.INVALID_ARGUMENT, "malformed"),
     (DecodeError, grpc.StatusCode.INVALID_ARGUMENT, "malformed"),
     (NotStoredError, grpc.StatusCode.UNAVAILABLE, "not-stored"),
+    (DatabaseAwayError, grpc.StatusCode.UNAVAILABLE, "not-stored"),
     (StateError, grpc.StatusCode.FAILED_PRECONDITION, "state"),
 )
 
@@ -66,6 +70,7 @@ class Guard:
 
     def __init__(self, credentials: Credentials, clock: Callable[[], int], metrics: Metrics) -> None:
         self._credentials, self._clock, self.metrics = credentials, clock, metrics
+        self._expiry = ExpiryLog(clock)
 
     def caller(self, context: Context, roles: tuple[Role, ...]) -> Identity:
         """The caller's identity.
@@ -77,8 +82,11 @@ class Guard:
         shown = list(context.auth_context().get("x509_pem_cert", ()))
         try:
             identity = verify_certificate(bytes(shown[0]), self._credentials.authority, self._clock(), None)
+        except CertificateExpired as error:  # a session outlived it; at a handshake TLS refuses it before anyone hears of it
+            raise Unauthenticated(error.message, error.advice) from error
         except (HostileInput, IndexError) as error:
-            raise Unauthenticated("The caller's certificate is missing, expired or not of this federation.") from error
+            raise Unauthenticated("The caller's certificate is missing, not valid yet or not of this federation.") from error
+        self._expiry.check(f"{identity.role} {identity.name}", identity.not_after)
         if identity.role not in roles:
             raise WrongRole(f"The call is for {' or '.join(roles)}, the caller is {identity.role.value}.")
         return identity
@@ -106,8 +114,10 @@ class Guard:
         for kind, status, reason in _STATUS:
             if isinstance(error, kind):
                 text = error.message if isinstance(error, VeilsumError) else "The message cannot be parsed."
-                LOG.warning("rejected (%s): %s", reason, text)
+                LOG.warning("rejected (%s): %s", reason, text, extra=about("rejected", reason=reason))
                 self.metrics.rejected.labels(reason).inc()
+                if kind is DecodeError:
+                    self.metrics.decode_failures.labels("message").inc()
                 await context.abort(status, text)
         LOG.error("internal error", exc_info=error)
         self.metrics.rejected.labels("internal").inc()

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import grpc
+
 from veilsum_coordinator.hub import Hub
 from veilsum_coordinator.service.guard import Context, Guard, WrongRole
 from veilsum_privacy.canonical import canonical
@@ -61,7 +63,7 @@ class Studies(StudiesServicer):
             caller = self._guard.caller(context, (Role.ANALYST,))
             if len(request.study.study) > MAX_STUDY_BYTES or len(request.study.certificate) > 8192:
                 raise HostileInput("The study or its certificate is larger than allowed.")
-            return pb.SubmitReply(study=self._hub.submit(caller.name, request.study))
+            return pb.SubmitReply(study=await asyncio.to_thread(self._hub.submit, caller.name, request.study))
 
         return await self._guard.unary(context, work)
 
@@ -104,6 +106,8 @@ class Studies(StudiesServicer):
                 shown = now
             if status.phase in ("failed", "aborted") or (status.phase == "finished" and status.results):
                 return
+            if self._hub.stopping:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "The coordinator is stopping.")
             await asyncio.sleep(0.1)
 
     async def Abort(self, request: pb.ShowRequest, context: Context) -> pb.StudyStatus:
@@ -119,7 +123,8 @@ class Studies(StudiesServicer):
             self._guard.caller(context, READERS)
             if not 0 < len(request.dataset) <= 64:
                 raise HostileInput("A dataset's name has 1 to 64 characters.")
-            spent = await asyncio.to_thread(self._hub.journal.mirror.spending, request.dataset)
+            journal = self._hub.journal
+            spent = await journal.outage.call(lambda: journal.mirror.spending(request.dataset))
             return pb.SpendingReply(
                 participants=[
                     pb.ParticipantSpending(

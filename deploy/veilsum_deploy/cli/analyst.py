@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from veilsum_participant.cli.identity import AddressOption, DirectoryArgument, NameOption, init_party
@@ -19,7 +21,13 @@ def analyst() -> None:
 
 @app.command()
 def init(
-    directory: DirectoryArgument, name: NameOption, coordinator: AddressOption = EXAMPLE_ADDRESS, as_json: JsonOption = False
+    directory: DirectoryArgument,
+    name: NameOption,
+    coordinator: AddressOption = EXAMPLE_ADDRESS,
+    operator: Annotated[
+        bool, typer.Option("--operator", help="For an operator: sees and stops everybody's studies, submits none.")
+    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Make a private key, a certificate signing request and an analyst.toml to edit."""
-    init_party(directory, name, Role.ANALYST, as_json=as_json, address=coordinator)
+    init_party(directory, name, Role.OPERATOR if operator else Role.ANALYST, as_json=as_json, address=coordinator)

@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from veilsum_participant.cli.identity import DirectoryArgument, NameOption, init_party
+from veilsum_participant.cli.operations import (
+    ArchiveArgument,
+    ForceOption,
+    ReplaceOption,
+    RestoreIdentityOption,
+    WithIdentityOption,
+    require_file,
+    run_backup,
+    run_restore,
+    show_configuration,
+)
 from veilsum_privacy.identity import Role
 from veilsum_privacy.runtime.console import JsonOption
 
+if TYPE_CHECKING:
+    from veilsum_privacy.backup import Party
+
 app = typer.Typer(no_args_is_help=True, add_completion=False)
+
+ConfigOption = Annotated[Path, typer.Option("--config", help="The coordinator's configuration.")]
+CONFIG = Path("coordinator.toml")
 
 
 @app.callback()
@@ -26,9 +43,7 @@ def init(directory: DirectoryArgument, name: NameOption, as_json: JsonOption = F
 
 
 @app.command()
-def start(
-    config: Annotated[Path, typer.Option("--config", help="The coordinator's configuration.")] = Path("coordinator.toml"),
-) -> None:
+def start(config: ConfigOption = CONFIG) -> None:
     """Run the coordinator until SIGINT or SIGTERM; it goes on where it was stopped."""
     from veilsum_coordinator.server import serve  # loads gRPC and torch, which init does without
     from veilsum_coordinator.settings import load_coordinator_config
@@ -37,3 +52,53 @@ def start(
     settings = load_coordinator_config(config)
     start_logging(settings.log)
     serve(settings)
+
+
+@app.command()
+def health(config: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
+    """Ask the running coordinator whether it serves and its database answers, at its metrics endpoint; status 1 if not."""
+    from veilsum_coordinator.settings import load_coordinator_config
+    from veilsum_privacy.runtime.health import ask_ready, show_health
+
+    raise typer.Exit(show_health(ask_ready(load_coordinator_config(config).metrics), as_json=as_json))
+
+
+@app.command()
+def config(path: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
+    """Show the configuration that holds: file, environment and defaults, each value with its source; secrets hidden."""
+    from veilsum_coordinator.settings import read_coordinator_settings
+
+    show_configuration(read_coordinator_settings(path), path, as_json=as_json)
+
+
+@app.command()
+def backup(
+    file: ArchiveArgument,
+    config: ConfigOption = CONFIG,
+    with_identity: WithIdentityOption = False,
+    force: ReplaceOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Back up journal, mirror and results into one file, also while the coordinator runs; the copy's mirror is verified."""
+    run_backup(_party(config), file, with_identity=with_identity, force=force, as_json=as_json)
+
+
+@app.command()
+def restore(
+    file: ArchiveArgument,
+    config: ConfigOption = CONFIG,
+    with_identity: RestoreIdentityOption = False,
+    force: ForceOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Put a backup back while the coordinator is stopped; results that are there stay."""
+    run_restore(_party(config), file, with_identity=with_identity, force=force, as_json=as_json)
+
+
+def _party(config: Path) -> Party:
+    from veilsum_coordinator.settings import load_coordinator_config
+    from veilsum_privacy.backup import Party
+
+    settings = load_coordinator_config(config)
+    place = require_file(settings.database_place)
+    return Party(Role.COORDINATOR, place, settings.identity, settings.state / "results")

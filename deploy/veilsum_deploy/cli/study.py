@@ -196,7 +196,7 @@ def _connected(coordinator: str | None, identity: Path | None) -> Iterator[tuple
     access = resolve_access(coordinator, identity)
     now = _now()
     credentials = load_credentials(access.identity, now)
-    with connect(access.address, credentials, access.identity, now) as remote:
+    with connect(access.route, credentials, access.identity, now) as remote:
         yield remote, credentials
 
 

@@ -12,6 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from veilsum_participant.cli.identity import AddressOption, DirectoryArgument, NameOption, init_party
+from veilsum_participant.cli.operations import (
+    ArchiveArgument,
+    ForceOption,
+    ReplaceOption,
+    RestoreIdentityOption,
+    WithIdentityOption,
+    run_backup,
+    run_restore,
+    show_configuration,
+)
 from veilsum_privacy.errors import Misuse, StateError
 from veilsum_privacy.identity import Role
 from veilsum_privacy.identity.starters import EXAMPLE_ADDRESS
@@ -22,6 +32,7 @@ if TYPE_CHECKING:
     from veilsum_participant.checks import AskedStudy
     from veilsum_participant.config import ParticipantConfig
     from veilsum_participant.site import Site
+    from veilsum_privacy.backup import Party
     from veilsum_privacy.schema import DatasetSchema
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -54,6 +65,55 @@ def start(config: ConfigOption = CONFIG) -> None:
     settings = load_participant_config(config)
     start_logging(settings.log)
     run_participant(settings)
+
+
+@app.command()
+def health(config: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
+    """Ask the running participant whether its session is open, at its own metrics endpoint; status 1 if it is not."""
+    from veilsum_participant.config import load_participant_config
+    from veilsum_privacy.runtime.health import ask_ready, show_health
+
+    raise typer.Exit(show_health(ask_ready(load_participant_config(config).metrics), as_json=as_json))
+
+
+@app.command()
+def config(path: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
+    """Show the configuration that holds: file, environment and defaults, each value with its source; secrets hidden."""
+    from veilsum_participant.config import read_participant_settings
+
+    show_configuration(read_participant_settings(path), path, as_json=as_json)
+
+
+@app.command()
+def backup(
+    file: ArchiveArgument,
+    config: ConfigOption = CONFIG,
+    with_identity: WithIdentityOption = False,
+    force: ReplaceOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Back up ledger and protocol state into one file, also while the participant runs; the copy's ledger is verified."""
+    run_backup(_party(config), file, with_identity=with_identity, force=force, as_json=as_json)
+
+
+@app.command()
+def restore(
+    file: ArchiveArgument,
+    config: ConfigOption = CONFIG,
+    with_identity: RestoreIdentityOption = False,
+    force: ForceOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Put a backup back while the participant is stopped; what it has paid since is charged when it connects."""
+    run_restore(_party(config), file, with_identity=with_identity, force=force, as_json=as_json)
+
+
+def _party(config: Path) -> Party:
+    from veilsum_participant.config import load_participant_config
+    from veilsum_privacy.backup import Party
+
+    settings = load_participant_config(config)
+    return Party(Role.PARTICIPANT, settings.state, settings.identity)
 
 
 @app.command()
@@ -127,6 +187,16 @@ def decline(
 
 
 @app.command()
+def leave(study: StudyArgument, config: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
+    """End this site's part in a study that it is enrolled in, for good: open attempts are given up, its keys are erased."""
+    from veilsum_participant.membership import leave_study
+
+    with _site(config, same_key=False) as site:
+        digest = leave_study(site, study)
+    print_fields({"id": digest.hex(), "state": "left"}, title="Left", as_json=as_json)
+
+
+@app.command()
 def apply(
     result: Annotated[Path, typer.Argument(help="Directory of the result: manifest.json and its arrays.", metavar="RESULT")],
     data: Annotated[Path, typer.Option("--data", help="File of records: CSV, Parquet or npz.")],
@@ -168,7 +238,7 @@ def evaluate(
 
 
 @contextmanager
-def _site(config: Path) -> Iterator[Site]:
+def _site(config: Path, *, same_key: bool = True) -> Iterator[Site]:
     """The site's own store and ledger, beside the participant that may be running on them."""
     from veilsum_participant.client import open_site
     from veilsum_participant.config import load_participant_config
@@ -176,7 +246,7 @@ def _site(config: Path) -> Iterator[Site]:
     settings = load_participant_config(config)
     if not settings.state.exists():
         raise StateError(f"There is no store {settings.state}.", "It is made when the participant starts for the first time.")
-    site = open_site(settings)
+    site = open_site(settings, same_key=same_key)
     try:
         yield site
     finally:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from veilsum_participant.ledgers import Checked, check, load_authority
-from veilsum_privacy.config import read_toml
 from veilsum_privacy.errors import Misuse
 from veilsum_privacy.identity.tls import AUTHORITY_FILE
+from veilsum_privacy.overrides import overridden_tables
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -61,7 +61,7 @@ def find_ledger(place: str | None, config: Path | None) -> Place:
             raise Misuse("LEDGER and --config both name a ledger.", "Give one of them.")
         return Place(place)
     path = _existing(config)
-    keys = read_toml(path).keys()
+    keys = overridden_tables(path)
     if "coordinator" not in keys:  # the one key that a participant's configuration always has
         from veilsum_participant.cli.additions import ADDITIONS
 
@@ -84,7 +84,7 @@ def load_participant(config: Path | None) -> ParticipantConfig:
     from veilsum_participant.config import load_participant_config
 
     path = _existing(config)
-    keys = read_toml(path).keys()
+    keys = overridden_tables(path)
     if "coordinator" not in keys and keys & _COORDINATOR_KEYS:
         raise Misuse(f"{path} is a coordinator's configuration.", "Its mirror is only read: give --config a participant's.")
     return load_participant_config(path)
@@ -124,7 +124,7 @@ def open_own(settings: ParticipantConfig) -> Iterator[tuple[Ledger, Engine]]:
     credentials = load_credentials(settings.identity, _now(), Role.PARTICIPANT)
     engine = open_database(settings.state)
     try:
-        yield open_ledger(engine, credentials, _now), engine
+        yield open_ledger(engine, credentials, _now, same_key=True), engine
     finally:
         engine.dispose()
 

@@ -2,6 +2,7 @@
 
 from veilsum_privacy.identity.authority import DEFAULT_DAYS, Authority, new_key_and_csr
 from veilsum_privacy.identity.certificate import (
+    CertificateExpired,
     Identity,
     Role,
     federation_id,
@@ -17,6 +18,7 @@ from veilsum_privacy.identity.tls import Credentials, load_credentials
 __all__ = [
     "DEFAULT_DAYS",
     "Authority",
+    "CertificateExpired",
     "Credentials",
     "Identity",
     "Issued",

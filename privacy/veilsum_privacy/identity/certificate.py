@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
 from functools import lru_cache
 
@@ -37,6 +37,10 @@ _LEAF_EXTENSIONS = frozenset(
         ExtensionOID.AUTHORITY_KEY_IDENTIFIER,
     }
 )
+
+
+class CertificateExpired(HostileInput):
+    """A certificate that was in order has ended; the message names whose it is and when it did."""
 
 
 class Role(StrEnum):
@@ -184,18 +188,23 @@ def verify_certificate(data: bytes, ca: x509.Certificate, at: int, role: Role | 
         role: the role it must have, or None for any.
 
     Raises:
-        HostileInput: any step fails.
+        CertificateExpired: one of the two has ended.
+        HostileInput: any other step fails.
     """
     identity = _verified(data, ca, role)
     spans = (
-        ("authority's certificate", _seconds(ca.not_valid_before_utc), _seconds(ca.not_valid_after_utc)),
-        ("certificate", identity.not_before, identity.not_after),
+        (f"authority {federation_name(ca)}", _seconds(ca.not_valid_before_utc), _seconds(ca.not_valid_after_utc)),
+        (f"{identity.role} {identity.name}", identity.not_before, identity.not_after),
     )
-    for what, begin, end in spans:
+    for whose, begin, end in spans:
         if at < begin:
-            raise HostileInput(f"The {what} is not valid yet.", "Check this machine's clock.")
+            raise HostileInput(
+                f"The certificate of {whose} is not valid yet: it begins on {moment(begin)}.", "Check this machine's clock."
+            )
         if at > end:
-            raise HostileInput(f"The {what} has expired.", "Ask the authority to sign a new one.")
+            raise CertificateExpired(
+                f"The certificate of {whose} has expired: it ended on {moment(end)}.", "Let the authority sign it again."
+            )
     return identity
 
 
@@ -275,5 +284,15 @@ LEAF_KEY_USAGE = key_usage(digital_signature=True)
 """What a party's key may do."""
 
 
-def _seconds(moment: datetime) -> int:
-    return int(moment.timestamp())
+def certificate_end(certificate: x509.Certificate) -> int:
+    """The last second in which a certificate is valid, Unix time."""
+    return _seconds(certificate.not_valid_after_utc)
+
+
+def moment(seconds: int) -> str:
+    """A point in time as an operator reads it; ``seconds`` are Unix time."""
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _seconds(point: datetime) -> int:
+    return int(point.timestamp())

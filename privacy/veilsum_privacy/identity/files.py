@@ -1,6 +1,7 @@
 """Reading and writing the few files that identities live in: keys, certificates, requests.
 
-Private files are created with mode 0600 and refused when others can read them. Contents are not interpreted here.
+Private files are created with mode 0600 and refused when others can read them. A file of root's may be readable by its group:
+so systemd (credentials) and Kubernetes (Secrets) hand a key to one service's user. Contents are not interpreted here.
 """
 
 from __future__ import annotations
@@ -25,8 +26,17 @@ def read_file(path: Path, what: str, *, advice: str = "Check the path.") -> byte
 
 
 def read_private(path: Path, what: str, *, advice: str = "Check the path.") -> bytes:
-    """As :func:`read_file`, and refuse a file that its group or others may read or write."""
+    """As :func:`read_file`, and refuse a file that is :func:`open_to_others`."""
     return _read(path, what, advice, private=True)
+
+
+def open_to_others(status: os.stat_result) -> bool:
+    """Whether a private file may be read or written by its group or others.
+
+    Its group may read it where root owns it and this process is another user's: root alone can have chosen that group.
+    """
+    handed = status.st_uid == 0 and os.geteuid() != 0
+    return bool(status.st_mode & (0o037 if handed else 0o077))
 
 
 def write_new(path: Path, data: bytes, *, mode: int = 0o644) -> None:
@@ -79,7 +89,7 @@ def _read(path: Path, what: str, advice: str, *, private: bool) -> bytes:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise ConfigurationError(f"The {what} {path} is not a regular file.", advice)
-            if private and status.st_mode & 0o077:
+            if private and open_to_others(status):
                 raise ConfigurationError(f"The {what} {path} can be read by others.", f"Run: chmod 600 {path}")
             data = file.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError as error:

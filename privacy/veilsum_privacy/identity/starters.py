@@ -14,12 +14,24 @@ from veilsum_privacy.identity.files import write_new
 EXAMPLE_ADDRESS = "coordinator.example:8461"
 
 _PARTICIPANT = Template("""\
-# A participant's configuration. Paths are relative to this file; `veilsum participant check` tests it.
+# A participant's configuration. Paths are relative to this file; `veilsum participant check` tests it. Environment variables
+# override it, VEILSUM__STATE or VEILSUM__LOG__FORMAT; `veilsum participant config` shows what holds.
 
 coordinator = "$address"      # host:port of the coordinator, as its certificate names it
+# proxy = "proxy.example:3128"         # HTTP proxy that tunnels to it; "environment" follows https_proxy and no_proxy
+# proxy_user = "hospital"              # if it asks, with a file of mode 0600 that holds the password
+# proxy_password_file = "proxy.password"
+# ca_bundle = "hospital-ca.pem"        # further authorities, where the coordinator's TLS certificate is not the federation's
 identity = "identity"         # directory of key.pem, certificate.pem and authority.pem
 state = "participant.db"      # protocol state and privacy ledger; of an older copy the participant recovers charges first
-# log = "participant.log"     # default: standard error
+
+# [log]                       # by default plain lines on standard error
+# file = "participant.log"
+# format = "json"             # one object a line, for programs
+# level = "info"              # or "debug", "warning"
+
+# [metrics]                   # for Prometheus; on loopback, or with certificate, key and token_file: docs/metrics.md
+# listen = "127.0.0.1:9465"
 
 # Datasets that this site offers, by the name that studies use. CSV, Parquet or npz.
 [datasets.records]
@@ -62,7 +74,7 @@ max_lost = 2                  # paid rounds without a release after which the si
 study_days = 366              # how long a study may stay open
 attempt_hours = 24            # how long a reservation stays open at most
 approval = "policy"           # "manual": every study waits for `veilsum participant approve`
-share_metrics = false         # nothing reports metrics of the site yet; whatever will, asks here first
+share_metrics = []            # told to the coordinator, of "software", "budget", "ledger", "timings", "certificate"
 
 # Peers that this site trusts, by key fingerprint; ask their operators. Only pinned peers' noise counts: studies with
 # distributed noise need every other site of the cohort here, studies with local noise need nobody.
@@ -71,15 +83,23 @@ share_metrics = false         # nothing reports metrics of the site yet; whateve
 """)
 
 _COORDINATOR = Template("""\
-# A coordinator's configuration. Paths are relative to this file.
+# A coordinator's configuration. Paths are relative to this file. Environment variables override it, VEILSUM__LISTEN or
+# VEILSUM__WAITS__GRACE; `veilsum coordinator config` shows what holds.
 
 listen = "127.0.0.1:8461"     # host:port to listen on; 0.0.0.0 for every interface, port 0 lets the system choose
 identity = "identity"         # directory of key.pem, certificate.pem and authority.pem
 state = "state"               # directory of the journal, encrypted sums, mirror of the ledgers, and results
 # database = "postgresql://user@host/name"  # journal and mirror there instead; VEILSUM_DATABASE overrides it
 # ready_file = "address"      # where the address is written once the server listens
-# log = "coordinator.log"     # default: standard error
 max_peer_streams = 16         # open calls that one peer may hold at once
+
+# [log]                       # by default plain lines on standard error
+# file = "coordinator.log"
+# format = "json"             # one object a line, for programs
+# level = "info"              # or "debug", "warning"
+
+# [metrics]                   # for Prometheus; on loopback, or with certificate, key and token_file: docs/metrics.md
+# listen = "127.0.0.1:9464"
 
 # How long the coordinator waits, in seconds.
 [waits]
@@ -89,6 +109,12 @@ contribute = 3600             # for an attempt's uploads
 consent = 600                 # for the consents of a complete attempt
 decrypt = 600                 # for two decryptions
 grace = 30                    # for a participant whose connection broke
+database = 600                # for a database server that is away
+
+# A TLS certificate of another authority than the federation's, say the hospital's; clients name its root as `ca_bundle`.
+# [tls]
+# certificate = "tls/certificate.pem"  # the server's own first, then those of intermediate authorities
+# key = "tls/key.pem"
 """)
 
 _ANALYST = Template("""\
@@ -96,6 +122,10 @@ _ANALYST = Template("""\
 # file. The options --coordinator and --identity, and VEILSUM_COORDINATOR and VEILSUM_IDENTITY, take precedence.
 
 coordinator = "$address"      # host:port of the coordinator, as its certificate names it
+# proxy = "proxy.example:3128"         # HTTP proxy that tunnels to it; "environment" follows https_proxy and no_proxy
+# proxy_user = "hospital"              # if it asks, with a file of mode 0600 that holds the password
+# proxy_password_file = "proxy.password"
+# ca_bundle = "hospital-ca.pem"        # further authorities, where the coordinator's TLS certificate is not the federation's
 identity = "identity"         # directory of key.pem, certificate.pem and authority.pem
 """)
 
@@ -103,7 +133,7 @@ _STARTERS = {Role.PARTICIPANT: _PARTICIPANT, Role.COORDINATOR: _COORDINATOR, Rol
 
 
 def write_starter(directory: Path, role: Role, address: str = EXAMPLE_ADDRESS) -> Path:
-    """Write ``<role>.toml`` into a party's directory if there is none; returns its path.
+    """Write ``<role>.toml`` into a party's directory if there is none (an operator's is ``analyst.toml``); returns its path.
 
     Args:
         address: checked host:port of the coordinator.
@@ -111,6 +141,7 @@ def write_starter(directory: Path, role: Role, address: str = EXAMPLE_ADDRESS) -
     Raises:
         StateError: the file cannot be written.
     """
+    role = Role.ANALYST if role is Role.OPERATOR else role  # both call the same commands, which look for one file
     path = directory / f"{role}.toml"
     if not path.exists():
         write_new(path, _STARTERS[role].substitute(address=address).encode())

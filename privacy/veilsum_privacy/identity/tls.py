@@ -9,10 +9,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 
 from veilsum_privacy.errors import ConfigurationError, HostileInput
-from veilsum_privacy.identity.certificate import Identity, Role, federation_id, load_authority_certificate, verify_certificate
+from veilsum_privacy.identity.certificate import (
+    Identity,
+    Role,
+    federation_id,
+    load_authority_certificate,
+    moment,
+    verify_certificate,
+)
 from veilsum_privacy.identity.files import read_file, read_private
 from veilsum_privacy.identity.signing import SigningKey
 
@@ -80,3 +87,51 @@ def load_credentials(directory: Path, at: int, role: Role | None = None) -> Cred
     if identity.fingerprint != signing_key.fingerprint:
         raise ConfigurationError(f"{certificate_path} does not belong to {key_path}.", advice)
     return Credentials(identity, signing_key, ca, key, certificate, ca.public_bytes(Encoding.PEM))
+
+
+@dataclass(frozen=True)
+class ServerPair:
+    """What a TLS server presents where that is not the federation's own certificate.
+
+    Attributes:
+        key_pem: the private key.
+        chain_pem: its certificate, and those of intermediate authorities after it.
+        name: the certificate's subject, for people.
+        not_after: last valid second of the certificate, Unix time.
+    """
+
+    key_pem: bytes = field(repr=False)
+    chain_pem: bytes = field(repr=False)
+    name: str
+    not_after: int
+
+
+def load_server_pair(certificate: Path, key: Path, at: int) -> ServerPair:
+    """Load a key and a certificate chain of any authority, for a TLS server.
+
+    Raises:
+        ConfigurationError: a file is missing, malformed or readable by others; the certificate belongs to another key or is
+            not valid at ``at``.
+    """
+    key_pem = read_private(key, "TLS server's private key")
+    chain = read_file(certificate, "TLS server's certificate")
+    try:
+        first = x509.load_pem_x509_certificates(chain)[0]
+        private = load_pem_private_key(key_pem, None)
+        mine = private.public_key() == first.public_key()
+        name = first.subject.rfc4514_string() or "without a subject"
+    except Exception as error:  # the parsers' faults are many and undocumented
+        raise ConfigurationError(
+            f"{certificate} and {key} are not a certificate chain and an unencrypted private key in PEM.",
+            "The server's own certificate comes first.",
+        ) from error
+    if not mine:
+        raise ConfigurationError(f"{certificate} does not belong to {key}.", "Replace both, the key first.")
+    begin, end = int(first.not_valid_before_utc.timestamp()), int(first.not_valid_after_utc.timestamp())
+    if at < begin:
+        raise ConfigurationError(f"{certificate}: the certificate of {name} is not valid yet: it begins on {moment(begin)}.")
+    if at > end:
+        raise ConfigurationError(
+            f"{certificate}: the certificate of {name} has expired: it ended on {moment(end)}.", "Have it renewed."
+        )
+    return ServerPair(key_pem, chain, name, end)

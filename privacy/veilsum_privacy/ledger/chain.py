@@ -7,7 +7,7 @@ certificate. So a ledger proves itself to somebody who has nothing else but, to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,8 @@ from sqlalchemy import Connection, Engine, insert, select
 
 from veilsum_privacy.canonical import canonical, parse_canonical
 from veilsum_privacy.database import migrate, transaction
-from veilsum_privacy.errors import HostileInput, StateError
-from veilsum_privacy.identity import Credentials, Label, key_fingerprint, verify_certificate
+from veilsum_privacy.errors import HostileInput, Misuse, StateError
+from veilsum_privacy.identity import Credentials, Label, SigningKey, key_fingerprint, verify_certificate
 from veilsum_privacy.identity.certificate import load_certificate, p256_key
 from veilsum_privacy.ledger.entries import Kind
 from veilsum_privacy.ledger.migrations import COMPONENT, PACKAGE
@@ -55,6 +55,9 @@ class Chain:
 
     def __init__(self, engine: Engine, *, credentials: Credentials, clock: Callable[[], int], random: RandomSource) -> None:
         self.credentials, self._clock = credentials, clock
+        self._next: SigningKey | None = None  # during a renewal
+        self._in_force = credentials.signing_key.fingerprint  # of the key that the ledger names, as far as it was read
+        self._read, self._last = 0, (0, "")  # committed entries looked through for keys; the last entry seen or written
         identity = credentials.identity
         migrate(engine, PACKAGE, COMPONENT)
         with transaction(engine) as connection:
@@ -63,10 +66,34 @@ class Chain:
             row = connection.execute(select(ledger_table).where(_COLUMNS.seq == 1)).mappings().first()
             if row is None:
                 genesis = {"random": random.bytes(32), "site": identity.name, "role": identity.role.value}
-                self.append(connection, Kind.GENESIS, detail=genesis | self._own(authority=True), now=now)
+                self.append(connection, Kind.GENESIS, detail=genesis | self._own(credentials, authority=True), now=now)
             else:
                 self._check_owner(dict(row))
-                self._name_key(connection, parse_canonical(row["detail"].encode(), what="ledger entry"), now)
+                self._name_key(connection, credentials, now)
+            self._read = self._tip(connection)[0]
+
+    def renew(self, credentials: Credentials, run: Callable[[Callable[[Connection], object]], object]) -> None:
+        """Sign with renewed credentials from here on; a new key is named by a ``key`` entry first, signed with it.
+
+        A renewal that fails leaves the former in use; try again until it succeeds. Where it is not known whether the entry
+        was written, entries are signed with the key that the ledger names.
+
+        Args:
+            credentials: the same owner's, checked.
+            run: calls its argument in one durable write transaction, perhaps more than once.
+
+        Raises:
+            Misuse: they are another party's, or of another federation.
+            StateError: the database refuses.
+        """
+        old, new = self.credentials, credentials
+        same = (old.identity.name, old.identity.role, old.federation_id)
+        if (new.identity.name, new.identity.role, new.federation_id) != same:
+            raise Misuse("A ledger cannot be taken over by another party.", "Renew the owner's own certificate.")
+        if not old.signing_key.fingerprint == self._in_force == new.signing_key.fingerprint:
+            self._next = new.signing_key
+            run(lambda connection: self._name_key(connection, new, self._clock()))
+        self.credentials, self._next, self._in_force = new, None, new.signing_key.fingerprint
 
     @property
     def name(self) -> str:
@@ -85,6 +112,7 @@ class Chain:
         detail: Mapping[str, Any] | None = None,
         *,
         now: int | None = None,
+        key: SigningKey | None = None,
     ) -> Appended:
         """Write the next entry; the caller's transaction makes it durable.
 
@@ -94,28 +122,57 @@ class Chain:
             columns: what its columns hold, if more than nothing.
             detail: what else it says.
             now: its time, if it was read already.
+            key: that signs it; the owner's present one by default.
         """
-        last = connection.execute(_LAST).first()
+        last, last_hash = self._tip(connection)
+        signer = key or self._key(connection, (last, last_hash))
         row: dict[str, Any] = {
             **_NO_COLUMNS,
             **(columns or {}),
-            "seq": 1 if last is None else last.seq + 1,
+            "seq": last + 1,
             "time": self._clock() if now is None else now,
             "kind": kind.value,
             "detail": canonical(detail or {}).decode(),
-            "previous": NO_HASH if last is None else last.hash,
+            "previous": last_hash,
         }
         row["hash"] = hash_row(row)
         hashed = bytes.fromhex(row["hash"])
-        row["signature"] = self.credentials.signing_key.sign(Label.LEDGER, hashed).hex()
+        row["signature"] = signer.sign(Label.LEDGER, hashed).hex()
         connection.execute(_INSERT, row)
+        self._last = (0, "") if key else (row["seq"], row["hash"])
         return Appended(int(row["seq"]), hashed)
 
-    def _own(self, *, authority: bool) -> dict[str, Any]:
+    @staticmethod
+    def _tip(connection: Connection) -> tuple[int, str]:
+        """Number and hash of the last entry."""
+        last = connection.execute(_LAST).first()
+        return (0, NO_HASH) if last is None else (int(last.seq), str(last.hash))
+
+    def _key(self, connection: Connection, tip: tuple[int, str]) -> SigningKey:
+        """The key that signs now: the one that the ledger names, which another process may have changed meanwhile.
+
+        Raises:
+            StateError: it names a key that this process does not have.
+        """
+        if tip != self._last:  # others wrote, or what was written was undone
+            query = select(_COLUMNS.detail).where(_COLUMNS.seq > self._read, _COLUMNS.kind == Kind.KEY.value)
+            found = self._certificates([str(text) for text in connection.scalars(query.order_by(_COLUMNS.seq))])
+            if found:
+                self._in_force = _fingerprint(found[-1])
+            self._read = tip[0]
+        for key in (self.credentials.signing_key, self._next):
+            if key is not None and key.fingerprint == self._in_force:
+                return key
+        raise StateError(
+            "The ledger names another key than the one in use here.", "Put that key and its certificate into the identity."
+        )
+
+    @staticmethod
+    def _own(credentials: Credentials, *, authority: bool) -> dict[str, Any]:
         """What an entry says about the key that signs from here on."""
-        named: dict[str, Any] = {"certificate": self.credentials.identity.certificate}
+        named: dict[str, Any] = {"certificate": credentials.identity.certificate}
         if authority:
-            named["authority"] = self.credentials.authority.public_bytes(Encoding.DER)
+            named["authority"] = credentials.authority.public_bytes(Encoding.DER)
         return named
 
     def _check_owner(self, row: Mapping[str, Any]) -> None:
@@ -132,19 +189,25 @@ class Chain:
         if role != self.credentials.identity.role:
             raise StateError(f"The ledger is a {role}'s, not a {self.credentials.identity.role}'s.", "Check the file.")
 
-    def _name_key(self, connection: Connection, genesis: Mapping[str, Any], now: int) -> None:
-        """Append a ``key`` entry if the last entry that names a key names another one."""
-        query = select(_COLUMNS.detail).where(_COLUMNS.kind == Kind.KEY.value).order_by(_COLUMNS.seq)
-        named = [genesis, *(parse_canonical(str(text).encode(), what="ledger entry") for text in connection.scalars(query))]
+    @staticmethod
+    def _certificates(details: Iterable[str], name: str = "certificate") -> list[bytes]:
+        """Certificates that entries name under ``name``, in order, DER."""
         try:
-            authorities = [unhex(detail["authority"]) for detail in named if "authority" in detail]
-            certificates = [unhex(detail["certificate"]) for detail in named if "certificate" in detail]
+            parsed = [parse_canonical(text.encode(), what="ledger entry") for text in details]
+            return [unhex(detail[name]) for detail in parsed if name in detail]
         except (AttributeError, TypeError, ValueError) as error:
             raise HostileInput("A certificate that the ledger names is malformed.", "Run veilsum ledger verify.") from error
-        if authorities and authorities[0] != self.credentials.authority.public_bytes(Encoding.DER):
+
+    def _name_key(self, connection: Connection, credentials: Credentials, now: int) -> None:
+        """Append a ``key`` entry if the last entry that names a key names another one."""
+        names_keys = (_COLUMNS.seq == 1) | (_COLUMNS.kind == Kind.KEY.value)
+        details = [str(text) for text in connection.scalars(select(_COLUMNS.detail).where(names_keys).order_by(_COLUMNS.seq))]
+        authorities, certificates = self._certificates(details, "authority"), self._certificates(details)
+        if authorities and authorities[0] != credentials.authority.public_bytes(Encoding.DER):
             raise StateError("The ledger belongs to another federation.", "Use one state file for each federation.")
-        if not certificates or _fingerprint(certificates[-1]) != self.credentials.signing_key.fingerprint:
-            self.append(connection, Kind.KEY, detail=self._own(authority=not authorities), now=now)
+        if not certificates or _fingerprint(certificates[-1]) != credentials.signing_key.fingerprint:
+            detail = self._own(credentials, authority=not authorities)
+            self.append(connection, Kind.KEY, detail=detail, now=now, key=credentials.signing_key)
 
 
 def _fingerprint(certificate: bytes) -> str:

@@ -79,6 +79,10 @@ class Ledger(LedgerReader):
         self._chain = Chain(engine, credentials=credentials, clock=clock, random=random)
         super().__init__(engine)
 
+    def renew(self, credentials: Credentials, run: Callable[[Callable[[Connection], object]], object]) -> None:
+        """Sign with renewed credentials from here on; see :meth:`veilsum_privacy.ledger.chain.Chain.renew`."""
+        self._chain.renew(credentials, run)
+
     def set_budget(
         self,
         connection: Connection,

@@ -79,6 +79,10 @@ class Mirror(ChainReader):
         self._chain = Chain(engine, credentials=credentials, clock=clock, random=random)
         super().__init__(engine)
 
+    def renew(self, credentials: Credentials, run: Callable[[Callable[[Connection], object]], object]) -> None:
+        """Sign with renewed credentials from here on; see :meth:`veilsum_privacy.ledger.chain.Chain.renew`."""
+        self._chain.renew(credentials, run)
+
     def show(
         self, connection: Connection, receipts: Sequence[SignedReceipt], certificates: Mapping[str, bytes]
     ) -> SignedReceipt:

@@ -169,6 +169,11 @@ def countersign(countersignature: Countersignature, key: SigningKey) -> SignedRe
     return SignedReceipt(body, key.sign(Label.COUNTERSIGN, body))
 
 
+def countersign_again(signed: SignedReceipt, key: SigningKey) -> SignedReceipt:
+    """The same words under another key, for who has not heard them yet when a coordinator's key is replaced."""
+    return SignedReceipt(signed.body, key.sign(Label.COUNTERSIGN, signed.body))
+
+
 def receipts_digest(receipts: Sequence[SignedReceipt]) -> bytes:
     """Digest of an attempt's receipts in the cohort's order (32 bytes); over the bodies, for signatures are malleable."""
     return digest("veilsum/1/receipts", *(receipt.body for receipt in receipts))

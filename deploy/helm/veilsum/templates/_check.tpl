@@ -1,0 +1,36 @@
+{{/* What the schema cannot say: values that only make sense together. */}}
+{{- define "veilsum.check" -}}
+{{- $coordinator := .Values.coordinator -}}
+{{- $participant := .Values.participant -}}
+{{- if not (or $coordinator.enabled $participant.enabled) -}}
+{{- fail "Nothing to install: set coordinator.enabled or participant.enabled." -}}
+{{- end -}}
+{{- range $name, $part := dict "coordinator" $coordinator "participant" $participant -}}
+{{- if and $part.enabled $part.metrics.serviceMonitor.enabled (not $part.metrics.enabled) -}}
+{{- fail (printf "%s.metrics.serviceMonitor.enabled needs %s.metrics.enabled: on loopback there is nothing to scrape." $name $name) -}}
+{{- end -}}
+{{- end -}}
+{{- if .Values.postgresql.enabled -}}
+{{- if not $coordinator.enabled }}{{ fail "postgresql.enabled needs coordinator.enabled: nobody else uses it." }}{{ end -}}
+{{- if not $coordinator.database.existingSecret -}}
+{{- fail "coordinator.database.existingSecret: name a Secret with the keys of postgresql.passwordKey and coordinator.database.urlKey." -}}
+{{- end -}}
+{{- else if and $coordinator.enabled $coordinator.database.existingSecret .Values.networkPolicy.enabled (not $coordinator.networkPolicy.databaseTo) -}}
+{{- fail "coordinator.networkPolicy.databaseTo: say where PostgreSQL listens, for example [{ipBlock: {cidr: 10.0.0.5/32}}]; without it the coordinator cannot reach it." -}}
+{{- end -}}
+{{- if and $coordinator.database.ca.existingSecret (not $coordinator.database.existingSecret) -}}
+{{- fail "coordinator.database.ca needs coordinator.database.existingSecret." -}}
+{{- end -}}
+{{- if $participant.enabled -}}
+{{- $_ := required "participant.name: the site's certified name, as its certificate has it" $participant.name -}}
+{{- if and $participant.caBundle.existingSecret $participant.caBundle.existingConfigMap -}}
+{{- fail "participant.caBundle: name a Secret or a ConfigMap, not both." -}}
+{{- end -}}
+{{- if eq (default "" $participant.config.proxy) "environment" -}}
+{{- fail "participant.config.proxy: name the proxy as host:port; the pod's environment names none." -}}
+{{- end -}}
+{{- if and .Values.networkPolicy.enabled (not $participant.networkPolicy.coordinatorTo) -}}
+{{- fail "participant.networkPolicy.coordinatorTo: say where the coordinator (or config.proxy) is, for example [{ipBlock: {cidr: 203.0.113.10/32}}]; a network policy takes no names." -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,142 @@
+"""What the commands of both long-running parties share: backup, restore, and the configuration that holds."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from veilsum_privacy.errors import StateError
+from veilsum_privacy.identity import Role
+from veilsum_privacy.runtime.commands import installed_version
+from veilsum_privacy.runtime.console import moment, print_fields, print_json, print_line
+
+if TYPE_CHECKING:
+    from veilsum_privacy.backup import Manifest, Party
+    from veilsum_privacy.overrides import Loaded
+
+_BARE = re.compile("[A-Za-z0-9_-]+")
+
+ArchiveArgument = Annotated[Path, typer.Argument(help="The backup: one file.", metavar="FILE")]
+WithIdentityOption = Annotated[
+    bool, typer.Option("--with-identity", help="Include the private key and certificates: keep such a backup like the key.")
+]
+RestoreIdentityOption = Annotated[
+    bool, typer.Option("--with-identity", help="Write the identity that is in the backup as well, where there is none.")
+]
+ReplaceOption = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Over a newer, other or unreadable ledger; it is kept beside.")]
+
+
+def run_backup(party: Party, file: Path, *, with_identity: bool, force: bool, as_json: bool) -> None:
+    """Make a backup and say what is in it."""
+    from veilsum_privacy.backup import back_up
+
+    software = f"veilsum {installed_version()}"
+    manifest = back_up(party, file, software=software, with_identity=with_identity, force=force)
+    fields = {"backup": str(file), **_shown(manifest), "files": len(manifest.files), "identity": manifest.identity}
+    print_fields(fields, title="Backup, verified", as_json=as_json)
+    if not as_json:
+        print_line(
+            "It holds the private key: keep it as you keep the key."
+            if manifest.identity
+            else f"The identity is not in it: keep {party.identity} apart, or add --with-identity."
+        )
+
+
+def run_restore(party: Party, file: Path, *, with_identity: bool, force: bool, as_json: bool) -> None:
+    """Put a backup back and say what that means."""
+    from veilsum_privacy.restore import restore
+
+    done = restore(file, party, with_identity=with_identity, force=force)
+    fields: dict[str, Any] = {
+        "restored": str(party.state),
+        **_shown(done.manifest),
+        "entries_forgotten": done.behind,
+        "replaced_file": None if done.kept is None else str(done.kept),
+        "identity_written": done.identity,
+    }
+    if party.role is Role.COORDINATOR:
+        fields["results_written"] = done.results
+    print_fields(fields, title="Restored", as_json=as_json)
+    if not as_json:
+        for line in _PARTICIPANT if party.role is Role.PARTICIPANT else _COORDINATOR:
+            print_line(line)
+
+
+_PARTICIPANT = (
+    "What this site consented to since the backup is not forgotten: when the participant starts, it hears from the"
+    " coordinator's mirror which receipts it signed, and charges every one that is missing before it answers anything.",
+    "Without the coordinator: `veilsum ledger recover --from LEDGER` takes them from a peer's or the mirror's export.",
+    "What does not come back: budgets set since (set them again), and keys of studies enrolled in since (submit these again).",
+)
+_COORDINATOR = (
+    "Studies that ran at the time of the backup have failed; submit them again. Releases and results since are not in it.",
+    "The mirror ends where the backup ends. What participants paid since stands in their ledgers; `veilsum ledger verify"
+    " --against` names the first entry that the mirror lacks.",
+)
+
+
+def _shown(manifest: Manifest) -> dict[str, Any]:
+    return {
+        "party": manifest.party,
+        "role": manifest.role,
+        "made": moment(manifest.made),
+        "entries": manifest.entries,
+        "head": manifest.head,
+        "sha256": manifest.files["state.db"],
+    }
+
+
+def require_file(place: str) -> Path:
+    """The state's file, for commands that can only copy a file.
+
+    Raises:
+        StateError: it lies in a server's database.
+    """
+    if "://" in place:
+        raise StateError(
+            "Journal and mirror lie in PostgreSQL, which has its own backups.",
+            "Use pg_dump and pg_restore as docs/upgrading.md shows, and copy the directory of the results beside.",
+        )
+    return Path(place)
+
+
+def show_configuration(loaded: Loaded[Any], path: Path, *, as_json: bool) -> None:
+    """Show every key that holds, with where it came from; secrets are hidden."""
+    from veilsum_privacy.overrides import effective
+
+    rows = effective(loaded)
+    if as_json:
+        print_json([{"key": ".".join(key), "value": _plain(value), "source": source} for key, value, source in rows])
+        return
+    print_line(f"# {path} with the environment; what holds. Paths are relative to the file's directory.")
+    table: tuple[str, ...] = ()
+    for key, value, source in sorted(rows, key=lambda row: len(row[0]) > 1):
+        if key[:-1] != table:
+            table = key[:-1]
+            print_line(f"\n[{'.'.join(_quoted(table))}]")
+        unset = value is None
+        line = f"{'# ' if unset else ''}{_quoted(key[-1:])[0]} = {'not set' if unset else _toml(value)}"
+        print_line(line if source == "file" else f"{line:<40}  # {source}")
+
+
+def _quoted(names: Sequence[str]) -> list[str]:
+    return [name if _BARE.fullmatch(name) else json.dumps(name) for name in names]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _toml(value: Any) -> str:
+    """A value as TOML writes it; JSON's strings, numbers and booleans are TOML's."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_toml(item) for item in value)}]"
+    return json.dumps(_plain(value)) if value != {} else "{}"

@@ -1,0 +1,73 @@
+"""What a site's protocol tells whoever counts. Called in the midst of its work, so an observer only counts and never waits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+
+from veilsum_privacy.errors import RefusalCode
+
+
+class Step(StrEnum):
+    """A part of a round that takes a site time."""
+
+    COMPUTE = "compute"
+    ENCRYPT = "encrypt"
+    UPLOAD = "upload"
+    CONSENT = "consent"
+    DECRYPT = "decrypt"
+
+
+class Outcome(StrEnum):
+    """How an attempt at a round ended for a site."""
+
+    RELEASED = "released"
+    GIVEN_UP = "given-up"
+    REFUSED = "refused"
+
+
+class Stage(StrEnum):
+    """What could not be decoded."""
+
+    MESSAGE = "message"
+    SUM = "sum"
+
+
+class Observer:
+    """Observes nothing; a subclass overrides what it wants to know."""
+
+    @contextmanager
+    def timed(self, step: Step) -> Iterator[None]:
+        """Tell how long the block took, if it did what it should."""
+        start = time.perf_counter()
+        yield
+        self.took(step, time.perf_counter() - start)
+
+    def took(self, step: Step, seconds: float) -> None:
+        """A step of a round was done."""
+
+    def ended(self, method: str, outcome: Outcome, count: int = 1) -> None:
+        """Attempts at rounds of a method ended."""
+
+    def refused(self, codes: Collection[RefusalCode]) -> None:
+        """The site refused something, for these reasons."""
+
+    def contributed(self, size: int) -> None:
+        """A contribution was uploaded; ``size`` of its ciphertexts in bytes."""
+
+    def unreadable(self, stage: Stage) -> None:
+        """Something that the coordinator sent could not be decoded."""
+
+    def session_opened(self, send: Callable[..., None]) -> None:
+        """The session with the coordinator is open; ``send`` reports samples of shared metrics in it."""
+
+    def session_ended(self) -> None:
+        """The session with the coordinator has ended."""
+
+    def heard(self) -> None:
+        """The coordinator said something."""
+
+    def turned(self) -> None:
+        """The client's loop turned."""

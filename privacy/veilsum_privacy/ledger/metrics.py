@@ -1,0 +1,142 @@
+"""What monitoring shows of a ledger: entries by kind, where each population stands, and what a mirror has seen released.
+
+Reads are short and use a connection of their own; totals follow the entries, so that a second reading costs what was added
+since. Nothing here writes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, Engine, func, select
+
+from veilsum_privacy.database import reading
+from veilsum_privacy.ledger.entries import Budget, Kind, Mechanism
+from veilsum_privacy.ledger.rows import read_mechanism
+from veilsum_privacy.ledger.tables import ledger_table, receipt_table
+from veilsum_privacy.ledger.totals import Follower, total_epsilon
+
+MIRROR_DELTA = 1e-5
+"""Delta at which the epsilon of a coordinator's releases is shown: a mirror knows no budget and so no delta of its own."""
+
+SITE_KINDS = tuple(kind for kind in Kind if kind not in (Kind.RECEIPTS, Kind.CONSENT))
+"""Kinds of entries that a site's own ledger holds."""
+
+_COLUMNS = ledger_table.c
+_KEPT = receipt_table.c
+
+
+@dataclass(frozen=True)
+class PopulationFigures:
+    """Where a population stands; every epsilon by RDP at its budget's delta.
+
+    Attributes:
+        budget: in force now.
+        spent: epsilon of all charged releases.
+        reserved: epsilon of charged and open releases together.
+    """
+
+    budget: Budget
+    spent: float
+    reserved: float
+
+    @property
+    def left(self) -> float:
+        """The budget's epsilon less ``reserved``, not below 0; infinite without a bound."""
+        return math.inf if self.budget.epsilon is None else max(0.0, self.budget.epsilon - self.reserved)
+
+
+@dataclass(frozen=True)
+class LedgerFigures:
+    """A site's ledger as one state of it.
+
+    Attributes:
+        entries: how many of each kind.
+        populations: those that have a budget, by name.
+    """
+
+    entries: Mapping[Kind, int]
+    populations: Mapping[str, PopulationFigures]
+
+
+class LedgerWatch:
+    """Reads a site's ledger again and again. Not thread-safe.
+
+    Args:
+        engine: of the database it lies in.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._totals = Follower()
+        self._forget()
+
+    def read(self) -> LedgerFigures:
+        """The figures now.
+
+        Raises:
+            StateError: the database cannot be read.
+            HostileInput: an entry is malformed.
+        """
+        with reading(self._engine) as connection:
+            self._count(connection)
+            populations = {}
+            for name in sorted(self._names):
+                standing = self._totals.standing(connection, name)
+                if (budget := standing.budget) is not None:
+                    spent, reserved = standing.charged.epsilon(budget), standing.held.epsilon(budget)
+                    populations[name] = PopulationFigures(budget, spent, reserved)
+        return LedgerFigures({kind: self._kinds[kind.value] for kind in SITE_KINDS}, populations)
+
+    def _forget(self) -> None:
+        self._kinds: Counter[str] = Counter()
+        self._names: set[str] = set()
+        self._last, self._hash = 0, ""
+
+    def _count(self, connection: Connection) -> None:
+        found = connection.scalar(select(_COLUMNS.hash).where(_COLUMNS.seq == self._last)) if self._last else ""
+        if found != self._hash:  # another ledger lies in its place
+            self._forget()
+        new = _COLUMNS.seq > self._last
+        for kind, count in connection.execute(select(_COLUMNS.kind, func.count()).where(new).group_by(_COLUMNS.kind)):
+            self._kinds[str(kind)] += int(count)
+        budgets = select(_COLUMNS.population).where(new, _COLUMNS.kind == Kind.BUDGET.value).distinct()
+        self._names.update(str(name) for name in connection.scalars(budgets))
+        last = connection.execute(select(_COLUMNS.seq, _COLUMNS.hash).order_by(_COLUMNS.seq.desc()).limit(1)).first()
+        if last is not None:
+            self._last, self._hash = int(last.seq), str(last.hash)
+
+
+@dataclass(frozen=True)
+class MirrorFigures:
+    """A coordinator's mirror as one state of it.
+
+    Attributes:
+        entries: how many.
+        epsilon: by participant and dataset, of all releases that the participant consented to, by RDP at
+            :data:`MIRROR_DELTA`; infinite where one of them has no noise.
+    """
+
+    entries: int
+    epsilon: Mapping[tuple[str, str], float]
+
+
+def read_mirror(engine: Engine) -> MirrorFigures:
+    """The figures of the mirror in a coordinator's database; its releases are counted by the database.
+
+    Raises:
+        StateError: the database cannot be read.
+        HostileInput: an entry is malformed.
+    """
+    columns = (_KEPT.participant, _COLUMNS.dataset, _COLUMNS.event, _COLUMNS.colluders)
+    joined = receipt_table.join(ledger_table, _COLUMNS.seq == _KEPT.entry)
+    query = select(*columns, func.count()).select_from(joined).where(_KEPT.consent.is_not(None)).group_by(*columns)
+    counts: defaultdict[tuple[str, str], Counter[Mechanism]] = defaultdict(Counter)
+    with reading(engine) as connection:
+        last = connection.scalar(select(func.max(_COLUMNS.seq)))
+        for participant, dataset, event, colluders, count in connection.execute(query):
+            counts[str(participant), str(dataset)][read_mechanism(event, colluders)] += int(count)
+    return MirrorFigures(int(last or 0), {key: total_epsilon(found, MIRROR_DELTA) for key, found in counts.items()})

@@ -1,0 +1,155 @@
+"""Certificates that end: each refusal names whose it is and the date, where an operator reads it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from support.federation import TestBed, make_bed
+from support.network import running_client, running_server, wait_for
+from support.renewing import renew, sign_again
+from veilsum_participant.channel import GrpcChannel, open_channel
+from veilsum_participant.checks import Outcome, SiteCheck
+from veilsum_participant.connection import UnreachableError, probe_tls
+from veilsum_privacy.errors import ConfigurationError
+from veilsum_privacy.identity import CertificateExpired, Role, load_credentials
+from veilsum_privacy.identity.certificate import certificate_end, moment
+from veilsum_privacy.identity.files import replace_file
+from veilsum_privacy.identity.provision import Party
+from veilsum_privacy.identity.renewal import DAY
+from veilsum_privacy.identity.tls import CERTIFICATE_FILE
+from veilsum_proto import federation_pb2 as pb
+
+
+@pytest.fixture
+def bed(tmp_path: Path) -> TestBed:
+    return make_bed(tmp_path, {name: (np.zeros((1, 1)), np.zeros(1, dtype=int)) for name in "ab"})
+
+
+def expire(bed: TestBed, party: Party) -> str:
+    """Give a party a certificate that has ended; returns when."""
+    replace_file(party.identity / CERTIFICATE_FILE, sign_again(bed.kit, party, bed.clock, days=1, at=bed.clock() - 3 * DAY))
+    return moment(bed.clock() - 2 * DAY)
+
+
+def test_an_own_certificate_that_has_ended_stops_the_start(bed: TestBed) -> None:
+    for party, role in ((bed.kit.coordinator, Role.COORDINATOR), (bed.kit.participants[0], Role.PARTICIPANT)):
+        ended = expire(bed, party)
+        with pytest.raises(ConfigurationError, match=f"{role} {party.name} has expired: it ended on {ended}"):
+            load_credentials(party.identity, bed.clock(), role)
+
+
+def test_the_coordinators_own_is_named_to_its_callers(bed: TestBed, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It serves on with a certificate that ends under it; a client's handshake names it by its date."""
+    end = bed.clock() + 2
+    short = sign_again(bed.kit, bed.kit.coordinator, bed.clock, days=1, at=end - DAY)
+    replace_file(bed.kit.coordinator.identity / CERTIFICATE_FILE, short)
+    with running_server(bed) as (_, address):
+        wait_for(lambda: time.time() > end + 1, 10, "its end")
+        with pytest.raises(UnreachableError, match=rf"has expired: CN=coordinator, .* to {moment(end)}"):
+            probe_tls(address, bed.kit.participants[0].identity)
+        bed.sites["a"].clock = lambda: int(time.time())
+        with running_client(bed.sites["a"], address):
+            wait_for(lambda: f"to {moment(end)}" in caplog.text, 10, "the participant's log")
+        bed.clock.now = end + 1
+        text = f"the certificate of coordinator coordinator, its own, has expired: it ended on {moment(end)}"
+        wait_for(lambda: text in caplog.text, 10, "the coordinator's log")
+
+
+def test_a_participants_that_the_coordinators_handshake_refuses(bed: TestBed) -> None:
+    party = bed.kit.participants[0]
+    ended = expire(bed, party)
+    message = f"refused this party's certificate: it has expired, it ended on {ended}"
+    with running_server(bed) as (_, address), pytest.raises(UnreachableError, match=message):
+        probe_tls(address, party.identity)
+
+
+def test_a_caller_whose_certificate_ends_during_its_session(bed: TestBed, caplog: pytest.LogCaptureFixture) -> None:
+    credentials = bed.sites["a"].credentials
+    ends = moment(credentials.identity.not_after)
+    with running_server(bed) as (_, address), open_channel(address, credentials) as raw:
+        channel = GrpcChannel(raw, credentials, bed.clock)
+        channel.hello(bytes(32), bed.clock())
+        # the handshake went by the system's clock; what follows goes by this one
+        bed.clock.now = credentials.identity.not_after + 1
+        with pytest.raises(grpc.RpcError) as raised:
+            channel.fetch(pb.OBJECT_KIND_MIRRORED, bytes(32))
+        assert isinstance(raised.value, grpc.Call)
+        assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert f"participant a has expired: it ended on {ends}" in str(raised.value.details())
+    assert f"rejected (unauthenticated): The certificate of participant a has expired: it ended on {ends}" in caplog.text
+
+
+def test_a_session_ends_with_its_own_certificate_and_comes_back_with_the_next(
+    bed: TestBed, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "veilsum")
+    site, party = bed.sites["a"], bed.kit.participants[0]
+    ends, now = site.credentials.identity.not_after, [bed.clock()]
+    site.clock = lambda: now[0]
+    with running_server(bed) as (server, address), running_client(site, address):
+        wait_for(lambda: "a" in server.hub.sessions and server.hub.sessions["a"].connected, 20, "the session")
+        now[0] = ends + 1
+        text = f"ended: The certificate of participant a has expired: it ended on {moment(ends)}"
+        wait_for(lambda: text in caplog.text, 10, "the end of the session")
+        wait_for(lambda: not server.hub.sessions["a"].connected, 10, "the end at the coordinator")
+        renew(bed.kit, party, bed.clock, days=500)
+        now[0] = bed.clock()
+        wait_for(lambda: server.hub.sessions["a"].connected, 20, "the next session")
+        assert site.credentials.identity.not_after > ends
+
+
+def test_a_coordinators_that_ends_in_a_session_is_asked_for_again(bed: TestBed) -> None:
+    """Renewed, the session goes on; not renewed, it ends with a word on whose it is and since when."""
+    site = bed.sites["a"]
+    with ExitStack() as stack:
+        server, address = stack.enter_context(running_server(bed))
+        raw = stack.enter_context(open_channel(address, site.credentials))
+        channel = GrpcChannel(raw, site.credentials, bed.clock)
+        channel.hello(bytes(32), bed.clock())
+        first, end = channel.coordinator_certificate, channel.coordinator_end
+        assert not channel.greet_again()
+        later = GrpcChannel(raw, site.credentials, lambda: end + 1)
+        later.coordinator = "coordinator"
+        with pytest.raises(CertificateExpired, match=f"coordinator coordinator has expired: it ended on {moment(end)}"):
+            later.greet_again()
+        renew(bed.kit, bed.kit.coordinator, bed.clock, days=600)
+        wait_for(lambda: server.hub.credentials.identity.not_after > end, 10, "the renewal")
+        assert channel.greet_again()
+        assert channel.coordinator_certificate != first
+        assert later.greet_again()
+
+
+def test_check_warns_thirty_days_before(bed: TestBed) -> None:
+    site, party = bed.sites["a"], bed.kit.participants[0]
+    with running_server(bed) as (_, address):
+        config = site.config.model_copy(update={"coordinator": address})
+
+        def found(at: int) -> dict[str, tuple[Outcome, str]]:
+            return {item.check: (item.status, item.detail) for item in SiteCheck(config, lambda: at).run()}
+
+        calm = found(bed.clock())
+        assert calm["certificate"][0] is Outcome.OK
+        assert {"authority", "coordinator's certificate"}.isdisjoint(calm)
+        end = site.credentials.identity.not_after
+        soon = found(end - 29 * DAY)
+        assert soon["certificate"][0] is Outcome.WARNING
+        assert moment(end) in soon["certificate"][1]
+        status, detail = soon["coordinator's certificate"]
+        assert status is Outcome.WARNING
+        assert f"coordinator coordinator ends on {moment(end)}, in 29 days" in detail
+        root = certificate_end(site.credentials.authority)
+        replace_file(party.identity / CERTIFICATE_FILE, sign_again(bed.kit, party, bed.clock, days=3652))
+        late = found(root - 20 * DAY)
+        assert late["authority"] == (
+            Outcome.WARNING, f"the certificate of the federation's authority ends on {moment(root)}, in 20 days"
+        )  # fmt: skip
+        status, detail = found(end + 1)["protocol"]
+        assert status is Outcome.FAILED
+        assert f"coordinator coordinator has expired: it ended on {moment(end)}" in detail

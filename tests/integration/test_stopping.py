@@ -1,0 +1,121 @@
+"""SIGTERM in each phase of a study: processes end by themselves, with status 0, and what was paid for is not lost.
+
+The harness waits 15 s for the end and kills after, which shows in the status: half of what Kubernetes and systemd give.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from support.federation import make_request, schema_of
+from support.network import wait_for
+from support.processes import Processes, count, open_contexts, running_processes
+from veilsum_coordinator.settings import Waits
+from veilsum_privacy.database import open_database
+from veilsum_privacy.ledger import Kind, LedgerReader
+
+NAMES = "abc"
+WAITS = Waits(enrol=60, seal=60, contribute=60, consent=60, decrypt=60, grace=20)
+BEFORE_UPLOAD = 20_000
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
+    rng = np.random.default_rng(1)
+    data = {name: (rng.uniform(-1, 1, (20, 3)), np.arange(20) % 2) for name in NAMES}
+    with running_processes(tmp_path_factory.mktemp("federation"), data, waits=WAITS) as processes:
+        yield processes
+
+
+@pytest.fixture(autouse=True)
+def healthy(network: Processes) -> None:
+    network.heal()
+
+
+def log_of(network: Processes, name: str = "") -> str:
+    process = network.participants[name] if name else network.coordinator
+    assert process is not None
+    return process.log.read_text()
+
+
+def enrolling(network: Processes) -> bytes:
+    network.participants["b"].pause()
+    key = network.submit(network.compile(make_request(schema_of(3), epsilon=None)))
+    network.await_status(key, lambda shown: len(shown.enrolled) == 2, "two enrolments")
+    return key
+
+
+def contributing(network: Processes) -> bytes:
+    network.proxies["c"].limit(BEFORE_UPLOAD)
+    key = network.submit(network.compile(make_request(schema_of(3), epsilon=None)))
+    wait_for(network.proxies["c"].stalled.is_set, 30, "the third participant in its upload")
+    return key
+
+
+def consenting(network: Processes) -> bytes:
+    key = contributing(network)
+    wait_for(lambda: states(network, key)[:2] == ["payload", "payload"], 20, "two payloads")
+    network.participants["b"].pause()
+    network.proxies["c"].release()
+    wait_for(lambda: states(network, key) == ["consented", "payload", "consented"], 20, "two consents")
+    return key
+
+
+def states(network: Processes, key: bytes) -> list[str]:
+    return [attempt["state"] for name in NAMES for attempt in network.attempts(name, key)]
+
+
+@pytest.mark.parametrize("phase", [enrolling, contributing, consenting])
+def test_a_coordinator_is_stopped(network: Processes, phase: Callable[[Processes], bytes]) -> None:
+    key = phase(network)
+    assert network.coordinator is not None
+    assert network.coordinator.stop() == 0
+    said = log_of(network)
+    assert re.search(r"stopping: .*\n(.*\n)*.* stopped\n", said)
+    assert "Traceback" not in said
+    engine = open_database(network.kit.coordinator.directory / "state" / "coordinator.db")
+    LedgerReader(engine).verify()
+    engine.dispose()
+    network.participants["b"].resume()
+    wait_for(lambda: "the coordinator ended the session" in log_of(network, "a"), 20, "the word of a clean end")
+    network.heal()
+    assert network.status(key).phase == "failed"
+    network.audit(key, charged="ac" if phase is consenting else "")
+
+
+@pytest.mark.parametrize("phase", [enrolling, contributing, consenting])
+def test_a_participant_is_stopped(network: Processes, phase: Callable[[Processes], bytes]) -> None:
+    """It goes on where it was when it comes back: the study finishes, and each charge has its release."""
+    key = phase(network)
+    name = "c" if phase is contributing else "b"
+    assert network.participants[name].stop() == 0
+    said = log_of(network, name)
+    assert said.rstrip().endswith("stopped")
+    assert "Traceback" not in said
+    network.proxies["c"].release()
+    network.heal()
+    assert network.await_end(key).phase == "finished"
+    for site in NAMES:
+        entries = network.entries(site, key)
+        assert count(entries, Kind.CHARGE) == 1, site
+        wait_for(lambda site=site: count(network.entries(site, key), Kind.RELEASE_SEEN) == 1, 20, site)  # type: ignore[misc]
+        assert not open_contexts(network.entries(site, key))
+
+
+def test_a_participant_is_stopped_and_started_in_the_middle_of_rounds(network: Processes) -> None:
+    request = make_request(schema_of(3), "fedsgd", epsilon=None)
+    key = network.submit(network.compile(request.model_copy(update={"parameters": {"centre": False, "steps": 6}})))
+    for released in (1, 3):
+        network.await_status(key, lambda shown: shown.released >= released, "some releases")  # noqa: B023
+        assert network.participants["b"].stop() == 0
+        network.heal()
+    assert network.await_end(key).phase == "finished"
+    for name in NAMES:
+        wait_for(lambda name=name: count(network.entries(name, key), Kind.RELEASE_SEEN) == 6, 20, name)  # type: ignore[misc]
+        entries = network.entries(name, key)
+        assert count(entries, Kind.CHARGE) == 6, name
+        assert not open_contexts(entries)

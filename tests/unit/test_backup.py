@@ -1,0 +1,333 @@
+"""Backups of a party's state: made beside a running writer, verified, refused when anything is wrong, put back with care."""
+
+from __future__ import annotations
+
+import io
+import json
+import sqlite3
+import stat
+import tarfile
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from support.federation import Clock
+from veilsum_participant.client import open_ledger
+from veilsum_privacy.backup import Manifest, Party, back_up, copy_database, open_archive
+from veilsum_privacy.database import open_database, transaction
+from veilsum_privacy.errors import HostileInput, StateError
+from veilsum_privacy.identity import Role, load_credentials
+from veilsum_privacy.identity.provision import Kit, make_kit
+from veilsum_privacy.ledger import Ledger, LedgerReader
+from veilsum_privacy.restore import restore
+
+CLOCK = Clock()
+
+
+@pytest.fixture(scope="module")
+def kit(tmp_path_factory: pytest.TempPathFactory) -> Kit:
+    return make_kit(tmp_path_factory.mktemp("kit"), ["a", "b"], clock=CLOCK)
+
+
+def site_of(kit: Kit, name: str, directory: Path) -> tuple[Party, Ledger]:
+    """A participant's state in a directory of its own, with a budget."""
+    identity = next(party.identity for party in kit.participants if party.name == name)
+    directory.mkdir(exist_ok=True)
+    party = Party(Role.PARTICIPANT, directory / "participant.db", identity)
+    engine = open_database(party.state)
+    ledger = open_ledger(engine, load_credentials(identity, CLOCK()), CLOCK)
+    budget(ledger, 1.0)
+    return party, ledger
+
+
+def budget(ledger: Ledger, epsilon: float) -> None:
+    with transaction(ledger._engine) as connection:
+        ledger.set_budget(connection, "records", epsilon, 1e-5, reason="test", operator="test")
+
+
+def stop(ledger: Ledger) -> None:
+    ledger._engine.dispose()
+
+
+def heads(path: Path) -> list[bytes]:
+    engine = open_database(path)
+    try:
+        return [entry.hash for entry in LedgerReader(engine).entries()]
+    finally:
+        engine.dispose()
+
+
+def make(party: Party, tmp_path: Path, name: str = "backup.tar", **options: bool) -> tuple[Path, Manifest]:
+    path = tmp_path / name
+    return path, back_up(party, path, software="veilsum test", **options)
+
+
+def test_a_backup_holds_what_was_committed_and_says_so(kit: Kit, tmp_path: Path) -> None:
+    party, ledger = site_of(kit, "a", tmp_path / "a")
+    path, manifest = make(party, tmp_path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert (manifest.party, manifest.role, manifest.entries) == ("a", "participant", 2)
+    assert manifest.head == ledger.head().hex()
+    assert set(manifest.layout) == {"ledger"}
+    assert (manifest.identity, set(manifest.files)) == (False, {"state.db"})
+    with tarfile.open(path) as archive:
+        assert archive.getnames() == ["manifest.json", "state.db"]
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["a", "backup.tar"]  # nothing private is left beside it
+    budget(ledger, 2.0)
+    with open_archive(path) as (again, places):
+        assert again == manifest
+        assert heads(places["state.db"]) == [entry.hash for entry in ledger.entries()][:2]
+        assert places["state.db"].stat().st_mode & 0o077 == 0
+        private = places["state.db"].parent
+    assert not private.exists()
+
+
+def test_an_existing_file_is_kept_unless_told(kit: Kit, tmp_path: Path) -> None:
+    party, _ = site_of(kit, "a", tmp_path / "a")
+    (tmp_path / "backup.tar").write_text("mine")
+    with pytest.raises(StateError, match="exists already"):
+        make(party, tmp_path)
+    assert (tmp_path / "backup.tar").read_text() == "mine"
+    path, _ = make(party, tmp_path, force=True)
+    with open_archive(path):
+        pass
+
+
+def test_it_is_made_beside_a_writer_and_is_whole(kit: Kit, tmp_path: Path) -> None:
+    """Every backup taken while entries are appended verifies, and later ones continue earlier ones."""
+    party, ledger = site_of(kit, "a", tmp_path / "a")
+    going, wrote = threading.Event(), []
+
+    def write() -> None:
+        while not going.is_set():
+            budget(ledger, 1.0 + len(wrote))
+            wrote.append(None)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        made = [make(party, tmp_path, f"{number}.tar") for number in range(4)]
+    finally:
+        going.set()
+        thread.join()
+    assert len(wrote) > 2
+    final = [entry.hash for entry in ledger.entries()]
+    sizes = []
+    for path, manifest in made:
+        with open_archive(path) as (_, places):
+            found = heads(places["state.db"])
+        assert found == final[: manifest.entries]
+        sizes.append(manifest.entries)
+    assert sizes == sorted(sizes)
+    assert sizes[-1] > sizes[0]
+
+
+def test_a_ledger_that_was_edited_gives_no_backup(kit: Kit, tmp_path: Path) -> None:
+    party, ledger = site_of(kit, "a", tmp_path / "a")
+    stop(ledger)
+    with closing(sqlite3.connect(party.state)) as raw:
+        for trigger in [row[0] for row in raw.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'")]:
+            raw.execute(f"DROP TRIGGER {trigger}")
+        raw.execute("UPDATE ledger SET time = time + 1 WHERE seq = 2")
+        raw.commit()
+    with pytest.raises(StateError, match="does not verify"):
+        make(party, tmp_path)
+    assert not (tmp_path / "backup.tar").exists()
+
+
+def test_a_damaged_database_gives_no_backup(tmp_path: Path) -> None:
+    source = tmp_path / "source.db"
+    with closing(sqlite3.connect(source)) as raw:
+        raw.execute("CREATE TABLE x (a INTEGER PRIMARY KEY, b TEXT)")
+        raw.execute("CREATE INDEX i ON x (b)")
+        raw.executemany("INSERT INTO x (b) VALUES (?)", [(f"{number:06d}",) for number in range(5000)])
+        raw.commit()
+    data = bytearray(source.read_bytes())
+    middle = len(data) // 2 // 4096 * 4096
+    data[middle : middle + 2048] = b"\xff" * 2048
+    source.write_bytes(data)
+    with pytest.raises(StateError, match=r"damaged|cannot be copied"):
+        copy_database(source, tmp_path / "copy.db")
+    with pytest.raises(StateError, match="no database"):
+        copy_database(tmp_path / "none.db", tmp_path / "other.db")
+
+
+# -- the way back ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_lost_state_comes_back(kit: Kit, tmp_path: Path) -> None:
+    party, ledger = site_of(kit, "a", tmp_path / "a")
+    path, manifest = make(party, tmp_path)
+    stop(ledger)
+    for file in (tmp_path / "a").iterdir():
+        file.unlink()
+    done = restore(path, party)
+    assert (done.kept, done.behind, done.identity) == (None, 0, False)
+    assert stat.S_IMODE(party.state.stat().st_mode) == 0o600
+    assert heads(party.state)[-1].hex() == manifest.head
+
+
+def test_a_newer_ledger_is_replaced_only_when_told_and_kept(kit: Kit, tmp_path: Path) -> None:
+    party, ledger = site_of(kit, "a", tmp_path / "a")
+    path, manifest = make(party, tmp_path)
+    budget(ledger, 2.0)
+    budget(ledger, 3.0)
+    newer = ledger.head()
+    stop(ledger)
+    with pytest.raises(StateError, match="newer: it has 2 entries that the backup lacks") as caught:
+        restore(path, party)
+    assert "--force" in caught.value.advice
+    assert heads(party.state)[-1] == newer
+    done = restore(path, party, force=True)
+    assert done.behind == 2
+    assert heads(party.state)[-1].hex() == manifest.head
+    assert done.kept is not None
+    assert heads(done.kept)[-1] == newer
+    restore(path, party)  # the same again needs no word
+
+
+def test_an_older_ledger_is_replaced(kit: Kit, tmp_path: Path) -> None:
+    party, ledger = site_of(kit, "a", tmp_path / "a")
+    stop(ledger)
+    copy_database(party.state, tmp_path / "old.db")
+    budget(ledger, 2.0)
+    stop(ledger)
+    path, manifest = make(party, tmp_path)
+    party.state.write_bytes((tmp_path / "old.db").read_bytes())
+    assert restore(path, party).behind == 0
+    assert heads(party.state)[-1].hex() == manifest.head
+
+
+def test_a_running_party_is_not_touched(kit: Kit, tmp_path: Path) -> None:
+    party, ledger = site_of(kit, "a", tmp_path / "a")
+    path, _ = make(party, tmp_path)
+    before = ledger.head()
+    with pytest.raises(StateError, match="runs"):
+        restore(path, party, force=True)
+    budget(ledger, 5.0)  # the running party goes on as if nothing had been
+    assert ledger.verify().entries == 3
+    assert ledger.entries()[1].hash == before
+    stop(ledger)
+
+
+def test_other_ledgers(kit: Kit, tmp_path: Path) -> None:
+    """Another site's, one that was begun anew, one that forked, and a file that is none."""
+    party, ledger = site_of(kit, "a", tmp_path / "a")
+    path, _ = make(party, tmp_path)
+    stop(ledger)
+    other, foreign = site_of(kit, "b", tmp_path / "b")
+    stop(foreign)
+    with pytest.raises(StateError, match="that of a, not of b"):
+        restore(path, other, force=True)
+    fresh, anew = site_of(kit, "a", tmp_path / "fresh")
+    stop(anew)
+    with pytest.raises(StateError, match="another one than the backup's"):
+        restore(path, fresh)
+    fork, ledger = site_of(kit, "a", tmp_path / "fork")
+    stop(ledger)
+    fork_path, _ = make(fork, tmp_path, "fork.tar")
+    budget(ledger, 7.0)
+    stop(ledger)
+    ahead, _ = make(fork, tmp_path, "ahead.tar")
+    restore(fork_path, fork, force=True)
+    again = open_ledger(open_database(fork.state), load_credentials(fork.identity, CLOCK()), CLOCK)
+    budget(again, 8.0)
+    stop(again)
+    with pytest.raises(StateError, match="another way"):
+        restore(ahead, fork)
+    broken = Party(Role.PARTICIPANT, tmp_path / "broken.db", party.identity)
+    broken.state.write_bytes(b"SQLite format 3\0" + bytes(4000))
+    with pytest.raises(StateError, match="cannot be read"):
+        restore(path, broken)
+    done = restore(path, broken, force=True)
+    assert done.behind is None
+    assert done.kept is not None
+    assert done.kept.read_bytes().startswith(b"SQLite format 3\0\0")
+    with pytest.raises(StateError, match="participant's, not a coordinator's"):
+        restore(path, Party(Role.COORDINATOR, tmp_path / "c.db", party.identity))
+
+
+def test_an_identity_only_when_asked_for(kit: Kit, tmp_path: Path) -> None:
+    party, ledger = site_of(kit, "a", tmp_path / "a")
+    bare, _ = make(party, tmp_path)
+    full, manifest = make(party, tmp_path, "full.tar", with_identity=True)
+    stop(ledger)
+    key = (party.identity / "key.pem").read_bytes()
+    assert key not in bare.read_bytes()
+    assert key in full.read_bytes()
+    assert manifest.identity
+    new = Party(Role.PARTICIPANT, tmp_path / "new" / "participant.db", tmp_path / "new" / "identity")
+    with pytest.raises(StateError, match="no identity"):
+        restore(full, new)
+    with pytest.raises(StateError, match="holds no identity"):
+        restore(bare, new, with_identity=True)
+    assert restore(full, new, with_identity=True).identity
+    assert load_credentials(new.identity, CLOCK(), Role.PARTICIPANT).identity.name == "a"
+    assert stat.S_IMODE((new.identity / "key.pem").stat().st_mode) == 0o600
+    assert not restore(full, new, with_identity=True).identity
+    (new.identity / "key.pem").write_bytes(b"another")
+    with pytest.raises(StateError, match="another one than the backup's"):
+        restore(full, new, with_identity=True)
+
+
+def rewrite(path: Path, change: Callable[[dict[str, bytes]], None]) -> None:
+    with tarfile.open(path) as archive:
+        members = {item.name: archive.extractfile(item).read() for item in archive}  # type: ignore[union-attr]
+    change(members)
+    with tarfile.open(path, "w:") as archive:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+
+
+def edit_manifest(members: dict[str, bytes], **values: object) -> None:
+    members["manifest.json"] = json.dumps(json.loads(members["manifest.json"]) | values).encode()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda members: members.pop("manifest.json"), "is no backup"),
+        (lambda members: members.pop("state.db"), "was cut off"),
+        (lambda members: members.update({"state.db": members["state.db"] + b"x"}), "not what the manifest says"),
+        (lambda members: members.update({"../evil": b"x"}), "is no backup"),
+        (lambda members: members.update({"manifest.json": b"{}"}), "is no backup"),
+        (lambda members: members.update({"manifest.json": b"\xff"}), "is no backup"),
+        (lambda members: edit_manifest(members, format="veilsum-backup/9"), "another format"),
+        (lambda members: edit_manifest(members, more=1), "is no backup"),
+        (lambda members: edit_manifest(members, files={}), "is no backup"),
+        (lambda members: edit_manifest(members, head="00" * 32), "ends elsewhere"),
+    ],
+)
+def test_an_archive_that_was_changed_restores_nothing(
+    kit: Kit, tmp_path: Path, change: Callable[[dict[str, bytes]], None], message: str
+) -> None:
+    party, ledger = site_of(kit, "a", tmp_path / "a")
+    path, _ = make(party, tmp_path)
+    stop(ledger)
+    party.state.unlink()
+    rewrite(path, change)
+    with pytest.raises(HostileInput, match=message):
+        restore(path, party)
+    assert not party.state.exists()
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["a", "backup.tar"]
+
+
+@pytest.mark.parametrize("cut", [0, 1, 511, 512, 3000, -1024, -20000])
+def test_an_archive_that_was_cut_off(kit: Kit, tmp_path: Path, cut: int) -> None:
+    party, ledger = site_of(kit, "a", tmp_path / "a")
+    path, _ = make(party, tmp_path)
+    stop(ledger)
+    party.state.unlink()
+    data = path.read_bytes()[:cut]
+    path.write_bytes(data)
+    if cut == -1024:  # only the padding after the last file is missing
+        restore(path, party)
+        return
+    with pytest.raises(HostileInput):
+        restore(path, party)
+    assert not party.state.exists()

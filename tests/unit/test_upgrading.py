@@ -1,0 +1,143 @@
+"""What an upgrade meets: states of older layouts open, with all that is in them, and older backups can be put back."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import sqlite3
+from contextlib import closing
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alembic.config import Config
+from alembic.runtime.environment import EnvironmentContext
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from sqlalchemy import inspect, text
+
+from support.ledgers import START, federation
+from veilsum_participant import store
+from veilsum_participant.client import open_site
+from veilsum_participant.config import ParticipantConfig
+from veilsum_privacy.backup import Party, back_up
+from veilsum_privacy.database import open_database, transaction
+from veilsum_privacy.identity import Role
+from veilsum_privacy.ledger import Kind, LedgerReader
+from veilsum_privacy.migration import scripts
+from veilsum_privacy.restore import restore
+
+OLD = Path(__file__).parents[1] / "data" / "ledger-layout-1.sqlite3"
+OLD_SECRET = 20260101
+COMPONENTS = {
+    "ledger": "veilsum_privacy.ledger.migrations",
+    "participant": "veilsum_participant.migrations",
+    "coordinator": "veilsum_coordinator.migrations",
+}
+CONSENT = bytes(range(32))
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_the_last_script_of_each_component_is_the_one_that_is_named(component: str) -> None:
+    """Otherwise a state of an older version would be taken for one of this version, and lack tables."""
+    package = COMPONENTS[component]
+    assert scripts(package).get_heads() == [import_module(package).HEAD]
+    revisions = [script.revision for script in scripts(package).walk_revisions()]
+    assert sorted(revisions, reverse=True) == revisions
+
+
+def upgrade_to(path: Path, package: str, component: str, version: str) -> None:
+    """Make a component's tables as a version made them."""
+    script = scripts(package)
+
+    def steps(revision: Any, _context: Any) -> Any:
+        return script._upgrade_revs(version, revision)
+
+    engine = open_database(path)
+    with transaction(engine) as connection, EnvironmentContext(Config(), script, fn=steps) as environment:  # type: ignore[arg-type]
+        environment.configure(connection=connection, version_table=f"{component}_version")
+        environment.run_migrations()
+    engine.dispose()
+
+
+def tables(path: Path) -> dict[str, list[str]]:
+    engine = open_database(path)
+    inspector = inspect(engine)
+    found = {name: sorted(item["name"] for item in inspector.get_columns(name)) for name in inspector.get_table_names()}
+    engine.dispose()
+    return found
+
+
+@pytest.mark.parametrize("version", ["0001", "0002", "0003", "0004"])
+def test_a_participants_older_tables_are_brought_up_to_date(tmp_path: Path, version: str) -> None:
+    path = tmp_path / "old.db"
+    upgrade_to(path, COMPONENTS["participant"], "participant", version)
+    engine = open_database(path)
+    with transaction(engine) as connection:
+        connection.execute(
+            text(
+                "INSERT INTO participant_attempt (study, attempt, round, state, context, assignment, deadline, label, consent)"
+                " VALUES (:study, 1, 1, 'consented', :study, X'00', 9, 'statistics', :consent)"
+            ),
+            {"study": bytes(32), "consent": CONSENT},
+        )
+    store.create_tables(engine)
+    store.create_tables(engine)
+    with transaction(engine) as connection:
+        row = store.find_attempt(connection, bytes(32), 1)
+    engine.dispose()
+    assert row is not None
+    assert (row["state"], bytes(row["consent"])) == ("consented", CONSENT)
+    if version == "0001":
+        assert bytes(row["consent_digest"]) == hashlib.sha256(CONSENT).digest()
+    fresh = open_database(tmp_path / "fresh.db")
+    store.create_tables(fresh)
+    fresh.dispose()
+    assert tables(path) == tables(tmp_path / "fresh.db")
+
+
+def old_site(directory: Path) -> ParticipantConfig:
+    """A participant of version 0.1, as it was left: state file of the first layout, key and certificates."""
+    forge, key = federation(), ec.derive_private_key(OLD_SECRET, ec.SECP256R1())
+    identity = directory / "identity"
+    identity.mkdir(parents=True)
+    uri = "veilsum://trial/participant/north"
+    certificate = forge.leaf(name="north", key=key, uris=[uri], not_before=START - 60, not_after=START + 10**7)
+    (identity / "certificate.pem").write_bytes(certificate)
+    (identity / "authority.pem").write_bytes(forge.ca.public_bytes(Encoding.PEM))
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    (identity / "key.pem").write_bytes(private)
+    (identity / "key.pem").chmod(0o600)
+    shutil.copyfile(OLD, directory / "participant.db")
+    values = {"coordinator": "localhost:1", "datasets": {"heart": {"path": "records.csv"}}}
+    config = ParticipantConfig.model_validate(values)
+    return config.model_copy(update={"identity": identity, "state": directory / "participant.db"})
+
+
+def test_a_participant_opens_its_state_of_the_first_layout(tmp_path: Path) -> None:
+    config = old_site(tmp_path / "north")
+    with closing(sqlite3.connect(config.state)) as raw:
+        before = raw.execute("SELECT seq, hash FROM ledger ORDER BY seq").fetchall()
+    site = open_site(config, clock=lambda: START + 1000)
+    found = [(entry.seq, entry.hash.hex()) for entry in site.ledger.entries()]
+    assert found[:10] == before
+    assert [entry.kind for entry in site.ledger.entries()[10:]] == [Kind.KEY]
+    site.ledger.verify(authority=federation().ca)
+    site.engine.dispose()
+
+
+def test_going_back_and_forth(tmp_path: Path) -> None:
+    """The upgraded state is backed up; the file from before the upgrade is put back; then the backup, which is newer."""
+    config = old_site(tmp_path / "north")
+    site = open_site(config, clock=lambda: START + 1000)
+    head = site.ledger.head()
+    site.engine.dispose()
+    party = Party(Role.PARTICIPANT, config.state, config.identity)
+    manifest = back_up(party, tmp_path / "new.tar", software="veilsum test")
+    assert manifest.layout == {"ledger": "0002", "participant": "0004"}
+    shutil.copyfile(OLD, config.state)
+    assert restore(tmp_path / "new.tar", party).behind == 0
+    engine = open_database(config.state)
+    assert LedgerReader(engine).head() == head
+    engine.dispose()
