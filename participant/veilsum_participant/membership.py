@@ -11,6 +11,7 @@ from veilsum_participant.policy import member_faults, refuse
 from veilsum_participant.site import LOG, Site, dump_enrolments, load_enrolments, load_open_study
 from veilsum_privacy.database import reading, scrub, transaction
 from veilsum_privacy.errors import HostileInput, Misuse, Refusal, RefusalCode
+from veilsum_privacy.identity.certificate import moment
 from veilsum_privacy.runtime.logs import about
 from veilsum_privacy.securesum.bfv import SecretKey
 from veilsum_privacy.securesum.boxes import Box, BoxKey, Purpose, seal, unseal
@@ -73,6 +74,15 @@ class Membership:
         LOG.info(
             "enrolled in study %s (%s)", study.name, key.hex()[:12], extra=about("enrolled", study=study.name, digest=key)
         )
+        ends = site.credentials.identity.not_after
+        if ends < study.expires:  # the roster keeps it, and members check it at every consent
+            LOG.warning(
+                "the certificate by which study %s knows this site ends on %s: renewed or not, the site can take part until"
+                " then; renew before enrolling in a long study",
+                study.name,
+                moment(ends),
+                extra=about("certificate", study=study.name, digest=key),
+            )
         return enrolment
 
     def on_roster(self, key: bytes, enrolments: Sequence[Enrolment], *, dealer: bool) -> list[Box]:

@@ -11,19 +11,25 @@ import grpc
 import numpy as np
 import pytest
 
-from support.federation import TestBed, make_bed
+from support.federation import TestBed, make_bed, make_request, schema_of
 from support.network import running_client, running_server, wait_for
 from support.renewing import renew, sign_again
+from veilsum_coordinator.members import Members
 from veilsum_participant.channel import GrpcChannel, open_channel
 from veilsum_participant.checks import Outcome, SiteCheck
 from veilsum_participant.connection import UnreachableError, probe_tls
-from veilsum_privacy.errors import ConfigurationError
+from veilsum_participant.site import check_certificates, load_open_study
+from veilsum_privacy.database import reading
+from veilsum_privacy.errors import ConfigurationError, Refusal
 from veilsum_privacy.identity import CertificateExpired, Role, load_credentials
 from veilsum_privacy.identity.certificate import certificate_end, moment
 from veilsum_privacy.identity.files import replace_file
 from veilsum_privacy.identity.provision import Party
 from veilsum_privacy.identity.renewal import DAY
 from veilsum_privacy.identity.tls import CERTIFICATE_FILE
+from veilsum_privacy.securesum.boxes import BoxKey
+from veilsum_privacy.securesum.roster import enrol
+from veilsum_privacy.study import study_digest
 from veilsum_proto import federation_pb2 as pb
 
 
@@ -124,6 +130,48 @@ def test_a_coordinators_that_ends_in_a_session_is_asked_for_again(bed: TestBed) 
         assert channel.greet_again()
         assert channel.coordinator_certificate != first
         assert later.greet_again()
+
+
+def test_a_study_does_not_outlive_the_certificates_of_its_roster(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rng = np.random.default_rng(0)
+    bed = make_bed(tmp_path, {name: (rng.uniform(-1, 1, (20, 2)), rng.integers(0, 2, 20)) for name in "abc"})
+    party = bed.kit.participants[2]
+    short = sign_again(bed.kit, party, bed.clock, days=2)
+    replace_file(party.identity / CERTIFICATE_FILE, short)
+    site = bed.sites["c"]
+    site.renew(load_credentials(party.identity, bed.clock()))
+    ends = site.credentials.identity.not_after
+    local = bed.local
+    key = local.submit(bed.compile(make_request(schema_of(2)).model_copy(update={"expires_hours": 72})), bed.analyst)
+    local.prepare(key)
+    assert f"knows this site ends on {moment(ends)}" in caplog.text
+    assert caplog.text.count("knows this site ends on") == 1  # the others' outlive the study
+    bed.clock.now = ends + 1
+    renew(bed.kit, party, bed.clock)
+    site.renew(load_credentials(party.identity, bed.clock()))  # shown from now on; the roster keeps the other
+    for other in bed.sites.values():
+        with reading(other.engine) as connection:
+            members = load_open_study(connection, other, key).roster(other).members
+        with pytest.raises(Refusal, match=f"participant c has expired: it ended on {moment(ends)}"):
+            check_certificates(members, other)
+
+
+def test_one_whose_certificate_ended_before_the_roster_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rng = np.random.default_rng(0)
+    bed = make_bed(tmp_path, {name: (rng.uniform(-1, 1, (20, 2)), rng.integers(0, 2, 20)) for name in "abc"})
+    site = bed.sites["c"]
+    party = bed.kit.participants[2]
+    replace_file(party.identity / CERTIFICATE_FILE, sign_again(bed.kit, party, bed.clock, days=2))
+    site.renew(load_credentials(party.identity, bed.clock()))
+    ends = site.credentials.identity.not_after
+    study = bed.compile(make_request(schema_of(2)))
+    members = Members(study, study_digest(study.to_bytes()), site.credentials.authority, bed.clock)
+    for name, other in bed.sites.items():
+        own = other.credentials
+        members.enrol(name, enrol(study_digest(study.to_bytes()), own.identity, BoxKey.generate().public, own.signing_key))
+    bed.clock.now = ends + 1
+    assert members.close() == 2
+    assert f"goes on without c: The certificate of participant c has expired: it ended on {moment(ends)}" in caplog.text
 
 
 def test_check_warns_thirty_days_before(bed: TestBed) -> None:

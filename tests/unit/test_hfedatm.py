@@ -180,7 +180,7 @@ def test_regmean_is_least_squares_on_the_stations_own_inputs() -> None:
 
 @pytest.mark.parametrize("inputs", ["stations", "average"])
 def test_a_layer_behind_others_is_fused_on_the_inputs_that_are_asked_for(inputs: str) -> None:
-    """The head of a perceptron against least squares, on what each station's hidden layer puts out or on what their mean does."""
+    """The head of a perceptron against least squares, on what each station's hidden layer puts out, or what their mean's does."""
     parameters: dict[str, Any] = {"model": MLP, "rounds": 1, "epochs": 20}
     merge = {"alpha": 1.0, "inputs": inputs}
     result, _ = run(compiled(merge=merge, layers=["head"], gram_clip=2.0, **parameters))
@@ -228,7 +228,8 @@ def test_a_station_is_summed_by_itself_and_pays_for_its_own_rounds_alone(noise: 
     assert [merge["round"] for merge in result.summary["merges"]] == [2, 3]
     if noise == "none":
         return
-    stds = {release.cohort: release.noise_std["diagonal.features.hidden"] for release in watched.releases if release.label == GRAMS}
+    grams = [release for release in watched.releases if release.label == GRAMS]
+    stds = {release.cohort: release.noise_std["diagonal.features.hidden"] for release in grams}
     # Honest shares are 1 of 2 and 2 of 3: sums carry variances of 2 and 3 / 2 in units of S^2.
     assert stds["a", "b"] / stds["c", "d", "e"] == pytest.approx(np.sqrt(2 / 1.5))
 

@@ -53,9 +53,9 @@ class MergeParameters(Frozen):
         filters: whether convolutions' channels are renumbered to lie on those of the station whose name comes first (FOT).
         units: whether hidden units of Linear layers are renumbered as well; only with ``filters``.
         regmean: whether Linear layers are fused by their inputs' Grams, which costs releases of these; else averaged.
-        inputs: whose inputs of the layers a station takes Grams of: those in its own model (``stations``), as in the paper, or in
-            the mean of all stations' models (``average``), which all stations then get once more. By default the latter where
-            stations begin alike: fused layers read what averaged layers put out, so that is where they must fit.
+        inputs: whose inputs of the layers a station takes Grams of: those in its own model (``stations``), as in the paper, or
+            in the mean of all stations' models (``average``), which all stations then get once more. By default the latter
+            where stations begin alike: fused layers read what averaged layers put out, so that is where they must fit.
         alpha: share of a Gram's off-diagonals that is kept.
         every: rounds after which stations are merged and take the merged model; the last round ends in a merge in any case.
             Of no meaning where stations start independently.

@@ -70,7 +70,8 @@ def left(where: str = S) -> str:
 
 def pace(where: str = S) -> str:
     """Epsilon a day, as spent over the last seven days; days before the first scrape count as days without a release."""
-    return f"clamp_min(max by ({KEY}) (delta(veilsum_epsilon_spent{{{where}}}[7d])), 0) / 7"
+    metric = f"veilsum_epsilon_spent{{{where}}}"
+    return f"max by ({KEY}) ({metric} - min_over_time({metric}[7d])) / 7"
 
 
 def days_left(where: str = S) -> str:

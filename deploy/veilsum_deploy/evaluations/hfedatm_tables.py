@@ -42,7 +42,11 @@ def gain(row: Row, rows: Sequence[Row]) -> tuple[float, float]:
 
 
 def tables(rows: Sequence[Row]) -> str:
-    """The tables as Markdown. Figures behind a plus-minus are standard errors over baselines, origins left out and seeds."""
+    """The tables as Markdown.
+
+    Figures behind a plus-minus are standard errors over pairs of a seed and an origin left out, of which each is the mean over
+    its baselines: these share records and first values, and are not independent of each other.
+    """
     plain = [row for row in rows if row["baseline"] != PRIVATE]
     kinds = list(dict.fromkeys(_kind(row) for row in plain))
     kinds.sort(key=lambda kind: kind.start)
@@ -84,9 +88,23 @@ def _kind(row: Row) -> Kind:
 
 def _figures(own: Sequence[Row], rows: Sequence[Row], *, empty: bool) -> list[str]:
     """Accuracies and gains with their standard errors."""
-    reached, gained = [split(row) for row in own], [] if empty else [gain(row, rows) for row in own]
+    reached = _clustered(own, [split(row) for row in own])
     found = [_mean([pair[side] for pair in reached], error=True) for side in (0, 1)]
-    return found + [_mean([pair[side] for pair in gained], error=True, sign=True) if gained else "" for side in (0, 1)]
+    if empty:
+        return [*found, "", ""]
+    gained = _clustered(own, [gain(row, rows) for row in own])
+    return found + [_mean([pair[side] for pair in gained], error=True, sign=True) for side in (0, 1)]
+
+
+def _clustered(rows: Sequence[Row], pairs: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Means over the baselines of each seed and origin left out."""
+    clusters: dict[tuple[Any, Any], list[tuple[float, float]]] = {}
+    for row, pair in zip(rows, pairs, strict=True):
+        clusters.setdefault((row["seed"], row["left_out"]), []).append(pair)
+    return [
+        (statistics.fmean(one for one, _ in found), statistics.fmean(other for _, other in found))
+        for found in clusters.values()
+    ]
 
 
 def _mean(values: Sequence[float], *, error: bool = False, sign: bool = False) -> str:
