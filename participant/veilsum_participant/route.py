@@ -97,12 +97,12 @@ class Proxy:
         proxy = f"The proxy {self.address}"
         if status == -1:
             return UnreachableError(f"What listens on {self.address} is not an HTTP proxy.", "Check `proxy`: host and port.")
-        if status == 407 and not self.user:
+        if status in (401, 407) and not self.user:
             advice = "Set `proxy_user` and `proxy_password_file`; only basic authentication is spoken."
-            return UnreachableError(f"{proxy} asks for a user and a password (407).", advice)
-        if status == 407:
+            return UnreachableError(f"{proxy} asks for a user and a password ({status}).", advice)
+        if status in (401, 407):  # some answer a wrong password with 401
             advice = "Check both; only basic authentication is spoken."
-            return UnreachableError(f"{proxy} does not take the user and password (407).", advice)
+            return UnreachableError(f"{proxy} does not take the user and password ({status}).", advice)
         if status == 403:
             return UnreachableError(f"{proxy} does not allow {target} (403).", f"Let its operator allow CONNECT to {target}.")
         if status in (400, 405, 501):

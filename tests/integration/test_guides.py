@@ -23,6 +23,7 @@ import pytest
 from support.guides import Walk, environment_for
 from support.network import wait_for
 from support.postgres import server
+from support.tools import DEMANDED
 from veilsum_privacy.identity import Authority, Role
 from veilsum_privacy.identity.files import read_file
 from veilsum_privacy.identity.provision import install, prepare
@@ -33,7 +34,7 @@ SCIENTIST, OFFICER = DOCS / "scientist.md", DOCS / "privacy-officer.md"
 GUIDES = (OPERATOR, HOSPITAL, SCIENTIST, OFFICER)
 OTHERS = ("south", "west")
 PASSPHRASE = b"correct horse battery staple and four more"
-PROGRAMS = ("curl", "jq", "openssl")
+PROGRAMS = ("curl", "openssl")
 
 
 def free_ports(number: int) -> list[int]:
@@ -77,8 +78,7 @@ class Federation:
             "north is connected": lambda: self.logged("north/participant.log", "session with coordinator hub open"),
             "other sites": self.start_others,
         }
-        programs = Path(sys.executable).parent
-        environment = environment_for(directory, programs)
+        environment = environment_for(directory, Path(sys.executable).parent, server().programs)
         self.walk = Walk(directory, environment=environment, replaced=replaced, stages=stages)
 
     def _authority(self) -> Authority:
@@ -150,8 +150,9 @@ class Federation:
 @pytest.fixture
 def federation(tmp_path: Path) -> Iterator[Federation]:
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
-    if missing and os.environ.get("VEILSUM_REQUIRE_TOOLS") != "1":
-        pytest.skip(f"the guides also use {', '.join(missing)}, which this machine lacks")
+    if missing:
+        reason = f"the guides also use {', '.join(missing)}: install what is missing"
+        pytest.fail(reason) if os.environ.get(DEMANDED) == "1" else pytest.skip(reason)
     made = Federation(tmp_path)
     try:
         yield made

@@ -304,10 +304,10 @@ def _value(value: object) -> str:
     return repr(value)
 
 
-def environment_for(directory: Path, programs: Path) -> dict[str, str]:
-    """Variables for commands of a guide: the project's programs first, nothing of the caller's settings."""
+def environment_for(directory: Path, *programs: Path) -> dict[str, str]:
+    """Variables for commands of a guide: the programs of some directories first, nothing of the caller's settings."""
     return {
-        "PATH": f"{programs}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+        "PATH": os.pathsep.join([*map(str, programs), os.environ.get("PATH", os.defpath)]),
         "HOME": str(directory),
         "LANG": "C.UTF-8",
         "COLUMNS": "160",

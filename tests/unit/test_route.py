@@ -153,6 +153,7 @@ def answering(answer: bytes) -> Iterator[str]:
     ("answer", "message"),
     [
         (b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n", r"asks for a user and a password \(407\)"),
+        (b"HTTP/1.0 401 Unauthorized\r\n\r\n", r"asks for a user and a password \(401\)"),
         (b"HTTP/1.0 403 Forbidden\r\nA: b\r\n\r\n", r"does not allow there.example:8461 \(403\)"),
         (b"HTTP/1.1 405 No\r\n\r\n", r"does not tunnel \(405\)"),
         (b"HTTP/1.1 504 Late\r\n\r\n", r"cannot reach there.example:8461 \(504\)"),
