@@ -97,9 +97,11 @@ class Contributions:
             broadcast: the encoded broadcast that was fetched for it.
 
         Raises:
-            Refusal: the assignment is wrong, or policy or budget speak against it; nothing that depends on records has left.
+            Refusal: the assignment is wrong, the ledger at fault, or policy or budget against it; nothing that depends on
+                records has left.
         """
         site = self._site
+        site.check_ledger()
         try:
             assignment = parse_assignment(data)
         except HostileInput as error:

@@ -135,6 +135,7 @@ class ParticipantCore:
         number, attempt = directive.round, directive.attempt
         match directive.kind:
             case pb.DIRECTIVE_KIND_ENROL:
+                self.site.check_ledger()
                 submitted = pb.StudyObject.FromString(channel.fetch(pb.OBJECT_KIND_STUDY, key))
                 enrolment = self.membership.on_study(
                     key, submitted.study, submitted.signature, submitted.certificate, channel.coordinator

@@ -71,6 +71,7 @@ class Verifier:
                 engine.dispose()
         except LedgerFault as error:
             LOG.error("the ledger does not verify: %s", error, extra=about("verified", reason="fault"))
+            site.ledger_fault = str(error)
             self._metrics.verification(False)
         except VeilsumError as error:  # unread is not wrong: the result before stands, and grows old
             LOG.error("the ledger cannot be verified: %s", error, extra=about("verified", reason="unreadable"))
@@ -78,4 +79,5 @@ class Verifier:
             LOG.error("the ledger cannot be verified: internal error", exc_info=error)
         else:
             LOG.info("ledger verified: %d entries, %d receipts", found.entries, found.receipts, extra=about("verified"))
+            site.ledger_fault = ""
             self._metrics.verification(True)

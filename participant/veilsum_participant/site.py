@@ -47,6 +47,7 @@ class Site:
     Attributes:
         observer: told what happens; nobody unless something watches the site.
         noise_random: where the noise is drawn from; apart from ``random`` so that a test can repeat the noise alone.
+        ledger_fault: what is wrong with the ledger by its last verification; nothing is released while there is something.
         nonce: the session nonce, drawn when the process starts; a restarted process has another.
     """
 
@@ -58,6 +59,7 @@ class Site:
     random: RandomSource
     noise_random: RandomSource = SYSTEM_RANDOM
     observer: Observer = field(default_factory=Observer)
+    ledger_fault: str = ""
     nonce: bytes = field(init=False)
     _records: dict[tuple[str, str], Records] = field(init=False, default_factory=dict, repr=False)
     _latest: tuple[str, DatasetSchema, Records] | None = field(init=False, default=None, repr=False)
@@ -71,6 +73,16 @@ class Site:
     def name(self) -> str:
         """The certified name."""
         return self.credentials.identity.name
+
+    def check_ledger(self) -> None:
+        """Insist that nothing was wrong with the ledger when it was last verified.
+
+        Raises:
+            Refusal: something was; what a release would cost could not be proven.
+        """
+        if self.ledger_fault:
+            message = f"This site's ledger does not verify ({self.ledger_fault}), so nothing is enrolled in or released."
+            raise Refusal(RefusalCode.LEDGER, message, "Stop the participant and run `veilsum ledger verify`.")
 
     def renew(self, credentials: Credentials) -> None:
         """Show and sign with renewed credentials from here on; only between sessions, when nothing is being answered.

@@ -82,6 +82,7 @@ class RefusalCode(StrEnum):
     TAG = "tag-invalid"
     LOST = "too-many-lost-charges"
     CLOSED = "study-closed"
+    LEDGER = "ledger-not-verified"
     INTERNAL = "internal-error"
 
 

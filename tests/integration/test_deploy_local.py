@@ -11,6 +11,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,11 +48,8 @@ def command(directory: Path, *options: str) -> list[str]:
     return [sys.executable, "-m", "veilsum_deploy.native", "--directory", str(directory), *options]
 
 
-@pytest.fixture(scope="module")
-def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
-    for tool in ("prometheus", "alertmanager"):
-        need_tool(tool)
-    directory = tmp_path_factory.mktemp("deploy") / "local"
+@contextmanager
+def running(directory: Path) -> Iterator[Local]:
     errors = directory.with_name("stderr")
     with errors.open("w") as stream:
         process = subprocess.Popen(
@@ -77,7 +75,7 @@ def page(url: str) -> Any:
         return json.load(answer)
 
 
-def test_the_study_ran_and_is_paid_for_at_every_site(local: Local) -> None:
+def the_study_ran_and_is_paid_for_at_every_site(local: Local) -> None:
     sites = local.found["sites"]
     assert set(sites) == SITES
     for fields in sites.values():
@@ -89,7 +87,7 @@ def test_the_study_ran_and_is_paid_for_at_every_site(local: Local) -> None:
     assert result.summary["records"]["value"] == pytest.approx(160 + 130 + 94 + 35, abs=60)
 
 
-def test_the_coordinators_journal_lies_in_postgresql(local: Local) -> None:
+def the_coordinators_journal_lies_in_postgresql(local: Local) -> None:
     state = local.directory / "volumes" / "coordinator-state"
     assert (state / "results").is_dir()
     assert not (state / "coordinator.db").exists()
@@ -97,7 +95,7 @@ def test_the_coordinators_journal_lies_in_postgresql(local: Local) -> None:
     assert "database system is ready to accept connections" in log
 
 
-def test_prometheus_scrapes_all_over_tls_with_a_token(local: Local) -> None:
+def prometheus_scrapes_all_over_tls_with_a_token(local: Local) -> None:
     pages = local.found["pages"]
     assert set(pages) == {"prometheus", "alertmanager"}
     assert local.found["left_out"] == ["grafana"]
@@ -119,7 +117,7 @@ def test_prometheus_scrapes_all_over_tls_with_a_token(local: Local) -> None:
         assert b"veilsum_epsilon_spent" in answer.read()
 
 
-def test_a_participant_listens_for_its_metrics_alone(local: Local) -> None:
+def a_participant_listens_for_its_metrics_alone(local: Local) -> None:
     for name in SITES:
         found = [child for child in local.children if f"/configs/{name}/" in " ".join(child.cmdline())]
         assert found, name
@@ -127,7 +125,7 @@ def test_a_participant_listens_for_its_metrics_alone(local: Local) -> None:
         assert ports == {int(local.found["metrics"][name].rsplit(":", 1)[1].split("/")[0])}
 
 
-def test_a_signal_stops_everything_and_nothing_is_left(local: Local) -> None:  # the last one: it ends the deployment
+def a_signal_stops_everything_and_nothing_is_left(local: Local) -> None:
     addresses = [url.split("/")[2] for url in (*local.found["pages"].values(), *local.found["metrics"].values())]
     assert all(map(listening, addresses))
     names = {child.pid: child.name() for child in local.children}
@@ -138,6 +136,18 @@ def test_a_signal_stops_everything_and_nothing_is_left(local: Local) -> None:  #
     assert not any(map(listening, addresses))
     for name in ("coordinator", *SITES):
         assert '"stopped"' in (local.directory / "logs" / f"{name}.log").read_text(), name
+
+
+def test_a_deployment_from_its_start_to_its_end(tmp_path: Path) -> None:
+    # One test, since the parallel runner would start a deployment in each of its workers.
+    for tool in ("prometheus", "alertmanager"):
+        need_tool(tool)
+    with running(tmp_path / "local") as local:
+        the_study_ran_and_is_paid_for_at_every_site(local)
+        the_coordinators_journal_lies_in_postgresql(local)
+        prometheus_scrapes_all_over_tls_with_a_token(local)
+        a_participant_listens_for_its_metrics_alone(local)
+        a_signal_stops_everything_and_nothing_is_left(local)
 
 
 def test_a_service_that_cannot_start_ends_all_with_its_log_and_a_status(tmp_path: Path) -> None:

@@ -289,6 +289,11 @@ def test_a_ledger_that_was_tampered_with_is_shown_and_logged(watched: Watched, c
     assert metrics.registry.get_sample_value("veilsum_ledger_verified") == 0
     assert metrics.registry.get_sample_value("veilsum_ledger_verified_timestamp_seconds") == watched.bed.clock()
     assert "does not verify: Ledger entry 4 fails" in caplog.text
+    with pytest.raises(Refusal, match="Ledger entry 4 fails") as refused:
+        Contributions(site).on_assignment(bytes(32), b"", b"")
+    assert refused.value.code is RefusalCode.LEDGER
+    with pytest.raises(RoundLostError, match="1 participants are left"):
+        watched.sum()
 
 
 def test_a_ledger_that_cannot_be_read_keeps_the_last_result(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:

@@ -179,5 +179,6 @@ def test_refusals_are_split_by_existing_codes() -> None:
         RefusalCode.RECEIPT,
         RefusalCode.TAG,
         RefusalCode.LOST,
-        RefusalCode.INTERNAL,
+        RefusalCode.LEDGER,
+            RefusalCode.INTERNAL,
     }

@@ -180,7 +180,7 @@ def test_regmean_is_least_squares_on_the_stations_own_inputs() -> None:
 
 @pytest.mark.parametrize("inputs", ["stations", "average"])
 def test_a_layer_behind_others_is_fused_on_the_inputs_that_are_asked_for(inputs: str) -> None:
-    """The head of a perceptron against least squares, on what each station's hidden layer puts out, or what their mean's does."""
+    """The head of a perceptron against least squares, on what each station's hidden layer puts out, or their mean's does."""
     parameters: dict[str, Any] = {"model": MLP, "rounds": 1, "epochs": 20}
     merge = {"alpha": 1.0, "inputs": inputs}
     result, _ = run(compiled(merge=merge, layers=["head"], gram_clip=2.0, **parameters))

@@ -44,6 +44,7 @@ CODES: Mapping[str, str] = {
     "context-mismatch": "Not everyone was asked for the same sum",
     "tag-invalid": "The sum did not fit what the sites had sent",
     "study-closed": "The study had ended",
+    "ledger-not-verified": "The site's ledger did not verify",
     "internal-error": "The site's software failed",
 }
 """What a refusal's code means; a code that is not here is shown as it is."""
