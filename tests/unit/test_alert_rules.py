@@ -180,5 +180,5 @@ def test_refusals_are_split_by_existing_codes() -> None:
         RefusalCode.TAG,
         RefusalCode.LOST,
         RefusalCode.LEDGER,
-            RefusalCode.INTERNAL,
+        RefusalCode.INTERNAL,
     }
