@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from veilsum_participant import store
+from veilsum_participant.figures import SiteFigures
 from veilsum_participant.observer import Observer, Outcome, Stage, Step
 from veilsum_participant.sharing import Reporter
 from veilsum_participant.site import Site
 from veilsum_privacy.database import reading
 from veilsum_privacy.errors import RefusalCode
-from veilsum_privacy.ledger.metrics import SITE_KINDS, LedgerFigures, LedgerWatch
+from veilsum_privacy.ledger.metrics import SITE_KINDS, LedgerWatch
 from veilsum_privacy.runtime.monitoring import Heartbeat
 from veilsum_privacy.runtime.process_metrics import ProcessMetrics
 from veilsum_privacy.runtime.refreshing import Refreshed
@@ -30,21 +30,6 @@ OTHER = "other"
 """The label of methods that are not, or no longer, among the policy's."""
 
 _SECONDS = (0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60, 120, 300, 600, 1800)
-
-
-@dataclass(frozen=True)
-class SiteFigures:
-    """What a site's database knows.
-
-    Attributes:
-        ledger: its ledger.
-        enrolled: studies that it is enrolled in.
-        waiting: studies that wait for the operator's word.
-    """
-
-    ledger: LedgerFigures
-    enrolled: int
-    waiting: int
 
 
 class SiteMetrics(Observer):

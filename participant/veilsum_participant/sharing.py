@@ -9,18 +9,18 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import grpc
 
 from veilsum_participant.config import ShareGroup
+from veilsum_participant.figures import SiteFigures
+from veilsum_participant.observer import Step
 from veilsum_participant.site import Site
 from veilsum_privacy.errors import VeilsumError
+from veilsum_privacy.runtime.refreshing import Refreshed
 from veilsum_proto import SOFTWARE
 from veilsum_proto import federation_pb2 as pb
-
-if TYPE_CHECKING:
-    from veilsum_participant.metrics import SiteMetrics
 
 LOG = logging.getLogger("veilsum.participant")
 
@@ -40,7 +40,23 @@ SHARED: dict[ShareGroup, str] = {
 """What each group tells the coordinator, in words."""
 
 
-def samples(site: Site, metrics: SiteMetrics) -> list[pb.SharedSample]:
+class Known(Protocol):
+    """What the site's own metrics know, of which a report is a part.
+
+    Attributes:
+        figures: the ledger's, refreshed.
+        verified: how the last verification ended; None before the first.
+    """
+
+    figures: Refreshed[SiteFigures]
+    verified: bool | None
+
+    def means(self) -> dict[Step, float]:
+        """Mean time of each step that was done, in seconds."""
+        ...
+
+
+def samples(site: Site, metrics: Known) -> list[pb.SharedSample]:
     """What the site's policy shares, as it is now. Figures that are not known or not finite are left out."""
     makers: dict[ShareGroup, Callable[[], Iterator[tuple[pb.SharedMetric.ValueType, str, float]]]] = {
         "software": lambda: iter([(pb.SHARED_METRIC_SOFTWARE, SOFTWARE, 1.0)]),
@@ -54,7 +70,7 @@ def samples(site: Site, metrics: SiteMetrics) -> list[pb.SharedSample]:
     return [pb.SharedSample(metric=metric, label=label, value=value) for metric, label, value in found if math.isfinite(value)]
 
 
-def _budget(metrics: SiteMetrics) -> Iterator[tuple[pb.SharedMetric.ValueType, str, float]]:
+def _budget(metrics: Known) -> Iterator[tuple[pb.SharedMetric.ValueType, str, float]]:
     figures = metrics.figures.get()
     if figures is None:
         return
@@ -63,7 +79,7 @@ def _budget(metrics: SiteMetrics) -> Iterator[tuple[pb.SharedMetric.ValueType, s
         yield pb.SHARED_METRIC_EPSILON_BUDGET, name, math.inf if found.budget.epsilon is None else found.budget.epsilon
 
 
-def _ledger(metrics: SiteMetrics) -> Iterator[tuple[pb.SharedMetric.ValueType, str, float]]:
+def _ledger(metrics: Known) -> Iterator[tuple[pb.SharedMetric.ValueType, str, float]]:
     if metrics.verified is not None:
         yield pb.SHARED_METRIC_LEDGER_VERIFIED, "", float(metrics.verified)
 
@@ -77,7 +93,7 @@ class Reporter:
         send: sends a report.
     """
 
-    def __init__(self, site: Site, metrics: SiteMetrics, send: Callable[[list[pb.SharedSample]], None]) -> None:
+    def __init__(self, site: Site, metrics: Known, send: Callable[[list[pb.SharedSample]], None]) -> None:
         self._site, self._metrics, self._send = site, metrics, send
         self._stopping = threading.Event()
         if site.config.policy.share_metrics:

@@ -19,8 +19,9 @@ from scipy import stats
 from support.studies import SCHEMA, compiled, projection, shifted_sites
 from support.working import TravellingRandom, leave, square
 from veilsum_coordinator.methods import get_method
+from veilsum_deploy.simulation.choosing import make_engine
 from veilsum_deploy.simulation.chunks import _noise
-from veilsum_deploy.simulation.engines import Engine, ProcessEngine, SerialEngine, make_engine, running
+from veilsum_deploy.simulation.engines import Engine, ProcessEngine, SerialEngine, running
 from veilsum_deploy.simulation.gradients import perceptron_vectors
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_deploy.simulation.progress import RoundProgress

@@ -12,8 +12,9 @@ import typer
 from veilsum_deploy.cli.steps import show_progress
 from veilsum_deploy.collections import COLLECTIONS
 from veilsum_deploy.datasets import PACKAGED
+from veilsum_deploy.simulation.choosing import make_engine
 from veilsum_deploy.simulation.dealing import Setting
-from veilsum_deploy.simulation.engines import make_engine, running
+from veilsum_deploy.simulation.engines import running
 from veilsum_deploy.simulation.keeping import Keeping
 from veilsum_deploy.simulation.naming import BASELINES, parse_baselines
 from veilsum_deploy.simulation.report import save, summarise

@@ -24,7 +24,7 @@ from uuid import uuid4
 
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from veilsum_privacy.errors import Misuse, StateError
+from veilsum_privacy.errors import StateError
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -162,25 +162,6 @@ class ProcessEngine:
         own = getattr(self._pool, "_processes", None) or {}
         for child in list(own.values()):
             child.terminate()
-
-
-def make_engine(name: str, workers: int, address: str | None = None) -> Engine:
-    """An engine by its name: ``local`` or ``ray``; ``workers`` 0 stands for all cores.
-
-    Raises:
-        Misuse: no such engine, an address for ``local``, or Ray is not installed.
-        StateError: the Ray cluster cannot be reached.
-    """
-    if name == "ray":
-        from veilsum_deploy.simulation.cluster import RayEngine
-
-        return RayEngine(address, workers or None)
-    if name != "local":
-        raise Misuse(f"There is no engine {name!r}.", "Use local or ray.")
-    if address is not None:
-        raise Misuse("--address belongs to a Ray cluster.", "State --engine ray too.")
-    count = workers or cores()
-    return SerialEngine() if count == 1 else ProcessEngine(count)
 
 
 @contextmanager
