@@ -17,6 +17,7 @@ from support.federation import DATASET, TestBed, make_bed, make_request, open_te
 from support.hostile import Adversary, altered, make_adversary, make_data
 from support.network import running_client, running_server, wait_for
 from veilsum_coordinator.members import StudyPhase
+from veilsum_deploy.cli.participant import RequestedStudy
 from veilsum_participant import budgets, store
 from veilsum_participant.budgets import remaining
 from veilsum_participant.channel import open_channel
@@ -263,11 +264,13 @@ def test_the_operators_check_sees_what_enrolment_sees(tight: TestBed, tmp_path: 
     site = tight.sites["a"]
     before = SiteCheck(site.config, tight.clock).run()
     request = make_request(schema_of(2)).model_copy(update={"participants": ("a", "b", "c")})
-    assert [item.status for item in SiteCheck(site.config, tight.clock, study=request).run() if item.check == "study"] == [
-        "ok"
-    ]
+    assert [
+        item.status
+        for item in SiteCheck(site.config, tight.clock, study=RequestedStudy(request)).run()
+        if item.check == "study"
+    ] == ["ok"]
     enrol(tight, "a", tight.compile(make_request(schema_of(2))))
-    found = {item.check: item for item in SiteCheck(site.config, tight.clock, study=request).run()}
+    found = {item.check: item for item in SiteCheck(site.config, tight.clock, study=RequestedStudy(request)).run()}
     with pytest.raises(Refusal) as caught:
         enrol(tight, "a", tight.compile(make_request(schema_of(2))))
     assert found["study"].detail == f"budget-exceeded: {caught.value.message}"

@@ -17,8 +17,12 @@ KILL_AT, RETURN_AT = 0.3, 0.6
 FEWEST_ROUNDS = 10
 """A study with fewer rounds is left alone: nothing of it would be left to come back to."""
 
-AWAY_SECONDS = 6.0
-"""After which it is started again at the latest: a round that it was asked for consent in waits for it, for 20 s."""
+AWAY_SECONDS, MOST_AWAY_SECONDS = 6.0, 12.0
+"""After which it is started again if rounds went on without it, and in any case: a round that it was asked for consent in waits
+for it, for 20 s."""
+
+MOST_KILLS = 3
+"""How often it is killed until a round misses it: one that was killed as it was asked for consent is waited for."""
 
 
 class _State(StrEnum):
@@ -45,7 +49,7 @@ class Interruption:
 
     def __post_init__(self) -> None:
         self._state = _State.BEFORE
-        self._killed = self._returned = self._seen = 0
+        self._killed = self._returned = self._seen = self._kills = 0
         self._lock = threading.Lock()
         self._timer: threading.Timer | None = None
 
@@ -54,15 +58,33 @@ class Interruption:
         self._seen = sum(item.phase == "released" for item in info.rounds)
         if self.rounds < FEWEST_ROUNDS:
             return
+        if self._state is _State.BACK and self._seen > self._returned and self._kills < MOST_KILLS and not self._missed(info):
+            self._state = _State.BEFORE
         if self._state is _State.BEFORE and self._seen >= KILL_AT * self.rounds:
             with self._lock:
                 self.process.kill()
                 self._state, self._killed = _State.AWAY, self._seen
-            self._timer = threading.Timer(AWAY_SECONDS, self.come_back)
-            self._timer.daemon = True
-            self._timer.start()
+                self._kills += 1
+            self._wait(AWAY_SECONDS)
         elif self._state is _State.AWAY and self._seen >= RETURN_AT * self.rounds:
             self.come_back()
+
+    def _missed(self, info: StudyInfo) -> bool:
+        """Whether a round was released without the hospital."""
+        return any(self.hospital not in item.cohort for item in info.rounds if item.phase == "released")
+
+    def _wait(self, seconds: float, left: float = MOST_AWAY_SECONDS) -> None:
+        """Come back in ``seconds``, if a round was released meanwhile; later if not, for then nothing was missed yet."""
+
+        def due() -> None:
+            if self._seen > self._killed or left <= seconds:
+                self.come_back()
+            elif self._state is _State.AWAY:
+                self._wait(1.0, left - seconds)
+
+        self._timer = threading.Timer(seconds, due)
+        self._timer.daemon = True
+        self._timer.start()
 
     def come_back(self) -> None:
         """Start the hospital again if it is away."""

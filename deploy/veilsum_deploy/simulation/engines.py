@@ -31,6 +31,9 @@ R = TypeVar("R")
 S = TypeVar("S", covariant=True)
 
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "ARROW_NUM_THREADS")
+INTERRUPTED = 130
+"""Exit status of a worker that Ctrl-C ended."""
+
 _REMEMBERED = 4
 _seen: OrderedDict[str, Any] = OrderedDict()
 """What this process has received lately of what is shared, by token."""
@@ -127,6 +130,7 @@ class ProcessEngine:
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
+        self._children: list[Any] = []
         self._folder = Path(tempfile.mkdtemp(prefix="veilsum-simulation-"))
         context = multiprocessing.get_context("spawn")
         self._pool = ProcessPoolExecutor(workers, context, _quiet)
@@ -141,9 +145,12 @@ class ProcessEngine:
         try:
             with _one_thread_in_children():
                 futures = [self._pool.submit(function, item) for item in items]
+            self._children = list((getattr(self._pool, "_processes", None) or {}).values())
             for future in futures if ordered else as_completed(futures):
                 yield future.result()
         except BrokenProcessPool as error:
+            if self._interrupted():  # the workers' Ctrl-C came before this process's own
+                raise KeyboardInterrupt from None
             advice = "If memory ran out, use fewer --jobs; --resume goes on from here."
             raise StateError("A process of the simulation ended by itself.", advice) from error
         except BaseException as error:
@@ -157,6 +164,12 @@ class ProcessEngine:
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _interrupted(self) -> bool:
+        """Whether Ctrl-C ended a worker; a broken pool has forgotten its processes, so they are known from before."""
+        for child in self._children:
+            child.join(1.0)
+        return any(child.exitcode == INTERRUPTED for child in self._children)
 
     def _terminate(self) -> None:
         own = getattr(self._pool, "_processes", None) or {}
@@ -185,7 +198,7 @@ def remembered(token: str, read: Callable[[], Any]) -> Any:
 
 def _quiet() -> None:
     """Ctrl-C reaches a worker too and must end it without a word."""
-    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
 
 
 def cores() -> int:
