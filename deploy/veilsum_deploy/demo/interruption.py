@@ -18,8 +18,8 @@ FEWEST_ROUNDS = 10
 """A study with fewer rounds is left alone: nothing of it would be left to come back to."""
 
 AWAY_SECONDS, MOST_AWAY_SECONDS = 6.0, 12.0
-"""After which it is started again if rounds went on without it, and in any case: a round that it was asked for consent in waits
-for it, for 20 s."""
+"""After which it is started again if rounds went on without it, and in any case: a round in which it was asked for consent waits
+for it, 20 s."""
 
 MOST_KILLS = 3
 """How often it is killed until a round misses it: one that was killed as it was asked for consent is waited for."""
@@ -66,7 +66,7 @@ class Interruption:
                 self._state, self._killed = _State.AWAY, self._seen
                 self._kills += 1
             self._wait(AWAY_SECONDS)
-        elif self._state is _State.AWAY and self._seen >= RETURN_AT * self.rounds:
+        elif self._state is _State.AWAY and self._seen >= max(RETURN_AT * self.rounds, self._killed + 1):
             self.come_back()
 
     def _missed(self, info: StudyInfo) -> bool:
@@ -102,7 +102,7 @@ class Interruption:
     def found(self, info: StudyInfo) -> dict[str, Any] | None:
         """What happened: after how many releases the hospital was killed and was back, and how many it was part of; None
         where it was left alone."""
-        if self._state is _State.BEFORE:
+        if not self._kills:
             return None
         cohorts = [item.cohort for item in info.rounds if item.phase == "released"]
         took_part = [self.hospital in cohort for cohort in cohorts]
