@@ -18,7 +18,7 @@ FEWEST_ROUNDS = 10
 """A study with fewer rounds is left alone: nothing of it would be left to come back to."""
 
 AWAY_SECONDS, MOST_AWAY_SECONDS = 6.0, 12.0
-"""After which it is started again if rounds went on without it, and in any case: a round that has asked it for consent waits 20 s
+"""After which it is started again if rounds went on without it, and in any case: a round that asked it for consent waits 20 s
 for it."""
 
 MOST_KILLS = 3
