@@ -51,6 +51,11 @@ class Certificates:
         self._expiry = ExpiryLog(clock)
         self._current = self._served = self._configuration()
 
+    @property
+    def tls_end(self) -> int | None:
+        """Last second of the certificate of ``[tls]`` that is in use (Unix time); None without one."""
+        return None if self._pair is None else self._pair.not_after
+
     def server_credentials(self) -> grpc.ServerCredentials:
         """Credentials that follow :meth:`poll`; every client must show a certificate of the federation."""
         fetch: Any = self._fetch  # None means "no change"; the stubs know only the other case

@@ -33,6 +33,16 @@ class StudyLog:
     _enrolled: set[str] = field(default_factory=set)
     _gone: set[str] = field(default_factory=set)
 
+    def catch_up(self) -> None:
+        """Take all that is there as told: an earlier process did."""
+        machine = self.machine
+        self._phase, self._refusals = machine.phase, len(machine.refusals)
+        self._enrolled = {seat.name for seat in machine.seats.values() if seat.enrolment is not None}
+        self._gone = {seat.name for seat in machine.seats.values() if seat.gone}
+        if machine.rounds:
+            last = machine.rounds[-1]
+            self._round = (last.number, last.assignment.attempt, last.phase.value)
+
     def look(self) -> None:
         """Tell what is new."""
         machine = self.machine

@@ -16,6 +16,7 @@ from veilsum_coordinator.events import StudyLog
 from veilsum_coordinator.journal import SqlJournal
 from veilsum_coordinator.machine import StudyMachine
 from veilsum_coordinator.members import StudyPhase
+from veilsum_coordinator.messages import box_message, enrolment_message, receipt_message
 from veilsum_coordinator.observer import Observer
 from veilsum_coordinator.rounds import Round, RoundPhase
 from veilsum_coordinator.settings import Waits
@@ -125,6 +126,8 @@ class Hub:
 
     def tick(self) -> None:
         """Act on deadlines in every study; wakes others only if something came of it."""
+        if self.stopping:  # the sessions end because the process does
+            return
         with self.changed:
             before = [entry.machine.marks() for entry in self.studies.values()]
             for entry in self.studies.values():
@@ -383,13 +386,15 @@ class Hub:
 
     def _keep_outcome(self, key: bytes, entry: StudyEntry) -> None:
         outcome = study_status(entry)
-        self.journal.change_study(
+        self.journal.end_study(
             key,
+            entry.machine.progress(),
             phase=entry.machine.phase.value,
             reason=entry.machine.reason,
             status=outcome.SerializeToString(),
         )
         entry.outcome = outcome
+        entry.machine.members.forget_boxes()
 
     def _machine(self, study: Study, key: bytes) -> StudyMachine:
         return StudyMachine(
@@ -415,37 +420,29 @@ class Hub:
         return current
 
     def _restore(self) -> None:
-        """Load earlier studies; what was running when the process ended has failed, and its participants are told so."""
+        """Load earlier studies; what was running when the process ended goes on where the journal has it."""
         for row in self.journal.studies():
-            submitted = pb.StudyObject.FromString(row["object"])
-            machine = self._machine(parse_study(submitted.study), row["digest"])
+            submitted, key = pb.StudyObject.FromString(row["object"]), row["digest"]
+            machine = self._machine(parse_study(submitted.study), key)
             entry = StudyEntry(machine, submitted, row["analyst"], row["submitted"])
-            machine.phase, machine.reason = StudyPhase(row["phase"]), row["reason"]
-            self.studies[row["digest"]] = entry
+            self.studies[key] = entry
             if row["status"] is not None:
+                machine.phase, machine.reason = StudyPhase(row["phase"]), row["reason"]
                 entry.outcome = pb.StudyStatus.FromString(row["status"])
                 entry.results = list(entry.outcome.results)
-            if not machine.phase.over:
-                machine.fail("the coordinator was restarted")
-                self._keep_outcome(row["digest"], entry)
-
-
-def enrolment_message(enrolment: Enrolment) -> pb.SignedEnrolment:
-    """An enrolment on the wire."""
-    return pb.SignedEnrolment(certificate=enrolment.certificate, body=enrolment.body, signature=enrolment.signature)
-
-
-def receipt_message(receipt: SignedReceipt) -> pb.SignedReceipt:
-    """A receipt or countersignature on the wire."""
-    return pb.SignedReceipt(body=receipt.body, signature=receipt.signature)
-
-
-def box_message(box: Box) -> pb.SealedBox:
-    """A sealed box on the wire."""
-    return pb.SealedBox(
-        sender=box.sender,
-        recipient=box.recipient,
-        purpose=box.purpose.value,
-        ciphertext=box.ciphertext,
-        signature=box.signature,
-    )
+                machine.restore_seats(self.journal.kept_state(key))
+                continue
+            self._logs[key] = StudyLog(machine)
+            try:
+                machine.restore(self.journal.kept(key), row["submitted"])
+            except DatabaseAwayError:
+                raise
+            except Exception as error:  # one study's fault must not keep the others from going on
+                LOG.error("study %s cannot go on", machine.study.name, exc_info=error, extra=about("failed", digest=key))
+                unread = "what the journal keeps of the study cannot be used; the coordinator's log says why"
+                machine.fail(error.message if isinstance(error, VeilsumError) else unread)
+                self._keep_outcome(key, entry)
+            else:
+                self._logs[key].catch_up()
+                where = about("restored", study=machine.study.name, digest=key)
+                LOG.info("study %s goes on (%s)", machine.study.name, machine.phase.value, extra=where)

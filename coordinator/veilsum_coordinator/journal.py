@@ -1,8 +1,9 @@
 """What the coordinator remembers: studies, complete sums before consent is asked for, consents, releases, outcomes.
 
 A sum is durable before the first consent request leaves; a release before a member is told that it may forget its payload.
-What each sum cost whom goes into the mirror of the participants' ledgers, in the same transactions. Every write first reads
-what is there, so that one whose commit got no answer can be done again.
+What each sum cost whom goes into the mirror of the participants' ledgers, in the same transactions. What a running study needs
+beside that to go on after a restart is :mod:`.keeping`'s. Every write first reads what is there, or puts the same in its
+place, so that one whose commit got no answer can be done again.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from sqlalchemy import (
     Column,
     Connection,
     Engine,
-    Integer,
     LargeBinary,
     MetaData,
     RowMapping,
@@ -32,6 +32,19 @@ from sqlalchemy import (
     update,
 )
 
+from veilsum_coordinator.keeping import (
+    RELEASES,
+    ROUNDS,
+    SUMS,
+    KeptStudy,
+    RoundStart,
+    read_kept,
+    read_state,
+    write_boxes,
+    write_end,
+    write_enrolment,
+    write_progress,
+)
 from veilsum_coordinator.outage import CALL_SECONDS, Outage
 from veilsum_privacy.canonical import digest
 from veilsum_privacy.database import migrate, reading, transaction
@@ -39,7 +52,9 @@ from veilsum_privacy.errors import HostileInput, StateError
 from veilsum_privacy.identity import Credentials
 from veilsum_privacy.ledger.mirror import Mirror
 from veilsum_privacy.ledger.receipts import SignedReceipt
+from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.context import Assignment
+from veilsum_privacy.securesum.roster import Enrolment
 
 Result = TypeVar("Result")
 
@@ -57,30 +72,6 @@ STUDIES = Table(
     Column("status", LargeBinary),
 )
 
-SUMS = Table(
-    "coordinator_sum",
-    METADATA,
-    Column("study", LargeBinary(32), primary_key=True),
-    Column("round", Integer, primary_key=True),
-    Column("attempt", Integer, nullable=False),
-    Column("assignment", LargeBinary, nullable=False),
-    Column("ciphertexts", LargeBinary),
-    Column("receipts", Text, nullable=False),
-)
-
-RELEASES = Table(
-    "coordinator_release",
-    METADATA,
-    Column("study", LargeBinary(32), primary_key=True),
-    Column("round", Integer, primary_key=True),
-    Column("attempt", Integer, nullable=False),
-    Column("label", String(64), nullable=False),
-    Column("cohort", Text, nullable=False),
-    Column("values", LargeBinary, nullable=False),
-    Column("digest", LargeBinary(32), nullable=False),
-    Column("time", BigInteger, nullable=False),
-)
-
 
 def release_digest(study: bytes, number: int, attempt: int, values: bytes) -> bytes:
     """Digest of a release (32 bytes); ``values`` are the opened sum's integers, little-endian int64."""
@@ -93,6 +84,30 @@ class NotStoredError(StateError):
 
 class Journal(Protocol):
     """Where a study's machine makes things durable."""
+
+    def keep_enrolment(self, study: bytes, name: str, enrolment: Enrolment) -> None:
+        """Make a member's enrolment durable.
+
+        Raises:
+            NotStoredError: the database is locked, full or out of reach; the member is to send it again.
+        """
+        ...
+
+    def keep_boxes(self, study: bytes, name: str, boxes: Sequence[Box]) -> None:
+        """Make what a member sealed durable.
+
+        Raises:
+            NotStoredError: the database is locked, full or out of reach; the member is to send it again.
+        """
+        ...
+
+    def keep_progress(self, study: bytes, state: dict[str, Any], begun: RoundStart | None, *, sealed: bool) -> None:
+        """Make a study's decisions durable, with the attempt that they begin; ``sealed``: no box is needed any more.
+
+        Raises:
+            DatabaseAwayError: the server is away for the moment; nothing is known to be stored.
+        """
+        ...
 
     def keep_sum(
         self,
@@ -222,6 +237,7 @@ class SqlJournal:
                         assignment=assignment.to_bytes(),
                         ciphertexts=b"".join(ciphertexts),
                         receipts=signed,
+                        sizes=json.dumps([len(ciphertext) for ciphertext in ciphertexts]),
                     )
                 )
             return self.mirror.show(connection, receipts, certificates)
@@ -234,10 +250,48 @@ class SqlJournal:
         Raises:
             NotStoredError: the database is locked, full or out of reach; the member has paid, so it is to send it again.
         """
-        try:
-            self._write(lambda connection: self.mirror.consented(connection, context, name, consent))
-        except StateError as error:
-            raise NotStoredError(f"The consent could not be stored. {error.message}", error.advice) from error
+        self._take("consent", lambda connection: self.mirror.consented(connection, context, name, consent))
+
+    def keep_enrolment(self, study: bytes, name: str, enrolment: Enrolment) -> None:
+        """See :meth:`Journal.keep_enrolment`."""
+        self._take("enrolment", lambda connection: write_enrolment(connection, study, name, enrolment))
+
+    def keep_boxes(self, study: bytes, name: str, boxes: Sequence[Box]) -> None:
+        """See :meth:`Journal.keep_boxes`."""
+        self._take("sealed boxes", lambda connection: write_boxes(connection, study, name, boxes))
+
+    def keep_progress(self, study: bytes, state: dict[str, Any], begun: RoundStart | None, *, sealed: bool) -> None:
+        """See :meth:`Journal.keep_progress`."""
+        self._write(lambda connection: write_progress(connection, study, state, begun, sealed=sealed))
+
+    def end_study(self, key: bytes, state: dict[str, Any], **values: Any) -> None:
+        """Store a study's outcome (phase, reason, status) and drop what it needs no longer."""
+
+        def work(connection: Connection) -> None:
+            connection.execute(update(STUDIES).where(STUDIES.c.digest == key).values(**values))
+            write_end(connection, key, state)
+
+        self._write(work)
+
+    def kept(self, study: bytes) -> KeptStudy:
+        """All that is kept of a study that runs."""
+        with reading(self._engine) as connection:
+            return read_kept(connection, study)
+
+    def kept_state(self, study: bytes) -> dict[str, Any]:
+        """The decisions that are kept of a study; empty if none are."""
+        with reading(self._engine) as connection:
+            return read_state(connection, study)
+
+    def find_release(self, study: bytes, number: int) -> RowMapping:
+        """The release of a round that has one; waits for a server that is away, so never call it with a lock held."""
+        query = select(RELEASES).where(RELEASES.c.study == study, RELEASES.c.round == number)
+
+        def work() -> RowMapping:
+            with reading(self._engine) as connection:
+                return connection.execute(query).mappings().one()
+
+        return self.outage.wait(work)
 
     def release(
         self,
@@ -249,8 +303,12 @@ class SqlJournal:
         context: bytes,
         values: bytes,
         time: int,
+        received: int = 0,
     ) -> bytes:
         """Make a release durable and drop its ciphertexts; returns the release's digest.
+
+        Args:
+            received: bytes of ciphertexts, over all attempts of the round.
 
         The cohort has paid for it, so it waits for a server that is away: never call it with a lock held.
         """
@@ -272,6 +330,9 @@ class SqlJournal:
                     )
                 )
             connection.execute(update(SUMS).where(SUMS.c.study == study, SUMS.c.round == number).values(ciphertexts=None))
+            connection.execute(
+                update(ROUNDS).where(ROUNDS.c.study == study, ROUNDS.c.round == number).values(received=received)
+            )
             self.mirror.released(connection, context, key)
 
         self.outage.wait(lambda: self._transact(work))
@@ -280,6 +341,13 @@ class SqlJournal:
     def releases(self, study: bytes) -> Sequence[RowMapping]:
         """A study's releases in order."""
         return read_releases(self._engine, study)
+
+    def _take(self, what: str, work: Callable[[Connection], object]) -> None:
+        """One transaction for a participant, which sends it again if it fails."""
+        try:
+            self._write(work)
+        except StateError as error:
+            raise NotStoredError(f"The {what} could not be stored. {error.message}", error.advice) from error
 
     def _write(self, work: Callable[[Connection], Result]) -> Result:
         """One transaction of a caller that cannot wait."""

@@ -7,19 +7,29 @@ a reconnect loses nothing). Nothing here waits, sends or stores, except through 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 from cryptography import x509
 
 from veilsum_coordinator.accumulator import Accumulator
 from veilsum_coordinator.directives import open_directives
 from veilsum_coordinator.journal import Journal
+from veilsum_coordinator.keeping import KeptRelease, KeptRound, KeptStudy, KeptSum, RoundStart
 from veilsum_coordinator.members import Members, Seat, StudyPhase
 from veilsum_coordinator.observer import AttemptReason, Observer
+from veilsum_coordinator.restoring import (
+    ReplayError,
+    check_same,
+    dump_seats,
+    load_seats,
+    released_rounds,
+    summed_round,
+)
 from veilsum_coordinator.rounds import DecryptionsDiffer, Round, RoundPhase
 from veilsum_coordinator.settings import Waits
 from veilsum_privacy.driver_faults import DatabaseAwayError
-from veilsum_privacy.errors import HostileInput, RefusalCode, StateError
+from veilsum_privacy.errors import HostileInput, RefusalCode, StateError, VeilsumError
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.context import Assignment, RoundPlan, broadcast_digest, plan_round
@@ -30,10 +40,18 @@ from veilsum_proto import federation_pb2 as pb
 
 TRANSIENT = {RefusalCode.CONTEXT, RefusalCode.ROUND}
 MAX_EXCUSES = 3
+MOST_REFUSALS = 1000
+
+
+RETURN_SECONDS = 90
+"""How long participants have to dial again after the coordinator was restarted: three times their longest pause."""
 
 
 class StudyMachine:
-    """State of one study. Not thread-safe: the hub serialises calls."""
+    """State of one study. Not thread-safe: the hub serialises calls.
+
+    What it decides is in the journal before anyone is asked to act on it: while it cannot be stored, no directive is open.
+    """
 
     def __init__(
         self,
@@ -57,8 +75,11 @@ class StudyMachine:
         self._strict: dict[frozenset[str], tuple[str, ...]] = {}  # cohort by who may be in it
         self._numbers: dict[str, int] = {}  # of each member's last receipt that was shown
         self._waits, self._clock, self._journal = waits, clock, journal
-        self._away: int | None = None  # since when a complete sum cannot be stored
+        self._away: int | None = None  # since when a complete sum or a decision cannot be stored
         self._deadline = min(clock() + waits.enrol, study.expires)
+        self._saved = self._decided()
+        self._unsaved = False  # whether a decision is not stored yet
+        self._replay: list[KeptRound] = []  # rounds of an earlier process, until the method has asked for them again
 
     @property
     def seats(self) -> dict[str, Seat]:
@@ -74,6 +95,8 @@ class StudyMachine:
 
     def directives(self, name: str) -> list[pb.Directive]:
         """Directives that are open for this participant, in the order in which it should answer."""
+        if self._unsaved and not self.phase.over:
+            return []
         return open_directives(self.digest, self.phase, self.members, self.round, name)
 
     @property
@@ -115,14 +138,16 @@ class StudyMachine:
             self._tick_sealing(now)
         elif (current := self.round) is not None:
             self._tick_round(current, now)
+        self._save()
 
     def marks(self) -> tuple[object, ...]:
         """What a tick can change, to see whether it did."""
         current = self.rounds[-1] if self.rounds else None
         gone = sum(seat.gone for seat in self.seats.values())
         if current is None:
-            return (self.phase, self.members.dealer, gone, self._deadline)
-        return (self.phase, gone, len(self.rounds), current.phase, current.attempts, len(current.unable), current.deadline)
+            return (self.phase, self.members.dealer, gone, self._deadline, self._unsaved)
+        of_round = (current.phase, current.attempts, len(current.unable), current.deadline)
+        return (self.phase, gone, len(self.rounds), *of_round, self._unsaved)
 
     def _absent(self, name: str, now: int) -> bool:
         return self.members.absent(name, now, self._waits.grace)
@@ -140,7 +165,7 @@ class StudyMachine:
             return
         if self.phase is not StudyPhase.ENROLLING or seat.refusal:
             raise HostileInput("Enrolment is over.")
-        self.members.enrol(name, enrolment)
+        self.members.enrol(name, enrolment, lambda: self._journal.keep_enrolment(self.digest, name, enrolment))
         self.tick()
 
     def refuse(self, name: str, code: RefusalCode, number: int, attempt: int, more: Sequence[RefusalCode] = ()) -> None:
@@ -164,10 +189,13 @@ class StudyMachine:
                 self.refusals.append(entry)
         if current is not None and present:
             if current.phase is RoundPhase.CONTRIBUTING:
+                if current.asked:  # its sum is complete and on its way to be consented to
+                    return
                 seat.excuses += 1
                 if code not in TRANSIENT or seat.excuses > MAX_EXCUSES:
                     seat.refusal = code.value
                 self._retry(current, AttemptReason.REFUSED)
+                self._save()
                 return
             if current.phase is RoundPhase.CONSENTING:
                 seat.refusal = code.value
@@ -178,6 +206,7 @@ class StudyMachine:
                 if code not in TRANSIENT:
                     seat.refusal = code.value
                 self._check_decryptors(current)
+                self._save()
                 return
         if number == 0 and not (self.phase is StudyPhase.RUNNING and seat.ready and code in TRANSIENT):
             seat.refusal = code.value
@@ -201,7 +230,7 @@ class StudyMachine:
         self.members.seat(name)
         if self.phase is not StudyPhase.SEALING:
             raise HostileInput("Sealed boxes came outside the sealing phase.")
-        self.members.seal(name, boxes)
+        self.members.seal(name, boxes, lambda: self._journal.keep_boxes(self.digest, name, boxes))
         if self.members.all_sealed():
             self._deadline = self._clock() + self._waits.seal
 
@@ -241,9 +270,12 @@ class StudyMachine:
         """
         if self.phase is not StudyPhase.RUNNING or self.round is not None:
             raise StateError("A round can start only in a running study, one at a time.")
-        allowed = frozenset(self.study.participants if members is None else members)
-        if strangers := allowed.difference(self.study.participants):
-            raise StateError(f"A round is asked of {', '.join(sorted(strangers))}, which the study does not name.")
+        allowed = self._allowed(members)
+        kept = self._replay.pop(0) if self._replay else None
+        if kept is not None:
+            check_same(kept, label, broadcast_digest(broadcast), allowed)
+        if kept is not None and kept.sum is not None:
+            return self._go_on(kept.start, kept.sum, broadcast)
         assignment = self._assign(len(self.rounds) + 1, label, broadcast, allowed)
         if assignment is None:
             return None
@@ -253,10 +285,20 @@ class StudyMachine:
         current = Round(
             len(self.rounds) + 1, label, broadcast, assignment, plan, accumulator, now, now + self._waits.contribute, allowed
         )
+        if kept is not None:  # another attempt of a round that an earlier process began
+            current.started, current.attempts = kept.start.started, kept.start.attempts + 1
+            current.received = kept.start.received
         self.rounds.append(current)
-        self._observer.attempted(AttemptReason.FIRST)
+        self._observer.attempted(AttemptReason.FIRST if kept is None else AttemptReason.ABSENT)
         self._observer.moved(self.study, current)
+        self._save()
         return current
+
+    def _allowed(self, members: Collection[str] | None) -> frozenset[str]:
+        allowed = frozenset(self.study.participants if members is None else members)
+        if strangers := allowed.difference(self.study.participants):
+            raise StateError(f"A round is asked of {', '.join(sorted(strangers))}, which the study does not name.")
+        return allowed
 
     def _move(self, current: Round, phase: RoundPhase) -> None:
         current.phase = phase
@@ -303,7 +345,7 @@ class StudyMachine:
             missing = [name for name in current.cohort if not current.accumulator.uploads[name].complete]
             late = now >= current.deadline
             absent = [name for name in current.cohort if self._absent(name, now)]
-            if not missing and not late:  # everything came while the database was away
+            if not missing and (not late or current.asked):  # everything came while the database was away
                 self._store(current)
             elif absent or late:
                 for name in missing if late else ():
@@ -368,8 +410,7 @@ class StudyMachine:
                 {name: certificates[name] for name in current.cohort},
             )
         except (HostileInput, StateError) as error:  # no consent was asked for, so it costs nobody a charge
-            self._away = now if self._away is None else self._away
-            if not isinstance(error, DatabaseAwayError) or now - self._away >= self._waits.database:
+            if self._lost(error, now):
                 self.fail(f"the sum of round {current.number} could not be stored: {error.message}")
             return
         self._away = None
@@ -377,6 +418,7 @@ class StudyMachine:
         self._numbers |= {receipt.participant: receipt.number for receipt in shown}
         self._move(current, RoundPhase.CONSENTING)
         current.deadline = now + self._waits.consent
+        self._count_consents(current)  # those that an earlier process kept
 
     def consent(self, name: str, attempt: int, consent: bytes) -> None:
         """Take a consent; with the last one the sum can be decrypted."""
@@ -388,6 +430,9 @@ class StudyMachine:
             raise HostileInput("A consent must have 32 bytes.")
         self._journal.keep_consent(current.context, name, consent)
         current.consents[name] = consent
+        self._count_consents(current)
+
+    def _count_consents(self, current: Round) -> None:
         if len(current.consents) == len(current.cohort):
             self._strict.setdefault(current.allowed, current.cohort)
             self._move(current, RoundPhase.DECRYPTING)
@@ -416,8 +461,147 @@ class StudyMachine:
         current.finished = self._clock()
         current.answers, current.consents = {}, {}
         current.drop()
-        for name in current.cohort:
-            self.seats[name].released.add((current.number, current.assignment.attempt))
+        self._tell_released(*current.present, current.cohort)
+
+    def _tell_released(self, number: int, attempt: int, cohort: Sequence[str]) -> None:
+        for name in cohort:
+            self.seats[name].released.add((number, attempt))
+
+    # -- after a restart ---------------------------------------------------------------------------------------------------
+
+    def _decided(self) -> tuple[object, ...]:
+        seats = tuple((seat.refusal, seat.gone) for seat in self.seats.values())
+        return (self.phase, self.members.dealer, seats, len(self.rounds), self._attempts)
+
+    def _save(self) -> None:
+        """Make what was decided durable; while the database is away, with a later tick. An outcome is the hub's to store."""
+        decided = self._decided()
+        if self.phase.over or decided == self._saved:
+            return
+        now, current, begun = self._clock(), self.round, None
+        if current is not None and decided[-2:] != self._saved[-2:]:
+            begun = RoundStart(current.assignment, current.allowed, current.attempts, current.started, current.received)
+        try:
+            sealed = self.phase is StudyPhase.RUNNING
+            self._journal.keep_progress(self.digest, self.progress(), begun, sealed=sealed)
+        except StateError as error:  # nobody was asked for anything that depends on it
+            self._unsaved = True
+            if self._lost(error, now):
+                self.fail(f"the study's state could not be stored: {error.message}")
+            return
+        self._saved, self._unsaved, self._away = decided, False, None
+
+    def _lost(self, error: VeilsumError, now: int) -> bool:
+        """Whether what could not be stored will not be any more, rather than with a later tick."""
+        self._away = now if self._away is None else self._away
+        return not isinstance(error, DatabaseAwayError) or now - self._away >= self._waits.database
+
+    def progress(self) -> dict[str, Any]:
+        """What the journal keeps of the study's decisions, as JSON values; :meth:`restore` reads it."""
+        roster = self.members.roster
+        return {
+            "phase": self.phase.value,
+            "dealer": self.members.dealer,
+            "closed": self.members.closed,
+            "roster": [] if roster is None else list(roster.names),
+            "round": len(self.rounds),
+            "seats": dump_seats(self.seats),
+            "refusals": self.refusals[-MOST_REFUSALS:],
+        }
+
+    def restore(self, kept: KeptStudy, submitted: int) -> None:
+        """Go on with what an earlier process kept; rounds that it began wait until the method has asked for them again.
+
+        Args:
+            kept: from the journal.
+            submitted: when the study was, unix seconds.
+
+        Raises:
+            VeilsumError: what was kept does not verify.
+        """
+        now, state = self._clock(), kept.state
+        if kept.numbers and not state:
+            raise StateError("an older version left the study in the middle of its rounds", "Submit it again.")
+        self.refusals = [(name, code, number) for name, code, number in state.get("refusals", ())]
+        self.restore_seats(state)
+        self.members.restore(kept)
+        self.phase = StudyPhase(state.get("phase", StudyPhase.ENROLLING.value))
+        for seat in self.seats.values():
+            seat.left_at = now + max(0, RETURN_SECONDS - self._waits.grace)
+            seat.ready = self.phase is StudyPhase.RUNNING and seat.active
+        if self.phase is StudyPhase.ENROLLING:
+            self._deadline = min(max(submitted + self._waits.enrol, now + RETURN_SECONDS), self.study.expires)
+        else:
+            self._deadline = now + max(self._waits.seal, RETURN_SECONDS)
+        self._numbers = dict(kept.numbers)
+        self._attempts = max((item.start.assignment.attempt for item in kept.rounds), default=0)
+        if self.roster is not None:
+            self.rounds = released_rounds(self.study, kept.rounds, len(self.roster.members))
+        self._replay = kept.rounds[:]
+        for item in kept.rounds:
+            if item.release is not None:
+                self._strict.setdefault(item.start.allowed, item.release.cohort)
+                if item.start.assignment.round >= state.get("round", 0):
+                    self._tell_released(item.start.assignment.round, item.release.attempt, item.release.cohort)
+            elif item.sum is None:
+                for name in item.start.assignment.names:
+                    self.seats[name].give_up.add((item.start.assignment.round, item.start.assignment.attempt))
+        self._saved = self._decided()
+
+    def restore_seats(self, state: Mapping[str, Any]) -> None:
+        """Put back what the members of a study, be it over, must still hear."""
+        load_seats(self.seats, state.get("seats", {}))
+
+    @property
+    def replaying(self) -> bool:
+        """Whether rounds of an earlier process were released that the method has not asked for again yet."""
+        return bool(self._replay) and self._replay[0].release is not None
+
+    @property
+    def returning(self) -> bool:
+        """Whether a round should wait for members that have not dialled again since the coordinator was restarted."""
+        now = self._clock()
+        return not self.phase.over and any(
+            seat.active and not seat.nonce and not self._absent(name, now) for name, seat in self.seats.items()
+        )
+
+    def replayed(self, label: str, broadcast: bytes, members: Collection[str] | None) -> tuple[int, KeptRelease] | None:
+        """The round of an earlier process that the method asks for again, if that was released: its number and release.
+
+        Args:
+            label: of the task.
+            broadcast: digest of what would be broadcast.
+            members: who may be in the cohort; None for all participants.
+
+        Raises:
+            ReplayError: it is another one than the journal holds.
+        """
+        if not self._replay or (release := self._replay[0].release) is None:
+            return None
+        check_same(self._replay[0], label, broadcast, self._allowed(members))
+        return self._replay.pop(0).start.assignment.round, release
+
+    def check_replayed(self) -> None:
+        """Insist, when the method has returned, that it asked for every round of the journal.
+
+        Raises:
+            ReplayError: it did not.
+        """
+        if self._replay:
+            number = self._replay[0].start.assignment.round
+            raise ReplayError(
+                f"the method ended before round {number}, which stands in the journal", "Submit the study again."
+            )
+
+    def _go_on(self, start: RoundStart, total: KeptSum, broadcast: bytes) -> Round:
+        """Go on consenting to a sum that an earlier process made durable, with the consents that came."""
+        deadline = self._clock() + self._waits.contribute
+        current = summed_round(self.study, start, total, len(self.members.fixed_roster().members), broadcast, deadline)
+        self.rounds.append(current)
+        self._observer.moved(self.study, current)
+        self._saved = self._decided()  # it stands in the journal
+        self._store(current)
+        return current
 
     def unusable(self, current: Round, reason: str) -> None:
         """The opened vector failed its checks: no value of it is used."""

@@ -12,6 +12,7 @@ from enum import StrEnum
 
 from cryptography import x509
 
+from veilsum_coordinator.keeping import KeptStudy
 from veilsum_privacy.errors import HostileInput, RefusalCode, StateError
 from veilsum_privacy.runtime.logs import about
 from veilsum_privacy.securesum.boxes import Box, Purpose
@@ -19,6 +20,10 @@ from veilsum_privacy.securesum.roster import Enrolment, Roster, verify_enrolment
 from veilsum_privacy.study import Study
 
 LOG = logging.getLogger("veilsum.coordinator")
+
+
+def _nothing() -> None:
+    """For members that nothing makes durable."""
 
 
 class StudyPhase(StrEnum):
@@ -68,12 +73,13 @@ class Members:
         seats: one for each invited participant, by name.
         roster: the verified roster, once enrolment has closed.
         dealer: who deals the study's keys.
+        closed: when enrolment closed, unix seconds.
     """
 
     def __init__(self, study: Study, digest: bytes, authority: x509.Certificate, clock: Callable[[], int]) -> None:
         self.seats = {name: Seat(name) for name in study.participants}
         self.roster: Roster | None = None
-        self.dealer = ""
+        self.dealer, self.closed = "", 0
         self._study, self._digest, self._authority, self._clock = study, digest, authority, clock
         self._keys: set[bytes | str] = set()
 
@@ -93,8 +99,8 @@ class Members:
         """Whether everyone enrolled or refused."""
         return all(seat.enrolment is not None or seat.refusal for seat in self.seats.values())
 
-    def enrol(self, name: str, enrolment: Enrolment) -> None:
-        """Take an enrolment.
+    def enrol(self, name: str, enrolment: Enrolment, keep: Callable[[], None] = _nothing) -> None:
+        """Take an enrolment; ``keep`` makes it durable before it counts.
 
         Raises:
             HostileInput: not the sender's own, invalid, or with a key that another enrolled.
@@ -104,8 +110,16 @@ class Members:
             raise HostileInput("An enrolment names another participant than the caller's certificate.")
         if {member.public, member.identity.fingerprint} & self._keys:
             raise HostileInput("An enrolment holds a key that another participant enrolled.")
+        keep()
         self._keys |= {member.public, member.identity.fingerprint}
         self.seats[name].enrolment = enrolment
+
+    def _keys_of(self, enrolment: Enrolment) -> set[bytes | str]:
+        try:
+            member = verify_enrolment(enrolment, self._digest, self._authority, self._clock())
+        except HostileInput:  # its certificate has expired since; the roster is made without it
+            return set()
+        return {member.public, member.identity.fingerprint}
 
     def close(self) -> int:
         """Close enrolment: fix roster and first dealer if there are enough members; returns how many enrolled."""
@@ -119,7 +133,8 @@ class Members:
                     seat.refusal = seat.refusal or RefusalCode.ROSTER.value
         enrolments = [seat.enrolment for seat in self.seats.values() if seat.enrolment is not None and not seat.refusal]
         if len(enrolments) >= self._study.privacy.min_cohort:
-            self.roster = verify_roster(enrolments, self._study, self._digest, self._authority, self._clock())
+            self.closed = self._clock()
+            self.roster = verify_roster(enrolments, self._study, self._digest, self._authority, self.closed)
             self.dealer = self.roster.names[0]
         return len(enrolments)
 
@@ -145,8 +160,8 @@ class Members:
         """Whether every live member opened its boxes."""
         return all(self.seats[name].ready for name in self.live())
 
-    def seal(self, name: str, boxes: Sequence[Box]) -> None:
-        """Take a member's boxes, complete or not at all.
+    def seal(self, name: str, boxes: Sequence[Box], keep: Callable[[], None] = _nothing) -> None:
+        """Take a member's boxes, complete or not at all; ``keep`` makes them durable before they count.
 
         Raises:
             HostileInput: not exactly the boxes that it owes.
@@ -156,14 +171,38 @@ class Members:
             raise HostileInput("Sealed boxes came from outside the roster.")
         if seat.boxes is not None:
             return
-        behind = names[names.index(name) + 1 :]
-        owed = {(other, Purpose.PAIR_SEED) for other in behind}
-        if name == self.dealer:
-            owed |= {(other, Purpose.DEALT_KEYS) for other in names if other != name}
+        owed = self._owed(name)
         given = {(box.recipient, box.purpose): box for box in boxes}
         if set(given) != owed or len(given) != len(boxes) or any(box.sender != name for box in boxes):
             raise HostileInput("A member must send exactly one box for each that it owes.")
+        keep()
         seat.boxes = given
+
+    def _owed(self, name: str) -> set[tuple[str, Purpose]]:
+        names = self.fixed_roster().names
+        owed = {(other, Purpose.PAIR_SEED) for other in names[names.index(name) + 1 :]}
+        if name == self.dealer:
+            owed |= {(other, Purpose.DEALT_KEYS) for other in names if other != name}
+        return owed
+
+    def restore(self, kept: KeptStudy) -> None:
+        """Take what the journal kept of enrolments, roster and boxes.
+
+        Raises:
+            HostileInput: an enrolment does not verify any more.
+        """
+        for name, enrolment in kept.enrolments.items():
+            self.seats[name].enrolment = enrolment
+        if not (names := kept.state.get("roster")):
+            self._keys = set().union(*map(self._keys_of, kept.enrolments.values()))
+            return
+        self.closed, self.dealer = kept.state["closed"], kept.state["dealer"]
+        enrolments = [kept.enrolments[name] for name in names]
+        self.roster = verify_roster(enrolments, self._study, self._digest, self._authority, self.closed)
+        for name, boxes in kept.boxes.items():
+            given = {(box.recipient, box.purpose): box for box in boxes}
+            if set(given) >= self._owed(name):  # else it sealed before it became the dealer, and is asked again
+                self.seats[name].boxes = given
 
     def boxes_for(self, name: str) -> list[Box]:
         """All boxes for one member."""
@@ -173,6 +212,11 @@ class Members:
             for (recipient, purpose), box in (seat.boxes or {}).items()
             if recipient == name and (purpose is Purpose.PAIR_SEED or seat.name == self.dealer)
         ]
+
+    def forget_boxes(self) -> None:
+        """Let go of what nobody will ask for any more: with many members it is megabytes a study."""
+        for seat in self.seats.values():
+            seat.boxes = None if seat.boxes is None else {}
 
     def connected(self) -> list[str]:
         """Names with an open session."""

@@ -96,9 +96,9 @@ class Metrics(Observer):
         for why in AttemptReason:
             self.attempts.labels(why.value)
 
-    def watch(self, hub: Hub, mirror: Refreshed[MirrorFigures]) -> None:
-        """Show what a hub and its mirror know, and the certificates of the hub's credentials; once."""
-        self.process.watch(lambda: hub.credentials)
+    def watch(self, hub: Hub, mirror: Refreshed[MirrorFigures], tls: Callable[[], int | None] = lambda: None) -> None:
+        """Show what a hub and its mirror know, the certificates of the hub's credentials, and the end of a TLS one; once."""
+        self.process.watch(lambda: hub.credentials, tls)
         self.registry.register(_HubCollector(hub, self._clock, self._expiries))
         self.registry.register(_MirrorCollector(mirror))
 

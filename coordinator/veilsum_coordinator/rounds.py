@@ -52,6 +52,7 @@ class Round:
         consents: by member.
         answers: decrypted words by decryptor.
         unable: members that cannot decrypt any more.
+        asked: whether an earlier process may have asked for consent to this sum, so that there is no other attempt.
     """
 
     number: int
@@ -72,6 +73,7 @@ class Round:
     consents: dict[str, bytes] = field(default_factory=dict, repr=False)
     answers: dict[str, list[Slots]] = field(default_factory=dict, repr=False)
     unable: set[str] = field(default_factory=set)
+    asked: bool = False
 
     @property
     def cohort(self) -> tuple[str, ...]:

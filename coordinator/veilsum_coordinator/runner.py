@@ -28,7 +28,7 @@ from veilsum_coordinator.status import spent_epsilon
 from veilsum_privacy.errors import HostileInput, VeilsumError
 from veilsum_privacy.results import checkpoint_directory, save_result
 from veilsum_privacy.runtime.logs import about
-from veilsum_privacy.securesum.context import RoundPlan, encode_broadcast
+from veilsum_privacy.securesum.context import RoundPlan, broadcast_digest, encode_broadcast, plan_round
 from veilsum_privacy.securesum.contribution import Integers, open_sum
 from veilsum_privacy.study import Study
 from veilsum_privacy.tasks import build_declared, grid_unit
@@ -107,8 +107,13 @@ class HubFederation:
 
         Raises:
             RoundLostError: no cohort could be formed, or the round was lost after consent was asked for.
+            ReplayError: after a restart, the journal holds another round in this place.
         """
         encoded = encode_broadcast({**self._encoder, **(broadcast or {})})
+        if (release := self._replayed(label, encoded, members)) is not None:
+            return release
+        while self._returning():
+            self._wait()
         with self._hub.change(self._key) as machine:
             if machine.phase.over:
                 raise RoundLostError(f"The study is {machine.phase.value}: {machine.reason}.")
@@ -120,6 +125,24 @@ class HubFederation:
         if current.phase is RoundPhase.FAILED:
             raise RoundLostError(f"Round {current.number} failed: {machine.reason}.")
         return self._open(current)
+
+    def _replayed(self, label: str, encoded: bytes, members: Collection[str] | None) -> Release | None:
+        """The release that the journal holds in this place, if an earlier process of the coordinator came so far."""
+        with self._hub.changed:
+            machine = self._hub.studies[self._key].machine
+            found = None if machine.phase.over else machine.replayed(label, broadcast_digest(encoded), members)
+            if found is None:
+                return None
+            number, cohort, roster = found[0], found[1].cohort, len(machine.members.fixed_roster().members)
+        row = self._hub.journal.find_release(self._key, number)
+        self._round = number
+        plan = plan_round(self._study, label, roster, len(cohort))
+        values = np.frombuffer(row["values"], dtype="<i8").astype(np.int64)
+        return read_release(self._study, plan, values, number, cohort, bytes(row["digest"]))
+
+    def _returning(self) -> bool:
+        with self._hub.changed:
+            return self._hub.studies[self._key].machine.returning
 
     def _open(self, current: Round) -> Release:
         words = next(iter(current.answers.values()))
@@ -133,7 +156,15 @@ class HubFederation:
         attempt, cohort = current.assignment.attempt, current.cohort
         data = values.astype("<i8").tobytes()
         digest = self._hub.journal.release(
-            self._key, current.number, attempt, current.label, cohort, current.context, data, self._clock()
+            self._key,
+            current.number,
+            attempt,
+            current.label,
+            cohort,
+            current.context,
+            data,
+            self._clock(),
+            current.bytes_received,
         )
         with self._hub.change(self._key) as machine:
             machine.released(current)
@@ -162,7 +193,7 @@ class HubFederation:
 
     def checkpoint(self, arrays: Mapping[str, NDArray[np.float64]], summary: Mapping[str, Any]) -> None:
         """Keep a model in ``checkpoints/round-N`` of the study's results; only the newest three of them stay."""
-        if self._results is None:
+        if self._results is None or self._hub.studies[self._key].machine.replaying:
             return
         study = self._study
         about = {
@@ -191,6 +222,7 @@ def run_study(hub: Hub, key: bytes, federation: Federation, results: Path) -> No
     study = federation.study
     try:
         result = get_method(study.method).run(federation)
+        hub.studies[key].machine.check_replayed()
         directory = results / key.hex()
         save_result(directory, result, study={"name": study.name, "digest": key.hex(), "method": study.method})
         hub.studies[key].results = sorted(path.name for path in directory.iterdir() if path.is_file())

@@ -29,7 +29,9 @@ from veilsum_privacy.errors import ConfigurationError
 from veilsum_privacy.identity import Role, load_credentials
 from veilsum_privacy.ledger.metrics import read_mirror
 from veilsum_privacy.ledger.mirror import Mirror
+from veilsum_privacy.overrides import set_variables
 from veilsum_privacy.randomness import SYSTEM_RANDOM
+from veilsum_privacy.runtime.hardening import allow_files
 from veilsum_privacy.runtime.logs import about
 from veilsum_privacy.runtime.monitoring import Heartbeat, MetricsServer
 from veilsum_privacy.runtime.refreshing import Refreshed
@@ -44,6 +46,13 @@ CALLS_SECONDS = 3.0
 
 WRITES_SECONDS = 10.0
 """How long running transactions may take then. With the rest it stays below the 30 s that Kubernetes gives."""
+
+
+MOST_CONNECTIONS = 2048
+"""Connections at once, over all peers; further ones are closed as they come. As many open files are asked for."""
+
+HANDSHAKE_SECONDS = 20.0
+"""How long who connects may take to show a certificate."""
 
 
 def now() -> int:
@@ -62,6 +71,8 @@ def server_options(config: CoordinatorConfig) -> list[tuple[str, int]]:
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
         ("grpc.so_reuseport", 0),
+        ("grpc.max_allowed_incoming_connections", allow_files(MOST_CONNECTIONS)),
+        ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_SECONDS * 1000)),
     ]
 
 
@@ -88,9 +99,9 @@ class CoordinatorServer:
         mirror = Mirror(engine, credentials=credentials, clock=clock, random=SYSTEM_RANDOM)
         journal = SqlJournal(engine, mirror, Outage(config.waits.database))
         self.hub = Hub(credentials, journal, waits=config.waits, clock=clock, observer=self.metrics)
-        self.metrics.watch(self.hub, Refreshed(lambda: read_mirror(engine), "mirror"))
         self._database = Refreshed(lambda: answers(engine), "database", seconds=1.0)
         self._certificates = Certificates(config, self.hub, clock)
+        self.metrics.watch(self.hub, Refreshed(lambda: read_mirror(engine), "mirror"), lambda: self._certificates.tls_end)
 
     def _not_ready(self) -> str:
         """Why nobody should be sent here now, in a word."""
@@ -167,7 +178,7 @@ class CoordinatorServer:
         self, server: grpc.aio.Server, health: HealthServicer, sessions: Coordination, supervisor: Supervisor
     ) -> None:
         """Take no more calls, end the sessions, let what is being written become durable; within some seconds."""
-        LOG.info("stopping: sessions end, running studies are given up", extra=about("stopping"))
+        LOG.info("stopping: sessions end, running studies go on with the next start", extra=about("stopping"))
         self.hub.stopping = True
         self.hub.journal.outage.stop()
         await health.enter_graceful_shutdown()
@@ -191,4 +202,6 @@ def serve(config: CoordinatorConfig) -> None:
             loop.add_signal_handler(number, stop.set)
         await CoordinatorServer(config).run(stop)
 
+    if given := set_variables():
+        LOG.info("the environment sets %s", ", ".join(given))
     asyncio.run(main())

@@ -85,7 +85,7 @@ class LocalFederation:
             hub.connect(name, core.site.nonce)
 
     def step(self) -> bool:
-        """Let every participant answer what is open for it, once; returns whether anything was open."""
+        """Let every participant answer what is open for it, once; returns whether anything was open or has changed."""
         worked = False
         for name, core in self.cores.items():
             channel = LocalChannel(self.hub, name)
@@ -96,8 +96,9 @@ class LocalFederation:
                 except HostileInput:
                     # another answer of this step made the directive stale, as a reconnect would show
                     continue
+        before = self.hub.changes
         self.hub.tick()
-        return worked
+        return worked or self.hub.changes != before
 
     def submit(self, study: Study, analyst: Credentials) -> bytes:
         """Sign and submit a study; returns its digest."""

@@ -27,8 +27,9 @@ from veilsum_participant.ledgers import epsilon_text
 from veilsum_participant.policy import invited_faults, term_faults
 from veilsum_participant.route import unused_proxy_variables
 from veilsum_participant.sharing import SHARED
+from veilsum_participant.site import COMPLETE, RESTORED
 from veilsum_privacy.config import did_you_mean
-from veilsum_privacy.database import open_readonly
+from veilsum_privacy.database import open_readonly, reading
 from veilsum_privacy.errors import HostileInput, Refusal, VeilsumError
 from veilsum_privacy.identity import Credentials, Role, load_credentials
 from veilsum_privacy.identity.certificate import certificate_end, moment
@@ -36,6 +37,7 @@ from veilsum_privacy.identity.files import open_to_others
 from veilsum_privacy.identity.renewal import DAY, FEW_DAYS, expiry_warning
 from veilsum_privacy.identity.tls import KEY_FILE
 from veilsum_privacy.ledger import LedgerReader
+from veilsum_privacy.restored import read_mark
 from veilsum_privacy.runtime.logs import printable
 from veilsum_privacy.runtime.monitoring import MetricsServer
 from veilsum_privacy.schema import DatasetSchema
@@ -210,9 +212,16 @@ class SiteCheck:
                 raise HostileInput(f"The ledger is that of {printable(ledger.site)}.", "Check identity and state file.")
             authority = None if self._credentials is None else self._credentials.authority
             count = ledger.verify(authority=authority).entries
+            with reading(engine) as connection:
+                mark = read_mark(connection)
         finally:
             engine.dispose()
         yield Check("ledger", Outcome.OK, f"{count} entries: chain, signatures, receipts and budgets hold")
+        if mark is not None and mark.trusted:
+            detail = f"the backup of {moment(mark.made)}; by the operator's word the coordinator's mirror completes it"
+            yield Check("restored", Outcome.WARNING, detail, "It is lifted by the next session with the coordinator.")
+        elif mark is not None:
+            yield Check("restored", Outcome.FAILED, f"the backup of {moment(mark.made)}. {RESTORED}", COMPLETE)
 
     def _budgets(self) -> Iterator[Check]:
         config = self._config

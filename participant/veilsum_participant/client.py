@@ -27,6 +27,7 @@ from veilsum_privacy.database import open_database, reading, transaction
 from veilsum_privacy.errors import ConfigurationError, HostileInput, StateError, VeilsumError
 from veilsum_privacy.identity import Credentials, Role, load_credentials
 from veilsum_privacy.ledger import Ledger
+from veilsum_privacy.overrides import set_variables
 from veilsum_privacy.randomness import SYSTEM_RANDOM
 from veilsum_privacy.runtime.logs import about
 from veilsum_proto import federation_pb2 as pb
@@ -212,7 +213,7 @@ class Client:
             unknown = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED)
             if not isinstance(error, grpc.Call) or error.code() not in unknown:
                 raise
-            LOG.warning("coordinator %s keeps no mirror of receipts", channel.coordinator)
+            self.core.without_mirror(channel.coordinator, "it does not know them")
         except StateError as error:  # no directive is answered before this is done; the next session tries again
             raise RuntimeError("what the coordinator's mirror shows cannot be kept") from error
         self._caught_up = True
@@ -300,6 +301,8 @@ def run_participant(config: ParticipantConfig) -> None:
     way = config.route
     if config.proxy is None and (ignored := unused_proxy_variables()):
         LOG.info("%s is set but not used: participant.toml names no proxy", ", ".join(ignored))
+    if given := set_variables():
+        LOG.info("the environment sets %s", ", ".join(given))
     LOG.info("the coordinator is dialled at %s", way)
     client = Client(open_site(config, same_key=True))
     for number in (signal.SIGINT, signal.SIGTERM):

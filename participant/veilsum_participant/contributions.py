@@ -7,7 +7,7 @@ leaves; after a crash the same bytes go out, or none.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sqlalchemy import Connection, RowMapping
 
@@ -57,7 +57,7 @@ class Payload:
 
     round: int
     attempt: int
-    ciphertexts: list[bytes]
+    ciphertexts: list[bytes] = field(repr=False)
     receipt: SignedReceipt
 
 

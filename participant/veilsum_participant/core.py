@@ -5,6 +5,7 @@ Directives are handled one at a time. A refusal sends its codes and keeps its wo
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -71,19 +72,38 @@ class ParticipantCore:
             Numbers of the ledger's new entries.
 
         Raises:
-            Exception: only what the channel raises.
+            StateError: what it shows cannot be kept.
+            Exception: what the channel raises.
         """
         after = settled_entry(self.site, channel.coordinator)
         try:
             mirrored = pb.MirroredObject.FromString(channel.fetch(pb.OBJECT_KIND_MIRRORED, bytes(32), after))
         except (HostileInput, DecodeError) as error:
-            LOG.warning("coordinator %s shows no mirror of this site's receipts: %s", channel.coordinator, error)
+            self.without_mirror(channel.coordinator, f"what it shows is malformed: {error}")
             return []
         shown = [
             MirroredReceipt(SignedReceipt(item.receipt.body, item.receipt.signature), item.number, item.consent)
             for item in mirrored.receipts
         ]
-        return settle(self.site, channel.coordinator, shown)
+        entries = settle(self.site, channel.coordinator, shown)
+        self.site.mirror_read = True
+        if self.site.restored() is not None:
+            self.site.lift_trusted()
+        return entries
+
+    def without_mirror(self, coordinator: str, why: str) -> None:
+        """Tell that a coordinator shows no mirror of this site's receipts: an error where a restored site waits for it."""
+        try:
+            restored = self.site.restored() is not None
+        except VeilsumError:
+            restored = True  # the safer one of two guesses
+        LOG.log(
+            logging.ERROR if restored else logging.WARNING,
+            "coordinator %s shows no mirror of this site's receipts (%s)%s",
+            coordinator,
+            why,
+            ": what this restored site spent since its backup stays unknown" if restored else "",
+        )
 
     def decided(self) -> list[pb.Directive]:
         """Directives that the operator's word on waiting studies gives cause to: to enrol, or to tell that it declines."""

@@ -49,6 +49,7 @@ class Verifier:
     def __init__(self, site: Site, metrics: SiteMetrics) -> None:
         self._site, self._metrics = site, metrics
         self._stopping = threading.Event()
+        site.ledger_known.clear()
         threading.Thread(target=self._loop, name="verify", daemon=True).start()
 
     def stop(self) -> None:
@@ -57,7 +58,10 @@ class Verifier:
 
     def _loop(self) -> None:
         while not self._stopping.is_set():
-            self.verify()
+            try:
+                self.verify()
+            finally:
+                self._site.ledger_known.set()
             self._stopping.wait(3600.0 * self._site.config.verify_hours)
 
     def verify(self) -> None:

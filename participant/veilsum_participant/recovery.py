@@ -11,7 +11,7 @@ from __future__ import annotations
 import hmac
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sqlalchemy import Connection, RowMapping
 
@@ -43,7 +43,7 @@ class MirroredReceipt:
 
     receipt: SignedReceipt
     entry: int
-    consent: bytes
+    consent: bytes = field(repr=False)
 
 
 def settled_entry(site: Site, coordinator: str) -> int:

@@ -12,6 +12,7 @@ import base64
 import os
 import socket
 import ssl
+import time
 import urllib.parse
 import urllib.request
 from dataclasses import dataclass, field
@@ -24,6 +25,9 @@ PROBE_SECONDS = 5.0
 
 ENVIRONMENT = "environment"
 """Value of the key ``proxy`` that lets the variables https_proxy and no_proxy decide."""
+
+ANSWER_SECONDS = 15.0
+"""How long the head of a proxy's answer may take, however its bytes come."""
 
 MAX_ANSWER_BYTES = 16 * 1024
 """Longest head of a proxy's answer that is read."""
@@ -83,8 +87,10 @@ class Proxy:
 
     def _answer(self, raw: socket.socket) -> int:
         """The status of the proxy's answer; -1 where it is no HTTP. Reads nothing past its head: that is the tunnel's."""
-        head = b""
+        head, end = b"", time.monotonic() + ANSWER_SECONDS
         while not head.endswith(b"\r\n\r\n") and len(head) < MAX_ANSWER_BYTES:
+            if time.monotonic() > end:  # a byte now and then would keep it here for hours
+                raise TimeoutError("the proxy answers too slowly")
             piece = raw.recv(1)
             head += piece
             if not piece or (len(head) >= 5 and not head.startswith(b"HTTP/")):
@@ -190,7 +196,7 @@ def read_roots(path: Path) -> bytes:
         raise ConfigurationError(f"The CA bundle {path} cannot be read ({error.strerror}).", "Check `ca_bundle`.") from error
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=data.decode())
-    except (ValueError, ssl.SSLError) as error:
+    except (ValueError, TypeError, ssl.SSLError) as error:
         raise ConfigurationError(f"The CA bundle {path} holds no certificates in PEM.", "Check `ca_bundle`.") from error
     return data
 

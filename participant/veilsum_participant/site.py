@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -20,7 +21,7 @@ from veilsum_participant.data import load_records
 from veilsum_participant.data.encoders import find_encoder
 from veilsum_participant.observer import Observer
 from veilsum_participant.policy import analyst_faults, refuse
-from veilsum_privacy.database import transaction
+from veilsum_privacy.database import reading, transaction
 from veilsum_privacy.encoder import Encoder, Program
 from veilsum_privacy.errors import HostileInput, Refusal, RefusalCode, StateError, VeilsumError
 from veilsum_privacy.features import Encode
@@ -28,6 +29,7 @@ from veilsum_privacy.identity import Credentials, Role, key_fingerprint, verify_
 from veilsum_privacy.identity.certificate import load_certificate, p256_key
 from veilsum_privacy.ledger import Ledger
 from veilsum_privacy.randomness import SYSTEM_RANDOM, RandomSource
+from veilsum_privacy.restored import Mark, lift_mark, read_mark
 from veilsum_privacy.schema import DatasetSchema
 from veilsum_privacy.securesum.bfv import SecretKey
 from veilsum_privacy.securesum.boxes import BoxKey
@@ -39,6 +41,12 @@ from veilsum_privacy.tasks.base import Records
 
 LOG = logging.getLogger("veilsum.participant")
 
+RESTORED = "This site was restored from a backup; until it is shown what was spent since, nothing is enrolled in or released."
+COMPLETE = (
+    "Run `veilsum ledger recover --from` with another site's export; or, to take the coordinator's word for it,"
+    " `veilsum ledger recover --trust-coordinator`."
+)
+
 
 @dataclass
 class Site:
@@ -48,6 +56,8 @@ class Site:
         observer: told what happens; nobody unless something watches the site.
         noise_random: where the noise is drawn from; apart from ``random`` so that a test can repeat the noise alone.
         ledger_fault: what is wrong with the ledger by its last verification; nothing is released while there is something.
+        ledger_known: set unless the verification of the start is still under way, which enrolments and contributions wait for.
+        mirror_read: set once the coordinator's mirror was read and settled by this process.
         nonce: the session nonce, drawn when the process starts; a restarted process has another.
     """
 
@@ -60,6 +70,8 @@ class Site:
     noise_random: RandomSource = SYSTEM_RANDOM
     observer: Observer = field(default_factory=Observer)
     ledger_fault: str = ""
+    ledger_known: threading.Event = field(default_factory=threading.Event)
+    mirror_read: bool = False
     nonce: bytes = field(init=False)
     _records: dict[tuple[str, str], Records] = field(init=False, default_factory=dict, repr=False)
     _latest: tuple[str, DatasetSchema, Records] | None = field(init=False, default=None, repr=False)
@@ -67,6 +79,7 @@ class Site:
 
     def __post_init__(self) -> None:
         self.nonce = self.random.bytes(NONCE_BYTES)
+        self.ledger_known.set()
         store.create_tables(self.engine)
 
     @property
@@ -75,14 +88,33 @@ class Site:
         return self.credentials.identity.name
 
     def check_ledger(self) -> None:
-        """Insist that nothing was wrong with the ledger when it was last verified.
+        """Insist that nothing was wrong with the ledger when it was last verified (at the start, wait for that), and that a
+        restored one was completed.
 
         Raises:
-            Refusal: something was; what a release would cost could not be proven.
+            Refusal: something was, or it was not; what a release would cost could not be proven.
         """
+        self.ledger_known.wait()
         if self.ledger_fault:
             message = f"This site's ledger does not verify ({self.ledger_fault}), so nothing is enrolled in or released."
             raise Refusal(RefusalCode.LEDGER, message, "Stop the participant and run `veilsum ledger verify`.")
+        if self.restored() is not None and not self.lift_trusted():
+            raise Refusal(RefusalCode.LEDGER, RESTORED, COMPLETE)
+
+    def restored(self) -> Mark | None:
+        """The mark of a restored state whose ledger nobody has vouched for yet; None without one."""
+        with reading(self.engine) as connection:
+            return read_mark(connection)
+
+    def lift_trusted(self) -> bool:
+        """Lift the mark if the operator trusts the mirror and this process has read it. Returns whether none stands now."""
+        with transaction(self.engine) as connection:
+            mark = read_mark(connection)
+            if mark is not None and mark.trusted and self.mirror_read:
+                lift_mark(connection)
+                LOG.warning("the restored ledger is complete by the coordinator's mirror, on the operator's word")
+                mark = None
+        return mark is None
 
     def renew(self, credentials: Credentials) -> None:
         """Show and sign with renewed credentials from here on; only between sessions, when nothing is being answered.

@@ -158,19 +158,25 @@ def copy_database(source: Path, target: Path) -> None:
 
 
 def describe(
-    copy: Path, party: Party, members: dict[str, Path], *, software: str = "", with_identity: bool = False
+    copy: Path,
+    party: Party,
+    members: dict[str, Path],
+    *,
+    software: str = "",
+    with_identity: bool = False,
+    authority: Path | None = None,
 ) -> Manifest:
-    """What a copied database holds, after its ledger was verified by the authority of the party's identity.
+    """What a copied database holds, after its ledger was verified by the authority of the party's identity, or another file's.
 
     Raises:
         StateError: its ledger does not verify, or is not one of the party's role.
     """
-    authority = load_authority_certificate(read_file(party.identity / AUTHORITY_FILE, "authority's certificate"))
+    trusted = load_authority_certificate(read_file(authority or party.identity / AUTHORITY_FILE, "authority's certificate"))
     engine = open_readonly(copy)
     try:
         ledger = LedgerReader(engine)
         try:
-            proven = ledger.verify(authority=authority)
+            proven = ledger.verify(authority=trusted)
         except (LedgerFault, HostileInput) as error:
             raise StateError(f"The ledger does not verify: {error.message}", "Run veilsum ledger verify.") from error
         with reading(engine) as connection:
@@ -206,13 +212,23 @@ def open_archive(path: Path) -> Iterator[tuple[Manifest, dict[str, Path]]]:
     directory: Path | None = None
     try:
         directory = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        yield _unpack(path, directory)
+    except OSError as error:
+        raise StateError(f"{path} cannot be read ({error.strerror}).", "Check path, permissions and disk.") from error
+    finally:
+        if directory is not None:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _unpack(path: Path, directory: Path) -> tuple[Manifest, dict[str, Path]]:
+    places: dict[str, Path] = {}
+    try:
         with tarfile.open(path, "r:") as archive:
             manifest = _read_manifest(archive, path)
-            places: dict[str, Path] = {}
             for number, member in enumerate(archive):
                 if member.name == MANIFEST and not number:
                     continue
-                if member.name not in manifest.files or member.name in places or not member.isreg():
+                if member.name not in manifest.files or member.name in places or not _whole(member, path):
                     raise _no_backup(path)
                 place = directory / str(number)  # never a name out of the archive
                 with place.open("xb") as out, archive.extractfile(member) as data:  # type: ignore[union-attr]
@@ -221,21 +237,21 @@ def open_archive(path: Path) -> Iterator[tuple[Manifest, dict[str, Path]]]:
                 if _digest(place) != manifest.files[member.name]:
                     raise HostileInput(f"{path}: {member.name} is not what the manifest says.", "Take another backup.")
                 places[member.name] = place
-        if set(places) != set(manifest.files):
-            raise HostileInput(f"{path} was cut off.", "Take another backup.")
-        yield manifest, places
-    except tarfile.TarError as error:
+    except (tarfile.TarError, ValueError, EOFError, OverflowError) as error:  # of damaged heads too
         raise _no_backup(path) from error
-    except OSError as error:
-        raise StateError(f"{path} cannot be read ({error.strerror}).", "Check path, permissions and disk.") from error
-    finally:
-        if directory is not None:
-            shutil.rmtree(directory, ignore_errors=True)
+    if set(places) != set(manifest.files):
+        raise HostileInput(f"{path} was cut off.", "Take another backup.")
+    return manifest, places
+
+
+def _whole(member: tarfile.TarInfo, path: Path) -> bool:
+    """Whether it is a plain file that lies in the archive: a sparse one could unpack to more than any disk holds."""
+    return member.isreg() and not member.issparse() and 0 <= member.size <= path.stat().st_size
 
 
 def _read_manifest(archive: tarfile.TarFile, path: Path) -> Manifest:
     first = archive.next()
-    if first is None or first.name != MANIFEST or not first.isreg() or first.size > MAX_MANIFEST_BYTES:
+    if first is None or first.name != MANIFEST or not _whole(first, path) or first.size > MAX_MANIFEST_BYTES:
         raise _no_backup(path)
     data = archive.extractfile(first)
     try:

@@ -68,7 +68,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(data.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"{path}: is not UTF-8 text.", "Save the file as UTF-8.") from error
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits is none of TOML's own errors
         raise ConfigurationError(f"{path}: is not valid TOML: {error}.", "Texts need quotes, tables [brackets].") from error
 
 

@@ -2,12 +2,13 @@
 
 ``VEILSUM__KEY`` and ``VEILSUM__TABLE__KEY`` override a key: upper case, with ``_`` for hyphens and dots. A value is written as
 in TOML, or else is a text; an empty variable counts as not set. ``VEILSUM__..._FILE`` names a file that holds the value, for
-secrets. No message of this module holds a value.
+secrets. A name that nearly begins so would change nothing, and is refused. No message of this module holds a value.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from veilsum_privacy.config import MAX_CONFIGURATION_BYTES, alternatives, keys_o
 from veilsum_privacy.errors import ConfigurationError
 
 PREFIX = "VEILSUM__"
+_NEARLY = re.compile(r"veilsum(__?)(?=[a-z0-9_]*__)|veilsum__", re.IGNORECASE)  # meant as the prefix: with a table, or doubled
 FROM_FILE = "_FILE"
 
 Key = tuple[str, ...]
@@ -99,11 +101,26 @@ def load_settings(
     return Loaded(validate(merged, model, source=source, variables=names), file, overrides)
 
 
+def set_variables(environment: Mapping[str, str] | None = None) -> list[str]:
+    """Names of the variables that set a key, for the log: a policy or a budget may come from there and not from the file."""
+    variables = os.environ if environment is None else environment
+    return sorted(name for name, value in variables.items() if name.startswith(PREFIX) and value)
+
+
 def overridden_tables(path: Path, environment: Mapping[str, str] | None = None) -> set[str]:
     """Top-level keys of a file and of the environment, in lower case: to tell whose configuration it is, before it is read."""
     variables = os.environ if environment is None else environment
     named = {name.removeprefix(PREFIX).split("__")[0].lower() for name in variables if name.startswith(PREFIX)}
     return set(read_toml(path)) | named
+
+
+def _require_other(variable: str) -> None:
+    """Refuse a variable that was meant to set a key, and would silently not."""
+    if (nearly := _NEARLY.match(variable)) is not None:
+        meant = PREFIX + variable[nearly.end() :].upper()
+        raise ConfigurationError(
+            f"The environment variable {variable} sets nothing: its name is misspelt.", f"Did you mean {meant}?"
+        )
 
 
 class _Reader:
@@ -115,8 +132,10 @@ class _Reader:
     def read(self, variables: Mapping[str, str], aliases: Mapping[str, Key]) -> tuple[Override, ...]:
         found: dict[Key, Override] = {}
         for variable in sorted(variables):
-            named = variable in aliases
-            if not (named or variable.startswith(PREFIX)) or not variables[variable]:
+            if not variables[variable]:
+                continue
+            if variable not in aliases and not variable.startswith(PREFIX):
+                _require_other(variable)
                 continue
             override = self._read_one(variable, variables[variable], aliases.get(variable))
             if (other := found.get(override.key)) is not None:
@@ -209,7 +228,7 @@ def _parse(text: str, annotation: Any) -> Any:
     """A variable's value: as TOML writes it, or else a text; where only a text will do, it needs no quotes."""
     try:
         value = tomllib.loads(f"value = {text}\n")
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return _parse_table(text, annotation)
     if set(value) != {"value"}:  # the text held a line of its own
         return text
@@ -222,7 +241,7 @@ def _parse_table(text: str, annotation: Any) -> Any:
     tables = any(keys_of(item) or _is_mapping(item) for item in alternatives(annotation))
     try:
         return tomllib.loads(text) if tables else text
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return text
 
 
@@ -282,4 +301,4 @@ def effective(loaded: Loaded[Any], show: Callable[[Key, Any], Any] | None = None
     return rows
 
 
-__all__ = ["HIDDEN", "Loaded", "Override", "effective", "load_settings", "overridden_tables"]
+__all__ = ["HIDDEN", "Loaded", "Override", "effective", "load_settings", "overridden_tables", "set_variables"]

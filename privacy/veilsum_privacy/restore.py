@@ -1,8 +1,9 @@
 """Put a backup back: verified again, never over a newer or foreign ledger unasked, and with the file that it replaces kept.
 
 What a restored participant forgot it hears from the coordinator's mirror before it answers anything: every receipt that it
-signed since is charged (:mod:`veilsum_participant.recovery`). What nobody else holds does not come back: budgets that were set
-since, and the keys of studies that it has enrolled in since.
+signed since is charged (:mod:`veilsum_participant.recovery`). That is the coordinator's word alone, so the restored state
+bears a mark, and while that stands nothing is released (:mod:`veilsum_privacy.restored`). What nobody else holds does not come
+back: budgets that were set since, and the keys of studies that it has enrolled in since.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from veilsum_privacy.backup import DATABASE, IDENTITY, IDENTITY_FILES, RESULTS, Manifest, Party, describe, open_archive
-from veilsum_privacy.database import open_readonly
+from veilsum_privacy.database import open_readonly, reading
 from veilsum_privacy.errors import HostileInput, StateError
+from veilsum_privacy.identity import Role
 from veilsum_privacy.identity.certificate import common_name, load_certificate
 from veilsum_privacy.identity.files import write_new
-from veilsum_privacy.identity.tls import CERTIFICATE_FILE, KEY_FILE
+from veilsum_privacy.identity.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
 from veilsum_privacy.ledger import LedgerReader
+from veilsum_privacy.restored import read_mark, write_mark
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Restored:
         behind: how many entries of that file's ledger the backup lacks; None where they cannot be counted.
         identity: whether an identity was written.
         results: how many files of results were written; those that were there stay.
+        marked: whether a participant may release nothing until its ledger was completed (:mod:`veilsum_privacy.restored`).
     """
 
     manifest: Manifest
@@ -42,6 +46,7 @@ class Restored:
     behind: int | None
     identity: bool
     results: int
+    marked: bool
 
 
 def restore(archive: Path, party: Party, *, with_identity: bool = False, force: bool = False) -> Restored:
@@ -60,39 +65,64 @@ def restore(archive: Path, party: Party, *, with_identity: bool = False, force: 
     with open_archive(archive) as (manifest, places):
         if manifest.role != party.role.value:
             raise StateError(f"The backup is a {manifest.role}'s, not a {party.role}'s.", "Check the file.")
-        written = with_identity and _restore_identity(manifest, places, party)
-        _require_own(manifest, party)
-        if describe(places[DATABASE], party, {}).head != manifest.head:
+        missing = _missing_identity(manifest, places, party) if with_identity else {}
+        certificate, authority = (missing.get(name, party.identity / name) for name in (CERTIFICATE_FILE, AUTHORITY_FILE))
+        _require_own(manifest, party, certificate)
+        if describe(places[DATABASE], party, {}, authority=authority).head != manifest.head:
             raise HostileInput(f"{archive}: its ledger ends elsewhere than its manifest says.", "Take another backup.")
         behind = _compare(places[DATABASE], party.state, force=force)
+        marked = party.role is Role.PARTICIPANT and not _proven_last(manifest, party.state)
+        if marked:
+            write_mark(places[DATABASE], manifest.made, bytes.fromhex(manifest.head))
         _require_stopped(party.state)
         kept = _set_aside(party.state)
         _put(places[DATABASE], party.state)
-        return Restored(manifest, kept, behind, written, _restore_results(places, party.results))
+        for name, source in missing.items():  # the key last, when nothing can refuse any more
+            write_new(party.identity / name, source.read_bytes(), mode=0o600 if name == KEY_FILE else 0o644)
+        return Restored(manifest, kept, behind, bool(missing), _restore_results(places, party.results), marked)
 
 
-def _require_own(manifest: Manifest, party: Party) -> None:
-    path = party.identity / CERTIFICATE_FILE
-    if not path.exists():
+def _require_own(manifest: Manifest, party: Party, certificate: Path) -> None:
+    if not certificate.exists():
         raise StateError(f"There is no identity in {party.identity}.", "Put it there first, or add --with-identity.")
-    name = common_name(load_certificate(path.read_bytes()).subject, "certificate")
+    name = common_name(load_certificate(certificate.read_bytes()).subject, "certificate")
     if name != manifest.party:
         raise StateError(f"The backup is that of {manifest.party}, not of {name}.", "Check file and configuration.")
 
 
-def _restore_identity(manifest: Manifest, places: Mapping[str, Path], party: Party) -> bool:
+def _missing_identity(manifest: Manifest, places: Mapping[str, Path], party: Party) -> dict[str, Path]:
+    """The files of the backup's identity that are not there yet, by name, the key last.
+
+    Raises:
+        StateError: the backup holds none, or another one is there.
+    """
     if not manifest.identity:
         raise StateError("The backup holds no identity: it was made without one.", "Put the identity there yourself.")
-    wrote = False
-    for name in IDENTITY_FILES:
-        data, place = places[f"{IDENTITY}/{name}"].read_bytes(), party.identity / name
-        if place.exists():
-            if place.read_bytes() != data:
-                raise StateError(f"{place} is another one than the backup's.", "Leave out --with-identity, or move it away.")
-            continue
-        write_new(place, data, mode=0o600 if name == KEY_FILE else 0o644)
-        wrote = True
-    return wrote
+    missing = {}
+    for name in sorted(IDENTITY_FILES, key=lambda name: name == KEY_FILE):
+        source, place = places[f"{IDENTITY}/{name}"], party.identity / name
+        if not place.exists():
+            missing[name] = source
+        elif place.read_bytes() != source.read_bytes():
+            raise StateError(f"{place} is another one than the backup's.", "Leave out --with-identity, or move it away.")
+    return missing
+
+
+def _proven_last(manifest: Manifest, state: Path) -> bool:
+    """Whether the state here ends where the backup does, and was itself whole: then nothing was spent since."""
+    if not state.exists():
+        return False
+    try:
+        engine = open_readonly(state)
+    except (StateError, HostileInput):
+        return False
+    try:
+        with reading(engine) as connection:
+            return LedgerReader(engine).head().hex() == manifest.head and read_mark(connection) is None
+    except (StateError, HostileInput):
+        return False
+    finally:
+        engine.dispose()
 
 
 def _compare(copy: Path, state: Path, *, force: bool) -> int | None:

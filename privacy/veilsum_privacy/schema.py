@@ -14,7 +14,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 def _real(value: object) -> object:
     """Accept a number, or a float's hexadecimal form as canonical JSON writes it."""
     if isinstance(value, str) and "0x" in value:
-        return float.fromhex(value)
+        try:
+            return float.fromhex(value)
+        except OverflowError as error:  # the only one that pydantic does not take for a wrong value
+            raise ValueError("is larger than any float") from error
     return value
 
 

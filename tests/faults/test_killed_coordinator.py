@@ -1,4 +1,4 @@
-"""The coordinator killed in the middle of a study: what it cost stands once, what was only reserved is free again."""
+"""The coordinator killed in the middle of a study: another process goes on with it, and what it cost stands once."""
 
 from __future__ import annotations
 
@@ -59,19 +59,26 @@ def _kill(network: Processes) -> None:
     network.coordinator.kill()
 
 
-def _check_failed(network: Processes, key: bytes) -> None:
-    status = network.status(key)
-    assert status.phase == "failed"
-    assert "the coordinator was restarted" in status.reason
-    assert not network.releases(key)
+def _check_goes_on(network: Processes, key: bytes, least: int = 1) -> None:
+    """Another process finishes it; the released sum is right, and of an attempt that is no earlier one."""
+    status = network.await_end(key)
+    assert (status.phase, status.reason) == ("finished", "")
+    (release,) = network.releases(key)
+    assert release.cohort == tuple(NAMES)
+    assert release.attempt >= least
+    assert network.kept_sums(key) == 0
+    network.audit(key, charged=NAMES, released=NAMES)
 
 
 def test_killed_before_consent(network: Processes) -> None:
     key = _begin(network)
     _kill(network)
     network.heal()
-    _check_failed(network, key)
-    network.audit(key, charged="")
+    _check_goes_on(network, key, 2)
+    for name in NAMES:
+        assert [attempt["state"] for attempt in network.attempts(name, key)] == ["tombstone", "released"]
+        entries = network.entries(name, key)
+        assert (count(entries, Kind.RESERVE), count(entries, Kind.FREE)) == (2, 1)
 
 
 def test_killed_after_some_consents(network: Processes) -> None:
@@ -81,8 +88,33 @@ def test_killed_after_some_consents(network: Processes) -> None:
     wait_for(lambda: sorted(_states(network, key)) == ["consented", "consented", "payload"], 10, "two consents")
     _kill(network)
     network.heal()
-    _check_failed(network, key)
-    network.audit(key, charged="ac")
+    _check_goes_on(network, key)
+    assert _states(network, key) == ["released"] * 3  # of the one attempt
+
+
+def test_killed_twice_while_keys_are_exchanged(network: Processes) -> None:
+    network.participants["b"].pause()
+    key = network.submit(network.compile(make_request(schema_of(3), epsilon=None)))
+    network.await_status(key, lambda shown: len(shown.enrolled) == 2, "two enrolments")
+    _kill(network)
+    network.start_coordinator()
+    assert len(network.status(key).enrolled) == 2
+    network.participants["b"].resume()
+    network.await_status(key, lambda shown: shown.phase != "enrolling", "the exchange of keys")
+    _kill(network)
+    network.heal()
+    _check_goes_on(network, key)
+
+
+def test_asked_to_stop_while_it_decrypts(network: Processes) -> None:
+    """A clean stop ends no study either."""
+    key = _begin(network)
+    network.proxies["c"].release()
+    wait_for(lambda: "consented" in _states(network, key), 10, "a consent")
+    assert network.coordinator is not None
+    assert network.coordinator.stop() == 0
+    network.heal()
+    _check_goes_on(network, key)
 
 
 def test_a_coordinator_that_vanishes_leaves_no_reservation_behind(network: Processes) -> None:
@@ -101,8 +133,7 @@ def test_a_coordinator_that_vanishes_leaves_no_reservation_behind(network: Proce
     for name in NAMES:  # new processes dial at once, the old ones would first wait out their pause
         network.participants[name].kill()
     network.heal()
-    _check_failed(network, key)
-    network.audit(key, charged="")
+    _check_goes_on(network, key, 2)
 
 
 def test_a_study_after_all_that(network: Processes) -> None:

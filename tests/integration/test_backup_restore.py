@@ -82,10 +82,17 @@ def test_parties_are_restored_between_releases(tmp_path: Path, veilsum: Command)
         status, done = veilsum("participant", "restore", tmp_path / "a.tar", "--config", site, "--force")
         assert status == 0
         assert done["entries_forgotten"] >= 3
+        assert done["to_be_completed"]
         assert Path(done["replaced_file"]).is_file()
         assert network.entries("a", second) == []
         network.heal()
         wait_for(lambda: count(network.entries("a", second), Kind.RECOVERY) == 1, 30, "the recovered charge")
+        # the coordinator's mirror alone does not let it release again; a peer's ledger does
+        status, shown = veilsum("participant", "check", "--config", site)
+        assert (status, [item["check"] for item in shown["checks"] if item["status"] == "failed"]) == (1, ["restored"])
+        peer = network.directory("b") / "participant.db"
+        status, shown = veilsum("ledger", "recover", "--from", peer, "--config", site)
+        assert (status, shown["completed"], shown["charged"]) == (0, True, [])
         third = study(network)
         spent = {name: ledger_of(network, name).spending(DATASET) for name in NAMES}
         assert {item.releases for item in spent.values()} == {3}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -294,6 +295,30 @@ def test_a_ledger_that_was_tampered_with_is_shown_and_logged(watched: Watched, c
     assert refused.value.code is RefusalCode.LEDGER
     with pytest.raises(RoundLostError, match="1 participants are left"):
         watched.sum()
+
+
+def test_nothing_is_released_before_the_verification_of_the_start(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restart opens no window in which a ledger at fault serves."""
+    site, go, answers = watched.bed.sites["a"], threading.Event(), []
+
+    def verify(self: Verifier) -> None:
+        assert go.wait(10)
+        site.ledger_fault = "Ledger entry 4 fails"
+
+    def contribute() -> None:
+        with pytest.raises(Refusal) as refused:
+            Contributions(site).on_assignment(bytes(32), b"", b"")
+        answers.append(refused.value.code)
+
+    monkeypatch.setattr(Verifier, "verify", verify)
+    verifier, contributing = Verifier(site, watched.sites["a"]), threading.Thread(target=contribute, daemon=True)
+    contributing.start()
+    contributing.join(0.3)
+    assert contributing.is_alive()
+    go.set()
+    contributing.join(10)
+    verifier.stop()
+    assert answers == [RefusalCode.LEDGER]
 
 
 def test_a_ledger_that_cannot_be_read_keeps_the_last_result(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:

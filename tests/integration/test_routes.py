@@ -13,6 +13,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
+from cryptography import x509
 
 from support.connect_proxy import ConnectProxy
 from support.federation import TestBed, make_bed
@@ -25,6 +26,7 @@ from veilsum_participant.channel import GrpcChannel, open_channel
 from veilsum_participant.connection import explain, hello, probe_tcp, probe_tls
 from veilsum_participant.route import Proxy, Route, UnreachableError, as_route
 from veilsum_privacy.errors import HostileInput
+from veilsum_privacy.identity.certificate import certificate_end
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import CoordinationStub
 
@@ -160,9 +162,13 @@ def test_a_hospitals_certificate_needs_its_root_and_the_federations_proof(
     bed: TestBed, hospital: HospitalAuthority, identity: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     certificate, key = hospital.issue(tmp_path)
-    with serving(bed, TlsConfig(certificate=certificate, key=key), monkeypatch) as (_, where):
+    with serving(bed, TlsConfig(certificate=certificate, key=key), monkeypatch) as (server, where):
         way = Route(where, roots=hospital.pem)
         assert greets(way, bed) == "coordinator"
+        shown = server.metrics.registry.get_sample_value(
+            "veilsum_certificate_expiry_timestamp_seconds", {"certificate": "tls"}
+        )
+        assert shown == certificate_end(x509.load_pem_x509_certificate(certificate.read_bytes()))
         probe_tls(way, identity)
         with ConnectProxy() as proxy:
             assert greets(Route(where, Proxy(proxy.address), hospital.pem), bed) == "coordinator"
@@ -190,7 +196,7 @@ def test_tls_1_2_is_refused_with_an_rsa_certificate_too(
     context.minimum_version = context.maximum_version = version
     context.set_ciphers("ALL:@SECLEVEL=0")
     with serving(bed, TlsConfig(certificate=certificate, key=key), monkeypatch) as (_, where):
-        raw = socket.create_connection(("localhost", int(where.rsplit(":", 1)[1])), 10)
+        raw = socket.create_connection(("localhost", int(where.rsplit(":", 1)[1])), 30)
         try:
             with context.wrap_socket(raw, server_hostname="localhost") as tls:
                 spoken = tls.version()

@@ -30,6 +30,7 @@ NAMES = {
     "VeilsumParticipantGone",
     "VeilsumRoundStuck",
     "VeilsumRefusals",
+    "VeilsumDecodeFailures",
     "VeilsumLedgerVerificationFailed",
     "VeilsumLedgerVerificationStale",
     "VeilsumCertificateExpiring",

@@ -273,6 +273,24 @@ def test_an_identity_only_when_asked_for(kit: Kit, tmp_path: Path) -> None:
         restore(full, new, with_identity=True)
 
 
+def test_a_refused_restore_writes_no_identity(kit: Kit, tmp_path: Path) -> None:
+    """The key comes last: a backup whose ledger is refused, or a running party, leaves nothing of it behind."""
+    party, ledger = site_of(kit, "a", tmp_path / "a")
+    full, _ = make(party, tmp_path, with_identity=True)
+    fresh, anew = site_of(kit, "a", tmp_path / "new")
+    stop(anew)
+    moved = Party(Role.PARTICIPANT, fresh.state, tmp_path / "new" / "identity")
+    with pytest.raises(StateError, match="another one than the backup's"):
+        restore(full, moved, with_identity=True)
+    assert not moved.identity.exists()
+    running = Party(Role.PARTICIPANT, party.state, moved.identity)
+    with pytest.raises(StateError, match="runs"):
+        restore(full, running, with_identity=True)
+    assert not moved.identity.exists()
+    stop(ledger)
+    assert restore(full, running, with_identity=True).identity
+
+
 def rewrite(path: Path, change: Callable[[dict[str, bytes]], None]) -> None:
     with tarfile.open(path) as archive:
         members = {item.name: archive.extractfile(item).read() for item in archive}  # type: ignore[union-attr]

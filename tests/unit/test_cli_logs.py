@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import re
 import stat
 from collections.abc import Iterator
@@ -84,6 +85,20 @@ def test_the_log_file_is_private_and_appended_to(tmp_path: Path) -> None:
     lines = path.read_text().splitlines()
     assert [line.split()[-1] for line in lines] == ["first", "second"]
     assert all(LINE.fullmatch(line) for line in lines)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@pytest.mark.usefixtures("restored_logging")
+def test_a_rotated_log_is_as_private_as_the_first(tmp_path: Path) -> None:
+    path, former = tmp_path / "log", os.umask(0o022)
+    try:
+        start_logging(LogSettings(file=path))
+        logging.getLogger("veilsum.test").info("first")
+        path.rename(tmp_path / "log.1")
+        logging.getLogger("veilsum.test").info("second")
+    finally:
+        os.umask(former)
+    assert path.read_text().split()[-1] == "second"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 

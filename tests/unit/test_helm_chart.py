@@ -82,10 +82,28 @@ def test_a_spoilt_monitor_does_not_fit() -> None:
     assert operator.ServiceMonitor.model_validate(item).model_dump(mode="json", by_alias=True, exclude_unset=True) != item
 
 
+def rules_of(release: Release) -> tuple[Object, dict[str, str]]:
+    """The rules of a release, and their conditions by the alert's name."""
+    (item,) = release.of("PrometheusRule")
+    rules = [rule for group in item["spec"]["groups"] for rule in group["rules"] if "alert" in rule]
+    return item["spec"], {rule["alert"]: rule["expr"] for rule in rules}
+
+
 def test_the_alerts_are_those_of_the_repository() -> None:
-    rules = yaml.safe_load((ROOT / "deploy" / "prometheus" / "rules" / "veilsum.yml").read_text(encoding="utf-8"))
-    (item,) = render("coordinator-production").of("PrometheusRule")
-    assert item["spec"] == rules
+    text = (ROOT / "deploy" / "prometheus" / "rules" / "veilsum.yml").read_text(encoding="utf-8")
+    assert rules_of(render("participant-hospital"))[0] == yaml.safe_load(text)
+
+
+def test_limits_of_alerts_follow_the_configuration() -> None:
+    """Of an attempt by the coordinator's waits, of a verification by the participant's hours."""
+    spec, found = rules_of(render("coordinator-production"))
+    assert found["VeilsumRoundStuck"].endswith(f"> {7200 + 600 + 600}")
+    text = (ROOT / "deploy" / "prometheus" / "rules" / "veilsum.yml").read_text(encoding="utf-8")
+    assert spec == yaml.safe_load(text.replace("> 4800\n", "> 8400\n"))
+    longer = {"participant": {"config": {"verify_hours": 72}}}
+    found = rules_of(render("participant-hospital", values=longer))[1]
+    assert found["VeilsumLedgerVerificationStale"].endswith(f"> 2 * {72 * 3600}")
+    assert found["VeilsumRoundStuck"].endswith("> 4800")
 
 
 def test_pods_meet_the_restricted_security_standard(release: Release) -> None:

@@ -27,7 +27,7 @@ from prometheus_client.registry import Collector
 
 from veilsum_privacy.config import validate
 from veilsum_privacy.errors import ConfigurationError, StateError
-from veilsum_privacy.runtime import listener
+from veilsum_privacy.runtime import listener, monitoring
 from veilsum_privacy.runtime.monitoring import Heartbeat, MetricsServer, MetricsSettings
 from veilsum_privacy.runtime.refreshing import Refreshed
 
@@ -117,6 +117,50 @@ def test_it_answers_in_the_format_that_is_asked_for(serve: Callable[..., str], r
     assert headers["Content-Encoding"] == "gzip"
     assert len(packed) < len(plain) / 2
     assert gzip.decompress(packed) == plain
+
+
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "application/openmetrics-text; version==; charset=utf-8",
+        "application/openmetrics-text; version=99999999999999999999",
+        "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,text/plain;version=0.0.4;q=0.2",
+        "Application/OpenMetrics-Text",
+        "text/plain; version=1.0.0; escaping=dots",
+        "text/plain; version==;",
+        "*/*",
+        ";;=,,",
+        "x" * 60000,
+    ],
+)
+def test_no_header_chooses_more_than_one_of_two_formats(
+    serve: Callable[..., str], caplog: pytest.LogCaptureFixture, accept: str
+) -> None:
+    status, body, headers = ask(f"http://{serve()}/metrics", Accept=accept)
+    version = "application/openmetrics-text; version=1.0.0" if "openmetrics" in accept.lower() else "text/plain; version=0.0.4"
+    assert (status, headers["Content-Type"].startswith(f"{version}; charset=utf-8")) == (200, True)
+    assert b"veilsum_test_value 7.0\n" in body
+    assert not caplog.records
+
+
+def test_however_many_formats_are_asked_for_there_are_two_passes_in_a_second(
+    serve: Callable[..., str], registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitoring, "_KEPT_SECONDS", 600.0)
+    passes = []
+
+    class Counting(Collector):
+        def collect(self) -> Iterator[Metric]:
+            passes.append(1)
+            yield from ()
+
+    address = serve()
+    counting = Counting()
+    registry._collector_to_names[counting] = []  # register() would call it
+    for number in range(4):
+        ask(f"http://{address}/metrics", Accept=f"application/openmetrics-text; version={number}")
+        ask(f"http://{address}/metrics", Accept=f"text/plain; version={number}; escaping=dots")
+    assert len(passes) == 2
 
 
 def test_health_and_readiness_tell_one_word(serve: Callable[..., str]) -> None:
@@ -325,7 +369,8 @@ def test_callers_that_dawdle_are_cut_off_and_stop_nobody(serve: Callable[..., st
     monkeypatch.setattr(listener, "REQUEST_SECONDS", 1.0)
     address = serve()
     host, _, port = address.rpartition(":")
-    held = [socket.create_connection((host, int(port)), timeout=10) for _ in range(listener.MOST_REQUESTS)]
+    sources = [f"127.0.0.{2 + number // listener.MOST_OF_ONE}" for number in range(listener.MOST_REQUESTS)]
+    held = [socket.create_connection((host, int(port)), timeout=10, source_address=(source, 0)) for source in sources]
     with pytest.raises((urllib.error.URLError, OSError, http.client.HTTPException)):
         ask(f"http://{address}/healthz")
     ended = threading.Event()
@@ -349,6 +394,28 @@ def test_callers_that_dawdle_are_cut_off_and_stop_nobody(serve: Callable[..., st
         ended.set()
         for connection in held:
             connection.close()
+
+
+def test_one_address_cannot_hold_every_place(serve: Callable[..., str]) -> None:
+    """Nor does it keep a place that it has left."""
+    address = serve()
+    host, _, port = address.rpartition(":")
+
+    def open_many() -> list[socket.socket]:
+        return [
+            socket.create_connection((host, int(port)), timeout=10, source_address=("127.0.0.2", 0))
+            for _ in range(2 * listener.MOST_REQUESTS)
+        ]
+
+    for _ in range(3):
+        held = open_many()
+        try:
+            assert all(connection.recv(1) == b"" for connection in held[listener.MOST_OF_ONE :])
+            assert ask(f"http://{address}/healthz")[0] == 200
+        finally:
+            for connection in held:
+                connection.close()
+        time.sleep(0.2)
 
 
 def test_a_caller_that_begins_no_handshake_holds_nobody_up(serve: Callable[..., str], tmp_path: Path) -> None:
@@ -435,3 +502,52 @@ def test_a_figure_that_fails_keeps_the_last_one(caplog: pytest.LogCaptureFixture
     assert ask_again() == (0, False)
     assert caplog.text.count("ledger cannot be read") == 1
     assert "a value" not in caplog.text
+
+
+# -- a web page whose name leads here (DNS rebinding) ----------------------------------------------------------------------
+
+
+def ask_as(address: str, host: str | None, path: str = "/metrics", token: str = "") -> int:
+    """The status where a request names this host; None: it names none."""
+    connection = http.client.HTTPConnection(address, timeout=10)
+    connection.putrequest("GET", path, skip_host=True)
+    if host is not None:
+        connection.putheader("Host", host)
+    if token:
+        connection.putheader("Authorization", f"Bearer {token}")
+    connection.endheaders()
+    try:
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("host", [None, "localhost", "LocalHost.:9464", "127.0.0.1", "127.0.0.9:80", "[::1]", "[::1]:9464"])
+def test_without_a_token_this_host_is_named(serve: Callable[..., str], host: str | None) -> None:
+    assert ask_as(serve(), host) == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["attacker.example", "attacker.example:9464", "10.0.0.1", "127.0.0.1.attacker.example", "[::2]", ":"]
+)
+def test_without_a_token_another_name_is_refused(serve: Callable[..., str], host: str) -> None:
+    address = serve()
+    assert ask_as(address, host) == 403
+    assert ask_as(address, host, "/healthz") == 200
+
+
+def test_with_a_token_any_name_serves(serve: Callable[..., str], tmp_path: Path) -> None:
+    address = serve(MetricsSettings(listen="127.0.0.1:0", token_file=write_token(tmp_path)))
+    assert ask_as(address, "metrics.hospital.example", token=TOKEN) == 200
+    assert ask_as(address, "metrics.hospital.example") == 401
+
+
+def test_the_configured_name_serves(serve: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    real = socket.getaddrinfo
+
+    def resolve(host: str, *arguments: Any, **options: Any) -> Any:
+        return real("127.0.0.1" if host == "Metrics.Here" else host, *arguments, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    address = serve(MetricsSettings(listen="Metrics.Here:0"))
+    assert ask_as(address.replace("Metrics.Here", "127.0.0.1"), "metrics.here:9464") == 200

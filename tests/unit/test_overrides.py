@@ -15,7 +15,7 @@ from veilsum_coordinator.settings import CoordinatorConfig, load_coordinator_con
 from veilsum_deploy import cli
 from veilsum_participant.config import ParticipantConfig, load_participant_config
 from veilsum_privacy.errors import ConfigurationError
-from veilsum_privacy.overrides import Loaded, effective, load_settings
+from veilsum_privacy.overrides import Loaded, effective, load_settings, set_variables
 
 SITE = """coordinator = "localhost:1"
 log = "site.log"
@@ -234,3 +234,39 @@ def test_relative_paths_are_the_files(tmp_path: Path, monkeypatch: pytest.Monkey
     config = load_coordinator_config(path)
     assert (config.state, config.log.file) == (tmp_path / "here", tmp_path / "the.log")
     assert read_coordinator_settings(path).config.state == Path("here")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("VEILSUM_POLICY__NOISE", "VEILSUM__POLICY__NOISE"),
+        ("VEILSUM_POLICY__MIN_COHORT_FILE", "VEILSUM__POLICY__MIN_COHORT_FILE"),
+        ("veilsum__policy__noise", "VEILSUM__POLICY__NOISE"),
+        ("Veilsum__STATE", "VEILSUM__STATE"),
+        ("veilsum_log__level", "VEILSUM__LOG__LEVEL"),
+    ],
+)
+def test_a_misspelt_prefix_is_refused(tmp_path: Path, wrong: str, right: str) -> None:
+    assert f"Did you mean {right}?" in (said := refused(tmp_path, **{wrong: "secret"}))
+    assert "secret" not in said
+
+
+def test_other_programs_variables_are_theirs(tmp_path: Path) -> None:
+    mine = {
+        "VEILSUM_POLICY__NOISE": "",
+        "VEILSUM_DATABASE_URL": "x",
+        "VEILSUMMER__A": "x",
+        "MY_VEILSUM__A": "x",
+        "VEILSUM": "x",
+    }
+    assert coordinator(tmp_path, **mine).overrides == ()
+
+
+def test_the_log_names_variables_and_no_values() -> None:
+    given = {
+        "VEILSUM__POLICY__NOISE": '["none"]',
+        "VEILSUM__STATE": "",
+        "VEILSUM_DATABASE": "postgresql://u:secret@h/n",
+        "HOME": "/",
+    }
+    assert set_variables(given) == ["VEILSUM__POLICY__NOISE"]

@@ -6,6 +6,7 @@ becomes "internal error", logged here with its trace and told to nobody.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -25,6 +26,9 @@ from veilsum_privacy.identity.renewal import ExpiryLog
 from veilsum_privacy.runtime.logs import about
 
 LOG = logging.getLogger("veilsum.coordinator")
+
+CALL_SECONDS = 3600.0
+"""How long a call that sends may take, whatever deadline the caller set: as long as an honest one waits for its own."""
 
 Result = TypeVar("Result")
 if TYPE_CHECKING:
@@ -51,11 +55,16 @@ class TooManyCalls(HostileInput):
     """The caller holds as many open calls as one peer may, over all its connections."""
 
 
+class TooSlow(HostileInput):
+    """A stream of requests took longer than any honest one may."""
+
+
 _STATUS: tuple[tuple[type[Exception], grpc.StatusCode, str], ...] = (
     (Unauthenticated, grpc.StatusCode.UNAUTHENTICATED, "unauthenticated"),
     (WrongRole, grpc.StatusCode.PERMISSION_DENIED, "role"),
     (WrongVersion, grpc.StatusCode.FAILED_PRECONDITION, "version"),
     (TooManyCalls, grpc.StatusCode.RESOURCE_EXHAUSTED, "busy"),
+    (TooSlow, grpc.StatusCode.DEADLINE_EXCEEDED, "busy"),
     (OutOfOrder, grpc.StatusCode.OUT_OF_RANGE, "out-of-order"),
     (HostileInput, grpc.StatusCode.INVALID_ARGUMENT, "malformed"),
     (DecodeError, grpc.StatusCode.INVALID_ARGUMENT, "malformed"),
@@ -129,11 +138,11 @@ class Intake(Interceptor):
 
     gRPC bounds open calls by connection only, and a peer can open many; and it would answer a single request that cannot be
     parsed with "unknown" and the parser's own words, and count nothing. Requests that stream are parsed as they are read,
-    under the guard already.
+    under the guard already. Who sends a byte now and then is cut off in the end, and holds no other's call up meanwhile.
     """
 
-    def __init__(self, guard: Guard, package: str, max_peer_calls: int) -> None:
-        self._guard, self._prefix, self._limit = guard, f"/{package}.", max_peer_calls
+    def __init__(self, guard: Guard, package: str, max_peer_calls: int, seconds: float = CALL_SECONDS) -> None:
+        self._guard, self._prefix, self._limit, self._seconds = guard, f"/{package}.", max_peer_calls, seconds
         self._open: Counter[bytes] = Counter()
 
     async def intercept_service(
@@ -152,7 +161,13 @@ class Intake(Interceptor):
         async def unary(request: Any, context: Context) -> Any:
             async def work() -> Any:
                 with self._admitted(context):
-                    return await behaviour(parse(request) if parse else request, context)
+                    try:
+                        async with asyncio.timeout(self._seconds) as limit:
+                            return await behaviour(parse(request) if parse else request, context)
+                    except TimeoutError as error:
+                        if not limit.expired():
+                            raise
+                        raise TooSlow(f"The call took longer than {self._seconds:.0f} s.", "Send faster, or less.") from error
 
             return await self._guard.unary(context, work)
 

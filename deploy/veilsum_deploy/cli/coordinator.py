@@ -47,8 +47,10 @@ def start(config: ConfigOption = CONFIG) -> None:
     """Run the coordinator until SIGINT or SIGTERM; it goes on where it was stopped."""
     from veilsum_coordinator.server import serve  # loads gRPC and torch, which init does without
     from veilsum_coordinator.settings import load_coordinator_config
+    from veilsum_privacy.runtime.hardening import harden
     from veilsum_privacy.runtime.logs import start_logging
 
+    harden()
     settings = load_coordinator_config(config)
     start_logging(settings.log)
     serve(settings)

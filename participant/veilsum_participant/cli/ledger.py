@@ -9,7 +9,7 @@ import time
 from collections.abc import Collection
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -32,6 +32,9 @@ from veilsum_privacy.errors import Misuse
 from veilsum_privacy.identity import Role
 from veilsum_privacy.ledger import Kind, LedgerFault, write_csv, write_jsonl
 from veilsum_privacy.runtime.console import JsonOption, print_fields, print_json, print_line, print_rows
+
+if TYPE_CHECKING:
+    from veilsum_participant.config import ParticipantConfig
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 budget_app = typer.Typer(no_args_is_help=True, add_completion=False, help="Set, change or show budgets.")
@@ -255,24 +258,73 @@ def checkpoint(config: OwnOption = None, as_json: JsonOption = False) -> None:
 
 @app.command()
 def recover(
-    source: Annotated[str, typer.Option("--from", help="What others hold: a mirror, a peer's ledger, or an export of one.")],
+    source: Annotated[
+        str | None, typer.Option("--from", help="What others hold: a peer's ledger, a mirror, or an export of one.")
+    ] = None,
+    trust: Annotated[
+        bool,
+        typer.Option("--trust-coordinator", help="Take the coordinator's mirror for all that was spent since."),
+    ] = False,
+    reason: Annotated[str, typer.Option("--reason", help="Why it is trusted, for the record.")] = "",
+    operator: Annotated[str, typer.Option("--operator", help="Who decided that, for the record.")] = "",
     config: OwnOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """After a restored backup: charge what this site's own receipts show and its ledger does not know."""
+    """After a restored backup: charge what this site's own receipts show and its ledger does not know.
+
+    A restored site releases nothing before a peer's ledger was given with --from, or the coordinator is trusted.
+    """
+    if (source is None) is not trust:
+        raise Misuse("Who tells what was spent?", "Give --from or --trust-coordinator, one of them.")
+    settings = load_participant(config)
+    if not settings.state.exists():
+        raise Misuse(f"There is no ledger {settings.state}.", "Put the backup back first: veilsum participant restore.")
+    if source is None:
+        _trust(settings, reason.strip(), operator.strip(), as_json=as_json)
+    else:
+        _recover(settings, source, as_json=as_json)
+
+
+def _recover(settings: ParticipantConfig, source: str, *, as_json: bool) -> None:
     from veilsum_participant.client import open_site
     from veilsum_participant.recovery import recover_receipts
+    from veilsum_participant.vouching import vouch
 
-    settings = load_participant(config)
     with open_source(source) as others:
         site = open_site(settings)
         try:
             own = others.receipts(participant=site.name)
             entries = recover_receipts(site, own)
+            waiting = site.restored() is not None
+            obstacle = vouch(site, others)
         finally:
             site.engine.dispose()
-    charged = entries if entries or as_json else "nothing: the ledger knows them all"
-    print_fields({"receipts": len(own), "charged": charged}, title="Recovered", as_json=as_json)
+    if as_json:
+        print_json({"receipts": len(own), "charged": entries, "completed": not obstacle, "obstacle": obstacle})
+        return
+    numbers = ", ".join(map(str, entries))
+    charged = f"{len(entries)}, now ledger entries {numbers}" if entries else "nothing: the ledger knows them all"
+    print_fields({"receipts": len(own), "charged": charged}, title="Recovered", as_json=False)
+    if waiting:
+        print_line(
+            f"Still nothing is released. {obstacle}" if obstacle else "The restored ledger is complete: releases go on."
+        )
+
+
+def _trust(settings: ParticipantConfig, reason: str, operator: str, *, as_json: bool) -> None:
+    from veilsum_participant.client import open_site
+    from veilsum_participant.vouching import trust_coordinator
+
+    if not reason or not operator:
+        raise Misuse("That is for the record.", "Say with --reason why, and with --operator who decided it.")
+    site = open_site(settings)
+    try:
+        entries = trust_coordinator(site, reason, operator)
+    finally:
+        site.engine.dispose()
+    print_fields({"trusted": True, "entries": entries}, title="The coordinator is trusted", as_json=as_json)
+    if not as_json:
+        print_line("Releases go on once the running or next started participant has read the coordinator's mirror.")
 
 
 @budget_app.callback()

@@ -60,18 +60,25 @@ def run_restore(party: Party, file: Path, *, with_identity: bool, force: bool, a
         "replaced_file": None if done.kept is None else str(done.kept),
         "identity_written": done.identity,
     }
+    if party.role is Role.PARTICIPANT:
+        fields["to_be_completed"] = done.marked
     if party.role is Role.COORDINATOR:
         fields["results_written"] = done.results
     print_fields(fields, title="Restored", as_json=as_json)
     if not as_json:
-        for line in _PARTICIPANT if party.role is Role.PARTICIPANT else _COORDINATOR:
+        marked = _MARKED if done.marked else ()
+        for line in (*marked, *_PARTICIPANT) if party.role is Role.PARTICIPANT else _COORDINATOR:
             print_line(line)
 
 
+_MARKED = (
+    "Nothing is enrolled in or released (ledger-not-verified) until one of these two is done, before the start or after it:",
+    "`veilsum ledger recover --from LEDGER` with another site's fresh export: its receipts show what this site paid since;",
+    "`veilsum ledger recover --trust-coordinator --reason TEXT --operator NAME`: the coordinator's mirror is taken for all.",
+)
 _PARTICIPANT = (
     "What this site consented to since the backup is not forgotten: when the participant starts, it hears from the"
     " coordinator's mirror which receipts it signed, and charges every one that is missing before it answers anything.",
-    "Without the coordinator: `veilsum ledger recover --from LEDGER` takes them from a peer's or the mirror's export.",
     "What does not come back: budgets set since (set them again), and keys of studies enrolled in since (submit these again).",
 )
 _COORDINATOR = (

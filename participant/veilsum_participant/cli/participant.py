@@ -60,8 +60,10 @@ def start(config: ConfigOption = CONFIG) -> None:
     """Run the participant until SIGINT or SIGTERM; it goes on where it was stopped."""
     from veilsum_participant.client import run_participant  # loads gRPC and torch, which init does without
     from veilsum_participant.config import load_participant_config
+    from veilsum_privacy.runtime.hardening import harden
     from veilsum_privacy.runtime.logs import start_logging
 
+    harden()
     settings = load_participant_config(config)
     start_logging(settings.log)
     run_participant(settings)

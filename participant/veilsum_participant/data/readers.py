@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import csv
 import io
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,7 +73,9 @@ def read_table(path: Path, schema: DatasetSchema, *, number_rows: bool = False, 
         return _read_csv(path, schema, names, subject, number_rows)
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or 'damaged'}).", _CHECK_FORMAT) from error
-    except (pa.ArrowException, zipfile.BadZipFile, EOFError, csv.Error) as error:
+    except DataError:
+        raise
+    except Exception as error:  # what the formats' libraries raise is many things and undocumented
         raise DataError(f"{path}: cannot be read as {suffix or 'CSV'}.", _CHECK_FORMAT) from error
 
 
@@ -164,6 +165,8 @@ def _read_npz(path: Path, schema: DatasetSchema, names: Sequence[str], subject: 
             raise DataError(f"{path}: is a single array, not an npz archive.", "Save named arrays together.")
         with archive:
             arrays = {name: archive[name] for name in archive.files if name in {*wanted, "X", "y"}}
+        if not all(isinstance(array, np.ndarray) for array in arrays.values()):  # a member of another kind comes as bytes
+            raise DataError(f"{path}: holds a member that is no array.", "Write it with numpy.savez.")
     except ValueError as error:
         raise DataError(f"{path}: holds an array that cannot be read.", "Store numbers or texts, not objects.") from error
     features = [column.name for column in schema.columns]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import Connection, Engine, RowMapping, select, update
@@ -56,7 +56,7 @@ class Mirrored:
 
     receipt: SignedReceipt
     entry: int
-    consent: bytes | None
+    consent: bytes | None = field(repr=False)
 
 
 class Mirror(ChainReader):

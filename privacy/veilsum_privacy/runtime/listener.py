@@ -13,6 +13,7 @@ import ssl
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
@@ -30,6 +31,9 @@ REQUEST_SECONDS = 15.0
 
 MOST_REQUESTS = 8
 """Connections that are served at once; further ones are closed."""
+
+MOST_OF_ONE = 4
+"""The same from one address: one caller cannot take a health check's place, whose failure may restart the process."""
 
 _READ_SECONDS = 5.0  # without a byte from the caller
 
@@ -107,8 +111,9 @@ class Listener(socketserver.ThreadingTCPServer):
     def __init__(self, family: socket.AddressFamily, place: Any, answer: Answerer, tls: ServerTls | None) -> None:
         self.address_family = family
         self.answer, self._tls = answer, tls
-        self._slots = threading.Semaphore(MOST_REQUESTS)
-        self._since: dict[socket.socket, float] = {}
+        self._lock = threading.Lock()
+        self._callers: Counter[str] = Counter()
+        self._since: dict[socket.socket, tuple[str, float]] = {}
         super().__init__(place, _Handler)
 
     def get_request(self) -> tuple[socket.socket, Any]:
@@ -120,26 +125,32 @@ class Listener(socketserver.ThreadingTCPServer):
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Whether there is room for it."""
-        return self._slots.acquire(blocking=False)
+        with self._lock:
+            return self._callers.total() < MOST_REQUESTS and self._callers[client_address[0]] < MOST_OF_ONE
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Serve it in a thread."""
-        self._since[request] = time.monotonic()
+        with self._lock:
+            self._callers[client_address[0]] += 1
+            self._since[request] = client_address[0], time.monotonic()
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
         """Close it, and free its place if it had one."""
-        if self._since.pop(request, None) is not None:
-            self._slots.release()
+        with self._lock:
+            if (held := self._since.pop(request, None)) is not None:
+                self._callers.subtract((held[0],))
+                self._callers = +self._callers  # no entry for who has left
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
         """Between requests: cut off who takes too long."""
         limit = time.monotonic() - REQUEST_SECONDS
-        for request, since in self._since.copy().items():
-            if since < limit:
-                with suppress(OSError):
-                    socket.socket.shutdown(request, socket.SHUT_RDWR)  # its thread then fails in what it does, and closes it
+        with self._lock:
+            late = [request for request, (_, since) in self._since.items() if since < limit]
+        for request in late:
+            with suppress(OSError):
+                socket.socket.shutdown(request, socket.SHUT_RDWR)  # its thread then fails in what it does, and closes it
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A caller that went away or speaks no TLS is no event; what failed in here is."""

@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import sys
 import time
 import traceback
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from io import TextIOWrapper
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from types import TracebackType
@@ -181,6 +183,17 @@ def _is_event(record: logging.LogRecord) -> bool:
     return not (record.name.startswith("grpc") and kind is not None and issubclass(kind, asyncio.CancelledError))
 
 
+class PrivateFileHandler(WatchedFileHandler):
+    """Keeps a log to its owner also when it is made anew after a rotation, whatever the umask."""
+
+    def _open(self) -> TextIOWrapper:
+        return open(self.baseFilename, "a", encoding=self.encoding, errors=self.errors, opener=_private)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
 def start_logging(settings: LogSettings | None = None) -> None:
     """Send the log where the settings say.
 
@@ -193,8 +206,7 @@ def start_logging(settings: LogSettings | None = None) -> None:
         handler = logging.StreamHandler(sys.stderr)
     else:
         try:
-            settings.file.touch(mode=0o600)
-            handler = WatchedFileHandler(settings.file, encoding="utf-8")
+            handler = PrivateFileHandler(settings.file, encoding="utf-8")
         except OSError as error:
             raise ConfigurationError(
                 f"The log {settings.file} cannot be written ({error.strerror}).", "Check the directory and its permissions."

@@ -2,10 +2,11 @@
 
 It answers ``GET /metrics``, ``/healthz`` and ``/readyz`` and nothing else, and reads nothing that a caller sends but the path
 and a few headers. On loopback it may speak plain HTTP; on any other address it speaks TLS and demands a bearer token for the
-metrics. Health and readiness show no value and need no token.
+metrics. Health and readiness show no value and need no token. Where there is no token, the metrics are for who asks this very
+host by its own name: a web page that lets its name lead here (DNS rebinding) is refused.
 
-A request holds one thread for 15 seconds at most, and 8 are served at once (:mod:`.listener`). However many ask, there is one
-pass over the registry in a second; its owner bounds its series.
+A request holds one thread for 15 seconds at most; 8 are served at once, 4 of one address (:mod:`.listener`). However many ask,
+there is one pass over the registry in a second for each of the two formats; its owner bounds its series.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import hmac
 import ipaddress
 import math
 import os
+import re
 import socket
 import threading
 import time
@@ -37,7 +39,12 @@ SHORTEST_TOKEN = 16
 
 _FEW_BYTES = 1024  # below this an answer is not compressed
 _KEPT_SECONDS = 1.0  # how long a page serves who asks next
+_PORT = re.compile(r":\d+$", re.ASCII)
 _POLL_SECONDS = 0.2  # how soon it stops when it is told to
+
+# The library's own negotiation fails on some headers and repeats a caller's version in its answer: it hears these two alone.
+_OPENMETRICS = "application/openmetrics-text"
+_ENCODERS = {wanted: choose_encoder(f"{_OPENMETRICS};version=1.0.0" if wanted else "text/plain") for wanted in (False, True)}
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # the list of metrics is closed: no *_created beside every counter
 
@@ -119,7 +126,8 @@ class MetricsServer:
     ) -> None:
         self._settings = settings
         self._family, self._place = _resolve(settings)
-        self._pages = _Pages(registry, _load_token(settings), ready, alive)
+        host = settings.listen.rpartition(":")[0]
+        self._pages = _Pages(registry, _load_token(settings), host, ready, alive)
         self._tls = _load_tls(settings)
         self._server: Listener | None = None
         self._thread: threading.Thread | None = None
@@ -172,16 +180,19 @@ class _Pages:
     """What is answered to a path."""
 
     def __init__(
-        self, registry: CollectorRegistry, token: bytes | None, ready: Callable[[], str], alive: Callable[[], bool]
+        self, registry: CollectorRegistry, token: bytes | None, host: str, ready: Callable[[], str], alive: Callable[[], bool]
     ) -> None:
         self._registry, self._token, self._ready, self._alive = registry, token, ready, alive
+        self._host = _bare(host)
         self._lock = threading.Lock()
-        self._kept: dict[str, tuple[float, bytes]] = {}  # when a page was made, and the page, by its format
+        self._kept: dict[str, tuple[float, bytes]] = {}  # when a page was made, and the page, by its format, of which are two
 
     def answer(self, path: str, headers: Any) -> Answer:
         """Status, headers and body."""
         match path.partition("?")[0]:
             case "/metrics":
+                if self._token is None and not self._is_own(headers.get("Host", "")):
+                    return HTTPStatus.FORBIDDEN, {}, b"this host has another name\n"
                 if not self._admits(headers.get("Authorization", "")):
                     return HTTPStatus.UNAUTHORIZED, {"WWW-Authenticate": "Bearer"}, b"unauthorized\n"
                 return self._metrics(headers)
@@ -193,16 +204,26 @@ class _Pages:
                 return HTTPStatus.NOT_FOUND, {}, b"not found\n"
 
     def _metrics(self, headers: Any) -> Answer:
-        encode, kind = choose_encoder(headers.get("Accept", ""))
+        encode, kind = _ENCODERS[_OPENMETRICS in headers.get("Accept", "").lower()]
         with self._lock:  # however many ask, one pass over the registry at a time
             made, body = self._kept.get(kind, (-math.inf, b""))
             if time.monotonic() - made > _KEPT_SECONDS:
                 body = encode(self._registry)
-                self._kept = {kind: (time.monotonic(), body)}
+                self._kept[kind] = time.monotonic(), body
         answer = {"Content-Type": kind}
         if len(body) > _FEW_BYTES and "gzip" in headers.get("Accept-Encoding", ""):
             body, answer["Content-Encoding"] = gzip.compress(body, compresslevel=1), "gzip"
         return HTTPStatus.OK, answer, body
+
+    def _is_own(self, named: str) -> bool:
+        """Whether a request names this host: as configured, as localhost, or by a loopback address; HTTP/1.0 names none."""
+        name = _bare(_PORT.sub("", named.strip()))
+        if name in ("", "localhost", self._host):
+            return True
+        try:
+            return ipaddress.ip_address(name).is_loopback
+        except ValueError:
+            return False
 
     def _admits(self, shown: str) -> bool:
         if self._token is None:
@@ -210,6 +231,11 @@ class _Pages:
         scheme, _, token = shown.partition(" ")
         given = token.strip().encode("utf-8", "replace")
         return hmac.compare_digest(given, self._token) and scheme.lower() == "bearer"
+
+
+def _bare(host: str) -> str:
+    """A host without the brackets of an address and the dot of a whole name."""
+    return host.removeprefix("[").removesuffix("]").removesuffix(".").lower()
 
 
 def _word(reason: str) -> Answer:

@@ -38,9 +38,14 @@ class ProcessMetrics:
             self.decode_failures.labels(stage)
         registry.register(_DatabaseCollector())
 
-    def watch(self, credentials: Callable[[], Credentials]) -> None:
-        """Show when the certificates of the present credentials expire; once."""
-        self._registry.register(_CertificateCollector(credentials))
+    def watch(self, credentials: Callable[[], Credentials], tls: Callable[[], int | None] = lambda: None) -> None:
+        """Show when the certificates of the present credentials expire, and a TLS certificate beside them; once.
+
+        Args:
+            credentials: in use.
+            tls: last second of a TLS certificate that is not the federation's (Unix time), None where there is none.
+        """
+        self._registry.register(_CertificateCollector(credentials, tls))
 
 
 class _DatabaseCollector(Collector):
@@ -51,8 +56,8 @@ class _DatabaseCollector(Collector):
 
 
 class _CertificateCollector(Collector):
-    def __init__(self, credentials: Callable[[], Credentials]) -> None:
-        self._credentials = credentials
+    def __init__(self, credentials: Callable[[], Credentials], tls: Callable[[], int | None]) -> None:
+        self._credentials, self._tls = credentials, tls
 
     def collect(self) -> Iterator[Metric]:
         credentials = self._credentials()
@@ -61,4 +66,6 @@ class _CertificateCollector(Collector):
         )
         expiry.add_metric(["own"], float(credentials.identity.not_after))
         expiry.add_metric(["authority"], credentials.authority.not_valid_after_utc.timestamp())
+        if (until := self._tls()) is not None:
+            expiry.add_metric(["tls"], float(until))
         yield expiry

@@ -2,23 +2,30 @@
 
 TenSEAL ships SEAL's own interface (``tenseal.sealapi``) beside its vectors. It is used here because it alone gives the short
 form of a fresh symmetric ciphertext: of the pair (c0, c1) the second is expanded from a seed, so the seed travels in its
-place, at half the bytes. Sums have no seed and travel whole. Bytes are checked before they are parsed and the parsed object
-after; every exception from the library becomes a typed error. This module knows nothing of masks, lanes or cohorts.
+place, at half the bytes. Sums have no seed and travel whole.
+
+The library's parser ends the process on some malformed bytes (an exception leaves where none may). So it is given nothing but
+its own words: what came is inflated here, into a buffer of the expected size; every byte in it that is no number of a
+polynomial and no seed must be the one that the library itself writes; and what is parsed is written anew without compression.
+The parsed object is checked again; every exception from the library becomes a typed error. This module knows nothing of masks,
+lanes or cohorts.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import pyarrow
 from numpy.typing import NDArray
 from tenseal import sealapi
 
 from veilsum_privacy.errors import HostileInput, StateError
-from veilsum_privacy.securesum.frames import check_frame
+from veilsum_privacy.securesum.frames import FrameSize, Template, check_frame
 from veilsum_privacy.securesum.parameters import BfvParameters
 
 Slots = NDArray[np.uint64]
@@ -40,42 +47,78 @@ def _context(parameters: BfvParameters) -> Any:
 
 
 class _Scratch:
-    """A file in memory: the library's Python interface saves to and loads from named files only."""
+    """A file in memory: the library's Python interface saves to and loads from named files only.
 
-    def __init__(self) -> None:
-        try:
-            self._file = os.memfd_create("veilsum", os.MFD_CLOEXEC)
-        except (AttributeError, OSError) as error:
-            raise StateError("This system has no files in memory.", "veilsum runs on Linux.") from error
-        self._path = f"/proc/self/fd/{self._file}"
-
-    def __del__(self) -> None:
-        if hasattr(self, "_file"):
-            os.close(self._file)
+    It is open for one object only: who adds up a round may be kept for as long as its study.
+    """
 
     def dump(self, item: Any) -> bytes:
         """The bytes of an object that saves itself."""
-        try:
-            item.save(self._path)
-            return os.pread(self._file, os.fstat(self._file).st_size, 0)
-        finally:
-            os.ftruncate(self._file, 0)
+        with _memory_file() as file:
+            item.save(f"/proc/self/fd/{file}")
+            return os.pread(file, os.fstat(file).st_size, 0)
 
     def load(self, data: bytes, read: Callable[[str], None]) -> None:
         """Let ``read`` load an object from a file that holds ``data``."""
-        try:
-            os.pwrite(self._file, data, 0)
-            read(self._path)
-        finally:
-            os.ftruncate(self._file, 0)
+        with _memory_file() as file:
+            os.pwrite(file, data, 0)
+            read(f"/proc/self/fd/{file}")
+
+
+@contextmanager
+def _memory_file() -> Iterator[int]:
+    try:
+        file = os.memfd_create("veilsum", os.MFD_CLOEXEC)
+    except (AttributeError, OSError) as error:
+        raise StateError(
+            "This system gives no files in memory.", "veilsum runs on Linux, within its limit of files."
+        ) from error
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def _inflate(data: bytes, size: FrameSize) -> bytes:
+    """What is inside the frame of an object that was checked by :func:`check_frame`."""
+    return bytes(pyarrow.decompress(memoryview(data)[16:], decompressed_size=size.content, codec="zstd", asbytes=True))
+
+
+@lru_cache(maxsize=4)
+def _templates(parameters: BfvParameters) -> dict[FrameSize, Template]:
+    """What this library writes around the numbers of a fresh ciphertext, a sum and a key; of a key that is thrown away."""
+    context, scratch, words = _context(parameters), _Scratch(), 8 * parameters.degree
+    key, plain, total = sealapi.KeyGenerator(context).secret_key(), sealapi.Plaintext(), sealapi.Ciphertext()
+    sealapi.BatchEncoder(context).encode([0] * parameters.degree, plain)
+    fresh = scratch.dump(sealapi.Encryptor(context, key).encrypt_symmetric(plain))
+    scratch.load(fresh, lambda path: total.load(context, path))
+    objects = ((parameters.fresh, fresh, words), (parameters.sum, scratch.dump(total), 2 * words))
+    return {
+        size: Template.of(_inflate(whole, size), whole, numbers)
+        for size, whole, numbers in (*objects, (parameters.key, scratch.dump(key), 2 * words))
+    }
+
+
+def _plain(data: bytes, size: FrameSize, parameters: BfvParameters, what: str) -> bytes:
+    """The same object without compression, if every byte that could steer the library is the library's own.
+
+    Raises:
+        HostileInput: it is not.
+    """
+    check_frame(data, size, what)
+    try:
+        content = _inflate(data, size)
+    except (OSError, ValueError) as error:
+        raise HostileInput(f"A {what} cannot be inflated.") from error
+    return _templates(parameters)[size].check(content, what)
 
 
 def _parse(data: bytes, parameters: BfvParameters, scratch: _Scratch, *, fresh: bool) -> Any:
     size = parameters.fresh if fresh else parameters.sum
-    check_frame(data, size, "fresh ciphertext" if fresh else "sum")
+    whole = _plain(data, size, parameters, "fresh ciphertext" if fresh else "sum")
     context, ciphertext = _context(parameters), sealapi.Ciphertext()
     try:
-        scratch.load(data, lambda path: ciphertext.load(context, path))
+        scratch.load(whole, lambda path: ciphertext.load(context, path))
         honest = (
             ciphertext.size() == 2
             and not ciphertext.is_transparent()
@@ -147,10 +190,10 @@ class SecretKey:
         Raises:
             HostileInput: not a key, or a key of other parameters.
         """
-        check_frame(data, parameters.key, "dealt key")
+        whole = _plain(data, parameters.key, parameters, "dealt key")
         key = sealapi.SecretKey()
         try:
-            _Scratch().load(data, lambda path: key.load(_context(parameters), path))
+            _Scratch().load(whole, lambda path: key.load(_context(parameters), path))
             return cls(key, parameters)
         except _PARSE_ERRORS as error:
             raise HostileInput("A dealt key cannot be parsed, or is of other BFV parameters than the study's plan.") from error

@@ -1,4 +1,5 @@
-"""The outside of what SEAL serialises: its header and the one compressed frame, walked without inflating anything.
+"""The outside of what SEAL serialises: its header and the one compressed frame, walked without inflating anything; then what
+stands around its numbers.
 
 SEAL reads every compression mode it knows and sizes that the bytes themselves state. So every byte that steers its parser is
 pinned and the frame's blocks are counted first: no other mode, no skippable frame, no size or window beyond one object of
@@ -9,11 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from veilsum_privacy.errors import HostileInput
+from veilsum_privacy.errors import HostileInput, StateError
 
 _SEAL_MAGIC = b"\x5e\xa1\x10"
-_SEAL_ZSTD = 2
+_SEAL_STORED, _SEAL_ZSTD = 0, 2
 _SEAL_HEADER = 16
+_SEED = 64
 _ZSTD_MAGIC = bytes.fromhex("28b52ffd")
 _MAX_BLOCKS = 4  # a block inflates to at most 128 KiB; an honest object has one or two
 
@@ -65,3 +67,48 @@ def check_frame(data: bytes, size: FrameSize, what: str) -> None:
                 return
             break
     raise HostileInput(f"A {what}'s compressed frame is truncated, padded or split into too many blocks.")
+
+
+@dataclass(frozen=True)
+class Template:
+    """What stands around the numbers of an inflated object: the same in every honest one of its kind.
+
+    Attributes:
+        head: before the numbers: parameters, sizes, flags and the header of the array.
+        numbers: bytes of the polynomials' numbers.
+        middle: between them and a seed: the header of the generator; empty where there is no seed.
+        outside: SEAL's header of the object without compression.
+    """
+
+    head: bytes
+    numbers: int
+    middle: bytes
+    outside: bytes
+
+    @classmethod
+    def of(cls, content: bytes, whole: bytes, numbers: int) -> Template:
+        """The template of an honest object, inflated and as serialised, with ``numbers`` bytes of polynomials.
+
+        Raises:
+            StateError: the library writes it in another way than this module knows.
+        """
+        at = content.find(_SEAL_MAGIC) + _SEAL_HEADER + 8
+        rest = content[at + numbers :]
+        if not _SEAL_MAGIC + whole[3:5] == content[at - _SEAL_HEADER - 8 : at - 19] or 0 < len(rest) <= _SEED:
+            raise StateError("The encryption library writes its objects in a way that is not known here.")
+        stated = (_SEAL_HEADER + len(content)).to_bytes(8, "little")
+        return cls(
+            content[:at], numbers, rest[: -_SEED or None] if rest else b"", whole[:5] + bytes([_SEAL_STORED, 0, 0]) + stated
+        )
+
+    def check(self, content: bytes, what: str) -> bytes:
+        """The object without compression.
+
+        Raises:
+            HostileInput: another byte than the library's own stands around the numbers.
+        """
+        end = len(self.head) + self.numbers
+        size = end + (len(self.middle) + _SEED if self.middle else 0)
+        if len(content) != size or content[: len(self.head)] != self.head or content[end:][: len(self.middle)] != self.middle:
+            raise HostileInput(f"A {what} holds something else than numbers under the study's parameters.")
+        return self.outside + content

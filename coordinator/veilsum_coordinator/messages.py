@@ -1,0 +1,43 @@
+"""Enrolments, receipts and sealed boxes as protobuf messages: as they are sent, and as the journal keeps them."""
+
+from __future__ import annotations
+
+from veilsum_privacy.ledger.receipts import SignedReceipt
+from veilsum_privacy.securesum.boxes import Box, Purpose
+from veilsum_privacy.securesum.roster import Enrolment
+from veilsum_proto import federation_pb2 as pb
+
+
+def enrolment_message(enrolment: Enrolment) -> pb.SignedEnrolment:
+    """An enrolment on the wire."""
+    return pb.SignedEnrolment(certificate=enrolment.certificate, body=enrolment.body, signature=enrolment.signature)
+
+
+def parse_enrolment(data: bytes) -> Enrolment:
+    """An enrolment that the journal kept."""
+    message = pb.SignedEnrolment.FromString(data)
+    return Enrolment(message.certificate, message.body, message.signature)
+
+
+def receipt_message(receipt: SignedReceipt) -> pb.SignedReceipt:
+    """A receipt or countersignature on the wire."""
+    return pb.SignedReceipt(body=receipt.body, signature=receipt.signature)
+
+
+def box_message(box: Box) -> pb.SealedBox:
+    """A sealed box on the wire."""
+    return pb.SealedBox(
+        sender=box.sender,
+        recipient=box.recipient,
+        purpose=box.purpose.value,
+        ciphertext=box.ciphertext,
+        signature=box.signature,
+    )
+
+
+def parse_boxes(data: bytes) -> list[Box]:
+    """Sealed boxes that the journal kept, as a ``BoxesObject``."""
+    return [
+        Box(item.sender, item.recipient, Purpose(item.purpose), item.ciphertext, item.signature)
+        for item in pb.BoxesObject.FromString(data).boxes
+    ]

@@ -1,0 +1,45 @@
+"""What a party's process does for itself before it reads a key: no core files, no other process of its user looks into it.
+
+A core file would hold keys, seeds, consents and records. The limit of its size is set to zero, the hard one too. As the
+process is not dumpable either, a handler that the kernel feeds (systemd-coredump) gets nothing, and only root may attach a
+debugger or read its memory. What root does, and memory that is swapped out, is outside.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import resource
+
+LOG = logging.getLogger("veilsum.process")
+
+_PR_SET_DUMPABLE = 4
+_SPARE_FILES = 256
+
+
+def harden() -> None:
+    """Forbid core files of this process and its children, and looks into its memory; a failure is logged, and no obstacle."""
+    try:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    except (OSError, ValueError, AttributeError) as error:
+        LOG.warning("core files cannot be forbidden: %s", error)
+
+
+def allow_files(wanted: int) -> int:
+    """Raise the limit of open files towards its hard limit, up to ``wanted`` and some to spare.
+
+    Returns:
+        How many connections fit under it, at most ``wanted``.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = wanted + _SPARE_FILES if hard == resource.RLIM_INFINITY else min(wanted + _SPARE_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+            soft = most
+        except (OSError, ValueError) as error:
+            LOG.warning("the limit of open files cannot be raised from %d: %s", soft, error)
+    return wanted if soft == resource.RLIM_INFINITY else max(1, min(wanted, soft - _SPARE_FILES))

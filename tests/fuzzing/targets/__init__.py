@@ -1,0 +1,34 @@
+"""The targets by name; each is imported and made when it is wanted."""
+
+from __future__ import annotations
+
+import importlib
+
+from fuzzing.driver import Target
+
+TARGETS = {
+    "objects": "objects:Objects",
+    "ciphertexts": "ciphertexts:Ciphertexts",
+    "exports": "ledgers:Exports",
+    "backups": "ledgers:Backups",
+    "configuration": "settings:Configuration",
+    "environment": "settings:Environment",
+    "certificates": "settings:Certificates",
+    "csv": "data:Csv",
+    "parquet": "data:Parquet",
+    "npz": "data:Npz",
+    "encoders": "programs:Encoders",
+    "results": "results:Results",
+    "metrics": "sockets:MetricsEndpoint",
+    "proxy": "sockets:ProxyAnswers",
+    "coordinator": "coordinator:Coordinator",
+    "participant": "participant:Participant",
+}
+
+
+def make(name: str) -> Target:
+    """A fresh target."""
+    module, kind = TARGETS[name].split(":")
+    target = getattr(importlib.import_module(f"fuzzing.targets.{module}"), kind)()
+    assert isinstance(target, Target)
+    return target

@@ -1,0 +1,158 @@
+"""Faults planted in the product's code for the time of a test, each like one wrong line: the simulation must find them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from veilsum_coordinator.accumulator import Accumulator, Upload
+from veilsum_coordinator.journal import SqlJournal
+from veilsum_participant import core, openings, store
+from veilsum_participant.contributions import Contributions
+from veilsum_participant.core import ParticipantCore
+from veilsum_privacy.errors import Refusal
+from veilsum_privacy.ledger import Ledger
+
+Plant = Callable[[ExitStack], None]
+
+
+def _set(stack: ExitStack, where: Any, name: str, value: object) -> None:
+    stack.callback(setattr, where, name, getattr(where, name))
+    setattr(where, name, value)
+
+
+def _consent_not_durable_at_the_site(stack: ExitStack) -> None:
+    """The attempt's state is not written beside the charge."""
+    change = store.change_attempt
+
+    class Store:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(store, name)
+
+        @staticmethod
+        def change_attempt(connection: Any, study: bytes, attempt: int, **values: Any) -> None:
+            if values != {"state": "consented"}:
+                change(connection, study, attempt, **values)
+
+    _set(stack, openings, "store", Store())
+
+
+def _consent_not_durable_at_the_coordinator(stack: ExitStack) -> None:
+    """A consent counts, but is not kept."""
+    _set(stack, SqlJournal, "keep_consent", lambda *_: None)
+
+
+def _consent_before_charge(stack: ExitStack) -> None:
+    """The consent is sent, and then charged."""
+    consent = ParticipantCore._consent
+
+    def early(self: ParticipantCore, key: bytes, number: int, attempt: int, channel: Any) -> bytes:
+        with self.site.engine.connect() as connection:
+            row = store.find_attempt(connection, key, attempt)
+        if row is not None and row["consent"] is not None:
+            channel.consent(key, number, attempt, bytes(row["consent"]))
+        return consent(self, key, number, attempt, channel)
+
+    _set(stack, core.ParticipantCore, "_consent", early)
+
+
+def _freed_after_consent(stack: ExitStack) -> None:
+    """An attempt that was consented to counts as open, so a new assignment or a deadline frees it."""
+    _set(stack, store, "OPEN", ("reserved", "payload", "consented"))
+
+
+def _freed_after_consent_in_the_ledger_too(stack: ExitStack) -> None:
+    """The same, and the ledger does not object."""
+    _freed_after_consent(stack)
+    free = Ledger.free
+    about = Ledger._about
+
+    def careless(self: Ledger, connection: Any, context: bytes, *, reason: str = "") -> int:
+        def without_charge(connection: Any, context: bytes) -> Any:
+            return {kind: row for kind, row in about(connection, context).items() if kind.value != "charge"}
+
+        self._about = without_charge  # type: ignore[method-assign]
+        try:
+            return free(self, connection, context, reason=reason)
+        finally:
+            del self._about
+
+    _set(stack, Ledger, "free", careless)
+
+
+def _chunk_added_twice(stack: ExitStack) -> None:
+    """A ciphertext that comes again is added again."""
+    add = Accumulator.add
+
+    def eager(self: Accumulator, name: str, index: int, ciphertext: bytes) -> None:
+        upload: Upload = self.uploads[name]
+        if not upload.complete and index == upload.next - 1:
+            self._sums[index] = self._adder.add(self._sums[index], self._adder.parse(ciphertext))
+            return
+        add(self, name, index, ciphertext)
+
+    _set(stack, Accumulator, "add", eager)
+
+
+def _stale_cohort_accepted(stack: ExitStack) -> None:
+    """An assignment of an earlier attempt is answered, too: numbers need not rise."""
+    check = Contributions._check
+
+    def forgetful(
+        self: Contributions, connection: Any, opened: Any, assignment: Any, broadcast: bytes, *, resumed: bool
+    ) -> Any:
+        try:
+            return check(self, connection, opened, assignment, broadcast, resumed=resumed)
+        except Refusal as refusal:
+            if "only rise" not in refusal.message:
+                raise
+            row = {**opened.row, "attempt": 0, "round": 0}
+            return check(self, connection, dataclasses.replace(opened, row=row), assignment, broadcast, resumed=resumed)
+
+    _set(stack, Contributions, "_check", forgetful)
+
+
+def _stale_session_accepted(stack: ExitStack) -> None:
+    """An assignment that was made for an earlier process of the site is answered by the next one."""
+    check = Contributions._check
+
+    def trusting(
+        self: Contributions, connection: Any, opened: Any, assignment: Any, broadcast: bytes, *, resumed: bool
+    ) -> Any:
+        site = self._site
+        nonce, named = site.nonce, dict(assignment.cohort).get(site.name)
+        try:
+            site.nonce = named or nonce
+            return check(self, connection, opened, assignment, broadcast, resumed=resumed)
+        finally:
+            site.nonce = nonce
+
+    _set(stack, Contributions, "_check", trusting)
+
+
+def _second_attempt_consented(stack: ExitStack) -> None:
+    """A site forgets that it consented in this round, and answers its next attempt."""
+    _set(stack, store, "PAID", ("released",))
+
+
+BUGS: dict[str, Plant] = {
+    "consent not durable (site)": _consent_not_durable_at_the_site,
+    "consent not durable (coordinator)": _consent_not_durable_at_the_coordinator,
+    "consent before charge": _consent_before_charge,
+    "reservation freed after consent": _freed_after_consent,
+    "reservation freed after consent, ledger too": _freed_after_consent_in_the_ledger_too,
+    "chunk added twice": _chunk_added_twice,
+    "stale cohort accepted": _stale_cohort_accepted,
+    "second attempt of a round": _second_attempt_consented,
+    "stale session accepted": _stale_session_accepted,
+}
+
+
+@contextmanager
+def planted(name: str) -> Iterator[None]:
+    """The product with one of :data:`BUGS`."""
+    with ExitStack() as stack:
+        BUGS[name](stack)
+        yield

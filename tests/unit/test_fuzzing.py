@@ -1,0 +1,207 @@
+"""Every target of the fuzzer for a second, and everything that it found before."""
+
+from __future__ import annotations
+
+import io
+import random
+import struct
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fuzzing.driver import Target, fuzz, try_input
+from fuzzing.targets import TARGETS, make
+from fuzzing.targets.ciphertexts import Ciphertexts, nested_bomb, wrap
+from fuzzing.targets.data import SCHEMA
+
+from veilsum_participant.data.encode import load_records
+from veilsum_participant.route import read_roots
+from veilsum_privacy.backup import MANIFEST, open_archive
+from veilsum_privacy.config import read_toml
+from veilsum_privacy.errors import ConfigurationError, DataError, HostileInput
+from veilsum_privacy.overrides import _parse
+from veilsum_privacy.securesum.bfv import Adder
+from veilsum_privacy.securesum.parameters import BFV_8192
+from veilsum_privacy.study import parse_study
+
+FOUND = Path(__file__).parents[1] / "data" / "fuzzing"
+SECONDS, LEAST = 1.0, 40
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_second_of_each_target(name: str) -> None:
+    target = make(name)
+    try:
+        report = fuzz(target, SECONDS, seed=random.SystemRandom().randrange(2**32), least=LEAST)
+    finally:
+        target.close()
+    assert not report.findings, "\n".join(fault for _, fault in report.findings.values())
+    assert name == "metrics" or report.refused, report.line()
+
+
+@pytest.mark.parametrize("path", sorted(FOUND.glob("*.bin")), ids=lambda path: path.stem)
+def test_what_was_found(path: Path) -> None:
+    target = make(path.stem.rpartition("-")[0])
+    try:
+        assert try_input(target, path.read_bytes())[1] == ""
+    finally:
+        target.close()
+
+
+class _Broken(Target):
+    """Reads in every wrong way."""
+
+    name = "broken"
+
+    def case(self, rng: random.Random) -> bytes:
+        return rng.randbytes(1)
+
+    def run(self, data: bytes) -> None:
+        match data[0] % 4:
+            case 0:
+                raise KeyError("not typed")
+            case 1:
+                raise HostileInput("typed")
+            case 2:
+                bytearray(b"\1") * (300 << 20)
+
+
+def test_the_driver_finds_what_is_wrong() -> None:
+    report = fuzz(_Broken(), 20, inputs=40)
+    kinds = {end.split()[0] for end in report.findings}
+    assert "KeyError" in kinds
+    assert "memory" in kinds
+    assert "HostileInput" not in kinds
+    assert 0 < report.refused < report.inputs
+
+
+@pytest.fixture(scope="module")
+def ciphertexts() -> Iterator[Ciphertexts]:
+    target = Ciphertexts()
+    yield target
+    target.close()
+
+
+def test_a_ciphertext_that_ended_the_process(ciphertexts: Ciphertexts) -> None:
+    """No header of a generator after the numbers: SEAL throws where nothing can catch it."""
+    raw = wrap(ciphertexts.content[3][:-81] + bytes(81), ciphertexts.version, stored=True)
+    with pytest.raises(HostileInput, match="something else than numbers"):
+        Adder(BFV_8192).parse(raw)
+
+
+@pytest.mark.parametrize("reader", range(6))
+def test_no_byte_around_the_numbers_may_differ(ciphertexts: Ciphertexts, reader: int) -> None:
+    honest = ciphertexts.content[reader]
+    head = honest.index(b"\x5e\xa1\x10") + 24
+    middle = range(len(honest) - 81, len(honest) - 64) if reader % 3 == 0 else ()
+    stored = reader >= 3  # the smaller set's objects have the size that compression gives
+    ciphertexts.read(reader, wrap(honest, ciphertexts.version, stored=stored))
+    for at in (*range(head), *middle):
+        changed = bytearray(honest)
+        changed[at] ^= 0x41
+        with pytest.raises(HostileInput, match="something else than numbers"):
+            ciphertexts.read(reader, wrap(bytes(changed), ciphertexts.version, stored=stored))
+
+
+def test_a_ciphertext_within_a_ciphertext(ciphertexts: Ciphertexts) -> None:
+    """Its frame has the right size; inside, 2 GiB of zeros are promised in 64 KiB."""
+    content = ciphertexts.content[3]
+    raw = wrap(nested_bomb(content, content.index(b"\x5e\xa1\x10", 40), 16000), ciphertexts.version, stored=True)
+    end, fault = try_input(ciphertexts, b"\x03" + raw)
+    assert (end.split()[0], fault) == ("HostileInput", "")
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "[" * 5000])
+def test_numbers_and_brackets_without_end(tmp_path: Path, number: str) -> None:
+    path = tmp_path / "participant.toml"
+    path.write_text(f"x = {number}\n")
+    with pytest.raises(ConfigurationError, match="is not valid TOML"):
+        read_toml(path)
+    assert _parse(number, str) == number
+
+
+def test_a_bundle_of_letters_that_are_not_ascii(tmp_path: Path) -> None:
+    path = tmp_path / "roots.pem"
+    path.write_text("é")
+    with pytest.raises(ConfigurationError, match="no certificates"):
+        read_roots(path)
+
+
+def test_a_study_with_a_number_larger_than_any(tmp_path: Path) -> None:
+    target = make("objects")
+    whole = target.study.to_bytes()  # type: ignore[attr-defined]
+    target.close()
+    assert b'"0x1.0000000000000p+0"' in whole
+    with pytest.raises(HostileInput, match="larger than any float"):
+        parse_study(whole.replace(b'"0x1.0000000000000p+0"', b'"0x1.8p+9999"', 1))
+
+
+def _npz(**members: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(f"{name}.npy", content)
+    return buffer.getvalue()
+
+
+def _array(descr: str, shape: str, data: bytes = b"") -> bytes:
+    header = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}".ljust(117).encode() + b"\n"
+    return b"\x93NUMPY\x01\0" + struct.pack("<H", len(header)) + header + data
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"no array",
+        _array("'<f8'", "(99999999999,)"),
+        _array("'<U9999999'", "(99999999999,)"),
+        _array("'<U1'", "(1,)", b"\xff\xff\xff\xff"),
+        _array("'|O'", "(1,)"),
+        _array("((", "(1,)"),
+    ],
+    ids=["bytes", "huge", "wide", "no-text", "objects", "open"],
+)
+def test_arrays_that_are_none(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "records.npz"
+    good = io.BytesIO()
+    np.save(good, np.zeros(1))
+    path.write_bytes(_npz(age=content, sex=good.getvalue(), x=good.getvalue(), y=good.getvalue()))
+    with pytest.raises(DataError):
+        load_records(path, SCHEMA)
+
+
+def test_an_archive_that_is_encrypted_or_compressed_in_another_way(tmp_path: Path) -> None:
+    path = tmp_path / "records.npz"
+    whole = bytearray(_npz(age=_array("'<f8'", "(1,)", bytes(8))))
+    for at, value in ((6, 1), (8, 99)):  # flags, method; the central directory repeats them
+        changed = bytearray(whole)
+        central = whole.index(b"PK\x01\x02")
+        changed[at] = changed[central + at + 2] = value
+        path.write_bytes(changed)
+        with pytest.raises(DataError):
+            load_records(path, SCHEMA)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"GNU.sparse.map": "0,1,99999999999,1", "GNU.sparse.size": str(2**50), "GNU.sparse.realsize": str(2**50)},
+        {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": str(2**50)},
+        {"GNU.sparse.map": "0"},
+        {"size": str(2**60)},
+    ],
+    ids=["map", "version-1", "odd", "size"],
+)
+def test_backups_that_unpack_to_more_than_they_are(tmp_path: Path, headers: dict[str, str]) -> None:
+    path = tmp_path / "backup.tar"
+    for name in (MANIFEST, "state.db"):
+        with tarfile.open(path, "w:", format=tarfile.PAX_FORMAT) as tar:
+            info = tarfile.TarInfo(name)
+            info.size, info.pax_headers = 10, headers
+            tar.addfile(info, io.BytesIO(bytes(10)))
+        with pytest.raises(HostileInput, match="is no backup"), open_archive(path):
+            pass
+    assert [item.name for item in tmp_path.iterdir()] == ["backup.tar"]

@@ -1,0 +1,83 @@
+"""A party's process leaves no core file, lets nobody look into it, and asks for the files that it needs."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from veilsum_privacy.runtime.hardening import allow_files
+
+ROOT = Path(__file__).parents[2]
+
+CHILD = """
+import ctypes, os, resource, signal, sys
+import numpy as np
+from veilsum_privacy.runtime.hardening import harden
+from veilsum_privacy.securesum.bfv import Adder, SecretKey
+from veilsum_privacy.securesum.parameters import BFV_4096
+SecretKey.generate(BFV_4096)
+resource.setrlimit(resource.RLIMIT_CORE, (resource.getrlimit(resource.RLIMIT_CORE)[1],) * 2)
+os.setuid({user})
+harden()
+assert resource.getrlimit(resource.RLIMIT_CORE) == (0, 0)
+assert ctypes.CDLL(None).prctl(3, 0, 0, 0, 0) == 0
+key = SecretKey.generate(BFV_4096)  # its files in memory can still be opened by name
+Adder(BFV_4096).parse(key.encrypt(np.zeros(4096, dtype=np.uint64)))
+open("/proc/self/statm").read()
+print("ready", flush=True)
+sys.stdin.read()
+os.kill(os.getpid(), signal.SIGABRT)
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_no_core_file_and_no_look_into_the_memory(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    for parent in tmp_path.parents:
+        if parent.stat().st_uid == os.getuid() and str(parent) != "/":
+            parent.chmod(parent.stat().st_mode | 0o011)
+    program = CHILD.format(user=65534)
+    path = [str(ROOT / name) for name in ("proto", "privacy", "aggregation")]
+    child = subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={"PYTHONPATH": os.pathsep.join([*path, *sys.path]), "PATH": os.environ["PATH"]},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    assert child.stdout.readline() == "ready\n"
+    looked = subprocess.run(["setpriv", "--reuid=65534", "cat", f"/proc/{child.pid}/environ"], capture_output=True)
+    assert looked.returncode != 0
+    assert not looked.stdout
+    child.communicate(input="", timeout=20)
+    assert child.returncode == -6
+    assert not list(tmp_path.iterdir())
+
+
+def test_both_starts_harden_before_anything_is_read() -> None:
+    for place in ("participant/veilsum_participant/cli/participant.py", "deploy/veilsum_deploy/cli/coordinator.py"):
+        text = (ROOT / place).read_text()
+        start = text.index("def start(")
+        assert text.index("harden()", start) < text.index("_config(config)", start), place
+
+
+def test_files_for_connections_are_asked_for() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(512, hard), hard))
+        got = allow_files(300)
+        assert got == 300
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= 556
+        few = allow_files(2**30) if hard < 2**30 else 300
+        assert few <= hard
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
