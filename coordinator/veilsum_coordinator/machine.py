@@ -198,6 +198,8 @@ class StudyMachine:
                 self._save()
                 return
             if current.phase is RoundPhase.CONSENTING:
+                if name in current.consents:  # the echo of a directive that was answered before the consent came
+                    return
                 seat.refusal = code.value
                 self._lose(current, f"{name} refused its consent ({code.value})")
                 return

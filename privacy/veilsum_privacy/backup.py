@@ -35,6 +35,7 @@ from veilsum_privacy.results import MANIFEST as RESULT_MANIFEST
 FORMAT = "veilsum-backup/1"
 MANIFEST, DATABASE, IDENTITY, RESULTS = "manifest.json", "state.db", "identity", "results"
 IDENTITY_FILES = (KEY_FILE, CERTIFICATE_FILE, AUTHORITY_FILE)
+YEAR_10000 = 253402300800  # Unix seconds; later than that there is no date
 MAX_MANIFEST_BYTES = 1 << 24
 
 
@@ -260,7 +261,8 @@ def _read_manifest(archive: tarfile.TarFile, path: Path) -> Manifest:
             raise HostileInput(f"{path} is a backup of another format.", "Install the version that made it.")
         manifest = Manifest(**fields)
         texts = (manifest.role, manifest.party, manifest.head, manifest.federation, *manifest.files, *manifest.files.values())
-        if not all(isinstance(text, str) for text in texts) or DATABASE not in manifest.files:
+        dated = type(manifest.made) is int and 0 <= manifest.made < YEAR_10000
+        if not all(isinstance(text, str) for text in texts) or DATABASE not in manifest.files or not dated:
             raise _no_backup(path)
         return manifest
     except (ValueError, TypeError, KeyError, AttributeError) as error:

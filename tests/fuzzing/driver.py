@@ -26,6 +26,9 @@ INPUT_SECONDS = 10
 INPUT_BYTES = 256 << 20
 """What makes the process this much larger at once is a bomb."""
 
+SETTLED_INPUTS = 200
+"""So many are read before growth is looked for: libraries load on the way."""
+
 GROWTH_BYTES = 128 << 20
 """How much larger a run may leave the process than its first tenth did."""
 
@@ -177,7 +180,7 @@ def fuzz(
             report.findings.setdefault(end, (data, fault))
         elif report.ends[end] == 1:
             target.keep(data)
-        if not settled and elapsed > seconds / 10:
+        if not settled and elapsed > seconds / 10 and report.inputs >= SETTLED_INPUTS:
             gc.collect()
             settled, descriptors = resident(), _descriptors()
     report.seconds = time.monotonic() - start

@@ -43,6 +43,7 @@ HONEST = frozenset(
         RefusalCode.COHORT_CHANGED,
         RefusalCode.STUDY_REPLAYED,
         RefusalCode.STUDY_EXPIRED,
+        RefusalCode.TASK,  # its releases are used up, when an assignment is heard again after the last of them
     }
 )
 """Codes that crashes, losses and clocks can lead to; any other would accuse somebody, and all are honest here."""

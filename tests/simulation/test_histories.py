@@ -23,7 +23,7 @@ from simulation.world import History
 
 pytestmark = pytest.mark.slow
 
-SECONDS = float(os.environ.get("VEILSUM_SIMULATION_SECONDS", "40"))
+SECONDS = float(os.environ.get("VEILSUM_SIMULATION_SECONDS", "20"))
 """For each of the two halves of the random part, which run side by side on two workers."""
 
 HISTORIES = int(os.environ.get("VEILSUM_SIMULATION_HISTORIES", "5000"))

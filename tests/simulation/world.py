@@ -22,13 +22,6 @@ from veilsum_proto import federation_pb2 as pb
 
 Operation = tuple[Any, ...]
 
-DURABLE = True
-"""Whether a restarted coordinator must go on with a running study; without it, such a study may end as failed."""
-
-ECHO_EXCUSED = True
-"""Whether a study may fail because a participant hears an old directive again: after its consent to an attempt it refuses to
-contribute to it, and the coordinator takes that for a refusal of the consent."""
-
 QUIET_STEPS = 400
 """Steps without faults within which everything must have ended."""
 
@@ -230,7 +223,6 @@ class World:
     def _op_again(self, name: str, index: int) -> None:
         """A participant hears an old directive once more; with an odd index one that it did not come to answer."""
         process = self.processes[name]
-        self._excuses += ECHO_EXCUSED
         heard = process.missed if index % 2 and process.missed else process.heard
         if heard and process.core is not None and process.serial is not None and not process.busy:
             self._answer(process, heard[index // 2 % len(heard)], {}, Link(self, process, {}, echo=True))
@@ -278,7 +270,6 @@ class World:
 
     def _op_fall(self, points: int) -> None:
         """The coordinator dies at a point from here on; at once with 0."""
-        self._excuses += not DURABLE
         if points:
             self.coordinator.disk.doom(points)
         elif self.coordinator.hub is not None:

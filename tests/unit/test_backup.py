@@ -318,6 +318,8 @@ def edit_manifest(members: dict[str, bytes], **values: object) -> None:
         (lambda members: edit_manifest(members, format="veilsum-backup/9"), "another format"),
         (lambda members: edit_manifest(members, more=1), "is no backup"),
         (lambda members: edit_manifest(members, files={}), "is no backup"),
+        (lambda members: edit_manifest(members, made="today"), "is no backup"),
+        (lambda members: edit_manifest(members, made=10**30), "is no backup"),
         (lambda members: edit_manifest(members, head="00" * 32), "ends elsewhere"),
     ],
 )

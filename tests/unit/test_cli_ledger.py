@@ -11,6 +11,7 @@ import shutil
 import sqlite3
 import stat
 import time
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from veilsum_privacy.identity import load_credentials
 from veilsum_privacy.identity.provision import make_kit
 from veilsum_privacy.ledger import Mechanism, read_export
 from veilsum_privacy.noise import NoisePlan
+from veilsum_privacy.restored import write_mark
 from veilsum_privacy.study import study_digest
 
 RDP_OF_SIGMA_4 = 1.0126  # privacy.md, delta 1e-5
@@ -602,6 +604,28 @@ def test_recover_charges_what_others_hold_exactly_once(
     assert shown(capsys, "show", "--config", site.config)["spending"][0]["spent"] == spent
     assert shown(capsys, "recover", "--from", export, "--config", site.config)["charged"] == []
     assert shown(capsys, "verify", "--config", site.config, "--against", export)["valid"]
+
+
+def test_recover_wants_to_know_whose_word_counts(site: SiteFiles, capsys: pytest.CaptureFixture[str]) -> None:
+    trust = ("--trust-coordinator", "--config", site.config)
+    said = ("--reason", "known to us", "--operator", "A. Berg")
+    for arguments, says in {
+        ("--config", site.config): "Give --from or --trust-coordinator",
+        ("--from", site.ledger, *trust): "Give --from or --trust-coordinator",
+        (*trust, "--operator", "A. Berg"): "--reason why",
+        (*trust, "--reason", " ", "--operator", "A. Berg"): "--reason why",
+        (*trust, *said): "No restored backup waits",
+    }.items():
+        code, _, err = run(capsys, "recover", *arguments)
+        assert (code, says in " ".join(err.split())) == (2, True), err
+    write_mark(site.ledger, now(), bytes(32))
+    body = shown(capsys, "recover", *trust, *said)
+    assert (body["trusted"], len(body["entries"])) == (True, 1)
+    config = load_participant_config(site.config)
+    own = shown(capsys, "recover", "--from", site.ledger, "--config", site.config)
+    assert (own["completed"], "own ledger" in own["obstacle"]) == (False, True)
+    with closing(sqlite3.connect(config.state)) as raw:
+        assert raw.execute("SELECT trusted FROM participant_restored").fetchall() == [(1,)]
 
 
 def test_a_cost_is_never_shown_smaller_than_it_is() -> None:
