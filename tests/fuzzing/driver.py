@@ -108,7 +108,8 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def _peak() -> int:
+def peak() -> int:
+    """Most bytes that this process had in memory so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
@@ -132,7 +133,7 @@ def _stop(_: int, __: FrameType | None) -> None:
 
 def try_input(target: Target, data: bytes) -> tuple[str, str]:
     """Read one input. Returns how it ended, and a traceback if that is a finding."""
-    before = _peak()
+    before = peak()
     armed = signal.signal(signal.SIGALRM, _stop)
     signal.setitimer(signal.ITIMER_REAL, INPUT_SECONDS)
     end, fault = "value", ""
@@ -145,7 +146,7 @@ def try_input(target: Target, data: bytes) -> tuple[str, str]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, armed)
-    if (more := _peak() - before) > target.memory:
+    if (more := peak() - before) > target.memory:
         return f"memory {end}", f"{fault}\none input took {more >> 20} MiB"
     return end, fault
 
