@@ -362,3 +362,18 @@ def _number(text: str) -> float | None:
     except ValueError:
         return None
     return value if np.isfinite(value) else None
+
+
+@pytest.mark.parametrize("broken", ["x", "who"])
+def test_text_that_is_not_utf8_is_a_damaged_file(tmp_path: Path, broken: str) -> None:
+    """Found by fuzzing: Parquet marks a column as text and holds any bytes."""
+    table = pa.table({"x": ["a", "bc"], "who": ["a", "bc"]})
+    path = tmp_path / "damaged.parquet"
+    parquet.write_table(table, path, compression="none", use_dictionary=False)
+    data = path.read_bytes()
+    assert data.count(b"\x02\x00\x00\x00bc") >= 2
+    place = data.index(b"\x02\x00\x00\x00bc") if broken == "x" else data.rindex(b"\x02\x00\x00\x00bc")
+    path.write_bytes(data[: place + 4] + b"\xff\xfe" + data[place + 6 :])
+    schema = DatasetSchema(columns=(CategoryColumn(name="x", categories=("a", "bc"), impute="a"),), max_records=5)
+    with pytest.raises(DataError, match=f"column '{broken}' is damaged or not UTF-8"):
+        read_table(path, schema, subject="who")

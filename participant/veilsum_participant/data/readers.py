@@ -199,8 +199,17 @@ def _arrow(path: Path, name: str, values: Any) -> Any:
     raise DataError(f"{path}: column {name!r} holds {values.dtype}.", "Store numbers or texts.")
 
 
+def _check_text(path: Path, name: str, array: Any) -> None:
+    """Insist that a column is what its type says, text UTF-8 above all: a damaged Parquet file holds any bytes."""
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise DataError(f"{path}: column {name!r} is damaged or not UTF-8.", _CHECK_FORMAT) from error
+
+
 def _plain(path: Path, name: str, array: Any) -> Any:
     """Bring a typed column to float64 or trimmed text."""
+    _check_text(path, name, array)
     kind = array.type
     if pa.types.is_dictionary(kind):
         array = array.dictionary_decode()
@@ -218,6 +227,7 @@ def _plain(path: Path, name: str, array: Any) -> Any:
 
 def _identifiers(path: Path, name: str, array: Any) -> Any:
     """Bring a typed column to trimmed text, or leave its numbers as they are: as float64 long ones would run together."""
+    _check_text(path, name, array)
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     kind = array.type
