@@ -28,14 +28,16 @@ from veilsum_privacy.securesum.parameters import BFV_8192
 from veilsum_privacy.study import parse_study
 
 FOUND = Path(__file__).parents[1] / "data" / "fuzzing"
-SECONDS, LEAST = 1.0, 40
+SECONDS, LEAST, MOST = 1.0, 40, 400
+SEED = 20261121
+"""The same inputs in every run of the tests; other ones are for runs by hand, as long as one likes."""
 
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_second_of_each_target(name: str) -> None:
     target = make(name)
     try:
-        report = fuzz(target, SECONDS, seed=random.SystemRandom().randrange(2**32), least=LEAST)
+        report = fuzz(target, SECONDS, seed=SEED, inputs=MOST, least=LEAST)
     finally:
         target.close()
     assert not report.findings, "\n".join(fault for _, fault in report.findings.values())
