@@ -102,7 +102,10 @@ def wasserstein2(a: Gaussian, b: Gaussian) -> float:
     """
     _same_dimension(a, b)
     left, right = factor(a.covariance), factor(b.covariance)
-    return math.hypot(float(np.linalg.norm(a.mean - b.mean)), float(np.linalg.norm(left @ polar(left.T @ right) - right)))
+    apart = float(np.linalg.norm(a.mean - b.mean))
+    if np.array_equal(left, right):  # U is the identity, without the polar factor's rounding
+        return apart
+    return math.hypot(apart, float(np.linalg.norm(left @ polar(left.T @ right) - right)))
 
 
 def transport_map(source: Gaussian, target: Gaussian) -> AffineMap:
