@@ -58,20 +58,30 @@ def _closing(seat: Seat) -> list[pb.Directive]:
     ]
 
 
+_ROUND_DIRECTIVES = {
+    RoundPhase.CONTRIBUTING: pb.DIRECTIVE_KIND_CONTRIBUTE,
+    RoundPhase.CONSENTING: pb.DIRECTIVE_KIND_CONSENT,
+    RoundPhase.DECRYPTING: pb.DIRECTIVE_KIND_DECRYPT,
+}
+
+
+def round_directive(phase: RoundPhase) -> pb.DirectiveKind.ValueType:
+    """Kind of the directives that are open in a phase of a round; unspecified where there are none."""
+    return _ROUND_DIRECTIVES.get(phase, pb.DIRECTIVE_KIND_UNSPECIFIED)
+
+
 def _of_round(seat: Seat, members: Members, current: Round | None) -> list[pb.Directive]:
     if current is None or seat.name not in current.cohort:
         return []
-    directive = pb.Directive(round=current.number, attempt=current.assignment.attempt)
-    if current.phase is RoundPhase.CONTRIBUTING and not current.accumulator.uploads[seat.name].complete:
-        directive.kind, directive.assignment = pb.DIRECTIVE_KIND_CONTRIBUTE, current.assignment.to_bytes()
-    elif current.phase is RoundPhase.CONSENTING and seat.name not in current.consents:
-        directive.kind = pb.DIRECTIVE_KIND_CONSENT
-    elif (
-        current.phase is RoundPhase.DECRYPTING
-        and seat.name in current.decryptors(members.connected())
-        and seat.name not in current.answers
-    ):
-        directive.kind = pb.DIRECTIVE_KIND_DECRYPT
-    else:
-        return []
-    return [directive]
+    directive = pb.Directive(kind=round_directive(current.phase), round=current.number, attempt=current.assignment.attempt)
+    match current.phase:
+        case RoundPhase.CONTRIBUTING:
+            owed = not current.accumulator.uploads[seat.name].complete
+            directive.assignment = current.assignment.to_bytes()
+        case RoundPhase.CONSENTING:
+            owed = seat.name not in current.consents
+        case RoundPhase.DECRYPTING:
+            owed = seat.name in current.decryptors(members.connected()) and seat.name not in current.answers
+        case _:
+            owed = False
+    return [directive] if owed else []

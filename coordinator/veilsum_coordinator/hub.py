@@ -184,20 +184,31 @@ class Hub:
         with self._change():
             self._entry(key).machine.enrol(name, enrolment)
 
-    def refuse(self, name: str, key: bytes, code: str, number: int, attempt: int, more: Sequence[str] = ()) -> None:
-        """Take a refusal; ``more``: codes of further rules that are broken.
+    def refuse(
+        self,
+        name: str,
+        key: bytes,
+        code: str,
+        number: int,
+        attempt: int,
+        more: Sequence[str] = (),
+        answers: pb.DirectiveKind.ValueType = pb.DIRECTIVE_KIND_UNSPECIFIED,
+    ) -> None:
+        """Take a refusal; ``more``: codes of further rules that are broken; ``answers``: kind of the directive.
 
         Raises:
-            HostileInput: a code outside the fixed list, or more codes than there are.
+            HostileInput: a code outside the fixed list, more codes than there are, or no such kind.
         """
         if len(more) > len(RefusalCode):
             raise HostileInput("A refusal names more codes than there are.")
+        if answers not in pb.DirectiveKind.values():
+            raise HostileInput("A refusal answers an unknown kind of directive.")
         try:
             first, *others = (RefusalCode(item) for item in (code, *more))
         except ValueError as error:
             raise HostileInput("A refusal's code is not in the fixed list.") from error
         with self._change():
-            self._entry(key).machine.refuse(name, first, number, attempt, others)
+            self._entry(key).machine.refuse(name, first, number, attempt, others, answers)
 
     def seal(self, name: str, key: bytes, boxes: Sequence[Box]) -> None:
         """See :meth:`StudyMachine.seal`."""

@@ -13,19 +13,13 @@ from typing import Any
 from cryptography import x509
 
 from veilsum_coordinator.accumulator import Accumulator
-from veilsum_coordinator.directives import open_directives
+from veilsum_coordinator.cohorts import CohortError, Cohorts
+from veilsum_coordinator.directives import open_directives, round_directive
 from veilsum_coordinator.journal import Journal
-from veilsum_coordinator.keeping import KeptRelease, KeptRound, KeptStudy, KeptSum, RoundStart
+from veilsum_coordinator.keeping import KeptRelease, KeptStudy, KeptSum, RoundStart
 from veilsum_coordinator.members import Members, Seat, StudyPhase
 from veilsum_coordinator.observer import AttemptReason, Observer
-from veilsum_coordinator.restoring import (
-    ReplayError,
-    check_same,
-    dump_seats,
-    load_seats,
-    released_rounds,
-    summed_round,
-)
+from veilsum_coordinator.restoring import Replay, dump_seats, load_seats, released_rounds, summed_round
 from veilsum_coordinator.rounds import DecryptionsDiffer, Round, RoundPhase
 from veilsum_coordinator.settings import Waits
 from veilsum_privacy.driver_faults import DatabaseAwayError
@@ -70,16 +64,15 @@ class StudyMachine:
         self.members = Members(study, digest, authority, clock)
         self.rounds: list[Round] = []
         self.refusals: list[tuple[str, str, int]] = []
-        self._attempts = 0
         self._observer = observer or Observer()
-        self._strict: dict[frozenset[str], tuple[str, ...]] = {}  # cohort by who may be in it
+        self._cohorts = Cohorts(study, self.members, waits, clock)
         self._numbers: dict[str, int] = {}  # of each member's last receipt that was shown
         self._waits, self._clock, self._journal = waits, clock, journal
         self._away: int | None = None  # since when a complete sum or a decision cannot be stored
         self._deadline = min(clock() + waits.enrol, study.expires)
         self._saved = self._decided()
         self._unsaved = False  # whether a decision is not stored yet
-        self._replay: list[KeptRound] = []  # rounds of an earlier process, until the method has asked for them again
+        self._replay = Replay()
 
     @property
     def seats(self) -> dict[str, Seat]:
@@ -168,12 +161,21 @@ class StudyMachine:
         self.members.enrol(name, enrolment, lambda: self._journal.keep_enrolment(self.digest, name, enrolment))
         self.tick()
 
-    def refuse(self, name: str, code: RefusalCode, number: int, attempt: int, more: Sequence[RefusalCode] = ()) -> None:
+    def refuse(
+        self,
+        name: str,
+        code: RefusalCode,
+        number: int,
+        attempt: int,
+        more: Sequence[RefusalCode] = (),
+        answers: pb.DirectiveKind.ValueType = pb.DIRECTIVE_KIND_UNSPECIFIED,
+    ) -> None:
         """Take a refusal: of the study, of an attempt, of a consent or of a decryption.
 
         Args:
             code: why; decides what becomes of the attempt.
             more: further rules that are broken, to show.
+            answers: kind of the directive that is refused; unspecified stands for the one that is open.
 
         Raises:
             HostileInput: of an attempt that is not the present one or that the caller has no part in.
@@ -188,6 +190,8 @@ class StudyMachine:
             if (entry := (name, every.value, number)) not in self.refusals:
                 self.refusals.append(entry)
         if current is not None and present:
+            if answers not in (pb.DIRECTIVE_KIND_UNSPECIFIED, round_directive(current.phase)):
+                return  # the echo of a directive that was answered, or given up on, before
             if current.phase is RoundPhase.CONTRIBUTING:
                 if current.asked:  # its sum is complete and on its way to be consented to
                     return
@@ -272,10 +276,8 @@ class StudyMachine:
         """
         if self.phase is not StudyPhase.RUNNING or self.round is not None:
             raise StateError("A round can start only in a running study, one at a time.")
-        allowed = self._allowed(members)
-        kept = self._replay.pop(0) if self._replay else None
-        if kept is not None:
-            check_same(kept, label, broadcast_digest(broadcast), allowed)
+        allowed = self._cohorts.allowed(members)
+        kept = self._replay.begun(label, broadcast_digest(broadcast), allowed)
         if kept is not None and kept.sum is not None:
             return self._go_on(kept.start, kept.sum, broadcast)
         assignment = self._assign(len(self.rounds) + 1, label, broadcast, allowed)
@@ -296,12 +298,6 @@ class StudyMachine:
         self._save()
         return current
 
-    def _allowed(self, members: Collection[str] | None) -> frozenset[str]:
-        allowed = frozenset(self.study.participants if members is None else members)
-        if strangers := allowed.difference(self.study.participants):
-            raise StateError(f"A round is asked of {', '.join(sorted(strangers))}, which the study does not name.")
-        return allowed
-
     def _move(self, current: Round, phase: RoundPhase) -> None:
         current.phase = phase
         self._observer.moved(self.study, current)
@@ -310,28 +306,11 @@ class StudyMachine:
         return plan_round(self.study, label, len(self.members.fixed_roster().members), len(assignment.cohort))
 
     def _assign(self, number: int, label: str, broadcast: bytes, allowed: frozenset[str]) -> Assignment | None:
-        now = self._clock()
-        names = [
-            name
-            for name in self.members.live()
-            if name in allowed and self.seats[name].ready and self.seats[name].nonce and not self._absent(name, now)
-        ]
-        strict = self.study.privacy.cohort_difference == "strict"
-        if len(names) < self.study.privacy.min_cohort:
-            self.fail(f"{len(names)} participants are left, {self.study.privacy.min_cohort} are needed")
+        try:
+            return self._cohorts.assign(number, label, broadcast, allowed)
+        except CohortError as error:
+            self.fail(error.message)
             return None
-        if strict and tuple(names) != self._strict.get(allowed, tuple(names)):
-            self.fail("the cohort changed and the study allows one cohort only")
-            return None
-        self._attempts += 1
-        return Assignment(
-            number,
-            self._attempts,
-            label,
-            tuple((name, self.seats[name].nonce) for name in names),
-            broadcast_digest(broadcast),
-            now + self._waits.contribute + self._waits.consent,
-        )
 
     def _retry(self, current: Round, reason: AttemptReason) -> None:
         for name in current.cohort:
@@ -436,7 +415,7 @@ class StudyMachine:
 
     def _count_consents(self, current: Round) -> None:
         if len(current.consents) == len(current.cohort):
-            self._strict.setdefault(current.allowed, current.cohort)
+            self._cohorts.consented(current.allowed, current.cohort)
             self._move(current, RoundPhase.DECRYPTING)
             current.deadline = self._clock() + self._waits.decrypt
 
@@ -473,7 +452,7 @@ class StudyMachine:
 
     def _decided(self) -> tuple[object, ...]:
         seats = tuple((seat.refusal, seat.gone) for seat in self.seats.values())
-        return (self.phase, self.members.dealer, seats, len(self.rounds), self._attempts)
+        return (self.phase, self.members.dealer, seats, len(self.rounds), self._cohorts.attempts)
 
     def _save(self) -> None:
         """Make what was decided durable; while the database is away, with a later tick. An outcome is the hub's to store."""
@@ -536,13 +515,13 @@ class StudyMachine:
         else:
             self._deadline = now + max(self._waits.seal, RETURN_SECONDS)
         self._numbers = dict(kept.numbers)
-        self._attempts = max((item.start.assignment.attempt for item in kept.rounds), default=0)
+        self._cohorts.attempts = max((item.start.assignment.attempt for item in kept.rounds), default=0)
         if self.roster is not None:
             self.rounds = released_rounds(self.study, kept.rounds, len(self.roster.members))
-        self._replay = kept.rounds[:]
+        self._replay = Replay(kept.rounds)
         for item in kept.rounds:
             if item.release is not None:
-                self._strict.setdefault(item.start.allowed, item.release.cohort)
+                self._cohorts.consented(item.start.allowed, item.release.cohort)
                 if item.start.assignment.round >= state.get("round", 0):
                     self._tell_released(item.start.assignment.round, item.release.attempt, item.release.cohort)
             elif item.sum is None:
@@ -557,7 +536,7 @@ class StudyMachine:
     @property
     def replaying(self) -> bool:
         """Whether rounds of an earlier process were released that the method has not asked for again yet."""
-        return bool(self._replay) and self._replay[0].release is not None
+        return self._replay.releases
 
     @property
     def returning(self) -> bool:
@@ -578,10 +557,7 @@ class StudyMachine:
         Raises:
             ReplayError: it is another one than the journal holds.
         """
-        if not self._replay or (release := self._replay[0].release) is None:
-            return None
-        check_same(self._replay[0], label, broadcast, self._allowed(members))
-        return self._replay.pop(0).start.assignment.round, release
+        return self._replay.release(label, broadcast, self._cohorts.allowed(members))
 
     def check_replayed(self) -> None:
         """Insist, when the method has returned, that it asked for every round of the journal.
@@ -589,11 +565,7 @@ class StudyMachine:
         Raises:
             ReplayError: it did not.
         """
-        if self._replay:
-            number = self._replay[0].start.assignment.round
-            raise ReplayError(
-                f"the method ended before round {number}, which stands in the journal", "Submit the study again."
-            )
+        self._replay.check_over()
 
     def _go_on(self, start: RoundStart, total: KeptSum, broadcast: bytes) -> Round:
         """Go on consenting to a sum that an earlier process made durable, with the consents that came."""

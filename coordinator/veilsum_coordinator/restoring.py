@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from veilsum_coordinator.accumulator import Accumulator
-from veilsum_coordinator.keeping import KeptRound, KeptSum, RoundStart
+from veilsum_coordinator.keeping import KeptRelease, KeptRound, KeptSum, RoundStart
 from veilsum_coordinator.members import Seat
 from veilsum_coordinator.rounds import Round, RoundPhase
 from veilsum_privacy.errors import StateError
@@ -50,6 +50,54 @@ def check_same(kept: KeptRound, label: str, broadcast: bytes, allowed: frozenset
             f" ({'; '.join(faults)}). Its program has changed, or computes otherwise on this machine",
             "Submit the study again.",
         )
+
+
+class Replay:
+    """Rounds of an earlier process, until the method has asked for each of them again."""
+
+    def __init__(self, rounds: Sequence[KeptRound] = ()) -> None:
+        self._rounds = list(rounds)
+
+    @property
+    def releases(self) -> bool:
+        """Whether the next of them was released."""
+        return bool(self._rounds) and self._rounds[0].release is not None
+
+    def release(self, label: str, broadcast: bytes, allowed: frozenset[str]) -> tuple[int, KeptRelease] | None:
+        """The next round's number and release, if it was released.
+
+        Args:
+            label: of the task that the method asks for.
+            broadcast: digest of what would be broadcast.
+            allowed: who may be in the cohort.
+
+        Raises:
+            ReplayError: the method asks for another round.
+        """
+        if not self._rounds or (release := self._rounds[0].release) is None:
+            return None
+        check_same(self._rounds[0], label, broadcast, allowed)
+        return self._rounds.pop(0).start.assignment.round, release
+
+    def begun(self, label: str, broadcast: bytes, allowed: frozenset[str]) -> KeptRound | None:
+        """The round that an earlier process began and did not release, if there is one; arguments and errors as above."""
+        if not self._rounds:
+            return None
+        kept = self._rounds.pop(0)
+        check_same(kept, label, broadcast, allowed)
+        return kept
+
+    def check_over(self) -> None:
+        """Insist, when the method has returned, that it asked for every round.
+
+        Raises:
+            ReplayError: it did not.
+        """
+        if self._rounds:
+            number = self._rounds[0].start.assignment.round
+            raise ReplayError(
+                f"the method ended before round {number}, which stands in the journal", "Submit the study again."
+            )
 
 
 def released_rounds(study: Study, kept: Sequence[KeptRound], roster: int) -> list[Round]:

@@ -42,9 +42,11 @@ class LocalChannel:
     def enrol(self, study: bytes, enrolment: Enrolment) -> None:
         self._hub.enrol(self._name, study, enrolment)
 
-    def refuse(self, study: bytes, codes: Sequence[RefusalCode], number: int, attempt: int) -> None:
+    def refuse(
+        self, study: bytes, codes: Sequence[RefusalCode], number: int, attempt: int, answers: pb.DirectiveKind.ValueType
+    ) -> None:
         code, *more = (item.value for item in codes)
-        self._hub.refuse(self._name, study, code, number, attempt, more)
+        self._hub.refuse(self._name, study, code, number, attempt, more, answers)
 
     def seal(self, study: bytes, boxes: Sequence[Box]) -> None:
         self._hub.seal(self._name, study, boxes)

@@ -149,10 +149,15 @@ class GrpcChannel:
         signed = pb.SignedEnrolment(certificate=enrolment.certificate, body=enrolment.body, signature=enrolment.signature)
         self._call(self.stub.Enrol, pb.EnrolRequest(study=study, enrolment=signed))
 
-    def refuse(self, study: bytes, codes: Sequence[RefusalCode], number: int, attempt: int) -> None:
+    def refuse(
+        self, study: bytes, codes: Sequence[RefusalCode], number: int, attempt: int, answers: pb.DirectiveKind.ValueType
+    ) -> None:
         """Decline; only the codes leave."""
         code, *more = (item.value for item in codes)
-        self._call(self.stub.Refuse, pb.RefuseRequest(study=study, code=code, round=number, attempt=attempt, more=more))
+        self._call(
+            self.stub.Refuse,
+            pb.RefuseRequest(study=study, code=code, round=number, attempt=attempt, more=more, answers=answers),
+        )
 
     def seal(self, study: bytes, boxes: Sequence[Box]) -> None:
         """Deliver sealed boxes; none is an answer too."""

@@ -45,7 +45,9 @@ class Channel(Protocol):
     def greet_again(self) -> bool: ...
     def fetch(self, kind: pb.ObjectKind.ValueType, study: bytes, number: int = 0, attempt: int = 0) -> bytes: ...
     def enrol(self, study: bytes, enrolment: Enrolment) -> None: ...
-    def refuse(self, study: bytes, codes: Sequence[RefusalCode], number: int, attempt: int) -> None: ...
+    def refuse(
+        self, study: bytes, codes: Sequence[RefusalCode], number: int, attempt: int, answers: pb.DirectiveKind.ValueType
+    ) -> None: ...
     def seal(self, study: bytes, boxes: Sequence[Box]) -> None: ...
     def ready(self, study: bytes) -> None: ...
     def upload(self, study: bytes, payload: Payload) -> None: ...
@@ -129,20 +131,21 @@ class ParticipantCore:
                 raise HostileInput("A directive's round or attempt is out of range.")
             self._answer(directive, key, channel)
         except Refusal as refusal:
-            self._refuse(key, number, attempt, refusal, channel)
+            self._refuse(directive, refusal, channel)
         except (VeilsumError, DecodeError) as error:
             if isinstance(error, HostileInput | DecodeError):
                 self.site.observer.unreadable(Stage.MESSAGE)
-            self._refuse(key, number, attempt, Refusal(RefusalCode.INTERNAL, f"{type(error).__name__}: {error}"), channel)
+            self._refuse(directive, Refusal(RefusalCode.INTERNAL, f"{type(error).__name__}: {error}"), channel)
 
-    def _refuse(self, key: bytes, number: int, attempt: int, refusal: Refusal, channel: Channel) -> None:
+    def _refuse(self, directive: pb.Directive, refusal: Refusal, channel: Channel) -> None:
+        key, number, attempt = bytes(directive.study), directive.round, directive.attempt
         for reason in refusal.reasons:
             fields = about("refused", digest=key, round=number or None, attempt=attempt or None, reason=reason.code.value)
             LOG.warning("refused %s: %s (%s)", key.hex()[:12], reason.code.value, reason, extra=fields)
         self.site.observer.refused(refusal.codes)
         if number and (method := self._method(key)) is not None:
             self.site.observer.ended(method, Outcome.REFUSED)
-        channel.refuse(key, refusal.codes, number, attempt)
+        channel.refuse(key, refusal.codes, number, attempt, directive.kind)
 
     def _method(self, key: bytes) -> str | None:
         try:

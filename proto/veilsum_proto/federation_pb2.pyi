@@ -600,12 +600,15 @@ class RefuseRequest(_message.Message):
     ROUND_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
+    ANSWERS_FIELD_NUMBER: _builtins.int
     study: _builtins.bytes
     code: _builtins.str
     """from the fixed list"""
     round: _builtins.int
     """0: the study itself"""
     attempt: _builtins.int
+    answers: Global___DirectiveKind.ValueType
+    """the directive's kind: one that is not open any more changes nothing"""
     @_builtins.property
     def more(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """further codes from the list, where more than one rule is broken"""
@@ -618,10 +621,11 @@ class RefuseRequest(_message.Message):
         round: _builtins.int = ...,
         attempt: _builtins.int = ...,
         more: _abc.Iterable[_builtins.str] | None = ...,
+        answers: Global___DirectiveKind.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "code", b"code", "more", b"more", "round", b"round", "study", b"study"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "attempt", b"attempt", "code", b"code", "more", b"more", "round", b"round", "study", b"study"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -277,6 +277,19 @@ def test_refusals_of_someone_outside_the_cohort(ring: Ring, phase: RoundPhase) -
     assert release.cohort == ("a", "b", "c")
 
 
+@pytest.mark.parametrize("phase", [RoundPhase.CONSENTING, RoundPhase.DECRYPTING])
+def test_the_refusal_of_a_directive_that_is_not_open_any_more_changes_nothing(ring: Ring, phase: RoundPhase) -> None:
+    """Two members that hear their assignment again after their consent refuse it, and the sum opens all the same."""
+
+    def attack(ring: Ring) -> None:
+        for name in ("a", "b", "c"):
+            ring.hub.refuse(name, ring.key, "round-replayed", 1, ring.attempt, (), pb.DIRECTIVE_KIND_CONTRIBUTE)
+        ring.refused(lambda: ring.hub.refuse("a", ring.key, "round-replayed", 1, ring.attempt, (), 99))  # type: ignore[arg-type]
+        assert not any(seat.refusal for seat in ring.machine.seats.values())
+
+    assert ring.run(phase, attack).cohort == ("a", "b", "c", "d")
+
+
 def test_refusals_do_not_pile_up(ring: Ring) -> None:
     """What a participant can make the coordinator remember is bounded."""
 

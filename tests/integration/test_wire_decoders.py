@@ -315,7 +315,7 @@ class Script:
     def fetch(self, kind: int, study: bytes, number: int = 0, attempt: int = 0) -> bytes:
         return self.data
 
-    def refuse(self, study: bytes, code: RefusalCode, number: int, attempt: int) -> None:
+    def refuse(self, study: bytes, code: RefusalCode, number: int, attempt: int, answers: int) -> None:
         self.refusals.append(code)
 
     def __getattr__(self, name: str) -> Callable[..., None]:

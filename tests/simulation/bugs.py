@@ -9,6 +9,7 @@ from typing import Any
 
 from veilsum_coordinator.accumulator import Accumulator, Upload
 from veilsum_coordinator.journal import SqlJournal
+from veilsum_coordinator.machine import StudyMachine
 from veilsum_participant import core, openings, store
 from veilsum_participant.contributions import Contributions
 from veilsum_participant.core import ParticipantCore
@@ -137,6 +138,16 @@ def _second_attempt_consented(stack: ExitStack) -> None:
     _set(stack, store, "PAID", ("released",))
 
 
+def _echo_counts(stack: ExitStack) -> None:
+    """A refusal counts as one of what is open now, whichever directive it answers."""
+    refuse = StudyMachine.refuse
+
+    def deaf(self: StudyMachine, name: str, code: Any, number: int, attempt: int, more: Any = (), _: Any = 0) -> None:
+        refuse(self, name, code, number, attempt, more)
+
+    _set(stack, StudyMachine, "refuse", deaf)
+
+
 BUGS: dict[str, Plant] = {
     "consent not durable (site)": _consent_not_durable_at_the_site,
     "consent not durable (coordinator)": _consent_not_durable_at_the_coordinator,
@@ -147,6 +158,7 @@ BUGS: dict[str, Plant] = {
     "stale cohort accepted": _stale_cohort_accepted,
     "second attempt of a round": _second_attempt_consented,
     "stale session accepted": _stale_session_accepted,
+    "refusal of an old directive counts": _echo_counts,
 }
 
 

@@ -69,11 +69,13 @@ class Link:
     def enrol(self, study: bytes, enrolment: Enrolment) -> None:
         self._call(lambda hub: hub.enrol(self._process.name, study, enrolment))
 
-    def refuse(self, study: bytes, codes: Sequence[RefusalCode], number: int, attempt: int) -> None:
+    def refuse(
+        self, study: bytes, codes: Sequence[RefusalCode], number: int, attempt: int, answers: pb.DirectiveKind.ValueType
+    ) -> None:
         self._process.answered += 1
         self._world.checks.refused(self._process, codes)
         code, *more = (item.value for item in codes)
-        self._call(lambda hub: hub.refuse(self._process.name, study, code, number, attempt, more))
+        self._call(lambda hub: hub.refuse(self._process.name, study, code, number, attempt, more, answers))
 
     def seal(self, study: bytes, boxes: Sequence[Box]) -> None:
         self._call(lambda hub: hub.seal(self._process.name, study, boxes))

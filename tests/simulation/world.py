@@ -223,7 +223,6 @@ class World:
     def _op_again(self, name: str, index: int) -> None:
         """A participant hears an old directive once more; with an odd index one that it did not come to answer."""
         process = self.processes[name]
-        self._excuses += 1  # a refusal does not say what it answers: an echo's may end a study (docs/reliability.md)
         heard = process.missed if index % 2 and process.missed else process.heard
         if heard and process.core is not None and process.serial is not None and not process.busy:
             self._answer(process, heard[index // 2 % len(heard)], {}, Link(self, process, {}, echo=True))

@@ -87,7 +87,9 @@ class HostileChannel:
     def enrol(self, study: bytes, enrolment: Enrolment) -> None:
         self._say("enrol", study, enrolment)
 
-    def refuse(self, study: bytes, codes: Sequence[RefusalCode], number: int, attempt: int) -> None:
+    def refuse(
+        self, study: bytes, codes: Sequence[RefusalCode], number: int, attempt: int, answers: pb.DirectiveKind.ValueType
+    ) -> None:
         self._say("refuse", study, tuple(codes), number, attempt)
 
     def seal(self, study: bytes, boxes: Sequence[Box]) -> None:

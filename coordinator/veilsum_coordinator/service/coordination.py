@@ -147,7 +147,8 @@ class Coordination(CoordinationServicer):
     async def Refuse(self, request: pb.RefuseRequest, context: Context) -> pb.Ack:
         async def work() -> pb.Ack:
             name = self._guard.caller(context, ROLES).name
-            self._hub.refuse(name, _check_key(request.study), request.code, request.round, request.attempt, list(request.more))
+            key, more = _check_key(request.study), list(request.more)
+            self._hub.refuse(name, key, request.code, request.round, request.attempt, more, request.answers)
             return pb.Ack()
 
         return await self._guard.unary(context, work)
