@@ -6,6 +6,7 @@ The harness waits 15 s for the end and kills after, which shows in the status: h
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -17,6 +18,7 @@ from support.processes import Processes, count, open_contexts, running_processes
 from veilsum_coordinator.settings import Waits
 from veilsum_privacy.database import open_database
 from veilsum_privacy.ledger import Kind, LedgerReader
+from veilsum_privacy.securesum.context import plan_round
 
 NAMES = "abc"
 WAITS = Waits(enrol=60, seal=60, contribute=60, consent=60, decrypt=60, grace=20)
@@ -51,8 +53,13 @@ def enrolling(network: Processes) -> bytes:
 
 def contributing(network: Processes) -> bytes:
     network.proxies["c"].limit(BEFORE_UPLOAD)
-    key = network.submit(network.compile(make_request(schema_of(3), epsilon=None)))
+    study = network.compile(make_request(schema_of(3), epsilon=None))
+    key = network.submit(study)
     wait_for(network.proxies["c"].stalled.is_set, 60, "the third participant in its upload")
+    encoding = plan_round(study, "statistics", 3, 3).encoding
+    whole = 2 * encoding.ciphertexts * encoding.parameters.fresh.least
+    network.await_status(key, lambda shown: shown.rounds[-1].bytes_received >= whole, "two uploads")
+    time.sleep(0.5)  # the receipt follows the last ciphertext
     return key
 
 

@@ -94,19 +94,18 @@ def _run(watched: Watched, progress: Callable[[str], None]) -> None:
         )
         return analyst.compile_request(request)
 
-    def run(made: Study, observe: Observe = lambda _: None, dead: Process | None = None) -> None:
+    def run(made: Study, observe: Observe = lambda _: None, killed: Callable[[Process], bool] = lambda _: False) -> None:
         progress(f"Study {made.name} ({made.method})")
-        finished.append(analyst.finish(made, analyst.submit(made), expected_dead=dead, observe=observe))
+        finished.append(analyst.finish(made, analyst.submit(made), killed=killed, observe=observe))
         time.sleep(QUIET_SECONDS)
 
     time.sleep(QUIET_SECONDS)
     run(study("statistics", "statistics", 0.5))
     run(study("classifier", "fedcgs", 1.0))
     training = study("train", "fedsgd", 2.0, {"steps": 240})
-    victim = sites["south"]
-    interruption = Interruption("south", victim, lambda: analyst.processes.restart(victim), _rounds(training))
+    interruption = Interruption("south", sites["south"], analyst.processes.restart, _rounds(training))
     try:
-        run(training, interruption.watch, victim)
+        run(training, interruption.watch, interruption.killed)
     finally:
         interruption.end()
     run(study("average", "fedavg", 1.0, {"rounds": 12}))

@@ -38,18 +38,19 @@ class Interruption:
     Attributes:
         hospital: its name.
         process: its present process.
-        start: starts another in its place, with the same files.
+        start: starts another in the place of one that was killed, with the same files.
         rounds: that the study may release at most.
     """
 
     hospital: str
     process: Process
-    start: Callable[[], Process]
+    start: Callable[[Process], Process]
     rounds: int
 
     def __post_init__(self) -> None:
         self._state = _State.BEFORE
-        self._killed = self._returned = self._seen = self._kills = 0
+        self._victims: list[Process] = []
+        self._killed = self._returned = self._seen = 0
         self._lock = threading.Lock()
         self._timer: threading.Timer | None = None
 
@@ -58,16 +59,25 @@ class Interruption:
         self._seen = sum(item.phase == "released" for item in info.rounds)
         if self.rounds < FEWEST_ROUNDS:
             return
-        if self._state is _State.BACK and self._seen > self._returned and self._kills < MOST_KILLS and not self._missed(info):
+        if (
+            self._state is _State.BACK
+            and self._seen > self._returned
+            and len(self._victims) < MOST_KILLS
+            and not self._missed(info)
+        ):
             self._state = _State.BEFORE
         if self._state is _State.BEFORE and self._seen >= KILL_AT * self.rounds:
             with self._lock:
+                self._victims.append(self.process)  # first: who looks after the processes must not miss it
                 self.process.kill()
                 self._state, self._killed = _State.AWAY, self._seen
-                self._kills += 1
             self._wait(AWAY_SECONDS)
         elif self._state is _State.AWAY and self._seen >= max(RETURN_AT * self.rounds, self._killed + 1):
             self.come_back()
+
+    def killed(self, process: Process) -> bool:
+        """Whether it was killed here, so that its end is no fault."""
+        return process in self._victims
 
     def _missed(self, info: StudyInfo) -> bool:
         """Whether a round was released without the hospital."""
@@ -90,7 +100,7 @@ class Interruption:
         """Start the hospital again if it is away."""
         with self._lock:
             if self._state is _State.AWAY:
-                self.process = self.start()
+                self.process = self.start(self.process)
                 self._state, self._returned = _State.BACK, self._seen
 
     def end(self) -> None:
@@ -102,7 +112,7 @@ class Interruption:
     def found(self, info: StudyInfo) -> dict[str, Any] | None:
         """What happened: after how many releases the hospital was killed and was back, and how many it was part of; None
         where it was left alone."""
-        if not self._kills:
+        if not self._victims:
             return None
         cohorts = [item.cohort for item in info.rounds if item.phase == "released"]
         took_part = [self.hospital in cohort for cohort in cohorts]

@@ -198,7 +198,7 @@ class Analyst:
         self,
         study: Study,
         key: bytes,
-        expected_dead: Process | None = None,
+        killed: Callable[[Process], bool] = lambda _: False,
         observe: Callable[[StudyInfo], None] = lambda _: None,
     ) -> Finished:
         """Wait for a study's end and fetch its result.
@@ -206,13 +206,13 @@ class Analyst:
         Args:
             study: as submitted.
             key: its digest.
-            expected_dead: a process that was killed; any other that ends is an error.
+            killed: whether a process was killed on purpose; any other that ends is an error.
             observe: told of every change of the study's state.
         """
         for info in self.remote.watch(key):
             observe(info)
             for process in list(self.processes.started):
-                if process is not expected_dead:
+                if not killed(process):
                     process.check()
         info = self.remote.show(key)
         if info.phase != "finished":
@@ -237,7 +237,7 @@ def _drop_out(trial: Trial, analyst: Analyst, sites: dict[str, Process]) -> None
             study = analyst.compile(f"dropout-{number}", "fedcgs", EPSILONS[0])
             key = analyst.submit(study)
             trial.kill = kill_before_contribution(analyst.remote, key, victim, engines[trial.victim], others)
-            finished = analyst.finish(study, key, expected_dead=victim if trial.kill else None)
+            finished = analyst.finish(study, key, killed=lambda process: process is victim and trial.kill is not None)
             if trial.kill:
                 trial.survived = finished
                 return

@@ -125,11 +125,10 @@ def _run(
     key = analyst.submit(study)
     if interrupted is None:
         return analyst.finish(study, key), None
-    process = processes[interrupted]
     rounds = sum(task.releases for task in study.tasks)
-    interruption = Interruption(interrupted, process, lambda: analyst.processes.restart(process), rounds)
+    interruption = Interruption(interrupted, processes[interrupted], analyst.processes.restart, rounds)
     try:
-        finished = analyst.finish(study, key, expected_dead=process, observe=interruption.watch)
+        finished = analyst.finish(study, key, killed=interruption.killed, observe=interruption.watch)
     finally:
         interruption.end()
         processes[interrupted] = interruption.process
