@@ -10,6 +10,8 @@ BIN := .venv/bin
 PROTOS := $(wildcard proto/veilsum_proto/*.proto)
 TORCH := $(shell grep '^torch==' constraints.txt)
 ARGS ?=
+# Tests wait for processes half of the time, so one worker more than there are cores.
+WORKERS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
 
 .PHONY: help venv tools demo deploy-local pictures test lint format bench proto proto-check constraints clean
 
@@ -54,7 +56,7 @@ pictures: .venv/.installed tools
 	$(BIN)/python -m veilsum_deploy.dashboards pictures --out docs/pictures
 
 test: lint proto-check
-	$(BIN)/python -m pytest -n 2 $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 lint: .venv/.installed
 	$(BIN)/ruff check .
