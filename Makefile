@@ -13,7 +13,7 @@ ARGS ?=
 # Tests wait for processes half of the time, so one worker more than there are cores.
 WORKERS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
 
-.PHONY: help venv tools demo deploy-local pictures test lint format bench proto proto-check constraints clean
+.PHONY: help venv tools demo deploy-local pictures test lint format bench audit proto proto-check constraints clean
 
 help:
 	@echo "make demo         a coordinator and four participants on this machine (ARGS=\"--json\" for programs)"
@@ -21,6 +21,7 @@ help:
 	@echo "make test         formatting, lint, types, imports, generated code and all tests"
 	@echo "make tools        Prometheus, Alertmanager, their checkers and Helm into .tools, for the tests and deployments that run them"
 	@echo "make pictures     docs/pictures anew, of a run under Prometheus (needs Chromium)"
+	@echo "make audit        known advisories on every pinned version, and bills of materials, into audit/ (needs the network)"
 	@echo "make lint format bench proto proto-check constraints clean"
 
 # Run time only: all that the demo needs.
@@ -71,6 +72,12 @@ format: .venv/.installed
 bench: .venv/.installed
 	PYTHONPATH=tests $(BIN)/python -m benchmarks $(ARGS)
 
+# Fails where an advisory names a pinned version, and where the database of advisories cannot be asked.
+audit: .venv/.installed
+	@test -x .tools/audit/bin/pip-audit || { $(BIN)/python -m venv .tools/audit && \
+		.tools/audit/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt pip-audit==2.10.1; }
+	@$(BIN)/python deploy/tools/audit.py
+
 # $(call generate,directory): write the code of every .proto below the directory.
 define generate
 PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I proto \
@@ -95,9 +102,9 @@ proto-check: .venv/.installed
 # After an upgrade in .venv: what is installed now becomes what everyone installs.
 constraints: .venv/.installed
 	{ echo '# Exact versions that veilsum is built and tested with, for `pip install -c constraints.txt`; `make constraints` writes it.'; \
-	  $(BIN)/python -m pip freeze --exclude-editable --exclude veilsum | sed 's/+cpu$$//'; } > constraints.new
+	  $(BIN)/python -m pip freeze --all --exclude-editable --exclude veilsum --exclude pip --exclude wheel | sed 's/+cpu$$//'; } > constraints.new
 	mv constraints.new constraints.txt
 
 clean:
-	rm -rf .venv .tools build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache veilsum-demo*
+	rm -rf .venv .tools audit build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache veilsum-demo*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

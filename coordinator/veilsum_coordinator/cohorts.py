@@ -22,8 +22,11 @@ class Cohorts:
         attempts: number of the last attempt, over all rounds.
     """
 
-    def __init__(self, study: Study, members: Members, waits: Waits, clock: Callable[[], int]) -> None:
+    def __init__(
+        self, study: Study, members: Members, waits: Waits, clock: Callable[[], int], steady: Callable[[], int]
+    ) -> None:
         self.attempts = 0
+        self._steady = steady  # what waits are measured by
         self._study, self._members, self._waits, self._clock = study, members, waits, clock
         self._strict: dict[frozenset[str], tuple[str, ...]] = {}  # cohort by who may be in it
 
@@ -53,7 +56,7 @@ class Cohorts:
         Raises:
             CohortError: they are too few, or others than before where the study allows one cohort only.
         """
-        now, members, privacy = self._clock(), self._members, self._study.privacy
+        now, members, privacy = self._steady(), self._members, self._study.privacy
         seats = members.seats
         names = tuple(
             name
@@ -71,5 +74,5 @@ class Cohorts:
             label,
             tuple((name, seats[name].nonce) for name in names),
             broadcast_digest(broadcast),
-            now + self._waits.contribute + self._waits.consent,
+            self._clock() + self._waits.contribute + self._waits.consent,
         )

@@ -25,14 +25,19 @@ from veilsum_privacy.driver_faults import DatabaseAwayError
 from veilsum_privacy.errors import HostileInput, RefusalCode, StateError, VeilsumError
 from veilsum_privacy.identity import Credentials, Label, Role, verify, verify_certificate
 from veilsum_privacy.ledger.receipts import SignedReceipt, countersign_again
+from veilsum_privacy.runtime.flood import caused_by
 from veilsum_privacy.runtime.logs import about
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.contribution import Slots
-from veilsum_privacy.securesum.roster import Enrolment
+from veilsum_privacy.securesum.roster import Enrolment, Roster
 from veilsum_privacy.study import Study, parse_study, study_digest
 from veilsum_proto import federation_pb2 as pb
 
 LOG = logging.getLogger("veilsum.coordinator")
+
+
+HEARD_SECONDS = 10
+"""How long it may stay unstored who has heard of a study's end."""
 
 
 @dataclass
@@ -64,7 +69,9 @@ class Hub:
         waits: Waits,
         clock: Callable[[], int],
         observer: Observer | None = None,
+        steady: Callable[[], int] | None = None,
     ) -> None:
+        self._steady = steady or clock  # what waits are measured by
         self.credentials, self.journal = credentials, journal
         self.changed = threading.Condition(threading.RLock())
         self.changes, self.stopping = 0, False
@@ -72,6 +79,10 @@ class Hub:
         self.sessions: dict[str, Session] = {}
         self._listeners: list[Callable[[], object]] = []
         self._logs: dict[bytes, StudyLog] = {}
+        self._running: dict[bytes, StudyEntry] = {}  # whose outcome is not stored
+        self._open: dict[str, dict[bytes, StudyEntry]] = {}  # by participant: that may have something to say to it yet
+        self._heard: dict[bytes, int] = {}  # studies over, since when it is not stored who has heard of their end
+        self._shown: dict[tuple[bytes, int], tuple[object, bytes]] = {}  # what is the same for all members, as last sent
         self._waits, self._clock, self._observer = waits, clock, observer
         self._restore()
 
@@ -85,9 +96,10 @@ class Hub:
             session = self.sessions.setdefault(name, Session(name))
             session.nonce, session.connected, session.last_seen = nonce, True, self._clock()
             session.serial += 1
-            for entry in self.studies.values():
+            for entry in self._open.get(name, {}).values():
                 entry.machine.connected(name, nonce)
-            LOG.info("%s opened its session", name, extra=about("session", participant=name))
+            extra = about("session", participant=name) | caused_by("sessions opened", name)
+            LOG.info("%s opened its session", name, extra=extra)
             return session.serial
 
     def disconnect(self, name: str, serial: int) -> None:
@@ -97,9 +109,10 @@ class Hub:
             if session.serial != serial:
                 return
             session.connected, session.last_seen = False, self._clock()
-            for entry in self.studies.values():
+            for entry in self._open.get(name, {}).values():
                 entry.machine.disconnected(name)
-            LOG.info("the session of %s ended", name, extra=about("session", participant=name))
+            extra = about("session", participant=name) | caused_by("sessions ended", name)
+            LOG.info("the session of %s ended", name, extra=extra)
 
     def renew(self, credentials: Credentials) -> None:
         """Prove and sign with renewed credentials from here on.
@@ -114,6 +127,7 @@ class Hub:
             self.journal.renew(credentials)
             former, self.credentials = self.credentials, credentials
             if former.signing_key.fingerprint != credentials.signing_key.fingerprint:
+                self._shown.clear()
                 for entry in self.studies.values():
                     current = entry.machine.round
                     if current is not None and current.countersigned is not None:
@@ -122,15 +136,21 @@ class Hub:
     def directives(self, name: str) -> list[pb.Directive]:
         """All directives open for a participant."""
         with self.changed:
-            return [directive for entry in self.studies.values() for directive in entry.machine.directives(name)]
+            entries = self._open.get(name, {})
+            for key in [key for key, entry in entries.items() if _nothing_more(entry.machine, name)]:
+                del entries[key]
+            told = [entry for key, entry in entries.items() if not (entry.machine.phase.over and key in self._running)]
+            return [directive for entry in told for directive in entry.machine.directives(name)]  # no end that is not stored
 
     def tick(self) -> None:
         """Act on deadlines in every study; wakes others only if something came of it."""
+        self._steady()
         if self.stopping:  # the sessions end because the process does
             return
         with self.changed:
-            before = [entry.machine.marks() for entry in self.studies.values()]
-            for entry in self.studies.values():
+            running = list(self._running.values())
+            before = [entry.machine.marks() for entry in running]
+            for entry in running:
                 try:
                     entry.machine.tick()
                 except VeilsumError as error:  # one study's fault must not stop the clock of the others
@@ -139,11 +159,16 @@ class Hub:
                     about_it = about("failed", study=entry.machine.study.name, digest=entry.machine.digest)
                     LOG.error("study %s: internal error", entry.machine.study.name, exc_info=error, extra=about_it)
                     entry.machine.fail("internal error at a deadline; the coordinator's log has it")
-            if before != [entry.machine.marks() for entry in self.studies.values()]:
+            if before != [entry.machine.marks() for entry in running]:
                 with self._change():
                     pass
             else:
+                waiting = len(self._running)
                 self._keep_outcomes()  # again, where the database was away
+                if len(self._running) < waiting:  # who waits for an end hears of it now
+                    with self._change():
+                        pass
+            self._keep_heard()
 
     # -- participants' messages --------------------------------------------------------------------------------------------
 
@@ -163,8 +188,8 @@ class Hub:
             if kind == pb.OBJECT_KIND_STUDY:
                 return entry.object.SerializeToString()
             if kind == pb.OBJECT_KIND_ROSTER and machine.roster is not None:
-                enrolments = [enrolment_message(member.enrolment) for member in machine.roster.members]
-                return pb.RosterObject(enrolments=enrolments).SerializeToString()
+                roster = machine.roster
+                return self._once(key, kind, roster, lambda: _roster_object(roster))
             if kind == pb.OBJECT_KIND_BOXES:
                 return pb.BoxesObject(boxes=[box_message(box) for box in machine.members.boxes_for(name)]).SerializeToString()
             current = machine.round
@@ -172,16 +197,22 @@ class Hub:
                 if kind == pb.OBJECT_KIND_BROADCAST:
                     return current.broadcast
                 if kind == pb.OBJECT_KIND_RECEIPTS and current.countersigned is not None:
-                    receipts = [receipt_message(item) for item in current.receipts()]
-                    shown = pb.ReceiptsObject(receipts=receipts, countersigned=receipt_message(current.countersigned))
-                    return shown.SerializeToString()
+                    word = current.countersigned
+                    return self._once(key, kind, word, lambda: _receipts_object(current, word))
                 if kind == pb.OBJECT_KIND_SUM and len(current.consents) == len(current.cohort):
                     return pb.SumObject(ciphertexts=current.sum).SerializeToString()
         raise HostileInput("There is no such object for the caller now.", "Wait for the next directive.")
 
+    def _once(self, key: bytes, kind: int, source: object, make: Callable[[], bytes]) -> bytes:
+        """What all members fetch of a study, put together for the first of them; ``source`` is what it is made of."""
+        known = self._shown.get((bytes(key), kind))
+        if known is None or known[0] is not source:
+            known = self._shown[bytes(key), kind] = source, make()
+        return known[1]
+
     def enrol(self, name: str, key: bytes, enrolment: Enrolment) -> None:
         """See :meth:`StudyMachine.enrol`."""
-        with self._change():
+        with self._change(key):
             self._entry(key).machine.enrol(name, enrolment)
 
     def refuse(
@@ -207,17 +238,17 @@ class Hub:
             first, *others = (RefusalCode(item) for item in (code, *more))
         except ValueError as error:
             raise HostileInput("A refusal's code is not in the fixed list.") from error
-        with self._change():
+        with self._change(key):
             self._entry(key).machine.refuse(name, first, number, attempt, others, answers)
 
     def seal(self, name: str, key: bytes, boxes: Sequence[Box]) -> None:
         """See :meth:`StudyMachine.seal`."""
-        with self._change():
+        with self._change(key):
             self._entry(key).machine.seal(name, boxes)
 
     def ready(self, name: str, key: bytes) -> None:
         """See :meth:`StudyMachine.ready`."""
-        with self._change():
+        with self._change(key):
             self._entry(key).machine.ready(name)
 
     def upload_status(self, name: str, key: bytes, attempt: int) -> tuple[int, bool]:
@@ -239,17 +270,17 @@ class Hub:
 
     def receipt(self, name: str, key: bytes, attempt: int, signed: SignedReceipt) -> None:
         """See :meth:`StudyMachine.receipt`."""
-        with self._change():
+        with self._change(key):
             self._entry(key).machine.receipt(name, attempt, signed)
 
     def consent(self, name: str, key: bytes, attempt: int, consent: bytes) -> None:
         """See :meth:`StudyMachine.consent`."""
-        with self._change():
+        with self._change(key):
             self._entry(key).machine.consent(name, attempt, consent)
 
     def decrypted(self, name: str, key: bytes, attempt: int, words: list[Slots]) -> None:
         """See :meth:`StudyMachine.decrypted`."""
-        with self._change():
+        with self._change(key):
             self._entry(key).machine.decrypted(name, attempt, words)
 
     def boxes_owed(self, name: str, key: bytes) -> int:
@@ -281,8 +312,11 @@ class Hub:
 
     def confirm(self, name: str, key: bytes, kind: pb.DirectiveKind.ValueType, number: int, attempt: int) -> None:
         """See :meth:`StudyMachine.confirm`."""
-        with self._change():
-            self._entry(key).machine.confirm(name, kind, number, attempt)
+        with self._change(key):
+            machine = self._entry(key).machine
+            machine.confirm(name, kind, number, attempt)
+            if machine.phase.over:
+                self._heard.setdefault(bytes(key), self._steady())
 
     def _mirrored(self, name: str, after: int) -> bytes:
         """A participant's own receipts in the mirror after an entry, for one that may have been restored from a backup."""
@@ -316,7 +350,7 @@ class Hub:
         key = study_digest(submitted.study)
         self.journal.add_study(key, submitted.SerializeToString(), analyst.name, now)
         with self._change():
-            self.studies[key] = StudyEntry(self._machine(study, key), submitted, analyst.name, now)
+            self._admit(key, StudyEntry(self._machine(study, key), submitted, analyst.name, now))
             self._logs[key] = StudyLog(self.studies[key].machine)
             fields = about("submitted", study=study.name, digest=key)
             LOG.info("study %s (%s) submitted by %s", study.name, key.hex()[:12], analyst.name, extra=fields)
@@ -340,31 +374,33 @@ class Hub:
     def status(self, key: bytes) -> pb.StudyStatus:
         """What is shown of a study."""
         with self.changed:
-            entry = self._entry(key)
-            return entry.outcome or study_status(entry)
+            return _shown(self._entry(key))
 
     def list(self) -> list[pb.StudyStatus]:
         """What is shown of all studies, oldest first."""
         with self.changed:
-            return [
-                entry.outcome or study_status(entry)
-                for entry in sorted(self.studies.values(), key=lambda entry: entry.submitted)
-            ]
+            return [_shown(entry) for entry in sorted(self.studies.values(), key=lambda entry: entry.submitted)]
 
     def abort(self, key: bytes, reason: str) -> None:
-        """Stop a study."""
-        with self._change():
+        """Stop a study; it is stopped for good once that is :meth:`stored`."""
+        with self._change(key):
             self._entry(key).machine.abort(reason)
+
+    def stored(self, key: bytes) -> bool:
+        """Whether a study's outcome is durable."""
+        with self.changed:
+            return self._entry(key).outcome is not None
 
     # -- the runner --------------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _change(self) -> Iterator[None]:
+    def _change(self, key: bytes | None = None) -> Iterator[None]:
+        """Under the lock, with a notification after; ``key``: of the only study that may change, None for any."""
         with self.changed:
             try:
                 yield
             finally:
-                for log in self._logs.values():
+                for log in list(self._logs.values()) if key is None else filter(None, [self._logs.get(bytes(key))]):
                     log.look()
                 self._keep_outcomes()
                 self.changes += 1
@@ -375,7 +411,7 @@ class Hub:
     @contextmanager
     def change(self, key: bytes) -> Iterator[StudyMachine]:
         """For the runner: the study's machine under the lock, with a notification after."""
-        with self._change():
+        with self._change(key):
             yield self._entry(key).machine
 
     def listen(self, listener: Callable[[], object]) -> None:
@@ -383,8 +419,8 @@ class Hub:
         self._listeners.append(listener)
 
     def _keep_outcomes(self) -> None:
-        for key, entry in self.studies.items():
-            if entry.machine.phase.over and entry.outcome is None:
+        for key, entry in list(self._running.items()):
+            if entry.machine.phase.over:
                 try:
                     self._keep_outcome(key, entry)
                 except DatabaseAwayError:  # whoever waits must hear of the change; a later tick tries again
@@ -392,8 +428,6 @@ class Hub:
                 except StateError as error:
                     if not self.stopping:
                         LOG.error("the outcome of study %s is not stored: %s", entry.machine.study.name, error)
-                else:
-                    self._logs.pop(key, None)
 
     def _keep_outcome(self, key: bytes, entry: StudyEntry) -> None:
         outcome = study_status(entry)
@@ -406,6 +440,30 @@ class Hub:
         )
         entry.outcome = outcome
         entry.machine.members.forget_boxes()
+        self._logs.pop(key, None)
+        self._running.pop(key, None)
+        for kind in (pb.OBJECT_KIND_ROSTER, pb.OBJECT_KIND_RECEIPTS):
+            self._shown.pop((key, kind), None)
+
+    def _admit(self, key: bytes, entry: StudyEntry) -> None:
+        self.studies[key] = self._running[key] = entry
+        for name in entry.machine.seats:
+            self._open.setdefault(name, {})[key] = entry
+
+    def _keep_heard(self) -> None:
+        """Store who has heard of a study's end, many at once: after a restart they are not told of it again."""
+        now = self._steady()
+        for key, since in list(self._heard.items()):
+            machine = self.studies[key].machine
+            if key in self._running or (
+                now - since < HEARD_SECONDS and not all(seat.ended for seat in machine.seats.values())
+            ):
+                continue
+            try:
+                self.journal.keep_progress(key, machine.progress(), None, sealed=False)
+            except StateError:  # a later tick tries again; nothing depends on it
+                return
+            del self._heard[key]
 
     def _machine(self, study: Study, key: bytes) -> StudyMachine:
         return StudyMachine(
@@ -416,6 +474,7 @@ class Hub:
             clock=self._clock,
             journal=self.journal,
             observer=self._observer,
+            steady=self._steady,
         )
 
     def _entry(self, key: bytes) -> StudyEntry:
@@ -436,10 +495,11 @@ class Hub:
             submitted, key = pb.StudyObject.FromString(row["object"]), row["digest"]
             machine = self._machine(parse_study(submitted.study), key)
             entry = StudyEntry(machine, submitted, row["analyst"], row["submitted"])
-            self.studies[key] = entry
+            self._admit(key, entry)
             if row["status"] is not None:
                 machine.phase, machine.reason = StudyPhase(row["phase"]), row["reason"]
                 entry.outcome = pb.StudyStatus.FromString(row["status"])
+                del self._running[key]
                 entry.results = list(entry.outcome.results)
                 machine.restore_seats(self.journal.kept_state(key))
                 continue
@@ -457,3 +517,29 @@ class Hub:
                 self._logs[key].catch_up()
                 where = about("restored", study=machine.study.name, digest=key)
                 LOG.info("study %s goes on (%s)", machine.study.name, machine.phase.value, extra=where)
+
+
+def _shown(entry: StudyEntry) -> pb.StudyStatus:
+    """What is shown of a study: no end that a crash could take back."""
+    if entry.outcome is not None:
+        return entry.outcome
+    shown, machine = study_status(entry), entry.machine
+    if machine.phase.over:
+        shown.phase = machine.former.value
+        shown.reason = f"{machine.phase.value}, which waits for the database: {machine.reason}".removesuffix(": ")
+    return shown
+
+
+def _nothing_more(machine: StudyMachine, name: str) -> bool:
+    """Whether a study will never again want anything of a participant."""
+    return machine.phase.over and machine.seats[name].ended
+
+
+def _roster_object(roster: Roster) -> bytes:
+    enrolments = [enrolment_message(member.enrolment) for member in roster.members]
+    return pb.RosterObject(enrolments=enrolments).SerializeToString()
+
+
+def _receipts_object(current: Round, countersigned: SignedReceipt) -> bytes:
+    receipts = [receipt_message(item) for item in current.receipts()]
+    return pb.ReceiptsObject(receipts=receipts, countersigned=receipt_message(countersigned)).SerializeToString()

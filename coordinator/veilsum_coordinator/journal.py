@@ -147,6 +147,8 @@ class SqlJournal:
         self._engine = engine
         self.mirror = mirror
         self.outage = outage or Outage()
+        # a file is on this machine; a server may be silent, which nobody who holds a lock may wait out
+        self._try = self.outage.attempt if engine.dialect.name == "sqlite" else self.outage.bounded
         self._idle = threading.Condition()
         self._writing, self._closed = 0, False
         migrate(engine, "veilsum_coordinator.migrations", "coordinator")
@@ -351,7 +353,7 @@ class SqlJournal:
 
     def _write(self, work: Callable[[Connection], Result]) -> Result:
         """One transaction of a caller that cannot wait."""
-        return self.outage.attempt(lambda: self._transact(work))
+        return self._try(lambda: self._transact(work))
 
     def _transact(self, work: Callable[[Connection], Result]) -> Result:
         with self._admitted(), transaction(self._engine) as connection:

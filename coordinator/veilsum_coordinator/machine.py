@@ -8,6 +8,7 @@ a reconnect loses nothing). Nothing here waits, sends or stores, except through 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from hmac import compare_digest
 from typing import Any
 
 from cryptography import x509
@@ -57,19 +58,21 @@ class StudyMachine:
         clock: Callable[[], int],
         journal: Journal,
         observer: Observer | None = None,
+        steady: Callable[[], int] | None = None,
     ) -> None:
+        self._steady = steady or clock  # what waits are measured by
         self.study, self.digest = study, digest
-        self.phase = StudyPhase.ENROLLING
+        self.phase = self.former = StudyPhase.ENROLLING  # and in which it ended
         self.reason = ""
         self.members = Members(study, digest, authority, clock)
         self.rounds: list[Round] = []
         self.refusals: list[tuple[str, str, int]] = []
         self._observer = observer or Observer()
-        self._cohorts = Cohorts(study, self.members, waits, clock)
+        self._cohorts = Cohorts(study, self.members, waits, clock, self._steady)
         self._numbers: dict[str, int] = {}  # of each member's last receipt that was shown
         self._waits, self._clock, self._journal = waits, clock, journal
         self._away: int | None = None  # since when a complete sum or a decision cannot be stored
-        self._deadline = min(clock() + waits.enrol, study.expires)
+        self._deadline = self._steady() + min(waits.enrol, study.expires - clock())
         self._saved = self._decided()
         self._unsaved = False  # whether a decision is not stored yet
         self._replay = Replay()
@@ -115,14 +118,14 @@ class StudyMachine:
         """The session ended; after the grace period a running attempt goes on without it."""
         seat = self.seats.get(name)
         if seat is not None:
-            seat.connected, seat.left_at = False, self._clock()
+            seat.connected, seat.left_at = False, self._steady()
 
     def tick(self) -> None:
         """Act on deadlines. Called often; idempotent."""
-        now = self._clock()
+        now = self._steady()
         if self.phase.over:
             return
-        if now >= self.study.expires:
+        if self._clock() >= self.study.expires:
             self.fail("the study expired")
         elif self.phase is StudyPhase.ENROLLING:
             if self.members.answered or now >= self._deadline:
@@ -225,7 +228,7 @@ class StudyMachine:
             self.fail(f"{count} of {len(self.seats)} enrolled, {needed} are needed ({codes})")
             return
         self.phase = StudyPhase.SEALING
-        self._deadline = self._clock() + self._waits.seal
+        self._deadline = self._steady() + self._waits.seal
 
     def seal(self, name: str, boxes: Sequence[Box]) -> None:
         """Take a member's boxes, complete or not at all.
@@ -238,7 +241,7 @@ class StudyMachine:
             raise HostileInput("Sealed boxes came outside the sealing phase.")
         self.members.seal(name, boxes, lambda: self._journal.keep_boxes(self.digest, name, boxes))
         if self.members.all_sealed():
-            self._deadline = self._clock() + self._waits.seal
+            self._deadline = self._steady() + self._waits.seal
 
     def ready(self, name: str) -> None:
         """A member opened all its boxes."""
@@ -260,6 +263,7 @@ class StudyMachine:
         members.replace_dealer()
         if members.all_sealed() and members.all_ready():
             self.phase = StudyPhase.RUNNING
+            members.forget_boxes()
 
     # -- rounds ------------------------------------------------------------------------------------------------------------
 
@@ -283,12 +287,10 @@ class StudyMachine:
         assignment = self._assign(len(self.rounds) + 1, label, broadcast, allowed)
         if assignment is None:
             return None
-        now = self._clock()
+        now, deadline = self._clock(), self._steady() + self._waits.contribute
         plan = self._plan(label, assignment)
         accumulator = Accumulator(plan.encoding, assignment.names)
-        current = Round(
-            len(self.rounds) + 1, label, broadcast, assignment, plan, accumulator, now, now + self._waits.contribute, allowed
-        )
+        current = Round(len(self.rounds) + 1, label, broadcast, assignment, plan, accumulator, now, deadline, allowed)
         if kept is not None:  # another attempt of a round that an earlier process began
             current.started, current.attempts = kept.start.started, kept.start.attempts + 1
             current.received = kept.start.received
@@ -319,7 +321,7 @@ class StudyMachine:
         if assignment is None:  # the study has failed, and the round with it
             return
         self._observer.attempted(reason)
-        current.retry(assignment, self._plan(current.label, assignment), self._clock() + self._waits.contribute)
+        current.retry(assignment, self._plan(current.label, assignment), self._steady() + self._waits.contribute)
 
     def _tick_round(self, current: Round, now: int) -> None:
         if current.phase is RoundPhase.CONTRIBUTING:
@@ -378,7 +380,7 @@ class StudyMachine:
             names = "; ".join(", ".join(signers) for signers in contexts.values())
             self.fail(f"the members signed different contexts ({names}): not all were asked for the same sum")
             return
-        now = self._clock()
+        now = self._steady()
         current.sum = current.sum or current.accumulator.serialise()
         certificates = {member.name: member.enrolment.certificate for member in self.members.fixed_roster().members}
         try:
@@ -404,8 +406,10 @@ class StudyMachine:
     def consent(self, name: str, attempt: int, consent: bytes) -> None:
         """Take a consent; with the last one the sum can be decrypted."""
         current = self.round
-        if current is not None and current.consents.get(name) == consent and current.assignment.attempt == attempt:
-            return
+        if current is not None and current.assignment.attempt == attempt:
+            known = current.consents.get(name)
+            if known is not None and compare_digest(known, consent):
+                return
         current = self._round_of(name, attempt, RoundPhase.CONSENTING)
         if len(consent) != SECRET_BYTES:
             raise HostileInput("A consent must have 32 bytes.")
@@ -417,7 +421,7 @@ class StudyMachine:
         if len(current.consents) == len(current.cohort):
             self._cohorts.consented(current.allowed, current.cohort)
             self._move(current, RoundPhase.DECRYPTING)
-            current.deadline = self._clock() + self._waits.decrypt
+            current.deadline = self._steady() + self._waits.decrypt
 
     def decrypted(self, name: str, attempt: int, words: list[Slots]) -> None:
         """Take one of two decryptions; unlike ones fail the round.
@@ -441,7 +445,7 @@ class StudyMachine:
         self._move(current, RoundPhase.RELEASED)
         current.finished = self._clock()
         current.answers, current.consents = {}, {}
-        current.drop()
+        current.forget()
         self._tell_released(*current.present, current.cohort)
 
     def _tell_released(self, number: int, attempt: int, cohort: Sequence[str]) -> None:
@@ -459,7 +463,7 @@ class StudyMachine:
         decided = self._decided()
         if self.phase.over or decided == self._saved:
             return
-        now, current, begun = self._clock(), self.round, None
+        now, current, begun = self._steady(), self.round, None
         if current is not None and decided[-2:] != self._saved[-2:]:
             begun = RoundStart(current.assignment, current.allowed, current.attempts, current.started, current.received)
         try:
@@ -500,7 +504,7 @@ class StudyMachine:
         Raises:
             VeilsumError: what was kept does not verify.
         """
-        now, state = self._clock(), kept.state
+        now, state = self._steady(), kept.state
         if kept.numbers and not state:
             raise StateError("an older version left the study in the middle of its rounds", "Submit it again.")
         self.refusals = [(name, code, number) for name, code, number in state.get("refusals", ())]
@@ -511,7 +515,8 @@ class StudyMachine:
             seat.left_at = now + max(0, RETURN_SECONDS - self._waits.grace)
             seat.ready = self.phase is StudyPhase.RUNNING and seat.active
         if self.phase is StudyPhase.ENROLLING:
-            self._deadline = min(max(submitted + self._waits.enrol, now + RETURN_SECONDS), self.study.expires)
+            left = max(submitted + self._waits.enrol - self._clock(), RETURN_SECONDS)
+            self._deadline = now + min(left, self.study.expires - self._clock())
         else:
             self._deadline = now + max(self._waits.seal, RETURN_SECONDS)
         self._numbers = dict(kept.numbers)
@@ -541,7 +546,7 @@ class StudyMachine:
     @property
     def returning(self) -> bool:
         """Whether a round should wait for members that have not dialled again since the coordinator was restarted."""
-        now = self._clock()
+        now = self._steady()
         return not self.phase.over and any(
             seat.active and not seat.nonce and not self._absent(name, now) for name, seat in self.seats.items()
         )
@@ -569,7 +574,7 @@ class StudyMachine:
 
     def _go_on(self, start: RoundStart, total: KeptSum, broadcast: bytes) -> Round:
         """Go on consenting to a sum that an earlier process made durable, with the consents that came."""
-        deadline = self._clock() + self._waits.contribute
+        deadline = self._steady() + self._waits.contribute
         current = summed_round(self.study, start, total, len(self.members.fixed_roster().members), broadcast, deadline)
         self.rounds.append(current)
         self._observer.moved(self.study, current)
@@ -599,7 +604,7 @@ class StudyMachine:
     def finish(self) -> None:
         """The method returned; a study that was stopped meanwhile stays stopped."""
         if not self.phase.over:
-            self.phase = StudyPhase.FINISHED
+            self.former, self.phase = self.phase, StudyPhase.FINISHED
 
     def abort(self, reason: str) -> None:
         """An analyst or operator stops the study."""
@@ -612,7 +617,7 @@ class StudyMachine:
     def _end(self, phase: StudyPhase, reason: str) -> None:
         if self.phase.over:
             return
-        self.phase, self.reason = phase, reason
+        self.former, self.phase, self.reason = self.phase, phase, reason
         if (current := self.round) is not None:
             self._move(current, RoundPhase.FAILED)
         if self.rounds:

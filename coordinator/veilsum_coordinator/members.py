@@ -154,7 +154,8 @@ class Members:
 
     def all_sealed(self) -> bool:
         """Whether every live member delivered its boxes."""
-        return all(self.seats[name].boxes is not None for name in self.live())
+        seats = self.seats  # asked for each member at each change, so it stops at the first that owes its boxes
+        return all(seats[name].boxes is not None or not seats[name].active for name in self.fixed_roster().names)
 
     def all_ready(self) -> bool:
         """Whether every live member opened its boxes."""
@@ -207,10 +208,10 @@ class Members:
     def boxes_for(self, name: str) -> list[Box]:
         """All boxes for one member."""
         return [
-            box
+            seat.boxes[name, purpose]
             for seat in self.seats.values()
-            for (recipient, purpose), box in (seat.boxes or {}).items()
-            if recipient == name and (purpose is Purpose.PAIR_SEED or seat.name == self.dealer)
+            for purpose in (Purpose if seat.name == self.dealer else (Purpose.PAIR_SEED,))
+            if seat.boxes and (name, purpose) in seat.boxes
         ]
 
     def forget_boxes(self) -> None:

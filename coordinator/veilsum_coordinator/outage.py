@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from veilsum_coordinator.fencing import FencedError
+from veilsum_coordinator.writing import Writer
 from veilsum_privacy.driver_faults import DatabaseAwayError
 from veilsum_privacy.runtime.logs import about
 
@@ -24,6 +26,12 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
 
 REST_SECONDS = 0.5
 """After a failed try, others that cannot wait are answered without one for so long, or twice as long as it took."""
+
+HOLD_SECONDS, HOLD_AWAY_SECONDS = 1.0, 0.05
+"""How long one who holds a lock waits for an answer, at first and while the server is known to be away."""
+
+REPEAT_SECONDS = 60.0
+"""How often the log says that the server is still away."""
 
 CALL_SECONDS = 45.0
 """How long a peer's call may wait: less than its own deadline of 60 s."""
@@ -36,18 +44,37 @@ class Outage:
 
     Args:
         seconds: how long to wait at most before what needs the database fails.
+
+    Attributes:
+        stopping: set when nobody shall wait any longer.
     """
 
     def __init__(self, seconds: float = 600.0) -> None:
         self.seconds = seconds
         self._lock = threading.Lock()
         self._since: float | None = None
-        self._rest = 0.0
-        self._stopping = threading.Event()
+        self._rest, self._told = 0.0, 0.0
+        self.stopping = threading.Event()
+        self._writer = Writer(self._passed)
+
+    @property
+    def away(self) -> bool:
+        """Whether the last try failed."""
+        return self._since is not None
 
     def stop(self) -> None:
         """Let nobody wait any longer: the process is about to end."""
-        self._stopping.set()
+        self.stopping.set()
+
+    def bounded(self, work: Callable[[], Result]) -> Result:
+        """The same as :meth:`attempt`, for who holds a lock that others need: it waits a second at most.
+
+        A silent server's transaction goes on beside it. What it then comes to is found when the caller comes again.
+
+        Raises:
+            DatabaseAwayError: the server is away, or silent.
+        """
+        return self.attempt(lambda: self._writer.run(work, HOLD_AWAY_SECONDS if self.away else HOLD_SECONDS))
 
     def attempt(self, work: Callable[[], Result], *, waiting: bool = False) -> Result:
         """Do ``work`` once; at once refused shortly after a failed try, so that a silent server holds up no lock.
@@ -86,8 +113,10 @@ class Outage:
         while True:
             try:
                 return self.attempt(work, waiting=True)
+            except FencedError:
+                raise
             except DatabaseAwayError:
-                if time.monotonic() >= end or self._stopping.wait(pause):
+                if time.monotonic() >= end or self.stopping.wait(pause):
                     raise
             pause = min(2 * pause, LONGEST_PAUSE)
 
@@ -101,22 +130,31 @@ class Outage:
         while True:
             try:
                 return await asyncio.to_thread(self.attempt, work, waiting=True)
+            except FencedError:
+                raise
             except DatabaseAwayError:
-                if time.monotonic() >= end or self._stopping.is_set():
+                if time.monotonic() >= end or self.stopping.is_set():
                     raise
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def _failed(self, error: DatabaseAwayError, start: float) -> None:
+        if isinstance(error, FencedError):  # the database is there, for somebody else
+            return
         now = time.monotonic()
         with self._lock:
             first = self._since is None
-            self._since = start if self._since is None else self._since
+            since = self._since = start if self._since is None else self._since
             self._rest = now + max(REST_SECONDS, 2 * (now - start))
+            again = not first and now - self._told >= REPEAT_SECONDS
+            if first or again:
+                self._told = now
         if first:
             LOG.warning(
                 "the database is away, what needs it waits up to %.0f s: %s", self.seconds, error, extra=about("database")
             )
+        elif again:
+            LOG.warning("the database is still away after %.0f s: %s", now - since, error, extra=about("database"))
 
     def _passed(self) -> None:
         with self._lock:

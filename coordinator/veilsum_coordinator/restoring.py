@@ -169,6 +169,7 @@ def dump_seats(seats: Mapping[str, Seat]) -> dict[str, Any]:
             "excuses": seat.excuses,
             "give_up": sorted(seat.give_up),
             "released": sorted(seat.released),
+            "ended": seat.ended,
         }
         if filled := {key: value for key, value in values.items() if value}:
             kept[name] = filled
@@ -180,6 +181,6 @@ def load_seats(seats: Mapping[str, Seat], kept: Mapping[str, Any]) -> None:
     for name, values in kept.items():
         seat = seats[name]
         seat.refusal, seat.gone = values.get("refusal", ""), values.get("gone", False)
-        seat.excuses = values.get("excuses", 0)
+        seat.excuses, seat.ended = values.get("excuses", 0), values.get("ended", False)
         seat.give_up = {(number, attempt) for number, attempt in values.get("give_up", ())}
         seat.released = {(number, attempt) for number, attempt in values.get("released", ())}

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain, islice
 
 import numpy as np
 
@@ -114,6 +115,12 @@ class Round:
         self.sum, self.broadcast = [], b""
         self.accumulator.drop()
 
+    def forget(self) -> None:
+        """Forget who sent what of a released round as well: with many members it is as much as the rest."""
+        self.drop()
+        self.received, self.countersigned = self.bytes_received, None
+        self.accumulator.uploads = {}
+
     def receipt(self, name: str, signed: SignedReceipt, roster: Roster, study: Study, key: bytes, last: int) -> None:
         """Take the receipt that ends an upload.
 
@@ -168,10 +175,9 @@ class Round:
 
     def decryptors(self, connected: Sequence[str]) -> tuple[str, ...]:
         """Who is asked to decrypt: members that answered, then connected ones, two in all; fewer if none are left."""
-        able = [name for name in self.cohort if name not in self.unable]
-        answered = [name for name in able if name in self.answers]
-        waiting = [name for name in able if name not in self.answers and name in connected]
-        return tuple((answered + waiting)[:DECRYPTORS])
+        answered = [name for name in self.cohort if name in self.answers and name not in self.unable]
+        waiting = (name for name in self.cohort if name in connected and name not in self.unable and name not in self.answers)
+        return tuple(islice(chain(answered, waiting), DECRYPTORS))
 
     def decrypted(self, name: str, words: list[Slots]) -> bool:
         """Take one decryption; returns whether there are two.

@@ -10,6 +10,7 @@ import logging
 import math
 import shutil
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,8 @@ from veilsum_coordinator.methods.checkpoints import checkpoint_result
 from veilsum_coordinator.released_models import find_released
 from veilsum_coordinator.rounds import Round, RoundPhase
 from veilsum_coordinator.status import spent_epsilon
-from veilsum_privacy.errors import HostileInput, VeilsumError
-from veilsum_privacy.results import checkpoint_directory, save_result
+from veilsum_privacy.errors import HostileInput, StateError, VeilsumError
+from veilsum_privacy.results import Result, checkpoint_directory, remove_partial, save_result
 from veilsum_privacy.runtime.logs import about
 from veilsum_privacy.securesum.context import RoundPlan, broadcast_digest, encode_broadcast, plan_round
 from veilsum_privacy.securesum.contribution import Integers, open_sum
@@ -34,6 +35,9 @@ from veilsum_privacy.study import Study
 from veilsum_privacy.tasks import build_declared, grid_unit
 
 LOG = logging.getLogger("veilsum.coordinator")
+
+RESULT_PAUSE = 1.0
+"""Seconds between two tries to write a result."""
 
 MOST_CHECKPOINTS = 3
 """Intermediate models of a study that are kept, the newest ones."""
@@ -205,7 +209,12 @@ class HubFederation:
             "delta": study.privacy.delta,
         }
         directory = checkpoint_directory(self._results, self._key, self._round)
-        save_result(directory, checkpoint_result(self, arrays, summary), study=about)
+        try:
+            save_result(directory, checkpoint_result(self, arrays, summary), study=about)
+        except StateError as error:  # the study does without it; the next one may find room
+            LOG.warning("study %s: no checkpoint after round %d: %s", study.name, self._round, error)
+            shutil.rmtree(directory, ignore_errors=True)
+            return
         for old in sorted(directory.parent.iterdir())[:-MOST_CHECKPOINTS]:
             shutil.rmtree(old)
 
@@ -224,7 +233,7 @@ def run_study(hub: Hub, key: bytes, federation: Federation, results: Path) -> No
         result = get_method(study.method).run(federation)
         hub.studies[key].machine.check_replayed()
         directory = results / key.hex()
-        save_result(directory, result, study={"name": study.name, "digest": key.hex(), "method": study.method})
+        _save(hub, study, directory, result)
         hub.studies[key].results = sorted(path.name for path in directory.iterdir() if path.is_file())
         with hub.change(key) as machine:
             machine.finish()
@@ -237,6 +246,27 @@ def run_study(hub: Hub, key: bytes, federation: Federation, results: Path) -> No
         LOG.error("study %s: internal error", study.name, exc_info=error, extra=about("failed", study=study.name, digest=key))
         with hub.change(key) as machine:
             machine.fail("internal error in the method; the coordinator's log has it")
+
+
+def _save(hub: Hub, study: Study, directory: Path, result: Result) -> None:
+    """Write a result. Its releases are paid for, so a folder that takes nothing is waited for as long as the database is.
+
+    Raises:
+        StateError: it took nothing all that time, or the coordinator is stopping.
+    """
+    end, told = time.monotonic() + hub.journal.outage.seconds, False
+    while True:
+        try:
+            save_result(directory, result, study={"name": study.name, "digest": directory.name, "method": study.method})
+        except StateError as error:
+            if hub.stopping or time.monotonic() >= end:
+                raise
+            if not told:
+                LOG.error("study %s: %s; tried again for up to %.0f s", study.name, error, hub.journal.outage.seconds)
+            told = True
+            time.sleep(RESULT_PAUSE)
+        else:
+            return
 
 
 class Supervisor:
@@ -252,6 +282,7 @@ class Supervisor:
 
     def start(self) -> None:
         """Start ticking."""
+        remove_partial(self._results)
         self._thread.start()
 
     def stop(self) -> None:

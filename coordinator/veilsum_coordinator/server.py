@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -15,6 +16,7 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
 from veilsum_coordinator.certificates import POLL_SECONDS, Certificates
+from veilsum_coordinator.fencing import Fence, FencedError
 from veilsum_coordinator.hub import Hub
 from veilsum_coordinator.journal import SqlJournal
 from veilsum_coordinator.metrics import Metrics
@@ -25,8 +27,10 @@ from veilsum_coordinator.service.guard import Guard, Intake
 from veilsum_coordinator.service.studies import Studies
 from veilsum_coordinator.settings import CoordinatorConfig
 from veilsum_privacy.database import answers, open_database
-from veilsum_privacy.errors import ConfigurationError
+from veilsum_privacy.driver_faults import DatabaseAwayError
+from veilsum_privacy.errors import ConfigurationError, StateError
 from veilsum_privacy.identity import Role, load_credentials
+from veilsum_privacy.identity.tls import load_server_pair
 from veilsum_privacy.ledger.metrics import read_mirror
 from veilsum_privacy.ledger.mirror import Mirror
 from veilsum_privacy.overrides import set_variables
@@ -35,6 +39,7 @@ from veilsum_privacy.runtime.hardening import allow_files
 from veilsum_privacy.runtime.logs import about
 from veilsum_privacy.runtime.monitoring import Heartbeat, MetricsServer
 from veilsum_privacy.runtime.refreshing import Refreshed
+from veilsum_privacy.runtime.steady import RETURN_SECONDS, SteadyClock
 from veilsum_proto import MAX_MESSAGE_BYTES, PACKAGE, SERVICES
 from veilsum_proto.federation_pb2_grpc import add_CoordinationServicer_to_server, add_StudiesServicer_to_server
 from veilsum_proto.transport import require_tls13
@@ -54,6 +59,10 @@ MOST_CONNECTIONS = 2048
 HANDSHAKE_SECONDS = 20.0
 """How long who connects may take to show a certificate."""
 
+IDLE_SECONDS = 60.0
+"""How long a connection without an open call is kept: a participant always has one, and a peer's calls are bounded, so that
+nobody can hold every connection with a certificate. Who calls again dials again by itself."""
+
 
 def now() -> int:
     """Unix seconds."""
@@ -69,8 +78,11 @@ def server_options(config: CoordinatorConfig) -> list[tuple[str, int]]:
         ("grpc.max_metadata_size", 16 * 1024),
         ("grpc.keepalive_time_ms", 20_000),
         ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.http2.ping_timeout_ms", 30_000),  # a minute by default; a slow uplink that is full may take some seconds
+        ("grpc.keepalive_permit_without_calls", 1),  # else a client that is between two calls is cut off for its pings
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
         ("grpc.so_reuseport", 0),
+        ("grpc.max_connection_idle_ms", int(IDLE_SECONDS * 1000)),
         ("grpc.max_allowed_incoming_connections", allow_files(MOST_CONNECTIONS)),
         ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_SECONDS * 1000)),
     ]
@@ -80,7 +92,6 @@ class CoordinatorServer:
     """A coordinator: :meth:`run` serves until it is told to stop.
 
     Attributes:
-        hub: its state, with the credentials that are in use.
         metrics_address: where the metrics are served; empty before and without.
     """
 
@@ -93,20 +104,74 @@ class CoordinatorServer:
             self._endpoint = MetricsServer(
                 self.metrics.registry, config.metrics, ready=self._not_ready, alive=self._heartbeat.alive
             )
-        credentials = load_credentials(config.identity, clock(), Role.COORDINATOR)
+        self._credentials = load_credentials(config.identity, clock(), Role.COORDINATOR)
+        if config.tls is not None:  # what is wrong with it is better known before the database is waited for
+            load_server_pair(config.tls.certificate, config.tls.key, clock())
+        self._outage = Outage(config.waits.database)
+        party = f"coordinator {self._credentials.identity.name}"
+        self._fence = Fence(config.database_place, party, clock)
+        self._hub: Hub | None = None
+
+    @property
+    def hub(self) -> Hub:
+        """The coordinator's state.
+
+        Raises:
+            StateError: its database is not open yet.
+        """
+        if self._hub is None:
+            raise StateError("The coordinator has not opened its database yet.", "Wait until it serves.")
+        return self._hub
+
+    def open(self) -> None:
+        """Take the database for this process alone and load what it holds; waits for a server that is away.
+
+        Raises:
+            HeldError: another coordinator runs on it.
+            StateError: the server did not answer in time, or the database is not in order.
+        """
+        try:
+            self._outage.wait(self._open)
+        except FencedError:
+            self._fence.release()
+            raise
+        except DatabaseAwayError as error:
+            self._fence.release()
+            raise StateError(
+                f"The database did not answer within {self._config.waits.database} s: {error.message}",
+                "Check that it runs, its URL and its password, then start the coordinator again.",
+            ) from error
+        except BaseException:
+            self._fence.release()
+            raise
+
+    def _open(self) -> None:
+        """Open it, or leave it as if this had not been tried: the next try begins anew."""
+        config, clock = self._config, self._clock
         config.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._fence.hold(self._outage.stopping)
         engine = open_database(config.database_place)
-        mirror = Mirror(engine, credentials=credentials, clock=clock, random=SYSTEM_RANDOM)
-        journal = SqlJournal(engine, mirror, Outage(config.waits.database))
-        self.hub = Hub(credentials, journal, waits=config.waits, clock=clock, observer=self.metrics)
+        try:
+            self._fence.claim(engine)
+            mirror = Mirror(engine, credentials=self._credentials, clock=clock, random=SYSTEM_RANDOM)
+            journal = SqlJournal(engine, mirror, self._outage)
+            steady = SteadyClock(clock, LOG, rest=RETURN_SECONDS) if clock is now else clock  # a test moves its own
+            hub = Hub(self._credentials, journal, waits=config.waits, clock=clock, observer=self.metrics, steady=steady)
+        except BaseException:
+            engine.dispose()
+            raise
+        self._fence.listen(lambda: setattr(hub, "stopping", True))  # so that no study is failed for it
         self._database = Refreshed(lambda: answers(engine), "database", seconds=1.0)
-        self._certificates = Certificates(config, self.hub, clock)
-        self.metrics.watch(self.hub, Refreshed(lambda: read_mirror(engine), "mirror"), lambda: self._certificates.tls_end)
+        self._certificates = Certificates(config, hub, clock)
+        self.metrics.watch(hub, Refreshed(lambda: read_mirror(engine), "mirror"), lambda: self._certificates.tls_end)
+        self._hub = hub
 
     def _not_ready(self) -> str:
         """Why nobody should be sent here now, in a word."""
+        if self._hub is None:
+            return "database" if self._outage.away else "starting"
         if not self._serving:
-            return "stopping" if self.hub.stopping else "starting"
+            return "stopping" if self._hub.stopping else "starting"
         self._database.get()
         return "database" if self._database.failed else ""
 
@@ -129,7 +194,43 @@ class CoordinatorServer:
 
         Raises:
             ConfigurationError: the address cannot be listened on.
+            HeldError: another coordinator runs on the database.
+            FencedError: another coordinator has taken the database over.
+            StateError: the database did not answer in time, or is not in order.
         """
+        if self._endpoint is not None:
+            self.metrics_address = self._endpoint.start()
+            LOG.info("metrics are served on %s", self.metrics_address)
+        beating = asyncio.create_task(self._beat())
+        try:
+            if await self._opened(stop):
+                loop = asyncio.get_running_loop()
+                self._fence.listen(lambda: None if loop.is_closed() else loop.call_soon_threadsafe(stop.set))
+                await self._serve(stop, on_ready)
+        finally:
+            beating.cancel()
+            if self._endpoint is not None:
+                self._endpoint.stop()
+        if self._fence.lost:
+            raise self._fence.error()
+
+    async def _opened(self, stop: asyncio.Event) -> bool:
+        """Open the database in a thread; False where the process was told to stop before that was done."""
+        opening = asyncio.create_task(asyncio.to_thread(self.open))
+        told = asyncio.create_task(stop.wait())
+        await asyncio.wait({opening, told}, return_when=asyncio.FIRST_COMPLETED)
+        told.cancel()
+        if not opening.done():
+            LOG.info("stopping before the database was open", extra=about("stopping"))
+            self._outage.stop()
+            with contextlib.suppress(StateError):
+                await opening
+            self._fence.release()
+            return False
+        await opening
+        return True
+
+    async def _serve(self, stop: asyncio.Event, on_ready: Callable[[str], None] | None) -> None:
         config, credentials = self._config, self.hub.credentials
         guard = Guard(credentials, self._clock, self.metrics)
         intake = Intake(guard, PACKAGE, config.max_peer_streams)
@@ -145,12 +246,10 @@ class CoordinatorServer:
         try:
             port = server.add_secure_port(config.listen, self._certificates.server_credentials())
         except RuntimeError as error:
+            self._close(0.0)
             raise ConfigurationError(
                 f"The coordinator cannot listen on {config.listen}.", "Choose a free port, or 0 to let the system choose."
             ) from error
-        if self._endpoint is not None:
-            self.metrics_address = self._endpoint.start()
-            LOG.info("metrics are served on %s", self.metrics_address)
         await server.start()
         for service in ("", *SERVICES):
             await health.set(service, health_pb2.HealthCheckResponse.SERVING)
@@ -162,7 +261,7 @@ class CoordinatorServer:
             partial = config.ready_file.with_suffix(".partial")
             partial.write_text(address)
             os.replace(partial, config.ready_file)
-        self._serving, beating = True, asyncio.create_task(self._beat())
+        self._serving = True
         renewing = asyncio.create_task(self._renew())
         if on_ready is not None:
             on_ready(address)
@@ -170,7 +269,6 @@ class CoordinatorServer:
             await stop.wait()
         finally:
             self._serving = False
-            beating.cancel()
             renewing.cancel()
             await self._stop(server, health, sessions, supervisor)
 
@@ -185,11 +283,14 @@ class CoordinatorServer:
         sessions.close()
         await server.stop(grace=CALLS_SECONDS)
         await asyncio.to_thread(supervisor.stop)
-        if not await asyncio.to_thread(self.hub.journal.close, WRITES_SECONDS):
-            LOG.error("the database did not answer; what was being written is not known to be stored", extra=about("stopped"))
-        if self._endpoint is not None:
-            self._endpoint.stop()
+        await asyncio.to_thread(self._close, WRITES_SECONDS)
         LOG.info("stopped", extra=about("stopped"))
+
+    def _close(self, seconds: float) -> None:
+        """Let what is being written end, then let another coordinator begin."""
+        if not self.hub.journal.close(seconds):
+            LOG.error("the database did not answer; what was being written is not known to be stored", extra=about("stopped"))
+        self._fence.release()
 
 
 def serve(config: CoordinatorConfig) -> None:

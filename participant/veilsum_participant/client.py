@@ -15,21 +15,25 @@ from sqlalchemy import Engine
 
 from veilsum_participant.channel import GrpcChannel, open_channel
 from veilsum_participant.config import ParticipantConfig
-from veilsum_participant.connection import explain
+from veilsum_participant.connection import explain, spread
 from veilsum_participant.core import ParticipantCore
 from veilsum_participant.monitoring import monitored
+from veilsum_participant.patience import REFUSING_SECONDS, StoreWatch, patience, patiently
 from veilsum_participant.renewing import OwnCertificate
 from veilsum_participant.route import unused_proxy_variables
 from veilsum_participant.site import Site, check_key
 from veilsum_participant.store import create_tables
 from veilsum_participant.workers import Workers
-from veilsum_privacy.database import open_database, reading, transaction
+from veilsum_privacy.database import open_database, reading, transaction, write_fault
+from veilsum_privacy.driver_faults import DatabaseAwayError
 from veilsum_privacy.errors import ConfigurationError, HostileInput, StateError, VeilsumError
+from veilsum_privacy.holding import StateLock
 from veilsum_privacy.identity import Credentials, Role, load_credentials
 from veilsum_privacy.ledger import Ledger
 from veilsum_privacy.overrides import set_variables
 from veilsum_privacy.randomness import SYSTEM_RANDOM
 from veilsum_privacy.runtime.logs import about
+from veilsum_privacy.runtime.steady import RETURN_SECONDS, SteadyClock
 from veilsum_proto import federation_pb2 as pb
 
 LOG = logging.getLogger("veilsum.participant")
@@ -68,7 +72,8 @@ def open_site(config: ParticipantConfig, *, clock: Callable[[], int] = now, same
                 ledger.set_budget(
                     connection, population, epsilon, budget.delta, reason="first budget", operator="participant.toml"
                 )
-    return Site(config, credentials, engine, ledger, clock, SYSTEM_RANDOM)
+    steady = SteadyClock(clock, LOG, rest=RETURN_SECONDS) if clock is now else clock  # a test moves its own
+    return Site(config, credentials, engine, ledger, clock, SYSTEM_RANDOM, elapsed=steady)
 
 
 def open_ledger(engine: Engine, credentials: Credentials, clock: Callable[[], int], *, same_key: bool = False) -> Ledger:
@@ -90,14 +95,16 @@ class Client:
     def __init__(self, site: Site) -> None:
         self.core = ParticipantCore(site)
         self._site = site
+        site.patience = REFUSING_SECONDS
         self._stopping, self._ended = threading.Event(), threading.Event()
         self._channel: grpc.Channel | None = None
         self._inbox: queue.Queue[pb.Directive | Exception | None] = queue.Queue(maxsize=WAITING)
         self._opened = False
         self._caught_up = False
-        self._started = site.clock()
+        self._started = site.steady()
         self._told: set[bytes] = set()
         self._certificate = OwnCertificate(site)
+        self._store = StoreWatch(site.engine)
         self._anew = False
 
     def stop(self) -> None:
@@ -140,6 +147,8 @@ class Client:
                 LOG.warning("session to %s ended: %s", where, self._explained(error), extra=about("session"))
             except (HostileInput, ValueError) as error:  # a closed channel raises ValueError
                 LOG.warning("session to %s ended: %s", self._site.config.coordinator, error, extra=about("session"))
+            except DatabaseAwayError as error:  # the site's own; nothing is answered meanwhile
+                LOG.warning("no session to %s: %s", self._site.config.coordinator, error, extra=about("session"))
             except StateError:
                 raise
             except ConfigurationError as error:  # a file that the route needs, which was there at the start
@@ -148,7 +157,7 @@ class Client:
                 LOG.error("session to %s ended: internal error", self._site.config.coordinator, exc_info=error)
             if self._opened:
                 pause = FIRST_BACKOFF
-            self._idle(pause)
+            self._idle(spread(pause, self._site.random))
             pause = min(2 * pause, LONGEST_BACKOFF)
 
     def _explained(self, error: grpc.RpcError) -> str:
@@ -188,13 +197,15 @@ class Client:
             self._told.clear()
             inbox = self._inbox = queue.Queue(maxsize=WAITING)
             reader = threading.Thread(target=_read, args=(channel.work(self._site.nonce), inbox), daemon=True)
-            workers = Workers(lambda directive: self._answer(directive, channel), inbox.put)
+            over = threading.Event()
+            workers = Workers(lambda directive: self._answer(directive, channel, over), inbox.put)
             reader.start()
             self._site.observer.session_opened(channel.report)
             try:
                 self._serve(inbox, workers, channel)
             finally:
                 self._site.observer.session_ended()
+                over.set()
                 workers.stop()
                 if self._stopping.is_set():
                     workers.end_within(ANSWER_SECONDS)  # a consent that was paid for should still reach the coordinator
@@ -214,6 +225,8 @@ class Client:
             if not isinstance(error, grpc.Call) or error.code() not in unknown:
                 raise
             self.core.without_mirror(channel.coordinator, "it does not know them")
+        except DatabaseAwayError:
+            raise
         except StateError as error:  # no directive is answered before this is done; the next session tries again
             raise RuntimeError("what the coordinator's mirror shows cannot be kept") from error
         self._caught_up = True
@@ -253,9 +266,13 @@ class Client:
             while True:
                 inbox.get_nowait()
 
-    def _answer(self, directive: pb.Directive, channel: GrpcChannel) -> None:
+    def _answer(self, directive: pb.Directive, channel: GrpcChannel, over: threading.Event) -> None:
         try:
-            self.core.handle(directive, channel)
+            try:
+                patiently(lambda: self.core.handle(directive, channel), patience(directive.kind), over)
+            except DatabaseAwayError as error:
+                if not over.is_set():
+                    self.core.unable(directive, error, channel)
         except grpc.RpcError as error:
             stale = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.OUT_OF_RANGE)
             if not isinstance(error, grpc.Call) or error.code() not in stale:
@@ -268,7 +285,8 @@ class Client:
         try:
             decided = [directive for directive in self.core.decided() if directive.study not in self._told]
         except VeilsumError as error:
-            LOG.error("cannot read the operator's decisions: %s", error)
+            if not write_fault(self._site.engine):  # which is told once, and not every second
+                LOG.error("cannot read the operator's decisions: %s", error)
             return
         for directive in decided:
             self._told.add(directive.study)
@@ -276,14 +294,17 @@ class Client:
 
     def _expire(self) -> None:
         self._site.observer.turned()
+        self._site.steady()
+        self._store.look()
         # A site restored from a backup must first hear what it consented to: freeing that would be wrong. A coordinator that
         # stays away must not hold reservations for ever either; what was freed in error is charged once it is back.
-        if not self._caught_up and self._site.clock() - self._started < CATCH_UP_SECONDS:
+        if not self._caught_up and self._site.steady() - self._started < CATCH_UP_SECONDS:
             return
         try:
             self.core.expire()
         except VeilsumError as error:
-            LOG.error("cannot act on deadlines: %s", error)
+            if not write_fault(self._site.engine):  # which is told once, and not every second
+                LOG.error("cannot act on deadlines: %s", error)
 
 
 def _read(directives: Iterator[pb.Directive], inbox: queue.Queue[pb.Directive | Exception | None]) -> None:
@@ -304,6 +325,9 @@ def run_participant(config: ParticipantConfig) -> None:
     if given := set_variables():
         LOG.info("the environment sets %s", ", ".join(given))
     LOG.info("the coordinator is dialled at %s", way)
+    identity = load_credentials(config.identity, now(), Role.PARTICIPANT).identity
+    lock = StateLock(config.state, f"participant {identity.name}")
+    lock.hold("Stop it first: two processes on one ledger would be two sites to the federation.", LOG)
     client = Client(open_site(config, same_key=True))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: threading.Thread(target=client.stop, daemon=True).start())
@@ -311,4 +335,5 @@ def run_participant(config: ParticipantConfig) -> None:
     with contextlib.suppress(KeyboardInterrupt), monitored(client.core.site):
         client.run()
     client.core.site.engine.dispose()
+    lock.release()
     LOG.info("stopped", extra=about("stopped"))

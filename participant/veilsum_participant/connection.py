@@ -19,10 +19,10 @@ from veilsum_privacy.errors import Misuse, StateError, VeilsumError
 from veilsum_privacy.identity import Credentials
 from veilsum_privacy.identity.files import read_file
 from veilsum_privacy.identity.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
-from veilsum_privacy.randomness import SYSTEM_RANDOM
+from veilsum_privacy.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_privacy.runtime.logs import printable
 
-__all__ = ["Greeting", "UnreachableError", "explain", "hello", "probe_tcp", "probe_tls", "split_address"]
+__all__ = ["Greeting", "UnreachableError", "explain", "hello", "probe_tcp", "probe_tls", "split_address", "spread"]
 
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 """Connection preface and an empty SETTINGS frame (RFC 9113, section 3.4)."""
@@ -90,6 +90,11 @@ def hello(channel: grpc.Channel, credentials: Credentials, at: int) -> Greeting:
     greeted = GrpcChannel(channel, credentials)
     reply = greeted.hello(SYSTEM_RANDOM.bytes(32), at)
     return Greeting(greeted.coordinator, reply.now, reply.version, printable(reply.software), greeted.coordinator_end)
+
+
+def spread(pause: float, random: RandomSource) -> float:
+    """Between half of a pause and all of it, at random: not all that lost one coordinator dial it at once."""
+    return pause * (0.5 + int.from_bytes(random.bytes(2), "big") / 2**17)
 
 
 def explain(error: grpc.RpcError, way: Route | str, identity: Path) -> VeilsumError:

@@ -7,6 +7,7 @@ leaves; after a crash the same bytes go out, or none.
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import dataclass, field
 
 from sqlalchemy import Connection, RowMapping
@@ -15,6 +16,7 @@ from veilsum_participant import store
 from veilsum_participant.budgets import record_refused_release
 from veilsum_participant.limits import cohort_faults, count_faults, kept_weights, weight_faults
 from veilsum_participant.observer import Outcome, Step
+from veilsum_participant.patience import patiently
 from veilsum_participant.policy import member_faults, noise_faults, refuse
 from veilsum_participant.site import LOG, OpenStudy, Site, check_certificates, load_open_study
 from veilsum_privacy.computing import Place, compute_sum, kept_part
@@ -132,7 +134,7 @@ class Contributions:
     def expire(self) -> None:
         """Give up attempts past their deadline, and those whose payload was never finished by an earlier process."""
         site = self._site
-        now = site.clock()
+        now = site.steady()
         with transaction(site.engine) as connection:
             for row in store.attempts_in(connection, store.OPEN):
                 if now >= row["deadline"]:
@@ -152,7 +154,7 @@ class Contributions:
             raise Refusal(RefusalCode.KEYS, "The study's keys are not complete at this site.")
         if not resumed and (assignment.attempt <= row["attempt"] or assignment.round < row["round"]):
             raise Refusal(RefusalCode.ROUND, "Rounds and attempts only rise; this one was seen before.")
-        if assignment.deadline <= site.clock():
+        if assignment.deadline <= site.steady():
             raise Refusal(RefusalCode.ROUND, "The attempt's deadline has passed.")
         if broadcast_digest(broadcast) != assignment.broadcast:
             raise Refusal(RefusalCode.CONTEXT, "The broadcast is not the one that the assignment names.")
@@ -238,7 +240,7 @@ class Contributions:
             state="reserved",
             context=checked.context,
             assignment=data,
-            deadline=min(assignment.deadline, opened.study.expires, site.clock() + 3600 * site.config.policy.attempt_hours),
+            deadline=min(assignment.deadline, opened.study.expires, site.steady() + 3600 * site.config.policy.attempt_hours),
             label=assignment.label,
         )
         store.change_study(connection, opened.digest, round=assignment.round, attempt=assignment.attempt)
@@ -274,48 +276,54 @@ class Contributions:
         words = masked_words(values, plan.encoding, context, site.name, assignment.names, opened.seeds, self_seed)
         ciphertexts = list(encrypt_contribution(words, context, site.name, secret, tag))
         consent = consent_key(self_seed, context)
-        with transaction(site.engine) as connection:
-            row = store.find_study(connection, opened.digest)
-            kept = store.find_attempt(connection, opened.digest, assignment.attempt)
-            if row is None or row["status"] != "ready" or kept is None or kept["state"] != "reserved":
-                raise Refusal(RefusalCode.ROUND, "The attempt was given up while it was computed.")
-            declaration = plan.declaration
-            if declaration.keep and store.kept_vector(connection, opened.digest, declaration.label) is None:
-                part = kept_part(opened.study, declaration, values, opened.study.participants.index(site.name))
-                store.keep_vector(connection, opened.digest, declaration.label, part, values)
-            if state:
-                store.keep_state(connection, opened.digest, assignment.attempt, declaration.label, state)
-            number = row["receipts"] + 1
-            receipt = Receipt(
-                study=opened.digest,
-                participant=site.name,
-                round=assignment.round,
-                attempt=assignment.attempt,
-                context=context,
-                payload=payload_digest(ciphertexts),
-                number=number,
-                head=site.ledger.head(connection),
-                dataset=opened.study.dataset,
-                mechanism=self._reservation(opened, checked).mechanism,
-                unit=opened.study.privacy.unit,
-                cohort_size=len(assignment.cohort),
-                consent=consent_commitment(consent_proof(consent)),
-            )
-            signed = sign_receipt(receipt, site.credentials.signing_key)
-            store.change_study(connection, opened.digest, receipts=number)
-            store.change_attempt(
-                connection,
-                opened.digest,
-                assignment.attempt,
-                state="payload",
-                self_seed=self_seed,
-                consent=consent,
-                consent_digest=consent_proof(consent),
-                sizes=json.dumps([len(ciphertext) for ciphertext in ciphertexts]),
-                payload=b"".join(ciphertexts),
-                receipt=signed.body,
-                receipt_signature=signed.signature,
-            )
+
+        def keep() -> SignedReceipt:
+            with transaction(site.engine) as connection:
+                row = store.find_study(connection, opened.digest)
+                kept = store.find_attempt(connection, opened.digest, assignment.attempt)
+                if row is None or row["status"] != "ready" or kept is None or kept["state"] != "reserved":
+                    raise Refusal(RefusalCode.ROUND, "The attempt was given up while it was computed.")
+                declaration = plan.declaration
+                if declaration.keep and store.kept_vector(connection, opened.digest, declaration.label) is None:
+                    part = kept_part(opened.study, declaration, values, opened.study.participants.index(site.name))
+                    store.keep_vector(connection, opened.digest, declaration.label, part, values)
+                if state:
+                    store.keep_state(connection, opened.digest, assignment.attempt, declaration.label, state)
+                number = row["receipts"] + 1
+                receipt = Receipt(
+                    study=opened.digest,
+                    participant=site.name,
+                    round=assignment.round,
+                    attempt=assignment.attempt,
+                    context=context,
+                    payload=payload_digest(ciphertexts),
+                    number=number,
+                    head=site.ledger.head(connection),
+                    dataset=opened.study.dataset,
+                    mechanism=self._reservation(opened, checked).mechanism,
+                    unit=opened.study.privacy.unit,
+                    cohort_size=len(assignment.cohort),
+                    consent=consent_commitment(consent_proof(consent)),
+                )
+                signed = sign_receipt(receipt, site.credentials.signing_key)
+                store.change_study(connection, opened.digest, receipts=number)
+                store.change_attempt(
+                    connection,
+                    opened.digest,
+                    assignment.attempt,
+                    state="payload",
+                    self_seed=self_seed,
+                    consent=consent,
+                    consent_digest=consent_proof(consent),
+                    sizes=json.dumps([len(ciphertext) for ciphertext in ciphertexts]),
+                    payload=b"".join(ciphertexts),
+                    receipt=signed.body,
+                    receipt_signature=signed.signature,
+                )
+            return signed
+
+        # what was drawn for this context is drawn once: a disk that takes nothing for the moment is waited for with it in hand
+        signed = patiently(keep, site.patience, threading.Event())
         return Payload(assignment.round, assignment.attempt, ciphertexts, signed)
 
 

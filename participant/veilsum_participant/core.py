@@ -20,6 +20,7 @@ from veilsum_participant.openings import Openings, Shown
 from veilsum_participant.recovery import MirroredReceipt, settle, settled_entry
 from veilsum_participant.site import LOG, Site
 from veilsum_privacy.database import reading
+from veilsum_privacy.driver_faults import DatabaseAwayError
 from veilsum_privacy.errors import HostileInput, Refusal, RefusalCode, VeilsumError
 from veilsum_privacy.ledger.receipts import SignedReceipt
 from veilsum_privacy.runtime.logs import about
@@ -120,7 +121,8 @@ class ParticipantCore:
         """Answer one directive; the same directive again is answered the same.
 
         Raises:
-            Exception: only what the channel raises (a broken connection); everything else becomes a refusal.
+            DatabaseAwayError: the site's disk takes nothing for the moment; nothing was decided and nothing said.
+            Exception: what the channel raises (a broken connection); everything else becomes a refusal.
         """
         key = bytes(directive.study)
         number, attempt = directive.round, directive.attempt
@@ -132,10 +134,20 @@ class ParticipantCore:
             self._answer(directive, key, channel)
         except Refusal as refusal:
             self._refuse(directive, refusal, channel)
+        except DatabaseAwayError:
+            raise
         except (VeilsumError, DecodeError) as error:
             if isinstance(error, HostileInput | DecodeError):
                 self.site.observer.unreadable(Stage.MESSAGE)
-            self._refuse(directive, Refusal(RefusalCode.INTERNAL, f"{type(error).__name__}: {error}"), channel)
+            self.unable(directive, error, channel)
+
+    def unable(self, directive: pb.Directive, error: Exception, channel: Channel) -> None:
+        """Refuse a directive for a fault of the site's own, or for one that no rule names.
+
+        Raises:
+            Exception: what the channel raises.
+        """
+        self._refuse(directive, Refusal(RefusalCode.INTERNAL, f"{type(error).__name__}: {error}"), channel)
 
     def _refuse(self, directive: pb.Directive, refusal: Refusal, channel: Channel) -> None:
         key, number, attempt = bytes(directive.study), directive.round, directive.attempt

@@ -314,6 +314,8 @@ def _require_ledger(path: Path) -> None:
     if path.is_dir():
         raise StateError(f"{path} is a directory.", "Name the state file or export in it, or its configuration with --config.")
     if not path.exists():
+        if "@" in str(path) and ":" in str(path):  # it may hold a password
+            raise StateError("The ledger is named by a malformed URL.", "Use a path or, say, postgresql://host/name.")
         advice = "Check the path. Participants and coordinators make their ledgers when they start for the first time."
         raise StateError(f"There is no ledger {path}.", advice)
     start = _beginning(path, 4096)

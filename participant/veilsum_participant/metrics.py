@@ -19,7 +19,7 @@ from veilsum_participant.figures import SiteFigures
 from veilsum_participant.observer import Observer, Outcome, Stage, Step
 from veilsum_participant.sharing import Reporter
 from veilsum_participant.site import Site
-from veilsum_privacy.database import reading
+from veilsum_privacy.database import reading, write_fault
 from veilsum_privacy.errors import RefusalCode
 from veilsum_privacy.ledger.metrics import SITE_KINDS, LedgerWatch
 from veilsum_privacy.runtime.monitoring import Heartbeat
@@ -104,6 +104,8 @@ class SiteMetrics(Observer):
 
     def not_ready(self) -> str:
         """Why the site cannot take part in a round now, in a word; empty if it can."""
+        if write_fault(self._site.engine):
+            return "database"
         return "" if self._opened else "session"
 
     def means(self) -> dict[Step, float]:

@@ -17,6 +17,9 @@ from veilsum_privacy.runtime.monitoring import MetricsServer
 
 LOG = logging.getLogger("veilsum.participant")
 
+MOST_SHOWN = 20
+"""Entries that a warning names."""
+
 
 @contextmanager
 def monitored(site: Site) -> Iterator[SiteMetrics]:
@@ -83,5 +86,8 @@ class Verifier:
             LOG.error("the ledger cannot be verified: internal error", exc_info=error)
         else:
             LOG.info("ledger verified: %d entries, %d receipts", found.entries, found.receipts, extra=about("verified"))
+            if found.set_back:
+                numbers = ", ".join(map(str, found.set_back[:MOST_SHOWN]))
+                LOG.warning("ledger entries %s bear earlier times than those before: the clock was set back", numbers)
             site.ledger_fault = ""
             self._metrics.verification(True)

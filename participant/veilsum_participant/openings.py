@@ -82,7 +82,7 @@ class Openings:
                 return bytes(row["consent"])
             if row["state"] != "payload":
                 raise Refusal(RefusalCode.ROUND, f"The attempt is {row['state']}; it cannot be consented to.")
-            if site.clock() >= row["deadline"]:
+            if site.steady() >= row["deadline"]:
                 give_up_open(connection, site, key, attempt)
                 late = True
             else:

@@ -219,8 +219,8 @@ def _environment_proxy(address: str) -> Proxy | None:
     value = found.get("https")
     if not value or urllib.request.proxy_bypass(f"{host.strip('[]')}:{port}", found):
         return None
-    parts = urllib.parse.urlsplit(value if "://" in value else f"http://{value}")
     try:
+        parts = urllib.parse.urlsplit(value if "://" in value else f"http://{value}")
         place = f"{parts.hostname or ''}:{parts.port or 0}"
         if parts.scheme != "http":
             raise Misuse("not HTTP")

@@ -58,6 +58,8 @@ class Site:
         ledger_fault: what is wrong with the ledger by its last verification; nothing is released while there is something.
         ledger_known: set unless the verification of the start is still under way, which enrolments and contributions wait for.
         mirror_read: set once the coordinator's mirror was read and settled by this process.
+        elapsed: seconds that pass whatever becomes of the clock, from the time of day at the start; None stands for the clock.
+        patience: how long a payload that is drawn waits, in seconds, for a disk that takes nothing.
         nonce: the session nonce, drawn when the process starts; a restarted process has another.
     """
 
@@ -72,6 +74,8 @@ class Site:
     ledger_fault: str = ""
     ledger_known: threading.Event = field(default_factory=threading.Event)
     mirror_read: bool = False
+    patience: float = 0.0
+    elapsed: Callable[[], int] | None = None
     nonce: bytes = field(init=False)
     _records: dict[tuple[str, str], Records] = field(init=False, default_factory=dict, repr=False)
     _latest: tuple[str, DatasetSchema, Records] | None = field(init=False, default=None, repr=False)
@@ -86,6 +90,10 @@ class Site:
     def name(self) -> str:
         """The certified name."""
         return self.credentials.identity.name
+
+    def steady(self) -> int:
+        """The time that deadlines of attempts go by, Unix seconds."""
+        return (self.elapsed or self.clock)()
 
     def check_ledger(self) -> None:
         """Insist that nothing was wrong with the ledger when it was last verified (at the start, wait for that), and that a

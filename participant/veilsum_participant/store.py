@@ -12,6 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,8 @@ from sqlalchemy import (
     LargeBinary,
     MetaData,
     RowMapping,
+    Select,
     String,
-    Subquery,
     Table,
     Text,
     bindparam,
@@ -156,12 +157,26 @@ def create_tables(engine: Engine) -> None:
 
 def add_study(connection: Connection, **values: Any) -> None:
     """Store a new study; a digest is enrolled once (primary key)."""
-    connection.execute(insert(STUDIES).values(**values))
+    connection.execute(insert(STUDIES), values)
 
 
+# Statements are made once: to put one together takes longer than the database takes to carry it out.
 _STUDY = select(STUDIES).where(STUDIES.c.digest == bindparam("digest"))
 _METHOD = select(STUDIES.c.study).where(STUDIES.c.digest == bindparam("digest"))
 _ATTEMPT = select(ATTEMPTS).where(ATTEMPTS.c.study == bindparam("study"), ATTEMPTS.c.attempt == bindparam("attempt"))
+_CONTEXT = select(ATTEMPTS).where(ATTEMPTS.c.context == bindparam("context"))
+_OPEN_STUDIES = select(STUDIES).where(STUDIES.c.status.in_(("enrolled", "ready")))
+_CHANGE_STUDY = update(STUDIES).where(STUDIES.c.digest == bindparam("of_digest"))
+_ADD_ATTEMPT = insert(ATTEMPTS)
+_CHANGE_ATTEMPT = update(ATTEMPTS).where(
+    ATTEMPTS.c.study == bindparam("of_study"), ATTEMPTS.c.attempt == bindparam("of_attempt")
+)
+_IN_STATES = (
+    select(*(column for column in ATTEMPTS.c if column.name != "payload"))
+    .where(ATTEMPTS.c.state.in_(bindparam("states", expanding=True)))
+    .order_by(ATTEMPTS.c.attempt)
+)
+_IN_STATES_OF_STUDY = _IN_STATES.where(ATTEMPTS.c.study == bindparam("study"))
 
 
 def find_study(connection: Connection, digest: bytes) -> RowMapping | None:
@@ -187,17 +202,17 @@ def count_open(connection: Connection) -> tuple[int, int]:
 
 def open_studies(connection: Connection) -> Sequence[RowMapping]:
     """Studies that hold keys."""
-    return connection.execute(select(STUDIES).where(STUDIES.c.status.in_(("enrolled", "ready")))).mappings().all()
+    return connection.execute(_OPEN_STUDIES).mappings().all()
 
 
 def change_study(connection: Connection, digest: bytes, **values: Any) -> None:
     """Update the study's row."""
-    connection.execute(update(STUDIES).where(STUDIES.c.digest == digest).values(**values))
+    connection.execute(_CHANGE_STUDY, {"of_digest": digest, **values})
 
 
 def add_attempt(connection: Connection, **values: Any) -> None:
     """Store a new attempt."""
-    connection.execute(insert(ATTEMPTS).values(**values))
+    connection.execute(_ADD_ATTEMPT, values)
 
 
 def find_attempt(connection: Connection, study: bytes, attempt: int) -> RowMapping | None:
@@ -207,19 +222,22 @@ def find_attempt(connection: Connection, study: bytes, attempt: int) -> RowMappi
 
 def attempts_in(connection: Connection, states: Sequence[str], study: bytes | None = None) -> Sequence[RowMapping]:
     """Attempts in one of the states, payloads left out."""
-    columns = [column for column in ATTEMPTS.c if column.name != "payload"]
-    query = select(*columns).where(ATTEMPTS.c.state.in_(states)).order_by(ATTEMPTS.c.attempt)
-    if study is not None:
-        query = query.where(ATTEMPTS.c.study == study)
-    return connection.execute(query).mappings().all()
+    if study is None:
+        return connection.execute(_IN_STATES, {"states": states}).mappings().all()
+    return connection.execute(_IN_STATES_OF_STUDY, {"states": states, "study": study}).mappings().all()
 
 
 def count_attempts(connection: Connection, study: bytes, states: Sequence[str], **equal: Any) -> int:
     """How many attempts of the study are in one of the states, with the given columns equal."""
-    query = select(func.count()).select_from(ATTEMPTS).where(ATTEMPTS.c.study == study, ATTEMPTS.c.state.in_(states))
-    for name, value in equal.items():
-        query = query.where(ATTEMPTS.c[name] == value)
-    return int(connection.execute(query).scalar_one())
+    return int(connection.execute(_count(tuple(equal)), {"of_study": study, "states": states, **equal}).scalar_one())
+
+
+@lru_cache(maxsize=16)
+def _count(equal: tuple[str, ...]) -> Select[Any]:
+    """Count a study's attempts in some states, with the named columns equal to parameters of their names."""
+    query = select(func.count()).select_from(ATTEMPTS).where(ATTEMPTS.c.study == bindparam("of_study"))
+    query = query.where(ATTEMPTS.c.state.in_(bindparam("states", expanding=True)))
+    return query.where(*(ATTEMPTS.c[name] == bindparam(name) for name in equal))
 
 
 @dataclass(frozen=True)
@@ -260,7 +278,7 @@ def tally(connection: Connection, study: bytes, number: int) -> Tally:
 
 def find_context(connection: Connection, context: bytes) -> RowMapping | None:
     """The row of the attempt with this context."""
-    return connection.execute(select(ATTEMPTS).where(ATTEMPTS.c.context == context)).mappings().first()
+    return connection.execute(_CONTEXT, {"context": context}).mappings().first()
 
 
 def took_part(connection: Connection, study: bytes) -> bool:
@@ -276,7 +294,7 @@ def recovered_receipts(connection: Connection, study: bytes) -> list[bytes]:
 
 def change_attempt(connection: Connection, study: bytes, attempt: int, **values: Any) -> None:
     """Update the attempt's row."""
-    connection.execute(update(ATTEMPTS).where(ATTEMPTS.c.study == study, ATTEMPTS.c.attempt == attempt).values(**values))
+    connection.execute(_CHANGE_ATTEMPT, {"of_study": study, "of_attempt": attempt, **values})
 
 
 def split_payload(row: RowMapping) -> list[bytes]:
@@ -326,8 +344,8 @@ def kept_whole(connection: Connection, study: bytes, label: str) -> Integers | N
 
 def keep_state(connection: Connection, study: bytes, attempt: int, label: str, arrays: bytes) -> None:
     """Keep what an attempt trained, beside what the label's last paid attempt did; what other attempts of it did is erased."""
-    paid = _paid_state(study, label)
-    base = connection.execute(select(paid.c.attempt)).scalar()
+    paid = connection.execute(_PAID_STATE, {"study": study, "label": label}).first()
+    base = None if paid is None else paid.attempt
     stale = STATES.c.attempt != (attempt if base is None else base)
     connection.execute(delete(STATES).where(STATES.c.study == study, STATES.c.label == label, stale))
     connection.execute(
@@ -337,21 +355,23 @@ def keep_state(connection: Connection, study: bytes, attempt: int, label: str, a
 
 def paid_state(connection: Connection, study: bytes, label: str) -> bytes | None:
     """What the last paid attempt of a task trained; None if there is none."""
-    paid = _paid_state(study, label)
-    found: bytes | None = connection.execute(select(paid.c.arrays)).scalar()
-    return found
+    paid = connection.execute(_PAID_STATE, {"study": study, "label": label}).first()
+    return None if paid is None else bytes(paid.arrays)
 
 
 def drop_states(connection: Connection, study: bytes) -> None:
     """Forget all that was trained in a study."""
-    connection.execute(delete(STATES).where(STATES.c.study == study))
+    connection.execute(_DROP_STATES, {"study": study})
 
 
-def _paid_state(study: bytes, label: str) -> Subquery:
-    joined = STATES.join(ATTEMPTS, (STATES.c.study == ATTEMPTS.c.study) & (STATES.c.attempt == ATTEMPTS.c.attempt))
-    query = select(STATES.c.attempt, STATES.c.arrays).select_from(joined)
-    query = query.where(STATES.c.study == study, STATES.c.label == label, ATTEMPTS.c.state.in_(PAID))
-    return query.order_by(STATES.c.attempt.desc()).limit(1).subquery()
+_DROP_STATES = delete(STATES).where(STATES.c.study == bindparam("study"))
+_PAID_STATE = (
+    select(STATES.c.attempt, STATES.c.arrays)
+    .join(ATTEMPTS, (STATES.c.study == ATTEMPTS.c.study) & (STATES.c.attempt == ATTEMPTS.c.attempt))
+    .where(STATES.c.study == bindparam("study"), STATES.c.label == bindparam("label"), ATTEMPTS.c.state.in_(PAID))
+    .order_by(STATES.c.attempt.desc())
+    .limit(1)
+)
 
 
 def add_pending(connection: Connection, **values: Any) -> None:
@@ -361,12 +381,16 @@ def add_pending(connection: Connection, **values: Any) -> None:
 
 def find_pending(connection: Connection, digest: bytes) -> RowMapping | None:
     """The row of a study that waits, was approved or declined."""
-    return connection.execute(select(PENDING).where(PENDING.c.digest == digest)).mappings().first()
+    return connection.execute(_FIND_PENDING, {"digest": digest}).mappings().first()
 
 
 def pending(connection: Connection) -> Sequence[RowMapping]:
     """All such rows, oldest first."""
-    return connection.execute(select(PENDING).order_by(PENDING.c.time, PENDING.c.digest)).mappings().all()
+    return connection.execute(_PENDING).mappings().all()
+
+
+_FIND_PENDING = select(PENDING).where(PENDING.c.digest == bindparam("digest"))
+_PENDING = select(PENDING).order_by(PENDING.c.time, PENDING.c.digest)
 
 
 def change_pending(connection: Connection, digest: bytes, **values: Any) -> None:
@@ -381,7 +405,10 @@ def drop_pending(connection: Connection, digest: bytes) -> None:
 
 def mirror_entry(connection: Connection, coordinator: str) -> int:
     """The entry of a coordinator's mirror up to which everything is settled; 0 at first."""
-    return int(connection.execute(select(MIRRORS.c.entry).where(MIRRORS.c.coordinator == coordinator)).scalar() or 0)
+    return int(connection.execute(_MIRROR, {"coordinator": coordinator}).scalar() or 0)
+
+
+_MIRROR = select(MIRRORS.c.entry).where(MIRRORS.c.coordinator == bindparam("coordinator"))
 
 
 def keep_mirror_entry(connection: Connection, coordinator: str, entry: int) -> None:

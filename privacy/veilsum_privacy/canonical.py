@@ -26,7 +26,14 @@ def plain(value: Any) -> Any:
     Raises:
         Misuse: a value of another type, or a float that is not finite.
     """
-    if value is None or isinstance(value, bool | str):
+    kind = type(value)
+    if value is None or kind is str or kind is bool:
+        return value
+    if kind is dict:  # the frequent kinds first: a ledger is hashed entry by entry
+        return {str(key): plain(item) for key, item in value.items()}
+    if kind is list or kind is tuple:
+        return [plain(item) for item in value]
+    if isinstance(value, bool | str):
         return value
     if isinstance(value, int):
         return value if abs(value) <= _LARGEST_SAFE else str(value)

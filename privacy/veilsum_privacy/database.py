@@ -19,13 +19,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Engine, create_engine, event, inspect
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.pool import NullPool, StaticPool
 
-from veilsum_privacy.driver_faults import newer_version, typed_faults
+from veilsum_privacy.driver_faults import DatabaseAwayError, DatabaseDamagedError, newer_version, typed_faults
 from veilsum_privacy.errors import ConfigurationError, StateError
 
 SCHEMA_VERSION = 2
@@ -40,6 +41,9 @@ CONNECT_SECONDS = 5
 
 SILENT_SECONDS = 30
 """How long a server may leave what was sent to it unacknowledged."""
+
+_faults: WeakKeyDictionary[Engine, str] = WeakKeyDictionary()
+_guards: WeakKeyDictionary[Engine, Callable[[Connection], object]] = WeakKeyDictionary()
 
 _MEMORY = ":memory:"
 _BEGIN = "veilsum_begin"
@@ -110,15 +114,49 @@ def transaction(engine: Engine) -> Iterator[Connection]:
     It takes the write lock at once (on PostgreSQL an advisory lock), so what is read inside stays true until the commit.
 
     Raises:
-        DatabaseAwayError: the server is away for the moment; whether a commit was done must be read back.
-        StateError: the database is locked, full, damaged, or forbids what was written.
+        DatabaseAwayError: the server is away for the moment, or the disk full or failing; whether a commit was done must be
+            read back.
+        StateError: the database is locked, damaged, or forbids what was written.
     """
-    with typed_faults():
-        options = {_BEGIN: "BEGIN IMMEDIATE"} if engine.dialect.name == "sqlite" else {}
-        with engine.connect().execution_options(**options) as connection, connection.begin():
-            if engine.dialect.name == "postgresql":
-                connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
-            yield connection
+    wrote = True
+    try:
+        with typed_faults():
+            options = {_BEGIN: "BEGIN IMMEDIATE"} if engine.dialect.name == "sqlite" else {}
+            with engine.connect().execution_options(**options) as connection, connection.begin():
+                if engine.dialect.name == "postgresql":
+                    connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
+                if (guard := _guards.get(engine)) is not None:
+                    guard(connection)
+                before = _changes(connection)
+                yield connection
+                wrote = before is None or _changes(connection) != before
+    except (DatabaseAwayError, DatabaseDamagedError) as error:
+        _faults[engine] = str(error)
+        raise
+    if wrote:  # a transaction that changed nothing says nothing about the disk
+        _faults.pop(engine, None)
+
+
+def guard_writes(engine: Engine, check: Callable[[Connection], object]) -> None:
+    """Let ``check`` begin every write transaction from here on, under its lock; what it raises undoes the transaction."""
+    _guards[engine] = check
+
+
+def write_fault(engine: Engine) -> str:
+    """Why the last transaction that should have written could not, with what to do; empty if it could."""
+    return _faults.get(engine, "")
+
+
+def probe(engine: Engine) -> None:
+    """Write what stands there already, so that :func:`write_fault` tells how it is now.
+
+    Raises:
+        StateError: the database still takes nothing.
+    """
+    with transaction(engine) as connection:
+        if engine.dialect.name == "sqlite":
+            connection.exec_driver_sql(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    _faults.pop(engine, None)
 
 
 def after_commit(connection: Connection, action: Callable[[], None]) -> None:
@@ -140,11 +178,13 @@ def reading(engine: Engine) -> Iterator[Connection]:
 
 
 def answers(engine: Engine) -> bool:
-    """Ask the database anything.
+    """Ask the database anything; one that could not be written to lately must take something first.
 
     Raises:
-        StateError: it is damaged or out of reach.
+        StateError: it is damaged, out of reach, full or can only be read.
     """
+    if write_fault(engine):
+        probe(engine)
     with reading(engine) as connection:
         return connection.exec_driver_sql("SELECT 1").scalar() == 1
 
@@ -273,6 +313,12 @@ def _readonly_engine(path: Path, parameters: str) -> Engine:
     event.listen(engine, "connect", _configure_reader)
     event.listen(engine, "begin", _begin)
     return engine
+
+
+def _changes(connection: Connection) -> int | None:
+    """Rows that an SQLite connection has changed so far; None for a server's."""
+    driver = connection.connection.driver_connection
+    return driver.total_changes if isinstance(driver, sqlite3.Connection) else None
 
 
 def _configure(connection: Any, _record: Any) -> None:

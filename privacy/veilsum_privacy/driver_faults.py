@@ -15,11 +15,16 @@ from veilsum_privacy.errors import StateError
 
 
 class DatabaseAwayError(StateError):
-    """The database's server is away, restarting or gave a transaction up: the same transaction may succeed soon.
+    """The database's server is away, restarting or gave a transaction up, or its disk is full, failed a write or can only be
+    read: nothing was decided, and the same transaction may succeed once somebody has seen to it.
 
     Whether the transaction was committed is not known where the connection broke at its end: who tries again first reads what
     is there.
     """
+
+
+class DatabaseDamagedError(StateError):
+    """The database cannot be made sense of; nothing is written to it any more."""
 
 
 _LOST = ("The connection to the database was lost", "Check that the server runs and can be reached, then try again.")
@@ -28,7 +33,7 @@ _BUSY = ("The database's server has no connection left", "Try again later, or le
 _FULL = ("The database has no room", "Make room on the disk, then try again; nothing was written.")
 _HELD = ("Another process holds the database", "Wait for it to finish, then try again.")
 _DAMAGED = ("The database is damaged, or is none", "Keep it as it is, and restore a backup.")
-_READ_ONLY = ("The database can only be read", "Open it with its owner's rights.")
+_READ_ONLY = ("The database can only be read", "Check that its disk is mounted for writing and that its owner runs this.")
 
 _CAUSES = {
     "08": _LOST,
@@ -48,7 +53,7 @@ _CAUSES = {
     "SQLITE_CORRUPT": _DAMAGED,
     "SQLITE_NOTADB": _DAMAGED,
     "SQLITE_READONLY": _READ_ONLY,
-    "SQLITE_CANTOPEN": ("The database cannot be opened", "Check the path and its permissions."),
+    "SQLITE_CANTOPEN": ("The database cannot be opened", "Check its disk, the path and its permissions."),
 }
 """Causes by PostgreSQL's condition code or its class, and by SQLite's name of a code without what follows."""
 
@@ -68,8 +73,9 @@ def _count_fault() -> None:
         _faults += 1
 
 
-_PASSING = ("08", "57", "40", "53300", "25006")
-"""Conditions and classes of PostgreSQL that pass; the last one is met where a server's standby is not yet its successor."""
+_PASSING = ("08", "57", "40", "53", "25006", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_READONLY")
+"""Conditions that pass, by themselves or once somebody has seen to them: of PostgreSQL (25006 is met where a server's standby
+is not yet its successor), and a file's whose disk is full, failed or is mounted to be read only."""
 
 
 def _explain(error: DBAPIError) -> StateError:
@@ -85,7 +91,8 @@ def _explain(error: DBAPIError) -> StateError:
         advice = "Check that no other process holds it, that the disk has room, and that it is intact."
         return StateError(f"The database refused a transaction: {text}.", advice)
     passing = code.startswith(_PASSING) if code else cause is _LOST
-    return (DatabaseAwayError if passing else StateError)(f"{cause[0]}: {text}.", cause[1])
+    kind = DatabaseAwayError if passing else DatabaseDamagedError if cause is _DAMAGED else StateError
+    return kind(f"{cause[0]}: {text}.", cause[1])
 
 
 def _unreachable() -> tuple[type[BaseException], ...]:

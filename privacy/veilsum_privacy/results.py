@@ -6,6 +6,7 @@ a reader needs no code of this project.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -89,6 +90,15 @@ def saved_checkpoints(results: Path, study: bytes) -> list[int]:
     found = (results / study.hex() / "checkpoints").glob(f"round-*/{MANIFEST}")
     names = (path.parent.name.removeprefix("round-") for path in found)
     return sorted(int(name) for name in names if name.isdecimal())
+
+
+def remove_partial(folder: Path) -> None:
+    """Remove what a process that was killed while it wrote a result has left anywhere below a folder: files under temporary
+    names. Nobody may be writing there."""
+    for name in (ARRAYS, MANIFEST):
+        for path in folder.rglob(f".{name}.*"):
+            with contextlib.suppress(OSError):  # it is in nobody's way
+                path.unlink()
 
 
 def load_result(directory: Path) -> Result:

@@ -8,9 +8,31 @@ import os
 import platform
 from typing import Any
 
-from benchmarks import accounting, barycenter, geometry, gradients, ledger, masked_transport, secure_sum, simulation, steps
+from benchmarks import (
+    accounting,
+    barycenter,
+    geometry,
+    gradients,
+    ledger,
+    load,
+    masked_transport,
+    secure_sum,
+    simulation,
+    steps,
+)
 
-SECTIONS = ("sums", "accounting", "ledger", "barycenter", "geometry", "gradients", "masked_transport", "simulation", "steps")
+SECTIONS = (
+    "sums",
+    "accounting",
+    "ledger",
+    "barycenter",
+    "geometry",
+    "gradients",
+    "masked_transport",
+    "simulation",
+    "steps",
+    "load",
+)
 
 
 def main() -> None:
@@ -36,6 +58,8 @@ def main() -> None:
         results["geometry"] = geometry.measure(quick=options.quick)
     if "simulation" in wanted:
         results["simulation"] = simulation.measure(quick=options.quick)
+    if "load" in wanted:
+        results["load"] = load.measure(quick=options.quick)
     if "masked_transport" in wanted:
         results["masked_transport"] = masked_transport.measure(quick=options.quick)
     if "gradients" in wanted:

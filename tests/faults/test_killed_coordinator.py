@@ -15,11 +15,14 @@ from support.network import wait_for
 from support.processes import Processes, count, open_contexts, running_processes
 from veilsum_coordinator.settings import Waits
 from veilsum_privacy.ledger.entries import Kind
+from veilsum_privacy.results import load_result
 from veilsum_privacy.securesum.context import plan_round
 
 NAMES = "abc"
 WAITS = Waits(enrol=20, seal=10, contribute=8, consent=2, decrypt=4, grace=5)
 BEFORE_UPLOAD = 20_000
+BEFORE_WORDS = 6_000
+"""A consent and the calls around it are less, a decryption is more."""
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +93,37 @@ def test_killed_after_some_consents(network: Processes) -> None:
     network.heal()
     _check_goes_on(network, key)
     assert _states(network, key) == ["released"] * 3  # of the one attempt
+
+
+def test_killed_while_it_decrypts(network: Processes) -> None:
+    """Everybody has paid and one of two decryptions has come: the same sum is decrypted again, to the same words."""
+    key = _begin(network)
+    network.proxies["a"].limit(BEFORE_WORDS)
+    network.proxies["c"].release()
+    network.await_round(key, "decrypting")
+    wait_for(network.proxies["a"].stalled.is_set, 30, "the first member's decryption at its limit")
+    assert _states(network, key) == ["consented"] * 3
+    _kill(network)
+    network.heal()
+    _check_goes_on(network, key)
+    assert _states(network, key) == ["released"] * 3  # of the one attempt
+
+
+def test_killed_while_the_result_is_written(network: Processes) -> None:
+    """The last round is released; the method runs again and writes the same result."""
+    key = _begin(network)
+    place = network.kit.coordinator.directory / "state" / "results" / key.hex()
+    network.proxies["c"].release()
+    end = time.monotonic() + 30
+    while not place.exists():
+        assert time.monotonic() < end, "no result is written"
+    _kill(network)
+    assert len(network.releases(key)) == 1
+    network.heal()
+    _check_goes_on(network, key)
+    wait_for(lambda: bool(network.status(key).results), 20, "the result")
+    assert load_result(place).summary["records"]["value"] == pytest.approx(60, abs=1e-3)
+    assert [path.name for path in place.iterdir() if path.name.startswith(".")] == []
 
 
 def test_killed_twice_while_keys_are_exchanged(network: Processes) -> None:

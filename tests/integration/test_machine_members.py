@@ -330,7 +330,7 @@ def test_fault_in_one_study_does_not_stop_the_clock_of_the_others(bed: TestBed) 
 
 
 def test_outcome_that_cannot_be_stored_is_stored_later(bed: TestBed) -> None:
-    """A full disk does not keep a study's end from those who wait for it."""
+    """Who waits hears of a change; of an end, once no crash can take it back."""
     key, machine = _submitted(bed)
     heard: list[bool] = []
     bed.hub.listen(lambda: heard.append(True))
@@ -341,11 +341,14 @@ def test_outcome_that_cannot_be_stored_is_stored_later(bed: TestBed) -> None:
         )
     bed.hub.abort(key, "enough")
     assert heard
-    assert bed.hub.status(key).phase == "aborted"
+    shown = bed.hub.status(key)
+    assert (shown.phase, shown.reason) == ("enrolling", "aborted, which waits for the database: enough")
+    assert not bed.hub.stored(key)
     assert [row["phase"] for row in bed.hub.journal.studies()] == ["enrolling"]
     with transaction(engine) as connection:
         connection.exec_driver_sql("DROP TRIGGER full")
     bed.hub.connect("a", bytes(16))
     assert [row["phase"] for row in bed.hub.journal.studies()] == ["aborted"]
+    assert bed.hub.status(key).phase == "aborted"
     machine.finish()
     assert machine.phase is StudyPhase.ABORTED

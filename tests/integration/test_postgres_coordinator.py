@@ -69,7 +69,9 @@ def test_a_coordinator_serves_from_the_database_that_the_environment_names(
     config = load_coordinator_config(file)
     assert config.database_place == url
     assert url not in repr(config)
-    CoordinatorServer(config)
+    coordinator = CoordinatorServer(config)
+    coordinator.open()
+    coordinator._close(0.0)
     assert LedgerReader(open_database(url)).role == "coordinator"
     assert not (tmp_path / "state" / "coordinator.db").exists()
 
@@ -77,7 +79,10 @@ def test_a_coordinator_serves_from_the_database_that_the_environment_names(
 def test_a_server_that_is_away_is_a_typed_error(tmp_path: Path) -> None:
     bed = make_bed(tmp_path, DATA)
     config = CoordinatorConfig(
-        identity=bed.kit.coordinator.identity, state=tmp_path / "state", database="postgresql://nobody@127.0.0.1:1/none"
+        identity=bed.kit.coordinator.identity,
+        state=tmp_path / "state",
+        database="postgresql://nobody@127.0.0.1:1/none",
+        waits=Waits(database=0),
     )
-    with pytest.raises(StateError, match="database"):
-        CoordinatorServer(config)
+    with pytest.raises(StateError, match="database did not answer"):
+        CoordinatorServer(config).open()

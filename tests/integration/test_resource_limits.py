@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -21,8 +23,10 @@ from veilsum_coordinator.server import CoordinatorServer
 from veilsum_coordinator.service import guard
 from veilsum_participant import route
 from veilsum_participant.channel import open_channel
-from veilsum_privacy.identity import Label
+from veilsum_privacy.identity import Credentials, Label
 from veilsum_privacy.randomness import SYSTEM_RANDOM
+from veilsum_privacy.runtime import flood
+from veilsum_privacy.runtime.logs import LogSettings, start_logging
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import CoordinationStub, StudiesStub
 
@@ -39,6 +43,7 @@ def hurried(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TestBed,
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(server_module, "MOST_CONNECTIONS", CONNECTIONS)
         patch.setattr(server_module, "HANDSHAKE_SECONDS", 1.0)
+        patch.setattr(server_module, "IDLE_SECONDS", 2.0)
         patch.setattr(guard.Intake.__init__, "__defaults__", (SECONDS,))
         with running_server(bed) as (server, address):
             yield bed, server, address
@@ -115,6 +120,105 @@ def test_connections_without_a_handshake_are_bounded_and_closed(hurried: tuple[T
         for connection in held:
             connection.close()
     assert resident() - before < 64 << 20
+
+
+def test_one_participants_idle_connections_do_not_keep_the_others_out(
+    hurried: tuple[TestBed, CoordinatorServer, str],
+) -> None:
+    """A certificate opens as many connections as there are places; those without a call are closed, and others come in."""
+    bed, server, address = hurried
+    credentials = bed.sites["d"].credentials
+    tls = grpc.ssl_channel_credentials(credentials.authority_pem, credentials.key_pem, credentials.certificate_pem)
+    with ExitStack() as stack:
+        failed = []
+        for _ in range(3 * CONNECTIONS):  # there are two addresses, IPv4 and IPv6, with so many places each
+            channel = stack.enter_context(grpc.secure_channel(address, tls, [("grpc.use_local_subchannel_pool", 1)]))
+            try:
+                CoordinationStub(channel).Hello(pb.HelloRequest(versions=[1], challenge=bytes(32)), timeout=0.5)
+            except grpc.RpcError as error:
+                failed.append(error.code())
+        assert failed  # there was no room any more
+        finish_a_study(bed, server, address, "abc")
+
+
+def crowd(stack: ExitStack, address: str, credentials: Credentials, count: int) -> None:
+    """Connections of one certificate that made one call each, and no other."""
+    tls = grpc.ssl_channel_credentials(credentials.authority_pem, credentials.key_pem, credentials.certificate_pem)
+    for _ in range(count):
+        channel = stack.enter_context(grpc.secure_channel(address, tls, [("grpc.use_local_subchannel_pool", 1)]))
+        with suppress(grpc.RpcError):
+            CoordinationStub(channel).Hello(pb.HelloRequest(versions=[1], challenge=bytes(32)), timeout=0.5)
+
+
+def test_everything_at_once_stops_nobody_elses_study(hurried: tuple[TestBed, CoordinatorServer, str]) -> None:
+    bed, server, address = hurried
+    over, ended = threading.Event(), threading.Event()
+    credentials = bed.sites["d"].credentials
+    tls = grpc.ssl_channel_credentials(credentials.authority_pem, credentials.key_pem, credentials.certificate_pem)
+
+    def again(method: str, request: bytes, compression: grpc.Compression | None = None) -> None:
+        with grpc.secure_channel(address, tls, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+            call = channel.unary_unary(f"/veilsum.v1.Coordination/{method}", request_serializer=lambda data: data)
+            while not over.is_set():
+                with suppress(grpc.RpcError):
+                    call(request, timeout=5, compression=compression)
+
+    wrongs = (
+        ("Hello", b"\xff" * 64, None),
+        ("Enrol", bytes(1 << 20), None),
+        ("Refuse", b"", None),
+        ("Consent", b"\x0a\x20", None),
+    )
+    threads = [threading.Thread(target=again, args=wrong) for wrong in wrongs]
+    threads.append(threading.Thread(target=again, args=("Hello", bytes(16 << 20), grpc.Compression.Gzip)))
+    with ExitStack() as stack:
+        slow = CoordinationStub(stack.enter_context(open_channel(address, credentials)))
+        dribbling = [call.future(_waiting(ended)) for call in (slow.Seal, slow.Upload) for _ in range(6)]
+        crowd(stack, address, credentials, CONNECTIONS)
+        for thread in threads:
+            thread.start()
+        try:
+            finish_a_study(bed, server, address, "abc")
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join(30)
+            ended.set()
+        assert grpc.StatusCode.OK not in {call.code() for call in dribbling}
+
+
+@pytest.fixture
+def log_file(tmp_path: Path) -> Iterator[Path]:
+    """The log as a coordinator's process writes it."""
+    root, own = logging.getLogger(), logging.getLogger("veilsum")
+    kept = root.handlers[:], root.level, own.level, logging.raiseExceptions
+    start_logging(LogSettings(file=tmp_path / "log"))
+    yield tmp_path / "log"
+    root.handlers[:], logging.raiseExceptions = kept[0], kept[3]
+    root.setLevel(kept[1])
+    own.setLevel(kept[2])
+
+
+def test_a_flood_of_rejected_calls_is_counted_in_the_log(
+    hurried: tuple[TestBed, CoordinatorServer, str], log_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bed, server, address = hurried
+    monkeypatch.setattr(flood, "SECONDS", 3.0)
+    rejected = server.metrics.rejected.labels("version")
+    before = rejected._value.get()
+    for name, calls in (("d", 150), ("a", 1)):
+        with open_channel(address, bed.sites[name].credentials) as channel:
+            for _ in range(calls):
+                with pytest.raises(grpc.RpcError):
+                    CoordinationStub(channel).Hello(pb.HelloRequest(versions=[99]), timeout=20)
+    assert rejected._value.get() - before == 151
+    wait_for(lambda: "left out" in log_file.read_text(), 20, "the count")
+    lines = log_file.read_text().splitlines()
+    of_d, of_a = (sum("rejected (version)" in line and line.endswith(f"(from {name})") for line in lines) for name in "da")
+    assert of_a == 1
+    assert flood.LINES <= of_d < 150
+    counted = sum(int(line.split()[2]) for line in lines if "more rejected calls of d" in line)
+    assert of_d + counted <= 150
 
 
 def _closed(connection: socket.socket) -> bool:

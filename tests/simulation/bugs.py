@@ -10,11 +10,14 @@ from typing import Any
 from veilsum_coordinator.accumulator import Accumulator, Upload
 from veilsum_coordinator.journal import SqlJournal
 from veilsum_coordinator.machine import StudyMachine
-from veilsum_participant import core, openings, store
+from veilsum_participant import contributions, core, openings, store
 from veilsum_participant.contributions import Contributions
 from veilsum_participant.core import ParticipantCore
+from veilsum_participant.site import Site
+from veilsum_privacy import database
 from veilsum_privacy.errors import Refusal
 from veilsum_privacy.ledger import Ledger
+from veilsum_privacy.ledger.totals import Follower
 
 Plant = Callable[[ExitStack], None]
 
@@ -50,7 +53,7 @@ def _consent_before_charge(stack: ExitStack) -> None:
     consent = ParticipantCore._consent
 
     def early(self: ParticipantCore, key: bytes, number: int, attempt: int, channel: Any) -> bytes:
-        with self.site.engine.connect() as connection:
+        with database.reading(self.site.engine) as connection:
             row = store.find_attempt(connection, key, attempt)
         if row is not None and row["consent"] is not None:
             channel.consent(key, number, attempt, bytes(row["consent"]))
@@ -148,6 +151,66 @@ def _echo_counts(stack: ExitStack) -> None:
     _set(stack, StudyMachine, "refuse", deaf)
 
 
+def _other_reservations_not_counted(stack: ExitStack) -> None:
+    """The budget is held against what was charged, and not against what is reserved, be it for another study."""
+    held = Follower.epsilon_held
+
+    def generous(self: Follower, connection: Any, population: str, *more: Any) -> Any:
+        budget, figures = held(self, connection, population, *more)
+        if budget is not None:
+            charged = self.standing(connection, population).charged
+            figures = [charged.epsilon(budget, item) for item in more]
+        return budget, figures
+
+    _set(stack, Follower, "epsilon_held", generous)
+
+
+def _one_study_frees_the_other(stack: ExitStack) -> None:
+    """A new attempt of a study gives up what is open of every study."""
+    give_up = contributions.give_up_open
+
+    def eager(connection: Any, site: Any, study: bytes, attempt: int | None = None) -> None:
+        if attempt is None:
+            for row in store.open_studies(connection):
+                give_up(connection, site, row["digest"])
+        give_up(connection, site, study, attempt)
+
+    _set(stack, contributions, "give_up_open", eager)
+
+
+def _unsaved_decision(stack: ExitStack) -> None:
+    """What the coordinator decided is asked for before the journal holds it."""
+    directives = StudyMachine.directives
+
+    def hasty(self: StudyMachine, name: str) -> Any:
+        unsaved, self._unsaved = self._unsaved, False
+        try:
+            return directives(self, name)
+        finally:
+            self._unsaved = unsaved
+
+    _set(stack, StudyMachine, "directives", hasty)
+
+
+def _mark_ignored(stack: ExitStack) -> None:
+    """A restored site contributes before anybody vouched for its ledger."""
+    check = Site.check_ledger
+
+    def trusting(self: Site) -> None:
+        try:
+            check(self)
+        except Refusal as refusal:
+            if "restored" not in refusal.message:
+                raise
+
+    _set(stack, Site, "check_ledger", trusting)
+
+
+def _mirror_not_settled(stack: ExitStack) -> None:
+    """A restored site reads what the mirror shows, and charges nothing."""
+    _set(stack, core, "settle", lambda *_: [])
+
+
 BUGS: dict[str, Plant] = {
     "consent not durable (site)": _consent_not_durable_at_the_site,
     "consent not durable (coordinator)": _consent_not_durable_at_the_coordinator,
@@ -159,6 +222,11 @@ BUGS: dict[str, Plant] = {
     "second attempt of a round": _second_attempt_consented,
     "stale session accepted": _stale_session_accepted,
     "refusal of an old directive counts": _echo_counts,
+    "another study's reservation not counted": _other_reservations_not_counted,
+    "a study's attempt frees another's reservation": _one_study_frees_the_other,
+    "unsaved decision acted on": _unsaved_decision,
+    "restored site contributes unvouched": _mark_ignored,
+    "mirror not charged after a restore": _mirror_not_settled,
 }
 
 

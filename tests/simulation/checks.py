@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simulation.parties import Disk, Process
+from simulation.books import PAID, Book, require
+from simulation.disks import Disk
+from simulation.parties import Process
 from simulation.toy import RING, ToyAdder
 from veilsum_participant.contributions import Payload
 from veilsum_privacy.errors import RefusalCode
 from veilsum_privacy.ledger import LedgerReader, verify_ledger
 from veilsum_privacy.ledger.receipts import parse_receipt
-from veilsum_privacy.ledger.rows import NO_HASH, facts, hash_facts
-from veilsum_privacy.ledger.tables import ledger_table
 from veilsum_privacy.securesum.context import parse_assignment
 
 if TYPE_CHECKING:
@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 
 Integers = NDArray[np.int64]
 
-_COLUMNS = tuple(column.name for column in ledger_table.columns)
-_ENTRIES = f"SELECT {', '.join(_COLUMNS)} FROM ledger WHERE seq > ? ORDER BY seq"  # noqa: S608
-_ATTEMPTS = "SELECT attempt, round, state, context, consent, consent_digest, receipt FROM participant_attempt WHERE study = ?"
+_ATTEMPTS = "SELECT attempt, round, state, context, consent FROM participant_attempt WHERE study = ?"
 
 HONEST = frozenset(
     {
@@ -48,95 +46,14 @@ HONEST = frozenset(
 )
 """Codes that crashes, losses and clocks can lead to; any other would accuse somebody, and all are honest here."""
 
-_KEPT = {"consented": "charge", "released": "charge", "tombstone": "free", "reserved": "reserve", "payload": "reserve"}
+RESTORED = frozenset({RefusalCode.LEDGER, RefusalCode.KEYS})
+"""What a site may say besides that was restored from a backup: nobody vouched for its ledger yet, its keys are older."""
+
+_KEPT = {
+    "consented": PAID, "released": PAID, "recovered": ("recovery",), "tombstone": ("free",), "reserved": ("reserve",),
+    "payload": ("reserve",),
+}  # fmt: skip
 """The ledger's last word about an attempt in each state."""
-
-
-class Violation(BaseException):
-    """Something does not hold; no code of the product catches it."""
-
-
-def require(holds: bool, message: str) -> None:
-    """Insist.
-
-    Raises:
-        Violation: it does not hold.
-    """
-    if not holds:
-        raise Violation(message)
-
-
-class Book:
-    """A ledger as followed so far.
-
-    Attributes:
-        last: by context, the last of reserve, charge and free.
-        paid: contexts charged, by round.
-        seen: contexts whose release was seen.
-        shown: of a mirror, contexts whose receipts were shown; ``consented`` and ``seen`` likewise.
-    """
-
-    def __init__(self, disk: Disk) -> None:
-        self.disk = disk
-        self.count, self.head = 0, NO_HASH
-        self.last: dict[str, str] = {}
-        self.paid: dict[tuple[str, int], str] = {}
-        self.seen: set[str] = set()
-        self.shown: set[str] = set()
-        self.consented: set[str] = set()
-        self.changes = -1
-
-    def follow(self, owner: str) -> bool:
-        """Read on; returns whether anything in the database changed.
-
-        Raises:
-            Violation: an entry breaks the chain, or may not follow those before it.
-        """
-        changes = self.disk.raw.total_changes
-        if changes == self.changes:
-            return False
-        self.changes = changes
-        for values in self.disk.rows(_ENTRIES, self.count):
-            row = dict(zip(_COLUMNS, values, strict=True))
-            self.count += 1
-            require(row["seq"] == self.count, f"{owner}: entry {row['seq']} came where {self.count} was due")
-            require(row["previous"] == self.head, f"{owner}: entry {self.count} does not continue the chain")
-            require(row["hash"] == hash_facts(facts(row)), f"{owner}: the hash of entry {self.count} is wrong")
-            self.head = row["hash"]
-            self._take(owner, row)
-        (count, head), *_ = self.disk.rows("SELECT seq, hash FROM ledger ORDER BY seq DESC LIMIT 1")
-        require((count, head) == (self.count, self.head), f"{owner}: the ledger lost entries")
-        return True
-
-    def _take(self, owner: str, row: Mapping[str, Any]) -> None:
-        kind, context = row["kind"], row["context"]
-        where = f"{owner}: round {row['round']}, attempt {row['attempt']}: {kind}"
-        last = self.last.get(context)
-        match kind:
-            case "reserve":
-                require(last is None, f"{where} after {last}")
-                require((row["study"], row["round"]) not in self.paid, f"{where} in a round that was paid")
-            case "charge":
-                require(last == "reserve", f"{where} after {last}")
-                require(self.paid.setdefault((row["study"], row["round"]), context) == context, f"{where}: paid twice")
-            case "free":
-                require(last == "reserve", f"{where} after {last}")
-            case "release-seen":
-                require(last == "charge" or context in self.consented, f"{where} after {last}")
-                self.seen.add(context)
-                return
-            case "receipts":
-                self.shown.add(context)
-                return
-            case "consent":
-                require(context in self.shown, f"{where} before its receipts")
-                self.consented.add(context)
-                return
-            case "recovery" | "refusal":
-                raise Violation(f"{where}, of which there is no cause")
-            case _:
-                return
-        self.last[context] = kind
 
 
 class Checks:
@@ -144,24 +61,35 @@ class Checks:
 
     Args:
         ground: whose disks these are.
-        key: digest of the study.
+        keys: digests of the studies.
         processes: the participants.
         journal: the coordinator's disk.
+        bears: how many releases the sites' budget bears, 0 for any number.
+
+    Attributes:
+        left: who left a study.
     """
 
-    def __init__(self, ground: Ground, key: bytes, processes: Mapping[str, Process], journal: Disk) -> None:
-        self._ground, self._key, self._processes, self._journal = ground, key, processes, journal
+    def __init__(
+        self, ground: Ground, keys: Sequence[bytes], processes: Mapping[str, Process], journal: Disk, bears: int = 0
+    ) -> None:
+        self._ground, self._keys, self._processes, self._journal = ground, tuple(keys), processes, journal
+        self._bears = bears
+        self.left: set[str] = set()
         self.books = {name: Book(process.disk) for name, process in processes.items()}
+        for book in self.books.values():
+            book.refuses = bool(bears)
         self.mirror = Book(journal)
         self._encoded: dict[tuple[str, bytes], Integers] = {}  # by name and context
         self._nonces: dict[tuple[str, bytes], bytes] = {}  # of the process that encoded it
         self._payloads: dict[tuple[str, bytes], bytes] = {}
         self._ciphertexts: dict[tuple[str, bytes], list[bytes]] = {}
-        self._consents: defaultdict[tuple[str, int], set[bytes]] = defaultdict(set)  # that left a site, by round
-        self._opened: defaultdict[int, set[bytes]] = defaultdict(set)  # contexts decrypted, by round
-        self._newest: dict[str, int] = {}  # attempt of each site's newest payload
-        self._states: dict[str, dict[int, tuple[Any, ...]]] = {}
-        self._released: dict[int, bytes] = {}
+        self._consents: defaultdict[tuple[str, bytes, int], set[bytes]] = defaultdict(set)  # that left a site, by round
+        self._opened: defaultdict[tuple[bytes, int], set[bytes]] = defaultdict(set)  # contexts decrypted, by round
+        self._newest: dict[tuple[str, bytes], int] = {}  # attempt of each site's newest payload
+        self._states: dict[tuple[str, bytes], dict[int, tuple[Any, ...]]] = {}
+        self._released: dict[bytes, dict[int, bytes]] = {key: {} for key in keys}
+        self._owed: dict[str, set[str]] = {}
         self.refusals: list[tuple[str, str]] = []
 
     # -- what passes -------------------------------------------------------------------------------------------------------
@@ -173,8 +101,19 @@ class Checks:
         require((name, context) not in self._encoded, f"{name} made two payloads under one context")
         self._encoded[name, context] = values.copy()
 
-    def uploading(self, process: Process, payload: Payload) -> None:
+    def assigned(self, study: bytes, assignment: bytes) -> None:
+        """A site reads an assignment: the coordinator must know it after whatever becomes of its process."""
+        kept = self._journal.rows("SELECT assignment FROM coordinator_round WHERE study = ?", study)
+        require((assignment,) in kept, "an assignment is sent that the journal does not hold")
+
+    def answered(self, process: Process, study: bytes, before: int) -> None:
+        """A site answered a directive: what it wrote to its ledger, from an entry on, is about that study only."""
+        written = process.disk.rows("SELECT DISTINCT study FROM ledger WHERE seq > ? AND study IS NOT NULL", before)
+        require(written in ([], [(study.hex(),)]), f"{process.name} answered one study and wrote about another")
+
+    def uploading(self, process: Process, study: bytes, payload: Payload) -> None:
         """A payload is about to leave its site."""
+        self._whole(process)
         receipt = parse_receipt(payload.receipt.body)
         own = (process.name, receipt.context)
         rows = process.disk.rows(
@@ -184,10 +123,10 @@ class Checks:
         _, assignment, kept = rows[0]
         require(bytes(kept) == b"".join(payload.ciphertexts), f"{process.name} sends another payload than it keeps")
         if own not in self._payloads:
-            newest = self._newest.get(process.name, 0)
+            newest = self._newest.get((process.name, study), 0)
             stale = f"{process.name} answers a stale cohort: attempt {payload.attempt} after {newest}"
             require(payload.attempt > newest, stale)
-            self._newest[process.name] = payload.attempt
+            self._newest[process.name, study] = payload.attempt
             nonce = dict(parse_assignment(assignment).cohort)[process.name]
             require(nonce == self._nonces[own], f"{process.name} answers an assignment of a stale session")
         require(
@@ -204,9 +143,10 @@ class Checks:
         context = bytes(found[0][3])
         require(bytes(found[0][4]) == consent, f"{where} is another than the one that is kept")
         rows = process.disk.rows("SELECT kind FROM ledger WHERE context = ? ORDER BY seq", context.hex())
-        require([kind for (kind,) in rows][:2] == ["reserve", "charge"], f"{where} leaves before its charge: {rows}")
-        self._consents[name, number].add(context)
-        require(len(self._consents[name, number]) == 1, f"{name} consented to two attempts of round {number}")
+        paid = [kind for (kind,) in rows][:2] in (["reserve", "charge"], ["reserve", "recovery"])
+        require(paid, f"{where} leaves before its charge: {rows}")
+        self._consents[name, study, number].add(context)
+        require(len(self._consents[name, study, number]) == 1, f"{name} consented to two attempts of round {number}")
         require((name, context) in self._payloads, f"{where} is of a sum that it is not in")
 
     def decrypted(self, process: Process, study: bytes, number: int, attempt: int) -> None:
@@ -216,10 +156,10 @@ class Checks:
         cohort = self._cohort(context)
         where = f"round {number}, attempt {attempt}"
         for name in cohort:
-            require(context in self._consents[name, number], f"{where} is opened without the consent of {name}")
+            require(context in self._consents[name, study, number], f"{where} is opened without the consent of {name}")
             require((name, context) in self._payloads, f"{where} is opened, but {name} sent no payload for it")
-        self._opened[number].add(context)
-        require(len(self._opened[number]) == 1, f"two sums of round {number} are opened")
+        self._opened[study, number].add(context)
+        require(len(self._opened[study, number]) == 1, f"two sums of round {number} are opened")
         total = self._journal.rows("SELECT ciphertexts FROM coordinator_sum WHERE study = ? AND round = ?", study, number)
         if total and total[0][0] is not None:
             require(bytes(total[0][0]) == self._sum(context, cohort), f"{where}: the sum is not that of exactly its cohort")
@@ -227,8 +167,10 @@ class Checks:
     def refused(self, process: Process, codes: Sequence[RefusalCode]) -> None:
         """A participant refuses."""
         self.refusals += [(process.name, code.value) for code in codes]
+        honest = HONEST | (RESTORED if self.books[process.name].restored else set())
+        honest |= {RefusalCode.BUDGET} if self._bears else set()
         for code in codes:
-            require(code in HONEST, f"{process.name} refuses with {code.value}, though all are honest")
+            require(code in honest, f"{process.name} refuses with {code.value}, though all are honest")
 
     # -- after every step --------------------------------------------------------------------------------------------------
 
@@ -240,55 +182,59 @@ class Checks:
         """
         changed = [name for name, book in self.books.items() if book.follow(name)]
         for name in changed:
-            self._attempts(name)
+            for key in self._keys:
+                self._attempts(name, key)
+            if self._bears:
+                held = [context for context, last in self.books[name].last.items() if last in ("reserve", *PAID)]
+                require(len(held) <= self._bears, f"{name}: {len(held)} releases on a budget that bears {self._bears}")
         if self.mirror.follow("mirror"):
-            self._releases()
+            for key in self._keys:
+                self._releases(key)
 
-    def _attempts(self, name: str) -> None:
+    def _attempts(self, name: str, key: bytes) -> None:
         """The store and the ledger say the same; what was consented to stays so."""
         book, process = self.books[name], self._processes[name]
         now: dict[int, tuple[Any, ...]] = {}
-        for attempt, number, state, context, *_ in process.disk.rows(_ATTEMPTS, self._key):
+        for attempt, number, state, context, *_ in process.disk.rows(_ATTEMPTS, key):
             where = f"{name}: round {number}, attempt {attempt}"
             last = book.last.get(bytes(context).hex())
-            require(last == _KEPT.get(state), f"{where} is {state}, but the ledger's last word is {last}")
+            require(last in _KEPT[state], f"{where} is {state}, but the ledger's last word is {last}")
             now[attempt] = (state, bytes(context))
             if state == "tombstone":
-                given = self._consents.get((name, number), set())
+                given = set() if book.restored else self._consents.get((name, key, number), set())
                 require(bytes(context) not in given, f"{where} is freed, but its consent left the site")
-        for attempt, (state, _) in self._states.get(name, {}).items():
+        for attempt, (state, _) in self._states.get((name, key), {}).items():
             after = now.get(attempt, ("gone", b""))[0]
             ended = ("consented", "released", "tombstone")
             if state in ended:
                 allowed = ("consented", "released") if state == "consented" else (state,)
                 require(after in allowed, f"{name}: attempt {attempt} was {state} and is {after}")
-        self._states[name] = now
+        self._states[name, key] = now
 
-    def _releases(self) -> None:
+    def _releases(self, key: bytes) -> None:
         for context in self.mirror.consented:
             for name in self._cohort(bytes.fromhex(context)):
-                require(
-                    self.books[name].last.get(context) == "charge", f"the mirror shows a consent that {name} did not pay for"
-                )
+                paid = self.books[name].last.get(context) in PAID or self.books[name].restored
+                require(paid, f"the mirror shows a consent that {name} did not pay for")
         query = 'SELECT round, attempt, cohort, "values" FROM coordinator_release WHERE study = ?'
-        rows = self._journal.rows(query, self._key)
+        rows, released = self._journal.rows(query, key), self._released[key]
         for number, attempt, cohort, values in rows:
-            if number in self._released:
-                require(self._released[number] == bytes(values), f"the release of round {number} changed")
+            if number in released:
+                require(released[number] == bytes(values), f"the release of round {number} changed")
                 continue
-            self._released[number] = bytes(values)
-            self._release(number, attempt, tuple(json.loads(cohort)), np.frombuffer(values, dtype="<i8"))
-        require({row[0] for row in rows} == set(self._released), "a release is gone")
+            released[number] = bytes(values)
+            self._release(key, number, attempt, tuple(json.loads(cohort)), np.frombuffer(values, dtype="<i8"))
+        require({row[0] for row in rows} == set(released), "a release is gone")
 
-    def _release(self, number: int, attempt: int, cohort: tuple[str, ...], values: Integers) -> None:
+    def _release(self, key: bytes, number: int, attempt: int, cohort: tuple[str, ...], values: Integers) -> None:
         where = f"release of round {number}"
-        contexts = [context for context in self.mirror.seen if self._cohort_of(context) == (number, attempt)]
+        contexts = [context for context in self.mirror.seen if self._cohort_of(context) == (key.hex(), number, attempt)]
         require(len(contexts) == 1, f"{where}: the mirror shows {len(contexts)}")
         context = bytes.fromhex(contexts[0])
         require(cohort == self._cohort(context), f"{where} names another cohort than the receipts")
         for name in cohort:
-            paid = self.books[name].paid.get((self._key.hex(), number))
-            require(paid == contexts[0], f"{where}: {name} did not pay exactly once")
+            paid = self.books[name].paid.get((key.hex(), number))
+            require(paid == contexts[0] or self.books[name].restored, f"{where}: {name} did not pay exactly once")
         total = sum(self._encoded[name, context] for name in cohort)
         require(bool(np.array_equal(total, values)), f"{where} is not the sum of what its cohort encoded")
 
@@ -296,11 +242,10 @@ class Checks:
         query = "SELECT participant FROM ledger_receipt WHERE context = ? ORDER BY position"
         return tuple(name for (name,) in self._journal.rows(query, context.hex()))
 
-    def _cohort_of(self, context: str) -> tuple[int, int]:
-        ((number, attempt),) = self._journal.rows(
-            "SELECT round, attempt FROM ledger WHERE context = ? AND kind = 'receipts'", context
-        )
-        return number, attempt
+    def _cohort_of(self, context: str) -> tuple[str, int, int]:
+        query = "SELECT study, round, attempt FROM ledger WHERE context = ? AND kind = 'receipts'"
+        ((study, number, attempt),) = self._journal.rows(query, context)
+        return study, number, attempt
 
     def _sum(self, context: bytes, cohort: Sequence[str]) -> bytes:
         adder, parts = ToyAdder(RING), []
@@ -313,24 +258,62 @@ class Checks:
 
     # -- at the end --------------------------------------------------------------------------------------------------------
 
-    def settled(self, phase: str, *, whole: bool) -> None:
+    def settled(self, finished: bool, *, whole: bool) -> None:
         """Nothing is left open; with ``whole``, the product's own verification of every ledger against the mirror.
+
+        Args:
+            finished: whether every study is.
 
         Raises:
             Violation: something is.
         """
         for name, book in self.books.items():
             require("reserve" not in book.last.values(), f"{name}: a reservation is open after the study's end")
-            paid = {context for context, last in book.last.items() if last == "charge"}
-            if phase == "finished":
+            paid = {context for context, last in book.last.items() if last in PAID}
+            if finished and not book.restored and name not in self.left:
                 require(paid == book.seen, f"{name}: paid for what it did not see released")
             require(book.seen <= self.mirror.seen, f"{name}: saw a release that there is none of")
-        if phase == "finished":
-            require(len(self._released) == len(self.mirror.seen), "a finished study lacks a release")
+        if finished:
+            require(sum(map(len, self._released.values())) == len(self.mirror.seen), "a finished study lacks a release")
         if whole:
             self.verify()
 
     def verify(self) -> None:
-        """Prove every ledger, and the mirror against all of them."""
-        readers = [LedgerReader(process.disk.engine) for process in self._processes.values()]
+        """Prove every ledger, and the mirror against all of them that were never set back."""
+        for name, process in self._processes.items():
+            if self.books[name].restored:
+                verify_ledger(LedgerReader(process.disk.engine), authority=self._ground.authority)
+        whole = [process for name, process in self._processes.items() if not self.books[name].restored]
+        readers = [LedgerReader(process.disk.engine) for process in whole]
         verify_ledger(LedgerReader(self._journal.engine), authority=self._ground.authority, against=readers)
+
+    # -- sites that were restored ------------------------------------------------------------------------------------------
+
+    def restored(self, name: str) -> None:
+        """A site runs on an older copy of its disk from here on: its ledger is followed from the beginning again."""
+        self.books[name] = Book(self._processes[name].disk)
+        self.books[name].restored, self.books[name].refuses = True, bool(self._bears)
+        self._states = {place: states for place, states in self._states.items() if place[0] != name}
+
+    def caught_up(self, process: Process) -> None:
+        """A site has read the mirror: what it shows of it, consent for consent, is paid for in its ledger."""
+        if self.books[process.name].restored:
+            query = "SELECT context FROM ledger_receipt WHERE participant = ? AND consent IS NOT NULL"
+            self._owed[process.name] = {context for (context,) in self._journal.rows(query, process.name)}
+            self.books[process.name].follow(process.name)
+            self._complete(process.name)
+
+    def _complete(self, name: str) -> None:
+        """All that a restored site consented to, as the mirror had it at last, stands in its ledger as paid."""
+        for context in self._owed.get(name, ()):
+            paid = self.books[name].last.get(context) in PAID
+            require(paid, f"{name} was restored and goes on, but what it consented to is not in its ledger: {context[:12]}")
+
+    def _whole(self, process: Process) -> None:
+        """What leaves a restored site that depends on records leaves after its ledger was completed."""
+        if self.books[process.name].restored:
+            marked = process.disk.rows("SELECT name FROM sqlite_master WHERE name = 'participant_restored'")
+            standing = process.disk.rows("SELECT made FROM participant_restored") if marked else []
+            require(not standing, f"{process.name} was restored and releases before anybody vouched for its ledger")
+            self.books[process.name].follow(process.name)
+            self._complete(process.name)

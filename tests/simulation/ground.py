@@ -1,18 +1,21 @@
 """What every history of a process begins with: identities, data, signed studies, and images of the parties' databases.
 
-Two studies: one with noise whose cohort may shrink, and one without noise that allows one cohort only. Each has an image of
-before it was submitted, and one of when its keys were exchanged.
+A study with noise whose cohort may shrink; one without noise that allows one cohort only; two at once on the same sites; two
+that are rivals, because the sites' budget bears one release in all. Each has an image of before it was submitted, and one of
+when its keys were exchanged.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from simulation.parties import Coordinator, Disk, Process, Skewed, Time
+from simulation.disks import Disk, mortal_transaction
+from simulation.parties import Coordinator, Process, Skewed, Time
 from support.federation import DATASET, make_request, schema_of, write_records
 from support.randomness import SeededRandom
 from veilsum_coordinator.federation import Federation
@@ -24,8 +27,12 @@ from veilsum_participant.store import create_tables
 from veilsum_privacy.database import transaction
 from veilsum_privacy.identity import Credentials, Label, load_credentials
 from veilsum_privacy.identity.provision import make_kit
+from veilsum_privacy.ledger import Ledger
+from veilsum_privacy.ledger.entries import Mechanism
 from veilsum_privacy.ledger.mirror import Mirror
+from veilsum_privacy.restored import write_mark
 from veilsum_privacy.results import Result
+from veilsum_privacy.securesum.context import plan_round
 from veilsum_privacy.study import Study, study_digest
 from veilsum_proto import federation_pb2 as pb
 
@@ -34,8 +41,8 @@ BEGINNING = 1_900_000_000
 MOST_ROUNDS = 2
 WAITS = Waits(enrol=3600, seal=600, contribute=3600, consent=600, decrypt=600, grace=30)
 
-Kind = Literal["noised", "strict"]
-KINDS: tuple[Kind, ...] = ("noised", "strict")
+Kind = Literal["noised", "strict", "both", "rivals"]
+KINDS: tuple[Kind, ...] = ("noised", "strict", "both", "rivals")
 
 
 class Rounds:
@@ -87,6 +94,7 @@ class Ground:
     def __init__(self, directory: Path) -> None:
         time = Time(BEGINNING - 90_000)  # clocks that are slow must not find the certificates not valid yet
         self.results, self.rounds = directory / "results", 1
+        self._copy = directory / "copy.db"
         kit = make_kit(directory, list(NAMES), clock=time)
         pins = {party.name: load_credentials(party.identity, BEGINNING).identity.fingerprint for party in kit.participants}
         noise = ("distributed", "none")
@@ -117,8 +125,18 @@ class Ground:
         self._prepare_journal(time)
         self.authority = self._coordinator.authority
         analyst = load_credentials(kit.analyst.identity, BEGINNING)
-        self.studies = {kind: self._sign(kind, kit.federation_id, analyst) for kind in KINDS}
+        sign = partial(self._sign, kit.federation_id, analyst)
+        noised = sign("noised", MOST_ROUNDS, 7)
+        self.studies: dict[Kind, tuple[Signed, ...]] = {
+            "noised": (noised,),
+            "strict": (sign("strict", MOST_ROUNDS, 7),),
+            "both": (noised, sign("noised", MOST_ROUNDS, 8)),
+            "rivals": (sign("noised", 1, 9), sign("noised", 1, 10)),
+        }
         self.keyed: dict[Kind, Keyed] = {}
+        self.tight: dict[str, bytes] = {}
+        self.budget = 0.0
+        self._tighten(time, self.studies["rivals"][0].study)
 
     def method(self, _: str) -> Rounds:
         """In the place of :func:`veilsum_coordinator.methods.get_method`."""
@@ -145,7 +163,31 @@ class Ground:
         SqlJournal(engine, mirror)
         self.empty["coordinator"] = self.disks["coordinator"].image()
 
-    def _sign(self, kind: Kind, federation: str, analyst: Credentials) -> Signed:
+    def marked(self, image: bytes, made: int) -> bytes:
+        """An image as it is put back from a backup: with the mark of a restored site."""
+        self._copy.write_bytes(image)
+        write_mark(self._copy, made, bytes(32))
+        return self._copy.read_bytes()
+
+    def _tighten(self, time: Time, study: Study) -> None:
+        """Images of sites whose budget bears one release of ``study``, whatever its cohort, and never two."""
+        plans = [plan_round(study, "statistics", len(NAMES), cohort) for cohort in (2, 3)]
+        mechanisms = [Mechanism.of(plan.declaration, plan.noise) for plan in plans]
+        for name in NAMES:
+            engine = self.disks[name].engine
+            ledger = open_ledger(engine, self._credentials[name], time)
+            one, two = ([ledger.headroom(DATASET, {item: count}).after for item in mechanisms] for count in (1, 2))
+            assert max(one) < min(two)
+            self.budget = (max(one) + min(two)) / 2
+            self.lower(self.disks[name], ledger)
+            self.tight[name] = self.disks[name].image()
+
+    def lower(self, disk: Disk, ledger: Ledger) -> None:
+        """Let a site's budget bear one release of the rivals only."""
+        with mortal_transaction(disk.engine) as connection:
+            ledger.set_budget(connection, DATASET, self.budget, 1e-5, reason="simulation", operator="simulation")
+
+    def _sign(self, federation: str, analyst: Credentials, kind: Kind, releases: int, seed: int) -> Signed:
         request = make_request(schema_of(1, max_records=8), epsilon=None if kind == "strict" else 20.0, min_cohort=2)
         study = compile_study(
             request,
@@ -153,9 +195,9 @@ class Ground:
             coordinator=self._coordinator.identity.name,
             participants=list(NAMES),
             clock=Time(BEGINNING),
-            random=SeededRandom(7),
+            random=SeededRandom(seed),
         )
-        tasks = tuple(task.model_copy(update={"releases": MOST_ROUNDS}) for task in study.tasks)
+        tasks = tuple(task.model_copy(update={"releases": releases}) for task in study.tasks)
         privacy = study.privacy
         if kind == "noised":
             privacy = privacy.model_copy(update={"epsilon": 500.0, "cohort_difference": "allowed"})

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from simulation.parties import Died, Process
+from simulation.disks import Died
+from simulation.parties import Process
 from veilsum_coordinator.accumulator import OutOfOrder
 from veilsum_coordinator.hub import Hub
 from veilsum_participant.contributions import Payload
@@ -20,7 +21,7 @@ from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_proto import federation_pb2 as pb
 
 if TYPE_CHECKING:
-    from simulation.world import World
+    from simulation.turns import Turns
 
 Result = TypeVar("Result")
 
@@ -46,7 +47,7 @@ class Link:
         echo: where the coordinator has an object no longer, what the participant got of the same round before comes again.
     """
 
-    def __init__(self, world: World, process: Process, fates: dict[int, str], *, echo: bool = False) -> None:
+    def __init__(self, world: Turns, process: Process, fates: dict[int, str], *, echo: bool = False) -> None:
         self._world, self._process, self._fates, self._count = world, process, fates, 0
         self._echo = echo
         identity = world.coordinator.credentials.identity
@@ -61,10 +62,10 @@ class Link:
         try:
             found = self._call(lambda hub: hub.fetch(self._process.name, kind, study, number, attempt))
         except RejectedError:
-            if self._echo and (kind, number) in kept:
-                return kept[kind, number]
+            if self._echo and (kind, study, number) in kept:
+                return kept[kind, study, number]
             raise
-        return kept.setdefault((kind, number), found)
+        return kept.setdefault((kind, study, number), found)
 
     def enrol(self, study: bytes, enrolment: Enrolment) -> None:
         self._call(lambda hub: hub.enrol(self._process.name, study, enrolment))
@@ -85,7 +86,7 @@ class Link:
 
     def upload(self, study: bytes, payload: Payload) -> None:
         self._process.answered += 1
-        self._world.checks.uploading(self._process, payload)
+        self._world.checks.uploading(self._process, study, payload)
         for left in reversed(range(UPLOAD_TRIES)):
             try:
                 self._upload(study, payload)

@@ -1,121 +1,26 @@
-"""The parties as processes that can die: a database in memory that outlives them, a clock of their own, and points of death.
-
-A process dies at a point: before a statement that writes, before or after a commit, before or after a message. Death is an
-exception that no code of the product catches; what a dead process still tries to write or send raises it again.
-"""
+"""The parties as processes that can die: each with a disk that outlives it, and a clock of its own."""
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Engine, event
-
+from simulation.disks import Disk
 from support.randomness import SeededRandom
 from veilsum_coordinator.hub import Hub
 from veilsum_coordinator.journal import SqlJournal
+from veilsum_coordinator.outage import Outage
 from veilsum_coordinator.settings import Waits
 from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.core import ParticipantCore
 from veilsum_participant.site import Site
-from veilsum_privacy import database
+from veilsum_privacy.driver_faults import DatabaseAwayError
 from veilsum_privacy.identity import Credentials
 from veilsum_privacy.ledger import Ledger
 from veilsum_privacy.ledger.mirror import Mirror
 from veilsum_privacy.randomness import RandomSource
 from veilsum_proto import federation_pb2 as pb
-
-
-class Died(BaseException):
-    """A process met its death."""
-
-
-class Disk:
-    """A party's database in memory: what is committed outlives the process. Counts points, and kills at one of them."""
-
-    def __init__(self) -> None:
-        self.passed, self._fatal = 0, 0
-        self.dead = False
-        self.engine: Engine = database.open_database(":memory:")
-        with self.engine.connect() as connection:
-            raw = connection.connection.dbapi_connection
-            assert isinstance(raw, sqlite3.Connection)
-            self.raw: sqlite3.Connection = raw
-        event.listen(self.engine, "before_execute", self._statement)
-        event.listen(self.engine, "commit", lambda _: self.point())
-        DISKS[id(self.engine)] = self
-
-    def load(self, image: bytes) -> None:
-        """Begin with what a template holds."""
-        self.raw.deserialize(image)
-        self.revive()
-
-    def image(self) -> bytes:
-        """All that is committed."""
-        return bytes(self.raw.serialize())
-
-    def revive(self) -> None:
-        """A new process opens it."""
-        self.dead, self._fatal = False, 0
-
-    def doom(self, points: int) -> None:
-        """The process dies at its ``points``-th point from here on."""
-        self._fatal = self.passed + points
-
-    def spare(self) -> None:
-        """It does not die after all."""
-        self._fatal = 0
-
-    def kill(self) -> None:
-        """It is dead now."""
-        self.dead = True
-
-    def point(self) -> None:
-        """One point.
-
-        Raises:
-            Died: the process is dead, or dies here.
-        """
-        self.passed += 1
-        if self.passed == self._fatal:
-            self.dead = True
-        if self.dead:
-            raise Died
-
-    def rows(self, query: str, *values: Any) -> list[Any]:
-        """What is committed, read beside the product's code."""
-        return list(self.raw.execute(query, values))
-
-    def _statement(self, _connection: Any, statement: Any, *_: Any) -> None:
-        # before the driver is asked: an exception from inside it would let SQLAlchemy close the connection
-        if getattr(statement, "is_dml", False):
-            self.point()
-
-
-DISKS: dict[int, Disk] = {}
-"""By the engine's id, which lives as long as the process."""
-
-_TRANSACTION = database.transaction
-
-
-@contextmanager
-def mortal_transaction(engine: Engine) -> Iterator[Any]:
-    """In the place of :func:`veilsum_privacy.database.transaction`: after the commit there is a point as well."""
-    with _TRANSACTION(engine) as connection:
-        yield connection
-    if (disk := DISKS.get(id(engine))) is not None:
-        disk.point()
-
-
-def no_migration(*_: object) -> None:
-    """In the place of :func:`veilsum_privacy.database.migrate`: every image has the present layout."""
-
-
-def no_scrub(_: object) -> None:
-    """In the place of :func:`veilsum_privacy.database.scrub`: a database in memory has no log beside it."""
 
 
 class Time:
@@ -149,9 +54,12 @@ class Process:
         heard: every directive that it ever read, to hear it again.
         missed: directives to contribute that it did not come to answer.
         answered: payloads and refusals that it sent or tried to send.
-        fetched: the objects that it got, by kind and round.
+        fetched: the objects that it got, by kind, study and round.
         cut: whether nothing passes between it and the coordinator.
         born: how often it was started.
+        caught_up: whether the present process has read the coordinator's mirror.
+        restored: whether it runs on a backup, at some time put in the place of its disk.
+        backup: an image of its disk, and when it was made.
     """
 
     config: ParticipantConfig
@@ -165,10 +73,13 @@ class Process:
     heard: list[pb.Directive] = field(default_factory=list)
     missed: list[pb.Directive] = field(default_factory=list)
     answered: int = 0
-    fetched: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    fetched: dict[tuple[int, bytes, int], bytes] = field(default_factory=dict)
     cut: bool = False
     busy: bool = False
     born: int = 0
+    caught_up: bool = False
+    restored: bool = False
+    backup: tuple[bytes, int] | None = None
 
     @property
     def name(self) -> str:
@@ -184,7 +95,7 @@ class Process:
         ledger = Ledger(self.disk.engine, credentials=self.credentials, clock=self.clock, random=random)
         noise: RandomSource = SeededRandom(source + b"noise")
         site = Site(self.config, self.credentials, self.disk.engine, ledger, self.clock, random, noise)
-        self.core, self.serial, self.inbox = ParticipantCore(site), None, []
+        self.core, self.serial, self.inbox, self.caught_up = ParticipantCore(site), None, [], False
 
     def die(self) -> None:
         """The process is gone; its disk stays."""
@@ -192,9 +103,31 @@ class Process:
         self.core, self.serial, self.inbox = None, None, []
 
 
+class Waiting(Outage):
+    """A database that is away is waited for in the history's time."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        super().__init__()
+        self._coordinator = coordinator
+
+    def attempt(self, work: Callable[[], Any], *, waiting: bool = False) -> Any:
+        """Do it once."""
+        return work()
+
+    def wait(self, work: Callable[[], Any], seconds: float | None = None) -> Any:
+        """Do it until it is done."""
+        while True:
+            try:
+                return work()
+            except DatabaseAwayError:
+                if self._coordinator.pause is None:
+                    raise
+                self._coordinator.pause()
+
+
 @dataclass
 class Coordinator:
-    """The coordinator: its disk, and its hub while the process runs."""
+    """The coordinator: its disk, and its hub while the process runs; ``pause``: how the method that runs now waits."""
 
     credentials: Credentials
     disk: Disk
@@ -202,6 +135,7 @@ class Coordinator:
     waits: Waits
     hub: Hub | None = None
     born: int = 0
+    pause: Callable[[], None] | None = None
 
     def start(self) -> Hub:
         """Start the process: everything is rebuilt from the journal."""
@@ -209,7 +143,7 @@ class Coordinator:
         self.born += 1
         random: RandomSource = SeededRandom(b"coordinator" + self.born.to_bytes(4, "big"))
         mirror = Mirror(self.disk.engine, credentials=self.credentials, clock=self.clock, random=random)
-        journal = SqlJournal(self.disk.engine, mirror)
+        journal = SqlJournal(self.disk.engine, mirror, Waiting(self))
         self.hub = Hub(self.credentials, journal, waits=self.waits, clock=self.clock)
         return self.hub
 

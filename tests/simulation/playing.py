@@ -10,15 +10,19 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from simulation.checks import Checks, Violation
+from sqlalchemy import inspect
+
+from simulation.books import Violation
+from simulation.checks import Checks
+from simulation.disks import DISKS, mortal_transaction, no_migration, no_scrub, quick_after_commit, quick_reading
 from simulation.ground import KINDS, Ground, Keyed, Kind
-from simulation.parties import mortal_transaction, no_migration, no_scrub
+from simulation.memory import inspect_quickly
 from simulation.toy import replace_everywhere, stand_ins
 from simulation.world import History, World
 from veilsum_coordinator import runner
 from veilsum_coordinator.members import StudyPhase
 from veilsum_participant.data import load_records
-from veilsum_privacy.database import migrate, scrub, transaction
+from veilsum_privacy.database import after_commit, migrate, reading, scrub, transaction
 from veilsum_privacy.securesum.contribution import masked_words
 
 
@@ -57,6 +61,8 @@ class Player:
             return Outcome(world.run(), world.steps)
         except Violation as violation:
             return Outcome("", world.steps, str(violation))
+        except Exception as error:  # noqa: BLE001 - told like any other violation, and shrunk
+            return Outcome("", world.steps, f"internal error: {type(error).__name__}: {error}")
 
     def watched(self, values: Any, plan: Any, context: bytes, own: str, *rest: Any) -> Any:
         """In the place of ``masked_words``: the checks see a vector before its masks."""
@@ -65,12 +71,17 @@ class Player:
         return masked_words(values, plan, context, own, *rest)
 
     def _exchange(self, kind: Kind) -> Keyed:
-        world = World(self.ground, History(kind, keyed=False, rounds=1, operations=()))
+        world = World(self.ground, History(kind, keyed=False, rounds=1, operations=()), loose=True)
+        world.waiting = True
         hub = world.coordinator.hub
         assert hub is not None
-        machine = hub.studies[world.signed.key].machine
-        while machine.phase is not StudyPhase.RUNNING:
+        machines = [hub.studies[item.key].machine for item in world.studies]
+        while any(machine.phase is not StudyPhase.RUNNING for machine in machines):
             world.step()
+        for process in world.processes.values():
+            if kind == "rivals":  # lowered now, for a site does not enrol in what its budget cannot bear
+                assert process.core is not None
+                self.ground.lower(process.disk, process.core.site.ledger)
         images = {name: process.disk.image() for name, process in world.processes.items()}
         return Keyed(images, world.coordinator.disk.image())
 
@@ -88,6 +99,9 @@ def playing() -> Iterator[Player]:
         tempfile.TemporaryDirectory(dir=place if place.is_dir() else None) as directory,
         stand_ins(
             (transaction, mortal_transaction),
+            (reading, quick_reading),
+            (after_commit, quick_after_commit),
+            (inspect, inspect_quickly),
             (scrub, no_scrub),
             (masked_words, watched),
             (load_records, lru_cache(maxsize=16)(load_records)),  # the same files for every start of a site
@@ -99,5 +113,6 @@ def playing() -> Iterator[Player]:
         replace_everywhere(stack, migrate, no_migration)  # every table is made by now
         stack.callback(setattr, runner, "get_method", vars(runner)["get_method"])
         setattr(runner, "get_method", player.ground.method)  # noqa: B010 - compilation goes on with the real one
+        stack.callback(DISKS.clear)
         player.prepare()
         yield player

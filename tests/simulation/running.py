@@ -6,7 +6,8 @@ import multiprocessing
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from simulation.histories import make_history
@@ -69,18 +70,22 @@ def shrunk(player: Player, history: History, violation: str) -> str:
     return as_text(short, f"seed {history.seed}: {violation}" if last == violation else f"seed {history.seed}: {last}")
 
 
-def play_many(seed: int, count: int, processes: int) -> Played:
-    """The same over several processes, each with a part of the seeds."""
-    if processes < 2:
-        return _part((seed, count))
-    share = -(-count // processes)
-    parts = [(seed + start, min(share, count - start)) for start in range(0, count, share)]
-    total = Played()
+PART = 250
+"""Histories that a process plays before it tells."""
+
+
+@contextmanager
+def several(processes: int) -> Iterator[Callable[[int, int], Iterator[Played]]]:
+    """The same over several processes that load the product once, whatever becomes of its files: a function of the first seed
+    and of how many, which gives what came of each part as it is done."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        for played in pool.imap_unordered(_part, parts):
-            total.add(played)
-    return total
+
+        def play(seed: int, count: int) -> Iterator[Played]:
+            parts = [(seed + start, min(PART, count - start)) for start in range(0, count, PART)]
+            return pool.imap_unordered(_part, parts)
+
+        yield play
 
 
 def _part(part: tuple[int, int]) -> Played:

@@ -59,7 +59,8 @@ def test_random_histories_hold(player: Player, half: int) -> None:
     if played.histories < FEWEST:
         played.add(play_range(player, first + played.histories, FEWEST - played.histories))
     assert not played.failures, "\n".join(played.failures)
-    assert played.phases["finished"] > played.histories // 2  # histories in which nothing succeeds would show little
+    finished = sum(count for phase, count in played.phases.items() if "finished" in phase)
+    assert finished > played.histories // 2  # histories in which nothing succeeds would show little
 
 
 @pytest.mark.parametrize("name", BUGS)

@@ -41,21 +41,47 @@ from veilsum_privacy.study import Study
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import StudiesStub
 
-START_SECONDS = 30.0
+START_SECONDS = 90.0
 OVER = ("finished", "failed", "aborted")
 
 
 class Process:
-    """One child process, its output in a file."""
+    """One child process, its output in a file.
 
-    def __init__(self, command: Sequence[str], log: Path) -> None:
+    Args:
+        command: of the interpreter: a script or module and its arguments.
+        log: the file.
+        environment: variables that are set for it, beside those of this process.
+    """
+
+    def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
         self.log = log
         with log.open("ab") as output:
-            self._child = subprocess.Popen([sys.executable, *command], stdout=output, stderr=output, stdin=subprocess.DEVNULL)
+            self._child = subprocess.Popen(
+                [sys.executable, *command],
+                stdout=output,
+                stderr=output,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **(environment or {})},
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
 
     @property
     def alive(self) -> bool:
         return self._child.poll() is None
+
+    @property
+    def status(self) -> int | None:
+        """Its exit status, negative for a signal; None while it runs."""
+        return self._child.poll()
+
+    def terminate(self) -> None:
+        """Ask it to end as an operator would; returns at once."""
+        if self.alive:
+            self._child.terminate()
 
     def pause(self) -> None:
         """Stop the process where it is; its connections stay open."""
@@ -138,7 +164,7 @@ class Processes:
         directory = self.kit.coordinator.directory
         ready = directory / "ready"
         ready.unlink(missing_ok=True)
-        self.coordinator = Process(_command("coordinator", directory / "coordinator.toml"), directory / "log")
+        self.coordinator = self.launch("coordinator", directory)
         wait_for(lambda: ready.exists() or not self._coordinator.alive, START_SECONDS, "the coordinator's address")
         assert self._coordinator.alive, self._coordinator.log.read_text()
         self.address = ready.read_text().strip()
@@ -158,8 +184,11 @@ class Processes:
     def start(self, *names: str) -> None:
         """Start participants."""
         for name in names:
-            directory = self.directory(name)
-            self.participants[name] = Process(_command("participant", directory / "participant.toml"), directory / "log")
+            self.participants[name] = self.launch("participant", self.directory(name))
+
+    def launch(self, role: str, directory: Path) -> Process:
+        """Start one process; what runs it in another way overrides this."""
+        return Process(_command(role, directory / f"{role}.toml"), directory / "log")
 
     def directory(self, name: str) -> Path:
         """A participant's directory."""

@@ -18,8 +18,8 @@ class Proxy:
         target: (host, port) of new connections; may be changed.
     """
 
-    def __init__(self, target: tuple[str, int]) -> None:
-        self.target = target
+    def __init__(self, target: tuple[str, int], host: str = "127.0.0.1") -> None:
+        self.target, self._host = target, host
         self.stalled = threading.Event()
         self._changed = threading.Condition()
         self._sent = 0
@@ -27,14 +27,14 @@ class Proxy:
         self._cut = False
         self._pairs: set[tuple[socket.socket, socket.socket]] = set()
         self._closed = False
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server((host, 0))
         self.port = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
     def address(self) -> str:
         """host:port to dial."""
-        return f"127.0.0.1:{self.port}"
+        return f"{self._host}:{self.port}"
 
     def limit(self, count: int, *, cut: bool = False) -> None:
         """Let ``count`` more bytes through, then stall, or cut every connection once and go on."""

@@ -65,6 +65,7 @@ def metrics(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     where = bed.kit.coordinator.directory
     config = CoordinatorConfig(listen="localhost:0", identity=bed.kit.coordinator.identity, state=where / "state")
     server = CoordinatorServer(config, clock=bed.clock)
+    server.open()
     return {**sample_names(server.metrics.registry), **sample_names(SiteMetrics(bed.sites["north"]).registry)}
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import resource
+import stat
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from veilsum_deploy import cli
+from veilsum_privacy.results import Result, save_result
 from veilsum_privacy.runtime.hardening import allow_files
 
 ROOT = Path(__file__).parents[2]
@@ -81,3 +85,50 @@ def test_files_for_connections_are_asked_for() -> None:
         assert few <= hard
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+SIGN = ("--authority", "{}/authority", "--role", "participant", "--name", "north")
+COMMANDS = (
+    ("federation", "init", "{}/authority", "--name", "trial"),
+    ("participant", "init", "{}/north", "--name", "north"),
+    (
+        "federation",
+        "sign",
+        "{}/north/identity/request.csr",
+        "--authority",
+        "{}/authority",
+        "--role",
+        "participant",
+        "--name",
+        "north",
+    ),
+    ("federation", "kit", "{}/kit", "--participants", "a,b"),
+)
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_what_commands_make_is_nobody_elses_to_change(umask: int, tmp_path: Path) -> None:
+    former = os.umask(umask)
+    try:
+        for command in COMMANDS:
+            os.umask(umask)
+            with pytest.raises(SystemExit) as ended:
+                cli.main([word.format(tmp_path) for word in command])
+            assert ended.value.code == 0
+    finally:
+        os.umask(former)
+    made = {path: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")}
+    keys = {mode for path, mode in made.items() if path.name == "key.pem"}
+    assert sum(path.name == "key.pem" for path in made) >= 6
+    assert keys == {0o600}
+    assert {mode for path, mode in made.items() if path.is_dir()} == {0o755 & ~umask}
+    assert {mode for path, mode in made.items() if path.is_file()} == {0o600, 0o644}
+
+
+def test_results_are_their_owners(tmp_path: Path) -> None:
+    former = os.umask(0)
+    try:
+        save_result(tmp_path / "result", Result("statistics", {}, {"x": np.zeros(3)}, {}))
+    finally:
+        os.umask(former)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "result").iterdir()} == {0o600}

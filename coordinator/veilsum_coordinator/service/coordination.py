@@ -29,6 +29,9 @@ them brings is held until it ends."""
 
 ROLES = (Role.PARTICIPANT,)
 
+REST = 4.0
+"""After a look at what is open for whom, the next one waits so many times as long as it took: many changes, one look."""
+
 
 def _check_key(key: bytes) -> bytes:
     if len(key) != 32:
@@ -42,24 +45,70 @@ def _bounded(value: bytes, limit: int, what: str) -> bytes:
     return value
 
 
+_Key = tuple[bytes, int, int, int, bool, str]
+
+
+class _Session:
+    """What one open session was sent of what is open; a directive that was closed since is sent again when it opens again."""
+
+    def __init__(self) -> None:
+        self.waker = asyncio.Event()
+        self._sent: set[_Key] = set()
+
+    @staticmethod
+    def _key(directive: pb.Directive) -> _Key:
+        """All that tells directives apart: an attempt has one assignment."""
+        numbers = (directive.kind, directive.round, directive.attempt)
+        return bytes(directive.study), *numbers, directive.dealer, directive.outcome
+
+    def has_news(self, open_now: list[pb.Directive]) -> bool:
+        """Whether anything is open that was not sent."""
+        keys = {self._key(directive) for directive in open_now}
+        self._sent &= keys
+        return keys != self._sent
+
+    def news(self, open_now: list[pb.Directive]) -> list[pb.Directive]:
+        """What is open and was not sent, in order; it counts as sent from here on."""
+        new = [directive for directive in open_now if self._key(directive) not in self._sent]
+        self._sent = {self._key(directive) for directive in open_now}
+        return new
+
+
 class Coordination(CoordinationServicer):
     """The service for participants."""
 
     def __init__(self, hub: Hub, guard: Guard, clock: Callable[[], int]) -> None:
         self._hub, self._guard, self._clock = hub, guard, clock
-        self._wakers: dict[str, asyncio.Event] = {}
+        self._sessions: dict[str, _Session] = {}
         self._closing = False
-        loop = asyncio.get_running_loop()
-        hub.listen(lambda: None if loop.is_closed() else loop.call_soon_threadsafe(self._wake))
+        self._due, self._rested = False, 0.0
+        self._loop = asyncio.get_running_loop()
+        hub.listen(self._changed)
 
     def close(self) -> None:
         """End every session cleanly: the process is about to stop, and participants dial again until it is back."""
         self._closing = True
-        self._wake()
+        for session in self._sessions.values():
+            session.waker.set()
 
-    def _wake(self) -> None:
-        for waker in self._wakers.values():
-            waker.set()
+    def _changed(self) -> None:
+        """Have a look soon; called under the hub's lock, from any thread."""
+        if not self._due and not self._loop.is_closed():
+            self._due = True
+            self._loop.call_soon_threadsafe(self._plan)
+
+    def _plan(self) -> None:
+        self._loop.call_at(max(self._rested, self._loop.time()), self._look)
+
+    def _look(self) -> None:
+        """Wake the sessions that have something to send, and no others: each of many members changes something for few."""
+        self._due = False  # what changes from here on is looked at next time
+        start = self._loop.time()
+        for name, session in self._sessions.items():
+            if session.has_news(self._hub.directives(name)):
+                session.waker.set()
+        end = self._loop.time()
+        self._rested = end + REST * (end - start)
 
     async def Hello(self, request: pb.HelloRequest, context: Context) -> pb.HelloReply:
         async def work() -> pb.HelloReply:
@@ -89,30 +138,26 @@ class Coordination(CoordinationServicer):
         name = caller.name
         if request.version not in PROTOCOL_VERSIONS:
             raise WrongVersion("The session's protocol version was not negotiated.")
-        waker = asyncio.Event()
+        session = _Session()
         serial = self._hub.connect(name, request.session_nonce)
         self._guard.metrics.opened(caller)
-        if (former := self._wakers.get(name)) is not None:
-            former.set()
-        self._wakers[name] = waker
-        sent: list[bytes] = []
+        if (former := self._sessions.get(name)) is not None:
+            former.waker.set()
+        self._sessions[name] = session
         try:
-            while self._wakers.get(name) is waker and not self._closing:
-                waker.clear()
-                open_now = self._hub.directives(name)
-                keys = [directive.SerializeToString(deterministic=True) for directive in open_now]
-                for key, directive in zip(keys, open_now, strict=True):
-                    if key not in sent:
-                        yield directive
-                sent = keys
+            while self._sessions.get(name) is session and not self._closing:
+                session.waker.clear()
+                for directive in session.news(self._hub.directives(name)):
+                    yield directive
                 try:
-                    await asyncio.wait_for(waker.wait(), PING_SECONDS)
+                    async with asyncio.timeout(PING_SECONDS):
+                        await session.waker.wait()
                 except TimeoutError:
                     self._guard.caller(context, ROLES)  # a certificate may expire while its session is open
                     yield pb.Directive(kind=pb.DIRECTIVE_KIND_PING)
         finally:
-            if self._wakers.get(name) is waker:
-                del self._wakers[name]
+            if self._sessions.get(name) is session:
+                del self._sessions[name]
             self._hub.disconnect(name, serial)
 
     async def Fetch(self, request: pb.FetchRequest, context: Context) -> AsyncIterator[pb.Chunk]:

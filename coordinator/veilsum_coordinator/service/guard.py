@@ -1,7 +1,8 @@
 """Who calls, and how errors leave: every handler runs under :class:`Guard`.
 
 A caller is what its client certificate says. A typed error becomes a status with its public text and a count; anything else
-becomes "internal error", logged here with its trace and told to nobody.
+becomes "internal error", logged here with its trace and told to nobody. Every rejection is counted; of each caller the log
+has some lines a minute, and how many more there were.
 """
 
 from __future__ import annotations
@@ -23,12 +24,16 @@ from veilsum_privacy.driver_faults import DatabaseAwayError
 from veilsum_privacy.errors import HostileInput, StateError, VeilsumError
 from veilsum_privacy.identity import CertificateExpired, Credentials, Identity, Role, verify_certificate
 from veilsum_privacy.identity.renewal import ExpiryLog
+from veilsum_privacy.runtime.flood import caused_by
 from veilsum_privacy.runtime.logs import about
 
 LOG = logging.getLogger("veilsum.coordinator")
 
 CALL_SECONDS = 3600.0
 """How long a call that sends may take, whatever deadline the caller set: as long as an honest one waits for its own."""
+
+LONGEST_NAME = 64
+"""Bytes of a caller's name in the log, as many as a certified one has."""
 
 Result = TypeVar("Result")
 if TYPE_CHECKING:
@@ -120,17 +125,37 @@ class Guard:
     async def _abort(self, context: Context, error: Exception) -> None:
         if isinstance(error, grpc.aio.AbortError):
             return
+        await asyncio.sleep(0)  # a caller that vanished in a stream looks like one that ended it, until this task is cancelled
+        peer = caller_name(context)
+        flood = caused_by("rejected calls", peer)
         for kind, status, reason in _STATUS:
             if isinstance(error, kind):
                 text = error.message if isinstance(error, VeilsumError) else "The message cannot be parsed."
-                LOG.warning("rejected (%s): %s", reason, text, extra=about("rejected", reason=reason))
+                extra = about("rejected", reason=reason) | flood
+                LOG.warning("rejected (%s): %s (from %s)", reason, text, peer, extra=extra)
                 self.metrics.rejected.labels(reason).inc()
                 if kind is DecodeError:
                     self.metrics.decode_failures.labels("message").inc()
-                await context.abort(status, text)
-        LOG.error("internal error", exc_info=error)
+                await _tell(context, status, text)
+        LOG.error("internal error", exc_info=error, extra=flood)
         self.metrics.rejected.labels("internal").inc()
-        await context.abort(grpc.StatusCode.INTERNAL, "Internal error; the coordinator's log has it.")
+        await _tell(context, grpc.StatusCode.INTERNAL, "Internal error; the coordinator's log has it.")
+
+
+async def _tell(context: Context, status: grpc.StatusCode, text: str) -> None:
+    """Abort the call, which raises; a caller that has gone meanwhile cannot be told, and its call ends as a cancelled one."""
+    try:
+        await context.abort(status, text)
+    except grpc.aio.InternalError as error:
+        raise asyncio.CancelledError from error
+
+
+def caller_name(context: Context) -> str:
+    """What to call a caller in the log: the name in the certificate that TLS let in, also of another role or expired since."""
+    names = list(context.auth_context().get("x509_common_name", ()))
+    if names:
+        return bytes(names[0])[:LONGEST_NAME].decode("utf-8", "replace")
+    return context.peer().rpartition(":")[0] or "an unknown address"
 
 
 class Intake(Interceptor):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import grpc
 
 from veilsum_coordinator.hub import Hub
+from veilsum_coordinator.outage import CALL_SECONDS
 from veilsum_coordinator.service.guard import Context, Guard, WrongRole
 from veilsum_privacy.canonical import canonical
-from veilsum_privacy.errors import HostileInput
+from veilsum_privacy.errors import HostileInput, StateError
 from veilsum_privacy.identity import Role
 from veilsum_privacy.results import ARRAYS, MANIFEST, checkpoint_directory, saved_checkpoints
 from veilsum_privacy.study import MAX_STUDY_BYTES
@@ -20,6 +22,14 @@ from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import StudiesServicer
 
 READERS = (Role.ANALYST, Role.OPERATOR)
+
+STORED_SECONDS = 0.1
+"""How often it is looked whether an end is durable, while the database is away."""
+
+_NOT_STORED = (
+    "The study stands still, but its end is not stored, since the database is away. Abort it again once that is back: after a"
+    " restart of the coordinator it would go on."
+)
 
 
 class Studies(StudiesServicer):
@@ -114,6 +124,11 @@ class Studies(StudiesServicer):
         async def work() -> pb.StudyStatus:
             key = self._find(request.study, context)
             self._hub.abort(key, f"aborted by {self._guard.caller(context, READERS).name}")
+            end = time.monotonic() + CALL_SECONDS
+            while not self._hub.stored(key):  # "aborted" is said only once no crash can take it back
+                if time.monotonic() >= end or self._hub.stopping:
+                    raise StateError(_NOT_STORED)
+                await asyncio.sleep(STORED_SECONDS)
             return self._status(key)
 
         return await self._guard.unary(context, work)

@@ -45,6 +45,10 @@ def init(directory: DirectoryArgument, name: NameOption, as_json: JsonOption = F
 @app.command()
 def start(config: ConfigOption = CONFIG) -> None:
     """Run the coordinator until SIGINT or SIGTERM; it goes on where it was stopped."""
+    from veilsum_coordinator.reproducing import compute_on_one_thread
+
+    compute_on_one_thread()  # before what computes is loaded
+
     from veilsum_coordinator.server import serve  # loads gRPC and torch, which init does without
     from veilsum_coordinator.settings import load_coordinator_config
     from veilsum_privacy.runtime.hardening import harden

@@ -155,6 +155,8 @@ def verify(
         "federation": found.federation,
         "head": proof.head,
     }
+    if found.set_back or as_json:
+        fields["set_back"] = list(found.set_back)  # entries at which the clock had been set back
     proves, left = proven(proof, found.site, mirror=mirror), unproven(proof, mirror=mirror)
     if as_json:
         spending = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,14 +33,14 @@ class Place:
         authority: the certificate that the owner's configuration names, if one was used.
     """
 
-    text: str
+    text: str = field(repr=False)
     authority: Path | None = None
 
     @property
     def name(self) -> str:
         """The place as it may be shown."""
         if "://" not in self.text:
-            return self.text
+            return "the database" if "@" in self.text and ":" in self.text else self.text  # a URL that lost its scheme
         from sqlalchemy.engine import make_url
         from sqlalchemy.exc import ArgumentError
 

@@ -16,6 +16,7 @@ import io
 import json
 import re
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -77,6 +78,7 @@ def read_program(data: bytes, form: Literal["torchscript", "exported"]) -> Froze
         ConfigurationError: not of this format, or refused; the message says why, without the file's name.
     """
     try:
+        _check_whole(data)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's words on formats are for its author
             return _torchscript(data) if form == "torchscript" else _exported(data)
@@ -87,6 +89,14 @@ def read_program(data: bytes, form: Literal["torchscript", "exported"]) -> Froze
         raise ConfigurationError(
             f"It cannot be read as {form} ({type(error).__name__}).", f"Write it with {writer}, and this version of torch."
         ) from error
+
+
+def _check_whole(data: bytes) -> None:
+    """Insist that an archive is undamaged: on some that are not, torch's C++ ends the process where it should raise."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        damaged = archive.testzip()
+    if damaged is not None:
+        raise zipfile.BadZipFile(damaged)
 
 
 def _torchscript(data: bytes) -> FrozenProgram:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cryptography.hazmat.primitives.serialization import Encoding
-from sqlalchemy import Connection, Engine, insert, select
+from sqlalchemy import Connection, Engine, bindparam, insert, select
 
 from veilsum_privacy.canonical import canonical, parse_canonical
 from veilsum_privacy.database import migrate, transaction
@@ -29,6 +29,11 @@ _COLUMNS = ledger_table.c
 _NO_COLUMNS = dict.fromkeys(column.name for column in ledger_table.columns)
 _INSERT = insert(ledger_table)
 _LAST = select(_COLUMNS.seq, _COLUMNS.hash).order_by(_COLUMNS.seq.desc()).limit(1)
+_FIRST = select(ledger_table).where(_COLUMNS.seq == 1)
+_NAMING_KEYS = select(_COLUMNS.detail).where((_COLUMNS.seq == 1) | (_COLUMNS.kind == Kind.KEY.value)).order_by(_COLUMNS.seq)
+_NEW_KEYS = (
+    select(_COLUMNS.detail).where(_COLUMNS.seq > bindparam("after"), _COLUMNS.kind == Kind.KEY.value).order_by(_COLUMNS.seq)
+)
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ class Chain:
         with transaction(engine) as connection:
             now = clock()
             verify_certificate(identity.certificate, credentials.authority, now, identity.role)
-            row = connection.execute(select(ledger_table).where(_COLUMNS.seq == 1)).mappings().first()
+            row = connection.execute(_FIRST).mappings().first()
             if row is None:
                 genesis = {"random": random.bytes(32), "site": identity.name, "role": identity.role.value}
                 self.append(connection, Kind.GENESIS, detail=genesis | self._own(credentials, authority=True), now=now)
@@ -155,8 +160,7 @@ class Chain:
             StateError: it names a key that this process does not have.
         """
         if tip != self._last:  # others wrote, or what was written was undone
-            query = select(_COLUMNS.detail).where(_COLUMNS.seq > self._read, _COLUMNS.kind == Kind.KEY.value)
-            found = self._certificates([str(text) for text in connection.scalars(query.order_by(_COLUMNS.seq))])
+            found = self._certificates([str(text) for text in connection.scalars(_NEW_KEYS, {"after": self._read})])
             if found:
                 self._in_force = _fingerprint(found[-1])
             self._read = tip[0]
@@ -200,8 +204,7 @@ class Chain:
 
     def _name_key(self, connection: Connection, credentials: Credentials, now: int) -> None:
         """Append a ``key`` entry if the last entry that names a key names another one."""
-        names_keys = (_COLUMNS.seq == 1) | (_COLUMNS.kind == Kind.KEY.value)
-        details = [str(text) for text in connection.scalars(select(_COLUMNS.detail).where(names_keys).order_by(_COLUMNS.seq))]
+        details = [str(text) for text in connection.scalars(_NAMING_KEYS)]
         authorities, certificates = self._certificates(details, "authority"), self._certificates(details)
         if authorities and authorities[0] != credentials.authority.public_bytes(Encoding.DER):
             raise StateError("The ledger belongs to another federation.", "Use one state file for each federation.")

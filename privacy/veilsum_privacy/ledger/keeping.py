@@ -111,9 +111,8 @@ def check_numbers(connection: Connection, checked: Sequence[CheckedReceipt]) -> 
     Raises:
         HostileInput: a number was seen before: the receipt is replayed, or its signer's ledger was rewound.
     """
-    study = checked[0].receipt.study.hex()
-    query = select(_COLUMNS.participant, func.max(_COLUMNS.number)).where(_COLUMNS.study == study)
-    seen = {str(name): int(number) for name, number in connection.execute(query.group_by(_COLUMNS.participant))}
+    rows = connection.execute(_NUMBERS, {"study": checked[0].receipt.study.hex()})
+    seen = {str(name): int(number) for name, number in rows}
     for item in checked:
         name, number = item.receipt.participant, item.receipt.number
         if number <= seen.get(name, 0):
@@ -123,6 +122,13 @@ def check_numbers(connection: Connection, checked: Sequence[CheckedReceipt]) -> 
             )
 
 
+_NUMBERS = (
+    select(_COLUMNS.participant, func.max(_COLUMNS.number))
+    .where(_COLUMNS.study == bindparam("study"))
+    .group_by(_COLUMNS.participant)
+)
+_KEEP = insert(receipt_table)
+_KEEP_CERTIFICATE = insert(certificate_table)
 _KNOWN = select(certificate_table.c.fingerprint).where(
     certificate_table.c.fingerprint.in_(bindparam("fingerprints", expanding=True))
 )
@@ -135,7 +141,7 @@ def keep_receipts(connection: Connection, entry: int, checked: Sequence[CheckedR
         if _fingerprint(item) not in known:
             keep_certificate(connection, item.signer.certificate)
     connection.execute(
-        insert(receipt_table),
+        _KEEP,
         [
             {
                 "entry": entry,
@@ -166,9 +172,8 @@ def receipt_columns(receipt: Receipt) -> dict[str, Any]:
 def keep_certificate(connection: Connection, certificate: bytes) -> str:
     """Keep a certificate, once. Returns its fingerprint."""
     fingerprint = certificate_fingerprint(certificate)
-    table = certificate_table.c
-    if connection.scalar(select(table.fingerprint).where(table.fingerprint == fingerprint)) is None:
-        connection.execute(insert(certificate_table).values(fingerprint=fingerprint, certificate=certificate.hex()))
+    if connection.scalar(_KNOWN, {"fingerprints": [fingerprint]}) is None:
+        connection.execute(_KEEP_CERTIFICATE, {"fingerprint": fingerprint, "certificate": certificate.hex()})
     return fingerprint
 
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hmac import compare_digest
 from typing import Any
 
-from sqlalchemy import Connection, Engine, RowMapping, select, update
+from sqlalchemy import Connection, Engine, RowMapping, bindparam, select, update
 
 from veilsum_privacy.canonical import canonical, parse_canonical
 from veilsum_privacy.errors import HostileInput, Misuse, StateError
@@ -42,6 +43,14 @@ CONSENT_BYTES = 32
 
 _COLUMNS = ledger_table.c
 _KEPT = receipt_table.c
+_RECEIPTS = select(receipt_table).where(_KEPT.context == bindparam("context")).order_by(_KEPT.position)
+_CONSENT = update(receipt_table).where(_KEPT.entry == bindparam("of_entry"), _KEPT.position == bindparam("of_position"))
+_ENTRY = select(ledger_table).where(_COLUMNS.context == bindparam("context"), _COLUMNS.kind == bindparam("kind"))
+_MIRRORED = (
+    select(_KEPT.body, _KEPT.signature, _KEPT.entry, _KEPT.consent)
+    .where(_KEPT.participant == bindparam("participant"), _KEPT.entry > bindparam("after"))
+    .order_by(_KEPT.entry)
+)
 
 
 @dataclass(frozen=True)
@@ -133,19 +142,21 @@ class Mirror(ChainReader):
         """
         if len(consent) != CONSENT_BYTES:
             raise Misuse(f"A consent has {CONSENT_BYTES} bytes.")
-        rows = connection.execute(select(receipt_table).where(_KEPT.context == context.hex()).order_by(_KEPT.position))
+        rows = connection.execute(_RECEIPTS, {"context": context.hex()})
         kept = {str(row["participant"]): row for row in rows.mappings()}
         if participant not in kept:
             raise StateError(f"No receipt of {participant} was shown for this context.")
         consents = {name: row["consent"] for name, row in kept.items()}
-        if consents[participant] not in (None, consent.hex()):
+        known = consents[participant]
+        if known is not None and not compare_digest(known, consent.hex()):
             raise HostileInput(f"{participant} consented with other bytes before.")
-        if consents[participant] is None:
+        if known is None:
             row = kept[participant]
-            if parse_receipt(str(row["body"]).encode()).consent != consent_commitment(consent_proof(consent)):
+            promised = parse_receipt(str(row["body"]).encode()).consent
+            if not compare_digest(promised, consent_commitment(consent_proof(consent))):
                 raise HostileInput(f"The consent of {participant} is not the one that its receipt commits it to.")
-            mine = (_KEPT.entry == row["entry"], _KEPT.position == row["position"])
-            connection.execute(update(receipt_table).where(*mine).values(consent=consent.hex()))
+            mine = {"of_entry": row["entry"], "of_position": row["position"]}
+            connection.execute(_CONSENT, {**mine, "consent": consent.hex()})
             consents[participant] = consent.hex()
         found = self._find(connection, Kind.CONSENT, context)
         if found is not None:
@@ -176,11 +187,8 @@ class Mirror(ChainReader):
 
     def mirrored(self, participant: str, after: int = 0, connection: Connection | None = None) -> list[Mirrored]:
         """A participant's own receipts whose entries' numbers lie above ``after``, in order."""
-        query = select(_KEPT.body, _KEPT.signature, _KEPT.entry, _KEPT.consent).where(
-            _KEPT.participant == participant, _KEPT.entry > after
-        )
         with self._reading(connection) as reader:
-            rows = reader.execute(query.order_by(_KEPT.entry)).all()
+            rows = reader.execute(_MIRRORED, {"participant": participant, "after": after}).all()
         try:
             return [
                 Mirrored(
@@ -218,8 +226,7 @@ class Mirror(ChainReader):
 
     @staticmethod
     def _find(connection: Connection, kind: Kind, context: bytes) -> RowMapping | None:
-        query = select(ledger_table).where(_COLUMNS.context == context.hex(), _COLUMNS.kind == kind.value)
-        return connection.execute(query).mappings().first()
+        return connection.execute(_ENTRY, {"context": context.hex(), "kind": kind.value}).mappings().first()
 
 
 _RELEASE = ("study", "round", "attempt", "context", "dataset", "event", "unit", "cohort_size", "colluders")

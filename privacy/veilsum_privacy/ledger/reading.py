@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from typing import Any
 
 from cryptography import x509
-from sqlalchemy import Connection, Engine, Select, func, inspect, select
+from sqlalchemy import Connection, Engine, Select, bindparam, func, inspect, select
 
 from veilsum_privacy.canonical import parse_canonical
 from veilsum_privacy.database import check_component, reading
@@ -28,6 +28,8 @@ from veilsum_privacy.ledger.verification import Source, Step, Verification, Walk
 
 _COLUMNS = ledger_table.c
 _KEPT = receipt_table.c
+_LAST = select(_COLUMNS.seq, _COLUMNS.hash).order_by(_COLUMNS.seq.desc()).limit(1)
+_POSITION = select(_COLUMNS.seq).where(_COLUMNS.hash == bindparam("hash"))
 _KEPT_QUERY = select(receipt_table).order_by(_KEPT.entry, _KEPT.position)
 
 
@@ -156,7 +158,7 @@ class ChainReader:
     def position(self, head: bytes, connection: Connection | None = None) -> int | None:
         """Number of the entry with this hash; None if it is not on this chain."""
         with self._reading(connection) as reader:
-            found = reader.scalar(select(_COLUMNS.seq).where(_COLUMNS.hash == head.hex()))
+            found = reader.scalar(_POSITION, {"hash": head.hex()})
         return None if found is None else int(found)
 
     def verify(
@@ -214,7 +216,7 @@ class ChainReader:
 
     @staticmethod
     def _last(connection: Connection) -> tuple[int, bytes]:
-        last = connection.execute(select(_COLUMNS.seq, _COLUMNS.hash).order_by(_COLUMNS.seq.desc()).limit(1)).first()
+        last = connection.execute(_LAST).first()
         if last is None:
             raise StateError("The ledger is empty: it lacks even its first entry.", "Restore the file.")
         return int(last.seq), bytes.fromhex(last.hash)

@@ -71,6 +71,8 @@ class Verification:
         federation: SHA-256 of the authority's certificate, 64 hexadecimal digits.
         spending: what each population with a budget has spent by now: epsilon by RDP, and by the tighter accountant (None
             where that cannot tell), at its budget's delta.
+        set_back: numbers of entries whose time is before that of the entry before: the clock was set back there. The chain
+            alone says what came first.
     """
 
     site: str
@@ -81,6 +83,7 @@ class Verification:
     keys: tuple[str, ...]
     federation: str
     spending: Mapping[str, tuple[float, float | None]]
+    set_back: tuple[int, ...] = ()
 
 
 def verify_ledger(
@@ -151,6 +154,7 @@ class _Examination:
         self._rules: Rules | None = None
         self._witnesses: Witnesses | None = None
         self._previous, self._count = NO_HASH, 0
+        self._time, self._set_back = 0, list[int]()
         self.summary = Summary()
 
     def take(self, step: Step, certificates: Mapping[str, bytes]) -> None:
@@ -182,6 +186,7 @@ class _Examination:
             keys=tuple(self._keys.fingerprints),
             federation=federation_id(self._keys.authority),
             spending=spending,
+            set_back=tuple(self._set_back),
         )
         return self.summary, verification
 
@@ -192,7 +197,11 @@ class _Examination:
         values = facts(row)
         require(row["hash"] == hash_facts(values), "it was changed after it was written: its hash is not that of its content")
         self._previous = row["hash"]
-        return read_row(row, values)
+        entry = read_row(row, values)
+        if entry.time < self._time:
+            self._set_back.append(entry.seq)
+        self._time = entry.time
+        return entry
 
     def _check(self, entry: Entry, kept: Sequence[KeptRow], certificates: Mapping[str, bytes]) -> None:
         if self._rules is None or self._witnesses is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from hmac import compare_digest
 from typing import Any
 
 from veilsum_privacy.errors import HostileInput
@@ -112,7 +113,7 @@ class Witnesses:
         require(entry.detail.get("cohort") == names, "its receipts are not those of the cohort that it names")
         self._consents[items[0].parsed.context] = [item.consent for item in items]
         for item in items:
-            given = item.consent is None or consent_commitment(item.consent) == item.parsed.consent
+            given = item.consent is None or compare_digest(consent_commitment(item.consent), item.parsed.consent)
             require(given, f"the consent kept of {item.parsed.participant} is not the one that its receipt commits it to")
 
     def _check_consent(self, entry: Entry) -> None:

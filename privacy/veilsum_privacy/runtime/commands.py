@@ -24,6 +24,9 @@ from veilsum_privacy.runtime.console import report_crash, report_error
 
 PROGRAM = "veilsum"
 
+OTHERS_WRITE = 0o022
+"""No file or directory that a command makes can be changed by others, whatever umask it was started with."""
+
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _ROOM = "Make room where the output or the state goes, then run it again."
 
@@ -99,6 +102,7 @@ def run(app: typer.Typer, arguments: list[str] | None = None) -> NoReturn:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that is not UTF-8 shows "?" for what it lacks
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC would write its own lines between ours
+    os.umask(os.umask(0o077) | OTHERS_WRITE)
     try:
         typer.main.get_command(app).main(args=arguments, prog_name=PROGRAM)
     except OSError as error:

@@ -47,8 +47,8 @@ class Assignment:
     broadcast: bytes
     deadline: int
 
-    @property
-    def names(self) -> tuple[str, ...]:
+    @cached_property
+    def names(self) -> tuple[str, ...]:  # asked for with every message
         """The cohort's names in order."""
         return tuple(name for name, _ in self.cohort)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from cryptography import x509
 
@@ -58,10 +59,14 @@ class Roster:
     members: tuple[Member, ...]
     digest: bytes
 
-    @property
-    def names(self) -> tuple[str, ...]:
+    @cached_property
+    def names(self) -> tuple[str, ...]:  # asked for with every message
         """Names in roster order."""
         return tuple(member.name for member in self.members)
+
+    @cached_property
+    def _by_name(self) -> dict[str, Member]:
+        return {member.name: member for member in self.members}
 
     def member(self, name: str) -> Member:
         """Return the member with this name.
@@ -69,10 +74,10 @@ class Roster:
         Raises:
             HostileInput: nobody of that name is in the roster.
         """
-        for member in self.members:
-            if member.name == name:
-                return member
-        raise HostileInput("A message names a participant that is not in the study's roster.")
+        member = self._by_name.get(name)
+        if member is None:
+            raise HostileInput("A message names a participant that is not in the study's roster.")
+        return member
 
 
 def enrol(study: bytes, identity: Identity, public: bytes, key: SigningKey) -> Enrolment:

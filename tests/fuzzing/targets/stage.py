@@ -55,6 +55,9 @@ class _Context:
     def auth_context(self) -> dict[str, list[bytes]]:
         return {"x509_pem_cert": [self._shown]}
 
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
     async def abort(self, code: grpc.StatusCode, text: str) -> None:
         raise Refused(code, text)
 

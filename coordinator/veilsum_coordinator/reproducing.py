@@ -1,0 +1,24 @@
+"""The same numbers in every process of a coordinator, whatever number of processors it finds.
+
+A restarted coordinator runs a method again and holds what it would broadcast against the journal, to the bit. Libraries of
+linear algebra split sums over threads, and another number of threads gives other last bits, from about a hundred rows on. So
+a coordinator computes on one thread: a study must go on after its container was moved to a machine with more processors.
+"""
+
+from __future__ import annotations
+
+import os
+
+VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def compute_on_one_thread() -> None:
+    """Bound linear algebra to one thread, for the life of this process; call it before such a library is loaded.
+
+    What is loaded already is bound as well. An operator's own values of the variables do not count: two processes that differ
+    in them would differ in their results.
+    """
+    os.environ.update(dict.fromkeys(VARIABLES, "1"))
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+    threadpool_limits(limits=1)

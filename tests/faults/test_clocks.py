@@ -1,0 +1,221 @@
+"""Clocks that are set while a round runs, and processes that stand still for longer than every deadline: real processes.
+
+Whatever the clocks do, nobody is charged twice, every wait ends, the ledgers verify, and the logs say what happened.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from support.faulted import COORDINATOR, FaultedProcesses, faulted_processes, small_data
+from support.federation import make_request, schema_of
+from support.network import wait_for
+from support.processes import open_contexts
+from veilsum_coordinator.settings import Waits
+from veilsum_privacy.database import open_readonly
+from veilsum_privacy.ledger.reading import LedgerReader
+from veilsum_privacy.ledger.verification import verify_ledger
+from veilsum_privacy.securesum.context import plan_round
+from veilsum_privacy.study import parse_study
+
+NAMES = "abc"
+WAITS = Waits(enrol=20, seal=30, contribute=20, consent=15, decrypt=20, grace=30)
+HOUR, DAY = 3600, 86_400
+AHEAD = 2 * DAY
+"""Everybody is so far ahead of the certificates' first day, so that a clock can be set back."""
+
+BEFORE_UPLOAD = 20_000
+ALL = os.environ.get("VEILSUM_FAULTS_ALL") == "1"
+long = pytest.mark.skipif(not ALL, reason="takes minutes: VEILSUM_FAULTS_ALL=1 runs it")
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultedProcesses]:
+    directory = tmp_path_factory.mktemp("federation")
+    with faulted_processes(directory, small_data(NAMES), waits=WAITS, clocks=AHEAD) as processes:
+        yield processes
+
+
+@pytest.fixture(autouse=True)
+def healthy(network: FaultedProcesses) -> Iterator[None]:
+    network.heal()
+    yield
+    for clock in network.clocks.values():
+        clock.set(AHEAD)
+
+
+def _submit(network: FaultedProcesses, **privacy: Any) -> bytes:
+    request = make_request(schema_of(3), epsilon=None, **privacy)
+    key: bytes = network.submit(network.compile(request.model_copy(update={"expires_hours": 24 * 60})))
+    return key
+
+
+def _begin(network: FaultedProcesses, min_cohort: int = 2) -> bytes:
+    """A study in which c has its payload and has sent its first bytes."""
+    network.proxies["c"].limit(BEFORE_UPLOAD)
+    key = _submit(network, min_cohort=min_cohort)
+    wait_for(network.proxies["c"].stalled.is_set, 30, "the third participant at its limit")
+    wait_for(lambda: set(network.attempt_states(key).values()) == {"payload"}, 10, "three payloads")
+    return key
+
+
+def _check_finished(network: FaultedProcesses, key: bytes, cohort: str = NAMES) -> None:
+    status = network.await_end(key)
+    assert (status.phase, status.reason) == ("finished", "")
+    (release,) = network.releases(key)
+    assert release.cohort == tuple(cohort)
+    network.audit(key, charged=cohort, released=cohort)
+
+
+def _answers(network: FaultedProcesses) -> bool:
+    try:
+        return bool(network.connected())
+    except grpc.RpcError:
+        return False
+
+
+def _set_back(network: FaultedProcesses, name: str) -> tuple[int, ...]:
+    engine = open_readonly(network._state(name))
+    try:
+        return verify_ledger(LedgerReader(engine)).set_back
+    finally:
+        engine.dispose()
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("c", HOUR),
+        ("c", -HOUR),
+        pytest.param("c", DAY, marks=long),
+        pytest.param("c", -DAY, marks=long),
+        (COORDINATOR, HOUR),
+        pytest.param(COORDINATOR, -HOUR, marks=long),
+        pytest.param(COORDINATOR, DAY, marks=long),
+        pytest.param(COORDINATOR, -DAY, marks=long),
+    ],
+)
+def test_a_clock_is_set_in_the_middle_of_a_round(network: FaultedProcesses, name: str, change: int) -> None:
+    """Waits go on as if it had not been; the ledger bears the new time, and shows where it went back."""
+    start = len(network.log(name))
+    key = _begin(network)
+    before = _set_back(network, "c")
+    network.clocks[name].set(AHEAD + change)
+    way = "forward" if change > 0 else "back"
+    network.await_log(name, f"the clock went {way} by {abs(change)} s", start)
+    network.proxies["c"].release()
+    _check_finished(network, key)
+    after = _set_back(network, "c")
+    assert (len(after) > len(before)) == (name == "c" and change < 0)
+
+
+def test_the_greeting_tells_the_difference(network: FaultedProcesses) -> None:
+    start = len(network.log("c"))
+    network.clocks["c"].set(AHEAD - HOUR)
+    network.await_log("c", "the clock went back by 3600 s", start)
+    network.proxies["c"].limit(0, cut=True)
+    line = network.await_log("c", "the coordinator's clock differs by", start)
+    assert line.endswith(("by 3599 s", "by 3600 s", "by 3601 s"))
+
+
+@long
+@pytest.mark.parametrize("name", ["c", COORDINATOR])
+def test_a_clock_before_the_certificates_first_day(network: FaultedProcesses, name: str) -> None:
+    """Nothing is signed at such a time: the study ends with its reason or goes on without the site, and nothing is stuck."""
+    key = _begin(network)
+    start = len(network.log(name))
+    network.clocks[name].set(-DAY)
+    network.proxies["c"].release()
+    network.await_log(name, "not valid yet", start)
+    network.clocks[name].set(AHEAD)
+    wait_for(lambda: _answers(network), 60, "the coordinator's answer")
+    network.heal()
+    status = network.await_end(key)
+    print(f"{name} a day before the certificates: {status.phase}, {status.reason}")
+    assert status.phase == "finished" or status.reason
+    for site in NAMES:
+        wait_for(lambda site=site: not open_contexts(network.entries(site, key)), 40, site)  # type: ignore[misc]
+
+
+@long
+def test_a_study_expires_where_the_clock_says_so(network: FaultedProcesses) -> None:
+    key = _begin(network)
+    network.clocks[COORDINATOR].set(AHEAD + 200 * DAY)
+    status = network.await_end(key)
+    assert (status.phase, status.reason) == ("failed", "the study expired")
+    network.clocks[COORDINATOR].set(AHEAD)
+    network.audit(key, charged="")
+
+
+@long
+@pytest.mark.parametrize("seconds", [WAITS.contribute + 10, 50])
+def test_a_participant_stands_still_in_its_upload(network: FaultedProcesses, seconds: int) -> None:
+    """A suspended laptop: the others go on, and it is charged nothing."""
+    start = len(network.log("c"))
+    key = _begin(network)
+    network.participants["c"].pause()
+    began = time.monotonic()
+    assert network.await_end(key).phase == "finished"
+    time.sleep(max(0.0, seconds - (time.monotonic() - began)))
+    network.proxies["c"].release()
+    network.participants["c"].resume()
+    network.await_log("c", "this process stood still for", start)
+    _check_finished(network, key, "ab")
+
+
+@long
+def test_a_participant_stands_still_when_consent_is_asked_for(network: FaultedProcesses) -> None:
+    key = _begin(network)
+    fresh = plan_round(parse_study(network.study_row("b", key)["study"]), "statistics", 3, 3).encoding  # type: ignore[index]
+    whole = 2 * fresh.ciphertexts * fresh.parameters.fresh.least
+    network.await_status(key, lambda shown: shown.rounds[-1].bytes_received >= whole, "two uploads")
+    time.sleep(0.5)  # the receipt follows the last ciphertext
+    network.participants["b"].pause()
+    network.proxies["c"].release()
+    status = network.await_end(key)
+    assert status.phase == "failed"
+    assert "no consent from b within its time" in status.reason
+    network.participants["b"].resume()
+    charged = "".join(name for name, state in network.attempt_states(key).items() if state == "consented")
+    assert "b" not in charged
+    network.audit(key, charged=charged)
+
+
+@long
+@pytest.mark.parametrize("seconds", [WAITS.consent + 10, 50])
+def test_the_coordinator_stands_still(network: FaultedProcesses, seconds: int) -> None:
+    """For longer than the deadline: nobody is held to a time in which it could hear nobody."""
+    start = len(network.log(COORDINATOR))
+    network.participants["b"].pause()
+    key = _submit(network)
+    network.participants["b"].resume()
+    network.await_status(key, lambda shown: bool(shown.rounds), "a round")
+    assert network.coordinator is not None
+    network.coordinator.pause()
+    time.sleep(seconds)
+    network.coordinator.resume()
+    network.await_log(COORDINATOR, "this process stood still for", start)
+    wait_for(lambda: _answers(network), 60, "the coordinator's answer")
+    _check_finished(network, key)
+
+
+def test_everybody_stands_still(network: FaultedProcesses) -> None:
+    """All at once, as on one suspended machine; for some seconds, or under VEILSUM_FAULTS_ALL=1 for longer than every wait."""
+    key = _begin(network)
+    network.proxies["c"].release()
+    everyone = [network.coordinator, *network.participants.values()]
+    for process in everyone:
+        assert process is not None
+        process.pause()
+    time.sleep(50 if ALL else 2)
+    for process in everyone:
+        assert process is not None
+        process.resume()
+    wait_for(lambda: _answers(network), 60, "the coordinator's answer")
+    _check_finished(network, key)

@@ -1,0 +1,198 @@
+"""Readers that do not read, and links that stop without a word, lose, delay and throttle: real processes, real packets.
+
+Nobody else waits for longer than a deadline, memory stays bounded, and an upload goes on where it was.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from support.faulted import COORDINATOR, FaultedProcesses, faulted_processes
+from support.federation import make_request, schema_of
+from support.links import BadLink, bad_link
+from support.network import wait_for
+from veilsum_coordinator.methods.compile import compile_study
+from veilsum_coordinator.settings import Waits
+from veilsum_participant.channel import GrpcChannel, open_channel
+from veilsum_privacy.identity import load_credentials
+from veilsum_privacy.randomness import SYSTEM_RANDOM
+from veilsum_privacy.schema import CategoryColumn, DatasetSchema
+from veilsum_privacy.securesum.context import plan_round
+from veilsum_privacy.study import Study
+from veilsum_proto import federation_pb2 as pb
+
+NAMES, IDLE = "abc", "d"
+COLUMNS, CATEGORIES, ROWS = 100, 256, 30
+WAITS = Waits(enrol=6, seal=60, contribute=150, consent=60, decrypt=60, grace=60)
+SLOW = WAITS.model_copy(update={"enrol": 60})
+BEFORE_UPLOAD, BEFORE_WORDS = 20_000, 20_000
+READERS = 10
+MIB = 1 << 20
+ALL = os.environ.get("VEILSUM_FAULTS_ALL") == "1"
+long = pytest.mark.skipif(not ALL, reason="takes minutes: VEILSUM_FAULTS_ALL=1 runs it")
+
+
+def _schema() -> DatasetSchema:
+    numbers = schema_of(1)
+    values = tuple(str(value) for value in range(CATEGORIES))
+    columns = tuple(CategoryColumn(name=f"k{index}", categories=values) for index in range(COLUMNS))
+    return DatasetSchema(columns=(*numbers.columns, *columns), label=numbers.label, max_records=1000)
+
+
+def _records(seed: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return np.hstack([rng.uniform(-1, 1, (ROWS, 1)), rng.integers(0, CATEGORIES, (ROWS, COLUMNS))]), np.arange(ROWS) % 2
+
+
+SCHEMA = _schema()
+DATA = {name: _records(index) for index, name in enumerate(NAMES + IDLE)}
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultedProcesses]:
+    directory = tmp_path_factory.mktemp("federation")
+    with faulted_processes(directory, DATA, waits=WAITS, idle=IDLE) as processes:
+        yield processes
+
+
+def _study(network: FaultedProcesses, participants: str) -> Study:
+    return compile_study(
+        make_request(SCHEMA, epsilon=None, min_cohort=3),
+        federation_id=network.kit.federation_id,
+        coordinator="coordinator",
+        participants=list(participants),
+        clock=lambda: int(time.time()),
+        random=SYSTEM_RANDOM,
+    )
+
+
+def _sizes(study: Study, members: int) -> tuple[int, int, int]:
+    """How many ciphertexts a contribution has, and the least and the largest size of one."""
+    encoding = plan_round(study, "statistics", members, members).encoding
+    return encoding.ciphertexts, encoding.parameters.fresh.least, encoding.parameters.fresh.largest
+
+
+def _memory(network: FaultedProcesses) -> int:
+    """Resident bytes of the coordinator."""
+    assert network.coordinator is not None
+    text = Path(f"/proc/{network.coordinator.pid}/status").read_text()
+    return int(next(line for line in text.splitlines() if line.startswith("VmRSS")).split()[1]) * 1024
+
+
+def _dial(network: FaultedProcesses, stack: ExitStack, name: str) -> GrpcChannel:
+    credentials = load_credentials(network.directory(name) / "identity", int(time.time()))
+    raw = stack.enter_context(open_channel(network.address, credentials))
+    channel = GrpcChannel(raw, credentials)
+    channel.hello(SYSTEM_RANDOM.bytes(32), int(time.time()))
+    return channel
+
+
+def test_who_never_reads_holds_up_nobody(network: FaultedProcesses) -> None:
+    """An invited site opens its session and reads nothing; a member asks for the sum ten times and reads a piece a second."""
+    with ExitStack() as stack:
+        silent = _dial(network, stack, IDLE)
+        session = silent.stub.Work(pb.WorkRequest(version=silent.version, session_nonce=bytes(16)))
+        wait_for(lambda: IDLE in network.connected(), 10, "the silent session")
+        study = _study(network, NAMES + IDLE)
+        ciphertexts, least, _ = _sizes(study, 3)
+        network.proxies["c"].limit(BEFORE_UPLOAD)
+        key = network.submit(study)
+        wait_for(network.proxies["c"].stalled.is_set, 60, "the third participant at its limit")
+        network.await_status(key, lambda shown: shown.rounds[-1].bytes_received >= 2 * ciphertexts * least, "two uploads")
+        time.sleep(0.3)  # the receipt follows the last ciphertext
+        for name in "ab":
+            network.proxies[name].limit(BEFORE_WORDS)  # a consent passes, the decrypted words do not
+        network.proxies["c"].release()
+        network.await_round(key, "decrypting")
+        asking = _dial(network, stack, "c")
+        before = _memory(network)
+        request = pb.FetchRequest(kind=pb.OBJECT_KIND_SUM, study=key, round=1, attempt=1)
+        streams = [asking.stub.Fetch(request) for _ in range(READERS)]
+        size = max(next(stream).total for stream in streams)
+        assert size > 3 * MIB // 8
+        time.sleep(2)
+        grown = _memory(network) - before
+        print(f"sum of {size} bytes asked for {READERS} times, a piece read: {grown / MIB:.1f} MiB more")
+        assert grown < READERS * size + 16 * MIB
+        for name in "ab":
+            network.proxies[name].release()
+        status = network.await_end(key)
+        assert (status.phase, status.reason) == ("finished", "")
+        assert network.releases(key)[0].cohort == tuple(NAMES)
+        for stream in (session, *streams):
+            assert stream.is_active() or stream.code() is grpc.StatusCode.OK
+            stream.cancel()
+
+
+def test_a_slow_reader_of_a_result(network: FaultedProcesses) -> None:
+    """An analyst asks for a result and reads one piece: another study runs meanwhile."""
+    key = network.submit(_study(network, NAMES))
+    assert network.await_end(key).phase == "finished"
+    stream = network.studies.Result(pb.ResultRequest(study=key, file="manifest.json"))
+    next(stream)
+    other = network.submit(_study(network, NAMES))
+    assert network.await_end(other).phase == "finished"
+    stream.cancel()
+
+
+# -- over a bad link -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def link(tmp_path: Path) -> Iterator[tuple[FaultedProcesses, BadLink]]:
+    """A federation in which c lies beyond a link, a good one at first."""
+    data = {name: DATA[name] for name in NAMES}
+    with bad_link() as made, faulted_processes(tmp_path, data, waits=SLOW, beyond={"c": made}) as network:
+        yield network, made
+
+
+@long
+def test_a_link_goes_dead_in_the_middle_of_an_upload(link: tuple[FaultedProcesses, BadLink]) -> None:
+    """No byte and no word any more: both ends notice within their keepalive, and the upload goes on at the next ciphertext."""
+    network, wire = link
+    study = _study(network, NAMES)
+    ciphertexts, _least, largest = _sizes(study, 3)
+    assert ciphertexts >= 3
+    wire.rate = 40_000.0
+    key = network.submit(study)
+    network.await_status(key, lambda shown: bool(shown.rounds) and shown.rounds[-1].phase == "contributing", "the round")
+    whole = 2 * ciphertexts * largest  # the other two's
+    network.await_status(key, lambda shown: shown.rounds[-1].bytes_received > whole, "c's first ciphertexts")
+    starts = {name: len(network.log(name)) for name in ("c", COORDINATOR)}
+    wire.dead, began = True, time.monotonic()
+    line = network.await_log(COORDINATOR, "the session of c ended", starts[COORDINATOR], 60)
+    print(f"the coordinator noticed after {time.monotonic() - began:.1f} s: {line}")
+    line = network.await_log("c", "session to", starts["c"], 60)
+    print(f"c noticed after {time.monotonic() - began:.1f} s: {line}")
+    assert time.monotonic() - began < 75  # 20 s until a ping, 30 s for its answer; the library's own patience is a minute
+    wire.dead, wire.rate, back = False, 0.0, time.monotonic()
+    network.await_log("c", "open", starts["c"] + 1, 60)
+    print(f"c is back after {time.monotonic() - back:.1f} s")
+    status = network.await_end(key)
+    assert (status.phase, status.reason) == ("finished", "")
+    assert status.rounds[0].attempts == 1
+    assert status.rounds[0].bytes_received <= 3 * ciphertexts * largest  # no ciphertext came twice
+    network.audit(key, charged=NAMES, released=NAMES)
+
+
+@long
+def test_a_link_that_loses_delays_and_throttles(link: tuple[FaultedProcesses, BadLink]) -> None:
+    """10% of packets lost, 300 ms each way, 1 Mbit/s: slow, and right."""
+    network, wire = link
+    wire.loss, wire.delay, wire.rate = 0.1, 0.3, 125_000.0
+    began = time.monotonic()
+    key = network.submit(_study(network, NAMES))
+    wait_for(lambda: network.status(key).phase in ("finished", "failed"), 200, "the study's end")
+    print(f"the study took {time.monotonic() - began:.0f} s over a link with 10% loss, 300 ms and 1 Mbit/s")
+    wire.loss, wire.delay, wire.rate = 0.0, 0.0, 0.0
+    status = network.status(key)
+    assert (status.phase, status.reason) == ("finished", "")
+    network.audit(key, charged=NAMES, released=NAMES)

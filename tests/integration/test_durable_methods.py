@@ -1,0 +1,89 @@
+"""Every method, its coordinator killed in every phase: the same result to the bit, every release paid for once.
+
+Each study here dies at every third place, one after another; three neighbours in the list have them all. With
+``VEILSUM_DURABLE_ALL=1`` each pair of a study and a place has a trial of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from support.durable import OF_RESULT, OF_ROUND, OF_STUDY, Died, Doom, Trial, make_trial, same_result
+from support.durable_studies import STUDIES
+from veilsum_coordinator.methods import METHODS
+from veilsum_privacy.results import Result, saved_checkpoints
+
+ALL = os.environ.get("VEILSUM_DURABLE_ALL") == "1"
+
+SOME = [name for name in STUDIES if not name.startswith("fedavg ")] + ["fedavg scaffold", "fedavg aligned"]
+"""Every method, and ``fedavg`` without most of its objectives, which differ at the sites."""
+
+Expected = Callable[[str], tuple[Result, int]]
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Expected:
+    """A study's result and number of rounds where the coordinator never dies."""
+    known: dict[str, tuple[Result, int]] = {}
+
+    def of(name: str) -> tuple[Result, int]:
+        if name not in known:
+            trial = make_trial(tmp_path_factory.mktemp("expected"), STUDIES[name])
+            key = trial.submit()
+            trial.finish(key)
+            known[name] = trial.result(key), trial.released(key)
+        return known[name]
+
+    return of
+
+
+def places(rounds: int) -> list[tuple[str, Doom, int]]:
+    """All places of a study in order: name, how to die there, number of the round."""
+    of_rounds = [(f"{name} {number}", doom, number) for number in sorted({1, rounds}) for name, doom in OF_ROUND.items()]
+    before = [(name, doom, 0) for name, doom in OF_STUDY.items()]
+    return [*before, *of_rounds, *((name, doom, rounds) for name, doom in OF_RESULT.items())]
+
+
+def die(trial: Trial, key: bytes, doom: Doom, number: int) -> None:
+    local = trial.open()
+    doom(local, key, number)
+    with pytest.raises(Died):
+        trial.live(local, key)
+
+
+def test_every_method_is_here() -> None:
+    assert {name.split(" ")[0] for name in STUDIES} == set(METHODS)
+
+
+@pytest.mark.parametrize("name", STUDIES if ALL else SOME)
+def test_dying_in_every_third_phase(tmp_path: Path, expected: Expected, name: str) -> None:
+    result, rounds = expected(name)
+    trial = make_trial(tmp_path, STUDIES[name])
+    key = trial.submit()
+    for _, doom, number in places(rounds)[list(STUDIES).index(name) % 3 :: 3]:
+        die(trial, key, doom, number)
+    trial.finish(key)
+    same_result(trial.result(key), result)
+    trial.audit(key)
+    assert len(saved_checkpoints(trial.results, key)) <= 3
+
+
+@pytest.mark.skipif(not ALL, reason="the whole product takes minutes: VEILSUM_DURABLE_ALL=1")
+@pytest.mark.parametrize("name", STUDIES)
+def test_dying_in_each_phase_alone(tmp_path: Path, expected: Expected, name: str) -> None:
+    result, rounds = expected(name)
+    for index, (place, doom, number) in enumerate(places(rounds)):
+        trial = make_trial(tmp_path / str(index), STUDIES[name])
+        key = trial.submit()
+        die(trial, key, doom, number)
+        trial.finish(key)
+        try:
+            same_result(trial.result(key), result)
+            trial.audit(key)
+        except AssertionError as error:
+            raise AssertionError(f"{name}, {place}: {error}") from error
+    print(f"{name}: {len(places(rounds))} places")

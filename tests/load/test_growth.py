@@ -1,0 +1,254 @@
+"""What keeps a coordinator's work from growing with the square of its members and with all the studies it ever had."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from itertools import cycle
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.federation import TestBed, make_bed, make_request, schema_of
+from support.hostile import NAMES, make_data
+from veilsum_coordinator.hub import HEARD_SECONDS, Hub
+from veilsum_coordinator.machine import StudyMachine
+from veilsum_coordinator.members import Members, StudyPhase
+from veilsum_coordinator.rounds import Round, RoundPhase
+from veilsum_coordinator.service.coordination import REST, Coordination, _Session
+from veilsum_coordinator.settings import Waits
+from veilsum_deploy.local import LocalChannel
+from veilsum_participant.connection import spread
+from veilsum_privacy.errors import HostileInput
+from veilsum_privacy.randomness import SYSTEM_RANDOM
+from veilsum_proto import federation_pb2 as pb
+
+KEY = bytes(32)
+
+
+@pytest.fixture
+def bed(tmp_path: Path) -> TestBed:
+    return make_bed(tmp_path, make_data())
+
+
+def _directive(kind: int = 1, attempt: int = 0) -> pb.Directive:
+    return pb.Directive(kind=cast(Any, kind), study=KEY, attempt=attempt)
+
+
+class _Hub:
+    """Counts how often it is asked what is open."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.open: dict[str, list[pb.Directive]] = {name: [] for name in names}
+        self.asked = 0
+        self.changed: Any = None
+
+    def listen(self, listener: Any) -> None:
+        self.changed = listener
+
+    def directives(self, name: str) -> list[pb.Directive]:
+        self.asked += 1
+        return self.open[name]
+
+
+def _watched(names: list[str]) -> tuple[_Hub, Coordination]:
+    hub = _Hub(names)
+    service = Coordination(cast(Hub, hub), cast(Any, None), lambda: 0)
+    service._sessions = {name: _Session() for name in names}
+    return hub, service
+
+
+def test_a_burst_of_changes_is_one_look_and_wakes_only_whom_it_concerns() -> None:
+    async def main() -> None:
+        names = [f"site-{index}" for index in range(100)]
+        hub, service = _watched(names)
+        for _ in range(100):
+            hub.open["site-7"] = [_directive()]
+            hub.changed()
+        await asyncio.sleep(0.05)
+        assert hub.asked == len(names)
+        assert [name for name, session in service._sessions.items() if session.waker.is_set()] == ["site-7"]
+
+    asyncio.run(main())
+
+
+def test_looks_leave_most_of_the_time_to_others() -> None:
+    async def main() -> None:
+        hub, _ = _watched(["a"])
+        look, slow = hub.directives, 0.02
+
+        def directives(name: str) -> list[pb.Directive]:
+            time.sleep(slow)
+            return look(name)
+
+        hub.directives = directives  # type: ignore[method-assign]
+        hub.changed()
+        while not hub.asked:
+            await asyncio.sleep(0.001)
+        ended = time.monotonic()
+        hub.changed()
+        while hub.asked < 2:
+            await asyncio.sleep(0.001)
+        assert time.monotonic() - ended >= REST * slow  # the clock's own; a busy machine only makes it longer
+
+    asyncio.run(main())
+
+
+def test_a_change_after_a_look_is_looked_at_however_soon_it_comes() -> None:
+    async def main() -> None:
+        hub, service = _watched(["a", "b"])
+        for attempt in range(50):
+            session = service._sessions["a"]
+            session.waker.clear()
+            hub.open["a"] = [_directive(4, attempt)]
+            hub.changed()
+            async with asyncio.timeout(5):
+                await session.waker.wait()
+            assert [item.attempt for item in session.news(hub.open["a"])] == [attempt]
+
+    asyncio.run(main())
+
+
+@given(st.lists(st.frozensets(st.integers(0, 3)), max_size=12), st.data())
+def test_a_session_sends_what_opened_and_again_what_closed_between(shown: list[frozenset[int]], data: st.DataObject) -> None:
+    session, sent = _Session(), set[int]()
+    for numbers in shown:
+        now = [_directive(4, number) for number in sorted(numbers)]
+        assert session.has_news(now) == bool(numbers - sent)
+        sent &= numbers
+        if data.draw(st.booleans()):
+            assert {item.attempt for item in session.news(now)} == numbers - sent
+            sent = set(numbers)
+
+
+def test_an_ended_study_is_looked_at_no_more(bed: TestBed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    local = bed.local
+    status = local.run(bed.compile(make_request(schema_of(2))), bed.analyst, tmp_path / "results")
+    assert status.phase == "finished"
+    assert [bed.hub.directives(name) for name in NAMES] == [[]] * len(NAMES)
+
+    def touched(*_: object) -> None:
+        raise AssertionError("an ended study was looked at")
+
+    for method in ("tick", "marks", "directives", "connected", "disconnected"):
+        monkeypatch.setattr(StudyMachine, method, touched)
+    bed.hub.tick()
+    for name in NAMES:
+        assert bed.hub.directives(name) == []
+        bed.hub.disconnect(name, bed.hub.connect(name, bytes(16)))
+
+
+def test_who_heard_of_a_study_s_end_is_not_told_again_after_a_restart(bed: TestBed, tmp_path: Path) -> None:
+    local, absent = bed.local, NAMES[-1]
+    key = local.submit(bed.compile(make_request(schema_of(2))), bed.analyst)
+    bed.hub.abort(key, "enough")
+    core = local.cores.pop(absent)
+    local.settle()
+    for past, told in ((HEARD_SECONDS - 1, list(NAMES)), (HEARD_SECONDS, [absent])):
+        bed.clock.now += past
+        bed.hub.tick()
+        again = Hub(bed.hub.credentials, bed.hub.journal, waits=Waits(), clock=bed.clock)
+        assert [name for name in NAMES if again.directives(name)] == told
+        bed.clock.now -= past
+    local.cores[absent] = core
+    local.settle()
+    bed.hub.tick()  # the last one: at once
+    again = Hub(bed.hub.credentials, bed.hub.journal, waits=Waits(), clock=bed.clock)
+    assert not any(again.directives(name) for name in NAMES)
+
+
+def test_boxes_are_let_go_of_once_everyone_has_opened_its_own(bed: TestBed) -> None:
+    local, hub = bed.local, bed.hub
+    key = local.submit(bed.compile(make_request(schema_of(2))), bed.analyst)
+    machine = hub.studies[key].machine
+    members, seen = machine.members, set[tuple[int, bool]]()
+    for name, core in cycle(local.cores.items()):
+        for directive in hub.directives(name):
+            core.handle(directive, LocalChannel(hub, name))
+            if members.roster is not None and machine.phase is StudyPhase.SEALING:
+                _check_boxes(members, seen)
+        hub.tick()
+        if machine.phase is StudyPhase.RUNNING:
+            break
+    assert {(0, True), (1, False), (1, True)} <= seen
+    assert not any(seat.boxes for seat in members.seats.values())
+
+
+def _check_boxes(members: Members, seen: set[tuple[int, bool]]) -> None:
+    """Hold what is asked often against what it means; ``seen``: how many had not sealed, and whether all live ones had."""
+    for name in NAMES:
+        expected = [
+            (box.sender, box.purpose)
+            for seat in members.seats.values()
+            for (recipient, purpose), box in (seat.boxes or {}).items()
+            if recipient == name and (purpose == "pair-seed" or seat.name == members.dealer)
+        ]
+        assert sorted((box.sender, box.purpose) for box in members.boxes_for(name)) == sorted(expected)
+        seat, gone = members.seats[name], members.seats[name].gone
+        for seat.gone in (True, gone):  # also of who was given up on
+            sealed = all(members.seats[live].boxes is not None for live in members.live())
+            assert members.all_sealed() == sealed
+            seen.add((sum(seat.boxes is None for seat in members.seats.values()), sealed))
+
+
+def test_what_all_members_fetch_is_put_together_once(bed: TestBed) -> None:
+    hub, fetched = bed.hub, dict[int, list[bytes]]()
+    local = bed.local
+    original = hub.fetch
+
+    def fetch(name: str, kind: pb.ObjectKind.ValueType, key: bytes, number: int, attempt: int) -> bytes:
+        data = original(name, kind, key, number, attempt)
+        fetched.setdefault(kind, []).append(data)
+        return data
+
+    hub.fetch = fetch  # type: ignore[method-assign]
+    release = local.prepare(local.submit(bed.compile(make_request(schema_of(2))), bed.analyst)).sum("statistics")
+    for kind in (pb.OBJECT_KIND_ROSTER, pb.OBJECT_KIND_RECEIPTS):
+        assert len(fetched[kind]) == len(release.cohort)
+        assert all(data is fetched[kind][0] for data in fetched[kind])
+
+
+def test_what_is_made_of_something_else_is_put_together_anew(bed: TestBed) -> None:
+    made = iter([b"first", b"second", b"third"])
+    first, second = object(), object()
+    shown = [bed.hub._once(KEY, 6, source, lambda: next(made)) for source in (first, first, second, second, first)]
+    assert shown == [b"first", b"first", b"second", b"second", b"third"]
+
+
+@given(
+    cohort=st.lists(st.sampled_from("abcdefgh"), unique=True, max_size=8),
+    unable=st.frozensets(st.sampled_from("abcdefgh")),
+    answers=st.frozensets(st.sampled_from("abcdefgh"), max_size=2),
+    connected=st.frozensets(st.sampled_from("abcdefgh")),
+)
+def test_decryptors_are_those_that_answered_and_then_the_first_connected(
+    cohort: list[str], unable: frozenset[str], answers: frozenset[str], connected: frozenset[str]
+) -> None:
+    able = [name for name in cohort if name not in unable]
+    expected = [name for name in able if name in answers]
+    expected += [name for name in able if name not in answers and name in connected]
+    current = SimpleNamespace(cohort=cohort, unable=unable, answers=dict.fromkeys(answers), phase=RoundPhase.DECRYPTING)
+    assert Round.decryptors(cast(Round, current), sorted(connected)) == tuple(expected[:2])
+
+
+def test_a_roster_finds_its_members_by_name(bed: TestBed) -> None:
+    local = bed.local
+    key = local.submit(bed.compile(make_request(schema_of(2))), bed.analyst)
+    local.prepare(key)
+    roster = bed.hub.studies[key].machine.members.fixed_roster()
+    assert roster.names == tuple(NAMES)
+    assert [roster.member(name) for name in roster.names] == list(roster.members)
+    with pytest.raises(HostileInput):
+        roster.member("nobody")
+
+
+@given(st.floats(0.5, 30))
+def test_a_pause_before_dialling_again_is_spread_and_never_longer(pause: float) -> None:
+    drawn = np.array([spread(pause, SYSTEM_RANDOM) for _ in range(40)])
+    assert ((pause / 2 <= drawn) & (drawn <= pause)).all()
+    assert len(set(drawn)) > 10

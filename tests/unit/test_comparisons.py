@@ -1,0 +1,184 @@
+"""What authenticates is compared in constant time: every comparison of such bytes in the source is found, or excused by name.
+
+A comparison with ``==`` or ``in`` tells by its time how far two values agree. That matters where one side is secret or is
+the word by which somebody is let in: consents, seeds, tags, tokens, passwords, and the commitments and proofs made of them. It
+does not where both sides are public, as fingerprints, study digests and hashes of ledger entries are: who asks knows both.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("aggregation", "privacy", "participant", "coordinator", "deploy")
+NO_PARTIES = ("evaluations", "simulation", "dashboards")
+"""Parts of ``deploy`` that compute or draw, and let nobody in."""
+SECRET = re.compile(
+    r"(^|_)(tags?|consents?|mac|token|password|passphrase|secret|seeds?|commitment|proof|signature|authorization|private|key_pem"
+    r"|box_key|tag_key|secret_key|key_bytes|promised|challenge)$"
+)
+PUBLIC_WORDS = re.compile(
+    r"(^|_)(digests?|hash|hashes|hash_row|hash_facts|sha256|fingerprints?|nonce|head|hexdigest|study_digest|broadcast_digest"
+    r"|model_digest|projection_digest|receipts_digest|consents_digest|payload)$"
+)
+_SAME_PAIR = "(found.certificate_pem, found.key_pem) {} (used.certificate_pem, used.key_pem)"
+EXCUSED = {
+    ("coordinator/veilsum_coordinator/certificates.py", _SAME_PAIR.format("!=")): "the files of the coordinator's own key",
+    ("participant/veilsum_participant/renewing.py", _SAME_PAIR.format("==")): "the files of the site's own key",
+    ("privacy/veilsum_privacy/identity/tls.py", "private.public_key() == first.public_key()"): "public keys",
+    ("privacy/veilsum_privacy/ledger/export.py", "(entries, receipts) != promised"): "how many lines there are",
+    ("privacy/veilsum_privacy/ledger/metrics.py", "kind not in (Kind.RECEIPTS, Kind.CONSENT)"): "kinds of entries",
+    ("participant/veilsum_participant/patience.py", "kind in _BEFORE_CONSENT"): "kinds of directives",
+    ("coordinator/veilsum_coordinator/fencing.py", "row.token != self._token"): "names a process, in its own database",
+    ("privacy/veilsum_privacy/tasks/local_training.py", "seed == int(seed)"): "a public seed of a study is an integer",
+    ("privacy/veilsum_privacy/config.py", "tag in get_args(field)"): "the tag of a union of types",
+    ("coordinator/veilsum_coordinator/directives.py", "seat.name not in current.consents"): "whose consent is there",
+    ("coordinator/veilsum_coordinator/machine.py", "name in current.consents"): "whose consent is there",
+    ("coordinator/veilsum_coordinator/machine.py", "name not in current.consents"): "whose consent is there",
+    ("participant/veilsum_participant/membership.py", "box.sender in seeds"): "whose seed is there",
+}
+"""Comparisons of secrets' names that compare no secret, with the reason."""
+
+PUBLIC_FILES = {
+    "aggregation/": "mathematics",
+    "deploy/": "an analyst's and a demonstrator's tools: nobody is let in",
+    "coordinator/veilsum_coordinator/certificates.py": "fingerprints of the coordinator's own certificates",
+    "coordinator/veilsum_coordinator/hub.py": "fingerprints of the coordinator's own certificates",
+    "coordinator/veilsum_coordinator/machine.py": "nonces that everyone in a cohort is told",
+    "coordinator/veilsum_coordinator/projections.py": "the digest of an encoder in a signed study",
+    "coordinator/veilsum_coordinator/released_models.py": "the digest of a released model",
+    "coordinator/veilsum_coordinator/rounds.py": "the digest of ciphertexts, which the coordinator has",
+    "coordinator/veilsum_coordinator/journal.py": "digests of studies and broadcasts",
+    "coordinator/veilsum_coordinator/restoring.py": "digests of broadcasts",
+    "coordinator/veilsum_coordinator/shared.py": "digests of reports",
+    "participant/veilsum_participant/applying/": "the layers of a network's head",
+    "participant/veilsum_participant/approval.py": "digests of studies",
+    "participant/veilsum_participant/budgets.py": "digests of studies",
+    "participant/veilsum_participant/checks.py": "fingerprints of pins",
+    "participant/veilsum_participant/policy.py": "fingerprints of pins and of verified certificates",
+    "participant/veilsum_participant/site.py": "the fingerprint of the site's own key",
+    "participant/veilsum_participant/contributions.py": "the digest of a broadcast, a nonce that everyone is told",
+    "participant/veilsum_participant/core.py": "digests of studies",
+    "participant/veilsum_participant/membership.py": "digests of studies, fingerprints of verified certificates",
+    "participant/veilsum_participant/openings.py": "digests of what was broadcast",
+    "participant/veilsum_participant/vouching.py": "hashes of ledger entries",
+    "participant/veilsum_participant/recovery.py": "hashes of ledger entries",
+    "participant/veilsum_participant/store.py": "columns of a query",
+    "participant/veilsum_participant/ledgers.py": "hashes of ledger entries",
+    "participant/veilsum_participant/data/encoders.py": "the digest of a file beside the one of a signed study",
+    "participant/veilsum_participant/cli/": "what its own operator typed",
+    "privacy/veilsum_privacy/backup.py": "digests of a backup's files, which its manifest names in the clear",
+    "privacy/veilsum_privacy/restore.py": "hashes of ledger entries",
+    "privacy/veilsum_privacy/results.py": "digests of a result's files",
+    "privacy/veilsum_privacy/encoder.py": "the digest of an encoder in a signed study",
+    "privacy/veilsum_privacy/features.py": "the digest of an encoder in a signed study",
+    "privacy/veilsum_privacy/identity/": "fingerprints and algorithms of certificates",
+    "privacy/veilsum_privacy/ledger/": "hashes of entries, digests of receipts, fingerprints: an export shows all of them",
+    "privacy/veilsum_privacy/database.py": "the version of a layout",
+    "privacy/veilsum_privacy/dossier/": "names of studies by digest",
+    "privacy/veilsum_privacy/training/": "the digest of a broadcast model",
+    "privacy/veilsum_privacy/securesum/": "digests of rosters and rounds, which everyone computes",
+}
+"""Where digests are compared, and why both sides are public there."""
+
+
+def sources() -> Iterator[tuple[str, ast.Module]]:
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if "_pb2" not in path.name and "migrations" not in path.parts and not set(NO_PARTIES) & set(path.parts):
+                yield str(path.relative_to(ROOT)), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def names(node: ast.expr) -> Iterator[str]:
+    """The names that an operand is made of: ``a.b(c["d"])`` has a, b, c and d."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.Name):
+            yield part.id
+        elif isinstance(part, ast.Attribute):
+            yield part.attr
+        elif isinstance(part, ast.Subscript) and isinstance(part.slice, ast.Constant) and isinstance(part.slice.value, str):
+            yield part.slice.value
+
+
+def of_values(node: ast.Compare) -> bool:
+    """Whether it compares contents: neither identity nor order, no length and no constant but bytes."""
+    equal = any(isinstance(operator, ast.Eq | ast.NotEq | ast.In | ast.NotIn) for operator in node.ops)
+    operands = [node.left, *node.comparators]
+    counted = any(
+        isinstance(item, ast.Call) and isinstance(item.func, ast.Name) and item.func.id in ("len", "sum", "type")
+        for item in operands
+    )
+    plain = any(isinstance(item, ast.Constant) and not isinstance(item.value, bytes) for item in operands)
+    return equal and not counted and not plain
+
+
+def comparisons(tree: ast.Module, pattern: re.Pattern[str]) -> Iterator[str]:
+    """Comparisons one of whose operands has a name of the pattern, as source."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare) and of_values(node) and not _by_database(node):
+            operands = [node.left, *node.comparators]
+            if any(pattern.search(name.lower()) for item in operands for name in names(item)):
+                yield ast.unparse(node)
+
+
+def _by_database(node: ast.Compare) -> bool:
+    """Whether it is a condition of a query."""
+    text = ast.unparse(node)
+    return ".c." in text or "bindparam" in text or "_COLUMNS." in text
+
+
+def test_no_secret_or_authenticating_value_is_compared_with_an_operator() -> None:
+    found = {(file, text) for file, tree in sources() for text in comparisons(tree, SECRET)}
+    assert found - set(EXCUSED) == set(), "use hmac.compare_digest, or excuse it with the reason"
+
+
+def test_digests_are_compared_only_where_both_sides_are_public() -> None:
+    found = {(file, text) for file, tree in sources() for text in comparisons(tree, PUBLIC_WORDS)}
+    assert len(found) > 20
+    unknown = [(file, text) for file, text in sorted(found) if not any(file.startswith(place) for place in PUBLIC_FILES)]
+    assert unknown == []
+
+
+def test_what_authenticates_is_compared_in_constant_time() -> None:
+    """The places that let somebody in, or take somebody's word, do it by the function that takes the same time."""
+    places = {
+        "privacy/veilsum_privacy/securesum/tags.py": 1,
+        "privacy/veilsum_privacy/runtime/monitoring.py": 1,
+        "privacy/veilsum_privacy/ledger/mirror.py": 2,
+        "privacy/veilsum_privacy/ledger/witnesses.py": 1,
+        "participant/veilsum_participant/recovery.py": 1,
+        "participant/veilsum_participant/data/encoders.py": 1,
+        "coordinator/veilsum_coordinator/machine.py": 1,
+    }
+    counted = {
+        file: sum(
+            isinstance(node, ast.Call) and ast.unparse(node.func) in ("compare_digest", "hmac.compare_digest")
+            for node in ast.walk(tree)
+        )
+        for file, tree in sources()
+    }
+    assert {file: count for file, count in counted.items() if count} == places
+
+
+@pytest.mark.parametrize(
+    ("text", "caught"),
+    [
+        ("given == self._token", True),
+        ("tag != expected", True),
+        ("shown in (row['consent'], None)", True),
+        ("found.commitment == commitment(x)", True),
+        ("password == b'x'", True),
+        ("len(consent) != 32", False),
+        ("consent is None", False),
+        ("kind == 'token'", False),
+        ("compare_digest(tag, expected)", False),
+        ("STUDIES.c.tag_key == value", False),
+    ],
+)
+def test_the_check_finds_what_it_should(text: str, caught: bool) -> None:
+    assert bool(list(comparisons(ast.parse(text), SECRET))) == caught

@@ -1,0 +1,223 @@
+"""A site whose disk takes nothing for the moment: it says nothing, waits, and answers when it can."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sqlalchemy import Engine, text
+
+from support.federation import TestBed, make_bed, make_request, schema_of
+from veilsum_coordinator import runner
+from veilsum_coordinator.members import StudyPhase
+from veilsum_coordinator.runner import run_study
+from veilsum_participant import contributions, patience
+from veilsum_participant.patience import StoreWatch, patiently
+from veilsum_privacy.database import answers, open_database, probe, transaction, write_fault
+from veilsum_privacy.driver_faults import DatabaseAwayError
+from veilsum_privacy.errors import StateError
+from veilsum_proto import federation_pb2 as pb
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    opened = open_database(tmp_path / "state.db")
+    with transaction(opened) as connection:
+        connection.execute(text("CREATE TABLE t (x BLOB)"))
+    return opened
+
+
+def _shrink(engine: Engine) -> None:
+    """Let the database have no more pages than it has: what a full disk is, for this connection and those after it."""
+    engine.dispose()
+    with engine.connect() as connection:
+        pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
+        connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
+
+
+def _grow(engine: Engine) -> None:
+    with engine.connect() as connection:
+        connection.exec_driver_sql("PRAGMA max_page_count = 1000000")
+
+
+def _write(engine: Engine) -> None:
+    with transaction(engine) as connection:
+        connection.execute(text("INSERT INTO t VALUES (zeroblob(100000))"))
+
+
+def test_a_write_that_failed_is_remembered_until_one_succeeds(engine: Engine) -> None:
+    assert write_fault(engine) == ""
+    _shrink(engine)
+    with pytest.raises(DatabaseAwayError, match="has no room"):
+        _write(engine)
+    assert "Make room on the disk" in write_fault(engine)
+    with transaction(engine) as connection:  # it changes nothing, so it tells nothing
+        connection.execute(text("SELECT 1"))
+    assert write_fault(engine)
+    _grow(engine)
+    _write(engine)
+    assert write_fault(engine) == ""
+
+
+def test_a_probe_writes(engine: Engine) -> None:
+    with engine.connect() as connection:
+        connection.exec_driver_sql("PRAGMA query_only = ON")
+    with pytest.raises(StateError):
+        _write(engine)
+    assert "can only be read" in write_fault(engine)
+    with pytest.raises(StateError):
+        probe(engine)
+    with pytest.raises(StateError):
+        answers(engine)  # what a coordinator's readiness asks
+    with engine.connect() as connection:
+        connection.exec_driver_sql("PRAGMA query_only = OFF")
+    assert answers(engine)
+    assert write_fault(engine) == ""
+
+
+def test_the_log_says_it_once_and_when_it_is_over(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "veilsum")
+    watch = StoreWatch(engine)
+    watch.look()
+    assert not caplog.messages
+    _shrink(engine)
+    with pytest.raises(DatabaseAwayError):
+        _write(engine)
+    for _ in range(3):
+        watch.look()
+    (line,) = caplog.messages
+    assert "cannot be written" in line
+    assert "Make room" in line
+    _grow(engine)
+    _write(engine)
+    for _ in range(3):
+        watch.look()
+    assert len(caplog.messages) == 2
+    assert "can be written again" in caplog.messages[1]
+
+
+def test_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "FIRST_PAUSE", 0.001)
+    calls: list[int] = []
+
+    def work(failures: int) -> str:
+        calls.append(1)
+        if len(calls) <= failures:
+            raise DatabaseAwayError("The database has no room.")
+        return "done"
+
+    assert patiently(lambda: work(4), 60, threading.Event()) == "done"
+    assert len(calls) == 5
+    over = threading.Event()
+    over.set()
+    for seconds, event in ((0.0, threading.Event()), (60.0, over)):
+        calls.clear()
+        with pytest.raises(DatabaseAwayError):
+            patiently(lambda: work(1000), seconds, event)
+        assert len(calls) == 1
+
+
+def test_only_what_costs_nobody_anything_is_refused_in_the_end() -> None:
+    refused = [kind for kind in pb.DirectiveKind.values() if patience.patience(kind) < 3600]
+    assert set(refused) == {
+        pb.DIRECTIVE_KIND_ENROL,
+        pb.DIRECTIVE_KIND_SEAL,
+        pb.DIRECTIVE_KIND_UNSEAL,
+        pb.DIRECTIVE_KIND_CONTRIBUTE,
+    }
+
+
+@pytest.fixture
+def bed(tmp_path: Path) -> TestBed:
+    data = {name: (np.full((5, 1), 0.5), np.arange(5) % 2) for name in "abc"}
+    return make_bed(tmp_path, data)
+
+
+def test_a_payload_that_is_drawn_waits_for_its_disk(bed: TestBed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is drawn twice: the ciphertexts that are kept in the end are those of the first try."""
+    drawn: list[int] = []
+    real, failures = contributions.transaction, [0]
+    encrypt = contributions.encrypt_contribution
+
+    def counting(*arguments: object) -> object:
+        drawn.append(1)
+        failures[0] = 2
+        return encrypt(*arguments)  # type: ignore[arg-type]
+
+    def failing(engine: Engine) -> object:
+        if failures[0]:
+            failures[0] -= 1
+            raise DatabaseAwayError("The database has no room.")
+        return real(engine)
+
+    monkeypatch.setattr(contributions, "transaction", failing)
+    monkeypatch.setattr(contributions, "encrypt_contribution", counting)
+    monkeypatch.setattr(patience, "FIRST_PAUSE", 0.001)
+    for site in bed.sites.values():
+        site.patience = 60.0
+    local = bed.local
+    key = local.submit(bed.compile(make_request(schema_of(1), epsilon=None)), bed.analyst)
+    run_study(bed.hub, key, local.prepare(key), bed.kit.directory / "results")
+    machine = bed.hub.studies[key].machine
+    assert (machine.phase, machine.reason) == (StudyPhase.FINISHED, "")
+    assert len(drawn) == 3
+    assert machine.rounds[0].attempts == 1
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_result_waits_for_its_folder(bed: TestBed, monkeypatch: pytest.MonkeyPatch, comes_back: bool) -> None:
+    """Its releases are paid for."""
+    tries: list[int] = []
+    real = runner.save_result
+
+    def full(*arguments: Any, **named: Any) -> Path:
+        tries.append(1)
+        if len(tries) < 3 or not comes_back:
+            raise StateError("the result cannot be written (No space left on device).", "Check path and space.")
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(runner, "save_result", full)
+    monkeypatch.setattr(runner, "RESULT_PAUSE", 0.001)
+    bed.hub.journal.outage.seconds = 60.0 if comes_back else 0.05
+    local = bed.local
+    key = local.submit(bed.compile(make_request(schema_of(1), epsilon=None)), bed.analyst)
+    run_study(bed.hub, key, local.prepare(key), bed.kit.directory / "results")
+    machine = bed.hub.studies[key].machine
+    if comes_back:
+        assert (machine.phase, machine.reason, len(tries)) == (StudyPhase.FINISHED, "", 3)
+    else:
+        assert (machine.phase, len(tries) > 1) == (StudyPhase.FAILED, True)
+        assert "No space left" in machine.reason
+        assert len(bed.hub.journal.releases(key)) == 1
+
+
+def test_nothing_is_said_while_the_disk_takes_nothing(bed: TestBed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, the site refused the study for good."""
+    local = bed.local
+    key = local.submit(bed.compile(make_request(schema_of(1), epsilon=None)), bed.analyst)
+    core = local.cores["a"]
+    (directive,) = bed.hub.directives("a")
+
+    def full(*_: object) -> None:
+        raise DatabaseAwayError("The database has no room.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(core.membership, "on_study", full)
+        with pytest.raises(DatabaseAwayError):
+            core.handle(directive, _Silent(bed, "a"))  # type: ignore[arg-type]
+    assert bed.hub.studies[key].machine.seats["a"].refusal == ""
+
+
+class _Silent:
+    """A channel that can only fetch: whatever else is said fails the test."""
+
+    def __init__(self, bed: TestBed, name: str) -> None:
+        self._bed, self._name = bed, name
+        self.coordinator = "coordinator"
+
+    def fetch(self, kind: pb.ObjectKind.ValueType, study: bytes, number: int = 0, attempt: int = 0) -> bytes:
+        return self._bed.hub.fetch(self._name, kind, study, number, attempt)

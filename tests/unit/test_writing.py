@@ -1,0 +1,86 @@
+"""Transactions that nobody who holds a lock may wait out: bounded, in order, and known to be late when they are."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from veilsum_coordinator import outage as module
+from veilsum_coordinator.outage import Outage
+from veilsum_coordinator.writing import Writer
+from veilsum_privacy.driver_faults import DatabaseAwayError
+from veilsum_privacy.errors import StateError
+
+
+class Silent:
+    """Work that answers when it is let."""
+
+    def __init__(self, order: list[str], error: Exception | None = None) -> None:
+        self.go, self.ended = threading.Event(), threading.Event()
+        self._order, self._error = order, error
+
+    def __call__(self) -> str:
+        assert self.go.wait(20)
+        self._order.append("silent")
+        self.ended.set()
+        if self._error is not None:
+            raise self._error
+        return "done"
+
+
+def test_results_and_errors_are_the_callers() -> None:
+    writer = Writer(lambda: pytest.fail("nothing was late"))
+
+    def refuse() -> None:
+        raise StateError("No.")
+
+    assert [writer.run(lambda value=value: value, 20) for value in (1, 2)] == [1, 2]  # type: ignore[misc]
+    with pytest.raises(StateError, match="No"):
+        writer.run(refuse, 20)
+    assert writer.run(threading.get_ident, 20) != threading.get_ident()
+
+
+def test_a_silent_one_is_left_and_nothing_overtakes_it() -> None:
+    late, order = threading.Event(), list[str]()
+    writer, silent = Writer(late.set), Silent(order)
+    with pytest.raises(DatabaseAwayError, match="has not answered for"):
+        writer.run(silent, 0.01)
+    for _ in range(3):
+        with pytest.raises(DatabaseAwayError, match="not answered yet"):
+            writer.run(lambda: order.append("overtook"), 20)
+    silent.go.set()
+    assert late.wait(20)
+    writer.run(lambda: order.append("next"), 20)
+    assert order == ["silent", "next"]
+
+
+def test_a_late_failure_is_no_answer() -> None:
+    late = threading.Event()
+    writer, silent = Writer(late.set), Silent([], StateError("No."))
+    with pytest.raises(DatabaseAwayError):
+        writer.run(silent, 0.01)
+    silent.go.set()
+    assert silent.ended.wait(20)
+    while True:
+        try:
+            writer.run(lambda: None, 20)
+        except DatabaseAwayError:  # it is just about to end
+            continue
+        break
+    assert not late.is_set()
+
+
+def test_an_outage_is_over_when_a_late_answer_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HOLD_SECONDS", 0.01)
+    outage, silent = Outage(60), Silent([])
+    with pytest.raises(DatabaseAwayError):
+        outage.bounded(silent)
+    assert outage.away
+    with pytest.raises(DatabaseAwayError, match="for the moment"):
+        outage.bounded(lambda: pytest.fail("the rest is not over"))
+    silent.go.set()
+    while outage.away:
+        assert silent.ended.wait(20)
+    monkeypatch.setattr(module, "HOLD_SECONDS", 20.0)
+    assert outage.bounded(lambda: "here") == "here"
