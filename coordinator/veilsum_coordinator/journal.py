@@ -8,6 +8,7 @@ place, so that one whose commit got no answer can be done again.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 import time
@@ -38,6 +39,7 @@ from veilsum_coordinator.keeping import (
     SUMS,
     KeptStudy,
     RoundStart,
+    boxes_data,
     read_kept,
     read_state,
     write_boxes,
@@ -151,6 +153,7 @@ class SqlJournal:
         self._try = self.outage.attempt if engine.dialect.name == "sqlite" else self.outage.bounded
         self._idle = threading.Condition()
         self._writing, self._closed = 0, False
+        self._sealed: dict[tuple[bytes, str], bytes] = {}  # digests of boxes that are stored, of studies that run
         migrate(engine, "veilsum_coordinator.migrations", "coordinator")
 
     def close(self, seconds: float) -> bool:
@@ -252,15 +255,28 @@ class SqlJournal:
         Raises:
             NotStoredError: the database is locked, full or out of reach; the member has paid, so it is to send it again.
         """
-        self._take("consent", lambda connection: self.mirror.consented(connection, context, name, consent))
+
+        def work(connection: Connection) -> None:
+            self.mirror.consented(connection, context, name, consent)
+
+        self._take("consent", lambda: self._transact(work))
 
     def keep_enrolment(self, study: bytes, name: str, enrolment: Enrolment) -> None:
         """See :meth:`Journal.keep_enrolment`."""
-        self._take("enrolment", lambda connection: write_enrolment(connection, study, name, enrolment))
+        self._take("enrolment", lambda: self._transact(lambda connection: write_enrolment(connection, study, name, enrolment)))
 
     def keep_boxes(self, study: bytes, name: str, boxes: Sequence[Box]) -> None:
         """See :meth:`Journal.keep_boxes`."""
-        self._take("sealed boxes", lambda connection: write_boxes(connection, study, name, boxes))
+        data = boxes_data(boxes)
+        digest = hashlib.sha256(data).digest()
+        if self._sealed.get((study, name)) == digest:  # a dealer's are megabytes: a try whose caller had gone stored them
+            return
+
+        def store() -> None:
+            self._transact(lambda connection: write_boxes(connection, study, name, data))
+            self._sealed[study, name] = digest
+
+        self._take("sealed boxes", store)
 
     def keep_progress(self, study: bytes, state: dict[str, Any], begun: RoundStart | None, *, sealed: bool) -> None:
         """See :meth:`Journal.keep_progress`."""
@@ -274,6 +290,7 @@ class SqlJournal:
             write_end(connection, key, state)
 
         self._write(work)
+        self._sealed = {place: digest for place, digest in self._sealed.items() if place[0] != key}
 
     def kept(self, study: bytes) -> KeptStudy:
         """All that is kept of a study that runs."""
@@ -344,10 +361,10 @@ class SqlJournal:
         """A study's releases in order."""
         return read_releases(self._engine, study)
 
-    def _take(self, what: str, work: Callable[[Connection], object]) -> None:
+    def _take(self, what: str, store: Callable[[], object]) -> None:
         """One transaction for a participant, which sends it again if it fails."""
         try:
-            self._write(work)
+            self._try(store)
         except StateError as error:
             raise NotStoredError(f"The {what} could not be stored. {error.message}", error.advice) from error
 

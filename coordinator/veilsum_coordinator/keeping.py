@@ -172,9 +172,13 @@ def write_enrolment(connection: Connection, study: bytes, name: str, enrolment: 
     connection.execute(insert(MEMBERS).values(study=study, name=name, enrolment=data))
 
 
-def write_boxes(connection: Connection, study: bytes, name: str, boxes: Sequence[Box]) -> None:
+def boxes_data(boxes: Sequence[Box]) -> bytes:
+    """What a member sealed, as it is kept."""
+    return pb.BoxesObject(boxes=[box_message(box) for box in boxes]).SerializeToString()
+
+
+def write_boxes(connection: Connection, study: bytes, name: str, data: bytes) -> None:
     """Keep what a member sealed, in place of what it sealed before."""
-    data = pb.BoxesObject(boxes=[box_message(box) for box in boxes]).SerializeToString()
     connection.execute(update(MEMBERS).where(MEMBERS.c.study == study, MEMBERS.c.name == name).values(boxes=data))
 
 

@@ -30,8 +30,8 @@ CALL_SECONDS = 60.0
 STREAM_SECONDS = 3600.0
 REPORT_SECONDS = 10.0
 UPLOAD_TRIES = 5
-CONSENT_PAUSES = (0.2, 0.4, 0.8, *[1.5] * 20)
-"""Seconds between two tries to deliver a consent, half a minute in all; then the session begins anew."""
+OWED_PAUSES = (0.2, 0.4, 0.8, *[1.5] * 20)
+"""Seconds between two tries to deliver boxes or a consent, half a minute in all; then the session begins anew."""
 
 _OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -173,7 +173,7 @@ class GrpcChannel:
             )
             for box in boxes
         ]
-        self.stub.Seal(iter([header, *messages]), timeout=STREAM_SECONDS)
+        self._owed(lambda: self.stub.Seal(iter([header, *messages]), timeout=STREAM_SECONDS))
 
     def ready(self, study: bytes) -> None:
         """Confirm that every box opened."""
@@ -198,13 +198,18 @@ class GrpcChannel:
                 return
 
     def consent(self, study: bytes, number: int, attempt: int, consent: bytes) -> None:
-        """Let the sum of one attempt open; a coordinator that cannot store it yet, its database being away, is asked again."""
+        """Let the sum of one attempt open."""
         request = pb.ConsentRequest(study=study, round=number, attempt=attempt, consent=consent)
-        for pause in (*CONSENT_PAUSES, None):
+        self._owed(lambda: self._call(self.stub.Consent, request))
+
+    @staticmethod
+    def _owed(call: Callable[[], object]) -> None:
+        """Deliver what others wait for; a coordinator that cannot store it yet, its database being away, is asked again."""
+        for pause in (*OWED_PAUSES, None):
             try:
-                self._call(self.stub.Consent, request)
+                call()
             except grpc.RpcError as error:
-                # the site has paid: to end its session now would only delay what it owes to everyone who has paid as well
+                # to end the session now would only delay what the site owes to everyone, who may have paid as well
                 away = isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNAVAILABLE
                 if not away or pause is None:
                     raise

@@ -138,7 +138,7 @@ def test_every_commit_may_lose_its_answer(bed: TestBed, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(SqlJournal, "_transact", faulty)
     monkeypatch.setattr(outage, "REST_SECONDS", 0.01)
-    monkeypatch.setattr(channel, "CONSENT_PAUSES", (0.05,) * 100)
+    monkeypatch.setattr(channel, "OWED_PAUSES", (0.05,) * 100)
     with running(bed) as (server, stub):
         key = submit(bed, stub, 3)
         machine = server.hub.studies[key].machine

@@ -65,7 +65,8 @@ class Link:
             if self._echo and (kind, study, number) in kept:
                 return kept[kind, study, number]
             raise
-        return kept.setdefault((kind, study, number), found)
+        kept.setdefault((kind, study, number), found)  # of a mirror the next one shows more
+        return found
 
     def enrol(self, study: bytes, enrolment: Enrolment) -> None:
         self._call(lambda hub: hub.enrol(self._process.name, study, enrolment))
