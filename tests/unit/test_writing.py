@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
+import numpy as np
 import pytest
+from sqlalchemy import Connection
 
+from support.federation import make_bed
+from support.network import wait_for
+from veilsum_coordinator import journal as journal_module
 from veilsum_coordinator import outage as module
+from veilsum_coordinator.journal import NotStoredError
+from veilsum_coordinator.keeping import boxes_data
 from veilsum_coordinator.outage import Outage
 from veilsum_coordinator.writing import Writer
 from veilsum_privacy.driver_faults import DatabaseAwayError
 from veilsum_privacy.errors import StateError
+from veilsum_privacy.securesum.boxes import Box, Purpose
 
 
 class Silent:
@@ -84,3 +93,32 @@ def test_an_outage_is_over_when_a_late_answer_comes(monkeypatch: pytest.MonkeyPa
         assert silent.ended.wait(20)
     monkeypatch.setattr(module, "HOLD_SECONDS", 20.0)
     assert outage.bounded(lambda: "here") == "here"
+
+
+def test_boxes_that_were_stored_late_are_not_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that always takes longer than its caller may wait would otherwise be tried for ever."""
+    bed = make_bed(tmp_path, {"a": (np.zeros((4, 1)), np.zeros(4, dtype=np.int64))})
+    journal, writes, go = bed.hub.journal, list[bytes](), threading.Event()
+    monkeypatch.setattr(journal, "_try", journal.outage.bounded)
+    monkeypatch.setattr(module, "HOLD_SECONDS", 0.05)
+
+    def slow(connection: Connection, study: bytes, name: str, data: bytes) -> None:
+        assert go.wait(20)
+        writes.append(data)
+
+    monkeypatch.setattr(journal_module, "write_boxes", slow)
+    study, first, other = (
+        bytes(32),
+        [Box("a", "b", Purpose.PAIR_SEED, b"1", b"")],
+        [Box("a", "b", Purpose.PAIR_SEED, b"2", b"")],
+    )
+    with pytest.raises(NotStoredError):
+        journal.keep_boxes(study, "a", first)
+    with pytest.raises(NotStoredError):  # the first is under way
+        journal.keep_boxes(study, "a", first)
+    go.set()
+    wait_for(lambda: not journal.outage.away, 20, "the late write")
+    journal.keep_boxes(study, "a", first)
+    assert writes == [boxes_data(first)]
+    journal.keep_boxes(study, "a", other)
+    assert writes == [boxes_data(first), boxes_data(other)]
