@@ -97,7 +97,7 @@ def test_an_outage_is_over_when_a_late_answer_comes(monkeypatch: pytest.MonkeyPa
 
 def test_boxes_that_were_stored_late_are_not_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A write that always takes longer than its caller may wait would otherwise be tried for ever."""
-    bed = make_bed(tmp_path, {"a": (np.zeros((4, 1)), np.zeros(4, dtype=np.int64))})
+    bed = make_bed(tmp_path, {name: (np.zeros((4, 1)), np.zeros(4, dtype=np.int64)) for name in "ab"})
     journal, writes, go = bed.hub.journal, list[bytes](), threading.Event()
     monkeypatch.setattr(journal, "_try", journal.outage.bounded)
     monkeypatch.setattr(module, "HOLD_SECONDS", 0.05)
@@ -107,11 +107,7 @@ def test_boxes_that_were_stored_late_are_not_written_again(tmp_path: Path, monke
         writes.append(data)
 
     monkeypatch.setattr(journal_module, "write_boxes", slow)
-    study, first, other = (
-        bytes(32),
-        [Box("a", "b", Purpose.PAIR_SEED, b"1", b"")],
-        [Box("a", "b", Purpose.PAIR_SEED, b"2", b"")],
-    )
+    study, first, other = bytes(32), *([Box("a", "b", Purpose.PAIR_SEED, text, b"")] for text in (b"1", b"2"))
     with pytest.raises(NotStoredError):
         journal.keep_boxes(study, "a", first)
     with pytest.raises(NotStoredError):  # the first is under way
