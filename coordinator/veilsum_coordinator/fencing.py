@@ -127,6 +127,9 @@ class Fence:
             connection.execute(insert(FENCE).values(id=1, **values) if before is None else update(FENCE).values(**values))
         self.epoch = (before or 0) + 1
         guard_writes(engine, self._check)
+
+    def watch(self) -> None:
+        """Look after the lock from here on: nobody else takes it beside this any more."""
         if isinstance(self._lock, ServerLock) and self._watching is None:
             self._watching = threading.Thread(target=self._watch, name="fence", daemon=True)
             self._watching.start()
@@ -185,6 +188,9 @@ class Fence:
                 LOG.warning("the lock of the database was lost with its session; it is taken again", extra=about("database"))
             try:
                 holder = lock.take()
+                if self._ending.is_set():
+                    lock.release()
+                    return
                 self._look()
             except StateError:
                 continue  # the server is away, so nobody else can take it either

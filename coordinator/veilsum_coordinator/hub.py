@@ -207,7 +207,9 @@ class Hub:
         """What all members fetch of a study, put together for the first of them; ``source`` is what it is made of."""
         known = self._shown.get((bytes(key), kind))
         if known is None or known[0] is not source:
-            known = self._shown[bytes(key), kind] = source, make()
+            known = source, make()
+            if key in self._running:
+                self._shown[bytes(key), kind] = known
         return known[1]
 
     def enrol(self, name: str, key: bytes, enrolment: Enrolment) -> None:

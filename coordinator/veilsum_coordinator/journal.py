@@ -29,6 +29,7 @@ from sqlalchemy import (
     Text,
     delete,
     insert,
+    or_,
     select,
     update,
 )
@@ -286,7 +287,8 @@ class SqlJournal:
         """Store a study's outcome (phase, reason, status) and drop what it needs no longer."""
 
         def work(connection: Connection) -> None:
-            connection.execute(update(STUDIES).where(STUDIES.c.digest == key).values(**values))
+            new = or_(STUDIES.c.status.is_(None), STUDIES.c.status != values["status"])
+            connection.execute(update(STUDIES).where(STUDIES.c.digest == key, new).values(**values))
             write_end(connection, key, state)
 
         self._write(work)
@@ -336,6 +338,8 @@ class SqlJournal:
         def work(connection: Connection) -> None:
             here = (RELEASES.c.study == study, RELEASES.c.round == number)
             if connection.scalar(select(RELEASES.c.digest).where(*here)) != key:
+                if connection.scalar(select(STUDIES.c.status).where(STUDIES.c.digest == study)) is not None:
+                    raise StateError("The study is over; its last sum is not released.")
                 connection.execute(
                     insert(RELEASES).values(
                         study=study,

@@ -167,8 +167,10 @@ class KeptStudy:
 
 def write_enrolment(connection: Connection, study: bytes, name: str, enrolment: Enrolment) -> None:
     """Keep a member's enrolment; one that came before, without an answer, gives way."""
-    connection.execute(delete(MEMBERS).where(MEMBERS.c.study == study, MEMBERS.c.name == name))
-    data = enrolment_message(enrolment).SerializeToString()
+    here, data = (MEMBERS.c.study == study, MEMBERS.c.name == name), enrolment_message(enrolment).SerializeToString()
+    if connection.scalar(select(MEMBERS.c.enrolment).where(*here)) == data:  # by a try that ended late: nothing to wait for
+        return
+    connection.execute(delete(MEMBERS).where(*here))
     connection.execute(insert(MEMBERS).values(study=study, name=name, enrolment=data))
 
 
@@ -193,7 +195,10 @@ def write_progress(
     _write_state(connection, study, state)
     if begun is not None:
         number = begun.assignment.round
-        connection.execute(delete(ROUNDS).where(ROUNDS.c.study == study, ROUNDS.c.round == number))
+        here = (ROUNDS.c.study == study, ROUNDS.c.round == number)
+        if connection.scalar(select(ROUNDS.c.assignment).where(*here)) == begun.assignment.to_bytes():
+            return
+        connection.execute(delete(ROUNDS).where(*here))
         connection.execute(
             insert(ROUNDS).values(
                 study=study,
@@ -207,21 +212,26 @@ def write_progress(
             )
         )
     elif sealed:
-        connection.execute(update(MEMBERS).where(MEMBERS.c.study == study).values(boxes=None))
+        held = (MEMBERS.c.study == study, MEMBERS.c.boxes.is_not(None))
+        connection.execute(update(MEMBERS).where(*held).values(boxes=None))
 
 
 def write_end(connection: Connection, study: bytes, state: dict[str, Any]) -> None:
     """Drop what an ended study needs no longer: members, rounds, ciphertexts of a sum that will not be opened."""
     _write_state(connection, study, state)
-    connection.execute(update(SUMS).where(SUMS.c.study == study).values(ciphertexts=None, sizes=None))
+    held = (SUMS.c.study == study, SUMS.c.ciphertexts.is_not(None))
+    connection.execute(update(SUMS).where(*held).values(ciphertexts=None, sizes=None))
     for table in (MEMBERS, ROUNDS):
         connection.execute(delete(table).where(table.c.study == study))
 
 
 def _write_state(connection: Connection, study: bytes, state: dict[str, Any]) -> None:
-    text = json.dumps(state)
-    if not connection.execute(update(PROGRESS).where(PROGRESS.c.study == study).values(state=text)).rowcount:
+    text, here = json.dumps(state), PROGRESS.c.study == study
+    known = connection.scalar(select(PROGRESS.c.state).where(here))
+    if known is None:
         connection.execute(insert(PROGRESS).values(study=study, state=text))
+    elif known != text:  # a transaction that writes nothing has no disk to wait for
+        connection.execute(update(PROGRESS).where(here).values(state=text))
 
 
 def read_state(connection: Connection, study: bytes) -> dict[str, Any]:

@@ -578,7 +578,7 @@ class StudyMachine:
         current = summed_round(self.study, start, total, len(self.members.fixed_roster().members), broadcast, deadline)
         self.rounds.append(current)
         self._observer.moved(self.study, current)
-        self._saved = self._decided()  # it stands in the journal
+        self._saved = (*self._saved[:-2], *self._decided()[-2:])  # the round stands in the journal; the rest may not yet
         self._store(current)
         return current
 

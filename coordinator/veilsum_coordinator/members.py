@@ -192,9 +192,11 @@ class Members:
         Raises:
             HostileInput: an enrolment does not verify any more.
         """
+        names = kept.state.get("roster")
         for name, enrolment in kept.enrolments.items():
-            self.seats[name].enrolment = enrolment
-        if not (names := kept.state.get("roster")):
+            if not names or name in names:  # one that was stored after enrolment had closed does not count
+                self.seats[name].enrolment = enrolment
+        if not names:
             self._keys = set().union(*map(self._keys_of, kept.enrolments.values()))
             return
         self.closed, self.dealer = kept.state["closed"], kept.state["dealer"]

@@ -27,7 +27,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
 REST_SECONDS = 0.5
 """After a failed try, others that cannot wait are answered without one for so long, or twice as long as it took."""
 
-HOLD_SECONDS, HOLD_AWAY_SECONDS = 1.0, 0.05
+HOLD_SECONDS, HOLD_AWAY_SECONDS = 3.0, 0.05
 """How long one who holds a lock waits for an answer, at first and while the server is known to be away."""
 
 REPEAT_SECONDS = 60.0
@@ -67,7 +67,7 @@ class Outage:
         self.stopping.set()
 
     def bounded(self, work: Callable[[], Result]) -> Result:
-        """The same as :meth:`attempt`, for who holds a lock that others need: it waits a second at most.
+        """The same as :meth:`attempt`, for who holds a lock that others need: it waits three seconds at most.
 
         A silent server's transaction goes on beside it. What it then comes to is found when the caller comes again.
 

@@ -155,7 +155,7 @@ class CoordinatorServer:
             self._fence.claim(engine)
             mirror = Mirror(engine, credentials=self._credentials, clock=clock, random=SYSTEM_RANDOM)
             journal = SqlJournal(engine, mirror, self._outage)
-            steady = SteadyClock(clock, LOG, rest=RETURN_SECONDS) if clock is now else clock  # a test moves its own
+            steady = SteadyClock(clock, LOG, rest=RETURN_SECONDS).keep() if clock is now else clock  # a test moves its own
             hub = Hub(self._credentials, journal, waits=config.waits, clock=clock, observer=self.metrics, steady=steady)
         except BaseException:
             engine.dispose()
@@ -165,6 +165,7 @@ class CoordinatorServer:
         self._certificates = Certificates(config, hub, clock)
         self.metrics.watch(hub, Refreshed(lambda: read_mirror(engine), "mirror"), lambda: self._certificates.tls_end)
         self._hub = hub
+        self._fence.watch()
 
     def _not_ready(self) -> str:
         """Why nobody should be sent here now, in a word."""

@@ -24,8 +24,8 @@ from veilsum_participant.route import unused_proxy_variables
 from veilsum_participant.site import Site, check_key
 from veilsum_participant.store import create_tables
 from veilsum_participant.workers import Workers
-from veilsum_privacy.database import open_database, reading, transaction, write_fault
-from veilsum_privacy.driver_faults import DatabaseAwayError
+from veilsum_privacy.database import open_database, probe, reading, transaction, write_fault
+from veilsum_privacy.driver_faults import DatabaseAwayError, DatabaseDamagedError
 from veilsum_privacy.errors import ConfigurationError, HostileInput, StateError, VeilsumError
 from veilsum_privacy.holding import StateLock
 from veilsum_privacy.identity import Credentials, Role, load_credentials
@@ -72,7 +72,7 @@ def open_site(config: ParticipantConfig, *, clock: Callable[[], int] = now, same
                 ledger.set_budget(
                     connection, population, epsilon, budget.delta, reason="first budget", operator="participant.toml"
                 )
-    steady = SteadyClock(clock, LOG, rest=RETURN_SECONDS) if clock is now else clock  # a test moves its own
+    steady = SteadyClock(clock, LOG, rest=RETURN_SECONDS).keep() if clock is now else clock  # a test moves its own
     return Site(config, credentials, engine, ledger, clock, SYSTEM_RANDOM, elapsed=steady)
 
 
@@ -148,6 +148,7 @@ class Client:
             except (HostileInput, ValueError) as error:  # a closed channel raises ValueError
                 LOG.warning("session to %s ended: %s", self._site.config.coordinator, error, extra=about("session"))
             except DatabaseAwayError as error:  # the site's own; nothing is answered meanwhile
+                self._opened = False  # pauses grow
                 LOG.warning("no session to %s: %s", self._site.config.coordinator, error, extra=about("session"))
             except StateError:
                 raise
@@ -266,10 +267,16 @@ class Client:
             while True:
                 inbox.get_nowait()
 
+    def _handle(self, directive: pb.Directive, channel: GrpcChannel) -> None:
+        if write_fault(self._site.engine):  # nothing is fetched or computed for a disk that takes nothing
+            with contextlib.suppress(DatabaseDamagedError):  # of which the answer tells
+                probe(self._site.engine)
+        self.core.handle(directive, channel)
+
     def _answer(self, directive: pb.Directive, channel: GrpcChannel, over: threading.Event) -> None:
         try:
             try:
-                patiently(lambda: self.core.handle(directive, channel), patience(directive.kind), over)
+                patiently(lambda: self._handle(directive, channel), patience(directive.kind), over)
             except DatabaseAwayError as error:
                 if not over.is_set():
                     self.core.unable(directive, error, channel)

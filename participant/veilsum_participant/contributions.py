@@ -112,6 +112,8 @@ class Contributions:
             opened = load_open_study(connection, site, key)
             row = store.find_attempt(connection, key, assignment.attempt)
             checked = self._check(connection, opened, assignment, broadcast, resumed=row is not None)
+            if row is not None and site.steady() >= row["deadline"]:
+                raise Refusal(RefusalCode.ROUND, "The attempt's deadline has passed.")
         if row is not None:
             return _resume(row, checked)
         with site.observer.timed(Step.COMPUTE):
@@ -154,7 +156,7 @@ class Contributions:
             raise Refusal(RefusalCode.KEYS, "The study's keys are not complete at this site.")
         if not resumed and (assignment.attempt <= row["attempt"] or assignment.round < row["round"]):
             raise Refusal(RefusalCode.ROUND, "Rounds and attempts only rise; this one was seen before.")
-        if assignment.deadline <= site.steady():
+        if not resumed and assignment.deadline <= site.clock():  # a time of day; what is left of it passes, whatever the clock
             raise Refusal(RefusalCode.ROUND, "The attempt's deadline has passed.")
         if broadcast_digest(broadcast) != assignment.broadcast:
             raise Refusal(RefusalCode.CONTEXT, "The broadcast is not the one that the assignment names.")
@@ -230,6 +232,7 @@ class Contributions:
 
     def _reserve(self, connection: Connection, opened: OpenStudy, checked: _Checked, data: bytes) -> None:
         site, assignment = self._site, checked.assignment
+        left = min(assignment.deadline, opened.study.expires) - site.clock()
         give_up_open(connection, site, opened.digest)
         site.ledger.reserve(connection, self._reservation(opened, checked))
         store.add_attempt(
@@ -240,7 +243,7 @@ class Contributions:
             state="reserved",
             context=checked.context,
             assignment=data,
-            deadline=min(assignment.deadline, opened.study.expires, site.steady() + 3600 * site.config.policy.attempt_hours),
+            deadline=site.steady() + min(left, 3600 * site.config.policy.attempt_hours),
             label=assignment.label,
         )
         store.change_study(connection, opened.digest, round=assignment.round, attempt=assignment.attempt)
@@ -283,6 +286,8 @@ class Contributions:
                 kept = store.find_attempt(connection, opened.digest, assignment.attempt)
                 if row is None or row["status"] != "ready" or kept is None or kept["state"] != "reserved":
                     raise Refusal(RefusalCode.ROUND, "The attempt was given up while it was computed.")
+                if site.steady() >= kept["deadline"]:
+                    raise Refusal(RefusalCode.ROUND, "The attempt's deadline passed while it was computed.")
                 declaration = plan.declaration
                 if declaration.keep and store.kept_vector(connection, opened.digest, declaration.label) is None:
                     part = kept_part(opened.study, declaration, values, opened.study.participants.index(site.name))

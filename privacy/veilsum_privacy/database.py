@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Engine, create_engine, event, inspect
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 from sqlalchemy.pool import NullPool, StaticPool
 
 from veilsum_privacy.driver_faults import DatabaseAwayError, DatabaseDamagedError, newer_version, typed_faults
@@ -42,7 +42,7 @@ CONNECT_SECONDS = 5
 SILENT_SECONDS = 30
 """How long a server may leave what was sent to it unacknowledged."""
 
-_faults: WeakKeyDictionary[Engine, str] = WeakKeyDictionary()
+_faults: WeakKeyDictionary[Engine, StateError] = WeakKeyDictionary()
 _guards: WeakKeyDictionary[Engine, Callable[[Connection], object]] = WeakKeyDictionary()
 
 _MEMORY = ":memory:"
@@ -131,9 +131,10 @@ def transaction(engine: Engine) -> Iterator[Connection]:
                 yield connection
                 wrote = before is None or _changes(connection) != before
     except (DatabaseAwayError, DatabaseDamagedError) as error:
-        _faults[engine] = str(error)
+        _faults[engine] = error
         raise
-    if wrote:  # a transaction that changed nothing says nothing about the disk
+    # one that changed nothing says nothing about the disk, and damage does not pass
+    if wrote and not isinstance(_faults.get(engine), DatabaseDamagedError):
         _faults.pop(engine, None)
 
 
@@ -144,7 +145,7 @@ def guard_writes(engine: Engine, check: Callable[[Connection], object]) -> None:
 
 def write_fault(engine: Engine) -> str:
     """Why the last transaction that should have written could not, with what to do; empty if it could."""
-    return _faults.get(engine, "")
+    return str(_faults.get(engine, ""))
 
 
 def probe(engine: Engine) -> None:
@@ -153,6 +154,8 @@ def probe(engine: Engine) -> None:
     Raises:
         StateError: the database still takes nothing.
     """
+    if isinstance(fault := _faults.get(engine), DatabaseDamagedError):
+        raise fault
     with transaction(engine) as connection:
         if engine.dialect.name == "sqlite":
             connection.exec_driver_sql(f"PRAGMA user_version = {SCHEMA_VERSION}")
@@ -230,21 +233,17 @@ def scrub(engine: Engine) -> None:
     """Empty SQLite's write-ahead log, so that what was just erased is not found there; a busy log is emptied later.
 
     Raises:
-        StateError: the disk is full or the file damaged.
+        DatabaseAwayError: the disk is full or failing.
+        StateError: the file is damaged.
     """
     if engine.dialect.name == "sqlite":
-        try:
-            with engine.connect() as connection:
-                # it holds the write lock while it waits for readers, so it must not wait: the next one empties the log
-                connection.exec_driver_sql("PRAGMA busy_timeout = 0")
-                try:
-                    connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
-                finally:
-                    connection.exec_driver_sql(f"PRAGMA busy_timeout = {int(BUSY_SECONDS * 1000)}")
-        except DBAPIError as error:
-            raise StateError(
-                f"The write-ahead log cannot be emptied: {error.orig}.", "Check the disk and the file."
-            ) from error
+        with typed_faults(), engine.connect() as connection:
+            # it holds the write lock while it waits for readers, so it must not wait: the next one empties the log
+            connection.exec_driver_sql("PRAGMA busy_timeout = 0")
+            try:
+                connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+            finally:
+                connection.exec_driver_sql(f"PRAGMA busy_timeout = {int(BUSY_SECONDS * 1000)}")
 
 
 def _parse_url(url_or_path: str | Path) -> URL:

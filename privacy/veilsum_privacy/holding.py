@@ -78,6 +78,7 @@ class StateLock:
     """
 
     def __init__(self, state: Path, party: str) -> None:
+        state = state.resolve()  # one file has one lock, by whatever links it is reached
         self.path, self._party = state.with_name(f"{state.name}.lock"), party
         self._descriptor: int | None = None
 

@@ -128,9 +128,9 @@ def test_a_coordinator_that_the_proxy_cannot_reach(bed: TestBed) -> None:
         greets(Route(gone, Proxy(proxy.address)), bed)
 
 
-def test_a_session_comes_back_when_the_proxy_cuts_it(bed: TestBed) -> None:
+def test_a_session_comes_back_when_the_proxy_cuts_it(bed: TestBed, tmp_path: Path) -> None:
     site = bed.sites["b"]
-    with running_server(bed) as (server, where), ConnectProxy() as proxy:
+    with running_server(bed, state=tmp_path) as (server, where), ConnectProxy() as proxy:
         site.config = site.config.model_copy(update={"proxy": proxy.address})
         try:
             with running_client(site, where):

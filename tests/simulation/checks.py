@@ -46,8 +46,9 @@ HONEST = frozenset(
 )
 """Codes that crashes, losses and clocks can lead to; any other would accuse somebody, and all are honest here."""
 
-RESTORED = frozenset({RefusalCode.LEDGER, RefusalCode.KEYS})
-"""What a site may say besides that was restored from a backup: nobody vouched for its ledger yet, its keys are older."""
+RESTORED = frozenset({RefusalCode.LEDGER, RefusalCode.KEYS, RefusalCode.ROSTER})
+"""What a site may say besides that was restored from a backup: nobody vouched for its ledger yet, its keys are older or it
+has no roster, or it enrolled under keys that it lost."""
 
 _KEPT = {
     "consented": PAID, "released": PAID, "recovered": ("recovery",), "tombstone": ("free",), "reserved": ("reserve",),

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from pydantic import SecretStr
 
@@ -24,17 +25,19 @@ def running_server(
     waits: Waits | None = None,
     database: str | None = None,
     metrics: MetricsSettings | None = None,
+    state: Path | None = None,
 ) -> Iterator[tuple[CoordinatorServer, str]]:
     """Run a coordinator of the bed's kit on a port that the system chooses; yields server and address.
 
     Args:
         database: URL of its database; a file by default.
         metrics: where its metrics are served; nowhere by default.
+        state: its folder; two at once need two.
     """
     config = CoordinatorConfig(
         listen="localhost:0",
         identity=bed.kit.coordinator.identity,
-        state=bed.kit.coordinator.directory / "state",
+        state=state or bed.kit.coordinator.directory / "state",
         waits=waits or Waits(grace=1),
         database=None if database is None else SecretStr(database),
         metrics=metrics,

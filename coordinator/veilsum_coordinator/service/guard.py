@@ -137,7 +137,7 @@ class Guard:
                 if kind is DecodeError:
                     self.metrics.decode_failures.labels("message").inc()
                 await _tell(context, status, text)
-        LOG.error("internal error", exc_info=error, extra=flood)
+        LOG.error("internal error", exc_info=error, extra=caused_by("internal errors", peer))
         self.metrics.rejected.labels("internal").inc()
         await _tell(context, grpc.StatusCode.INTERNAL, "Internal error; the coordinator's log has it.")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable
 
 SET_SECONDS = 5.0
@@ -21,9 +22,12 @@ STILL_SECONDS = 10.0
 """A longer time between two looks is a process that stood still: on a suspended machine, on a paused one, or on a busy one."""
 
 
+TICK_SECONDS = 1.0
+
+
 class SteadyClock:
     """Counts seconds from the time of day at which it was made, and tells in the log what happens to the clock. Thread-safe;
-    call it every second or so.
+    call it every second or so, or let it :meth:`keep` itself.
 
     Args:
         clock: time of day, Unix seconds.
@@ -45,6 +49,12 @@ class SteadyClock:
         self._lock = threading.Lock()
         self._day, self._last = clock(), elapsed()
         self._now, self._left = float(self._day), 0.0
+        self._granted = self._now - (rest or 0.0)
+
+    def keep(self) -> SteadyClock:
+        """Look every second from a thread of its own: who waits for a network, a disk or a lock does not stand still."""
+        threading.Thread(target=_tick, args=(weakref.ref(self),), name="clock", daemon=True).start()
+        return self
 
     def __call__(self) -> int:
         """The seconds; they never go back."""
@@ -54,7 +64,8 @@ class SteadyClock:
             change = day - self._day - step
             self._day, self._last = day, last
             if step > STILL_SECONDS and self._rest is not None:
-                self._left = self._rest
+                if self._now - self._granted >= self._rest:  # as much has counted since it was granted: it goes on in any case
+                    self._left, self._granted = self._rest, self._now
             else:
                 uncounted = min(step, self._left)
                 self._left -= uncounted
@@ -67,3 +78,10 @@ class SteadyClock:
             longer = "" if self._rest is None else f": waits are longer by that and {self._rest:.0f} s"
             self._log.warning("this process stood still for %.0f s%s", step, longer)
         return now
+
+
+def _tick(clock: weakref.ref[SteadyClock]) -> None:
+    while (found := clock()) is not None:
+        found()
+        del found
+        time.sleep(TICK_SECONDS)
