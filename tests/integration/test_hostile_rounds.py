@@ -284,6 +284,19 @@ def test_consent_to_what_was_given_up_or_never_was(attack: Adversary) -> None:
     assert attack.ask_consent("c", receipts).refused is RefusalCode.CLOSED
 
 
+@pytest.mark.parametrize("ahead", [-18_000, 0, 7_200])
+def test_a_deadline_is_what_is_left_of_it(attack: Adversary, ahead: int) -> None:
+    """It is a time of day; whatever a site's elapsed time has gained or lost since its start, what is left passes once."""
+    for site in attack.bed.sites.values():
+        site.elapsed = lambda: attack.bed.clock.now + ahead
+    receipts = attack.collect()
+    attack.bed.clock.now += 600
+    assert attack.ask_consent("b", receipts).call == "consent"
+    attack.bed.clock.now += 3_000
+    assert attack.assign("c", attack.assignments[1]).refused is RefusalCode.ROUND  # asked for again, after its deadline
+    assert attack.ask_consent("a", receipts).refused is RefusalCode.ROUND
+
+
 def test_consent_after_the_deadline(attack: Adversary) -> None:
     """The site's own clock ends an attempt that was not asked for consent: freed, erased, refused."""
     receipts = attack.collect()

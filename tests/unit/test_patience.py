@@ -15,10 +15,12 @@ from support.federation import TestBed, make_bed, make_request, schema_of
 from veilsum_coordinator import runner
 from veilsum_coordinator.members import StudyPhase
 from veilsum_coordinator.runner import run_study
+from veilsum_participant import client as client_module
 from veilsum_participant import contributions, patience
+from veilsum_participant.client import Client
 from veilsum_participant.patience import StoreWatch, patiently
 from veilsum_privacy.database import answers, open_database, probe, transaction, write_fault
-from veilsum_privacy.driver_faults import DatabaseAwayError
+from veilsum_privacy.driver_faults import DatabaseAwayError, DatabaseDamagedError
 from veilsum_privacy.errors import StateError
 from veilsum_proto import federation_pb2 as pb
 
@@ -221,3 +223,34 @@ class _Silent:
 
     def fetch(self, kind: pb.ObjectKind.ValueType, study: bytes, number: int = 0, attempt: int = 0) -> bytes:
         return self._bed.hub.fetch(self._name, kind, study, number, attempt)
+
+
+def test_damage_is_not_over_because_another_page_takes_a_write(tmp_path: Path) -> None:
+    """A probe writes the first page only: readiness would turn good and bad again every few seconds."""
+    engine = open_database(tmp_path / "state.db")
+    with transaction(engine) as connection:
+        connection.exec_driver_sql("CREATE TABLE kept (value BLOB)")
+    with pytest.raises(DatabaseDamagedError), transaction(engine):
+        raise DatabaseDamagedError("The database is damaged.", "Restore a backup.")
+    with pytest.raises(DatabaseDamagedError):
+        probe(engine)
+    with transaction(engine) as connection:
+        connection.exec_driver_sql("INSERT INTO kept VALUES (x'00')")
+    assert "damaged" in write_fault(engine)
+
+
+def test_nothing_is_fetched_for_a_disk_that_takes_nothing(bed: TestBed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sum is megabytes, and computing is minutes: both would be done again every two seconds."""
+    client, asked = Client(bed.sites["a"]), list[pb.Directive]()
+    monkeypatch.setattr(client.core, "handle", lambda directive, _: asked.append(directive))
+    faults = ["full", "full", ""]
+    monkeypatch.setattr(client_module, "write_fault", lambda _: faults[0])
+
+    def probed(_: Engine) -> None:
+        if faults.pop(0):
+            raise DatabaseAwayError("The disk is full.", "Make room.")
+
+    monkeypatch.setattr(client_module, "probe", probed)
+    monkeypatch.setattr(patience, "FIRST_PAUSE", 0.01)
+    client._answer(pb.Directive(kind=pb.DIRECTIVE_KIND_DECRYPT), None, threading.Event())  # type: ignore[arg-type]
+    assert len(asked) == 1

@@ -11,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.federation import Clock, make_bed, make_request, schema_of
+from support.network import wait_for
 from veilsum_coordinator.hub import Hub
 from veilsum_coordinator.members import StudyPhase
 from veilsum_coordinator.settings import Waits
+from veilsum_privacy.runtime import steady as steady_module
 from veilsum_privacy.runtime.steady import STILL_SECONDS, SteadyClock
 
 LOG = logging.getLogger("veilsum.test")
@@ -78,6 +80,33 @@ def test_who_stood_still_gives_the_time_back(caplog: pytest.LogCaptureFixture) -
         "this process stood still for 500 s: waits are longer by that and 30 s",
         "this process stood still for 500 s",
     ]
+
+
+def test_stalls_of_which_each_follows_the_last_do_not_stop_it() -> None:
+    """A store that holds everything up for eleven seconds in every half a minute must not let a wait last for ever."""
+    machine = _Machine()
+    steady = machine.steady(rest=30)
+    start = steady()
+    for _ in range(80):
+        machine.pass_seconds(STILL_SECONDS + 1)
+        steady()
+        for _ in range(24):
+            machine.pass_seconds(1)
+            steady()
+    assert steady() - start >= 80 * 24 / 3
+
+
+def test_who_waits_in_one_call_does_not_stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread of its own looks at the time, so that a long call of the one that asks is not taken for a pause."""
+    monkeypatch.setattr(steady_module, "TICK_SECONDS", 0.005)
+    machine = _Machine()
+    steady = machine.steady(rest=30)
+    assert steady.keep() is steady
+    start = steady()
+    for step in range(1, 6):
+        machine.pass_seconds(STILL_SECONDS - 1)
+        wait_for(lambda step=step: steady._now - start >= (STILL_SECONDS - 1) * step, 20, "a look")  # type: ignore[misc]
+    assert steady() == start + 5 * (STILL_SECONDS - 1)
 
 
 @pytest.mark.parametrize("change", [-86_400, 80_000])
