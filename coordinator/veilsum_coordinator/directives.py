@@ -39,8 +39,11 @@ def open_directives(study: bytes, phase: StudyPhase, members: Members, current: 
 
 
 def _ending(seat: Seat, outcome: str) -> list[pb.Directive]:
-    """The end, after what a member must still hear: a release that it does not see counts as a lost charge."""
-    return [] if seat.ended else [*_closing(seat), pb.Directive(kind=pb.DIRECTIVE_KIND_END, outcome=outcome)]
+    """The end, after what a member must still hear: a release that it does not see counts as a lost charge.
+
+    Whoever heard the end first, its disk having been full for the release, still has to hear of that.
+    """
+    return [*_closing(seat), *([] if seat.ended else [pb.Directive(kind=pb.DIRECTIVE_KIND_END, outcome=outcome)])]
 
 
 def _sealing(seat: Seat, members: Members) -> list[pb.Directive]:

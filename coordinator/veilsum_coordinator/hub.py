@@ -457,9 +457,7 @@ class Hub:
         now = self._steady()
         for key, since in list(self._heard.items()):
             machine = self.studies[key].machine
-            if key in self._running or (
-                now - since < HEARD_SECONDS and not all(seat.ended for seat in machine.seats.values())
-            ):
+            if key in self._running or (now - since < HEARD_SECONDS and not all(seat.done for seat in machine.seats.values())):
                 continue
             try:
                 self.journal.keep_progress(key, machine.progress(), None, sealed=False)
@@ -534,7 +532,7 @@ def _shown(entry: StudyEntry) -> pb.StudyStatus:
 
 def _nothing_more(machine: StudyMachine, name: str) -> bool:
     """Whether a study will never again want anything of a participant."""
-    return machine.phase.over and machine.seats[name].ended
+    return machine.phase.over and machine.seats[name].done
 
 
 def _roster_object(roster: Roster) -> bytes:

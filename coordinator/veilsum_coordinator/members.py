@@ -61,6 +61,11 @@ class Seat:
     ended: bool = False
 
     @property
+    def done(self) -> bool:
+        """Whether it heard all that an ended study had to tell it."""
+        return self.ended and not self.released and not self.give_up
+
+    @property
     def active(self) -> bool:
         """Enrolled, and neither refused nor given up on."""
         return self.enrolment is not None and not self.refusal and not self.gone
