@@ -57,7 +57,7 @@ pictures: .venv/.installed tools
 	$(BIN)/python -m veilsum_deploy.dashboards pictures --out docs/pictures
 
 test: lint proto-check
-	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 lint: .venv/.installed
 	$(BIN)/ruff check .

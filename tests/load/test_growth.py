@@ -213,11 +213,16 @@ def test_what_all_members_fetch_is_put_together_once(bed: TestBed) -> None:
         assert all(data is fetched[kind][0] for data in fetched[kind])
 
 
-def test_what_is_made_of_something_else_is_put_together_anew(bed: TestBed) -> None:
-    made = iter([b"first", b"second", b"third"])
+def test_what_is_made_of_something_else_is_put_together_anew(bed: TestBed, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = iter([b"first", b"second", b"third", b"fourth"])
+    monkeypatch.setitem(bed.hub._running, KEY, None)  # type: ignore[arg-type]
     first, second = object(), object()
     shown = [bed.hub._once(KEY, 6, source, lambda: next(made)) for source in (first, first, second, second, first)]
     assert shown == [b"first", b"first", b"second", b"second", b"third"]
+    bed.hub._running.pop(KEY)
+    bed.hub._shown.clear()
+    assert bed.hub._once(KEY, 6, first, lambda: next(made)) == b"fourth"
+    assert not bed.hub._shown  # of a study that is over nothing is held
 
 
 @given(
