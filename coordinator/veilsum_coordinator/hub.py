@@ -190,7 +190,7 @@ class Hub:
             if kind == pb.OBJECT_KIND_ROSTER and machine.roster is not None:
                 roster = machine.roster
                 return self._once(key, kind, roster, lambda: _roster_object(roster))
-            if kind == pb.OBJECT_KIND_BOXES:
+            if kind == pb.OBJECT_KIND_BOXES and machine.phase is StudyPhase.SEALING:  # afterwards they are let go of
                 return pb.BoxesObject(boxes=[box_message(box) for box in machine.members.boxes_for(name)]).SerializeToString()
             current = machine.round
             if current is not None and name in current.cohort and (number, attempt) == current.present:
