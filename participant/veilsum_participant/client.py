@@ -155,6 +155,7 @@ class Client:
             except ConfigurationError as error:  # a file that the route needs, which was there at the start
                 LOG.warning("no session to %s: %s", self._site.config.coordinator, error, extra=about("session"))
             except Exception as error:  # whatever it was, the site's deadlines must still be minded
+                self._opened = False  # what is asked again would end the next session as soon
                 LOG.error("session to %s ended: internal error", self._site.config.coordinator, exc_info=error)
             if self._opened:
                 pause = FIRST_BACKOFF

@@ -112,13 +112,13 @@ class Hosted(Client):
         ):
             for method in names:
                 setattr(part, method, _in_turn(getattr(part, method)))
-        self.core.handle = self._handle(self.core.handle, SILENT.get(role, ()), stalled)  # type: ignore[method-assign]
+        self.core.handle = self._recorded(self.core.handle, SILENT.get(role, ()), stalled)  # type: ignore[method-assign]
 
     def _session(self) -> None:
         self.record.line(time.time(), "dial")
         super()._session()
 
-    def _handle(self, handle: Any, silent: tuple[int, ...], stalled: frozenset[str]) -> Any:
+    def _recorded(self, handle: Any, silent: tuple[int, ...], stalled: frozenset[str]) -> Any:
         gone: set[bytes] = set()
         stalls: set[bytes] = set()
 
