@@ -19,7 +19,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from sqlalchemy import (
     BigInteger,
@@ -37,7 +36,7 @@ from sqlalchemy import (
 )
 
 from veilsum_coordinator.server_lock import ServerLock
-from veilsum_privacy.database import guard_writes, migrate, reading, transaction
+from veilsum_privacy.database import database_file, guard_writes, migrate, reading, transaction
 from veilsum_privacy.driver_faults import DatabaseAwayError
 from veilsum_privacy.errors import StateError
 from veilsum_privacy.holding import StateLock, process_name, wait_to_hold
@@ -65,13 +64,6 @@ _ADVICE = (
 _FILE_ADVICE = "Stop it first, or leave the work to it: a database has one coordinator."
 
 
-def _file_of(place: str) -> Path | None:
-    """The file of an SQLite database; None for a server's."""
-    if "://" not in place:
-        return Path(place)
-    return Path(place.split("://", 1)[1][1:]) if place.startswith("sqlite") else None
-
-
 class FencedError(DatabaseAwayError):
     """Another coordinator has taken the database over. This process can write nothing any more, and is about to end."""
 
@@ -83,11 +75,14 @@ class Fence:
         place: a URL, or a file's path.
         party: who holds it, as in ``coordinator hub``.
         clock: unix seconds.
+
+    Raises:
+        ConfigurationError: the place is malformed, or nothing that lasts.
     """
 
     def __init__(self, place: str, party: str, clock: Callable[[], int]) -> None:
         self._party, self._clock = party, clock
-        file = _file_of(place)
+        file = database_file(place)
         self._lock: ServerLock | StateLock = ServerLock(place, party) if file is None else StateLock(file, party)
         self._what = "the coordinator's database" if file is None else str(file)
         self._token, self.epoch = secrets.token_bytes(16), 0

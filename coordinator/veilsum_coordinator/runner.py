@@ -288,7 +288,8 @@ class Supervisor:
     def stop(self) -> None:
         """Stop ticking; running methods wait on and end with the process."""
         self._stopping.set()
-        self._thread.join(timeout=5)
+        if self._thread.is_alive():
+            self._thread.join(timeout=5)
 
     def _loop(self) -> None:
         while not self._stopping.is_set():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import time
 from collections.abc import Callable
@@ -37,7 +36,7 @@ from veilsum_privacy.overrides import set_variables
 from veilsum_privacy.randomness import SYSTEM_RANDOM
 from veilsum_privacy.runtime.hardening import allow_files
 from veilsum_privacy.runtime.logs import about
-from veilsum_privacy.runtime.monitoring import Heartbeat, MetricsServer
+from veilsum_privacy.runtime.monitoring import Heartbeat, MetricsServer, write_address
 from veilsum_privacy.runtime.refreshing import Refreshed
 from veilsum_privacy.runtime.steady import RETURN_SECONDS, SteadyClock
 from veilsum_proto import MAX_MESSAGE_BYTES, PACKAGE, SERVICES
@@ -111,6 +110,7 @@ class CoordinatorServer:
         party = f"coordinator {self._credentials.identity.name}"
         self._fence = Fence(config.database_place, party, clock)
         self._hub: Hub | None = None
+        self._closed = False
 
     @property
     def hub(self) -> Hub:
@@ -157,12 +157,12 @@ class CoordinatorServer:
             journal = SqlJournal(engine, mirror, self._outage)
             steady = SteadyClock(clock, LOG, rest=RETURN_SECONDS).keep() if clock is now else clock  # a test moves its own
             hub = Hub(self._credentials, journal, waits=config.waits, clock=clock, observer=self.metrics, steady=steady)
+            self._certificates = Certificates(config, hub, clock)
+            self._fence.listen(lambda: setattr(hub, "stopping", True))  # so that no study is failed for it
         except BaseException:
             engine.dispose()
             raise
-        self._fence.listen(lambda: setattr(hub, "stopping", True))  # so that no study is failed for it
         self._database = Refreshed(lambda: answers(engine), "database", seconds=1.0)
-        self._certificates = Certificates(config, hub, clock)
         self.metrics.watch(hub, Refreshed(lambda: read_mirror(engine), "mirror"), lambda: self._certificates.tls_end)
         self._hub = hub
         self._fence.watch()
@@ -194,7 +194,7 @@ class CoordinatorServer:
         """Serve until ``stop`` is set.
 
         Raises:
-            ConfigurationError: the address cannot be listened on.
+            ConfigurationError: the address cannot be listened on, the ready file not be written.
             HeldError: another coordinator runs on the database.
             FencedError: another coordinator has taken the database over.
             StateError: the database did not answer in time, or is not in order.
@@ -212,6 +212,8 @@ class CoordinatorServer:
             beating.cancel()
             if self._endpoint is not None:
                 self._endpoint.stop()
+            if self._hub is not None:
+                self._close(0.0)  # in order that is done by now; a start that failed has left it open
         if self._fence.lost:
             raise self._fence.error()
 
@@ -247,26 +249,23 @@ class CoordinatorServer:
         try:
             port = server.add_secure_port(config.listen, self._certificates.server_credentials())
         except RuntimeError as error:
-            self._close(0.0)
             raise ConfigurationError(
                 f"The coordinator cannot listen on {config.listen}.", "Choose a free port, or 0 to let the system choose."
             ) from error
         await server.start()
-        for service in ("", *SERVICES):
-            await health.set(service, health_pb2.HealthCheckResponse.SERVING)
         supervisor = Supervisor(self.hub, results, self._clock)
-        supervisor.start()
-        address = f"{config.listen.rsplit(':', 1)[0]}:{port}"
-        LOG.info("coordinator %s listens on %s", credentials.identity.name, address, extra=about("started"))
-        if config.ready_file is not None:
-            partial = config.ready_file.with_suffix(".partial")
-            partial.write_text(address)
-            os.replace(partial, config.ready_file)
-        self._serving = True
         renewing = asyncio.create_task(self._renew())
-        if on_ready is not None:
-            on_ready(address)
         try:
+            for service in ("", *SERVICES):
+                await health.set(service, health_pb2.HealthCheckResponse.SERVING)
+            supervisor.start()
+            address = f"{config.listen.rsplit(':', 1)[0]}:{port}"
+            LOG.info("coordinator %s listens on %s", credentials.identity.name, address, extra=about("started"))
+            if config.ready_file is not None:
+                write_address(config.ready_file, address, "ready_file")
+            self._serving = True
+            if on_ready is not None:
+                on_ready(address)
             await stop.wait()
         finally:
             self._serving = False
@@ -288,7 +287,10 @@ class CoordinatorServer:
         LOG.info("stopped", extra=about("stopped"))
 
     def _close(self, seconds: float) -> None:
-        """Let what is being written end, then let another coordinator begin."""
+        """Let what is being written end, then let another coordinator begin; does nothing the second time."""
+        if self._closed:
+            return
+        self._closed = True
         if not self.hub.journal.close(seconds):
             LOG.error("the database did not answer; what was being written is not known to be stored", extra=about("stopped"))
         self._fence.release()

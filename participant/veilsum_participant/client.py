@@ -146,6 +146,7 @@ class Client:
                 where = self._site.config.coordinator
                 LOG.warning("session to %s ended: %s", where, self._explained(error), extra=about("session"))
             except (HostileInput, ValueError) as error:  # a closed channel raises ValueError
+                self._opened = False  # pauses grow
                 LOG.warning("session to %s ended: %s", self._site.config.coordinator, error, extra=about("session"))
             except DatabaseAwayError as error:  # the site's own; nothing is answered meanwhile
                 self._opened = False  # pauses grow

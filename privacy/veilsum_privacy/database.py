@@ -246,6 +246,22 @@ def scrub(engine: Engine) -> None:
                 connection.exec_driver_sql(f"PRAGMA busy_timeout = {int(BUSY_SECONDS * 1000)}")
 
 
+def database_file(url_or_path: str | Path) -> Path | None:
+    """The file of an SQLite database that outlives its process; None for a server's.
+
+    Raises:
+        ConfigurationError: the URL is malformed, or names a database in memory.
+    """
+    url = _parse_url(url_or_path)
+    if url.get_backend_name() != "sqlite":
+        return None
+    if url.database in (None, "", _MEMORY):
+        raise ConfigurationError(
+            "A database in memory would be lost with its process.", "Name a file, or a PostgreSQL database by its URL."
+        )
+    return Path(str(url.database))
+
+
 def _parse_url(url_or_path: str | Path) -> URL:
     text = str(url_or_path)
     if "://" not in text:

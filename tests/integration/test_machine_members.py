@@ -13,6 +13,7 @@ from cryptography.x509 import load_pem_x509_certificate
 
 from support.federation import TestBed, make_bed, make_request, schema_of
 from support.hostile import NAMES, HostileChannel, altered, make_data
+from veilsum_coordinator.hub import Hub
 from veilsum_coordinator.machine import StudyMachine
 from veilsum_coordinator.members import StudyPhase
 from veilsum_coordinator.settings import Waits
@@ -158,6 +159,25 @@ def test_certificate_that_expires_while_others_enrol(bed: TestBed) -> None:
     assert machine.roster is not None
     assert machine.roster.names == ("a", "b")
     assert machine.seats["d"].refusal == "roster-invalid"
+
+
+def test_an_enrolment_that_was_stored_too_late_does_not_count_after_a_restart(bed: TestBed) -> None:
+    """Its write ended after enrolment had closed without it: a restarted coordinator goes on with the roster that was told."""
+    key, machine = _submitted(bed)
+    for name in ("a", "b", "c"):
+        bed.hub.enrol(name, key, _own(bed, name, key))
+    bed.clock.now += Waits().enrol
+    bed.hub.tick()
+    assert machine.members.fixed_roster().names == ("a", "b", "c")
+    told = machine.members.fixed_roster().digest
+    bed.hub.journal.keep_enrolment(key, "d", _own(bed, "d", key))
+    again = Hub(bed.hub.credentials, bed.hub.journal, waits=Waits(grace=0), clock=bed.clock).studies[key].machine
+    assert again.phase is StudyPhase.SEALING
+    assert again.members.fixed_roster().digest == told
+    assert again.seats["d"].enrolment is None
+    assert all(again.seats[name].enrolment is not None for name in "abc")
+    with pytest.raises(HostileInput, match="over"):
+        again.enrol("d", _own(bed, "d", key))
 
 
 def _sealing(bed: TestBed) -> tuple[bytes, StudyMachine, dict[str, list[Box]]]:

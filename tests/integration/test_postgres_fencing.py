@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,12 +23,14 @@ from support.federation import RealClock, TestBed, make_bed
 from support.network import wait_for
 from support.postgres import Server, server
 from veilsum_coordinator import fencing
+from veilsum_coordinator import server as server_module
 from veilsum_coordinator.fencing import Fence, FencedError
 from veilsum_coordinator.server import CoordinatorServer
 from veilsum_coordinator.settings import CoordinatorConfig, Waits
 from veilsum_privacy import holding
 from veilsum_privacy.database import open_database, transaction
-from veilsum_privacy.errors import StateError
+from veilsum_privacy.driver_faults import DatabaseAwayError
+from veilsum_privacy.errors import ConfigurationError, StateError
 from veilsum_privacy.holding import HeldError
 
 STUDY = bytes(32)
@@ -264,6 +267,70 @@ def test_a_restart_of_the_server_leaves_one_coordinator(bed: TestBed, tmp_path: 
             assert first.error is None
     finally:
         postgres.stop()
+
+
+def _watchers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "fence"]
+
+
+def test_the_lock_is_watched_only_once_a_start_has_gone_well(
+    bed: TestBed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start that is tried again takes the lock again: a watch of the first try would have taken it beside the second."""
+    place = server().new_database()
+    watching: list[int] = []
+    journal = server_module.SqlJournal
+
+    def fails_twice(*arguments: object) -> object:
+        watching.append(len(_watchers()))
+        if len(watching) < 3:
+            raise DatabaseAwayError("the server went away in the middle of the start")
+        return journal(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(server_module, "SqlJournal", fails_twice)
+    with coordinators(bed, place, tmp_path) as start:
+        first = start().serves()
+        assert watching == [0, 0, 0]
+        assert len(_watchers()) == 1
+        assert len(sessions(place)) == 1
+        first.server.hub.journal.change_study(STUDY, phase="failed")
+    assert _watchers() == []
+    assert sessions(place) == []
+
+
+# -- a start that fails ----------------------------------------------------------------------------------------------------
+
+
+def test_a_start_that_fails_lets_go_of_everything(bed: TestBed, place: str, tmp_path: Path) -> None:
+    """Whatever it fails at after the database is open: the next one begins at once, in the same process too."""
+    (tmp_path / "state").mkdir()
+    url = SecretStr(place) if "://" in place else None
+    state = tmp_path / "state" if url is not None else Path(place).parent
+    good = CoordinatorConfig(listen="localhost:0", identity=bed.kit.coordinator.identity, state=state, database=url)
+    taken = socket.create_server(("127.0.0.1", 0))
+    with taken:
+        wrong = {
+            "listen": f"127.0.0.1:{taken.getsockname()[1]}",
+            "ready_file": tmp_path / "nowhere" / "ready",
+        }
+        for key, value in wrong.items():
+            failed = CoordinatorServer(good.model_copy(update={key: value}))
+            with pytest.raises(ConfigurationError, match=str(value)):
+                asyncio.run(failed.run(asyncio.Event()))
+            with pytest.raises(StateError):
+                failed.hub.journal.change_study(STUDY, phase="failed")
+            if url is not None:
+                assert sessions(place) == []
+    with coordinators(bed, place, tmp_path) as start:
+        assert start().serves().server._fence.epoch == 1 + len(wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong", ["sqlite://", "sqlite:///:memory:", ":memory:", "oracle://host/name", "postgresql://h:port/n"]
+)
+def test_a_place_where_nothing_lasts_or_that_is_none(wrong: str, bed: TestBed) -> None:
+    with pytest.raises(ConfigurationError):
+        Fence(wrong, "coordinator hub", bed.clock).hold()
 
 
 # -- a server that is not there yet ----------------------------------------------------------------------------------------

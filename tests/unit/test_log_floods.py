@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
 from support.network import wait_for
+from veilsum_coordinator.metrics import Metrics
+from veilsum_coordinator.service.guard import Guard
+from veilsum_privacy.errors import HostileInput
 from veilsum_privacy.runtime import flood
 from veilsum_privacy.runtime.flood import LINES, MOST_PEERS, SECONDS, FloodFilter, caused_by
 from veilsum_privacy.runtime.logs import LOGGER, LogSettings, start_logging
@@ -101,3 +107,51 @@ def test_the_log_of_a_process_has_the_lines_and_the_count(tmp_path: Path, monkey
     assert [line.split()[-1] for line in lines[:LINES]] == [str(number) for number in range(LINES)]
     assert len(lines) == LINES + 1
     assert "50 more rejected calls of alpha" in lines[LINES]
+
+
+class _Call:
+    """What the guard asks of a call."""
+
+    @staticmethod
+    def auth_context() -> dict[str, list[bytes]]:
+        return {"x509_common_name": [b"alpha"]}
+
+    async def abort(self, code: grpc.StatusCode, details: str) -> None:
+        raise grpc.aio.AbortError
+
+
+def test_a_flood_of_rejected_calls_hides_no_internal_error() -> None:
+    """A peer that finds a fault of ours cannot first use up its lines: what went wrong stays in the log with its traceback."""
+    guard = Guard(None, lambda: 0, Metrics(lambda: 0))  # type: ignore[arg-type]
+    scene, passed = Scene(), logging.getLogger("veilsum.coordinator")
+    seen: list[logging.LogRecord] = []
+
+    class Kept(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            seen.append(record)
+
+    handler = Kept()
+    handler.addFilter(scene.filter)
+    passed.addHandler(handler)
+
+    async def fails(error: Exception) -> None:
+        async def work() -> None:
+            raise error
+
+        context: Any = _Call()
+        with pytest.raises(grpc.aio.AbortError):
+            await guard.unary(context, work)
+
+    async def calls() -> None:
+        for _ in range(3 * LINES):
+            await fails(HostileInput("malformed"))
+        await fails(ArithmeticError("a fault of ours"))
+
+    try:
+        asyncio.run(calls())
+    finally:
+        passed.removeHandler(handler)
+    assert [record.levelname for record in seen] == ["WARNING"] * LINES + ["ERROR"]
+    assert seen[-1].exc_info is not None
+    scene.filter.flush()
+    assert scene.told == [("rejected calls", "alpha", 2 * LINES)]

@@ -103,6 +103,20 @@ class Heartbeat:
         return time.monotonic() - self._last <= self._seconds
 
 
+def write_address(path: Path, address: str, key: str) -> None:
+    """Write a listener's address where others wait for it, whole or not at all.
+
+    Raises:
+        ConfigurationError: the file that the configuration's ``key`` names cannot be written.
+    """
+    partial = path.with_suffix(".partial")
+    try:
+        partial.write_text(address)
+        os.replace(partial, path)
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be written ({error.strerror}).", f"Check {key}.") from error
+
+
 class MetricsServer:
     """Serves a registry until it is stopped.
 
@@ -148,15 +162,11 @@ class MetricsServer:
             ) from error
         address = f"{settings.listen.rpartition(':')[0]}:{self._server.server_address[1]}"
         if settings.ready_file is not None:
-            partial = settings.ready_file.with_suffix(".partial")
             try:
-                partial.write_text(address)
-                os.replace(partial, settings.ready_file)
-            except OSError as error:
+                write_address(settings.ready_file, address, "metrics.ready_file")
+            except ConfigurationError:
                 self._server.server_close()
-                raise ConfigurationError(
-                    f"{settings.ready_file} cannot be written ({error.strerror}).", "Check metrics.ready_file."
-                ) from error
+                raise
         self._thread = threading.Thread(target=self._server.serve_forever, args=(_POLL_SECONDS,), name="metrics", daemon=True)
         self._thread.start()
         return address
