@@ -26,7 +26,7 @@ def open_directives(study: bytes, phase: StudyPhase, members: Members, current: 
     if phase.over:
         found = _ending(seat, phase.value)
     elif phase is StudyPhase.ENROLLING:
-        found = [pb.Directive(kind=pb.DIRECTIVE_KIND_ENROL)] if seat.enrolment is None and not seat.refusal else []
+        found = [pb.Directive(kind=pb.DIRECTIVE_KIND_ENROL)] if not seat.enrolled and not seat.refusal else []
     elif not seat.active:
         found = _ending(seat, "left out")
     elif phase is StudyPhase.SEALING:

@@ -37,7 +37,7 @@ class StudyLog:
         """Take all that is there as told: an earlier process did."""
         machine = self.machine
         self._phase, self._refusals = machine.phase, len(machine.refusals)
-        self._enrolled = {seat.name for seat in machine.seats.values() if seat.enrolment is not None}
+        self._enrolled = {seat.name for seat in machine.seats.values() if seat.enrolled}
         self._gone = {seat.name for seat in machine.seats.values() if seat.gone}
         if machine.rounds:
             last = machine.rounds[-1]
@@ -62,7 +62,7 @@ class StudyLog:
 
     def _look_at_members(self, name: str, digest: bytes) -> None:
         for seat in self.machine.seats.values():
-            if seat.enrolment is not None and seat.name not in self._enrolled:
+            if seat.enrolled and seat.name not in self._enrolled:
                 self._enrolled.add(seat.name)
                 fields = about("enrolled", study=name, digest=digest, participant=seat.name)
                 LOG.info("study %s: %s enrolled", name, seat.name, extra=fields)

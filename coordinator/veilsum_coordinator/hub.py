@@ -441,7 +441,7 @@ class Hub:
             status=outcome.SerializeToString(),
         )
         entry.outcome = outcome
-        entry.machine.members.forget_boxes()
+        entry.machine.forget()
         self._logs.pop(key, None)
         self._running.pop(key, None)
         for kind in (pb.OBJECT_KIND_ROSTER, pb.OBJECT_KIND_RECEIPTS):

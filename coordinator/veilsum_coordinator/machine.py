@@ -157,7 +157,7 @@ class StudyMachine:
             HostileInput: not invited, not the sender's own, invalid, or too late.
         """
         seat = self.members.seat(name)
-        if seat.enrolment is not None:
+        if seat.enrolled:
             return
         if self.phase is not StudyPhase.ENROLLING or seat.refusal:
             raise HostileInput("Enrolment is over.")
@@ -444,7 +444,6 @@ class StudyMachine:
         """The sum was opened and journalled: members may forget their payloads."""
         self._move(current, RoundPhase.RELEASED)
         current.finished = self._clock()
-        current.answers, current.consents = {}, {}
         current.forget()
         self._tell_released(*current.present, current.cohort)
 
@@ -483,13 +482,12 @@ class StudyMachine:
 
     def progress(self) -> dict[str, Any]:
         """What the journal keeps of the study's decisions, as JSON values; :meth:`restore` reads it."""
-        roster = self.members.roster
         return {
             "phase": self.phase.value,
             "dealer": self.members.dealer,
             "closed": self.members.closed,
-            "roster": [] if roster is None else list(roster.names),
-            "round": len(self.rounds),
+            "roster": list(self.members.names),
+            "round": self.rounds[-1].number if self.rounds else 0,
             "seats": dump_seats(self.seats),
             "refusals": self.refusals[-MOST_REFUSALS:],
         }
@@ -622,6 +620,14 @@ class StudyMachine:
             self._move(current, RoundPhase.FAILED)
         if self.rounds:
             self.rounds[-1].drop()
+
+    def forget(self) -> None:
+        """Let go of what only a study that runs needs, once its end is stored: members and rounds are megabytes a study."""
+        self.members.forget()
+        self._numbers = {}
+        self.rounds = self.rounds[-1:]
+        for last in self.rounds:
+            last.forget()
 
     def _round_of(self, name: str, attempt: int, phase: RoundPhase) -> Round:
         self.members.seat(name)

@@ -44,9 +44,17 @@ class StudyPhase(StrEnum):
 
 @dataclass
 class Seat:
-    """What the coordinator knows of one invited participant in this study."""
+    """What the coordinator knows of one invited participant in this study.
+
+    Attributes:
+        enrolled: whether its enrolment was taken; that itself is kept for as long as the study needs it.
+        give_up: rounds and attempts that it must still hear were given up.
+        released: those that it must still hear were released.
+        ended: whether it heard of the study's end.
+    """
 
     name: str
+    enrolled: bool = False
     enrolment: Enrolment | None = None
     refusal: str = ""
     boxes: dict[tuple[str, Purpose], Box] | None = None
@@ -68,7 +76,7 @@ class Seat:
     @property
     def active(self) -> bool:
         """Enrolled, and neither refused nor given up on."""
-        return self.enrolment is not None and not self.refusal and not self.gone
+        return self.enrolled and not self.refusal and not self.gone
 
 
 class Members:
@@ -77,6 +85,7 @@ class Members:
     Attributes:
         seats: one for each invited participant, by name.
         roster: the verified roster, once enrolment has closed.
+        names: of the roster; they stay when the study is over.
         dealer: who deals the study's keys.
         closed: when enrolment closed, unix seconds.
     """
@@ -85,6 +94,7 @@ class Members:
         self.seats = {name: Seat(name) for name in study.participants}
         self.roster: Roster | None = None
         self.dealer, self.closed = "", 0
+        self.names: tuple[str, ...] = ()
         self._study, self._digest, self._authority, self._clock = study, digest, authority, clock
         self._keys: set[bytes | str] = set()
 
@@ -102,7 +112,7 @@ class Members:
     @property
     def answered(self) -> bool:
         """Whether everyone enrolled or refused."""
-        return all(seat.enrolment is not None or seat.refusal for seat in self.seats.values())
+        return all(seat.enrolled or seat.refusal for seat in self.seats.values())
 
     def enrol(self, name: str, enrolment: Enrolment, keep: Callable[[], None] = _nothing) -> None:
         """Take an enrolment; ``keep`` makes it durable before it counts.
@@ -117,7 +127,10 @@ class Members:
             raise HostileInput("An enrolment holds a key that another participant enrolled.")
         keep()
         self._keys |= {member.public, member.identity.fingerprint}
-        self.seats[name].enrolment = enrolment
+        self._take(name, enrolment)
+
+    def _take(self, name: str, enrolment: Enrolment) -> None:
+        self.seats[name].enrolled, self.seats[name].enrolment = True, enrolment
 
     def _keys_of(self, enrolment: Enrolment) -> set[bytes | str]:
         try:
@@ -140,7 +153,8 @@ class Members:
         if len(enrolments) >= self._study.privacy.min_cohort:
             self.closed = self._clock()
             self.roster = verify_roster(enrolments, self._study, self._digest, self._authority, self.closed)
-            self.dealer = self.roster.names[0]
+            self.names = self.roster.names
+            self.dealer = self.names[0]
         return len(enrolments)
 
     def fixed_roster(self) -> Roster:
@@ -200,13 +214,14 @@ class Members:
         names = kept.state.get("roster")
         for name, enrolment in kept.enrolments.items():
             if not names or name in names:  # one that was stored after enrolment had closed does not count
-                self.seats[name].enrolment = enrolment
+                self._take(name, enrolment)
         if not names:
             self._keys = set().union(*map(self._keys_of, kept.enrolments.values()))
             return
         self.closed, self.dealer = kept.state["closed"], kept.state["dealer"]
         enrolments = [kept.enrolments[name] for name in names]
         self.roster = verify_roster(enrolments, self._study, self._digest, self._authority, self.closed)
+        self.names = self.roster.names
         for name, boxes in kept.boxes.items():
             given = {(box.recipient, box.purpose): box for box in boxes}
             if set(given) >= self._owed(name):  # else it sealed before it became the dealer, and is asked again
@@ -225,6 +240,13 @@ class Members:
         """Let go of what nobody will ask for any more: with many members it is megabytes a study."""
         for seat in self.seats.values():
             seat.boxes = None if seat.boxes is None else {}
+
+    def forget(self) -> None:
+        """Let go of certificates, keys and boxes once the study's end is stored; who enrolled is still known."""
+        self.forget_boxes()
+        self._keys, self.roster = set(), None
+        for seat in self.seats.values():
+            seat.enrolment = None
 
     def connected(self) -> list[str]:
         """Names with an open session."""

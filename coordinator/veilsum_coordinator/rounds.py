@@ -116,8 +116,9 @@ class Round:
         self.accumulator.drop()
 
     def forget(self) -> None:
-        """Forget who sent what of a released round as well: with many members it is as much as the rest."""
+        """Forget who sent what of a round that is over as well: with many members it is as much as the rest."""
         self.drop()
+        self.answers, self.consents = {}, {}
         self.received, self.countersigned = self.bytes_received, None
         self.accumulator.uploads = {}
 

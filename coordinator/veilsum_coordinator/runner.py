@@ -149,8 +149,11 @@ class HubFederation:
             return self._hub.studies[self._key].machine.returning
 
     def _open(self, current: Round) -> Release:
-        words = next(iter(current.answers.values()))
-        consents = [current.consents[name] for name in current.cohort]
+        with self._hub.changed:
+            if current.phase is not RoundPhase.OPENING:  # stopped since; what was decrypted is let go of
+                raise RoundLostError(f"Round {current.number} failed: the study was stopped.")
+            words = next(iter(current.answers.values()))
+            consents = [current.consents[name] for name in current.cohort]
         try:
             values = open_sum(words, current.plan.encoding, consents)
         except HostileInput as error:

@@ -39,12 +39,16 @@ class Tally:
         self._by_member: dict[str, Counter[str]] = {}
 
     def releases(self, rounds: Sequence[Round]) -> dict[str, int]:
-        """Releases so far by label; ``rounds`` are all of the study, ended ones before the present one."""
-        while self._seen < len(rounds) and rounds[self._seen].phase in (RoundPhase.RELEASED, RoundPhase.FAILED):
-            ended = rounds[self._seen]
+        """Releases so far by label; ``rounds`` are the study's, ended ones before the present one.
+
+        Of a study that is over the first ones may be missing; they were counted.
+        """
+        for ended in rounds[self._seen + 1 - rounds[0].number :] if rounds else ():
+            if ended.phase not in (RoundPhase.RELEASED, RoundPhase.FAILED):
+                break
             if ended.phase is RoundPhase.RELEASED:
                 self._by_member.setdefault(ended.label, Counter()).update(ended.cohort)
-            self._seen += 1
+            self._seen = ended.number
         return {label: max(counts.values()) for label, counts in self._by_member.items()}
 
 
@@ -78,7 +82,7 @@ def progress(machine: StudyMachine, released: int) -> float:
     """
     if machine.phase is StudyPhase.FINISHED:
         return 1.0
-    enrolled = sum(seat.enrolment is not None for seat in machine.seats.values()) / len(machine.seats)
+    enrolled = sum(seat.enrolled for seat in machine.seats.values()) / len(machine.seats)
     ready = sum(seat.ready for seat in machine.seats.values()) / len(machine.seats)
     total = sum(task.releases for task in machine.study.tasks)
     current = machine.round
@@ -99,7 +103,7 @@ def study_status(entry: StudyEntry) -> pb.StudyStatus:
         reason=machine.reason,
         submitted=entry.submitted,
         participants=machine.study.participants,
-        enrolled=[name for name, seat in machine.seats.items() if seat.enrolment is not None],
+        enrolled=[name for name, seat in machine.seats.items() if seat.enrolled],
         refusals=[pb.Refusal(participant=name, code=code, round=number) for name, code, number in machine.refusals],
         rounds=[
             pb.RoundStatus(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import sys
 import time
 from itertools import cycle
 from pathlib import Path
-from types import SimpleNamespace
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -22,6 +24,7 @@ from veilsum_coordinator.members import Members, StudyPhase
 from veilsum_coordinator.rounds import Round, RoundPhase
 from veilsum_coordinator.service.coordination import REST, Coordination, _Session
 from veilsum_coordinator.settings import Waits
+from veilsum_coordinator.status import study_status
 from veilsum_deploy.local import LocalChannel
 from veilsum_participant.connection import spread
 from veilsum_privacy.errors import HostileInput
@@ -141,6 +144,46 @@ def test_an_ended_study_is_looked_at_no_more(bed: TestBed, tmp_path: Path, monke
     for name in NAMES:
         assert bed.hub.directives(name) == []
         bed.hub.disconnect(name, bed.hub.connect(name, bytes(16)))
+
+
+def test_an_ended_study_keeps_no_more_than_what_a_restarted_coordinator_loads_of_it(bed: TestBed, tmp_path: Path) -> None:
+    """Certificates, keys and rounds go; who is shown the study sees the same."""
+    local = bed.local
+    key = local.submit(bed.compile(make_request(schema_of(2), min_cohort=2)), bed.analyst)
+    federation = local.prepare(key)
+    running = _size(bed.hub, key)
+    federation.sum("statistics")
+    with bed.hub.change(key) as machine:
+        before = study_status(bed.hub.studies[key])
+        machine.abort("enough")
+    assert bed.hub.stored(key)
+    local.settle()
+    shown = bed.hub.status(key)
+    assert list(shown.enrolled) == list(before.enrolled) == list(NAMES)
+    assert shown.rounds == before.rounds
+    assert shown.rounds[0].bytes_received > 0
+    again = Hub(bed.hub.credentials, bed.hub.journal, waits=Waits(), clock=bed.clock)
+    assert again.status(key) == shown
+    kept, loaded = _size(bed.hub, key), _size(again, key)
+    assert kept < loaded + 8192  # the last round, without what was sent in it: 4.8 kB
+    assert kept < 0.6 * running  # half of it is the study itself: with four members there is not much more
+    assert bed.hub.journal.kept_state(key)["roster"] == list(NAMES)
+
+
+def _size(hub: Hub, key: bytes) -> int:
+    """Bytes of Python objects that a study's entry holds, without what the hub shares among all studies."""
+    machine = hub.studies[key].machine
+    shared = (hub, hub.journal, hub.credentials, hub.credentials.authority, machine._observer, machine._clock, machine._waits)
+    seen, total = {id(item) for item in shared}, 0
+    waiting: list[Any] = [hub.studies[key]]
+    while waiting:
+        item = waiting.pop()
+        if id(item) in seen or isinstance(item, type | ModuleType | FunctionType | MethodType | BuiltinFunctionType):
+            continue
+        seen.add(id(item))
+        total += sys.getsizeof(item)
+        waiting.extend(gc.get_referents(item))
+    return total
 
 
 def test_who_heard_of_a_study_s_end_is_not_told_again_after_a_restart(bed: TestBed, tmp_path: Path) -> None:
