@@ -144,7 +144,8 @@ class Checks:
         context = bytes(found[0][3])
         require(bytes(found[0][4]) == consent, f"{where} is another than the one that is kept")
         rows = process.disk.rows("SELECT kind FROM ledger WHERE context = ? ORDER BY seq", context.hex())
-        paid = [kind for (kind,) in rows][:2] in (["reserve", "charge"], ["reserve", "recovery"])
+        kinds = [kind for (kind,) in rows if kind != "refusal"]  # one whose message was lost is answered anew when asked again
+        paid = kinds[:2] in (["reserve", "charge"], ["reserve", "recovery"])
         require(paid, f"{where} leaves before its charge: {rows}")
         self._consents[name, study, number].add(context)
         require(len(self._consents[name, study, number]) == 1, f"{name} consented to two attempts of round {number}")
