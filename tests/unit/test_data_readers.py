@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -219,9 +220,36 @@ def test_cells_of_several_lines_cost_no_record(tmp_path: Path, monkeypatch: pyte
     """Nor where the parser's blocks end within such a cell; which rows that meets would depend on all rows before."""
     monkeypatch.setattr(readers, "_BLOCK", 1 << 16)
     text = "age,sex,note,chol,num\n" + '60,0,"first line\nsecond, line\nthird",300,1\n' * 30_000
-    for number_rows in (False, True):
-        table = read_table(write(tmp_path, text), SCHEMA, number_rows=number_rows)
-        assert (table.rows, table.broken) == (30_000, ())
+    for odd, broken in (("", ()), ("60,0\n", (30_001,))):
+        table = read_table(write(tmp_path, text + odd), SCHEMA)
+        assert (table.rows, table.broken) == (30_000, broken)
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ("60,0,z,300,1\n", [(True, True)]),
+        ("60,0,\xe9,300,1\n", [(True, True)]),
+        ("60,0\n60,0,z,300,1\n", [(True, True), (False, False)]),
+    ],
+    ids=["whole", "latin", "broken"],
+)
+def test_no_thread_of_arrow_s_holds_anything_of_python_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, calls: list[tuple[bool, bool]]
+) -> None:
+    """A process that ended right after reading was aborted, one in 300: such a thread met an interpreter that was ending."""
+    seen: list[tuple[bool, bool]] = []
+    original = readers.pacsv.read_csv
+
+    def spied(raw: Any, *, read_options: Any, parse_options: Any, convert_options: Any) -> Any:
+        native = isinstance(raw, pa.OSFile | pa.BufferReader) and parse_options.invalid_row_handler is None
+        seen.append((read_options.use_threads, native))
+        return original(raw, read_options=read_options, parse_options=parse_options, convert_options=convert_options)
+
+    monkeypatch.setattr(readers.pacsv, "read_csv", spied)
+    table = read_table(write(tmp_path, ("age,sex,note,chol,num\n" + text).encode("latin-1")), SCHEMA)
+    assert (table.rows, table.broken) == (1, (1,) if len(calls) > 1 else ())
+    assert seen == calls
 
 
 PEOPLE = ["b,60,0,300,0", " a ,61,0,300,0", ",62,0,300,1", "b,63,0,300,1", "NA,64,0,300,0", "7,65,0,300,0", "007,66,0,300,0"]

@@ -151,12 +151,12 @@ def read_sheet(path: Path, schema: DatasetSchema) -> Sheet:
     """
     reason = "the result names no label" if schema.label is None else None
     try:
-        table = read_table(path, schema, number_rows=True)
+        table = read_table(path, schema)
     except DataError as error:
         if schema.label is None:
             raise
         schema = schema.model_copy(update={"label": None})
-        table = read_table(path, schema, number_rows=True)  # raises again if it was not for the label
+        table = read_table(path, schema)  # raises again if it was not for the label
         reason = str(error)
     records, counts = encode_table(table, schema)
     every = np.arange(1, table.rows + len(table.broken) + 1, dtype=np.int64)

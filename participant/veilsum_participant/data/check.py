@@ -90,7 +90,7 @@ def check_dataset(path: Path, schema: DatasetSchema, *, shown: int = SHOWN, subj
     Raises:
         DataError: the file's structure is wrong: missing, unreadable, or without a column of the schema or of subjects.
     """
-    table = read_table(path, schema, number_rows=True, subject=subject)
+    table = read_table(path, schema, subject=subject)
     findings = [finding for finding in _findings(table, schema, subject) if len(finding.rows)]
     records = table.rows + len(table.broken)
     numbers = _row_numbers(table)

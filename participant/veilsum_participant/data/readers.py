@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -40,8 +40,7 @@ class Table:
         rows: number of rows read.
         subjects: the column that tells whose record each row is: trimmed text, or numbers in the file's own type, which keeps
             long numbers apart; None if none was asked for.
-        broken: 1-based data rows of a CSV file with too few or too many cells; they are not among ``rows``. Row numbers
-            are known when the file was read with ``number_rows``, otherwise each entry is 0.
+        broken: 1-based data rows of a CSV file with too few or too many cells; they are not among ``rows``.
         first_line: the CSV file's line of data row 1 if no line is blank; None for other formats.
     """
 
@@ -53,7 +52,7 @@ class Table:
     first_line: int | None = None
 
 
-def read_table(path: Path, schema: DatasetSchema, *, number_rows: bool = False, subject: str | None = None) -> Table:
+def read_table(path: Path, schema: DatasetSchema, *, subject: str | None = None) -> Table:
     """Read the schema's columns, and the column ``subject``, from a file; the suffix says which format it has.
 
     Raises:
@@ -70,7 +69,7 @@ def read_table(path: Path, schema: DatasetSchema, *, number_rows: bool = False, 
             return _read_parquet(path, names, subject)
         if suffix == ".npz":
             return _read_npz(path, schema, names, subject)
-        return _read_csv(path, schema, names, subject, number_rows)
+        return _read_csv(path, schema, names, subject)
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or 'damaged'}).", _CHECK_FORMAT) from error
     except DataError:
@@ -79,8 +78,9 @@ def read_table(path: Path, schema: DatasetSchema, *, number_rows: bool = False, 
         raise DataError(f"{path}: cannot be read as {suffix or 'CSV'}.", _CHECK_FORMAT) from error
 
 
-def _read_csv(path: Path, schema: DatasetSchema, names: Sequence[str], subject: str | None, number_rows: bool) -> Table:
-    with _open_utf8(path) as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as file:
+def _read_csv(path: Path, schema: DatasetSchema, names: Sequence[str], subject: str | None) -> Table:
+    mended = _as_utf8(path)
+    with io.TextIOWrapper(path.open("rb") if mended is None else io.BytesIO(mended), encoding="utf-8-sig", newline="") as file:
         first = next((row for row in csv.reader(file) if row), None)
     if first is None:
         raise DataError(f"{path}: is empty.", _CHECK_FORMAT)
@@ -99,33 +99,40 @@ def _read_csv(path: Path, schema: DatasetSchema, names: Sequence[str], subject: 
     broken: list[int] = []
 
     def skip(row: Any) -> str:
-        broken.append(0 if row.number is None else row.number - int(schema.header))
+        broken.append(row.number - int(schema.header))
         return "skip"
 
-    with _open_utf8(path) as raw:
-        table = pacsv.read_csv(
-            raw,
-            read_options=pacsv.ReadOptions(
-                column_names=[str(index) for index in range(len(header))],
-                skip_rows=int(schema.header),
-                use_threads=not number_rows,
-                block_size=_BLOCK,
-            ),
-            parse_options=pacsv.ParseOptions(newlines_in_values=True, invalid_row_handler=skip),
-            convert_options=pacsv.ConvertOptions(
-                column_types={position: pa.string() for position in positions.values()},
-                include_columns=list(positions.values()),
-                strings_can_be_null=False,
-            ),
-        )
+    def parse(threads: bool, skip: Callable[[Any], str] | None) -> Any:
+        with pa.OSFile(str(path), "rb") if mended is None else pa.BufferReader(mended) as raw:
+            return pacsv.read_csv(
+                raw,
+                read_options=pacsv.ReadOptions(
+                    column_names=[str(index) for index in range(len(header))],
+                    skip_rows=int(schema.header),
+                    use_threads=threads,
+                    block_size=_BLOCK,
+                ),
+                parse_options=pacsv.ParseOptions(newlines_in_values=True, invalid_row_handler=skip),
+                convert_options=pacsv.ConvertOptions(
+                    column_types={position: pa.string() for position in positions.values()},
+                    include_columns=list(positions.values()),
+                    strings_can_be_null=False,
+                ),
+            )
+
+    # Arrow's threads get nothing of Python's: one that lets go of it while the interpreter ends aborts the process
+    try:
+        table = parse(True, None)
+    except pa.ArrowInvalid:  # a row has too few or too many cells, or it is no CSV file
+        table = parse(False, skip)  # on one thread, which numbers the rows as well
     read = {name: pc.utf8_trim_whitespace(table[position].combine_chunks()) for name, position in positions.items()}
     columns = {name: read[name] for name in names}
     subjects = None if subject is None else read[subject]
     return Table(path, columns, table.num_rows, subjects, tuple(broken), 1 + int(schema.header))
 
 
-def _open_utf8(path: Path) -> BinaryIO:
-    """Open the file as UTF-8. A line that is not UTF-8 is read as Latin-1, which reads any bytes.
+def _as_utf8(path: Path) -> bytes | None:
+    """The file's bytes as UTF-8, None where it is UTF-8 already. A line that is not is read as Latin-1, which reads any bytes.
 
     So an odd letter costs no record; and as the other lines are read as they would be without it, it changes no other record.
     """
@@ -133,11 +140,11 @@ def _open_utf8(path: Path) -> BinaryIO:
         try:
             while file.read(1 << 20):
                 pass
-            return path.open("rb")
+            return None
         except UnicodeDecodeError:
             pass
     with path.open("rb") as raw:
-        return io.BytesIO(b"".join(_line_as_utf8(line) for line in raw))
+        return b"".join(_line_as_utf8(line) for line in raw)
 
 
 def _line_as_utf8(line: bytes) -> bytes:
