@@ -145,6 +145,16 @@ def reference_arrays(reference: Gaussian | TwoWay) -> dict[str, Floats]:
     return {CLASS_MEANS: reference.class_means, WITHIN: reference.within, SCALARS: np.array(scalars)}
 
 
+def example_reference(kind: Kind | str, m: int, classes: int) -> dict[str, Floats]:
+    """The arrays of a reference for m standardised features; made of no data. Empty for a kind without a reference."""
+    if kind == "barycenter":
+        return {MEAN: np.zeros(m), COVARIANCE: np.eye(m)}
+    if kind in ("two-way", "slopes"):
+        scalars = np.ones(2 if kind == "two-way" else 3)
+        return {CLASS_MEANS: np.zeros((classes, m)), WITHIN: np.eye(m), SCALARS: scalars}
+    return {}
+
+
 def local_map(
     kind: Kind,
     blocks: Mapping[str, Floats],

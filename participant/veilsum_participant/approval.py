@@ -7,6 +7,7 @@ against everything once more before it enrols. This module says nothing to the c
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, RowMapping
@@ -19,6 +20,7 @@ from veilsum_privacy.database import reading, transaction
 from veilsum_privacy.errors import HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_privacy.identity import Label, Role, verify, verify_certificate
 from veilsum_privacy.pricing import study_epsilon
+from veilsum_privacy.rehearsal import rehearse
 from veilsum_privacy.runtime.logs import about
 from veilsum_privacy.study import Study, parse_study, study_digest
 
@@ -81,6 +83,16 @@ def study_refusal(connection: Connection, site: Site, key: bytes, study: Study, 
     return Refusal.of([*study_faults(study, analyst, site.config, site.name, delta), *budget])
 
 
+def rehearsal_faults(site: Site, study: Study) -> Iterator[Refusal]:
+    """What would go wrong in any round of a study that the policy accepts, found without reading a record."""
+    yield from site.structure_faults(study.dataset, study.data)
+    for declaration in study.tasks:
+        try:
+            rehearse(study, declaration.label)
+        except HostileInput as error:
+            yield Refusal(RefusalCode.STUDY_INVALID, error.message, error.advice)
+
+
 def decide(connection: Connection, site: Site, key: bytes, signed: SignedStudy, study: Study, analyst: str) -> Refusal | None:
     """Decide on a verified study in the caller's transaction, which may enrol at once if it does not wait in the store.
 
@@ -91,7 +103,7 @@ def decide(connection: Connection, site: Site, key: bytes, signed: SignedStudy, 
     if row is not None and row["state"] not in UNDECIDED:
         store.change_pending(connection, key, state="refused")
         return Refusal(RefusalCode.APPROVAL, _declined(row["reason"]))
-    refusal = study_refusal(connection, site, key, study, analyst)
+    refusal = study_refusal(connection, site, key, study, analyst) or Refusal.of(rehearsal_faults(site, study))
     if refusal is not None:
         store.drop_pending(connection, key)
         record_refused_study(connection, site, key, study, refusal)

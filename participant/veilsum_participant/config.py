@@ -60,6 +60,7 @@ class DatasetConfig(Frozen):
     path: Path
     population: Name | None = None
     subject: ColumnName | None = None
+    header: bool = True
 
 
 class EncoderConfig(Frozen):

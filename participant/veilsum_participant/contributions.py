@@ -1,4 +1,7 @@
-"""From an assignment to a durable payload: check, compute, reserve, add noise, mask, encrypt, sign the receipt.
+"""From an assignment to a durable payload: check, reserve, compute, add noise, mask, encrypt, sign the receipt.
+
+Whatever is checked is checked without records, and the budget is reserved before any is read. After that only a payload
+leaves, whatever the records are: a computation that fails contributes what a site without records would, and pays for it.
 
 One payload for each context, ever: its ciphertexts and the self-mask's seed are durable in one row before the first byte
 leaves; after a crash the same bytes go out, or none.
@@ -8,7 +11,9 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from sqlalchemy import Connection, RowMapping
 
@@ -19,11 +24,13 @@ from veilsum_participant.observer import Outcome, Step
 from veilsum_participant.patience import patiently
 from veilsum_participant.policy import member_faults, noise_faults, refuse
 from veilsum_participant.site import LOG, OpenStudy, Site, check_certificates, load_open_study
-from veilsum_privacy.computing import Place, compute_sum, kept_part
+from veilsum_participant.store import Kept
+from veilsum_privacy.computing import Place, contribute, kept_part
 from veilsum_privacy.database import after_commit, scrub, transaction
 from veilsum_privacy.errors import HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_privacy.ledger import Reservation
 from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, consent_commitment, consent_proof, sign_receipt
+from veilsum_privacy.rehearsal import rehearse
 from veilsum_privacy.runtime.logs import about
 from veilsum_privacy.securesum.context import (
     Assignment,
@@ -32,6 +39,7 @@ from veilsum_privacy.securesum.context import (
     context_digest,
     decode_broadcast,
     encode_broadcast,
+    kept_origin,
     parse_assignment,
     plan_round,
 )
@@ -45,6 +53,7 @@ from veilsum_privacy.securesum.contribution import (
     payload_digest,
 )
 from veilsum_privacy.securesum.roster import Roster
+from veilsum_privacy.tasks.base import Floats
 
 
 @dataclass(frozen=True)
@@ -84,11 +93,46 @@ class _Checked:
     context: bytes
 
 
+@dataclass(frozen=True)
+class _Ready:
+    """All that a contribution is computed from, beside the records.
+
+    Attributes:
+        arrays: what was broadcast.
+        place: what the site brings to the round.
+        kept: the vector that the site kept from an earlier attempt, its noise in it; None to compute one.
+    """
+
+    arrays: Mapping[str, Floats]
+    place: Place
+    kept: Integers | None
+
+
+class _Computed(NamedTuple):
+    """A vector for the sum.
+
+    Attributes:
+        values: in grid units.
+        noised: whether its noise is in it already.
+        state: what was trained for the next round, encoded.
+        fault: what went wrong while it was computed.
+    """
+
+    values: Integers
+    noised: bool
+    state: bytes = b""
+    fault: Exception | None = None
+
+
+_MOST_TRIED = 1024
+
+
 class Contributions:
     """The part of a round before consent."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
+        self._tried: set[tuple[object, ...]] = set()
 
     def on_assignment(self, key: bytes, data: bytes, broadcast: bytes) -> Payload:
         """Answer an assignment with a payload; the same assignment again gets the same bytes.
@@ -99,8 +143,8 @@ class Contributions:
             broadcast: the encoded broadcast that was fetched for it.
 
         Raises:
-            Refusal: the assignment is wrong, the ledger at fault, or policy or budget against it; nothing that depends on
-                records has left.
+            Refusal: the assignment is wrong, the ledger at fault, or policy or budget against it, all of which is found
+                before a record is read; or the attempt's time ran out while it was computed.
         """
         site = self._site
         site.check_ledger()
@@ -116,16 +160,17 @@ class Contributions:
                 raise Refusal(RefusalCode.ROUND, "The attempt's deadline has passed.")
         if row is not None:
             return _resume(row, checked)
-        with site.observer.timed(Step.COMPUTE):
-            values, noised, state = self._compute(opened, checked, broadcast)
+        ready = self._prepare(opened, checked, broadcast)
         try:
             with transaction(site.engine) as connection:
                 self._reserve(connection, opened, checked, data)
         except Refusal as refusal:
             self._record_refusal(opened, checked, refusal)
             raise
+        with site.observer.timed(Step.COMPUTE):
+            computed = self._compute(opened, checked, ready)
         with site.observer.timed(Step.ENCRYPT):
-            return self._seal(opened, checked, values, state, noised=noised)
+            return self._seal(opened, checked, computed)
 
     def give_up(self, key: bytes, attempt: int) -> None:
         """The attempt is over before consent. Idempotent; an attempt with consent stays as it is."""
@@ -185,50 +230,82 @@ class Contributions:
         context = context_digest(study, opened.digest, roster, keys_digest(secret, tag), assignment, plan)
         return _Checked(assignment, roster, plan, context)
 
-    def _compute(self, opened: OpenStudy, checked: _Checked, broadcast: bytes) -> tuple[Integers, bool, bytes]:
-        """The site's vector, of its records or of what it kept; whether its noise is in it already, as it is in the vector
-        that the site kept from an earlier attempt; and what it trained for the next round."""
-        site, plan = self._site, checked.plan
+    def _prepare(self, opened: OpenStudy, checked: _Checked, broadcast: bytes) -> _Ready:
+        """Gather all that the round's task takes beside records, and try it without any.
+
+        Raises:
+            Refusal: something is missing or wrong; no record had a part in that.
+        """
+        site, study, declaration = self._site, opened.study, checked.plan.declaration
         try:
             arrays = decode_broadcast(broadcast)
         except HostileInput as error:
             raise Refusal(RefusalCode.CONTEXT, error.message) from error
-        declaration = plan.declaration
+        origin = kept_origin(study, opened.digest, declaration, checked.assignment.broadcast)
         with transaction(site.engine) as connection:
-            kept = store.kept_whole(connection, opened.digest, declaration.label) if declaration.keep else None
+            kept = store.find_kept(connection, opened.digest, declaration.label) if declaration.keep else None
             sources = [] if declaration.source is None else [declaration.source]
-            found = {label: store.kept_vector(connection, opened.digest, label) for label in sources}
+            found = {label: store.find_kept(connection, opened.digest, label) for label in sources}
             state = store.paid_state(connection, opened.digest, declaration.label)
-        if kept is not None:
-            return kept, True, b""
-        participants = opened.study.participants
+        if kept is not None and kept.origin != origin:
+            raise Refusal(RefusalCode.CONTEXT, "What the site kept of this task was computed from another broadcast.")
+        kept_of = {label: vector.own for label, vector in found.items() if vector is not None}
+        if missing := [label for label in sources if label not in kept_of]:
+            raise Refusal(RefusalCode.TASK, f"This site kept no statistic of the task {missing[0]!r}.")
+        participants = study.participants
         place = Place(
             participants.index(site.name),
-            {label: vector for label, vector in found.items() if vector is not None},
-            site.encoder(opened.study.encoder),
+            kept_of,
+            site.encoder(study.encoder),
             tuple(participants.index(name) for name in checked.assignment.names),
             decode_broadcast(state or b""),
             site.noise_random,
         )
-        refuse(weight_faults(opened.study, declaration, arrays, place, site.config.policy))
-        records = site.records(opened.study.dataset, opened.study.data)
+        refuse(weight_faults(study, declaration, arrays, place, site.config.policy))
+        refuse(site.structure_faults(study.dataset, study.data))
+        self._try(opened, declaration.label, arrays)
+        return _Ready(arrays, place, None if kept is None else kept.whole)
+
+    def _try(self, opened: OpenStudy, label: str, arrays: Mapping[str, Floats]) -> None:
+        """Compute the task without records, once for every set of arrays of other names or shapes."""
+        tried = (opened.digest, label, *sorted((name, array.shape) for name, array in arrays.items()))
+        if tried in self._tried:
+            return
         try:
-            values, clipped, invalid, trained = compute_sum(opened.study, plan, records, arrays, place)
-        except Exception as error:  # a task's fault on a broadcast it cannot use must not end the participant
-            raise Refusal(RefusalCode.INTERNAL, f"The task failed: {type(error).__name__}.") from error
-        task = checked.assignment
+            rehearse(opened.study, label, arrays)
+        except HostileInput as error:
+            raise Refusal(RefusalCode.CONTEXT, error.message, error.advice) from error
+        if len(self._tried) >= _MOST_TRIED:
+            self._tried.clear()
+        self._tried.add(tried)
+
+    def _compute(self, opened: OpenStudy, checked: _Checked, ready: _Ready) -> _Computed:
+        """The site's vector, of its records or of what it kept. Raises nothing, whatever the records are."""
+        site, study, declaration, task = self._site, opened.study, checked.plan.declaration, checked.assignment
+        if ready.kept is not None:
+            return _Computed(ready.kept, True)
+        place = ready.place
+        part = contribute(study, checked.plan, lambda: site.records(study.dataset, study.data), ready.arrays, place)
+        trained = place.state if part.fault is not None and not part.state else part.state
+        state = encode_broadcast({**trained, **kept_weights(study, declaration, ready.arrays, place)})
         fields = about(
-            "contributed",
-            study=opened.study.name,
-            digest=opened.digest,
-            round=task.round,
-            attempt=task.attempt,
-            label=task.label,
+            "contributed", study=study.name, digest=opened.digest, round=task.round, attempt=task.attempt, label=task.label
         )
-        LOG.info("study %s: round %d (%s) is computed", opened.study.name, task.round, task.label, extra=fields)
+        if part.fault is not None:
+            site.observer.failed()
+            LOG.error(
+                "study %s: round %d (%s) failed on this site's records; records that failed count as none, and the round is"
+                " charged",
+                study.name,
+                task.round,
+                task.label,
+                exc_info=part.fault,
+                extra=fields,
+            )
+        LOG.info("study %s: round %d (%s) is computed", study.name, task.round, task.label, extra=fields)
         # how many records there are is the site's own business: only who asks for it finds it in the log
-        LOG.debug("task %s: %d records, %d clipped, %d invalid", task.label, len(records), clipped, invalid, extra=fields)
-        return values, False, encode_broadcast({**trained, **kept_weights(opened.study, declaration, arrays, place)})
+        LOG.debug("task %s: %d clipped, %d invalid", task.label, part.clipped, part.invalid, extra=fields)
+        return _Computed(part.total, False, state, part.fault)
 
     def _reserve(self, connection: Connection, opened: OpenStudy, checked: _Checked, data: bytes) -> None:
         site, assignment = self._site, checked.assignment
@@ -270,11 +347,12 @@ class Contributions:
             give_up_open(connection, site, opened.digest)
             record_refused_release(connection, site, self._reservation(opened, checked), refusal)
 
-    def _seal(self, opened: OpenStudy, checked: _Checked, values: Integers, state: bytes, *, noised: bool) -> Payload:
+    def _seal(self, opened: OpenStudy, checked: _Checked, computed: _Computed) -> Payload:
         site, assignment, plan, context = self._site, checked.assignment, checked.plan, checked.context
+        values = computed.values
         secret, tag = opened.keys(len(checked.roster.members))
         self_seed = site.random.bytes(SECRET_BYTES)
-        if not noised:
+        if not computed.noised:
             values = values + plan.noise.draw(plan.encoding.size, site.noise_random)
         words = masked_words(values, plan.encoding, context, site.name, assignment.names, opened.seeds, self_seed)
         ciphertexts = list(encrypt_contribution(words, context, site.name, secret, tag))
@@ -289,11 +367,14 @@ class Contributions:
                 if site.steady() >= kept["deadline"]:
                     raise Refusal(RefusalCode.ROUND, "The attempt's deadline passed while it was computed.")
                 declaration = plan.declaration
-                if declaration.keep and store.kept_vector(connection, opened.digest, declaration.label) is None:
+                if declaration.keep and store.find_kept(connection, opened.digest, declaration.label) is None:
                     part = kept_part(opened.study, declaration, values, opened.study.participants.index(site.name))
-                    store.keep_vector(connection, opened.digest, declaration.label, part, values)
-                if state:
-                    store.keep_state(connection, opened.digest, assignment.attempt, declaration.label, state)
+                    origin = kept_origin(opened.study, opened.digest, declaration, assignment.broadcast)
+                    store.keep_vector(connection, opened.digest, declaration.label, Kept(part, values, origin))
+                if computed.state:
+                    store.keep_state(connection, opened.digest, assignment.attempt, declaration.label, computed.state)
+                if computed.fault is not None:
+                    site.ledger.fault(connection, context, type(computed.fault).__name__)
                 number = row["receipts"] + 1
                 receipt = Receipt(
                     study=opened.digest,

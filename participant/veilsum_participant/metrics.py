@@ -65,6 +65,11 @@ class SiteMetrics(Observer):
             "veilsum_site_step_seconds", "How long steps of rounds took.", ["step"], buckets=_SECONDS, registry=registry
         )
         self._contributions = Counter("veilsum_site_contributions_total", "Contributions uploaded.", registry=registry)
+        self._faults = Counter(
+            "veilsum_site_computation_faults_total",
+            "Rounds whose computation failed on this site's records.",
+            registry=registry,
+        )
         self._bytes = Counter(
             "veilsum_site_contribution_bytes_total", "Bytes of ciphertexts of these contributions.", registry=registry
         )
@@ -138,6 +143,10 @@ class SiteMetrics(Observer):
         """Count a refusal's reasons."""
         for code in codes:
             self._refusals.labels(code.value).inc()
+
+    def failed(self) -> None:
+        """Count a computation that failed."""
+        self._faults.inc()
 
     def contributed(self, size: int) -> None:
         """Count a contribution."""

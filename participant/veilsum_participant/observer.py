@@ -54,6 +54,9 @@ class Observer:
     def refused(self, codes: Collection[RefusalCode]) -> None:
         """The site refused something, for these reasons."""
 
+    def failed(self) -> None:
+        """A round's computation failed on the site's records; it took part all the same."""
+
     def contributed(self, size: int) -> None:
         """A contribution was uploaded; ``size`` of its ciphertexts in bytes."""
 

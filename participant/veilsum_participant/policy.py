@@ -153,15 +153,6 @@ def _task_faults(declaration: TaskDeclaration, study: Study, policy: Policy) -> 
             " policy.disclosures.",
         )
         return
-    alignment = declaration.parameters.get("alignment")
-    mapped = isinstance(alignment, dict) and alignment.get("kind") == "broadcast"
-    if mapped and study.privacy.noise == "none" and "per-site" not in policy.disclosures:
-        yield Refusal(
-            RefusalCode.DISCLOSURE,
-            "Without noise a map that the coordinator chooses for every site, zero for all but one, shows that one's sum;"
-            " 'per-site' is not among policy.disclosures.",
-        )
-        return
     if declaration.disclosure not in policy.disclosures:
         yield Refusal(
             RefusalCode.DISCLOSURE,
@@ -177,6 +168,13 @@ def _task_faults(declaration: TaskDeclaration, study: Study, policy: Policy) -> 
     except HostileInput as error:
         yield Refusal(RefusalCode.STUDY_INVALID, error.message, error.advice)
         return
+    if declaration.disclosure == "joint" and task.steers_sites() and "per-site" not in policy.disclosures:
+        yield Refusal(
+            RefusalCode.DISCLOSURE,
+            f"What is broadcast for each site acts on its records in task {declaration.label!r}: its sum over all sites can be"
+            " made to show any one of them, and 'per-site' is not among policy.disclosures.",
+            _accept("policy.disclosures"),
+        )
     size = task.layout().size * (study.sites if declaration.disclosure == "per-site" else 1)
     if size > MAX_VALUES:
         yield Refusal(RefusalCode.STUDY_INVALID, f"A task's vector of {size} values is larger than any site computes.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -17,13 +17,13 @@ from sqlalchemy import Connection, Engine, RowMapping
 
 from veilsum_participant import store
 from veilsum_participant.config import ParticipantConfig
-from veilsum_participant.data import load_records
+from veilsum_participant.data import check_structure, load_records
 from veilsum_participant.data.encoders import find_encoder
 from veilsum_participant.observer import Observer
 from veilsum_participant.policy import analyst_faults, refuse
 from veilsum_privacy.database import reading, transaction
 from veilsum_privacy.encoder import Encoder, Program
-from veilsum_privacy.errors import HostileInput, Refusal, RefusalCode, StateError, VeilsumError
+from veilsum_privacy.errors import DataError, HostileInput, Refusal, RefusalCode, StateError, VeilsumError
 from veilsum_privacy.features import Encode
 from veilsum_privacy.identity import Credentials, Role, key_fingerprint, verify_certificate
 from veilsum_privacy.identity.certificate import load_certificate, p256_key
@@ -80,6 +80,7 @@ class Site:
     _records: dict[tuple[str, str], Records] = field(init=False, default_factory=dict, repr=False)
     _latest: tuple[str, DatasetSchema, Records] | None = field(init=False, default=None, repr=False)
     _encoders: dict[Program, Encode] = field(init=False, default_factory=dict, repr=False)
+    _caches: threading.Lock = field(init=False, default_factory=threading.Lock, repr=False)
 
     def __post_init__(self) -> None:
         self.nonce = self.random.bytes(NONCE_BYTES)
@@ -148,17 +149,34 @@ class Site:
 
     def records(self, dataset: str, schema: DatasetSchema) -> Records:
         """The dataset under the study's schema; read once for each schema."""
-        if self._latest is not None and self._latest[0] == dataset and self._latest[1] is schema:
-            return self._latest[2]  # the very same schema needs no comparison
-        key = (dataset, schema.model_dump_json())
-        if key not in self._records:
+        with self._caches:
+            if (known := self._known(dataset, schema)) is not None:
+                return known
+            key = (dataset, schema.model_dump_json())
+            records = self._records.get(key)
+            if records is None:
+                offered = self.config.datasets[dataset]
+                records, counts = load_records(offered.path, schema, offered.subject)
+                LOG.info("dataset %s is read", dataset)
+                LOG.debug("dataset %s: %s", dataset, counts)
+                self._records = {key: records}
+            self._latest = (dataset, schema, records)
+            return records
+
+    def _known(self, dataset: str, schema: DatasetSchema) -> Records | None:
+        latest = self._latest
+        same = latest is not None and latest[0] == dataset and latest[1] is schema  # the very same schema needs no comparison
+        return latest[2] if latest is not None and same else None
+
+    def structure_faults(self, dataset: str, schema: DatasetSchema) -> Iterator[Refusal]:
+        """Whether an offered file can be read under a schema, told without reading a record of it."""
+        if self._known(dataset, schema) is not None:
+            return
+        try:
             offered = self.config.datasets[dataset]
-            records, counts = load_records(offered.path, schema, offered.subject)
-            LOG.info("dataset %s is read", dataset)
-            LOG.debug("dataset %s: %s", dataset, counts)
-            self._records = {key: records}
-        self._latest = (dataset, schema, self._records[key])
-        return self._records[key]
+            check_structure(offered.path, schema, subject=offered.subject, header=offered.header)
+        except DataError as error:
+            yield Refusal(RefusalCode.DATASET, error.message, error.advice)
 
     def encoder(self, encoder: Encoder | None) -> Encode | None:
         """The program that a study names, from this site's own file; None where it names none.
@@ -168,12 +186,13 @@ class Site:
         """
         if not isinstance(encoder, Program):
             return None
-        if encoder not in self._encoders:
-            try:
-                self._encoders = {encoder: find_encoder(self.config.encoders, encoder)}
-            except VeilsumError as error:
-                raise Refusal(RefusalCode.TASK, error.message, error.advice) from error
-        return self._encoders[encoder]
+        with self._caches:
+            if encoder not in self._encoders:
+                try:
+                    self._encoders = {encoder: find_encoder(self.config.encoders, encoder)}
+                except VeilsumError as error:
+                    raise Refusal(RefusalCode.TASK, error.message, error.advice) from error
+            return self._encoders[encoder]
 
 
 def check_key(connection: Connection, credentials: Credentials) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -127,6 +127,7 @@ KEPT = Table(
     Column("label", String(64), primary_key=True),
     Column("vector", LargeBinary, nullable=False),  # the site's own noised vector, int64 little-endian
     Column("whole", LargeBinary),  # all that the site adds to the round's sum, where that is more
+    Column("origin", LargeBinary(32)),  # digest of what it was computed from beside the records
 )
 
 STATES = Table(
@@ -324,22 +325,42 @@ def keep_peers(connection: Connection, study: bytes, shown: Sequence[tuple[str, 
     connection.execute(_KEEP_PEER, rows)
 
 
-def keep_vector(connection: Connection, study: bytes, label: str, vector: Integers, whole: Integers) -> None:
-    """Keep a task's noised vector, and the whole of what the site adds to its round; once for each study and label."""
-    rest = None if len(whole) == len(vector) else whole.astype("<i8").tobytes()
-    connection.execute(insert(KEPT).values(study=study, label=label, vector=vector.astype("<i8").tobytes(), whole=rest))
+@dataclass(frozen=True)
+class Kept:
+    """A task's noised vector that the site keeps.
+
+    Attributes:
+        own: the site's block, in grid units.
+        whole: all that the site adds to the task's round.
+        origin: :func:`~veilsum_privacy.securesum.context.kept_origin` of what it was computed from; None if an older version
+            kept it, which did not say.
+    """
+
+    own: Integers = field(repr=False)
+    whole: Integers = field(repr=False)
+    origin: bytes | None
+
+
+def keep_vector(connection: Connection, study: bytes, label: str, kept: Kept) -> None:
+    """Keep a task's noised vector; once for each study and label."""
+    rest = None if len(kept.whole) == len(kept.own) else kept.whole.astype("<i8").tobytes()
+    own = kept.own.astype("<i8").tobytes()
+    connection.execute(insert(KEPT).values(study=study, label=label, vector=own, whole=rest, origin=kept.origin))
 
 
 def kept_vector(connection: Connection, study: bytes, label: str) -> Integers | None:
     """The noised vector that the site kept of a task, in grid units; None if it kept none."""
-    found = connection.execute(select(KEPT.c.vector).where(KEPT.c.study == study, KEPT.c.label == label)).scalar()
-    return None if found is None else np.frombuffer(found, dtype="<i8").astype(np.int64)
+    found = find_kept(connection, study, label)
+    return None if found is None else found.own
 
 
-def kept_whole(connection: Connection, study: bytes, label: str) -> Integers | None:
-    """All that the site adds to that task's round, in grid units; None if it kept none."""
-    row = connection.execute(select(KEPT.c.vector, KEPT.c.whole).where(KEPT.c.study == study, KEPT.c.label == label)).first()
-    return None if row is None else np.frombuffer(row.whole or row.vector, dtype="<i8").astype(np.int64)
+def find_kept(connection: Connection, study: bytes, label: str) -> Kept | None:
+    """What the site kept of a task; None if it kept nothing."""
+    row = connection.execute(select(KEPT).where(KEPT.c.study == study, KEPT.c.label == label)).first()
+    if row is None:
+        return None
+    own, whole = (np.frombuffer(data, dtype="<i8").astype(np.int64) for data in (row.vector, row.whole or row.vector))
+    return Kept(own, whole, row.origin)
 
 
 def keep_state(connection: Connection, study: bytes, attempt: int, label: str, arrays: bytes) -> None:

@@ -1,11 +1,13 @@
 """A site's part of a round before noise: its task on its records, bounded, on the grid, in the place that disclosure gives it.
 
-Everything that is released passes through :func:`compute_sum`; the participant and the simulation call the same.
+Everything that is released passes through :func:`compute_sum`; the participant and the simulation call the same. A
+participant calls it by way of :func:`contribute`, which gives a vector whatever the records are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -18,7 +20,7 @@ from veilsum_privacy.errors import HostileInput, Misuse
 from veilsum_privacy.features import Encode, map_records
 from veilsum_privacy.noise import task_noise
 from veilsum_privacy.randomness import SYSTEM_RANDOM, RandomSource
-from veilsum_privacy.securesum.context import RoundPlan
+from veilsum_privacy.securesum.context import RoundPlan, in_range
 from veilsum_privacy.steps import Steps, poisson_sample
 from veilsum_privacy.study import Study, TaskDeclaration
 from veilsum_privacy.tasks import TASKS, build_declared, grid_unit
@@ -35,6 +37,8 @@ from veilsum_privacy.tasks.base import (
 from veilsum_privacy.weights import cohort_factors
 
 Integers = NDArray[np.int64]
+
+LOG = logging.getLogger("veilsum.participant")
 
 
 @dataclass(frozen=True)
@@ -66,12 +70,58 @@ class SitePart(NamedTuple):
         clipped: how many rows were scaled down.
         invalid: how many rows were not finite and counted as zero.
         state: what the site keeps of its training until the round is paid for.
+        fault: what went wrong while it was computed; stays at the site.
     """
 
     total: Integers
     clipped: int = 0
     invalid: int = 0
     state: Mapping[str, Floats] = MappingProxyType({})
+    fault: Exception | None = None
+
+
+def contribute(
+    study: Study, plan: RoundPlan, load: Callable[[], Records], broadcast: Mapping[str, Floats], place: Place
+) -> SitePart:
+    """:func:`compute_sum` as a total function: a site whose records cannot be read, or computed on, takes part all the same.
+
+    That a site takes part, and what it sends in which size, must not depend on its records: who chooses the task could ask
+    for one that fails on a record of interest. Where a task of one vector a record fails, each record is tried by itself,
+    and those that fail count as zeros, as invalid ones do. Everything else that fails contributes what a site without
+    records would.
+
+    Args:
+        load: reads the records.
+        study, plan, broadcast, place: as for :func:`compute_sum`; what can fail without records was tried before
+            (:mod:`veilsum_privacy.rehearsal`).
+    """
+    fault: Exception
+    try:
+        records = load()
+    except Exception as error:  # noqa: BLE001  whatever it is, it must not be seen
+        records, fault = no_records(study), error
+    else:
+        try:
+            return compute_sum(study, plan, records, broadcast, place)
+        except Exception as error:  # noqa: BLE001
+            fault = error
+        try:
+            if isinstance(build_declared(study, plan.declaration), RecordTask):
+                return compute_sum(study, plan, records, broadcast, place, singly=True)._replace(fault=fault)
+        except Exception:
+            LOG.debug("the records cannot be computed on one by one either", exc_info=True)
+    try:
+        return compute_sum(study, plan, no_records(study), broadcast, place)._replace(fault=fault)
+    except Exception:
+        LOG.debug("there is no contribution without records either", exc_info=True)
+        return SitePart(np.zeros(plan.encoding.size, dtype=np.int64), fault=fault)
+
+
+def no_records(study: Study) -> Records:
+    """What a site without records computes on."""
+    empty = np.zeros((0, study.data.width))
+    whose = np.zeros(0, dtype=np.int64)
+    return Records(empty, np.zeros(empty.shape, dtype=np.bool_), None if study.data.label is None else whose, whose)
 
 
 def compute_sum(
@@ -82,12 +132,14 @@ def compute_sum(
     place: Place | None = None,
     *,
     task: Task | None = None,
+    singly: bool = False,
 ) -> SitePart:
     """Run a round's task at a site: sampled and bounded by the study's unit, on the grid, clamped; before noise is added.
 
     Args:
         study, plan, records, broadcast, place: of the round and the site.
         task: as :func:`~veilsum_privacy.tasks.build_declared` builds it, for a caller with many sites; None to build it.
+        singly: compute on each record by itself, and take it for invalid if that fails; only of a :class:`RecordTask`.
 
     Returns:
         the vector as it is summed, with one block a site where it is disclosed per site.
@@ -106,10 +158,14 @@ def compute_sum(
     else:
         if declaration.sampling_rate < 1 and not isinstance(task, TrainingTask):
             records = _sampled(study, declaration, records, place.random)
-        mapped = _records(study, declaration, records, broadcast, place)
-        if isinstance(task, TrainingTask):
+        if singly and isinstance(task, RecordTask):
+            rows = _one_by_one(study, declaration, task, records, broadcast, place)
+            found = _summed(study, declaration, task, rows, _unit_subjects(study, records), plan)
+        elif isinstance(task, TrainingTask):
+            mapped = _records(study, declaration, records, broadcast, place)
             found = _train(study, plan, task, mapped, broadcast, place, factor)
         else:
+            mapped = _records(study, declaration, records, broadcast, place)
             found = _compute(study, declaration, task, mapped, broadcast, plan, factor)
     if declaration.disclosure == "joint":
         return found
@@ -192,6 +248,8 @@ def _train(
     trained = task.train(replace(records, subjects=_unit_subjects(study, records)), broadcast, place.state, steps)
     if trained.vector.shape != (task.layout().size,) or not np.isfinite(trained.vector).all():
         raise Misuse("A task gave a vector that is not finite or has the wrong length.")
+    if any(not in_range(array) for array in trained.state.values()):
+        raise Misuse("A task trained something that is not finite, or out of range.")
     scaled = np.clip(factor * trained.vector / task.clip(), -1.0, 1.0) * declaration.resolution
     return SitePart(np.rint(scaled).astype(np.int64), state=trained.state)
 
@@ -217,7 +275,45 @@ def _compute(
     pieces = None if subjects is not None else task.pieces(records, broadcast)
     if pieces is not None:
         return SitePart(*scattered_sum(pieces, size, task.clip(), declaration.grid, bound))
-    return SitePart(*site_sum(task.vectors(records, broadcast), size, task.clip(), declaration.grid, bound, subjects))
+    return _summed(study, declaration, task, task.vectors(records, broadcast), subjects, plan)
+
+
+def _summed(
+    study: Study,
+    declaration: TaskDeclaration,
+    task: RecordTask,
+    rows: Iterator[Floats],
+    subjects: Integers | None,
+    plan: RoundPlan,
+) -> SitePart:
+    size = task.layout().size
+    return SitePart(*site_sum(rows, size, task.clip(), declaration.grid, plan.encoding.bound, subjects))
+
+
+def _one_by_one(
+    study: Study,
+    declaration: TaskDeclaration,
+    task: RecordTask,
+    records: Records,
+    broadcast: Mapping[str, Floats],
+    place: Place,
+) -> Iterator[Floats]:
+    """A row (1, size) for each record, computed as if it were the only one; not a number where that fails."""
+    size = task.layout().size
+    for index in range(len(records)):
+        one = slice(index, index + 1)
+        alone = Records(
+            records.features[one],
+            records.present[one],
+            None if records.labels is None else records.labels[one],
+            None if records.subjects is None else records.subjects[one],
+        )
+        try:
+            found = [np.zeros((0, size)), *task.vectors(_records(study, declaration, alone, broadcast, place), broadcast)]
+            row = np.concatenate(found)
+        except Exception:  # noqa: BLE001  one record's fault is that record's alone
+            row = np.full((1, size), np.nan)
+        yield row if row.shape == (1, size) else np.zeros((1, size))
 
 
 def _records(

@@ -8,7 +8,22 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    StringConstraints,
+    model_validator,
+)
+
+SMALLEST, LARGEST = 1e-100, 1e100
+"""Magnitudes that agreed numbers, what tasks make of them, and broadcast values may have beside 0.
+
+Squares and products of a few of them neither overflow nor vanish, so that no arithmetic fails on some records only.
+"""
 
 
 def _real(value: object) -> object:
@@ -21,13 +36,20 @@ def _real(value: object) -> object:
     return value
 
 
+def _in_range(value: float) -> float:
+    if value != 0.0 and not SMALLEST <= abs(value) <= LARGEST:
+        raise ValueError(f"must be 0, or {SMALLEST:g} to {LARGEST:g} in size")
+    return value
+
+
 Real = Annotated[
     float,
     BeforeValidator(_real),
+    AfterValidator(_in_range),
     PlainSerializer(float.hex, return_type=str, when_used="json"),
     Field(allow_inf_nan=False),
 ]
-"""A finite float that canonical JSON carries as ``float.hex``."""
+"""A float that canonical JSON carries as ``float.hex``: 0, or of a magnitude from :data:`SMALLEST` to :data:`LARGEST`."""
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$")]
 """A lower-case identifier of 1 to 64 characters: participants, datasets, studies, columns of a result."""
@@ -59,6 +81,8 @@ class NumberColumn(Frozen):
     def _bounds(self) -> Self:
         if not self.low < self.high:
             raise ValueError(f"column {self.name!r}: low must be below high")
+        if not self.high / 2.0 - self.low / 2.0 >= SMALLEST:
+            raise ValueError(f"column {self.name!r}: low and high lie too close together")
         if self.impute is not None and not self.low <= self.impute <= self.high:
             raise ValueError(f"column {self.name!r}: impute must lie within [low, high]")
         return self

@@ -47,6 +47,7 @@ class ProgramEncoder:
         self._program = read_program(data, declared.format)
         self._input = torch.zeros((1, *declared.inputs), dtype=torch.float32)  # torch aligns what it allocates
         self._last: tuple[bytes, Floats] | None = None
+        self._lock = threading.Lock()
         with _still():
             self._probe()
 
@@ -62,13 +63,14 @@ class ProgramEncoder:
             raise Misuse(f"The program takes {self._declared.size} values of a record; the columns give {features.shape[1:]}.")
         rows = np.ascontiguousarray(features, dtype=np.float32)
         key = hashlib.sha256(rows.tobytes()).digest()
-        if self._last is None or self._last[0] != key:
-            result = np.full((len(rows), self._declared.width), np.nan)
-            with _still():
-                for row, place in zip(rows, result, strict=True):
-                    self._encode(row, place)
-            self._last = key, result
-        return self._last[1].copy()
+        with self._lock:  # studies that name one program share it
+            if self._last is None or self._last[0] != key:
+                result = np.full((len(rows), self._declared.width), np.nan)
+                with _still():
+                    for row, place in zip(rows, result, strict=True):
+                        self._encode(row, place)
+                self._last = key, result
+            return self._last[1].copy()
 
     def _encode(self, row: NDArray[np.float32], place: Floats) -> None:
         """Write one record's features into ``place``; leave its NaN where the record is invalid."""

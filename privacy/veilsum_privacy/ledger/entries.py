@@ -31,6 +31,7 @@ class Kind(StrEnum):
     CHARGE = "charge"
     RECOVERY = "recovery"
     FREE = "free"
+    FAULT = "fault"
     RELEASE_SEEN = "release-seen"
     REFUSAL = "refusal"
     CHECKPOINT = "checkpoint"

@@ -200,6 +200,24 @@ class Ledger(LedgerReader):
         detail = {"reason": reason} if reason else {}
         return self._chain.append(connection, Kind.FREE, _release_columns(reserved), detail).seq
 
+    def fault(self, connection: Connection, context: bytes, cause: str) -> int:
+        """Record that a reserved release's computation failed, so that failed records count as none. Returns the entry's
+        number, that of the first call if repeated.
+
+        Args:
+            cause: the kind of error, in a word; stays at the site.
+
+        Raises:
+            StateError: nothing is reserved for the context, or it was charged or freed.
+        """
+        found = self._about(connection, context)
+        reserved = _reserved(found)
+        if Kind.FAULT in found:
+            return int(found[Kind.FAULT]["seq"])
+        if Kind.FREE in found or any(kind in found for kind in _PAID):
+            raise StateError("A release that was charged or freed is not computed any more.")
+        return self._chain.append(connection, Kind.FAULT, _release_columns(reserved), {"cause": cause[:_LONGEST_TEXT]}).seq
+
     def release_seen(self, connection: Connection, context: bytes, digest: bytes | None = None) -> int:
         """Record that the release paid for was seen, and the digest of what was shown; later calls change nothing.
 

@@ -43,6 +43,7 @@ class SiteRules:
         self._reserved: dict[bytes, Entry] = {}
         self._ended: dict[bytes, Entry] = {}  # by its charge, recovery or freeing
         self._seen: set[bytes] = set()
+        self._faulty: set[bytes] = set()
         self._attempts: set[tuple[bytes, int, int]] = set()
         self._charged: set[tuple[bytes, int]] = set()
         self._sources: set[bytes] = set()  # studies with a paid release whose noise was the site's own alone
@@ -72,6 +73,8 @@ class SiteRules:
                 self._reserve(entry)
             case Kind.CHARGE | Kind.FREE:
                 self._end(entry)
+            case Kind.FAULT:
+                self._fault(entry)
             case Kind.RECOVERY:
                 self._recover(entry)
             case Kind.RELEASE_SEEN:
@@ -117,6 +120,13 @@ class SiteRules:
         self._apply(entry)
         if entry.kind is Kind.CHARGE:
             self._within_budget(release.population)
+
+    def _fault(self, entry: Entry) -> None:
+        release = self._known(entry)
+        require(release.context not in self._ended, "its reservation was charged or freed before")
+        require(release.context not in self._faulty, "its computation failed before")
+        require(isinstance(entry.detail.get("cause"), str), "it names no cause")
+        self._faulty.add(release.context)
 
     def _recover(self, entry: Entry) -> None:
         release = entry.reservation

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from veilsum_privacy.canonical import canonical, digest, parse_canonical
 from veilsum_privacy.errors import HostileInput
 from veilsum_privacy.noise import NoisePlan, task_noise
+from veilsum_privacy.schema import LARGEST
 from veilsum_privacy.securesum.parameters import BfvParameters, EncodingPlan, choose_parameters, plan_encoding
 from veilsum_privacy.securesum.roster import Roster
 from veilsum_privacy.study import Study, TaskDeclaration
@@ -242,6 +243,17 @@ def context_digest(
     )
 
 
+def kept_origin(study: Study, study_digest: bytes, declaration: TaskDeclaration, broadcast: bytes) -> bytes:
+    """Digest (32 bytes) of all that a kept vector was computed from beside the records; it may go out for nothing else.
+
+    Args:
+        study, study_digest: that declares the task.
+        declaration: with its label.
+        broadcast: the broadcast's digest.
+    """
+    return digest("veilsum/1/kept", _agreed(study, study_digest, declaration), broadcast)
+
+
 MAX_BROADCAST_ARRAYS = 4096
 
 
@@ -263,7 +275,7 @@ def decode_broadcast(data: bytes) -> dict[str, NDArray[np.float64]]:
     """Parse a broadcast.
 
     Raises:
-        HostileInput: not safetensors of finite float64 arrays.
+        HostileInput: not safetensors of float64 arrays, or a value is not finite or larger than any that a task takes.
     """
     if not data:
         return {}
@@ -277,6 +289,11 @@ def decode_broadcast(data: bytes) -> dict[str, NDArray[np.float64]]:
     if len(arrays) > MAX_BROADCAST_ARRAYS:
         raise HostileInput("A broadcast holds too many arrays.")
     for array in arrays.values():
-        if array.dtype != np.float64 or not np.isfinite(array).all():
-            raise HostileInput("A broadcast holds something else than finite float64 arrays.")
+        if array.dtype != np.float64 or not in_range(array):
+            raise HostileInput(f"A broadcast holds something else than float64 arrays of values up to {LARGEST:g}.")
     return arrays
+
+
+def in_range(array: NDArray[np.float64]) -> bool:
+    """Whether an array's values are finite and no larger than any that a task takes."""
+    return bool(np.abs(array).max(initial=0.0) <= LARGEST)

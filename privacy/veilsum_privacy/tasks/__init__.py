@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from veilsum_privacy.config import did_you_mean, explain
 from veilsum_privacy.errors import HostileInput, Misuse
-from veilsum_privacy.schema import DatasetSchema, Frozen
+from veilsum_privacy.schema import LARGEST, SMALLEST, DatasetSchema, Frozen
 from veilsum_privacy.study import Study, TaskDeclaration
 from veilsum_privacy.tasks.aligned_moments import AlignedMoments
 from veilsum_privacy.tasks.barycenter_step import BarycenterStep
@@ -100,6 +100,7 @@ def build_declared(study: Study, declaration: TaskDeclaration) -> Task:
 def _build_declared(study: Study, declaration: TaskDeclaration) -> Task:
     task = build_task(declaration.task, declaration.parameters, study.data)
     what = f"Task {declaration.label!r}"
+    _check_magnitudes(task, declaration)
     if declaration.disclosure not in task.disclosures:
         raise HostileInput(f"{what} cannot be disclosed {declaration.disclosure}.")
     derived = isinstance(task, DerivedTask)
@@ -140,6 +141,22 @@ def _build_declared(study: Study, declaration: TaskDeclaration) -> Task:
     if own != (declaration.source is not None):
         raise HostileInput(f"{what} needs a source exactly if the site makes its own alignment.")
     return task
+
+
+def _check_magnitudes(task: Task, declaration: TaskDeclaration) -> None:
+    """Insist that no number of the task is so small, or so large, that arithmetic could fail on some records only."""
+    try:
+        unit, clip = grid_unit(task, declaration), task.clip()
+        numbers = [clip, unit, task.step_clip() if isinstance(task, TrainingTask) else clip]
+        for block in task.layout().blocks:
+            numbers += [block.weight, clip / block.weight, unit / block.weight]
+    except ArithmeticError as error:
+        raise HostileInput(f"Task {declaration.label!r} has parameters out of range: {error}.") from error
+    if odd := [number for number in numbers if not SMALLEST <= number <= LARGEST]:
+        raise HostileInput(
+            f"Task {declaration.label!r} leads to a bound, a weight or a unit of {odd[0]:g}.",
+            f"All of them must lie within {SMALLEST:g} and {LARGEST:g}: change its clip norm or its weights.",
+        )
 
 
 def _check_source(study: Study, declaration: TaskDeclaration, task: Task, width: int) -> None:

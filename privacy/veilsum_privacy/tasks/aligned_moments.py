@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from veilsum_aggregation.alignment import local_map
+from veilsum_aggregation.alignment import example_reference, local_map
 from veilsum_aggregation.moments import symmetric
 from veilsum_privacy.errors import HostileInput, Misuse
 from veilsum_privacy.schema import DatasetSchema, Frozen, Real
@@ -79,6 +79,9 @@ class AlignedMoments(DerivedTask):
 
     def clip(self) -> float:
         return ROOM * self._records * self.parameters.reach**2
+
+    def example_broadcast(self, sites: int) -> dict[str, Floats]:
+        return example_reference(self.parameters.alignment.kind, self.dimension, self._classes)
 
     def vector(self, kept: Mapping[str, Floats], noise_std: Mapping[str, float], broadcast: Mapping[str, Floats]) -> Floats:
         alignment, m = self.parameters.alignment, self.dimension

@@ -68,6 +68,9 @@ class BarycenterStep(DerivedTask):
     def clip(self) -> float:
         return self.parameters.bound
 
+    def example_broadcast(self, sites: int) -> dict[str, Floats]:
+        return {FACTOR: np.eye(self.dimension), TOTAL: np.ones(1)}
+
     def vector(self, kept: Mapping[str, Floats], noise_std: Mapping[str, float], broadcast: Mapping[str, Floats]) -> Floats:
         m, p = self.dimension, self.parameters
         q = broadcast.get(FACTOR, np.eye(m))

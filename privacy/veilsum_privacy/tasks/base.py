@@ -229,6 +229,19 @@ class Task(ABC):
         """Names of broadcast arrays that have one row a study participant; the task is given its own site's row."""
         return ()
 
+    def steers_sites(self) -> bool:
+        """Whether what is broadcast for one site acts on its records: a joint sum can then be made to show one site alone.
+
+        A subclass says no only where its rows cannot tell one site's records from another's.
+        """
+        parameters = getattr(self, "parameters", None)
+        alignment = parameters.alignment if isinstance(parameters, FeatureParameters) else None
+        return bool(self.site_arrays()) or (alignment is not None and alignment.kind == "broadcast")
+
+    def example_broadcast(self, sites: int) -> dict[str, Floats]:
+        """A legal broadcast of what the task itself reads, made without any record, for so many participants."""
+        return {}
+
 
 class RecordTask(Task):
     """One vector a record; ``clip()`` bounds the L2 norm of one record's weighted vector."""

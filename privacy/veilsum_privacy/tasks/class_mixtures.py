@@ -85,6 +85,12 @@ class ClassMixtures(RecordTask):
         own = self.parameters.centres == "site" and self.parameters.components > 1
         return (CENTRES,) if own else ()
 
+    def example_broadcast(self, sites: int) -> dict[str, Floats]:
+        if self.parameters.components == 1:
+            return {}
+        own = self.parameters.centres == "site"
+        return {CENTRES: np.zeros((sites, *self._shape) if own else self._shape)}
+
     def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats]:
         if records.labels is None:
             raise Misuse("The task class-mixtures needs labelled records.")

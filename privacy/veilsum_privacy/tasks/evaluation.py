@@ -15,6 +15,7 @@ from veilsum_privacy.errors import HostileInput, Misuse
 from veilsum_privacy.schema import DatasetSchema, Frozen, Name, Real
 from veilsum_privacy.tasks.base import Block, FeatureParameters, Floats, Layout, Records, RecordTask, batches
 from veilsum_privacy.tasks.features import clipped, usable
+from veilsum_privacy.training.arrays import to_broadcast
 from veilsum_privacy.training.models import ModelSpec, build_architecture, check_resolved
 from veilsum_privacy.training.released import broadcast_model
 
@@ -80,7 +81,7 @@ class Evaluation(RecordTask):
         """By the schema's class the model's; -1 for one that it does not know."""
         try:
             check_resolved(parameters.model)
-            self._architecture = build_architecture(parameters.model, parameters.dimension(schema), len(names))
+            self.architecture = build_architecture(parameters.model, parameters.dimension(schema), len(names))
         except HostileInput as error:
             raise Misuse(error.message, error.advice) from error
 
@@ -102,10 +103,13 @@ class Evaluation(RecordTask):
         p = self.parameters
         return math.sqrt(1.0 + (p.score_weight**2 if p.bins else 0.0) + (p.loss_weight * p.largest_loss) ** 2)
 
+    def example_broadcast(self, sites: int) -> dict[str, Floats]:
+        return to_broadcast(self.architecture.initial(0))
+
     def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats]:
         if records.labels is None:
             raise Misuse("The task evaluation needs labelled records.")
-        arrays = broadcast_model(self._architecture, broadcast, self.parameters.sha256)
+        arrays = broadcast_model(self.architecture, broadcast, self.parameters.sha256)
         return self._rows(records, records.labels, arrays)
 
     def _rows(self, records: Records, labels: NDArray[np.int64], arrays: Mapping[str, Floats]) -> Iterator[Floats]:
@@ -114,7 +118,7 @@ class Evaluation(RecordTask):
         p = self.parameters
         for part in batches(len(records), self.layout().size):
             used = usable(p, records, part, self._classes)
-            z = scores(self._architecture, arrays, clipped(p, records, part, used))
+            z = scores(self.architecture, arrays, clipped(p, records, part, used))
             known: NDArray[np.bool_] = np.asarray(np.isfinite(z).all(axis=1))
             label = np.where(used, labels[part], 0)
             blocks = self._blocks(np.where(known[:, None], z, 0.0), label)

@@ -14,7 +14,7 @@ from veilsum_privacy.errors import HostileInput, Misuse
 from veilsum_privacy.schema import DatasetSchema, Frozen, Real
 from veilsum_privacy.tasks.base import Block, Floats, Layout, PartParameters, Records, SiteTask
 from veilsum_privacy.tasks.features import clipped, usable
-from veilsum_privacy.training.arrays import MODEL, from_broadcast
+from veilsum_privacy.training.arrays import MODEL, from_broadcast, to_broadcast
 from veilsum_privacy.training.gradients import clipped_gradient_sum, summation_slack
 from veilsum_privacy.training.models import ModelSpec, build_architecture, check_resolved
 
@@ -71,7 +71,8 @@ class Gradient(SiteTask):
         self._classes = len(schema.classes)
         try:
             check_resolved(parameters.model)
-            self._architecture = build_architecture(parameters.model, parameters.dimension(schema), self._classes)
+            self._width = parameters.dimension(schema)
+            self._architecture = build_architecture(parameters.model, self._width, self._classes)
         except HostileInput as error:
             raise Misuse(error.message, error.advice) from error
 
@@ -87,6 +88,10 @@ class Gradient(SiteTask):
     def clip(self) -> float:
         longer = math.hypot(1.0, COUNT_WEIGHT) if self.parameters.count else 1.0
         return self.parameters.gradient_clip * longer * (1.0 + summation_slack(self._architecture, LARGEST_SITE))
+
+    def example_broadcast(self, sites: int) -> dict[str, Floats]:
+        centre = {CENTRE: np.zeros(self._width)} if self.parameters.centre else {}
+        return {**to_broadcast(self._architecture.initial(0)), **centre}
 
     def inputs(self, records: Records, broadcast: Mapping[str, Floats]) -> tuple[Floats, NDArray[np.bool_]]:
         """What the model is given (n, d), and which records count (n,); each record's by itself."""

@@ -20,7 +20,7 @@ from veilsum_privacy.schema import DatasetSchema, Frozen, Name, Real
 from veilsum_privacy.tasks.base import Block, FeatureParameters, Floats, Layout, Records, SiteTask, balanced_weights
 from veilsum_privacy.tasks.features import clipped, usable
 from veilsum_privacy.tasks.gradient import LARGEST_SITE
-from veilsum_privacy.training.arrays import from_broadcast
+from veilsum_privacy.training.arrays import from_broadcast, to_broadcast
 from veilsum_privacy.training.models import Architecture, ModelSpec, build_architecture, check_resolved
 
 LARGEST_VECTOR = 2**20
@@ -101,6 +101,9 @@ class Grams(SiteTask):
     def clip(self) -> float:
         operations = (_BATCH + _INNER + math.ceil(LARGEST_SITE / _INNER) + 4) * 2.0**-53
         return self._bound() * (1.0 + 2.0 * LARGEST_SITE * operations / (1.0 - operations))
+
+    def example_broadcast(self, sites: int) -> dict[str, Floats]:
+        return to_broadcast(self._architecture.initial(0))
 
     def vector(self, records: Records, broadcast: Mapping[str, Floats]) -> Floats:
         from veilsum_privacy.training.layer_inputs import layer_inputs

@@ -20,16 +20,17 @@ from veilsum_privacy.schema import DatasetSchema, Frozen, Real
 from veilsum_privacy.steps import Steps
 from veilsum_privacy.tasks.base import Block, Floats, Layout, PartParameters, Records, Trained, TrainingTask
 from veilsum_privacy.tasks.features import clipped, usable
-from veilsum_privacy.tasks.generation import MOST_GENERATED, USE, Generation, finite_array, generate
+from veilsum_privacy.tasks.generation import DIRECTIONS, MOST_GENERATED, PROTOTYPES, USE, Generation, finite_array, generate
 from veilsum_privacy.tasks.gradient import LARGEST_SITE
 from veilsum_privacy.training import closed_form
-from veilsum_privacy.training.arrays import MODEL, flatten, from_broadcast
+from veilsum_privacy.training.arrays import MODEL, flatten, from_broadcast, to_broadcast
 from veilsum_privacy.training.clipped_sums import ClippedGradients, Rows, relative_slack
 from veilsum_privacy.training.descent import Descended, Sample, descend, descend_noised, mean_gradient
 from veilsum_privacy.training.mlp import Descent
 from veilsum_privacy.training.models import ModelSpec, build_architecture, check_resolved
 from veilsum_privacy.training.objectives import ObjectiveSpec, build_objective
 from veilsum_privacy.training.objectives.base import Done, Outcome, Received, UnitSum, scaled_to
+from veilsum_privacy.weights import WEIGHTS
 
 SEEDS = "training.seeds"
 """Broadcast array (sites, 2): each site's seed of the order of records, and its seed of generation; whole numbers."""
@@ -109,7 +110,7 @@ class LocalTraining(TrainingTask):
         self.parameters = parameters
         self._classes = len(schema.classes)
         self._most = schema.max_records
-        width = parameters.dimension(schema)
+        width = self._width = parameters.dimension(schema)
         check_resolved(parameters.model)
         self.objective = build_objective(parameters.objective, build_architecture(parameters.model, width, self._classes))
         self.architecture = self.objective.trained()
@@ -164,6 +165,24 @@ class LocalTraining(TrainingTask):
     def site_arrays(self) -> tuple[str, ...]:
         generation = self.parameters.generation
         return (SEEDS, USE) if generation is not None and generation.prototypes else (SEEDS,)
+
+    def steers_sites(self) -> bool:
+        # seeds are of orders of records, by which no site is told apart; which samples a site generates acts on its training
+        generation = self.parameters.generation
+        own = self.parameters.alignment
+        return (generation is not None and generation.prototypes > 0) or (own is not None and own.kind == "broadcast")
+
+    def example_broadcast(self, sites: int) -> dict[str, Floats]:
+        found = {**to_broadcast(self.architecture.initial(0)), SEEDS: np.zeros((sites, 2))}
+        found |= {name: np.zeros(shape) for name, shape in self.objective.broadcast().items()}
+        if self.parameters.weighting == "public":
+            found[WEIGHTS] = np.ones(sites)
+        if self.parameters.generation is not None:
+            d = self._width
+            found[DIRECTIONS] = np.zeros((self._classes, d, d))
+            if self.parameters.generation.prototypes:
+                found |= {PROTOTYPES: np.zeros((1, self._classes, d)), USE: np.zeros((sites, 1, self._classes))}
+        return found
 
     def train(self, records: Records, broadcast: Mapping[str, Floats], state: Mapping[str, Floats], steps: Steps) -> Trained:
         if records.labels is None:

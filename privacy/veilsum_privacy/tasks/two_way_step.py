@@ -88,6 +88,10 @@ class TwoWayStep(DerivedTask):
     def clip(self) -> float:
         return self.parameters.bound * (ROOM * self._records if self.parameters.step == "within" else 1.0)
 
+    def example_broadcast(self, sites: int) -> dict[str, Floats]:
+        m, k = self.dimension, self._classes
+        return {WITHIN: np.eye(m), CLASS_MEANS: np.zeros((k, m)), CENTRE: np.zeros(m), SCALARS: np.ones(2)}
+
     def vector(self, kept: Mapping[str, Floats], noise_std: Mapping[str, float], broadcast: Mapping[str, Floats]) -> Floats:
         layout = self.layout()
         statistics = class_statistics(kept, noise_std, shrinkage=self.parameters.shrinkage)

@@ -1,0 +1,19 @@
+"""What a kept statistic was computed from."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0005"
+down_revision = "0004"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.add_column("participant_kept", sa.Column("origin", sa.LargeBinary(32)))
+
+
+def downgrade() -> None:
+    raise NotImplementedError("a participant's store is never taken back")
