@@ -55,7 +55,7 @@ class MomentMap:
         m = len(self.centre)
         if x.ndim != 2 or m == 0 or x.shape[1] % m:
             raise ValueError(f"the map is for {m} columns")
-        values = x.reshape(len(x), m, -1)
+        values = x.reshape(len(x), m, x.shape[1] // m)
         with np.errstate(over="ignore", invalid="ignore"):
             z = (values - self.centre[:, None]) / self.deviation[:, None]
             four = np.flatnonzero(self.order == 4)

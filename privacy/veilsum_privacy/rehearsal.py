@@ -60,6 +60,24 @@ def rehearse(study: Study, label: str, broadcast: Mapping[str, Floats] | None = 
         raise HostileInput(f"Task {label!r} fails on made-up records: {type(error).__name__}.") from error
 
 
+def legal_broadcast(study: Study, label: str) -> dict[str, Floats]:
+    """A made-up broadcast of everything that a task reads, but for arrays that the study names by their digest.
+
+    Raises:
+        HostileInput: the study's declaration of the task is wrong.
+    """
+    return _made_up(study, label)[1]
+
+
+def made_up_statistics(study: Study, label: str) -> dict[str, NDArray[np.int64]]:
+    """What a site with many copies of the made-up records would have kept of the task that another one computes from.
+
+    Returns:
+        The vector without noise, in grid units, by its task's label; empty for a task that computes from none.
+    """
+    return _kept(study, study.task(label), COPIES)
+
+
 def _shortened(study: Study, label: str) -> Study:
     """The study with all records in every sample, and its training cut to the shortest that there is."""
     declared = study.task(label)

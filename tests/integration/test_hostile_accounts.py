@@ -173,10 +173,11 @@ def test_refusals_do_not_depend_on_a_record(tmp_path: Path) -> None:
 
 
 def test_unreadable_data_tells_only_its_code(attack: Adversary) -> None:
-    """A fault in the site's files is the site's own affair."""
+    """A fault in the site's files is the site's own affair; it is found before a record is read or anything is reserved."""
     attack.bed.sites["a"].config.datasets["records"].path.write_bytes(b"not an archive: 4711")
     start = len(attack.channels["a"].said)
-    assert attack.assign("a", attack.assignment()).refused is RefusalCode.INTERNAL
+    assert attack.assign("a", attack.assignment()).refused is RefusalCode.DATASET
+    assert not attack.bed.sites["a"].ledger.entries(kind=Kind.RESERVE)
     attack.nothing_said_but_codes("a", start)
 
 
@@ -407,12 +408,12 @@ def test_noise_is_not_lost_to_the_clamp(tmp_path: Path, monkeypatch: pytest.Monk
     bed = make_bed(tmp_path, make_data(("a", "b", "c"), 3, 300))
     attack = Adversary(bed, bed.compile(make_request(schema_of(300), min_cohort=2)))
     attack.set_up()
-    real = contributions.compute_sum
+    real = contributions.contribute
 
     def at_bound(study: Any, plan: Any, *rest: Any) -> SiteSum:
         return real(study, plan, *rest)._replace(total=np.full(plan.encoding.size, side * plan.encoding.bound))
 
-    monkeypatch.setattr(contributions, "compute_sum", at_bound)
+    monkeypatch.setattr(contributions, "contribute", at_bound)
     attack.collect(("a", "b", "c"))
     plan = attack.plan()
     noise = (_recover(attack, "a") - side * plan.encoding.bound) / plan.noise.share_std

@@ -321,13 +321,10 @@ def test_a_derived_task_has_a_source_no_noise_and_is_not_kept() -> None:
 def test_a_head_is_not_kept_and_a_coarse_grid_is_refused() -> None:
     head = {"clip": 1.0, "missing": "skip", "ridge": 1.0, "bias": 1.0}
     refused(study_of(declare("h", "local-head", head, keep=True)), "h", "no sum over records")
-    study = study_of(declare("h", "local-head", head, grid=5))
-    task = build_declared(study, study.tasks[0])
-    with pytest.raises(HostileInput, match="too coarse a grid"):
-        grid_unit(task, study.tasks[0])
+    refused(study_of(declare("h", "local-head", head, grid=5)), "h", "too coarse a grid")
     fine = study_of(declare("h", "local-head", head, grid=1000))
-    left = 1000 - math.sqrt(3 * (D + 1))
-    assert grid_unit(build_declared(fine, fine.tasks[0]), fine.tasks[0]) == pytest.approx(task.clip() / left, rel=1e-12)
+    task, left = build_declared(fine, fine.tasks[0]), 1000 - math.sqrt(3 * (D + 1))
+    assert grid_unit(task, fine.tasks[0]) == pytest.approx(task.clip() / left, rel=1e-12)
 
 
 # Rules 2 and 3: no multiplicity that depends on n, and no Ledoit-Wolf, under noise.
