@@ -21,8 +21,8 @@ from veilsum_privacy.study import Study, parse_study
 Floats = NDArray[np.float64]
 
 REALS = (
-    5e-324, 2.3e-308, 1e-300, 1e-200, 1e-162, 9e-101, 1e-100, 1e-99, 1e-60, 1e-30, 1e-12, 1e-9, 1e-3, 0.1, 0.5, 1.0 - 2**-53, 1.0,
-    2.0, 10.0, 1e3, 1e6, 1e9, 1e12, 1e30, 1e99, 1e100, 1.1e100, 1e155, 1e200, 1e305, 1.7976931348623157e308, 0.0,
+    5e-324, 2.3e-308, 1e-300, 1e-200, 1e-162, 9e-101, 1e-100, 1e-99, 1e-60, 1e-30, 1e-12, 1e-9, 1e-3, 0.1, 0.5, 1.0 - 2**-53,
+    1.0, 2.0, 10.0, 1e3, 1e6, 1e9, 1e12, 1e30, 1e99, 1e100, 1.1e100, 1e155, 1e200, 1e305, 1.7976931348623157e308, 0.0,
 )  # fmt: skip
 INTEGERS = (0, 1, 2, 3, 5, 8, 64, 1000, 2**16, 2**24, 2**26, 2**31, 2**40, 2**53 - 1)
 TEXTS = ("", "0", "1", "c0", "x0", "nan", "1e5", "-0", "joint", "per-site", "none", "broadcast", "a\u0301")
@@ -83,6 +83,9 @@ def _example(known: list[tuple[dict[str, Any], int]], seed: int) -> Example | No
     for _ in range(rng.integers(0, 4)):
         roots: list[dict[str, Any]] = [task["parameters"], task["parameters"], task, study["data"]]
         _change(roots[rng.integers(len(roots))], rng)
+    if rng.random() < 0.1:  # one number may stay small or large beside others; all of them may not
+        for holder, key in [item for item in _leaves(task["parameters"]) if "0x" in str(item[0][item[1]])]:
+            holder[key] = float(rng.choice(REALS)).hex() if rng.random() < 0.3 else (float(rng.choice(REALS[3:9]))).hex()
     if rng.random() < 0.3:
         study["privacy"]["unit"] = "subject" if rng.random() < 0.5 else "record"
     study["privacy"]["epsilon"] = None if study["privacy"]["noise"] == "none" else (999.0).hex()
@@ -143,5 +146,3 @@ def _damaged(array: Floats, rng: np.random.Generator) -> Floats:
     if kind == 4:
         return np.full(array.shape, rng.choice(REALS))
     return array[:0] if array.ndim else array
-
-

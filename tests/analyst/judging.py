@@ -47,8 +47,8 @@ class Report:
     def __str__(self) -> str:
         refused = ", ".join(f"{count} {name}" for name, count in sorted(self.refused.items()))
         return (
-            f"{self.tried} examples: {sum(self.refused.values())} refused without a record ({refused or 'none'}), {self.computed}"
-            f" compared on {{}}, {{r}}, D and D + r, {self.carried} of them all through real participants;"
+            f"{self.tried} examples: {sum(self.refused.values())} refused without a record ({refused or 'none'}),"
+            f" {self.computed} compared on {{}}, {{r}}, D and D + r, {self.carried} of them all through real participants;"
             f" {len(self.findings)} findings"
         )
 
@@ -118,8 +118,9 @@ class Judge:
         faults = [repr(part.fault) for part in parts]
         assert len({fault == "None" for fault in faults}) == 1, f"a fault depends on records: {faults}"
         if declaration.sampling_rate == 1.0 and not isinstance(build_declared(study, declaration), TrainingTask):
+            free = declaration.source is not None and declaration.variance == 0 and study.privacy.noise != "none"
             for first, second in ((0, 1), (2, 3)):
-                _check_step(parts[first], parts[second], declaration.grid if declaration.source is None or declaration.variance else 0)
+                _check_step(parts[first], parts[second], 0 if free else declaration.grid)
 
     def _carry(self, study: Study, example: Example, rng: np.random.Generator) -> None:
         d, labels = rng.uniform(-1, 1, (5, WIDTH)), rng.integers(0, 2, 5)

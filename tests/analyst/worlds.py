@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from analyst.examples import Example
 from support.federation import DATASET, TestBed, make_bed, open_test_site
 from support.hostile import Adversary
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.randomness import SYSTEM_RANDOM
 from veilsum_privacy.securesum.context import encode_broadcast
 from veilsum_privacy.study import parse_study
-
-from analyst.examples import Example
 
 SITES = ("a", "b", "c", "d")
 WIDTH = 3
@@ -45,7 +44,7 @@ class World:
     def __init__(self, directory: Path, first: TestBed | None = None) -> None:
         rng = np.random.default_rng(1)
         self.bed = _first(directory) if first is None else _beside(directory, first)
-        self._attack = Adversary(self.bed)
+        self.attack = Adversary(self.bed)
         for name in SITES[1:]:
             self.put(rng.uniform(-1, 1, (6, WIDTH)), rng.integers(0, 2, 6), name)
 
@@ -59,7 +58,7 @@ class World:
 
     def try_out(self, example: Example) -> Seen:
         """Go through enrolment, keys and a round of the example; the study is left afterwards."""
-        attack, site = self._attack, self.bed.sites["a"]
+        attack, site = self.attack, self.bed.sites["a"]
         attack.use(parse_study(example.data))
         before = len(site.ledger.entries())
         said = [attack.enrol(name) for name in SITES]
@@ -67,12 +66,11 @@ class World:
             made = attack.boxes([answer.values[1] for answer in said])
             for name in SITES:
                 attack.show_boxes(name, [box for box in made if box.recipient == name])
-            number = 0
             study = attack.study
-            for task in study.tasks:  # the tasks that it computes from are released first
-                number += 1
+            for number, task in enumerate(study.tasks, start=1):  # the tasks that it computes from are released first
                 source = task.label != example.label
-                broadcast = encode_broadcast(Example(0, example.data, task.label, None if source else example.damage).broadcast(study))
+                asked = Example(0, example.data, task.label, None if source else example.damage)
+                broadcast = encode_broadcast(asked.broadcast(study))
                 assignment = attack.assignment(SITES, number, number, broadcast, label=task.label)
                 answers = [attack.assign(name, assignment, broadcast) for name in (SITES if source else SITES[:1])]
                 said.append(answers[0])

@@ -1,0 +1,265 @@
+"""An accepted analyst, with an honest coordinator or a hostile one, asks for what a site can only do for some records.
+
+Whatever is asked, a site over no record, over one, and over a data set with and without one does the same: it refuses for what
+stands in the study or the broadcast, or it contributes and pays.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from analyst.judging import Judge
+from analyst.worlds import SITES, World
+
+from support.federation import TestBed, make_bed, make_request, schema_of
+from support.hostile import Adversary, Said, make_data
+from veilsum_participant import site as site_module
+from veilsum_privacy.canonical import canonical, parse_canonical
+from veilsum_privacy.computing import Place, contribute
+from veilsum_privacy.errors import HostileInput, RefusalCode
+from veilsum_privacy.ledger import Kind
+from veilsum_privacy.rehearsal import legal_broadcast
+from veilsum_privacy.securesum.context import encode_broadcast, plan_round
+from veilsum_privacy.study import Study, parse_study
+from veilsum_privacy.tasks.base import RecordTask
+from veilsum_privacy.tasks.class_moments import ClassMoments
+from veilsum_privacy.tasks.statistics import Statistics
+from veilsum_privacy.training.arrays import MODEL
+
+SOMEBODY = np.array([[0.25, -0.5, 1.0]]), np.array([1])
+NOBODY = np.zeros((0, 3)), np.zeros(0, dtype=np.int64)
+
+
+def changed(study: Study, **parameters: Any) -> bytes:
+    """The study's bytes with parameters of its first task changed; it need not be one that parses."""
+    value = parse_canonical(study.to_bytes(), what="study")
+    value["tasks"][0]["parameters"] |= parameters
+    return canonical(value)
+
+
+class Beside:
+    """The same question to one site over nothing, over somebody's record, and over others without and with it."""
+
+    def __init__(self, directory: Path) -> None:
+        first = World(directory / "0")
+        worlds = [first, *(World(directory / str(index), first.bed) for index in range(1, 4))]
+        rng = np.random.default_rng(0)
+        others = rng.uniform(-1, 1, (20, 3)), rng.integers(0, 2, 20)
+        both = np.concatenate([others[0], SOMEBODY[0]]), np.concatenate([others[1], SOMEBODY[1]])
+        for world, records in zip(worlds, (NOBODY, SOMEBODY, others, both), strict=True):
+            world.put(*records)
+        self.attacks = [world.attack for world in worlds]
+        self.bed = first.bed
+
+    def set_up(self, study: Study) -> None:
+        for attack in self.attacks:
+            attack.use(study)
+            attack.set_up()
+
+    def enrol(self, data: bytes) -> tuple[RefusalCode, ...]:
+        """The codes by which every site refuses a study."""
+        codes = {attack.enrol("a", attack.study_object(data)).codes for attack in self.attacks}
+        assert len(codes) == 1
+        return codes.pop()
+
+    def assign(self, label: str, broadcast: bytes = b"", attempt: int = 1) -> list[Said]:
+        """Every site's answer to an assignment: the same call, the same codes, the same number of ciphertexts."""
+        said = [
+            attack.assign("a", attack.assignment(number=attempt, attempt=attempt, broadcast=broadcast, label=label), broadcast)
+            for attack in self.attacks
+        ]
+        assert len({answer.call for answer in said}) == 1
+        outlines = [answer.codes if answer.call == "refuse" else len(answer.values[1].ciphertexts) for answer in said]
+        assert len(set(outlines)) == 1
+        return said
+
+    def entries(self, kind: Kind) -> list[list[Any]]:
+        """Details of entries of a kind in each site's ledger."""
+        return [[entry.detail for entry in attack.bed.sites["a"].ledger.entries(kind=kind)] for attack in self.attacks]
+
+
+@pytest.fixture
+def worlds(tmp_path: Path) -> Beside:
+    return Beside(tmp_path)
+
+
+def study_of(bed: TestBed, method: str, epsilon: float | None = 4.0, **parameters: Any) -> Study:
+    request = make_request(schema_of(3), method, epsilon, min_cohort=2)
+    return bed.compile(request.model_copy(update={"parameters": parameters}))
+
+
+# -- numbers that vanish, or overflow, once a record is multiplied by them --------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [5e-324, 1e-200, 9e-101])
+def test_weights_whose_squares_vanish_are_no_study(worlds: Beside, size: float) -> None:
+    """With all weights at 1e-200 the clipping norm would be 0, which only a site with records of the class would notice."""
+    study = study_of(worlds.bed, "fedcgs")
+    weights = [name for name in study.tasks[0].parameters if name.endswith("_weight")]
+    assert weights
+    for tiny in ([*weights, "clip"], weights[:1]):
+        assert worlds.enrol(changed(study, **dict.fromkeys(tiny, size.hex()))) == (RefusalCode.STUDY_INVALID,)
+    assert worlds.entries(Kind.RESERVE) == [[], [], [], []]
+
+
+@pytest.mark.parametrize("size", [1e101, 1e305, 1.7e308])
+def test_a_model_beyond_all_bounds_is_refused_without_a_record(worlds: Beside, size: float) -> None:
+    """Exact products refuse such numbers, within the loop over records: with one record there would be a refusal, else not."""
+    study = study_of(worlds.bed, "fedsgd", steps=2, sampling_rate=1.0, model={"name": "mlp", "options": {"hidden": 3}})
+    label = next(task.label for task in study.tasks if task.task == "gradient")
+    worlds.set_up(study)
+    arrays = legal_broadcast(study, label)
+    model = {name: np.full_like(array, size) if name.startswith(MODEL) else array for name, array in arrays.items()}
+    assert worlds.assign(label, encode_broadcast(model))[0].codes == (RefusalCode.CONTEXT,)
+    assert worlds.entries(Kind.RESERVE) == [[], [], [], []]
+    assert worlds.assign(label, encode_broadcast(arrays), attempt=2)[0].call == "upload"
+
+
+# -- a computation that fails all the same ----------------------------------------------------------------------------------
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, fails: Any) -> None:
+    """Let the statistics task fail on records of which ``fails`` says so, as a fault that nobody knows of would."""
+    real = Statistics.vectors
+
+    def vectors(self: RecordTask, records: Any, broadcast: Any) -> Any:
+        if any(fails(row) for row in records.features):
+            raise FloatingPointError("somebody is here")
+        return real(self, records, broadcast)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Statistics, "vectors", vectors)
+
+
+def test_a_record_that_cannot_be_computed_on_counts_as_none(worlds: Beside, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The site contributes and pays; only its own log, ledger and metrics tell, and the other records count as ever."""
+    failing(monkeypatch, lambda row: row[0] == SOMEBODY[0][0, 0])
+    study = study_of(worlds.bed, "statistics")
+    worlds.set_up(study)
+    assert worlds.assign("statistics")[0].call == "upload"
+    assert worlds.entries(Kind.FAULT) == [[], [{"cause": "FloatingPointError"}], [], [{"cause": "FloatingPointError"}]]
+    assert [len(entries) for entries in worlds.entries(Kind.RESERVE)] == [1, 1, 1, 1]
+    plan = plan_round(study, "statistics", 4, 4)
+    parts = [
+        contribute(study, plan, lambda site=attack.bed.sites["a"]: site.records("records", study.data), {}, Place())  # type: ignore[misc]
+        for attack in worlds.attacks
+    ]
+    np.testing.assert_array_equal(parts[0].total, parts[1].total)
+    np.testing.assert_array_equal(parts[2].total, parts[3].total)
+    assert [part.fault is None for part in parts] == [True, False, True, False]
+
+
+def test_a_ledger_with_faults_verifies_and_a_charge_follows(worlds: Beside, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, lambda row: 0.0 < abs(row[0]) < 1.0)
+    attack = worlds.attacks[2]
+    worlds.set_up(study_of(worlds.bed, "statistics"))
+    for name in SITES:
+        assert attack.assign(name, attack.assignment()).call == "upload"
+    attack.consents()
+    site = attack.bed.sites["a"]
+    kinds = [entry.kind for entry in site.ledger.entries()]
+    assert kinds[-3:] == [Kind.RESERVE, Kind.FAULT, Kind.CHARGE]
+    site.ledger.verify()
+    assert site.ledger.spending("records").releases == 1
+
+
+def test_a_file_that_fails_in_reading_contributes_as_no_records_would(worlds: Beside, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk's fault in the midst of a file: the round is paid for and nobody hears of it."""
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(site_module, "load_records", broken)
+    worlds.set_up(study_of(worlds.bed, "statistics"))
+    assert worlds.assign("statistics")[0].call == "upload"
+    assert worlds.entries(Kind.FAULT) == [[{"cause": "OSError"}]] * 4
+
+
+def test_what_reads_is_reserved_first_and_counted(worlds: Beside, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attempts that read records are in the ledger before they do, and there are ``max_attempts`` of them a round at most."""
+    attack = worlds.attacks[2]
+    site = attack.bed.sites["a"]
+    site.config = site.config.model_copy(update={"policy": site.config.policy.model_copy(update={"max_attempts": 3})})
+    seen: list[int] = []
+    real = site_module.load_records
+
+    def watched(*given: Any, **named: Any) -> Any:
+        seen.append(len(site.ledger.entries(kind=Kind.RESERVE)))
+        return real(*given, **named)
+
+    monkeypatch.setattr(site_module, "load_records", watched)
+    attack.use(study_of(worlds.bed, "statistics"))
+    attack.set_up()
+    for attempt in (1, 2, 3):
+        assert attack.assign("a", attack.assignment(attempt=attempt)).call == "upload"
+    assert attack.assign("a", attack.assignment(attempt=4)).codes == (RefusalCode.ATTEMPTS,)
+    assert seen == [1]
+    assert len(site.ledger.entries(kind=Kind.RESERVE)) == 3
+
+
+# -- a broadcast with a row a site ------------------------------------------------------------------------------------------
+
+
+def test_centres_for_each_site_are_disclosure_per_site(tmp_path: Path) -> None:
+    """Centres that draw one site's records into a component of its own would show that site's sums in a joint one."""
+    bed = make_bed(tmp_path, make_data(width=3))
+    study = study_of(bed, "fedpft", None, components=2, rounds=1, samples=20, disclosure="joint")
+    mixtures = [task for task in study.tasks if task.task == "class-mixtures" and task.parameters["components"] > 1]
+    assert mixtures
+    assert {task.disclosure for task in mixtures} == {"joint"}
+    value = parse_canonical(study.to_bytes(), what="study")
+    for task in value["tasks"]:
+        if task["task"] == "class-mixtures":
+            task["parameters"]["centres"] = "site"
+    attack = Adversary(bed, parse_study(canonical(value)))
+    assert RefusalCode.DISCLOSURE in attack.enrol("a").codes
+    attack.use(study)
+    assert attack.enrol("a").call == "enrol"
+
+
+# -- what a site keeps ------------------------------------------------------------------------------------------------------
+
+
+def test_a_kept_vector_goes_out_for_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two attempts of one task with unlike broadcasts: the vector of the first would stand alone in the second's sum."""
+    bed = make_bed(tmp_path, make_data(width=3), disclosures=("joint", "per-site"))
+    study = study_of(bed, "slot-align", None)
+    kept = next(task for task in study.tasks if task.keep) if any(task.keep for task in study.tasks) else None
+    if kept is None:
+        study = study_of(bed, "slot-align", 900.0, alignment={"reference": "paper", "mode": "iterated", "rounds": 3})
+        kept = next(task for task in study.tasks if task.keep)
+    attack = Adversary(bed, study)
+    attack.set_up()
+    first, other = b"", encode_broadcast({"unread": np.ones(1)})
+    assert attack.assign("a", attack.assignment(broadcast=first, label=kept.label), first).call == "upload"
+    again = attack.assignment(attempt=2, broadcast=first, label=kept.label)
+    assert attack.assign("a", again, first).call == "upload"
+    said = attack.assign("a", attack.assignment(attempt=3, broadcast=other, label=kept.label), other)
+    assert said.codes == (RefusalCode.CONTEXT,)
+
+
+# -- everything, at random --------------------------------------------------------------------------------------------------
+
+
+def test_nothing_that_leaves_depends_on_a_record(tmp_path: Path) -> None:
+    """A short run of ``python -m analyst``; docs/reliability.md tells of the long one."""
+    report = Judge(tmp_path).run(400, seed=7_000_000)
+    assert not report.findings
+    assert report.computed > 100
+    assert report.carried >= 5
+
+
+def test_the_judge_finds_a_fault_that_depends_on_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a judge that can say no: a task that fails on a class, and one that says so by the length of its vector."""
+    real = ClassMoments.vectors
+
+    def vectors(self: ClassMoments, records: Any, broadcast: Any) -> Any:
+        if (records.labels == 1).sum() == 3:
+            raise HostileInput("three of them")
+        return real(self, records, broadcast)
+
+    monkeypatch.setattr(ClassMoments, "vectors", vectors)
+    report = Judge(tmp_path).run(400, seed=7_000_000)
+    assert any("a fault depends on records" in finding for finding in report.findings.values())
