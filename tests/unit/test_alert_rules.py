@@ -30,6 +30,7 @@ NAMES = {
     "VeilsumParticipantGone",
     "VeilsumRoundStuck",
     "VeilsumRefusals",
+    "VeilsumComputationFaults",
     "VeilsumDecodeFailures",
     "VeilsumLedgerVerificationFailed",
     "VeilsumLedgerVerificationStale",
