@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from veilsum_coordinator.federation import Release
-from veilsum_coordinator.journal import release_digest
 from veilsum_coordinator.runner import RoundLostError
 from veilsum_privacy.computing import Place, compute_sum
 from veilsum_privacy.errors import HostileInput, Misuse
