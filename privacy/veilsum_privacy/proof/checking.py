@@ -25,7 +25,15 @@ from veilsum_privacy.ledger.receipts import (
     verify_countersignature,
     verify_receipt,
 )
-from veilsum_privacy.proof.files import STUDY_FILE, Integers, ReleaseEntry, ReleaseProof, StudyProof, release_digest, round_file
+from veilsum_privacy.proof.files import (
+    STUDY_FILE,
+    Integers,
+    ReleaseEntry,
+    ReleaseProof,
+    StudyProof,
+    release_digest,
+    round_file,
+)
 from veilsum_privacy.securesum.context import Assignment, RoundPlan, context_digest, parse_assignment, plan_round
 from veilsum_privacy.securesum.contribution import masked_sum
 from veilsum_privacy.securesum.decryption import SignedStatement, Statement, verify_statement, words_digest
@@ -129,7 +137,7 @@ class ReleaseChecker:
 
     def __init__(self, study: CheckedStudy) -> None:
         self._checked, self._round, self._attempt = study, 0, 0
-        self._released: Counter[str] = Counter()
+        self._released: Counter[tuple[str, str]] = Counter()  # by label and member, as each participant counts its own
         self._numbers: dict[str, int] = {}  # of each member's last receipt
 
     def check(self, entry: ReleaseEntry, load: Callable[[int], ReleaseProof]) -> CheckedRelease:
@@ -144,7 +152,9 @@ class ReleaseChecker:
         """
         where = round_file(entry.round)
         if entry.round != self._round + 1:
-            raise ProofFault(where, f"After round {self._round} comes round {self._round + 1}: a release is missing, or is twice.")
+            raise ProofFault(
+                where, f"After round {self._round} comes round {self._round + 1}: a release is missing, or is twice."
+            )
         with part(where):
             proof = load(entry.round)
         assignment, plan = self._assignment(where, entry, proof)
@@ -153,7 +163,7 @@ class ReleaseChecker:
         self._consents(where, receipts, proof)
         release = self._values(where, entry, assignment, plan, receipts[0].context, proof)
         self._round, self._attempt = entry.round, assignment.attempt
-        self._released[entry.label] += 1
+        self._released.update((entry.label, name) for name in assignment.names)
         self._numbers |= {receipt.participant: receipt.number for receipt in receipts}
         return release
 
@@ -169,7 +179,7 @@ class ReleaseChecker:
             if list(names) != [name for name in roster.names if name in names] or len(names) < study.privacy.min_cohort:
                 raise HostileInput("Its cohort is not some of the roster in its order, or is smaller than the study allows.")
             plan = plan_round(study, assignment.label, len(roster.names), len(names))
-            if self._released[assignment.label] >= plan.declaration.releases:
+            if max(self._released[assignment.label, name] for name in names) >= plan.declaration.releases:
                 raise HostileInput(f"The study declares no further release of {assignment.label}.")
         return assignment, plan
 

@@ -115,4 +115,6 @@ def verify_statement(signed: SignedStatement, signer: Identity, expected: Statem
     """
     verify(signer.public_key, Label.DECRYPTION, signed.body, signed.signature)
     if expected.participant != signer.name or signed.body != expected.to_bytes():
-        raise HostileInput("The word on a decryption is about another study, round, context, keys or words than were decrypted.")
+        raise HostileInput(
+            "The word on a decryption is about another study, round, context, keys or words than were decrypted."
+        )

@@ -20,7 +20,7 @@ MAX_SUMMANDS = 1024
 """Largest cohort whose sum of fresh ciphertexts was measured to decrypt without error at both parameter sets."""
 
 NOISE_VARIANCE = Fraction(127, 12)
-"""Variance of a fresh ciphertext's noise in one coefficient: SEAL's centred binomial of 42 bits, and what rounding q m / t adds."""
+"""Variance of a fresh ciphertext's noise in a coefficient: SEAL's centred binomial of 42 bits, and rounding of q m / t."""
 
 NOISE_SIGMAS_SQUARED = 96
 """Square of how many standard deviations of its noise a sum may show: 9.8, a tail below 2^-68 a coefficient."""
