@@ -87,7 +87,8 @@ class Verified:
             f"{self.study.analyst.name} signed this study, and every member of its roster signed that it takes part; the keys "
             "are certified by the authority whose certificate was given.",
             f"The result was made of {count} sum{'s' if count != 1 else ''}, none missing and no more than the study declares."
-            " Every member of each cohort signed for the same study, roster, cohort, task, noise and broadcast, and consented.",
+            " Every member of each cohort signed for the same study, roster, cohort, task, noise and broadcast,"
+            " and consented.",
             "Two members of each cohort, who hold the key, signed that the sum opened to exactly these values.",
             numbers,
         ]
@@ -106,8 +107,8 @@ class Verified:
             "That the sites' records are true, and that each site computed its part and drew its noise as it signed.",
             "That the members are who they should be: the authority may certify whom it likes. Compare the roster's key "
             "fingerprints with those that the sites tell you.",
-            "That sum and signatures belong together if the coordinator and both members that decrypted a sum conspire: these "
-            "three can sign for other values. Without both of the two, the coordinator cannot.",
+            "That a sum is that of its cohort's contributions, if the coordinator conspires with a member: every member holds "
+            "the study's keys, so these two can have another sum decrypted and signed for. The coordinator alone cannot.",
             "When it was signed: certificates must only have been valid at some time of the study's life.",
         ]
         if not self.replayed:
