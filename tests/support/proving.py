@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 from cryptography import x509
 
 from veilsum_coordinator.journal import SqlJournal
@@ -14,8 +17,10 @@ from veilsum_coordinator.rounds import Round
 from veilsum_deploy.verifying import Verified, verify_result
 from veilsum_participant import store
 from veilsum_participant.site import Site
+from veilsum_privacy.canonical import canonical
 from veilsum_privacy.database import reading
-from veilsum_privacy.proof.files import FOLDER, STUDY_FILE, round_file
+from veilsum_privacy.proof.checking import ProofFault
+from veilsum_privacy.proof.files import FOLDER, STUDY_FILE, Integers, ReleaseProof, round_file
 from veilsum_privacy.results import MANIFEST
 from veilsum_privacy.securesum.contribution import Slots, keys_digest
 from veilsum_privacy.securesum.decryption import SignedStatement, Statement, sign_statement, words_digest
@@ -52,3 +57,40 @@ def signed_words(site: Site, study: bytes, current: Round, words: list[Slots], /
         "words": words_digest(words),
     }
     return sign_statement(Statement(**(values | changes)), site.credentials.signing_key)
+
+
+@dataclass(frozen=True)
+class Copied:
+    """A result that a test changes."""
+
+    directory: Path
+    authority: x509.Certificate
+
+    def json(self, name: str) -> Any:
+        return json.loads((self.directory / name).read_bytes())
+
+    def write(self, name: str, value: Any) -> None:
+        """A file of the proof, or the manifest, as its own writer writes it."""
+        manifest = json.dumps(value, indent=2, ensure_ascii=False).encode() + b"\n" if name == MANIFEST else b""
+        (self.directory / name).write_bytes(manifest or canonical(value))
+
+    def change(self, name: str, *path: Any, to: Callable[[Any], Any]) -> None:
+        """Change one value of a file."""
+        whole = place = self.json(name)
+        for step in path[:-1]:
+            place = place[step]
+        place[path[-1]] = to(place[path[-1]])
+        self.write(name, whole)
+
+    def values(self, name: str, change: Callable[[Integers], object]) -> ReleaseProof:
+        """Change the released values in a file."""
+        proof = ReleaseProof.parse((self.directory / name).read_bytes())
+        change(proof.values)
+        (self.directory / name).write_bytes(proof.to_bytes())
+        return proof
+
+    def fault(self) -> ProofFault:
+        """The first thing that is found wrong."""
+        with pytest.raises(ProofFault) as caught:
+            verify_result(self.directory, self.authority)
+        return caught.value
