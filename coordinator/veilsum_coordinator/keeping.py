@@ -149,7 +149,7 @@ class KeptProof:
         coordinator: certificate of who gave that word; DER.
     """
 
-    keys: bytes
+    keys: bytes = field(repr=False)
     signatures: dict[str, bytes]
     countersigned: SignedReceipt
     coordinator: bytes

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from hmac import compare_digest
 
 from cryptography import x509
 
@@ -219,7 +220,9 @@ class ReleaseChecker:
         if len(proof.consents) != len(receipts):
             raise ProofFault(where, "There is not exactly one consent of each member of the cohort.")
         for receipt, consent in zip(receipts, proof.consents, strict=True):
-            if len(consent) != CONSENT_BYTES or consent_commitment(consent_proof(consent)) != receipt.consent:
+            if len(consent) != CONSENT_BYTES or not compare_digest(
+                consent_commitment(consent_proof(consent)), receipt.consent
+            ):
                 raise ProofFault(where, f"The consent of {receipt.participant} is not the one that its receipt commits it to.")
 
     def _values(

@@ -140,11 +140,11 @@ class ReleaseProof:
     """
 
     assignment: bytes
-    keys: bytes
+    keys: bytes = field(repr=False)
     receipts: tuple[SignedReceipt, ...]
     countersigned: SignedReceipt
     coordinator: bytes
-    consents: tuple[bytes, ...]
+    consents: tuple[bytes, ...] = field(repr=False)
     values: Integers = field(repr=False)
 
     def to_bytes(self) -> bytes:

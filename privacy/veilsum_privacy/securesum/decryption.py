@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -41,7 +41,7 @@ class Statement:
     round: int
     attempt: int
     context: bytes
-    keys: bytes
+    keys: bytes = field(repr=False)
     words: bytes
 
     def to_bytes(self) -> bytes:
