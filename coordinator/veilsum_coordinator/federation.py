@@ -26,7 +26,7 @@ class Release:
             row a member, in the cohort's order.
         noise_std: by block, the standard deviation of the noise of a value in the sum, in the block's units.
         cohort: ids of the participants whose vectors are in the sum.
-        digest: of the release as journalled (:func:`veilsum_coordinator.journal.release_digest`).
+        digest: of the release as journalled (:func:`veilsum_privacy.proof.files.release_digest`).
     """
 
     label: str

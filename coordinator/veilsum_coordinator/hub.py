@@ -16,7 +16,7 @@ from veilsum_coordinator.events import StudyLog
 from veilsum_coordinator.journal import SqlJournal
 from veilsum_coordinator.machine import StudyMachine
 from veilsum_coordinator.members import StudyPhase
-from veilsum_coordinator.messages import box_message, enrolment_message, receipt_message
+from veilsum_coordinator.messages import box_message, receipt_message, roster_object
 from veilsum_coordinator.observer import Observer
 from veilsum_coordinator.rounds import Round, RoundPhase
 from veilsum_coordinator.settings import Waits
@@ -29,7 +29,8 @@ from veilsum_privacy.runtime.flood import caused_by
 from veilsum_privacy.runtime.logs import about
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.contribution import Slots
-from veilsum_privacy.securesum.roster import Enrolment, Roster
+from veilsum_privacy.securesum.decryption import SignedStatement
+from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_privacy.study import Study, parse_study, study_digest
 from veilsum_proto import federation_pb2 as pb
 
@@ -189,7 +190,7 @@ class Hub:
                 return entry.object.SerializeToString()
             if kind == pb.OBJECT_KIND_ROSTER and machine.roster is not None:
                 roster = machine.roster
-                return self._once(key, kind, roster, lambda: _roster_object(roster))
+                return self._once(key, kind, roster, lambda: roster_object(roster))
             if kind == pb.OBJECT_KIND_BOXES and machine.phase is StudyPhase.SEALING:  # afterwards they are let go of
                 return pb.BoxesObject(boxes=[box_message(box) for box in machine.members.boxes_for(name)]).SerializeToString()
             current = machine.round
@@ -280,10 +281,10 @@ class Hub:
         with self._change(key):
             self._entry(key).machine.consent(name, attempt, consent)
 
-    def decrypted(self, name: str, key: bytes, attempt: int, words: list[Slots]) -> None:
+    def decrypted(self, name: str, key: bytes, attempt: int, words: list[Slots], signed: SignedStatement) -> None:
         """See :meth:`StudyMachine.decrypted`."""
         with self._change(key):
-            self._entry(key).machine.decrypted(name, attempt, words)
+            self._entry(key).machine.decrypted(name, attempt, words, signed)
 
     def boxes_owed(self, name: str, key: bytes) -> int:
         """How many sealed boxes the caller may send at most.
@@ -432,10 +433,11 @@ class Hub:
                         LOG.error("the outcome of study %s is not stored: %s", entry.machine.study.name, error)
 
     def _keep_outcome(self, key: bytes, entry: StudyEntry) -> None:
-        outcome = study_status(entry)
+        outcome, roster = study_status(entry), entry.machine.roster
         self.journal.end_study(
             key,
             entry.machine.progress(),
+            roster=None if roster is None or outcome.phase != StudyPhase.FINISHED.value else roster_object(roster),
             phase=entry.machine.phase.value,
             reason=entry.machine.reason,
             status=outcome.SerializeToString(),
@@ -533,11 +535,6 @@ def _shown(entry: StudyEntry) -> pb.StudyStatus:
 def _nothing_more(machine: StudyMachine, name: str) -> bool:
     """Whether a study will never again want anything of a participant."""
     return machine.phase.over and machine.seats[name].done
-
-
-def _roster_object(roster: Roster) -> bytes:
-    enrolments = [enrolment_message(member.enrolment) for member in roster.members]
-    return pb.RosterObject(enrolments=enrolments).SerializeToString()
 
 
 def _receipts_object(current: Round, countersigned: SignedReceipt) -> bytes:

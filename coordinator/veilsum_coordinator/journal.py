@@ -38,6 +38,7 @@ from veilsum_coordinator.keeping import (
     RELEASES,
     ROUNDS,
     SUMS,
+    KeptProof,
     KeptStudy,
     RoundStart,
     boxes_data,
@@ -49,12 +50,12 @@ from veilsum_coordinator.keeping import (
     write_progress,
 )
 from veilsum_coordinator.outage import CALL_SECONDS, Outage
-from veilsum_privacy.canonical import digest
 from veilsum_privacy.database import migrate, reading, transaction
 from veilsum_privacy.errors import HostileInput, StateError
 from veilsum_privacy.identity import Credentials
 from veilsum_privacy.ledger.mirror import Mirror
 from veilsum_privacy.ledger.receipts import SignedReceipt
+from veilsum_privacy.proof.files import release_digest
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.context import Assignment
 from veilsum_privacy.securesum.roster import Enrolment
@@ -73,12 +74,8 @@ STUDIES = Table(
     Column("phase", String(16), nullable=False),
     Column("reason", Text, nullable=False, default=""),
     Column("status", LargeBinary),
+    Column("roster", LargeBinary),  # of a finished study, for its proof
 )
-
-
-def release_digest(study: bytes, number: int, attempt: int, values: bytes) -> bytes:
-    """Digest of a release (32 bytes); ``values`` are the opened sum's integers, little-endian int64."""
-    return digest("veilsum/1/release", study, number.to_bytes(8, "big"), attempt.to_bytes(8, "big"), values)
 
 
 class NotStoredError(StateError):
@@ -325,11 +322,14 @@ class SqlJournal:
         values: bytes,
         time: int,
         received: int = 0,
+        *,
+        proof: KeptProof,
     ) -> bytes:
         """Make a release durable and drop its ciphertexts; returns the release's digest.
 
         Args:
             received: bytes of ciphertexts, over all attempts of the round.
+            proof: what it can be proven with later.
 
         The cohort has paid for it, so it waits for a server that is away: never call it with a lock held.
         """
@@ -350,6 +350,7 @@ class SqlJournal:
                         values=values,
                         digest=key,
                         time=time,
+                        proof=proof.to_text(),
                     )
                 )
             connection.execute(update(SUMS).where(SUMS.c.study == study, SUMS.c.round == number).values(ciphertexts=None))
@@ -364,6 +365,12 @@ class SqlJournal:
     def releases(self, study: bytes) -> Sequence[RowMapping]:
         """A study's releases in order."""
         return read_releases(self._engine, study)
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """A connection to read with."""
+        with reading(self._engine) as connection:
+            yield connection
 
     def _take(self, what: str, store: Callable[[], object]) -> None:
         """One transaction for a participant, which sends it again if it fails."""

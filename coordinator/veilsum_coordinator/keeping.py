@@ -62,6 +62,7 @@ RELEASES = Table(
     Column("values", LargeBinary, nullable=False),
     Column("digest", LargeBinary(32), nullable=False),
     Column("time", BigInteger, nullable=False),
+    Column("proof", Text),  # JSON: a KeptProof; none of releases by software that had none
 )
 
 MEMBERS = Table(
@@ -135,6 +136,40 @@ class KeptRelease:
     attempt: int
     cohort: tuple[str, ...]
     time: int
+
+
+@dataclass(frozen=True)
+class KeptProof:
+    """What a release is proven with, beside its receipts and consents, which the mirror keeps.
+
+    Attributes:
+        keys: digest of the dealt keys.
+        signatures: over each decryptor's word on what it decrypted, by its name.
+        countersigned: the coordinator's word on the receipts that it showed to the cohort.
+        coordinator: certificate of who gave that word; DER.
+    """
+
+    keys: bytes = field(repr=False)
+    signatures: dict[str, bytes]
+    countersigned: SignedReceipt
+    coordinator: bytes
+
+    def to_text(self) -> str:
+        """JSON."""
+        countersigned = [self.countersigned.body.hex(), self.countersigned.signature.hex()]
+        signatures = {name: signature.hex() for name, signature in self.signatures.items()}
+        return json.dumps([self.keys.hex(), signatures, countersigned, self.coordinator.hex()])
+
+    @classmethod
+    def parse(cls, text: str) -> KeptProof:
+        """Read what :meth:`to_text` wrote."""
+        keys, signatures, countersigned, coordinator = json.loads(text)
+        return cls(
+            bytes.fromhex(keys),
+            {name: bytes.fromhex(signature) for name, signature in signatures.items()},
+            SignedReceipt(*map(bytes.fromhex, countersigned)),
+            bytes.fromhex(coordinator),
+        )
 
 
 @dataclass(frozen=True)
@@ -243,7 +278,7 @@ def read_state(connection: Connection, study: bytes) -> dict[str, Any]:
 def read_kept(connection: Connection, study: bytes) -> KeptStudy:
     """All that is kept of a study that runs."""
     members = connection.execute(select(MEMBERS).where(MEMBERS.c.study == study)).mappings().all()
-    columns = [column for column in RELEASES.c if column.name != "values"]
+    columns = [column for column in RELEASES.c if column.name not in ("values", "proof")]
     found = connection.execute(select(*columns).where(RELEASES.c.study == study)).mappings()
     releases = {row["round"]: row for row in found}
     rounds = connection.execute(select(ROUNDS).where(ROUNDS.c.study == study).order_by(ROUNDS.c.round)).mappings()
@@ -270,14 +305,9 @@ def _sum(connection: Connection, study: bytes, assignment: Assignment) -> KeptSu
     row = connection.execute(select(SUMS).where(*here)).mappings().first()
     if row is None or row["ciphertexts"] is None or row["sizes"] is None:
         return None  # none, or of an attempt that was given up before anyone was asked for consent
-    receipts = _receipts(row["receipts"])
+    receipts = read_receipts(row["receipts"])
     context = parse_receipt(receipts[0].body).context
-    given = connection.execute(
-        select(receipt_table.c.participant, receipt_table.c.consent).where(
-            receipt_table.c.context == context.hex(), receipt_table.c.consent.is_not(None)
-        )
-    )
-    consents = {str(name): bytes.fromhex(consent) for name, consent in given}
+    consents = read_consents(connection, context)
     parts, offset = [], 0
     for size in json.loads(row["sizes"]):
         parts.append(row["ciphertexts"][offset : offset + size])
@@ -285,7 +315,18 @@ def _sum(connection: Connection, study: bytes, assignment: Assignment) -> KeptSu
     return KeptSum(parts, receipts, consents)
 
 
-def _receipts(text: str) -> list[SignedReceipt]:
+def read_consents(connection: Connection, context: bytes) -> dict[str, bytes]:
+    """The consents that came for a context, by member."""
+    given = connection.execute(
+        select(receipt_table.c.participant, receipt_table.c.consent).where(
+            receipt_table.c.context == context.hex(), receipt_table.c.consent.is_not(None)
+        )
+    )
+    return {str(name): bytes.fromhex(consent) for name, consent in given}
+
+
+def read_receipts(text: str) -> list[SignedReceipt]:
+    """A sum's receipts, in the cohort's order."""
     return [SignedReceipt(bytes.fromhex(body), bytes.fromhex(signature)) for body, signature in json.loads(text)]
 
 
@@ -294,7 +335,7 @@ def _numbers(connection: Connection, study: bytes) -> dict[str, int]:
     numbers: dict[str, int] = {}
     rows = connection.execute(select(SUMS.c.receipts).where(SUMS.c.study == study))
     for (text,) in rows:
-        for signed in _receipts(text):
+        for signed in read_receipts(text):
             receipt = parse_receipt(signed.body)
             numbers[receipt.participant] = max(receipt.number, numbers.get(receipt.participant, 0))
     return numbers

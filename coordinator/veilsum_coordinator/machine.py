@@ -29,6 +29,7 @@ from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.context import Assignment, RoundPlan, broadcast_digest, plan_round
 from veilsum_privacy.securesum.contribution import SECRET_BYTES, Slots
+from veilsum_privacy.securesum.decryption import SignedStatement
 from veilsum_privacy.securesum.roster import Enrolment, Roster
 from veilsum_privacy.study import Study
 from veilsum_proto import federation_pb2 as pb
@@ -423,17 +424,17 @@ class StudyMachine:
             self._move(current, RoundPhase.DECRYPTING)
             current.deadline = self._steady() + self._waits.decrypt
 
-    def decrypted(self, name: str, attempt: int, words: list[Slots]) -> None:
+    def decrypted(self, name: str, attempt: int, words: list[Slots], signed: SignedStatement) -> None:
         """Take one of two decryptions; unlike ones fail the round.
 
         Raises:
-            HostileInput: not asked of the caller, of the wrong shape, or unlike the other.
+            HostileInput: not asked of the caller, of the wrong shape, not signed for as it is, or unlike the other.
         """
         current = self._round_of(name, attempt, RoundPhase.DECRYPTING)
         if name not in current.decryptors(self.members.connected()):
             raise HostileInput("The caller was not asked to decrypt.", "Wait for the next directive.")
         try:
-            if current.decrypted(name, words):
+            if current.decrypted(name, words, signed, self.members.fixed_roster(), self.study, self.digest):
                 self._move(current, RoundPhase.OPENING)
         except DecryptionsDiffer as error:
             self._observer.unopened()

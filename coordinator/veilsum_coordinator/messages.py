@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from veilsum_privacy.ledger.receipts import SignedReceipt
 from veilsum_privacy.securesum.boxes import Box, Purpose
-from veilsum_privacy.securesum.roster import Enrolment
+from veilsum_privacy.securesum.roster import Enrolment, Roster
 from veilsum_proto import federation_pb2 as pb
 
 
 def enrolment_message(enrolment: Enrolment) -> pb.SignedEnrolment:
     """An enrolment on the wire."""
     return pb.SignedEnrolment(certificate=enrolment.certificate, body=enrolment.body, signature=enrolment.signature)
+
+
+def roster_object(roster: Roster) -> bytes:
+    """A roster as it is sent, and as the journal keeps that of a finished study."""
+    enrolments = [enrolment_message(member.enrolment) for member in roster.members]
+    return pb.RosterObject(enrolments=enrolments).SerializeToString()
+
+
+def parse_roster(data: bytes) -> list[Enrolment]:
+    """The enrolments of a roster that the journal kept; nothing of them is verified."""
+    return [Enrolment(item.certificate, item.body, item.signature) for item in pb.RosterObject.FromString(data).enrolments]
 
 
 def parse_enrolment(data: bytes) -> Enrolment:

@@ -8,6 +8,8 @@ a coordinator computes on one thread: a study must go on after its container was
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -22,3 +24,21 @@ def compute_on_one_thread() -> None:
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
     threadpool_limits(limits=1)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """The same for a while, where somebody else repeats what a coordinator computed."""
+    from threadpoolctl import threadpool_limits
+
+    before = {name: os.environ.get(name) for name in VARIABLES}
+    os.environ.update(dict.fromkeys(VARIABLES, "1"))  # for what is loaded meanwhile
+    try:
+        with threadpool_limits(limits=1):
+            yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -15,11 +15,13 @@ from itertools import chain, islice
 import numpy as np
 
 from veilsum_coordinator.accumulator import Accumulator
-from veilsum_privacy.errors import HostileInput
+from veilsum_coordinator.keeping import KeptProof
+from veilsum_privacy.errors import HostileInput, StateError
 from veilsum_privacy.ledger import Mechanism
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, verify_receipt
-from veilsum_privacy.securesum.context import Assignment, RoundPlan
+from veilsum_privacy.securesum.context import Assignment, RoundPlan, context_digest
 from veilsum_privacy.securesum.contribution import Slots
+from veilsum_privacy.securesum.decryption import SignedStatement, Statement, parse_statement, verify_statement, words_digest
 from veilsum_privacy.securesum.roster import Roster
 from veilsum_privacy.study import Study
 
@@ -52,6 +54,7 @@ class Round:
         countersigned: the coordinator's word on the receipts of the complete sum.
         consents: by member.
         answers: decrypted words by decryptor.
+        statements: its signed word on them, by decryptor.
         unable: members that cannot decrypt any more.
         asked: whether an earlier process may have asked for consent to this sum, so that there is no other attempt.
     """
@@ -73,6 +76,7 @@ class Round:
     countersigned: SignedReceipt | None = None
     consents: dict[str, bytes] = field(default_factory=dict, repr=False)
     answers: dict[str, list[Slots]] = field(default_factory=dict, repr=False)
+    statements: dict[str, SignedStatement] = field(default_factory=dict, repr=False)
     unable: set[str] = field(default_factory=set)
     asked: bool = False
 
@@ -118,7 +122,7 @@ class Round:
     def forget(self) -> None:
         """Forget who sent what of a round that is over as well: with many members it is as much as the rest."""
         self.drop()
-        self.answers, self.consents = {}, {}
+        self.answers, self.consents, self.statements = {}, {}, {}
         self.received, self.countersigned = self.bytes_received, None
         self.accumulator.uploads = {}
 
@@ -168,6 +172,14 @@ class Round:
             signers.setdefault(receipt.context, []).append(receipt.participant)
         return signers
 
+    def proof(self, coordinator: bytes) -> KeptProof:
+        """What is kept with the release, so that it can be proven later; ``coordinator``: DER of its certificate."""
+        if self.countersigned is None:
+            raise StateError("A round was opened whose receipts were never shown.")
+        keys = {parse_statement(signed.body).keys for signed in self.statements.values()}
+        signatures = {name: self.statements[name].signature for name in sorted(self.answers, key=str.encode)}
+        return KeptProof(*keys, signatures, self.countersigned, coordinator)
+
     @property
     def context(self) -> bytes:
         """The context that all members of a complete sum signed."""
@@ -180,19 +192,30 @@ class Round:
         waiting = (name for name in self.cohort if name in connected and name not in self.unable and name not in self.answers)
         return tuple(islice(chain(answered, waiting), DECRYPTORS))
 
-    def decrypted(self, name: str, words: list[Slots]) -> bool:
-        """Take one decryption; returns whether there are two.
+    def decrypted(
+        self, name: str, words: list[Slots], signed: SignedStatement, roster: Roster, study: Study, key: bytes
+    ) -> bool:
+        """Take one decryption with its sender's signed word on it; returns whether there are two.
+
+        Args:
+            key: digest of the study.
 
         Raises:
-            HostileInput: wrong shape, or unlike the other decryption (the round must then fail).
+            HostileInput: wrong shape, or the word is not the sender's for this context, under its keys, and these words.
+            DecryptionsDiffer: unlike the other decryption; the round must then fail.
         """
         expected = self.plan.encoding.parameters.data_slots + 1
         if len(words) != self.plan.encoding.ciphertexts or any(part.shape != (expected,) for part in words):
             raise HostileInput("A decryption has the wrong shape.")
+        keys = parse_statement(signed.body).keys
+        if context_digest(study, key, roster, keys, self.assignment, self.plan) != self.context:
+            raise HostileInput("The word on a decryption names other keys than those of the round's context.")
+        said = Statement(key, name, *self.present, self.context, keys, words_digest(words))
+        verify_statement(signed, roster.member(name).identity, said)
         for other in self.answers.values():
             if not all(np.array_equal(a, b) for a, b in zip(words, other, strict=True)):
                 raise DecryptionsDiffer("Two members decrypted the same sum to different words.")
-        self.answers[name] = words
+        self.answers[name], self.statements[name] = words, signed
         return len(self.answers) >= DECRYPTORS
 
 

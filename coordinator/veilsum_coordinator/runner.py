@@ -23,6 +23,7 @@ from veilsum_coordinator.hub import Hub
 from veilsum_coordinator.members import StudyPhase
 from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.methods.checkpoints import checkpoint_result
+from veilsum_coordinator.proving import release_entries
 from veilsum_coordinator.released_models import find_released
 from veilsum_coordinator.rounds import Round, RoundPhase
 from veilsum_coordinator.status import spent_epsilon
@@ -154,6 +155,7 @@ class HubFederation:
                 raise RoundLostError(f"Round {current.number} failed: the study was stopped.")
             words = next(iter(current.answers.values()))
             consents = [current.consents[name] for name in current.cohort]
+            proof = current.proof(self._hub.credentials.identity.certificate)
         try:
             values = open_sum(words, current.plan.encoding, consents)
         except HostileInput as error:
@@ -172,6 +174,7 @@ class HubFederation:
             data,
             self._clock(),
             current.bytes_received,
+            proof=proof,
         )
         with self._hub.change(self._key) as machine:
             machine.released(current)
@@ -257,10 +260,13 @@ def _save(hub: Hub, study: Study, directory: Path, result: Result) -> None:
     Raises:
         StateError: it took nothing all that time, or the coordinator is stopping.
     """
+    key = bytes.fromhex(directory.name)
+    releases = hub.journal.outage.wait(lambda: release_entries(hub.journal, key))
     end, told = time.monotonic() + hub.journal.outage.seconds, False
     while True:
         try:
-            save_result(directory, result, study={"name": study.name, "digest": directory.name, "method": study.method})
+            about = {"name": study.name, "digest": directory.name, "method": study.method}
+            save_result(directory, result, study=about, releases=releases)
         except StateError as error:
             if hub.stopping or time.monotonic() >= end:
                 raise

@@ -65,3 +65,17 @@ def resolve_access(address: str | None, identity: Path | None, settings: Path = 
     if identity is None:
         raise Misuse("No identity is named.", f"Give --identity, set VEILSUM_IDENTITY, or name it in {SETTINGS}.")
     return Access(address, identity, way)
+
+
+def resolve_identity(identity: Path | None, settings: Path = SETTINGS) -> Path:
+    """The caller's identity directory: as given, or that of the settings file.
+
+    Raises:
+        ConfigurationError: the settings file is wrong.
+        Misuse: it is named nowhere.
+    """
+    if identity is not None:
+        return identity
+    if not settings.is_file():
+        raise Misuse("No authority is named.", f"Give --authority or --identity, or name your identity in {SETTINGS}.")
+    return settings.resolve().parent / load_toml(settings, AnalystConfig).identity

@@ -19,6 +19,7 @@ from veilsum_privacy.errors import HostileInput, RefusalCode, StateError
 from veilsum_privacy.identity import Credentials, Label
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.contribution import Slots
+from veilsum_privacy.securesum.decryption import SignedStatement
 from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_privacy.study import Study
 from veilsum_proto import federation_pb2 as pb
@@ -65,8 +66,8 @@ class LocalChannel:
     def consent(self, study: bytes, number: int, attempt: int, consent: bytes) -> None:
         self._hub.consent(self._name, study, attempt, consent)
 
-    def decrypted(self, study: bytes, number: int, attempt: int, words: Sequence[Slots]) -> None:
-        self._hub.decrypted(self._name, study, attempt, list(words))
+    def decrypted(self, study: bytes, number: int, attempt: int, words: Sequence[Slots], signed: SignedStatement) -> None:
+        self._hub.decrypted(self._name, study, attempt, list(words), signed)
 
     def confirm(self, study: bytes, kind: pb.DirectiveKind.ValueType, number: int, attempt: int) -> None:
         self._hub.confirm(self._name, study, kind, number, attempt)

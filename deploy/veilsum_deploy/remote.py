@@ -5,6 +5,7 @@ Nothing here prints. Text that came over the wire is made printable, and file na
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import time
@@ -25,6 +26,7 @@ from veilsum_privacy.errors import HostileInput, Misuse, StateError
 from veilsum_privacy.identity import Credentials, Label
 from veilsum_privacy.identity.files import replace_file
 from veilsum_privacy.ledger.entries import Mechanism
+from veilsum_privacy.proof.files import STUDY_FILE, ReleaseEntry, round_file
 from veilsum_privacy.results import ARRAYS, MANIFEST, Result, load_result
 from veilsum_privacy.runtime.logs import printable
 from veilsum_privacy.study import Study
@@ -264,8 +266,13 @@ class Remote:
                     raise explain(error, self._way, self._identity) from error
             time.sleep(1.0)
 
-    def fetch(self, study: bytes, directory: Path) -> Result:
+    def fetch(self, study: bytes, directory: Path, *, proof: bool = True) -> Result:
         """Fetch the files of a finished study's result into ``directory``, the manifest last, and check their hashes.
+
+        Args:
+            study: its digest.
+            directory: must hold no result yet.
+            proof: whether to fetch what :func:`veilsum_deploy.verifying.verify_result` needs, if the result has a proof.
 
         Raises:
             StateError: the study has no result, or the directory holds one or cannot be written.
@@ -281,7 +288,11 @@ class Remote:
             if not _FILE_NAME.fullmatch(name):
                 raise HostileInput("The coordinator names a result file that cannot be written here.")
         for name in names:
-            replace_file(directory / name, self._file(study, name))
+            data = self._file(study, name)
+            if proof and name == MANIFEST:
+                for part in _proof_files(data):
+                    replace_file(directory / part, self._file(study, part))
+            replace_file(directory / name, data)
         return load_result(directory)
 
     def fetch_checkpoint(self, study: bytes, directory: Path, number: int | None = None) -> tuple[Result, int]:
@@ -324,6 +335,21 @@ class Remote:
             yield
         except grpc.RpcError as error:
             raise explain(error, self._way, self._identity) from error
+
+
+def _proof_files(manifest: bytes) -> list[str]:
+    """The files of a result's proof; none of a result that has no proof.
+
+    Raises:
+        HostileInput: the manifest is malformed.
+    """
+    try:
+        entries = [ReleaseEntry.parse(item) for item in json.loads(manifest).get("releases", ())]
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
+        raise HostileInput("The result's manifest is malformed.", "Fetch the result again.") from error
+    if not entries or not all(entry.decrypted_by for entry in entries):
+        return []
+    return [STUDY_FILE, *(round_file(entry.round) for entry in entries)]
 
 
 @contextmanager

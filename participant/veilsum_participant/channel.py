@@ -20,6 +20,7 @@ from veilsum_privacy.identity import Credentials, Label, Role, hello_digest, ver
 from veilsum_privacy.randomness import SYSTEM_RANDOM
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.contribution import Slots
+from veilsum_privacy.securesum.decryption import SignedStatement
 from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_proto import MAX_MESSAGE_BYTES, MAX_OBJECT_BYTES, PROTOCOL_VERSIONS, SOFTWARE
 from veilsum_proto import federation_pb2 as pb
@@ -217,8 +218,8 @@ class GrpcChannel:
             else:
                 return
 
-    def decrypted(self, study: bytes, number: int, attempt: int, words: Sequence[Slots]) -> None:
-        """Return the words of a sum whose tags were right."""
+    def decrypted(self, study: bytes, number: int, attempt: int, words: Sequence[Slots], signed: SignedStatement) -> None:
+        """Return the words of a sum whose tags were right, and the site's signed word on them."""
 
         def chunks() -> Iterator[pb.DecryptedChunk]:
             for index, part in enumerate(words):
@@ -226,6 +227,7 @@ class GrpcChannel:
                 if index == 0:
                     chunk.study, chunk.round, chunk.attempt = study, number, attempt
                 yield chunk
+            yield pb.DecryptedChunk(signed=pb.SignedStatement(body=signed.body, signature=signed.signature))
 
         self.stub.Decrypted(chunks(), timeout=STREAM_SECONDS)
 

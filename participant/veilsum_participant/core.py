@@ -27,6 +27,7 @@ from veilsum_privacy.runtime.logs import about
 from veilsum_privacy.securesum.boxes import Box, Purpose
 from veilsum_privacy.securesum.context import parse_assignment
 from veilsum_privacy.securesum.contribution import Slots
+from veilsum_privacy.securesum.decryption import SignedStatement
 from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_proto import federation_pb2 as pb
 
@@ -53,7 +54,7 @@ class Channel(Protocol):
     def ready(self, study: bytes) -> None: ...
     def upload(self, study: bytes, payload: Payload) -> None: ...
     def consent(self, study: bytes, number: int, attempt: int, consent: bytes) -> None: ...
-    def decrypted(self, study: bytes, number: int, attempt: int, words: Sequence[Slots]) -> None: ...
+    def decrypted(self, study: bytes, number: int, attempt: int, words: Sequence[Slots], signed: SignedStatement) -> None: ...
     def confirm(self, study: bytes, kind: pb.DirectiveKind.ValueType, number: int, attempt: int) -> None: ...
 
 
@@ -230,12 +231,12 @@ class ParticipantCore:
     def _decrypt(self, key: bytes, number: int, attempt: int, channel: Channel) -> None:
         total = pb.SumObject.FromString(channel.fetch(pb.OBJECT_KIND_SUM, key, number, attempt))
         try:
-            words = self.openings.on_sum(key, number, attempt, list(total.ciphertexts))
+            opened = self.openings.on_sum(key, number, attempt, list(total.ciphertexts))
         except Refusal as refusal:
             if refusal.code is RefusalCode.TAG:
                 self.membership.leave(key, "left")
             raise
-        channel.decrypted(key, number, attempt, words)
+        channel.decrypted(key, number, attempt, opened.words, opened.signed)
 
 
 def _shown(key: bytes, number: int, attempt: int, channel: Channel) -> Shown:

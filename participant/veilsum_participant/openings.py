@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sqlalchemy import Connection, RowMapping
 
@@ -26,7 +26,8 @@ from veilsum_privacy.ledger import Kind, Receipt, SignedReceipt, Witness
 from veilsum_privacy.ledger.receipts import Countersignature, verify_countersignature, verify_receipt
 from veilsum_privacy.runtime.logs import about
 from veilsum_privacy.securesum.context import Assignment, parse_assignment, plan_round
-from veilsum_privacy.securesum.contribution import Slots, decrypt_sum
+from veilsum_privacy.securesum.contribution import Slots, decrypt_sum, keys_digest
+from veilsum_privacy.securesum.decryption import SignedStatement, Statement, sign_statement, words_digest
 from veilsum_privacy.securesum.roster import Roster
 from veilsum_privacy.study import Study
 
@@ -44,6 +45,19 @@ class Shown:
     receipts: Sequence[SignedReceipt]
     countersigned: SignedReceipt
     certificate: bytes
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What a site decrypted, and its signed word that the sum opened to it.
+
+    Attributes:
+        words: (N - 2,) of each ciphertext, self-masks still on.
+        signed: over the digest of all of them and the round's context.
+    """
+
+    words: list[Slots] = field(repr=False)
+    signed: SignedStatement
 
 
 class Openings:
@@ -114,12 +128,12 @@ class Openings:
         LOG.info("study %s: round %d is paid for and consented to", opened.study.name, round_number, extra=consented)
         return bytes(row["consent"])
 
-    def on_sum(self, key: bytes, round_number: int, attempt: int, ciphertexts: Sequence[bytes]) -> list[Slots]:
-        """Decrypt the sum of an attempt that this site consented to.
+    def on_sum(self, key: bytes, round_number: int, attempt: int, ciphertexts: Sequence[bytes]) -> Opened:
+        """Decrypt the sum of an attempt that this site consented to, and sign for what it opened to.
 
         Raises:
-            Refusal: no consent was given, another sum was decrypted for this context, or the tags are wrong (the caller must
-                then leave the study).
+            Refusal: no consent was given, another sum was decrypted for this context, or the sum holds more noise than the
+                cohort's or wrong tags (the caller must then leave the study: each such answer tells something of the key).
         """
         site = self._site
         with transaction(site.engine) as connection:
@@ -137,7 +151,10 @@ class Openings:
         secret, tag = opened.keys(len(roster.members))
         try:
             with site.observer.timed(Step.DECRYPT):
-                return decrypt_sum(ciphertexts, plan.encoding, row["context"], assignment.names, secret, tag)
+                words = decrypt_sum(ciphertexts, plan.encoding, row["context"], assignment.names, secret, tag)
+                keys = keys_digest(opened.row["secret_key"], opened.row["tag_key"])
+                said = Statement(key, site.name, round_number, attempt, row["context"], keys, words_digest(words))
+                return Opened(words, sign_statement(said, site.credentials.signing_key))
         except HostileInput as error:
             site.observer.unreadable(Stage.SUM)
             raise Refusal(RefusalCode.TAG, error.message) from error

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as dump_arrays
 
 from veilsum_privacy.errors import HostileInput, Misuse, StateError
+from veilsum_privacy.proof.files import ReleaseEntry
 
 FORMAT = "veilsum-result"
 VERSION = 1
@@ -47,15 +48,42 @@ class Result:
     application: Mapping[str, Any] = field(default_factory=dict)
 
 
-def save_result(directory: Path, result: Result, *, study: Mapping[str, Any] | None = None) -> Path:
-    """Write a bundle and return the manifest's path; ``study`` is what the manifest says of the study (name, digest, ...).
+def save_result(
+    directory: Path,
+    result: Result,
+    *,
+    study: Mapping[str, Any] | None = None,
+    releases: Sequence[ReleaseEntry] = (),
+) -> Path:
+    """Write a bundle and return the manifest's path.
 
     The manifest is written last and every file replaced whole, so a bundle with a manifest is complete.
+
+    Args:
+        directory: of the bundle.
+        result: what to write.
+        study: what the manifest says of the study (name, digest, ...).
+        releases: that the result was made of, with the signatures of who decrypted them.
 
     Raises:
         StateError: the directory cannot be written.
         Misuse: the summary holds something that is not JSON, or a number that is not finite.
     """
+    files = result_files(result, study=study, releases=releases)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, data in files.items():
+            _replace(directory / name, data)
+    except OSError as error:
+        raise StateError(f"{directory}: the result cannot be written ({error.strerror}).", "Check path and space.") from error
+    return directory / MANIFEST
+
+
+def result_files(
+    result: Result, *, study: Mapping[str, Any] | None = None, releases: Sequence[ReleaseEntry] = ()
+) -> dict[str, bytes]:
+    """The bundle's files by name, the manifest last; arguments and errors as of :func:`save_result`."""
+    files: dict[str, bytes] = {}
     manifest: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
@@ -65,19 +93,18 @@ def save_result(directory: Path, result: Result, *, study: Mapping[str, Any] | N
         "application": result.application,
         "files": {},
     }
+    if releases:
+        manifest["releases"] = [entry.to_json() for entry in releases]
     try:
-        directory.mkdir(parents=True, exist_ok=True)
         if result.arrays:
             data = dump_arrays({name: np.ascontiguousarray(array) for name, array in result.arrays.items()})
             manifest["files"][ARRAYS] = hashlib.sha256(data).hexdigest()
-            _replace(directory / ARRAYS, data)
+            files[ARRAYS] = data
         text = json.dumps(manifest, indent=2, ensure_ascii=False, allow_nan=False)
-        _replace(directory / MANIFEST, text.encode() + b"\n")
-    except OSError as error:
-        raise StateError(f"{directory}: the result cannot be written ({error.strerror}).", "Check path and space.") from error
+        files[MANIFEST] = text.encode() + b"\n"
     except (TypeError, ValueError, SafetensorError) as error:
         raise Misuse("The result holds a value that cannot be stored.", "Use JSON values and finite numbers.") from error
-    return directory / MANIFEST
+    return files
 
 
 def checkpoint_directory(results: Path, study: bytes, number: int) -> Path:

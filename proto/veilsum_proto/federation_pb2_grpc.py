@@ -178,7 +178,7 @@ class CoordinationServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Decrypted(self, request_iterator, context):
-        """Returns the data slots of a sum whose tags were right.
+        """Returns the data slots of a sum whose tags were right, with the decryptor's signed word on them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -730,7 +730,7 @@ class StudiesServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Result(self, request, context):
-        """Streams one file of a finished study's result, or of a checkpoint.
+        """Streams one file of a finished study's result or of its proof, or of a checkpoint.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -77,7 +77,7 @@ class Watch:
         after(Openings, "on_released", lambda *_: self._mark())
         after(GrpcChannel, "fetch", lambda found, *_: self._count("fetched", found))
         after(GrpcChannel, "upload", lambda _, __, payload: self._count("sent", *payload.ciphertexts))
-        after(GrpcChannel, "decrypted", lambda _, *sent: self._count("sent", *(part.tobytes() for part in sent[-1])))
+        after(GrpcChannel, "decrypted", lambda _, *sent: self._count("sent", *(part.tobytes() for part in sent[-2])))
 
     def profile(self) -> None:
         """Profile this thread and every later one."""

@@ -178,7 +178,8 @@ def test_a_study_from_file_to_result(analyst: Running, capsys: pytest.CaptureFix
     assert (code, "finished" in text) == (0, True)
     assert run(capsys, "study", "result", digest, "--out", out)[0] == 2  # never over another result
     code, text, _ = run(capsys, "study", "result", digest, "--out", analyst.directory / "again")
-    assert (code, "±" in text) == (0, True)
+    assert (code, "±" in text, "Verified: every number" in text) == (0, True, True)
+    verified_and_changed(analyst, digest, result["proof"], out, capsys)
 
     # beside the running participant
     for name in NAMES:
@@ -188,6 +189,51 @@ def test_a_study_from_file_to_result(analyst: Running, capsys: pytest.CaptureFix
         wait_for(lambda name=name: kinds(analyst, name, digest, capsys)[-1] == "release-seen", 20)  # type: ignore[misc]
         assert kinds(analyst, name, digest, capsys) == ["reserve", "charge", "release-seen"]
         assert run(capsys, "ledger", "verify", "--config", analyst.config(name))[0] == 0
+
+
+def verified_and_changed(
+    analyst: Running, digest: str, told: dict[str, Any], out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A fetched result verifies with the authority's certificate alone; one that the coordinator changes does not."""
+    files = [path for path in (out / "proof").iterdir() if path.is_file()]
+    size = sum(path.stat().st_size for path in files)
+    assert told == {"verified": True, "rounded": False, "releases": 1, "bytes": size}
+    authority = analyst.kit.analyst.identity / "authority.pem"
+    code, text, _ = run(capsys, "study", "verify", out, "--authority", authority, "--json")
+    found = json.loads(text)
+    assert (code, found["valid"], found["exact"], found["study"]) == (0, True, True, digest)
+    assert list(found["roster"]) == list(NAMES)
+    assert found["proves"]
+    assert found["leaves_open"]
+    code, text, _ = run(capsys, "study", "verify", out)
+    assert (code, "This cannot prove" in text) == (0, True)
+
+    kept = analyst.kit.coordinator.directory / "state" / "results" / digest / "manifest.json"
+    right = kept.read_text()
+    count = load_result(out).summary["records"]["value"]
+    places = ("changed", "unproven", "taken")
+    changed, unproven, taken = (analyst.directory / name for name in places)
+    try:
+        kept.write_text(right.replace(repr(count), repr(count + 1), 1))
+        code, text, _ = run(capsys, "study", "result", digest, "--out", changed)
+        assert (code, "NOT VERIFIED" in text, "summary.records.value" in text) == (1, True, True)
+        code, text, _ = run(capsys, "study", "verify", changed, "--json")
+        found = json.loads(text)
+        assert (code, found["valid"], found["where"]) == (1, False, "manifest.json")
+        assert found["fault"] == f"summary.records.value is {count + 1!r}, but the releases make {count!r}."
+        bare = json.loads(right)
+        del bare["releases"]
+        kept.write_text(json.dumps(bare))
+        code, text, _ = run(capsys, "study", "result", digest, "--out", unproven, "--json")
+        assert (code, json.loads(text)["proof"]["verified"]) == (1, False)
+        code, text, _ = run(capsys, "study", "result", digest, "--out", taken, "--no-proof", "--json")
+        assert (code, "proof" in json.loads(text)) == (0, False)
+        assert not (taken / "proof").exists()
+    finally:
+        kept.write_text(right)
+    assert run(capsys, "study", "verify", analyst.directory / "nowhere")[0] == 2
+    assert run(capsys, "study", "verify", out, "--tolerance", "0.1")[0] == 2
+    assert run(capsys, "study", "verify", out, "--authority", out / "manifest.json")[0] == 2
 
 
 def kinds(running: Running, name: str, digest: str, capsys: pytest.CaptureFixture[str]) -> list[str]:

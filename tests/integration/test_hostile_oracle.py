@@ -10,7 +10,7 @@ import pytest
 from tenseal import sealapi
 
 from support.hostile import Adversary, flat, key_extracting_ciphertext, make_adversary, uniformity
-from support.securesum import whole
+from support.securesum import malleated, whole
 from veilsum_privacy.errors import HostileInput, RefusalCode
 from veilsum_privacy.securesum.bfv import SecretKey, _context, _parse, _Scratch
 from veilsum_privacy.securesum.contribution import open_sum
@@ -98,6 +98,21 @@ def test_decryption_oracle_on_shifted_sum(attack: Adversary) -> None:
     assert (flat(attack.words("d", shifted)) != flat(attack.words("d", attack.sum()))).sum() == len(shifted)
     assert attack.ask_decryption("b", shifted).refused is RefusalCode.TAG
     _left(attack, "b")
+
+
+@pytest.mark.parametrize("extra", [1000, -1000])
+def test_decryption_oracle_on_a_malleated_sum(attack: Adversary, extra: int) -> None:
+    """The true sum with noise added to one coefficient: its words and tags stay right, as long as the noise does not reach
+    q/2t, so whether it opens tells about the noise that is in it. It is refused as a wrong tag is, before it comes near that.
+    """
+    _consented(attack)
+    parameters = attack.plan().encoding.parameters
+    crafted = [malleated(data, parameters, extra) for data in attack.sum()]
+    assert (flat(attack.words("d", crafted)) == flat(attack.words("d", attack.sum()))).all()
+    assert attack.ask_decryption("b", crafted).refused is RefusalCode.TAG
+    _left(attack, "b")
+    attack.nothing_said_but_codes("b", -2)
+    assert attack.ask_decryption("a", attack.sum()).call == "decrypted"
 
 
 @pytest.mark.parametrize("names", [("a",), ("a", "b"), ("a", "b", "c"), ("a", "b", "c", "d", "d")])

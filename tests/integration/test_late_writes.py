@@ -80,10 +80,10 @@ def test_a_stopped_study_releases_no_sum_that_waited_for_the_database(trial: Tri
     key, local = trial.submit(), trial.open()
     hub, release = local.hub, local.hub.journal.release
 
-    def stopped(*arguments: Any) -> bytes:
+    def stopped(*arguments: Any, **named: Any) -> bytes:
         hub.abort(key, "stopped by its analyst")
         local.settle()
-        return release(*arguments)
+        return release(*arguments, **named)
 
     federation = local.prepare(key)
     monkeypatch.setattr(hub.journal, "release", stopped)

@@ -22,6 +22,7 @@ from veilsum_privacy.database import transaction
 from veilsum_privacy.errors import HostileInput, StateError
 from veilsum_privacy.identity import Authority, Label, Role, SigningKey, new_key_and_csr, verify_certificate
 from veilsum_privacy.securesum.boxes import Box, BoxKey, Purpose
+from veilsum_privacy.securesum.decryption import SignedStatement
 from veilsum_privacy.securesum.roster import enrol
 from veilsum_privacy.study import Study
 from veilsum_proto import federation_pb2 as pb
@@ -285,7 +286,7 @@ def test_uninvited_callers(bed: TestBed) -> None:
         lambda: hub.upload_status("a", key, 1),
         lambda: hub.upload("a", key, 1, 0, b""),
         lambda: hub.consent("a", key, 1, bytes(32)),
-        lambda: hub.decrypted("a", key, 1, []),
+        lambda: hub.decrypted("a", key, 1, [], SignedStatement(b"", b"")),
         lambda: hub.connect("a", b"short"),
         lambda: hub.find(b""),
         lambda: hub.find(b"\0\0\0"),

@@ -12,6 +12,7 @@ import pytest
 
 from support.federation import TestBed, make_bed, make_request, schema_of
 from support.hostile import NAMES, HostileChannel, make_data
+from support.proving import signed_words
 from veilsum_coordinator.accumulator import OutOfOrder
 from veilsum_coordinator.federation import Release
 from veilsum_coordinator.hub import Hub
@@ -21,13 +22,18 @@ from veilsum_coordinator.runner import HubFederation, RoundLostError
 from veilsum_participant.contributions import Payload
 from veilsum_privacy.database import transaction
 from veilsum_privacy.errors import HostileInput, RefusalCode
+from veilsum_privacy.identity import Label
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, sign_receipt
 from veilsum_privacy.securesum.bfv import SecretKey
+from veilsum_privacy.securesum.contribution import Slots
+from veilsum_privacy.securesum.decryption import SignedStatement
 from veilsum_privacy.securesum.parameters import BFV_4096, BFV_8192
 from veilsum_proto import federation_pb2 as pb
 
 Attack = Callable[["Ring"], None]
+
+NOTHING = SignedStatement(b"", b"")
 
 
 class Ring:
@@ -89,6 +95,11 @@ class Ring:
         with pytest.raises(kind, match=match):
             call()
         assert self.state() == before
+
+    def decrypt(self, name: str, words: list[Slots], /, **changes: Any) -> None:
+        """A member sends words as its decryption and signs for them; ``changes`` make it sign for something else."""
+        signed = signed_words(self.bed.sites[name], self.key, self.round, words, **changes)
+        self.hub.decrypted(name, self.key, self.attempt, words, signed)
 
     def run(self, phase: RoundPhase, attack: Attack) -> Release:
         """Run the round honestly, with the attack once at the first sight of the phase."""
@@ -177,7 +188,7 @@ def test_messages_of_other_phases(ring: Ring) -> None:
     def early(ring: Ring) -> None:
         words = [np.zeros(ring.round.plan.encoding.parameters.data_slots + 1, dtype=np.uint64)]
         ring.refused(lambda: ring.hub.consent("d", ring.key, ring.attempt, bytes(32)))
-        ring.refused(lambda: ring.hub.decrypted("d", ring.key, ring.attempt, words))
+        ring.refused(lambda: ring.hub.decrypted("d", ring.key, ring.attempt, words, NOTHING))
         for kind in (pb.OBJECT_KIND_RECEIPTS, pb.OBJECT_KIND_SUM):
             ring.refused(lambda kind=kind: ring.hub.fetch("d", kind, ring.key, 1, ring.attempt))  # type: ignore[misc]
         ring.refused(lambda: ring.hub.fetch("x", pb.OBJECT_KIND_STUDY, ring.key, 0, 0))
@@ -217,8 +228,45 @@ def test_decryptions_of_the_wrong_shape(ring: Ring) -> None:
         shapes: list[list[tuple[int, ...]]] = [[], [(width - 1,)], [(width,), (width,)], [(width, 1)], [(0,)]]
         for shape in shapes:
             words = [np.zeros(part, np.uint64) for part in shape]
-            ring.refused(lambda words=words: ring.hub.decrypted("a", ring.key, ring.attempt, words), match="shape")  # type: ignore[misc]
-        ring.refused(lambda: ring.hub.decrypted("x", ring.key, ring.attempt, []))
+            ring.refused(lambda words=words: ring.decrypt("a", words), match="shape")  # type: ignore[misc]
+        ring.refused(lambda: ring.hub.decrypted("x", ring.key, ring.attempt, [], NOTHING))
+
+    _is_right(ring.run(RoundPhase.DECRYPTING, attack))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"words": bytes(32)},
+        {"context": bytes(32)},
+        {"keys": bytes(32)},
+        {"study": bytes(32)},
+        {"round": 2},
+        {"attempt": 7},
+        {"participant": "b"},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_decryption_that_is_signed_for_as_another(ring: Ring, change: dict[str, Any]) -> None:
+    """What a decryptor signs must be what it sent, about this sum: refused to it, and the round goes on to be opened."""
+
+    def attack(ring: Ring) -> None:
+        words = [np.zeros(ring.round.plan.encoding.parameters.data_slots + 1, dtype=np.uint64)]
+        ring.refused(lambda: ring.decrypt("a", words, **change), match="word on a decryption")
+
+    _is_right(ring.run(RoundPhase.DECRYPTING, attack))
+
+
+def test_decryption_that_another_signed_or_nobody(ring: Ring) -> None:
+    """The signature is that of the sender's certified key, under a label of its own."""
+
+    def attack(ring: Ring) -> None:
+        words = [np.zeros(ring.round.plan.encoding.parameters.data_slots + 1, dtype=np.uint64)]
+        own = signed_words(ring.bed.sites["a"], ring.key, ring.round, words)
+        other = signed_words(ring.bed.sites["b"], ring.key, ring.round, words, participant="a")
+        receipt = SignedStatement(own.body, ring.bed.sites["a"].credentials.signing_key.sign(Label.RECEIPT, own.body))
+        for signed in (other, receipt, SignedStatement(own.body, b""), SignedStatement(b"", own.signature), NOTHING):
+            ring.refused(lambda signed=signed: ring.hub.decrypted("a", ring.key, ring.attempt, words, signed))  # type: ignore[misc]
 
     _is_right(ring.run(RoundPhase.DECRYPTING, attack))
 
@@ -229,7 +277,7 @@ def test_decryption_that_nobody_asked_for(ring: Ring) -> None:
     def attack(ring: Ring) -> None:
         assert set(ring.round.decryptors(NAMES)) == {"a", "b"}
         false = [np.zeros(ring.round.plan.encoding.parameters.data_slots + 1, dtype=np.uint64)]
-        ring.refused(lambda: ring.hub.decrypted("d", ring.key, ring.attempt, false), match="not asked")
+        ring.refused(lambda: ring.decrypt("d", false), match="not asked")
 
     _is_right(ring.run(RoundPhase.DECRYPTING, attack))
 
@@ -239,9 +287,9 @@ def test_decryptions_that_differ(ring: Ring) -> None:
 
     def attack(ring: Ring) -> None:
         false = [np.zeros(ring.round.plan.encoding.parameters.data_slots + 1, dtype=np.uint64)]
-        ring.hub.decrypted("a", ring.key, ring.attempt, false)
+        ring.decrypt("a", false)
         with pytest.raises(DecryptionsDiffer):
-            ring.hub.decrypted("b", ring.key, ring.attempt, [false[0] + np.uint64(1)])
+            ring.decrypt("b", [false[0] + np.uint64(1)])
 
     with pytest.raises(RoundLostError, match="different words"):
         ring.run(RoundPhase.DECRYPTING, attack)
@@ -254,7 +302,7 @@ def test_words_beyond_the_modulus(ring: Ring) -> None:
     def attack(ring: Ring) -> None:
         false = [np.full(ring.round.plan.encoding.parameters.data_slots + 1, 2**64 - 1, dtype=np.uint64)]
         for name in ("a", "b"):
-            ring.hub.decrypted(name, ring.key, ring.attempt, false)
+            ring.decrypt(name, false)
 
     with pytest.raises(RoundLostError, match="beyond the modulus"):
         ring.run(RoundPhase.DECRYPTING, attack)

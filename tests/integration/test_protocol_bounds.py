@@ -19,6 +19,7 @@ from veilsum_privacy.errors import HostileInput
 from veilsum_privacy.identity import Label, hello_digest, load_credentials
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.receipts import parse_receipt, sign_receipt
+from veilsum_proto import PROTOCOL_VERSIONS
 from veilsum_proto import federation_pb2 as pb
 
 
@@ -101,7 +102,9 @@ def test_a_coordinator_proves_its_name_to_the_caller(tmp_path: Path, fault: str)
         greeting = hello_digest(challenge, "relay" if fault == "relayed" else "a", signer.identity.name)
         signature = b"" if fault == "unsigned" else signer.signing_key.sign(Label.HELLO, greeting)
         certificate = signer.identity.certificate
-        return pb.HelloReply(version=1, now=now, coordinator="coordinator", certificate=certificate, signature=signature)
+        return pb.HelloReply(
+            version=PROTOCOL_VERSIONS[-1], now=now, coordinator="coordinator", certificate=certificate, signature=signature
+        )
 
     channel = GrpcChannel(SimpleNamespace(**{f"{kind}_{other}": lambda *_, **__: None for kind in ("unary", "stream")
                                              for other in ("unary", "stream")}), bed.sites["a"].credentials)  # type: ignore[arg-type]  # fmt: skip

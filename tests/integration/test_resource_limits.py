@@ -27,6 +27,7 @@ from veilsum_privacy.identity import Credentials, Label
 from veilsum_privacy.randomness import SYSTEM_RANDOM
 from veilsum_privacy.runtime import flood
 from veilsum_privacy.runtime.logs import LogSettings, start_logging
+from veilsum_proto import PROTOCOL_VERSIONS
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import CoordinationStub, StudiesStub
 
@@ -134,7 +135,7 @@ def test_one_participants_idle_connections_do_not_keep_the_others_out(
         for _ in range(3 * CONNECTIONS):  # there are two addresses, IPv4 and IPv6, with so many places each
             channel = stack.enter_context(grpc.secure_channel(address, tls, [("grpc.use_local_subchannel_pool", 1)]))
             try:
-                CoordinationStub(channel).Hello(pb.HelloRequest(versions=[1], challenge=bytes(32)), timeout=0.5)
+                CoordinationStub(channel).Hello(pb.HelloRequest(versions=PROTOCOL_VERSIONS, challenge=bytes(32)), timeout=0.5)
             except grpc.RpcError as error:
                 failed.append(error.code())
         assert failed  # there was no room any more
@@ -147,7 +148,7 @@ def crowd(stack: ExitStack, address: str, credentials: Credentials, count: int) 
     for _ in range(count):
         channel = stack.enter_context(grpc.secure_channel(address, tls, [("grpc.use_local_subchannel_pool", 1)]))
         with suppress(grpc.RpcError):
-            CoordinationStub(channel).Hello(pb.HelloRequest(versions=[1], challenge=bytes(32)), timeout=0.5)
+            CoordinationStub(channel).Hello(pb.HelloRequest(versions=PROTOCOL_VERSIONS, challenge=bytes(32)), timeout=0.5)
 
 
 def test_everything_at_once_stops_nobody_elses_study(hurried: tuple[TestBed, CoordinatorServer, str]) -> None:

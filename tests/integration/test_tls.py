@@ -25,7 +25,7 @@ from support.network import running_server
 from veilsum_participant.channel import open_channel
 from veilsum_privacy.identity import Credentials, load_credentials
 from veilsum_privacy.identity.provision import Party
-from veilsum_proto import SERVICES
+from veilsum_proto import PROTOCOL_VERSIONS, SERVICES
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import CoordinationStub
 
@@ -106,7 +106,7 @@ def test_a_plain_connection_is_refused(port: int) -> None:
 
 def _check_unavailable(channel: grpc.Channel) -> None:
     with pytest.raises(grpc.RpcError) as raised:
-        CoordinationStub(channel).Hello(pb.HelloRequest(versions=[1]), timeout=10)
+        CoordinationStub(channel).Hello(pb.HelloRequest(versions=PROTOCOL_VERSIONS), timeout=10)
     assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
 
 

@@ -19,6 +19,7 @@ from veilsum_coordinator.server import CoordinatorServer
 from veilsum_coordinator.service import coordination
 from veilsum_participant.channel import open_channel
 from veilsum_privacy.identity import Authority, Credentials, Label, Role, SigningKey, load_credentials, new_key_and_csr
+from veilsum_proto import PROTOCOL_VERSIONS
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import CoordinationStub, StudiesStub
 
@@ -27,7 +28,9 @@ SECONDS = 10.0
 STUDY = bytes(32)
 
 COORDINATION: dict[str, Callable[[CoordinationStub], object]] = {
-    "Work": lambda stub: list(stub.Work(pb.WorkRequest(version=1, session_nonce=bytes(16)), timeout=SECONDS)),
+    "Work": lambda stub: list(
+        stub.Work(pb.WorkRequest(version=PROTOCOL_VERSIONS[-1], session_nonce=bytes(16)), timeout=SECONDS)
+    ),
     "Fetch": lambda stub: list(stub.Fetch(pb.FetchRequest(study=STUDY), timeout=SECONDS)),
     "Enrol": lambda stub: stub.Enrol(pb.EnrolRequest(study=STUDY), timeout=SECONDS),
     "Refuse": lambda stub: stub.Refuse(pb.RefuseRequest(study=STUDY), timeout=SECONDS),
@@ -133,10 +136,13 @@ def test_an_expired_certificate_does_not_get_through_the_handshake(
 ) -> None:
     fresh = _certified(bed, "late-1", Role.PARTICIPANT, at=bed.clock())
     stub = CoordinationStub(dial(fresh))
-    assert _status(lambda: stub.Hello(pb.HelloRequest(versions=[1]), timeout=SECONDS)) is grpc.StatusCode.OK
+    assert _status(lambda: stub.Hello(pb.HelloRequest(versions=PROTOCOL_VERSIONS), timeout=SECONDS)) is grpc.StatusCode.OK
     expired = _certified(bed, "late-2", Role.PARTICIPANT, at=bed.clock() - 30 * DAY)
     stub = CoordinationStub(dial(expired))
-    assert _status(lambda: stub.Hello(pb.HelloRequest(versions=[1]), timeout=SECONDS)) is grpc.StatusCode.UNAVAILABLE
+    assert (
+        _status(lambda: stub.Hello(pb.HelloRequest(versions=PROTOCOL_VERSIONS), timeout=SECONDS))
+        is grpc.StatusCode.UNAVAILABLE
+    )
 
 
 def test_a_certificate_that_expires_while_connected_is_no_longer_taken(
@@ -144,11 +150,14 @@ def test_a_certificate_that_expires_while_connected_is_no_longer_taken(
 ) -> None:
     short = _certified(bed, "short", Role.PARTICIPANT, at=bed.clock(), days=1)
     stub = CoordinationStub(dial(short))
-    assert _status(lambda: stub.Hello(pb.HelloRequest(versions=[1]), timeout=SECONDS)) is grpc.StatusCode.OK
+    assert _status(lambda: stub.Hello(pb.HelloRequest(versions=PROTOCOL_VERSIONS), timeout=SECONDS)) is grpc.StatusCode.OK
     before = _rejected(running[0], "unauthenticated")
     bed.clock.now += 2 * DAY
     try:
-        for call in (lambda: stub.Hello(pb.HelloRequest(versions=[1]), timeout=SECONDS), lambda: COORDINATION["Work"](stub)):
+        for call in (
+            lambda: stub.Hello(pb.HelloRequest(versions=PROTOCOL_VERSIONS), timeout=SECONDS),
+            lambda: COORDINATION["Work"](stub),
+        ):
             assert _status(call) is grpc.StatusCode.UNAUTHENTICATED
     finally:
         bed.clock.now -= 2 * DAY
@@ -164,7 +173,7 @@ def test_a_session_ends_with_its_certificate(
     """A participant that can answer no more is not shown as present, and no round waits for it."""
     monkeypatch.setattr(coordination, "PING_SECONDS", 0.1)
     stub = CoordinationStub(dial(_certified(bed, "brief", Role.PARTICIPANT, at=bed.clock(), days=1)))
-    session = stub.Work(pb.WorkRequest(version=1, session_nonce=bytes(16)), timeout=SECONDS)
+    session = stub.Work(pb.WorkRequest(version=PROTOCOL_VERSIONS[-1], session_nonce=bytes(16)), timeout=SECONDS)
     assert next(session).kind == pb.DIRECTIVE_KIND_PING
     assert running[0].hub.sessions["brief"].connected
     bed.clock.now += 2 * DAY
@@ -271,7 +280,7 @@ def test_one_peers_many_calls_do_not_stop_the_others(
         reader.start()
     try:
         wait_for(lambda: len(answered) >= 16, 10, "the calls that a peer may hold")
-        assert _status(lambda: CoordinationStub(greedy).Hello(pb.HelloRequest(versions=[1]), timeout=1)) is (
+        assert _status(lambda: CoordinationStub(greedy).Hello(pb.HelloRequest(versions=PROTOCOL_VERSIONS), timeout=1)) is (
             grpc.StatusCode.DEADLINE_EXCEEDED
         )
         assert len(answered) == 16
@@ -309,7 +318,7 @@ def test_a_peers_calls_are_bounded_over_all_its_connections(
             assert _status(lambda stub=stub: stub.List(pb.ListRequest(), timeout=5)) is grpc.StatusCode.RESOURCE_EXHAUSTED  # type: ignore[misc]
         assert _rejected(server, "busy") == before + 3
         other = CoordinationStub(dial(bed.sites["a"].credentials))
-        assert _status(lambda: other.Hello(pb.HelloRequest(versions=[1]), timeout=SECONDS)) is grpc.StatusCode.OK
+        assert _status(lambda: other.Hello(pb.HelloRequest(versions=PROTOCOL_VERSIONS), timeout=SECONDS)) is grpc.StatusCode.OK
         held.pop().cancel()
         free = StudiesStub(channels[0])
         wait_for(lambda: _status(lambda: free.List(pb.ListRequest(), timeout=5)) is grpc.StatusCode.OK, 10, "a free call")
@@ -324,7 +333,9 @@ def test_a_newer_session_takes_the_place_of_an_older_one(
     sessions = []
     before = server.hub.sessions["b"].serial if "b" in server.hub.sessions else 0
     for index in range(1, 4):
-        sessions.append(stub.Work(pb.WorkRequest(version=1, session_nonce=bytes([index] * 16)), timeout=30))
+        sessions.append(
+            stub.Work(pb.WorkRequest(version=PROTOCOL_VERSIONS[-1], session_nonce=bytes([index] * 16)), timeout=30)
+        )
         wait_for(lambda: "b" in server.hub.sessions and server.hub.sessions["b"].serial == before + index, 10, "a session")  # noqa: B023
     ended = sum(_ends(session) for session in sessions[:2])
     assert ended == 2

@@ -18,7 +18,7 @@ from veilsum_coordinator.members import StudyPhase
 from veilsum_coordinator.server import CoordinatorServer
 from veilsum_participant.channel import open_channel
 from veilsum_privacy.identity import Credentials, Label
-from veilsum_proto import MAX_MESSAGE_BYTES
+from veilsum_proto import MAX_MESSAGE_BYTES, PROTOCOL_VERSIONS
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import CoordinationStub, StudiesStub
 
@@ -215,7 +215,7 @@ def _varint(value: int) -> bytes:
         ("Confirm", pb.ConfirmRequest(study=STUDY, kind=77)),
         ("UploadStatus", pb.UploadStatusRequest(study=STUDY, round=2**64 - 1, attempt=2**64 - 1)),
         ("Hello", pb.HelloRequest(versions=range(2, 400_000))),
-        ("Work", pb.WorkRequest(version=1, session_nonce=bytes(15))),
+        ("Work", pb.WorkRequest(version=PROTOCOL_VERSIONS[-1], session_nonce=bytes(15))),
         *(("Report", pb.ReportRequest(samples=samples)) for samples in reports.HOSTILE.values()),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -234,9 +234,9 @@ def test_fields_out_of_bounds(
     ("name", "request_"),
     [
         ("Hello", pb.HelloRequest(versions=[])),
-        ("Hello", pb.HelloRequest(versions=[0, 2, 2**32 - 1])),
+        ("Hello", pb.HelloRequest(versions=[0, 1, 3, 2**32 - 1])),
         ("Work", pb.WorkRequest(version=0, session_nonce=bytes(16))),
-        ("Work", pb.WorkRequest(version=2, session_nonce=bytes(16))),
+        ("Work", pb.WorkRequest(version=1, session_nonce=bytes(16))),
     ],
     ids=["none", "others", "zero", "two"],
 )

@@ -17,6 +17,7 @@ from veilsum_participant.contributions import Payload
 from veilsum_privacy.errors import HostileInput, RefusalCode, StateError, VeilsumError
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.contribution import Slots
+from veilsum_privacy.securesum.decryption import SignedStatement
 from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_proto import federation_pb2 as pb
 
@@ -110,9 +111,9 @@ class Link:
         self._world.checks.consenting(self._process, study, number, attempt, consent)
         self._call(lambda hub: hub.consent(self._process.name, study, attempt, consent))
 
-    def decrypted(self, study: bytes, number: int, attempt: int, words: Sequence[Slots]) -> None:
+    def decrypted(self, study: bytes, number: int, attempt: int, words: Sequence[Slots], signed: SignedStatement) -> None:
         self._world.checks.decrypted(self._process, study, number, attempt)
-        self._call(lambda hub: hub.decrypted(self._process.name, study, attempt, list(words)))
+        self._call(lambda hub: hub.decrypted(self._process.name, study, attempt, list(words), signed))
 
     def confirm(self, study: bytes, kind: pb.DirectiveKind.ValueType, number: int, attempt: int) -> None:
         self._call(lambda hub: hub.confirm(self._process.name, study, kind, number, attempt))

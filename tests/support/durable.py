@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from support.federation import TestBed, make_bed
+from support.proving import proven
 from support.randomness import SeededRandom
 from veilsum_coordinator import runner
 from veilsum_coordinator.hub import Hub
@@ -124,6 +125,10 @@ class Trial:
         """Let a process that does not die run the study to its end; its arrays."""
         status = self.live(self.open(), key)
         assert (status.phase, status.reason) == ("finished", "")
+        directory = results_directory(self.results, key)
+        found = proven(self.open().hub.journal, directory, self.bed.analyst.authority, self.results)
+        assert found.comparison.exact
+        assert found.replayed
         return dict(self.result(key).arrays)
 
     def result(self, key: bytes) -> Result:

@@ -35,6 +35,7 @@ from veilsum_privacy.securesum.bfv import Adder
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.context import Assignment, RoundPlan, broadcast_digest, plan_round
 from veilsum_privacy.securesum.contribution import Integers, Slots, open_sum
+from veilsum_privacy.securesum.decryption import SignedStatement
 from veilsum_privacy.securesum.parameters import BfvParameters
 from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_privacy.study import Study, parse_study, study_digest
@@ -104,8 +105,8 @@ class HostileChannel:
     def consent(self, study: bytes, number: int, attempt: int, consent: bytes) -> None:
         self._say("consent", study, number, attempt, consent)
 
-    def decrypted(self, study: bytes, number: int, attempt: int, words: Sequence[Slots]) -> None:
-        self._say("decrypted", study, number, attempt, list(words))
+    def decrypted(self, study: bytes, number: int, attempt: int, words: Sequence[Slots], signed: SignedStatement) -> None:
+        self._say("decrypted", study, number, attempt, list(words), signed)
 
     def confirm(self, study: bytes, kind: pb.DirectiveKind.ValueType, number: int, attempt: int) -> None:
         self._say("confirm", study, kind, number, attempt)

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
+import pyarrow
 from numpy.typing import NDArray
 from scipy import stats
 
 from support.randomness import SeededRandom
-from veilsum_privacy.securesum.bfv import Adder
+from veilsum_privacy.securesum.bfv import Adder, _context, _inflate
 from veilsum_privacy.securesum.contribution import consent_key, masked_words
 from veilsum_privacy.securesum.masks import MaskStream, derive
 from veilsum_privacy.securesum.parameters import BFV_8192, BfvParameters, EncodingPlan, plan_encoding
@@ -98,6 +99,18 @@ def whole(fresh: bytes, parameters: BfvParameters) -> bytes:
     """A fresh ciphertext in the form of a sum, its seed expanded: the only form that is decrypted."""
     adder = Adder(parameters)
     return adder.serialise(adder.parse(fresh))
+
+
+def malleated(total: bytes, parameters: BfvParameters, extra: int) -> bytes:
+    """A sum with ``extra`` added to one coefficient of its first polynomial: so much more noise, and the same words while it
+    stays below q/2t. Whoever adds up ciphertexts can do that without a key."""
+    content = bytearray(_inflate(total, parameters.sum))
+    prime = _context(parameters).first_context_data().parms().coeff_modulus()[0].value()
+    at = len(content) - 16 * parameters.degree
+    changed = (int.from_bytes(content[at : at + 8], "little") + extra) % prime
+    content[at : at + 8] = changed.to_bytes(8, "little")
+    frame = pyarrow.compress(bytes(content), codec="zstd", asbytes=True)
+    return total[:8] + (16 + len(frame)).to_bytes(8, "little") + frame
 
 
 def uniform_p_value(words: NDArray[np.uint64], modulus: int) -> float:

@@ -18,7 +18,7 @@ import pytest
 from numpy.typing import NDArray
 from tenseal import sealapi
 
-from support.securesum import whole
+from support.securesum import malleated, whole
 from veilsum_privacy.errors import HostileInput
 from veilsum_privacy.securesum import bfv
 from veilsum_privacy.securesum.bfv import Adder, SecretKey, _context, _Scratch
@@ -101,7 +101,38 @@ def test_sums_are_exact_to_the_largest_cohort(key: SecretKey, parameters: BfvPar
     for index in range(MAX_SUMMANDS):
         total = adder.add(total, adder.parse(key.encrypt(kinds[index % 3])))
         expected = (expected + kinds[index % 3]) % t
-    np.testing.assert_array_equal(key.decrypt(adder.serialise(total)), expected)
+        if (summands := index + 1) in range(2, 65) or summands in (305, MAX_SUMMANDS):  # 305: the least room of all
+            np.testing.assert_array_equal(key.decrypt_sum(adder.serialise(total), summands), expected)
+
+
+@pytest.mark.parametrize("summands", [2, 7, 64])
+def test_a_sum_with_more_noise_than_its_contributions_leave_is_not_decrypted(
+    key: SecretKey, parameters: BfvParameters, summands: int
+) -> None:
+    """One coefficient with more noise than 9.8 standard deviations, and twice that for the bits' granularity, is too much; the
+    words are still the right ones up to q/2t, far beyond."""
+    adder, total = Adder(parameters), None
+    for index in range(summands):
+        total = adder.add(total, adder.parse(key.encrypt(_slots(parameters, index))))
+    honest = adder.serialise(total)
+    right = key.decrypt_sum(honest, summands)
+    std = (summands * 127 / 12) ** 0.5
+    for extra in (1, int(2 * std), -int(2 * std)):
+        np.testing.assert_array_equal(key.decrypt_sum(malleated(honest, parameters, extra), summands), right)
+    for extra in (int(25 * std), -int(25 * std), 1500, -1500):
+        crafted = malleated(honest, parameters, extra)
+        np.testing.assert_array_equal(key.decrypt(crafted), right)
+        with pytest.raises(HostileInput, match="more noise"):
+            key.decrypt_sum(crafted, summands)
+
+
+def test_the_least_budget_is_that_of_the_noise(parameters: BfvParameters) -> None:
+    """Against a count in whole numbers: the bits of q over those of twice t times 9.8 standard deviations."""
+    for summands in range(2, MAX_SUMMANDS + 1):
+        largest = (96 * summands * 127 / 12) ** 0.5 * parameters.plain_modulus
+        room = 2.0 ** parameters.prime_bits[0] / (2.0 * largest)
+        assert 2.0 ** parameters.least_budget(summands) <= room * 1.001
+        assert 1 <= parameters.least_budget(summands) < 6
 
 
 def test_sizes_are_those_of_the_parameters(key: SecretKey, parameters: BfvParameters) -> None:

@@ -18,11 +18,12 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from sqlalchemy import inspect, text
 
 from support.ledgers import START, federation
+from veilsum_coordinator.keeping import RELEASES
 from veilsum_participant import store
 from veilsum_participant.client import open_site
 from veilsum_participant.config import ParticipantConfig
 from veilsum_privacy.backup import Party, back_up
-from veilsum_privacy.database import open_database, transaction
+from veilsum_privacy.database import migrate, open_database, transaction
 from veilsum_privacy.identity import Role
 from veilsum_privacy.ledger import Kind, LedgerReader
 from veilsum_privacy.migration import scripts
@@ -93,6 +94,33 @@ def test_a_participants_older_tables_are_brought_up_to_date(tmp_path: Path, vers
         assert bytes(row["consent_digest"]) == hashlib.sha256(CONSENT).digest()
     fresh = open_database(tmp_path / "fresh.db")
     store.create_tables(fresh)
+    fresh.dispose()
+    assert tables(path) == tables(tmp_path / "fresh.db")
+
+
+@pytest.mark.parametrize("version", ["0001", "0002", "0003"])
+def test_a_coordinators_older_tables_are_brought_up_to_date(tmp_path: Path, version: str) -> None:
+    """An earlier release stays as it is; it has no proof, and none is made up for it."""
+    path = tmp_path / "old.db"
+    upgrade_to(path, COMPONENTS["coordinator"], "coordinator", version)
+    engine = open_database(path)
+    row = {"study": bytes(32), "values": bytes(8), "digest": bytes(range(32))}
+    with transaction(engine) as connection:
+        connection.execute(
+            text(
+                'INSERT INTO coordinator_release (study, round, attempt, label, cohort, "values", digest, time)'
+                " VALUES (:study, 1, 1, 'statistics', '[\"a\", \"b\"]', :values, :digest, 9)"
+            ),
+            row,
+        )
+    for _ in range(2):
+        migrate(engine, COMPONENTS["coordinator"], "coordinator")
+    with transaction(engine) as connection:
+        found = connection.execute(RELEASES.select()).mappings().one()
+    engine.dispose()
+    assert (bytes(found["digest"]), bytes(found["values"]), found["proof"]) == (row["digest"], row["values"], None)
+    fresh = open_database(tmp_path / "fresh.db")
+    migrate(fresh, COMPONENTS["coordinator"], "coordinator")
     fresh.dispose()
     assert tables(path) == tables(tmp_path / "fresh.db")
 

@@ -15,6 +15,7 @@ from veilsum_privacy.identity import Label, Role, hello_digest
 from veilsum_privacy.ledger.receipts import SignedReceipt
 from veilsum_privacy.securesum.boxes import Box, Purpose
 from veilsum_privacy.securesum.contribution import Slots
+from veilsum_privacy.securesum.decryption import MAX_STATEMENT_BYTES, SignedStatement
 from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_proto import CHUNK_BYTES, PROTOCOL_VERSIONS, SOFTWARE
 from veilsum_proto import federation_pb2 as pb
@@ -265,15 +266,26 @@ class Coordination(CoordinationServicer):
             name = self._guard.caller(context, ROLES).name
             key, attempt, most = b"", 0, 0
             words: list[Slots] = []
+            signed: SignedStatement | None = None
             async for chunk in request_iterator:
                 if not key:
                     key, attempt = _check_key(chunk.study), chunk.attempt
                     most = self._hub.words_owed(name, key, attempt)
+                if signed is not None:
+                    raise HostileInput("More came after the word on a decryption, which ends it.")
+                if chunk.HasField("signed"):
+                    body = _bounded(chunk.signed.body, MAX_STATEMENT_BYTES, "word on a decryption")
+                    signed = SignedStatement(body, chunk.signed.signature)
+                    if chunk.words:
+                        raise HostileInput("The chunk with the word on a decryption has no words of its own.")
+                    continue
                 size = len(_bounded(chunk.words, MAX_WORDS_BYTES, "piece of decrypted words"))
                 if chunk.index != len(words) or len(words) >= most or size % 8:
                     raise HostileInput("Decrypted words came out of order or in pieces of the wrong size.")
                 words.append(np.frombuffer(chunk.words, dtype="<u8").astype(np.uint64))
-            self._hub.decrypted(name, _check_key(key), attempt, words)
+            if signed is None:
+                raise HostileInput("A decryption came without its sender's signed word on it.")
+            self._hub.decrypted(name, _check_key(key), attempt, words, signed)
             return pb.Ack()
 
         return await self._guard.unary(context, work)

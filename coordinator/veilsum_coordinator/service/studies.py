@@ -11,10 +11,12 @@ import grpc
 
 from veilsum_coordinator.hub import Hub
 from veilsum_coordinator.outage import CALL_SECONDS
+from veilsum_coordinator.proving import proof_file
 from veilsum_coordinator.service.guard import Context, Guard, WrongRole
 from veilsum_privacy.canonical import canonical
 from veilsum_privacy.errors import HostileInput, StateError
 from veilsum_privacy.identity import Role
+from veilsum_privacy.proof.files import FOLDER
 from veilsum_privacy.results import ARRAYS, MANIFEST, checkpoint_directory, saved_checkpoints
 from veilsum_privacy.study import MAX_STUDY_BYTES
 from veilsum_proto import CHUNK_BYTES
@@ -163,11 +165,22 @@ class Studies(StudiesServicer):
         directory, names = self._results / key.hex(), list(self._hub.status(key).results)
         if request.checkpoint:
             directory, names = checkpoint_directory(self._results, key, request.checkpoint), [MANIFEST, ARRAYS]
+        if request.file.startswith(f"{FOLDER}/") and names and not request.checkpoint:
+            journal = self._hub.journal
+            data = await journal.outage.call(lambda: proof_file(journal, key, request.file))
+            async for chunk in _chunks(data):
+                yield chunk
+            return
         if request.file not in names:
             raise HostileInput("The study has no result file of that name.")
         try:
             data = await asyncio.to_thread((directory / request.file).read_bytes)
         except FileNotFoundError as error:
             raise HostileInput("The study has no such checkpoint any more.", "Ask for the newest one.") from error
-        for start in range(0, max(len(data), 1), CHUNK_BYTES):
-            yield pb.Chunk(data=data[start : start + CHUNK_BYTES], total=len(data))
+        async for chunk in _chunks(data):
+            yield chunk
+
+
+async def _chunks(data: bytes) -> AsyncIterator[pb.Chunk]:
+    for start in range(0, max(len(data), 1), CHUNK_BYTES):
+        yield pb.Chunk(data=data[start : start + CHUNK_BYTES], total=len(data))

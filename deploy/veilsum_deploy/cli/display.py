@@ -11,6 +11,8 @@ from veilsum_privacy.runtime.console import moment, print_fields, print_json, pr
 
 if TYPE_CHECKING:
     from veilsum_deploy.remote import RoundInfo, StudyInfo
+    from veilsum_deploy.verifying import Look, Verified
+    from veilsum_privacy.proof.checking import ProofFault
     from veilsum_privacy.results import Result
 
 _REMEDIES: Mapping[str, str] = {
@@ -117,12 +119,12 @@ def _by_task(rounds: Sequence[RoundInfo]) -> Iterator[dict[str, object]]:
         }
 
 
-def print_result(result: Result, directory: Path, *, as_json: bool) -> None:
-    """Show a result's summary and where its files lie; with ``as_json`` on one line."""
+def print_result(result: Result, directory: Path, *, as_json: bool, proof: Look | None = None) -> None:
+    """Show a result's summary, where its files lie and whether it was verified; with ``as_json`` on one line."""
     arrays = {name: list(array.shape) for name, array in result.arrays.items()}
     if as_json:
         shown = {"directory": str(directory), "method": result.method, "summary": result.summary, "arrays": arrays}
-        print_json(shown, compact=True)
+        print_json(shown if proof is None else shown | {"proof": proof.to_json()}, compact=True)
         return
     summary = dict(_flat(result.summary))
     plain = {key: _shown(value) for key, value in summary.items() if not _is_table(value)}
@@ -135,6 +137,43 @@ def print_result(result: Result, directory: Path, *, as_json: bool) -> None:
             print_rows(rows, title=key, as_json=False)
     if _has_errors(result.summary):
         print_line("± is the standard error from the noise alone; 95% intervals, as in the plan, are about twice as wide.")
+    if proof is not None:
+        print_line(_word(proof, directory))
+
+
+def _word(proof: Look, directory: Path) -> str:
+    if proof.verified is None:
+        return f"NOT VERIFIED. {proof.fault or proof.missing}"
+    found, rounded = proof.verified, ", up to rounding" if proof.rounded else ""
+    count = len(found.releases)
+    return (
+        f"Verified: every number follows from {count} sum{'s' if count != 1 else ''} that the members signed for{rounded}"
+        f" (proof of {size_text(found.proof_bytes)}). Anyone with the federation's authority.pem can repeat it:"
+        f" veilsum study verify {directory} --authority authority.pem"
+    )
+
+
+def print_verified(found: Verified, directory: Path, *, as_json: bool) -> None:
+    """Show what was verified of a result, what that proves and what not."""
+    fields = {"result": str(directory), "valid": True, **found.fields}
+    if as_json:
+        print_json(fields | {"proves": found.proves, "leaves_open": found.leaves_open})
+        return
+    roster = fields.pop("roster")
+    fields["proof_bytes"] = size_text(fields["proof_bytes"])
+    print_fields(fields, title="Result", as_json=False)
+    rows = [{"participant": name, "key fingerprint": fingerprint} for name, fingerprint in roster.items()]
+    print_rows(rows, title="Roster", as_json=False)
+    for title, items in (("This proves:", found.proves), ("This cannot prove:", found.leaves_open)):
+        print_line(title)
+        for item in items:
+            print_line(f"  - {item}")
+
+
+def print_fault(fault: ProofFault, directory: Path, *, as_json: bool) -> None:
+    """Show the first thing of a result's proof that does not hold."""
+    failed = {"result": str(directory), "valid": False, "where": fault.where, "fault": fault.what, "advice": fault.advice}
+    print_fields(failed, title="Result", as_json=as_json)
 
 
 def _flat(summary: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from veilsum_deploy.access import resolve_access
-from veilsum_deploy.cli.display import print_result, print_study
+from veilsum_deploy.access import resolve_access, resolve_identity
+from veilsum_deploy.cli.display import print_fault, print_result, print_study, print_verified
 from veilsum_deploy.cli.following import follow
 from veilsum_deploy.cli.planned import print_plan
 from veilsum_deploy.cli.planning import plan_connected, plan_offline
@@ -98,7 +98,7 @@ def submit(
             return
         _require_finished(follow(remote.watch(key), as_json=as_json), as_json=as_json)
         if results is not None:
-            print_result(remote.fetch(key, results), results, as_json=as_json)
+            _fetch(remote, credentials, key, results, as_json=as_json)
 
 
 @app.command("list")
@@ -158,17 +158,59 @@ def abort(
 def result(
     study_id: StudyId,
     out: Annotated[Path, typer.Option("--out", help="Directory for the result's files.")],
+    proof: Annotated[
+        bool, typer.Option("--proof/--no-proof", help="Fetch the result's proof as well, and verify the result by it.")
+    ] = True,
     coordinator: CoordinatorOption = None,
     identity: IdentityOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Fetch a finished study's result and check it; status 1 if the study failed."""
-    with _connected(coordinator, identity) as (remote, _):
+    """Fetch a finished study's result and verify it by its proof; status 1 if the study failed or the result is not proven."""
+    with _connected(coordinator, identity) as (remote, credentials):
         key = remote.find(study_id)
         info = remote.show(key)
         if info.over:
             _require_finished(info, as_json=as_json)
-        print_result(remote.fetch(key, out), out, as_json=as_json)
+        _fetch(remote, credentials, key, out, as_json=as_json, proof=proof)
+
+
+@app.command()
+def verify(
+    result: Annotated[Path, typer.Argument(metavar="RESULT", help="Directory of a result with its proof.")],
+    authority: Annotated[
+        Path | None,
+        typer.Option("--authority", help="The federation's certificate; by default that of your identity.", metavar="PEM"),
+    ] = None,
+    uses: Annotated[
+        Path | None,
+        typer.Option("--uses", help="Folder of results that the study builds on, if it evaluates a released model."),
+    ] = None,
+    tolerance: Annotated[
+        float,
+        typer.Option("--tolerance", help="Relative difference of numbers to let pass, where a machine rounds otherwise."),
+    ] = 0.0,
+    identity: IdentityOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check a result by its proof, offline: every signature, context, receipt and consent, and every number, which is computed
+    again. Status 1 names the first thing that does not hold."""
+    from veilsum_deploy.replaying import LARGEST_TOLERANCE
+    from veilsum_deploy.verifying import verify_result
+    from veilsum_participant.ledgers import load_authority
+    from veilsum_privacy.identity.tls import AUTHORITY_FILE
+    from veilsum_privacy.proof.checking import ProofFault
+
+    if not 0 <= tolerance <= LARGEST_TOLERANCE:
+        raise Misuse(f"A tolerance lies between 0 and {LARGEST_TOLERANCE:g}.", "For example --tolerance 1e-9.")
+    if not result.is_dir():
+        raise Misuse(f"{result} is no directory.", "Name the directory that `veilsum study result --out` wrote.")
+    certificate = load_authority(authority or resolve_identity(identity) / AUTHORITY_FILE)
+    try:
+        found = verify_result(result, certificate, uses=uses, tolerance=tolerance)
+    except ProofFault as fault:
+        print_fault(fault, result, as_json=as_json)
+        raise typer.Exit(1) from fault
+    print_verified(found, result, as_json=as_json)
 
 
 @app.command()
@@ -186,6 +228,17 @@ def checkpoint(
     if not as_json:
         print_line(f"Checkpoint after round {kept}")
     print_result(found, out, as_json=as_json)
+
+
+def _fetch(remote: Remote, credentials: Credentials, key: bytes, out: Path, *, as_json: bool, proof: bool = True) -> None:
+    """Fetch a result, show it, and verify it by its proof; leave with status 1 if it is not proven."""
+    from veilsum_deploy.verifying import look_at
+
+    fetched = remote.fetch(key, out, proof=proof)
+    word = look_at(out, credentials.authority) if proof else None
+    print_result(fetched, out, as_json=as_json, proof=word)
+    if word is not None and word.verified is None:
+        raise typer.Exit(1)
 
 
 @contextmanager

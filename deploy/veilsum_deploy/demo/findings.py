@@ -46,6 +46,7 @@ def findings(trial: Trial, directory: Path, seconds: float) -> dict[str, Any]:
         **_bytes_per_value(next(iter(trial.trained.values()))),
         "classes": trial.statistics.result.summary["classes"],
         "releases": released(trial.kit, trial.finished),
+        "proofs": {done.study.name: done.proof.to_json() for done in trial.finished},
         "dropout": _dropout(trial, directory),
         "ledgers": {party.name: str(party.directory / "participant.db") for party in trial.kit.participants},
         "dossiers": trial.dossiers,

@@ -16,6 +16,7 @@ def print_findings(found: Mapping[str, Any]) -> None:
     _print_coordinator(found)
     _print_dropout(found["dropout"])
     directory = found["directory"]
+    _print_proofs(found["proofs"], directory)
     print_line(
         f"For a privacy officer: {directory}/dossiers/*.html. With that folder alone anyone can repeat the verification:"
     )
@@ -74,6 +75,16 @@ def print_studies(found: Mapping[str, Any]) -> None:
         f"The coordinator saw {len(found['releases'])} sums and nothing else of the records. Results are in"
         f" {found['directory']}/results. Done in {found['seconds']} s."
     )
+
+
+def _print_proofs(proofs: Mapping[str, Any], directory: str) -> None:
+    sums, size = (sum(proof[key] for proof in proofs.values()) for key in ("releases", "bytes"))
+    print_line(
+        f"All {len(proofs)} results are verified: every number follows from {sums} sums that the hospitals signed for"
+        f" (proofs of {size:,} bytes). Anyone can repeat it with the federation's certificate alone:"
+    )
+    name = next(iter(proofs))
+    print_line(f"  veilsum study verify {directory}/results/{name} --authority {directory}/dossiers/authority.pem\n")
 
 
 def _print_accuracy(scores: Mapping[str, Any]) -> None:

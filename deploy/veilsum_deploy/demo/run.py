@@ -22,6 +22,7 @@ from veilsum_deploy.demo.dropout import Kill, kill_before_contribution
 from veilsum_deploy.demo.hospitals import Hospitals
 from veilsum_deploy.demo.processes import POLL_SECONDS, Process, Processes, wait_for_file
 from veilsum_deploy.remote import Remote, StudyInfo, connect
+from veilsum_deploy.verifying import Look, look_at
 from veilsum_participant.connection import UnreachableError
 from veilsum_participant.ledgers import load_authority, open_source, spending_fields
 from veilsum_privacy.database import open_database
@@ -49,6 +50,7 @@ class Finished:
     study: Study
     info: StudyInfo
     result: Result
+    proof: Look
 
     @property
     def key(self) -> bytes:
@@ -217,8 +219,12 @@ class Analyst:
         info = self.remote.show(key)
         if info.phase != "finished":
             raise StateError(f"The study {study.name} {info.phase}: {info.reason}.", f"See {self.kit.coordinator.directory}.")
-        result = self.remote.fetch(key, self.kit.directory / "results" / study.name)
-        return Finished(study, info, result)
+        directory = self.kit.directory / "results" / study.name
+        result = self.remote.fetch(key, directory)
+        proof = look_at(directory, self.credentials.authority)
+        if proof.verified is None:
+            raise StateError(f"The result of {study.name} is not proven. {proof.fault or proof.missing}")
+        return Finished(study, info, result, proof)
 
     def run(self, name: str, method: str, epsilon: float) -> Finished:
         study = self.compile(name, method, epsilon)

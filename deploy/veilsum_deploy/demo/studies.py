@@ -138,6 +138,7 @@ def _run(
 def _found(done: Finished, hospitals: Hospitals, directory: Path) -> dict[str, Any]:
     found: dict[str, Any] = {
         "epsilon": done.study.privacy.epsilon,
+        "proof": done.proof.to_json(),
         "rounds": len(done.info.rounds),
         "disclosure": sorted({task.disclosure for task in done.study.tasks}),
         "accuracy": None,

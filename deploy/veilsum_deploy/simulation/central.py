@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from veilsum_coordinator.federation import Release
-from veilsum_coordinator.journal import release_digest
 from veilsum_coordinator.runner import RoundLostError
 from veilsum_privacy.computing import Place, compute_sum
 from veilsum_privacy.errors import HostileInput, Misuse
 from veilsum_privacy.features import Encode
 from veilsum_privacy.noise import NoisePlan
+from veilsum_privacy.proof.files import release_digest
 from veilsum_privacy.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_privacy.securesum.context import RoundPlan, decode_broadcast, encode_broadcast, plan_round
 from veilsum_privacy.study import Study, study_digest

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_coordinator.federation import Release
-from veilsum_coordinator.journal import release_digest
 from veilsum_coordinator.runner import RoundLostError, read_release
 from veilsum_deploy.simulation.chunks import Chunk, Part, Remembered, Sites, compute_chunk, compute_members
 from veilsum_deploy.simulation.engines import Engine, SerialEngine, Shared
@@ -24,6 +23,7 @@ from veilsum_deploy.simulation.record import RoundRecord, RunRecorder, SiteState
 from veilsum_privacy.computing import kept_blocks
 from veilsum_privacy.errors import Misuse
 from veilsum_privacy.features import Encode
+from veilsum_privacy.proof.files import release_digest
 from veilsum_privacy.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_privacy.securesum.context import broadcast_digest, decode_broadcast, encode_broadcast
 from veilsum_privacy.study import Study, study_digest

@@ -208,6 +208,16 @@ def verify_certificate(data: bytes, ca: x509.Certificate, at: int, role: Role | 
     return identity
 
 
+def issued(certificate: bytes, authority: x509.Certificate, role: Role) -> Identity:
+    """Verify that the authority issued a certificate, which may have expired since: what it signed stays signed.
+
+    Raises:
+        HostileInput: it did not.
+    """
+    ends = load_certificate(certificate).not_valid_after_utc, authority.not_valid_after_utc
+    return verify_certificate(certificate, authority, int(min(ends).timestamp()), role)
+
+
 @lru_cache(maxsize=4096)
 def _verified(data: bytes, ca: x509.Certificate, role: Role | None) -> Identity:
     """All steps that do not depend on the time; remembered, for every message of a round asks for it again."""

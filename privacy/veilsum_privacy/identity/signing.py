@@ -30,6 +30,7 @@ class Label(StrEnum):
     KEYS = "veilsum/1/keys"
     RECEIPT = "veilsum/1/receipt"
     COUNTERSIGN = "veilsum/1/countersign"
+    DECRYPTION = "veilsum/1/decryption"
     LEDGER = "veilsum/1/ledger"
     HELLO = "veilsum/1/hello"
     REFUSAL = "veilsum/1/refusal"

@@ -14,7 +14,7 @@ from cryptography import x509
 
 from veilsum_privacy.errors import HostileInput
 from veilsum_privacy.identity import Identity, Label, Role, verify, verify_certificate
-from veilsum_privacy.identity.certificate import load_certificate
+from veilsum_privacy.identity.certificate import issued
 from veilsum_privacy.ledger.entries import Reservation
 from veilsum_privacy.ledger.receipts import (
     Receipt,
@@ -120,16 +120,6 @@ def find_signer(receipt: SignedReceipt, name: str, certificates: Iterable[bytes]
         if signer.name == name:
             return signer
     raise HostileInput("The receipt was not signed by this site.", "Ask the coordinator for this site's own receipts.")
-
-
-def issued(certificate: bytes, authority: x509.Certificate, role: Role) -> Identity:
-    """Verify that the authority issued a certificate, which may have expired since: what it signed stays signed.
-
-    Raises:
-        HostileInput: it did not.
-    """
-    ends = load_certificate(certificate).not_valid_after_utc, authority.not_valid_after_utc
-    return verify_certificate(certificate, authority, int(min(ends).timestamp()), role)
 
 
 def _release(receipt: Receipt) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from veilsum_privacy.errors import HostileInput
 from veilsum_privacy.identity import Identity, Role, load_authority_certificate, verify_certificate
-from veilsum_privacy.ledger.checking import issued
+from veilsum_privacy.identity.certificate import issued
 from veilsum_privacy.ledger.entries import Entry
 from veilsum_privacy.ledger.faults import require
 from veilsum_privacy.ledger.keeping import certificate_fingerprint

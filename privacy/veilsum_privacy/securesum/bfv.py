@@ -208,13 +208,31 @@ class SecretKey:
         self._encoder.encode(slots.tolist(), plain)
         return self._scratch.dump(self._encryptor.encrypt_symmetric(plain))
 
+    def decrypt_sum(self, data: bytes, summands: int) -> Slots:
+        """Decrypt a sum of so many fresh ciphertexts, as :meth:`decrypt` does, if it shows no more noise than theirs.
+
+        Raises:
+            HostileInput: not one sum of these parameters, or one with more noise: something else was added to it.
+        """
+        ciphertext = _parse(data, self.parameters, self._scratch, fresh=False)
+        try:
+            budget = self._decryptor.invariant_noise_budget(ciphertext)
+        except _PARSE_ERRORS as error:
+            raise HostileInput("A ciphertext cannot be decrypted.") from error
+        if budget < self.parameters.least_budget(summands):
+            raise HostileInput(f"A sum holds more noise than {summands} contributions leave: it was changed on its way.")
+        return self._decrypt(ciphertext)
+
     def decrypt(self, data: bytes) -> Slots:
-        """Decrypt a sum to (N,) slots below t. Nothing of it may leave before its tags are checked.
+        """Decrypt to (N,) slots below t, however much noise there is. Nothing of it may leave before its tags are checked.
 
         Raises:
             HostileInput: not one sum of these parameters.
         """
-        ciphertext, plain = _parse(data, self.parameters, self._scratch, fresh=False), sealapi.Plaintext()
+        return self._decrypt(_parse(data, self.parameters, self._scratch, fresh=False))
+
+    def _decrypt(self, ciphertext: Any) -> Slots:
+        plain = sealapi.Plaintext()
         try:
             self._decryptor.decrypt(ciphertext, plain)
             return np.array(self._encoder.decode_uint64(plain), dtype=np.uint64)

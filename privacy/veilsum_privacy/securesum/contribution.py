@@ -39,9 +39,13 @@ def pack(values: Integers, plan: EncodingPlan) -> Slots:
     """Pack (size,) noised values into (slots,) words mod t: lanes of ``value + offset``, low lane first."""
     if values.shape != (plan.size,):
         raise Misuse(f"The plan is for {plan.size} values, the vector has shape {values.shape}.")
+    return _packed(values, plan, plan.offset)
+
+
+def _packed(values: Integers, plan: EncodingPlan, offset: int) -> Slots:
     lanes = np.zeros((plan.slots, plan.lanes), dtype=np.int64)
     lanes.reshape(-1)[: plan.size] = values
-    lanes += plan.offset
+    lanes += offset
     if np.abs(lanes).max() >= 1 << (62 - plan.width * (plan.lanes - 1)):
         raise Misuse("A noised value is too large for its lane.")  # a tail beyond any planned probability
     packed = lanes[:, 0].copy()
@@ -75,12 +79,17 @@ def masked_words(
     plus = [MaskStream(consent_key(self_seed, context), modulus)]
     plus += [MaskStream(derive(seeds[name], "pair", context), modulus) for name in cohort[place + 1 :]]
     minus = [MaskStream(derive(seeds[name], "pair", context), modulus) for name in cohort[:place]]
-    packed = pack(values, plan)
-    width = plan.parameters.data_slots
+    yield from _masked(pack(values, plan), plan, 1, plus, minus)
+
+
+def _masked(
+    packed: Slots, plan: EncodingPlan, count: int, plus: Sequence[MaskStream], minus: Sequence[MaskStream]
+) -> Iterator[Slots]:
+    modulus, width = plan.parameters.plain_modulus, plan.parameters.data_slots
     for start in range(0, plan.ciphertexts * width, width):
         part = packed[start : start + width]
         words = np.zeros(width + 1, dtype=np.uint64)
-        words[0] = 1
+        words[0] = count
         words[1 : 1 + len(part)] = part
         # at most 1 + 1024 words below 2^48: their sum stays below 2^59
         for stream in plus:
@@ -109,19 +118,40 @@ def payload_digest(ciphertexts: Iterable[bytes]) -> bytes:
 def decrypt_sum(
     ciphertexts: Sequence[bytes], plan: EncodingPlan, context: bytes, cohort: Sequence[str], key: SecretKey, tag_key: TagKey
 ) -> list[Slots]:
-    """Decrypt a sum and check every tag before anything is returned; yields the words (N - 2,) without tags.
+    """Decrypt a sum and check noise and tags of all of it before anything is returned; the words (N - 2,) without tags.
 
     Raises:
-        HostileInput: another number of ciphertexts, a malformed one, or wrong tags.
+        HostileInput: another number of ciphertexts, a malformed one, more noise than the cohort's, or wrong tags.
     """
     if len(ciphertexts) != plan.ciphertexts:
         raise HostileInput("A sum has another number of ciphertexts than its plan.")
     opened = []
     for index, ciphertext in enumerate(ciphertexts):
-        slots = key.decrypt(ciphertext)
+        slots = key.decrypt_sum(ciphertext, len(cohort))
         tag_key.check(context, index, cohort, slots, plan.parameters.plain_modulus)
         opened.append(slots[:-TAGS])
     return opened
+
+
+def masked_sum(values: Integers, plan: EncodingPlan, consents: Sequence[bytes]) -> Iterator[Slots]:
+    """The decrypted words (N - 2,) of each ciphertext that :func:`open_sum` opens to these values, and no other words do.
+
+    Args:
+        values: (size,) of the opened sum, in grid units.
+        plan: the round's encoding.
+        consents: the cohort's consents, one for each member.
+
+    Raises:
+        HostileInput: no sum of this plan opens to such values.
+    """
+    if values.shape != (plan.size,) or len(consents) != plan.cohort:
+        raise HostileInput(f"A sum of {plan.cohort} has {plan.size} values and the consent of every member.")
+    if any(not -plan.reach <= int(end) <= plan.reach for end in (values.min(), values.max())):
+        raise HostileInput("A value of the sum lies outside the range that the cohort can reach.")
+    modulus = plan.parameters.plain_modulus
+    streams = [MaskStream(consent, modulus) for consent in consents]
+    packed = _packed(values, plan, plan.cohort * plan.offset)
+    return _masked(packed, plan, plan.cohort, streams, [])
 
 
 def open_sum(words: Sequence[Slots], plan: EncodingPlan, consents: Sequence[bytes]) -> Integers:

@@ -19,6 +19,12 @@ RESERVED_SLOTS = 3
 MAX_SUMMANDS = 1024
 """Largest cohort whose sum of fresh ciphertexts was measured to decrypt without error at both parameter sets."""
 
+NOISE_VARIANCE = Fraction(127, 12)
+"""Variance of a fresh ciphertext's noise in a coefficient: SEAL's centred binomial of 42 bits, and rounding of q m / t."""
+
+NOISE_SIGMAS_SQUARED = 96
+"""Square of how many standard deviations of its noise a sum may show: 9.8, a tail below 2^-68 a coefficient."""
+
 TAIL_SIGMAS = 12
 """The range check allows the whole sum's noise this many standard deviations (a tail below 1e-32 a value)."""
 
@@ -47,6 +53,14 @@ class BfvParameters:
     def data_slots(self) -> int:
         """Slots of one ciphertext that carry lanes."""
         return self.degree - RESERVED_SLOTS
+
+    def least_budget(self, summands: int) -> int:
+        """Bits of invariant noise budget that a sum of so many fresh ciphertexts has at least.
+
+        A malleated sum may still decrypt, with right tags, at any budget above 0: whether it does would tell about its noise.
+        """
+        noise = math.isqrt(math.floor(NOISE_SIGMAS_SQUARED * NOISE_VARIANCE * summands)) + 1
+        return self.prime_bits[0] - (noise * self.plain_modulus).bit_length() - 1
 
     def to_context(self) -> dict[str, object]:
         """What the round's context binds."""

@@ -14,6 +14,7 @@ from cryptography import x509
 from veilsum_privacy.canonical import canonical, digest, parse_canonical
 from veilsum_privacy.errors import HostileInput
 from veilsum_privacy.identity import Identity, Label, Role, SigningKey, verify, verify_certificate
+from veilsum_privacy.identity.certificate import issued
 from veilsum_privacy.securesum.boxes import check_public_key
 from veilsum_privacy.study import Study
 
@@ -86,13 +87,22 @@ def enrol(study: bytes, identity: Identity, public: bytes, key: SigningKey) -> E
     return Enrolment(identity.certificate, body, key.sign(Label.ENROLMENT, body))
 
 
-def verify_enrolment(enrolment: Enrolment, study: bytes, authority: x509.Certificate, at: int) -> Member:
+def verify_enrolment(enrolment: Enrolment, study: bytes, authority: x509.Certificate, at: int | None) -> Member:
     """Verify certificate, role, signature and content of one enrolment.
+
+    Args:
+        enrolment: as it came.
+        study: digest of the study.
+        authority: the federation's.
+        at: the time at which the certificate must be valid, Unix seconds; None where it may have expired since.
 
     Raises:
         HostileInput: anything is wrong.
     """
-    identity = verify_certificate(enrolment.certificate, authority, at, Role.PARTICIPANT)
+    if at is None:
+        identity = issued(enrolment.certificate, authority, Role.PARTICIPANT)
+    else:
+        identity = verify_certificate(enrolment.certificate, authority, at, Role.PARTICIPANT)
     verify(identity.public_key, Label.ENROLMENT, enrolment.body, enrolment.signature)
     value = parse_canonical(enrolment.body, what="enrolment")
     if not isinstance(value, dict) or set(value) != {"v", "study", "participant", "public"} or value["v"] != 1:
@@ -110,9 +120,11 @@ def verify_enrolment(enrolment: Enrolment, study: bytes, authority: x509.Certifi
 
 
 def verify_roster(
-    enrolments: Sequence[Enrolment], study: Study, study_digest: bytes, authority: x509.Certificate, at: int
+    enrolments: Sequence[Enrolment], study: Study, study_digest: bytes, authority: x509.Certificate, at: int | None
 ) -> Roster:
     """Verify every enrolment, their order, and that names, keys and participants are distinct and invited.
+
+    Certificates must be valid ``at`` that time (Unix seconds); with None they may have expired since.
 
     Raises:
         HostileInput: anything is wrong, or fewer members than the study's ``min_cohort``.

@@ -1,0 +1,20 @@
+"""What proves a result later: who decrypted each release and signed for it, and the roster of a finished study."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0004"
+down_revision = "0003"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.add_column("coordinator_release", sa.Column("proof", sa.Text))
+    op.add_column("coordinator_study", sa.Column("roster", sa.LargeBinary))
+
+
+def downgrade() -> None:
+    raise NotImplementedError("a journal is never taken back")
