@@ -69,6 +69,7 @@ STUDIES = Table(
     Column("secret_key", LargeBinary),
     Column("tag_key", LargeBinary),
     Column("dealer", String(64)),
+    Column("shares", LargeBinary),  # JSON: name -> hexadecimal; this site's own of the pairs' seeds
     Column("seeds", LargeBinary),  # JSON: name -> hexadecimal
     Column("receipts", Integer, nullable=False, default=0),
     Column("round", Integer, nullable=False, default=0),

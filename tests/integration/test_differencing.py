@@ -11,18 +11,16 @@ from typing import Any
 
 import pytest
 
-from support.federation import DATASET, make_bed, make_request, open_test_site, schema_of
+from support.federation import DATASET, make_bed, make_request, schema_of
 from support.hostile import Adversary, altered, make_data
 from veilsum_participant.checks import Check, Outcome, SiteCheck
 from veilsum_participant.config import DatasetConfig
-from veilsum_participant.core import ParticipantCore
 from veilsum_participant.recovery import recover_receipts
 from veilsum_participant.site import Site
 from veilsum_participant.vouching import vouch
 from veilsum_privacy.backup import Party, back_up
 from veilsum_privacy.errors import RefusalCode
 from veilsum_privacy.identity import Role
-from veilsum_privacy.randomness import SYSTEM_RANDOM
 from veilsum_privacy.restore import restore
 from veilsum_privacy.study import Study
 from veilsum_proto import federation_pb2 as pb
@@ -70,13 +68,6 @@ class Scene:
         assignment = self.attack.assignment(cohort, number, number)
         said = {name: self.attack.assign(name, assignment) for name in cohort}
         return {name: item.refused if item.call == "refuse" else item.call for name, item in said.items()}
-
-    def reopen(self, name: str) -> None:
-        """The site's process ends, and another one begins."""
-        site = self.sites[name]
-        site.engine.dispose()
-        self.sites[name] = open_test_site(site.config, self.attack.bed.clock, SYSTEM_RANDOM)
-        self.attack.cores[name] = ParticipantCore(self.sites[name])
 
 
 def refused(cohort: Sequence[str]) -> dict[str, RefusalCode | str]:
@@ -178,7 +169,7 @@ def test_cohorts_are_remembered_across_restarts_and_after_the_study(scene: Scene
     for name in ABCD:
         if end:
             assert scene.attack.tell(name, pb.DIRECTIVE_KIND_END).call == "confirm"
-        scene.reopen(name)
+        scene.attack.reopen(name)
     scene.begin(scene.study())
     assert scene.asked("abc") == refused("abc")
     scene.release(ABCD, 2)
@@ -249,7 +240,7 @@ def test_a_restored_backup_knows_its_cohorts(scene: Scene, tmp_path: Path) -> No
     site.engine.dispose()
     site.config.state.unlink()
     restore(tmp_path / "a.backup", party)
-    scene.reopen("a")
+    scene.attack.reopen("a")
     scene.attack.bed.clock.now += 60
     scene.sites["b"].ledger.checkpoint()
     assert vouch(scene.sites["a"], scene.sites["b"].ledger) == ""
@@ -274,7 +265,7 @@ def test_what_a_backup_lacks_is_closed_until_a_peer_shows_who_took_part(
     site.ledger.checkpoint()
     site.engine.dispose()
     restore(tmp_path / "a.backup", party, force=True)
-    scene.reopen("a")
+    scene.attack.reopen("a")
     site, peer = scene.sites["a"], scene.sites["b"].ledger
     item = pb.MirroredReceipt(receipt=pb.SignedReceipt(body=receipt.body, signature=receipt.signature), number=5)
     channel = scene.attack.channels["a"]
@@ -317,9 +308,10 @@ def test_a_state_of_an_earlier_version_brings_its_cohorts(scene: Scene) -> None:
         with closing(sqlite3.connect(site.config.state)) as raw, raw:
             raw.execute("DROP TABLE participant_cohort")
             raw.execute("ALTER TABLE participant_study ADD COLUMN strict_cohort TEXT")
+            raw.execute("ALTER TABLE participant_study DROP COLUMN shares")
             raw.execute("UPDATE participant_study SET strict_cohort = ?", (json.dumps(ABCD),))
             raw.execute("UPDATE participant_version SET version_num = '0004'")
-        scene.reopen(name)
+        scene.attack.reopen(name)
     scene.begin(scene.study())
     assert scene.asked("abc") == refused("abc")
     assert scene.asked(ABCD, 2) == uploaded(ABCD)
