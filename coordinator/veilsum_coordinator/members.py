@@ -199,11 +199,8 @@ class Members:
         seat.boxes = given
 
     def _owed(self, name: str) -> set[tuple[str, Purpose]]:
-        names = self.fixed_roster().names
-        owed = {(other, Purpose.PAIR_SEED) for other in names[names.index(name) + 1 :]}
-        if name == self.dealer:
-            owed |= {(other, Purpose.DEALT_KEYS) for other in names if other != name}
-        return owed
+        purposes = (Purpose.PAIR_SHARE, Purpose.DEALT_KEYS) if name == self.dealer else (Purpose.PAIR_SHARE,)
+        return {(other, purpose) for other in self.fixed_roster().names if other != name for purpose in purposes}
 
     def restore(self, kept: KeptStudy) -> None:
         """Take what the journal kept of enrolments, roster and boxes.
@@ -232,7 +229,7 @@ class Members:
         return [
             seat.boxes[name, purpose]
             for seat in self.seats.values()
-            for purpose in (Purpose if seat.name == self.dealer else (Purpose.PAIR_SEED,))
+            for purpose in (Purpose if seat.name == self.dealer else (Purpose.PAIR_SHARE,))
             if seat.boxes and (name, purpose) in seat.boxes
         ]
 

@@ -206,6 +206,13 @@ def notes(study: Study, parts: Sequence[Part]) -> Iterator[str]:
             f"Disclosed per site: {', '.join(apart)}. Everyone who sees the sums sees these figures {shown}. A site takes part"
             " only if its policy allows per-site disclosure."
         )
+    if study.privacy.cohort_difference == "strict":
+        kind = "of one cohort only" if private else "without noise"
+        yield (
+            f"A study {kind} is held to the cohorts of earlier such studies of the same population: two sums over cohorts that"
+            " differ in few sites show these sites' own numbers, so a site refuses a sum whose cohort differs from an earlier"
+            " one by fewer sites than its policy.min_cohort. Invite the same sites again."
+        )
     stepped = {task.source for task in study.tasks if issubclass(TASKS[task.task], DerivedTask)} - {None}
     if stepped and not private:
         yield (

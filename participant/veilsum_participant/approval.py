@@ -14,6 +14,7 @@ from sqlalchemy import Connection, RowMapping
 
 from veilsum_participant import store
 from veilsum_participant.budgets import budget_faults, declared, promised, record_refused_study
+from veilsum_participant.cohorts import joining_faults
 from veilsum_participant.policy import study_faults
 from veilsum_participant.site import LOG, Site
 from veilsum_privacy.database import reading, transaction
@@ -79,8 +80,12 @@ def verify_study(site: Site, key: bytes, signed: SignedStudy) -> tuple[Study, st
 def study_refusal(connection: Connection, site: Site, key: bytes, study: Study, analyst: str) -> Refusal | None:
     """Everything in policy and budget that speaks against a verified study, as one refusal; None for nothing."""
     delta = site.budget_delta(study.dataset, connection)
-    budget = budget_faults(connection, site.config, site.ledger, key, study)
-    return Refusal.of([*study_faults(study, analyst, site.config, site.name, delta), *budget])
+    faults = [
+        *study_faults(study, analyst, site.config, site.name, delta),
+        *joining_faults(connection, study, site.config, site.name),
+        *budget_faults(connection, site.config, site.ledger, key, study),
+    ]
+    return Refusal.of(faults)
 
 
 def rehearsal_faults(site: Site, study: Study) -> Iterator[Refusal]:

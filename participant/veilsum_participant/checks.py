@@ -19,6 +19,7 @@ from sqlalchemy import Connection
 from veilsum_participant.books import open_books
 from veilsum_participant.budgets import Books, budget_faults, promised
 from veilsum_participant.channel import open_channel
+from veilsum_participant.cohorts import FORGOTTEN, joining_faults, remembered
 from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.connection import explain, hello, probe_tcp, probe_tls
 from veilsum_participant.data import check_dataset
@@ -122,6 +123,7 @@ class SiteCheck:
             ("ledger", self._ledger),
             ("budgets", self._budgets),
             ("policy", self._policy),
+            ("cohorts", self._cohorts),
             ("metrics", self._metrics),
             *((f"dataset {name}", lambda name=name: self._dataset(name)) for name in self._config.datasets),
             *((f"encoder {name}", lambda name=name: self._encoder(name)) for name in self._config.encoders),
@@ -269,6 +271,20 @@ class SiteCheck:
         else:
             yield Check("analysts", Outcome.WARNING, "none: every study is refused", "Name them under policy.analysts.")
 
+    def _cohorts(self) -> Iterator[Check]:
+        config = self._config
+        with open_books(config) as (connection, _):
+            for name in sorted({config.population(dataset) for dataset in config.datasets}):
+                earlier = remembered(connection, config, name)
+                known = {tuple(item.members) for item in earlier if item.members is not None}
+                if any(item.members is None for item in earlier):
+                    detail = "who was in a sum that this restored site took part in is not known: no such study is accepted"
+                    yield Check(f"cohorts {name}", Outcome.WARNING, detail, FORGOTTEN)
+                elif known:
+                    detail = "; ".join(", ".join(names) for names in sorted(known, key=lambda names: (len(names), names)))
+                    said = f"studies without noise or of one cohort only are held to: {printable(detail)}"
+                    yield Check(f"cohorts {name}", Outcome.OK, said)
+
     def _metrics(self) -> Iterator[Check]:
         settings, granted = self._config.metrics, self._config.policy.share_metrics
         if settings is None:
@@ -320,6 +336,7 @@ class SiteCheck:
             faults = [*term_faults(study, config, own, None if budget is None else budget.delta)]
             if request.participants:
                 faults += invited_faults(study, config.policy, own)
+                faults += joining_faults(connection, study, config, own)
             faults += budget_faults(connection, config, books, study_digest(study.to_bytes()), study)
         refusal = Refusal.of(faults)
         if refusal is None:

@@ -95,8 +95,10 @@ class Policy(Frozen):
         min_trusted: how many of a cohort must be trusted, this site included.
         noise: kinds of noise it accepts; ``none`` gives exact sums without any privacy guarantee.
         disclosures: kinds of disclosure it accepts.
-        cohort_difference: whether a study's cohorts may differ (``allowed``), or must be one and the same (``strict``). Two
-            cohorts that differ in one site show that site's noised numbers by subtraction; its own charge covers that.
+        cohort_difference: whether a study's cohorts may differ (``allowed``), or must be one and the same (``strict``, as all
+            studies without noise are). Two cohorts that differ in one site show that site's noised numbers by subtraction;
+            its own charge covers that. A strict study's cohort is also held to those of all earlier strict ones of the
+            population: it is the same, or differs in at least ``min_cohort`` members (:mod:`veilsum_participant.cohorts`).
         units: units of privacy it accepts: one record, or all records of one subject.
         max_epsilon: largest epsilon of one study.
         max_attempts: how often one round may be tried; each try is two entries of the ledger.

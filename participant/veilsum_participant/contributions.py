@@ -19,7 +19,8 @@ from sqlalchemy import Connection, RowMapping
 
 from veilsum_participant import store
 from veilsum_participant.budgets import record_refused_release
-from veilsum_participant.limits import cohort_faults, count_faults, kept_weights, weight_faults
+from veilsum_participant.cohorts import cohort_faults
+from veilsum_participant.limits import count_faults, kept_weights, weight_faults
 from veilsum_participant.observer import Outcome, Step
 from veilsum_participant.patience import patiently
 from veilsum_participant.policy import member_faults, noise_faults, refuse
@@ -217,7 +218,7 @@ class Contributions:
         check_certificates(members, site)
         policy = site.config.policy
         refuse(member_faults(members, study, policy, site.name))
-        refuse(cohort_faults(connection, opened, names))
+        refuse(cohort_faults(connection, opened.digest, study, site.config, members, site.name))
         try:
             plan = plan_round(study, assignment.label, len(roster.members), len(names))
         except HostileInput as error:

@@ -6,8 +6,7 @@ without end. Each check yields a :class:`Refusal` for what is exceeded.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from sqlalchemy import Connection
@@ -100,16 +99,3 @@ def kept_weights(
     if study.privacy.cohort_difference != "strict" or not build_declared(study, declaration).weighted():
         return {}
     return {FACTORS: cohort_factors(broadcast, place.cohort or tuple(range(study.sites)), study.sites)}
-
-
-def cohort_faults(connection: Connection, opened: OpenStudy, names: Sequence[str]) -> Iterator[Refusal]:
-    """Whether a study of one cohort only asks for another than it had."""
-    if opened.study.privacy.cohort_difference != "strict":
-        return
-    first = opened.row["strict_cohort"]
-    if first is not None and json.loads(first) != list(names):
-        yield Refusal(RefusalCode.COHORT_CHANGED, "The study allows one cohort only, and this is another.")
-    if first is None and store.count_attempts(connection, opened.digest, store.PAID):
-        yield Refusal(
-            RefusalCode.COHORT_CHANGED, "The study allows one cohort only, and a restored backup does not know which it was."
-        )

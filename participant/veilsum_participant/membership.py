@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from veilsum_participant import store
 from veilsum_participant.approval import UNDECIDED, SignedStudy, decide, verify_study
@@ -14,7 +14,7 @@ from veilsum_privacy.errors import HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_privacy.identity.certificate import moment
 from veilsum_privacy.runtime.logs import about
 from veilsum_privacy.securesum.bfv import SecretKey
-from veilsum_privacy.securesum.boxes import Box, BoxKey, Purpose, seal, unseal
+from veilsum_privacy.securesum.boxes import SHARE_BYTES, Box, BoxKey, Purpose, pair_seed, seal, unseal
 from veilsum_privacy.securesum.context import study_parameters
 from veilsum_privacy.securesum.contribution import SECRET_BYTES
 from veilsum_privacy.securesum.roster import Enrolment, Roster, enrol, verify_roster
@@ -86,7 +86,9 @@ class Membership:
         return enrolment
 
     def on_roster(self, key: bytes, enrolments: Sequence[Enrolment], *, dealer: bool) -> list[Box]:
-        """Verify the roster, once and for all, and seal a pair seed to everyone behind this site; as dealer the keys to all.
+        """Verify the roster, once and for all, and seal to everyone else a share of the pair's seed; as dealer the keys too.
+
+        Shares are drawn once, and durable before they are sealed.
 
         Raises:
             Refusal: the roster is invalid, misses this site, differs from the one before, or breaks the policy.
@@ -105,10 +107,10 @@ class Membership:
             if [member.enrolment for member in roster.members].count(own) != 1:
                 raise Refusal(RefusalCode.ROSTER, "The roster does not hold this site's own enrolment exactly once.")
             refuse(member_faults(roster.members, opened.study, site.config.policy, site.name))
-            seeds = opened.seeds
-            for name in roster.names[roster.names.index(site.name) + 1 :]:
-                seeds.setdefault(name, site.random.bytes(SECRET_BYTES))
-            values: dict[str, object] = {"roster": dumped, "seeds": _dump_seeds(seeds)}
+            shares, others = opened.shares, [name for name in roster.names if name != site.name]
+            for name in others:
+                shares.setdefault(name, site.random.bytes(SHARE_BYTES))
+            values: dict[str, object] = {"roster": dumped, "shares": _dump_secrets(shares)}
             if opened.row["roster"] is None:
                 values["roster_time"] = site.clock()
             if dealer and opened.row["secret_key"] is None:
@@ -117,19 +119,20 @@ class Membership:
                 values["dealer"] = site.name
             store.change_study(connection, key, **values)
             opened = load_open_study(connection, site, key)
-        boxes = [self._seal(key, roster, name, Purpose.PAIR_SEED, seeds[name]) for name in self._behind(roster)]
+        boxes = [self._seal(key, roster, name, Purpose.PAIR_SHARE, shares[name]) for name in others]
         if dealer and opened.row["dealer"] == site.name:
             dealt = opened.row["tag_key"] + opened.row["secret_key"]
-            boxes += [self._seal(key, roster, name, Purpose.DEALT_KEYS, dealt) for name in roster.names if name != site.name]
+            boxes += [self._seal(key, roster, name, Purpose.DEALT_KEYS, dealt) for name in others]
         return boxes
 
     def on_boxes(self, key: bytes, boxes: Sequence[Box]) -> None:
-        """Open the boxes for this site: seeds of members before it, and the dealt keys.
+        """Open the boxes for this site, with the others' shares of the pairs' seeds and the dealt keys; mix the seeds.
 
         A member whose box is missing can be in no cohort with this site. The first dealt keys that verify are kept.
 
         Raises:
-            Refusal: a box does not verify, comes twice, or keys are missing or of other BFV parameters.
+            Refusal: a box does not verify, comes twice or before this site drew its own share, or keys are missing or of
+                other BFV parameters.
         """
         site = self._site
         with transaction(site.engine) as connection:
@@ -138,8 +141,9 @@ class Membership:
                 return
             roster = opened.roster(site)
             try:
-                seeds, dealt = self._open(boxes, roster, key, opened.box_key)
-                values: dict[str, object] = {"status": "ready", "seeds": _dump_seeds({**seeds, **opened.seeds})}
+                theirs, dealt = self._open(boxes, roster, key, opened.box_key)
+                seeds = self._mix(key, roster, opened.shares, theirs)
+                values: dict[str, object] = {"status": "ready", "seeds": _dump_secrets(seeds)}
                 if opened.row["secret_key"] is None:
                     if dealt is None:
                         raise HostileInput("No box holds the study's keys.")
@@ -168,7 +172,15 @@ class Membership:
             for attempt in store.attempts_in(connection, ("consented", "released"), key):
                 store.change_attempt(connection, key, attempt["attempt"], payload=None, self_seed=None)
             store.change_study(
-                connection, key, status=status, box_key=None, secret_key=None, tag_key=None, seeds=None, roster=None
+                connection,
+                key,
+                status=status,
+                box_key=None,
+                secret_key=None,
+                tag_key=None,
+                shares=None,
+                seeds=None,
+                roster=None,
             )
         scrub(site.engine)
 
@@ -184,8 +196,13 @@ class Membership:
             if now >= parse_study(row["study"]).expires:
                 self.leave(row["digest"], "ended")
 
-    def _behind(self, roster: Roster) -> tuple[str, ...]:
-        return roster.names[roster.names.index(self._site.name) + 1 :]
+    def _mix(self, key: bytes, roster: Roster, own: Mapping[str, bytes], theirs: Mapping[str, bytes]) -> dict[str, bytes]:
+        if not set(theirs) <= set(own):
+            raise HostileInput("A share of a pair's seed came before this site had drawn its own.")
+        return {
+            name: pair_seed({self._site.name: own[name], name: share}, study=key, roster=roster.digest)
+            for name, share in theirs.items()
+        }
 
     def _seal(self, key: bytes, roster: Roster, recipient: str, purpose: Purpose, secret: bytes) -> Box:
         return seal(
@@ -202,9 +219,8 @@ class Membership:
     def _open(
         self, boxes: Sequence[Box], roster: Roster, key: bytes, box_key: BoxKey
     ) -> tuple[dict[str, bytes], tuple[str, bytes] | None]:
-        seeds: dict[str, bytes] = {}
+        shares: dict[str, bytes] = {}
         dealt: tuple[str, bytes] | None = None
-        before = roster.names[: roster.names.index(self._site.name)]
         for box in boxes:
             member = roster.member(box.sender)
             secret = unseal(
@@ -221,10 +237,10 @@ class Membership:
                     raise HostileInput("Two boxes hold keys.")
                 dealt = (box.sender, secret)
                 continue
-            if box.sender not in before or box.sender in seeds or len(secret) != SECRET_BYTES:
-                raise HostileInput("A pair seed comes twice, from the wrong side, or with the wrong length.")
-            seeds[box.sender] = secret
-        return seeds, dealt
+            if box.sender == self._site.name or box.sender in shares or len(secret) != SHARE_BYTES:
+                raise HostileInput("A share of a pair's seed comes twice, from this site itself, or with the wrong length.")
+            shares[box.sender] = secret
+        return shares, dealt
 
 
 def leave_study(site: Site, name: str) -> bytes:
@@ -243,5 +259,5 @@ def leave_study(site: Site, name: str) -> bytes:
     return found[0]
 
 
-def _dump_seeds(seeds: dict[str, bytes]) -> bytes:
-    return json.dumps({name: seed.hex() for name, seed in seeds.items()}).encode()
+def _dump_secrets(secrets: Mapping[str, bytes]) -> bytes:
+    return json.dumps({name: secret.hex() for name, secret in secrets.items()}).encode()

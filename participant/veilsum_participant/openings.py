@@ -6,7 +6,6 @@ if its tags are right for the exact cohort, and only one sum for each context.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -14,6 +13,7 @@ from sqlalchemy import Connection, RowMapping
 
 from veilsum_participant import store
 from veilsum_participant.budgets import record_refused_release
+from veilsum_participant.cohorts import by_key, cohort_faults, is_held, remember
 from veilsum_participant.contributions import give_up_open
 from veilsum_participant.observer import Outcome, Stage, Step
 from veilsum_participant.policy import member_faults, noise_faults, refuse, term_faults
@@ -103,7 +103,7 @@ class Openings:
                 late = False
                 roster = opened.roster(site)
                 assignment = parse_assignment(row["assignment"])
-                self._check_policy(opened, roster, assignment, site.budget_delta(opened.study.dataset, connection))
+                self._check_policy(connection, opened, roster, assignment)
                 if store.count_attempts(connection, key, store.PAID, round=round_number):
                     raise Refusal(RefusalCode.ROUND, "This site consented to another attempt of this round.")
                 verified = self._verify(shown.receipts, row, roster, assignment, key)
@@ -121,8 +121,9 @@ class Openings:
                 consented = about(
                     "consented", study=opened.study.name, digest=key, round=round_number, attempt=attempt, label=row["label"]
                 )
-                if opened.row["strict_cohort"] is None:
-                    store.change_study(connection, key, strict_cohort=json.dumps(list(assignment.names)))
+                if is_held(opened.study):
+                    dataset, members = opened.study.dataset, by_key([roster.member(name) for name in assignment.names])
+                    remember(connection, key, dataset, site.config.population(dataset), row["context"], members)
         if late:
             raise Refusal(RefusalCode.ROUND, "The attempt's deadline passed before consent was asked for.")
         LOG.info("study %s: round %d is paid for and consented to", opened.study.name, round_number, extra=consented)
@@ -175,8 +176,9 @@ class Openings:
         fields = about("released", digest=key, round=row["round"], attempt=attempt, label=row["label"] or None)
         LOG.info("round %d of study %s released", row["round"], key.hex()[:12], extra=fields)
 
-    def _check_policy(self, opened: OpenStudy, roster: Roster, assignment: Assignment, delta: float | None) -> None:
+    def _check_policy(self, connection: Connection, opened: OpenStudy, roster: Roster, assignment: Assignment) -> None:
         site, study, policy = self._site, opened.study, self._site.config.policy
+        delta = site.budget_delta(study.dataset, connection)
         members = [roster.member(name) for name in assignment.names]
         check_certificates(members, site)
         noise = plan_round(study, assignment.label, len(roster.members), len(members)).noise
@@ -185,6 +187,7 @@ class Openings:
                 *term_faults(study, site.config, site.name, delta),
                 *member_faults(members, study, policy, site.name),
                 *noise_faults(noise, members, policy, site.name),
+                *cohort_faults(connection, opened.digest, study, site.config, members, site.name),
             ]
         )
 

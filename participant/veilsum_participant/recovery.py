@@ -9,21 +9,32 @@ verified, so a lying mirror can cost no more than what the site once signed.
 from __future__ import annotations
 
 import hmac
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from sqlalchemy import Connection, RowMapping
 
 from veilsum_participant import store
-from veilsum_participant.site import LOG, Site
+from veilsum_participant.cohorts import Cohort, complete, is_held, is_unknown, remember
+from veilsum_participant.site import LOG, Site, load_enrolments
 from veilsum_privacy.database import reading, transaction
 from veilsum_privacy.errors import HostileInput, VeilsumError
+from veilsum_privacy.identity import Role, key_fingerprint
+from veilsum_privacy.identity.certificate import common_name, load_certificate, p256_key
 from veilsum_privacy.ledger import Kind
+from veilsum_privacy.ledger.checking import issued
 from veilsum_privacy.ledger.keeping import KeptReceipt
-from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, consent_commitment, consent_proof, parse_receipt
+from veilsum_privacy.ledger.receipts import (
+    Receipt,
+    SignedReceipt,
+    consent_commitment,
+    consent_proof,
+    parse_receipt,
+    verify_receipt,
+)
 from veilsum_privacy.runtime.logs import about
 from veilsum_privacy.securesum.context import parse_assignment
+from veilsum_privacy.study import parse_study
 
 LARGEST_ENTRY = 2**53 - 1
 
@@ -76,15 +87,38 @@ def settle(site: Site, coordinator: str, shown: Sequence[MirroredReceipt]) -> li
     return _tell(outcomes)
 
 
-def recover_receipts(site: Site, receipts: Iterable[KeptReceipt]) -> list[int]:
+def recover_receipts(
+    site: Site, receipts: Iterable[KeptReceipt], beside: Callable[[int], Sequence[KeptReceipt]] | None = None
+) -> list[int]:
     """The same for receipts that another ledger kept: a mirror's or a peer's, or its export. Other sites' are passed over.
+
+    Args:
+        beside: all receipts that an entry of that ledger covers, by its number: who was in the sum.
 
     Returns:
         Numbers of the ledger's new entries.
     """
     own = [kept for kept in receipts if kept.parsed.participant == site.name]
     with transaction(site.engine) as connection:
-        return _tell([_settle_one(connection, site, kept.receipt, kept.consent, kept.certificate) for kept in own])
+        outcomes = [_settle_one(connection, site, kept.receipt, kept.consent, kept.certificate) for kept in own]
+        for kept in own if beside is not None else ():
+            context = kept.parsed.context
+            if is_unknown(connection, context) and (members := _cohort(kept.parsed, beside(kept.entry), site)):
+                complete(connection, context, members)
+    return _tell(outcomes)
+
+
+def _cohort(own: Receipt, kept: Sequence[KeptReceipt], site: Site) -> Cohort | None:
+    """Who signed receipts for a sum; None unless they are as many as the site's own receipt says."""
+    members = {}
+    try:
+        for item in kept:
+            signer = issued(item.certificate, site.credentials.authority, Role.PARTICIPANT)
+            members[verify_receipt(item.receipt, signer, own.study, own.context).participant] = signer.fingerprint
+    except HostileInput as error:
+        LOG.error("who was in a sum is not taken from these receipts: %s", error)
+        return None
+    return members if site.name in members and len(members) == len(kept) == own.cohort_size else None
 
 
 @dataclass(frozen=True)
@@ -136,7 +170,7 @@ def _settle_one(
         return _Outcome(fault=error.message)
     except VeilsumError as error:
         return _Outcome(fault=str(error), again=True)
-    _remember(connection, receipt, signed, row)
+    _remember(connection, site, receipt, signed, row)
     return _Outcome(entry)
 
 
@@ -155,7 +189,7 @@ def _population(connection: Connection, site: Site, receipt: Receipt) -> str:
     return receipt.dataset
 
 
-def _remember(connection: Connection, receipt: Receipt, signed: SignedReceipt, row: RowMapping | None) -> None:
+def _remember(connection: Connection, site: Site, receipt: Receipt, signed: SignedReceipt, row: RowMapping | None) -> None:
     """Keep the attempt as paid, and let rounds, attempts and receipts go on above it."""
     study = receipt.study
     if row is not None:
@@ -179,6 +213,17 @@ def _remember(connection: Connection, receipt: Receipt, signed: SignedReceipt, r
     if kept is not None:
         highest = {name: max(kept[name], getattr(receipt, name)) for name in ("round", "attempt")}
         store.change_study(connection, study, receipts=max(kept["receipts"], receipt.number), **highest)
-        if row is not None and kept["strict_cohort"] is None:
-            names = parse_assignment(row["assignment"]).names
-            store.change_study(connection, study, strict_cohort=json.dumps(list(names)))
+    if kept is None or is_held(parse_study(kept["study"])):
+        members = None if row is None or kept is None else _members(row, kept)
+        population = _population(connection, site, receipt)
+        remember(connection, study, receipt.dataset, population, receipt.context, members)
+
+
+def _members(row: RowMapping, kept: RowMapping) -> Cohort:
+    """The cohort of an attempt that the site knows; keys as far as it still has the roster."""
+    enrolled = [load_certificate(item.certificate) for item in load_enrolments(kept["roster"] or b"[]")]
+    keys = {
+        common_name(certificate.subject, "certificate"): key_fingerprint(p256_key(certificate.public_key(), "enrolled key"))
+        for certificate in enrolled
+    }
+    return {name: keys.get(name, "") for name in parse_assignment(row["assignment"]).names}

@@ -268,9 +268,18 @@ class OpenStudy:
         return SecretKey.parse(self.row["secret_key"], parameters), TagKey(self.row["tag_key"])
 
     @property
+    def shares(self) -> dict[str, bytes]:
+        """What this site drew for its pairs' seeds, by the other member's name."""
+        return _secrets(self.row["shares"])
+
+    @property
     def seeds(self) -> dict[str, bytes]:
         """Pair seeds by the other member's name."""
-        return {name: bytes.fromhex(seed) for name, seed in json.loads(self.row["seeds"] or b"{}").items()}
+        return _secrets(self.row["seeds"])
+
+
+def _secrets(stored: bytes | None) -> dict[str, bytes]:
+    return {name: bytes.fromhex(secret) for name, secret in json.loads(stored or b"{}").items()}
 
 
 def check_certificates(members: Sequence[Member], site: Site) -> None:

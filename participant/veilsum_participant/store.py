@@ -1,5 +1,6 @@
 """What a participant must remember across a crash: studies, keys, attempts with their payloads, peers' receipt numbers; which
-studies wait for the operator's word, how far the coordinator's mirror was read, and what was kept or trained for later rounds.
+studies wait for the operator's word, how far the coordinator's mirror was read, what was kept or trained for later rounds, and
+which cohorts a population's sums had.
 
 The tables lie in the file of the site's ledger, so that a payload and its reservation, or a consent and its charge, are one
 transaction. The migrations make them. This module stores and finds; what may be stored when is decided in :mod:`.membership`,
@@ -68,8 +69,8 @@ STUDIES = Table(
     Column("secret_key", LargeBinary),
     Column("tag_key", LargeBinary),
     Column("dealer", String(64)),
+    Column("shares", LargeBinary),  # JSON: name -> hexadecimal; this site's own of the pairs' seeds
     Column("seeds", LargeBinary),  # JSON: name -> hexadecimal
-    Column("strict_cohort", Text),  # JSON: names of the first consented cohort
     Column("receipts", Integer, nullable=False, default=0),
     Column("round", Integer, nullable=False, default=0),
     Column("attempt", Integer, nullable=False, default=0),
@@ -105,6 +106,16 @@ PEERS = Table(
     Column("head", LargeBinary(32), nullable=False),
 )
 
+
+COHORTS = Table(
+    "participant_cohort",
+    METADATA,
+    Column("context", LargeBinary(32), primary_key=True),
+    Column("study", LargeBinary(32), nullable=False),
+    Column("dataset", String(64), nullable=False),
+    Column("population", String(64), nullable=False),
+    Column("members", Text),  # JSON: name -> key fingerprint; null where a restored backup does not know them
+)
 
 PENDING = Table(
     "participant_pending",

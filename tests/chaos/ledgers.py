@@ -158,8 +158,10 @@ def _check_store(federation: Federation, name: str, charges: list[Row]) -> Itera
             yield f"{where} is still open"
         if row["payload"] is not None or row["self_seed"] is not None:
             yield f"{where} ({row['state']}) still has its payload or seed"
-    for row in federation.at_site(name, "SELECT digest, status, box_key, secret_key, tag_key, seeds FROM participant_study"):
-        if any(row[secret] for secret in ("box_key", "secret_key", "tag_key", "seeds")):
+    for row in federation.at_site(
+        name, "SELECT digest, status, box_key, secret_key, tag_key, shares, seeds FROM participant_study"
+    ):
+        if any(row[secret] for secret in ("box_key", "secret_key", "tag_key", "shares", "seeds")):
             yield f"study {bytes(row['digest']).hex()[:12]} ({row['status']}) still has its keys"
 
 

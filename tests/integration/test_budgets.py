@@ -332,10 +332,13 @@ def test_a_store_of_the_first_layout_is_adopted(tmp_path: Path) -> None:
             "participant_mirror",
             "participant_kept",
             "participant_state",
+            "participant_cohort",
             "participant_version",
         ):
             connection.exec_driver_sql(f"DROP TABLE {table}")
         connection.exec_driver_sql("ALTER TABLE participant_attempt DROP COLUMN consent_digest")
+        connection.exec_driver_sql("ALTER TABLE participant_study ADD COLUMN strict_cohort TEXT")
+        connection.exec_driver_sql("ALTER TABLE participant_study DROP COLUMN shares")
     store.create_tables(site.engine)
     store.create_tables(site.engine)
     with transaction(site.engine) as connection:

@@ -311,7 +311,7 @@ def test_representations_show_neither_keys_nor_records(attack: Adversary) -> Non
     attack.assign("a", attack.assignment())
     assert site._records
     assert "Records" not in repr(site)
-    for secret in ("box_key", "secret_key", "tag_key", "seeds"):
+    for secret in ("box_key", "secret_key", "tag_key", "shares", "seeds"):
         assert repr(opened.row[secret])[:40] not in repr(opened)
 
 
@@ -369,7 +369,7 @@ def test_secrets_of_an_attempt_and_a_study_leave_the_disk(attack: Adversary) -> 
     assert study["tag_key"] in left
     attack.tell("a", pb.DIRECTIVE_KIND_END)
     left = on_disk()
-    for name in ("tag_key", "secret_key", "box_key", "seeds"):
+    for name in ("tag_key", "secret_key", "box_key", "shares", "seeds"):
         assert study[name][-32:] not in left, name
 
 

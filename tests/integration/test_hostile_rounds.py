@@ -13,6 +13,8 @@ from support.ledgers import any_receipt
 from veilsum_privacy.canonical import canonical, parse_canonical
 from veilsum_privacy.errors import HostileInput, RefusalCode
 from veilsum_privacy.ledger.receipts import SignedReceipt, sign_receipt
+from veilsum_privacy.randomness import SYSTEM_RANDOM, RandomSource
+from veilsum_privacy.securesum.boxes import pair_seed
 from veilsum_privacy.securesum.context import encode_broadcast
 from veilsum_privacy.securesum.contribution import open_sum
 from veilsum_privacy.securesum.masks import MaskStream, derive
@@ -86,6 +88,39 @@ def test_colluder_takes_its_masks_off_a_single_contribution(attack: Adversary) -
     without_d = subtract_mod(words, MaskStream(derive(seed, "pair", context), modulus).take(len(words)), modulus)
     consent = attack.ask_consent("a", receipts).values[3]
     assert uniformity(subtract_mod(without_d, MaskStream(consent, modulus).take(len(words)), modulus), modulus) > 1e-6
+
+
+class KnownRandom(RandomSource):
+    """A generator that failed: everybody knows what it gives."""
+
+    def bytes(self, count: int) -> bytes:
+        return b"\x5a" * count
+
+
+@pytest.mark.parametrize("broken", ["a", "c"])  # in front of b in the roster, and behind it
+def test_a_sites_known_generator_does_not_open_the_masks_of_its_pairs(tmp_path: Path, broken: str) -> None:
+    """Both sides draw for a pair's seed. Coordinator and two others hold all else of b's contribution: BFV key, consent, their
+    own pairs' seeds; what remains are the masks of b and the site whose generator they know."""
+    attack = make_adversary(tmp_path, random=lambda name: KnownRandom() if name == broken else SYSTEM_RANDOM)
+    attack.set_up()
+    receipts = attack.collect()
+    context, modulus = context_of(receipts[0]), attack.plan().encoding.parameters.plain_modulus
+    rest = flat(attack.words("d", attack.payloads["b", 1].ciphertexts))
+    rest = subtract_mod(rest, MaskStream(attack.ask_consent("b", receipts).values[3], modulus).take(len(rest)), modulus)
+
+    def without(other: str, seed: bytes) -> np.ndarray:
+        mask = MaskStream(derive(seed, "pair", context), modulus).take(len(rest))
+        return add_mod(rest, mask, modulus) if other < "b" else subtract_mod(rest, mask, modulus)
+
+    for colluder in {"a", "c", "d"} - {broken}:
+        rest = without(colluder, attack.spied(colluder).seeds["b"])
+    known, pair = (
+        KnownRandom().bytes(32),
+        {"study": attack.key, "roster": attack.spied("b").roster(attack.bed.sites["b"]).digest},
+    )
+    for guess in (known, bytes(32), *(pair_seed({"b": other, broken: known}, **pair) for other in (known, bytes(32)))):
+        assert uniformity(without(broken, guess), modulus) > 1e-6
+    assert uniformity(without(broken, attack.spied("b").seeds[broken]), modulus) < 1e-12  # the control: that was the last lock
 
 
 def test_self_masks_are_fresh_for_each_attempt(attack: Adversary) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -307,7 +308,7 @@ def _for(boxes: list[Box], name: str) -> list[Box]:
 def test_dealer_of_other_parameters_or_rubbish(attack: Adversary) -> None:
     """TenSEAL loads whatever it is given; a box with other BFV parameters, or none, is refused."""
     made = attack.boxes(attack.enrolments())
-    seeds = [box for box in _for(made, "b") if box.purpose is Purpose.PAIR_SEED]
+    seeds = [box for box in _for(made, "b") if box.purpose is Purpose.PAIR_SHARE]
     planned = attack.spied("a").keys(4)[0].parameters
     other = SecretKey.generate(BFV_8192 if planned == BFV_4096 else BFV_4096).to_bytes()
     for secret in (bytes(32) + other, bytes(32), b"", bytes(32) + b"rubbish", bytes(200)):
@@ -320,8 +321,8 @@ def test_dealer_of_other_parameters_or_rubbish(attack: Adversary) -> None:
 def test_dealer_of_two_key_sets(attack: Adversary) -> None:
     """Two sets of keys give two contexts: the receipts differ and nobody consents. Two boxes to one member are refused."""
     made = attack.boxes(attack.enrolments(), dealers=("a", "b"))
-    one = [box for box in made if box.purpose is Purpose.PAIR_SEED or box.sender == "a"]
-    two = [box for box in made if box.purpose is Purpose.PAIR_SEED or box.sender == "b"]
+    one = [box for box in made if box.purpose is Purpose.PAIR_SHARE or box.sender == "a"]
+    two = [box for box in made if box.purpose is Purpose.PAIR_SHARE or box.sender == "b"]
     assert attack.show_boxes("c", _for(made, "c")).refused is RefusalCode.KEYS
     for name, boxes in (("a", one), ("b", one), ("c", one), ("d", two)):
         assert attack.show_boxes(name, _for(boxes, name)).call == "ready"
@@ -336,8 +337,8 @@ def test_boxes_re_signed_replayed_or_misdirected(attack: Adversary) -> None:
     """HPKE does not say who sealed: info and signature name the sender, so a box passes for nobody else's."""
     made = attack.boxes(attack.enrolments())
     dealt = next(box for box in _for(made, "c") if box.purpose is Purpose.DEALT_KEYS)
-    ab, ac, bc = (next(box for box in made if (box.sender, box.recipient) == pair and box.purpose is Purpose.PAIR_SEED)
-                  for pair in (("a", "b"), ("a", "c"), ("b", "c")))  # fmt: skip
+    shares = {box.sender + box.recipient: box for box in made if box.purpose is Purpose.PAIR_SHARE}
+    ab, ac, bc, ca, dc = (shares[pair] for pair in ("ab", "ac", "bc", "ca", "dc"))
     d = attack.bed.sites["d"].credentials.signing_key
     stolen = replace(ac, sender="b", signature=attack.bed.sites["b"].credentials.signing_key.sign(Label.SEEDS, b"box"))
     wrong = {
@@ -349,18 +350,60 @@ def test_boxes_re_signed_replayed_or_misdirected(attack: Adversary) -> None:
         "other purpose": [replace(ac, purpose=Purpose.DEALT_KEYS), bc],
         "altered": [dealt, replace(ac, ciphertext=ac.ciphertext[:-1] + bytes([ac.ciphertext[-1] ^ 1])), bc],
         "stranger": [dealt, replace(ac, sender="x"), bc],
-        "from behind": [dealt, _dealt(attack, "d", "c", bytes(32), Purpose.PAIR_SEED), ac],
-        "short seed": [dealt, _dealt(attack, "a", "c", bytes(31), Purpose.PAIR_SEED), bc],
+        "its own, sent back": [dealt, replace(ca, sender="a", recipient="c"), bc],
+        "its own": [dealt, _dealt(attack, "c", "c", bytes(32), Purpose.PAIR_SHARE), bc],
+        "short share": [dealt, _dealt(attack, "a", "c", bytes(31), Purpose.PAIR_SHARE), bc],
     }
     for what, boxes in wrong.items():
         assert attack.show_boxes("c", boxes).refused is RefusalCode.KEYS, what
-    assert attack.show_boxes("c", [dealt, ac, bc]).call == "ready"
+    assert attack.show_boxes("c", [dealt, ac, bc, dc]).call == "ready"
+
+
+def test_a_share_of_an_earlier_study_or_roster_does_not_open(attack: Adversary) -> None:
+    """The same sites, keys and coordinator: what was sealed for one study, or one roster, is for no other."""
+    earlier = _for(attack.boxes(attack.enrolments()), "c")
+    attack.use(altered(attack.study, nonce="1" * 32))
+    first = attack.enrolments()
+    made = _for(attack.boxes(first), "c")
+    (old,) = (box for box in earlier if box.sender == "b")
+    mixed = [old if box.sender == "b" else box for box in made]
+    assert attack.show_boxes("c", mixed).refused is RefusalCode.KEYS
+    b = attack.bed.sites["b"]
+    roster = attack.spied("b").roster(b)
+    other = seal(bytes(32), Purpose.PAIR_SHARE, study=attack.key, roster=bytes(32), sender="b", recipient="c",
+                 public=roster.member("c").public, key=b.credentials.signing_key)  # fmt: skip
+    assert attack.show_boxes("c", [other if box.sender == "b" else box for box in made]).refused is RefusalCode.KEYS
+    assert attack.show_boxes("c", made).call == "ready"
+
+
+def test_shares_are_drawn_once_and_both_sides_mix_the_same_seed(attack: Adversary) -> None:
+    """Asked again, after a restart too, a site seals the same shares; where a box is missing there is no seed."""
+    enrolments = attack.enrolments()
+    first = attack.boxes(enrolments)
+    shares = {name: attack.spied(name).shares for name in NAMES}
+    attack.reopen("b")
+    again = attack.boxes(enrolments)
+    assert {name: attack.spied(name).shares for name in NAMES} == shares
+    for name in NAMES:  # from the first time and the second, as they come
+        mine = [first[place] if place % 2 else box for place, box in enumerate(again) if box.recipient == name]
+        lost = [box for box in mine if (box.sender, box.recipient) != ("d", "a")]
+        assert attack.show_boxes(name, lost).call == "ready"
+    seeds = {name: attack.spied(name).seeds for name in NAMES}
+    assert set(seeds["a"]) == {"b", "c"}
+    for one, other in itertools.combinations(NAMES, 2):
+        if (one, other) != ("a", "d"):
+            assert seeds[one][other] == seeds[other][one]
+            assert seeds[one][other] not in (shares[one][other], shares[other][one])
+    assert len({seed for mine in seeds.values() for seed in mine.values()}) == 6
+    for cohort, name, answer in ((NAMES, "a", "refuse"), (NAMES, "d", "upload"), (("a", "b", "c"), "a", "upload")):
+        attempt = 1 + len(attack.channels[name].said)
+        assert attack.assign(name, attack.assignment(cohort, attempt, attempt)).call == answer
 
 
 def test_member_without_a_box_is_in_no_cohort(attack: Adversary) -> None:
     """Who sealed nothing for this site shares no mask with it."""
     made = attack.boxes(attack.enrolments())
-    assert attack.show_boxes("c", [box for box in _for(made, "c") if box.sender == "a"]).call == "ready"
+    assert attack.show_boxes("c", [box for box in _for(made, "c") if box.sender in ("a", "d")]).call == "ready"
     assert attack.assign("c", attack.assignment()).refused is RefusalCode.KEYS
     assert attack.assign("c", attack.assignment(("a", "c", "d"))).call == "upload"
 

@@ -204,7 +204,7 @@ def test_boxes_missing_doubled_or_for_strangers(bed: TestBed) -> None:
     """A member sends exactly the boxes that it owes, complete or not at all."""
     key, machine, made = _sealing(bed)
     hub, first = bed.hub, made["a"]
-    seed = next(box for box in first if box.purpose is Purpose.PAIR_SEED)
+    seed = next(box for box in first if box.purpose is Purpose.PAIR_SHARE)
     wrong: list[tuple[str, list[Box]]] = [
         ("a", []),
         ("a", first[:-1]),

@@ -229,7 +229,7 @@ def _check_boxes(members: Members, seen: set[tuple[int, bool]]) -> None:
             (box.sender, box.purpose)
             for seat in members.seats.values()
             for (recipient, purpose), box in (seat.boxes or {}).items()
-            if recipient == name and (purpose == "pair-seed" or seat.name == members.dealer)
+            if recipient == name and (purpose == "pair-share" or seat.name == members.dealer)
         ]
         assert sorted((box.sender, box.purpose) for box in members.boxes_for(name)) == sorted(expected)
         seat, gone = members.seats[name], members.seats[name].gone

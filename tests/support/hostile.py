@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy.stats import chisquare
 from sqlalchemy import RowMapping
 
-from support.federation import TestBed, make_bed, make_request, schema_of
+from support.federation import TestBed, make_bed, make_request, open_test_site, schema_of
 from support.securesum import whole
 from veilsum_participant import store
 from veilsum_participant.contributions import Payload
@@ -31,6 +31,7 @@ from veilsum_privacy.errors import HostileInput, RefusalCode
 from veilsum_privacy.identity import Credentials, Label
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.receipts import Countersignature, SignedReceipt, countersign, parse_receipt, receipts_digest
+from veilsum_privacy.randomness import SYSTEM_RANDOM
 from veilsum_privacy.securesum.bfv import Adder
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.context import Assignment, RoundPlan, broadcast_digest, plan_round
@@ -154,6 +155,13 @@ class Adversary:
         self.study, self.key = study, study_digest(study.to_bytes())
         self.payloads: dict[tuple[str, int], Payload] = {}
         self.assignments: dict[int, Assignment] = {}
+
+    def reopen(self, name: str) -> None:
+        """A site's process ends, and another one begins on its files."""
+        site = self.bed.sites[name]
+        site.engine.dispose()
+        self.bed.sites[name] = open_test_site(site.config, self.bed.clock, SYSTEM_RANDOM)
+        self.cores[name] = ParticipantCore(self.bed.sites[name])
 
     # -- speaking to a participant -----------------------------------------------------------------------------------------
 

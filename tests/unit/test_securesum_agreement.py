@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -17,7 +18,17 @@ from support.federation import DATASET, schema_of
 from veilsum_privacy.canonical import canonical, digest
 from veilsum_privacy.errors import HostileInput
 from veilsum_privacy.identity import Identity, Label, Role, SigningKey, verify_certificate
-from veilsum_privacy.securesum.boxes import PUBLIC_KEY_BYTES, Box, BoxKey, Purpose, check_public_key, seal, unseal
+from veilsum_privacy.securesum.boxes import (
+    PUBLIC_KEY_BYTES,
+    SHARE_BYTES,
+    Box,
+    BoxKey,
+    Purpose,
+    check_public_key,
+    pair_seed,
+    seal,
+    unseal,
+)
 from veilsum_privacy.securesum.roster import Enrolment, enrol, verify_enrolment, verify_roster
 from veilsum_privacy.study import PrivacyDemand, Study, TaskDeclaration
 
@@ -37,12 +48,12 @@ def _seal(secret: bytes = b"a seed", **changes: Any) -> Box:
     _, key, _ = _party("north")
     fields = {"study": STUDY, "roster": ROSTER, "sender": "north", "recipient": "south", "key": key,
               "public": _party("south")[2].public}  # fmt: skip
-    return seal(secret, changes.pop("purpose", Purpose.PAIR_SEED), **(fields | changes))  # type: ignore[arg-type]
+    return seal(secret, changes.pop("purpose", Purpose.PAIR_SHARE), **(fields | changes))  # type: ignore[arg-type]
 
 
 def _unseal(box: Box, **changes: Any) -> bytes:
     fields = {"study": STUDY, "roster": ROSTER, "sender": _party("north")[0], "recipient": "south",
-              "purpose": Purpose.PAIR_SEED, "key": _party("south")[2]}  # fmt: skip
+              "purpose": Purpose.PAIR_SHARE, "key": _party("south")[2]}  # fmt: skip
     return unseal(box, **(fields | changes))  # type: ignore[arg-type]
 
 
@@ -75,14 +86,14 @@ def test_a_box_under_other_names_is_refused_though_its_signature_holds() -> None
         with pytest.raises(HostileInput):
             _unseal(box)
         with pytest.raises(HostileInput):
-            _unseal(replace(box, recipient="south", purpose=Purpose.PAIR_SEED))
+            _unseal(replace(box, recipient="south", purpose=Purpose.PAIR_SHARE))
 
 
 def test_another_sender_cannot_take_over_a_box() -> None:
     """Info names the sender: signing someone else's ciphertext anew does not make it open."""
     box, thief = _seal(), _party("west")
     info = canonical(
-        {"v": 1, "study": STUDY, "roster": ROSTER, "sender": "west", "recipient": "south", "purpose": "pair-seed"}
+        {"v": 1, "study": STUDY, "roster": ROSTER, "sender": "west", "recipient": "south", "purpose": "pair-share"}
     )
     stolen = replace(box, sender="west", signature=thief[1].sign(Label.SEEDS, digest("box", info, box.ciphertext)))
     with pytest.raises(HostileInput, match="does not open"):
@@ -96,7 +107,7 @@ def test_another_sender_cannot_take_over_a_box() -> None:
 def test_an_altered_box_is_refused() -> None:
     box, key = _seal(), _party("north")[1]
     info = canonical(
-        {"v": 1, "study": STUDY, "roster": ROSTER, "sender": "north", "recipient": "south", "purpose": "pair-seed"}
+        {"v": 1, "study": STUDY, "roster": ROSTER, "sender": "north", "recipient": "south", "purpose": "pair-share"}
     )
     for place in range(0, len(box.ciphertext), 37):
         altered = bytearray(box.ciphertext)
@@ -114,7 +125,7 @@ def test_an_altered_box_is_refused() -> None:
 def test_a_signature_for_one_purpose_does_not_serve_another() -> None:
     box, key = _seal(), _party("north")[1]
     info = canonical(
-        {"v": 1, "study": STUDY, "roster": ROSTER, "sender": "north", "recipient": "south", "purpose": "pair-seed"}
+        {"v": 1, "study": STUDY, "roster": ROSTER, "sender": "north", "recipient": "south", "purpose": "pair-share"}
     )
     for label in Label:
         signed = replace(box, signature=key.sign(label, digest("box", info, box.ciphertext)))
@@ -123,6 +134,47 @@ def test_a_signature_for_one_purpose_does_not_serve_another() -> None:
         else:
             with pytest.raises(HostileInput, match="signature"):
                 _unseal(signed)
+
+
+NAMES = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1, max_size=12)
+SHARE = st.binary(min_size=SHARE_BYTES, max_size=SHARE_BYTES)
+
+
+@given(st.lists(NAMES, min_size=2, max_size=2, unique=True), st.tuples(SHARE, SHARE), st.tuples(SHARE, SHARE))
+def test_both_sides_mix_the_same_seed(names: list[str], shares: tuple[bytes, bytes], bound: tuple[bytes, bytes]) -> None:
+    """RFC 5869 by the hmac module: both shares in the order of the names' bytes, expanded to everything they are bound to."""
+    study, roster = bound
+    mine = dict(zip(names, shares, strict=True))
+    seed = pair_seed(mine, study=study, roster=roster)
+    assert pair_seed(dict(reversed(mine.items())), study=study, roster=roster) == seed
+    first, second = sorted(names, key=lambda name: name.encode())
+    info = b"".join(
+        len(part).to_bytes(4, "big") + part
+        for part in (b"veilsum/1/pair-seed", study, roster, first.encode(), second.encode())
+    )
+    extracted = hmac.digest(bytes(32), mine[first] + mine[second], "sha256")
+    assert seed == hmac.digest(extracted, info + b"\x01", "sha256")
+
+
+def test_a_seed_is_for_one_pair_of_one_roster_of_one_study() -> None:
+    shares = {"north": b"\1" * 32, "south": b"\2" * 32}
+    seeds = {
+        pair_seed(shares, study=STUDY, roster=ROSTER),
+        pair_seed(shares, study=ROSTER, roster=ROSTER),
+        pair_seed(shares, study=STUDY, roster=STUDY),
+        pair_seed(shares, study=ROSTER, roster=STUDY),
+        pair_seed({"north": b"\1" * 32, "west": b"\2" * 32}, study=STUDY, roster=ROSTER),
+        pair_seed({"north": b"\2" * 32, "south": b"\1" * 32}, study=STUDY, roster=ROSTER),
+        pair_seed({"north": b"\1" * 32, "south": b"\1" * 32}, study=STUDY, roster=ROSTER),
+        pair_seed({"nor": b"\1" * 32, "thsouth": b"\2" * 32}, study=STUDY, roster=ROSTER),
+    }
+    assert len(seeds) == 8
+
+
+@pytest.mark.parametrize("shares", [{}, {"a": bytes(32)}, {"a": bytes(32), "b": bytes(31)}, dict.fromkeys("abc", bytes(32))])
+def test_a_seed_takes_two_whole_shares(shares: dict[str, bytes]) -> None:
+    with pytest.raises(HostileInput):
+        pair_seed(shares, study=STUDY, roster=ROSTER)
 
 
 def test_box_keys_survive_their_bytes_and_show_nothing() -> None:

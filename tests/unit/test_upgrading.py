@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import sqlite3
 from contextlib import closing
@@ -15,7 +16,7 @@ from alembic.config import Config
 from alembic.runtime.environment import EnvironmentContext
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from sqlalchemy import inspect, text
+from sqlalchemy import inspect, select, text
 
 from support.ledgers import START, federation
 from veilsum_coordinator.keeping import RELEASES
@@ -70,7 +71,7 @@ def tables(path: Path) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.parametrize("version", ["0001", "0002", "0003", "0004"])
+@pytest.mark.parametrize("version", ["0001", "0002", "0003", "0004", "0005", "0006"])
 def test_a_participants_older_tables_are_brought_up_to_date(tmp_path: Path, version: str) -> None:
     path = tmp_path / "old.db"
     upgrade_to(path, COMPONENTS["participant"], "participant", version)
@@ -125,6 +126,48 @@ def test_a_coordinators_older_tables_are_brought_up_to_date(tmp_path: Path, vers
     assert tables(path) == tables(tmp_path / "fresh.db")
 
 
+def test_cohorts_of_an_older_version_are_remembered(tmp_path: Path) -> None:
+    """By name where no receipts were kept; of a sum that is known by its receipt only, that there was one."""
+    path, receipt = tmp_path / "old.db", json.dumps({"dataset": "records"})
+    upgrade_to(path, COMPONENTS["participant"], "participant", "0004")
+    engine = open_database(path)
+    with transaction(engine) as connection:
+        for number, (difference, cohort) in enumerate([("strict", '["a", "b"]'), ("allowed", '["a", "c"]'), ("strict", None)]):
+            signed = json.dumps({"dataset": "records", "privacy": {"cohort_difference": difference}}).encode()
+            connection.execute(
+                text(
+                    "INSERT INTO participant_study (digest, status, study, analyst, enrolment, strict_cohort, receipts, round,"
+                    " attempt) VALUES (:digest, 'ended', :study, 'analyst', X'00', :cohort, 0, 0, 0)"
+                ),
+                {"digest": bytes([number]) * 32, "study": signed, "cohort": cohort},
+            )
+        states = [(0, "released", None), (0, "consented", None), (0, "tombstone", None), (1, "released", None),
+                  (2, "recovered", receipt), (3, "recovered", receipt)]  # fmt: skip
+        for number, (study, state, shown) in enumerate(states):
+            connection.execute(
+                text(
+                    "INSERT INTO participant_attempt (study, attempt, round, state, context, assignment, deadline, label,"
+                    " receipt) VALUES (:study, :number, 1, :state, :context, X'00', 9, 'statistics', :receipt)"
+                ),
+                {
+                    "study": bytes([study]) * 32,
+                    "number": number,
+                    "state": state,
+                    "context": bytes([number]) * 32,
+                    "receipt": None if shown is None else shown.encode(),
+                },
+            )
+    store.create_tables(engine)
+    with transaction(engine) as connection:
+        rows = connection.execute(select(store.COHORTS).order_by(store.COHORTS.c.context)).all()
+    engine.dispose()
+    assert [(row.study[0], row.dataset, row.population, row.members) for row in rows] == [
+        (0, "records", "records", '{"a": "", "b": ""}'),
+        (2, "records", "records", None),
+        (3, "records", "records", None),
+    ]
+
+
 def old_site(directory: Path) -> ParticipantConfig:
     """A participant of version 0.1, as it was left: state file of the first layout, key and certificates."""
     forge, key = federation(), ec.derive_private_key(OLD_SECRET, ec.SECP256R1())
@@ -163,7 +206,7 @@ def test_going_back_and_forth(tmp_path: Path) -> None:
     site.engine.dispose()
     party = Party(Role.PARTICIPANT, config.state, config.identity)
     manifest = back_up(party, tmp_path / "new.tar", software="veilsum test")
-    assert manifest.layout == {"ledger": "0002", "participant": "0004"}
+    assert manifest.layout == {"ledger": "0002", "participant": "0006"}
     shutil.copyfile(OLD, config.state)
     assert restore(tmp_path / "new.tar", party).behind == 0
     engine = open_database(config.state)

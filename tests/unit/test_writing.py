@@ -107,7 +107,7 @@ def test_boxes_that_were_stored_late_are_not_written_again(tmp_path: Path, monke
         writes.append(data)
 
     monkeypatch.setattr(journal_module, "write_boxes", slow)
-    study, first, other = bytes(32), *([Box("a", "b", Purpose.PAIR_SEED, text, b"")] for text in (b"1", b"2"))
+    study, first, other = bytes(32), *([Box("a", "b", Purpose.PAIR_SHARE, text, b"")] for text in (b"1", b"2"))
     with pytest.raises(NotStoredError):
         journal.keep_boxes(study, "a", first)
     with pytest.raises(NotStoredError):  # the first is under way

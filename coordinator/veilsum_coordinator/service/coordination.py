@@ -23,9 +23,9 @@ from veilsum_proto.federation_pb2_grpc import CoordinationServicer
 
 PING_SECONDS = 10.0
 MAX_WORDS_BYTES = 8 * 8192  # a word for every slot of the largest ciphertext
-MAX_SEED_BOX_BYTES = 4096
+MAX_SHARE_BOX_BYTES = 4096
 MAX_KEYS_BOX_BYTES = 1 << 18
-"""Largest sealed boxes: of a seed, and of the study's keys, which are the largest BFV key and little more. What a stream of
+"""Largest sealed boxes: of a share, and of the study's keys, which are the largest BFV key and little more. What a stream of
 them brings is held until it ends."""
 
 ROLES = (Role.PARTICIPANT,)
@@ -312,7 +312,7 @@ def _box(message: pb.SealedBox) -> Box:
         purpose = Purpose(message.purpose)
     except ValueError as error:
         raise HostileInput("A box has an unknown purpose.") from error
-    largest = MAX_SEED_BOX_BYTES if purpose is Purpose.PAIR_SEED else MAX_KEYS_BOX_BYTES
+    largest = MAX_SHARE_BOX_BYTES if purpose is Purpose.PAIR_SHARE else MAX_KEYS_BOX_BYTES
     ciphertext = _bounded(message.ciphertext, largest, "sealed box")
     if len(message.sender) > 64 or len(message.recipient) > 64 or len(message.signature) > 256:
         raise HostileInput("A box's names or signature are larger than allowed.")

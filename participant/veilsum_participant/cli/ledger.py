@@ -296,7 +296,7 @@ def _recover(settings: ParticipantConfig, source: str, *, as_json: bool) -> None
         site = open_site(settings)
         try:
             own = others.receipts(participant=site.name)
-            entries = recover_receipts(site, own)
+            entries = recover_receipts(site, own, lambda entry: others.receipts(entry=entry))
             waiting = site.restored() is not None
             obstacle = vouch(site, others)
         finally:

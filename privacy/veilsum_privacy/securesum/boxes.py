@@ -2,10 +2,14 @@
 
 Base mode does not say who sealed, so the sender signs info and box; info holds study, roster, sender, recipient and purpose,
 so a box opens only where it was meant to. The hybrid key encapsulation keeps recorded boxes closed to a quantum computer.
+
+Each of two participants seals a share of their pair's seed to the other, and :func:`pair_seed` mixes both: who knows what one
+of them draws does not know the seed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -17,17 +21,20 @@ from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, MLKEM768X25519Pr
 from veilsum_privacy.canonical import canonical, digest
 from veilsum_privacy.errors import HostileInput
 from veilsum_privacy.identity import Identity, Label, SigningKey, verify
+from veilsum_privacy.securesum.masks import derive
 
 _SUITE = Suite(KEM.MLKEM768_X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
 _MLKEM_PUBLIC, _MLKEM_PRIVATE, _X25519 = 1184, 64, 32
 
 PUBLIC_KEY_BYTES = _MLKEM_PUBLIC + _X25519
 
+SHARE_BYTES = 32
+
 
 class Purpose(StrEnum):
     """What a box carries; part of its info."""
 
-    PAIR_SEED = "pair-seed"
+    PAIR_SHARE = "pair-share"
     DEALT_KEYS = "dealt-keys"
 
 
@@ -143,9 +150,25 @@ def unseal(box: Box, *, study: bytes, roster: bytes, sender: Identity, recipient
 
 
 def _label(purpose: Purpose) -> Label:
-    return Label.SEEDS if purpose is Purpose.PAIR_SEED else Label.KEYS
+    return Label.SEEDS if purpose is Purpose.PAIR_SHARE else Label.KEYS
 
 
 def check_public_key(data: bytes) -> None:
     """Raise HostileInput unless ``data`` is a valid HPKE public key."""
     _public_key(data)
+
+
+def pair_seed(shares: Mapping[str, bytes], *, study: bytes, roster: bytes) -> bytes:
+    """The seed of two participants' masks (32 bytes): HKDF of both shares, bound to study, roster and both names.
+
+    Args:
+        shares: what each of the two drew for the other, by the name of who drew it.
+
+    Raises:
+        HostileInput: a share has the wrong length.
+    """
+    names = sorted(shares, key=str.encode)
+    if len(names) != 2 or any(len(share) != SHARE_BYTES for share in shares.values()):
+        raise HostileInput("A pair's seed is made of two shares of 32 bytes.")
+    secret = b"".join(shares[name] for name in names)
+    return derive(secret, "pair-seed", study, roster, *(name.encode() for name in names))

@@ -1,0 +1,317 @@
+"""Sums without noise, or of one cohort only, over all studies of a population: no two may show a few sites by subtraction."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.federation import DATASET, make_bed, make_request, schema_of
+from support.hostile import Adversary, altered, make_data
+from veilsum_participant.checks import Check, Outcome, SiteCheck
+from veilsum_participant.config import DatasetConfig
+from veilsum_participant.recovery import recover_receipts
+from veilsum_participant.site import Site
+from veilsum_participant.vouching import vouch
+from veilsum_privacy.backup import Party, back_up
+from veilsum_privacy.errors import RefusalCode
+from veilsum_privacy.identity import Role
+from veilsum_privacy.restore import restore
+from veilsum_privacy.study import Study
+from veilsum_proto import federation_pb2 as pb
+
+ABCD = ("a", "b", "c", "d")
+
+
+class Scene:
+    """Honest sites, and a coordinator and an analyst who choose studies and cohorts."""
+
+    def __init__(self, directory: Path, names: Sequence[str] = ABCD, **policy: Any) -> None:
+        bed = make_bed(directory, make_data(names), **{"min_cohort": 3, "budget": (None, 1e-5), **policy})
+        self.attack = Adversary(bed)
+        self._count = 0
+
+    @property
+    def sites(self) -> dict[str, Site]:
+        return self.attack.bed.sites
+
+    def study(self, noise: str = "none", difference: str = "strict", dataset: str = DATASET) -> Study:
+        """Another study of a few releases: exact, or with noise."""
+        self._count += 1
+        epsilon = None if noise == "none" else 50.0
+        compiled = self.attack.bed.compile(make_request(schema_of(2), epsilon=epsilon and 5.0, min_cohort=2))
+        changes: dict[str, Any] = {
+            "privacy__cohort_difference": difference,
+            "nonce": f"{self._count:032x}",
+            "dataset": dataset,
+        }
+        changes["privacy__epsilon"] = epsilon
+        return altered(compiled, task__releases=3, **changes)
+
+    def begin(self, study: Study) -> None:
+        """All enrol and exchange keys."""
+        self.attack.use(study)
+        self.attack.set_up()
+
+    def release(self, cohort: Sequence[str], number: int = 1) -> None:
+        """A round of the present study, opened."""
+        self.attack.collect(cohort, number, number)
+        self.attack.finish(number, number)
+
+    def asked(self, cohort: Sequence[str], number: int = 1) -> dict[str, RefusalCode | str]:
+        """What each member says to an assignment."""
+        assignment = self.attack.assignment(cohort, number, number)
+        said = {name: self.attack.assign(name, assignment) for name in cohort}
+        return {name: item.refused if item.call == "refuse" else item.call for name, item in said.items()}
+
+
+def refused(cohort: Sequence[str]) -> dict[str, RefusalCode | str]:
+    return dict.fromkeys(cohort, RefusalCode.COHORT_CHANGED)
+
+
+def uploaded(cohort: Sequence[str]) -> dict[str, RefusalCode | str]:
+    return dict.fromkeys(cohort, "upload")
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    made = Scene(tmp_path)
+    yield made
+    made.attack.check_ledgers()
+
+
+def test_two_exact_studies_do_not_show_the_site_that_one_of_them_lacks(scene: Scene) -> None:
+    """abcd, then abc: the difference would be d's own vector. Nothing is reserved, and the same cohort goes on."""
+    scene.begin(scene.study())
+    scene.release(ABCD)
+    scene.begin(scene.study())
+    before = {name: scene.attack.kinds(name) for name in "abc"}
+    assert scene.asked("abc") == refused("abc")
+    assert {name: scene.attack.kinds(name) for name in "abc"} == before
+    scene.release(ABCD, 2)
+
+
+def test_a_larger_cohort_is_held_to_a_smaller_one_as_well(scene: Scene) -> None:
+    """d, whose vector the difference would be, was in no sum; those who were in one protect it."""
+    scene.begin(scene.study())
+    scene.release("abc")
+    scene.begin(scene.study())
+    assert scene.asked(ABCD) == {**refused("abc"), "d": "upload"}
+
+
+@pytest.mark.parametrize(("min_cohort", "answer"), [(2, uploaded("abcd")), (3, refused("abcd"))])
+def test_cohorts_that_differ_in_as_many_as_a_cohort_needs(
+    tmp_path: Path, min_cohort: int, answer: dict[str, RefusalCode | str]
+) -> None:
+    scene = Scene(tmp_path, "abcdef", min_cohort=min_cohort)
+    scene.begin(scene.study())
+    scene.release("abcdef")
+    scene.begin(scene.study())
+    assert scene.asked(ABCD) == answer
+
+
+def test_one_site_in_the_place_of_another_is_a_difference_of_two(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, "abcde")
+    scene.begin(scene.study())
+    scene.release(ABCD)
+    scene.begin(scene.study())
+    assert scene.asked("abce") == {**refused("abc"), "e": "upload"}
+
+
+@pytest.mark.parametrize("first", ["none", "distributed"])
+@pytest.mark.parametrize("second", ["none", "distributed"])
+def test_exact_and_strict_sums_are_held_to_one_another(scene: Scene, first: str, second: str) -> None:
+    scene.begin(scene.study(first))
+    scene.release(ABCD)
+    scene.begin(scene.study(second))
+    assert scene.asked("abc") == refused("abc")
+
+
+def test_studies_that_allow_differing_cohorts_are_not_held(scene: Scene) -> None:
+    """Each of their sums has noise of its own, and was paid for; nor do they bind what comes after them."""
+    for cohort in (ABCD, ("a", "b", "c"), ("b", "c", "d")):
+        scene.begin(scene.study("distributed", "allowed"))
+        scene.release(cohort)
+    scene.begin(scene.study())
+    scene.release(("a", "b", "d"))
+    scene.begin(scene.study("distributed", "allowed"))
+    scene.release(ABCD)
+
+
+def test_what_was_uploaded_before_another_sum_was_paid_gets_no_consent(scene: Scene) -> None:
+    """Both assignments came while nothing was remembered: the consent decides, in the transaction that charges."""
+    first, second = scene.study(), scene.study()
+    scene.begin(first)
+    scene.attack.collect(ABCD)
+    kept = scene.attack.payloads, scene.attack.assignments
+    scene.begin(second)
+    receipts = scene.attack.collect("abc")
+    asked = scene.attack.payloads, scene.attack.assignments
+    scene.attack.use(first)
+    scene.attack.payloads, scene.attack.assignments = kept
+    scene.attack.finish()
+    scene.attack.use(second)
+    scene.attack.payloads, scene.attack.assignments = asked
+    for name in "abc":
+        assert scene.attack.ask_consent(name, receipts).refused is RefusalCode.COHORT_CHANGED
+        assert scene.attack.charges(name) == 1
+
+
+@pytest.mark.parametrize("end", [True, False])
+def test_cohorts_are_remembered_across_restarts_and_after_the_study(scene: Scene, *, end: bool) -> None:
+    scene.begin(scene.study())
+    scene.release(ABCD)
+    for name in ABCD:
+        if end:
+            assert scene.attack.tell(name, pb.DIRECTIVE_KIND_END).call == "confirm"
+        scene.attack.reopen(name)
+    scene.begin(scene.study())
+    assert scene.asked("abc") == refused("abc")
+    scene.release(ABCD, 2)
+
+
+@pytest.mark.parametrize(("population", "answer"), [("people", refused("abc")), (None, uploaded("abc"))])
+def test_all_datasets_of_a_population_count(
+    scene: Scene, population: str | None, answer: dict[str, RefusalCode | str]
+) -> None:
+    """The same people under another dataset's name; also where the operator says only later that they are the same."""
+    scene.begin(scene.study())
+    scene.release(ABCD)
+    for site in scene.sites.values():
+        (dataset,) = site.config.datasets.values()
+        datasets = {
+            DATASET: dataset.model_copy(update={"population": population}),
+            "copy": DatasetConfig(path=dataset.path, population=population),
+        }
+        site.config = site.config.model_copy(update={"datasets": datasets})
+        with site.engine.begin() as connection:
+            site.ledger.set_budget(connection, population or "copy", None, 1e-5, reason="test", operator="test")
+    scene.begin(scene.study(dataset="copy"))
+    assert scene.asked("abc") == answer
+
+
+# -- before anyone enrols --------------------------------------------------------------------------------------------------
+
+
+def inviting(study: Study, names: Sequence[str]) -> Study:
+    return altered(study, participants=sorted(names), weights=dict.fromkeys(names, 1))
+
+
+def test_a_study_whose_sites_can_form_no_cohort_is_refused_at_once(scene: Scene) -> None:
+    scene.begin(scene.study())
+    scene.release(ABCD)
+    for names, code in (("abc", RefusalCode.COHORT_CHANGED), (ABCD, None)):
+        scene.attack.use(inviting(scene.study(), names))
+        for name in names:
+            said = scene.attack.enrol(name)
+            assert (said.refused if said.call == "refuse" else None) == code
+    scene.attack.use(inviting(scene.study("distributed", "allowed"), "abc"))
+    assert scene.attack.enrol("a").call == "enrol"
+
+
+def test_a_study_that_may_have_an_earlier_cohort_is_let_in(tmp_path: Path) -> None:
+    """All five differ from abcd in one; but without e, whom nobody has to invite, they are abcd."""
+    scene = Scene(tmp_path, "abcde")
+    scene.begin(scene.study())
+    scene.release(ABCD)
+    scene.attack.use(scene.study())
+    assert scene.attack.enrol("a").call == "enrol"
+
+
+# -- after a backup --------------------------------------------------------------------------------------------------------
+
+
+def checked(site: Site) -> list[Check]:
+    found = SiteCheck(site.config, site.clock).run()
+    return [item for item in found if item.check == f"cohorts {DATASET}"]
+
+
+def test_a_restored_backup_knows_its_cohorts(scene: Scene, tmp_path: Path) -> None:
+    scene.begin(scene.study())
+    scene.release(ABCD)
+    site = scene.sites["a"]
+    party = Party(Role.PARTICIPANT, site.config.state, site.config.identity)
+    back_up(party, tmp_path / "a.backup", software="test")
+    site.engine.dispose()
+    site.config.state.unlink()
+    restore(tmp_path / "a.backup", party)
+    scene.attack.reopen("a")
+    scene.attack.bed.clock.now += 60
+    scene.sites["b"].ledger.checkpoint()
+    assert vouch(scene.sites["a"], scene.sites["b"].ledger) == ""
+    (check,) = checked(scene.sites["a"])
+    assert (check.status, "a, b, c, d" in check.detail) == (Outcome.OK, True)
+    scene.begin(scene.study())
+    assert scene.asked("abc") == refused("abc")
+
+
+@pytest.mark.parametrize("noise", ["none", "distributed"])
+@pytest.mark.parametrize("vouched", ["peer", "coordinator"])
+def test_what_a_backup_lacks_is_closed_until_a_peer_shows_who_took_part(
+    scene: Scene, tmp_path: Path, vouched: str, noise: str
+) -> None:
+    """The mirror shows that there was a sum, and not of whom; receipts that a peer kept show that."""
+    site = scene.sites["a"]
+    party = Party(Role.PARTICIPANT, site.config.state, site.config.identity)
+    back_up(party, tmp_path / "a.backup", software="test")
+    scene.begin(scene.study(noise))
+    scene.release(ABCD)
+    receipt = scene.attack.payloads["a", 1].receipt
+    site.ledger.checkpoint()
+    site.engine.dispose()
+    restore(tmp_path / "a.backup", party, force=True)
+    scene.attack.reopen("a")
+    site, peer = scene.sites["a"], scene.sites["b"].ledger
+    item = pb.MirroredReceipt(receipt=pb.SignedReceipt(body=receipt.body, signature=receipt.signature), number=5)
+    channel = scene.attack.channels["a"]
+    channel.objects = {pb.OBJECT_KIND_MIRRORED: pb.MirroredObject(receipts=[item]).SerializeToString()}
+    if vouched == "coordinator":
+        assert len(scene.attack.cores["a"].catch_up(channel)) == 1
+        scene.attack.bed.clock.now += 60
+        peer.checkpoint()
+        assert vouch(site, peer) == ""  # somebody vouched; of that sum nobody has shown the cohort
+        (check,) = checked(site)
+        assert check.status is Outcome.WARNING
+        scene.attack.use(scene.study())
+        assert scene.attack.enrol("a").refused is RefusalCode.COHORT_CHANGED
+        scene.attack.use(scene.study("distributed", "allowed"))
+        assert scene.attack.enrol("a").call == "enrol"
+    shown = peer.receipts(participant="a")
+    recover_receipts(
+        site, shown, lambda entry: peer.receipts(entry=entry)[:-1]
+    )  # one is kept back: who was in it is not known
+    scene.attack.bed.clock.now += 60
+    peer.checkpoint()
+    assert vouch(site, peer) == ""
+    scene.attack.use(scene.study())
+    assert scene.attack.enrol("a").refused is RefusalCode.COHORT_CHANGED
+    recover_receipts(site, shown, lambda entry: peer.receipts(entry=entry))
+    assert [item.status for item in checked(site)] == [Outcome.OK]
+    scene.begin(scene.study())
+    assert scene.asked("abc") == refused("abc")
+    scene.release(ABCD, 2)
+    site.ledger.verify(authority=site.credentials.authority)
+
+
+def test_a_state_of_an_earlier_version_brings_its_cohorts(scene: Scene) -> None:
+    """Each charge's receipts say who was in the sum, and with which key."""
+    scene.begin(scene.study())
+    scene.release(ABCD)
+    for name in ABCD:
+        site = scene.sites[name]
+        site.engine.dispose()
+        with closing(sqlite3.connect(site.config.state)) as raw, raw:
+            raw.execute("DROP TABLE participant_cohort")
+            raw.execute("ALTER TABLE participant_study ADD COLUMN strict_cohort TEXT")
+            raw.execute("ALTER TABLE participant_study DROP COLUMN shares")
+            raw.execute("UPDATE participant_study SET strict_cohort = ?", (json.dumps(ABCD),))
+            raw.execute("UPDATE participant_version SET version_num = '0004'")
+        scene.attack.reopen(name)
+    scene.begin(scene.study())
+    assert scene.asked("abc") == refused("abc")
+    assert scene.asked(ABCD, 2) == uploaded(ABCD)
