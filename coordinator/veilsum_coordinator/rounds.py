@@ -176,9 +176,9 @@ class Round:
         """What is kept with the release, so that it can be proven later; ``coordinator``: DER of its certificate."""
         if self.countersigned is None:
             raise StateError("A round was opened whose receipts were never shown.")
-        keys = {parse_statement(signed.body).keys for signed in self.statements.values()}
+        keys = next(parse_statement(signed.body).keys for signed in self.statements.values())  # those of the context, all
         signatures = {name: self.statements[name].signature for name in sorted(self.answers, key=str.encode)}
-        return KeptProof(*keys, signatures, self.countersigned, coordinator)
+        return KeptProof(keys, signatures, self.countersigned, coordinator)
 
     @property
     def context(self) -> bytes:
