@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, RowMapping
 
 from veilsum_participant import store
+from veilsum_participant.answers import answer_fault, keep_answer
 from veilsum_participant.budgets import budget_faults, declared, promised, record_refused_study
 from veilsum_participant.cohorts import joining_faults
 from veilsum_participant.policy import study_faults
@@ -77,15 +78,27 @@ def verify_study(site: Site, key: bytes, signed: SignedStudy) -> tuple[Study, st
     return study, analyst.name
 
 
+def policy_refusals(connection: Connection, site: Site, study: Study, analyst: str) -> list[Refusal]:
+    """Everything that speaks against a verified study, but for what its population has spent."""
+    delta = site.budget_delta(study.dataset, connection)
+    faults = study_faults(study, analyst, site.config, site.name, delta)
+    return [*faults, *joining_faults(connection, study, site.config, site.name)]
+
+
 def study_refusal(connection: Connection, site: Site, key: bytes, study: Study, analyst: str) -> Refusal | None:
     """Everything in policy and budget that speaks against a verified study, as one refusal; None for nothing."""
-    delta = site.budget_delta(study.dataset, connection)
-    faults = [
-        *study_faults(study, analyst, site.config, site.name, delta),
-        *joining_faults(connection, study, site.config, site.name),
-        *budget_faults(connection, site.config, site.ledger, key, study),
-    ]
-    return Refusal.of(faults)
+    budget = budget_faults(connection, site.config, site.ledger, key, study)
+    return Refusal.of([*policy_refusals(connection, site, study, analyst), *budget])
+
+
+def _answer(connection: Connection, site: Site, key: bytes, study: Study, analyst: str) -> Refusal | None:
+    """What an analyst is told of a study, which says something of the budget and so is not told without end."""
+    policy, asked = policy_refusals(connection, site, study, analyst), answer_fault(connection, site, key, study, analyst)
+    if asked is not None:  # the budget is not looked at, so that nothing about this refusal depends on it
+        return Refusal.of([*policy, asked])
+    budget = list(budget_faults(connection, site.config, site.ledger, key, study))
+    keep_answer(connection, site, key, study, analyst, fits=not budget)
+    return Refusal.of([*policy, *budget])
 
 
 def rehearsal_faults(site: Site, study: Study) -> Iterator[Refusal]:
@@ -108,12 +121,14 @@ def decide(connection: Connection, site: Site, key: bytes, signed: SignedStudy, 
     if row is not None and row["state"] not in UNDECIDED:
         store.change_pending(connection, key, state="refused")
         return Refusal(RefusalCode.APPROVAL, _declined(row["reason"]))
-    refusal = study_refusal(connection, site, key, study, analyst) or Refusal.of(rehearsal_faults(site, study))
+    approved = row is not None and row["state"] == "approved"  # the operator's word, which no bound holds back
+    refusal = (study_refusal if approved else _answer)(connection, site, key, study, analyst)
+    refusal = refusal or Refusal.of(rehearsal_faults(site, study))
     if refusal is not None:
         store.drop_pending(connection, key)
         record_refused_study(connection, site, key, study, refusal)
         return refusal
-    waits = site.config.policy.approval == "manual" and (row is None or row["state"] != "approved")
+    waits = site.config.policy.approval == "manual" and not approved
     if not waits:
         store.drop_pending(connection, key)
     elif row is None:

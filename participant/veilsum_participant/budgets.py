@@ -53,9 +53,9 @@ def declared(study: Study) -> Counter[Mechanism]:
     return releases
 
 
-def remaining(connection: Connection, key: bytes, study: Study) -> Counter[Mechanism]:
-    """What an enrolled study may still ask for: declared, less what was charged or is open."""
-    used = _used(connection, key, study, (*store.OPEN, *store.PAID))
+def remaining(connection: Connection, key: bytes, study: Study, *, paid_only: bool = False) -> Counter[Mechanism]:
+    """What a study may still ask for: declared, less what was charged or is open; ``paid_only``: less what was charged."""
+    used = _used(connection, key, study, store.PAID if paid_only else (*store.OPEN, *store.PAID))
     left = Counter({mechanism: count - used[_price(mechanism)] for mechanism, count in declared(study).items()})
     return +left
 

@@ -105,6 +105,8 @@ class Policy(Frozen):
         max_lost: charges without a release after which it leaves a study.
         study_days: how long a study may stay open.
         attempt_hours: how long a reservation stays open at most, whatever deadline the coordinator names.
+        max_budget_answers: how often a day an analyst is told whether a population's budget bears a study, by being let in or
+            refused; answers to studies that paid all that they declared do not count (:mod:`veilsum_participant.answers`).
         approval: ``policy`` enrols in every study that the policy accepts, ``manual`` waits for the operator's word on each.
         share_metrics: which of its own metrics the site reports to the coordinator, by groups; none by default. What is not
             named never leaves. ``false``, which earlier versions wrote, is the same as none.
@@ -154,6 +156,7 @@ class Policy(Frozen):
     max_lost: StrictInt = Field(default=2, ge=1, le=100)
     study_days: StrictInt = Field(default=366, ge=1, le=3660)
     attempt_hours: StrictInt = Field(default=24, ge=1, le=24 * 30)
+    max_budget_answers: StrictInt = Field(default=8, ge=1, le=10_000)
     approval: Literal["policy", "manual"] = "policy"
     share_metrics: tuple[ShareGroup, ...] = ()
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import (
+    Boolean,
     Column,
     Connection,
     Engine,
@@ -115,6 +116,16 @@ COHORTS = Table(
     Column("dataset", String(64), nullable=False),
     Column("population", String(64), nullable=False),
     Column("members", Text),  # JSON: name -> key fingerprint; null where a restored backup does not know them
+)
+
+ANSWERS = Table(
+    "participant_answer",
+    METADATA,
+    Column("study", LargeBinary(32), primary_key=True),
+    Column("fits", Boolean, primary_key=True),  # whether the budget bore the study
+    Column("analyst", String(64), nullable=False),
+    Column("population", String(64), nullable=False),
+    Column("time", Integer, nullable=False),
 )
 
 PENDING = Table(

@@ -69,6 +69,7 @@ class RefusalCode(StrEnum):
     COHORT_CHANGED = "cohort-changed"
     EPSILON = "epsilon-too-large"
     BUDGET = "budget-exceeded"
+    ASKED = "asked-too-often"
     UNIT = "unit-not-accepted"
     WEIGHTS = "weights-not-accepted"
     ROSTER = "roster-invalid"

@@ -113,8 +113,8 @@ def enrol(bed: TestBed, name: str, study: Study, membership: Membership | None =
 
 @pytest.fixture
 def tight(tmp_path: Path) -> TestBed:
-    """Sites whose budget bears one study of epsilon 1, not two."""
-    return make_bed(tmp_path, make_data("abc"), budget=(1.2, 1e-5))
+    """Sites whose budget bears one study of epsilon 1, not two; an analyst may ask as often as a test does."""
+    return make_bed(tmp_path, make_data("abc"), budget=(1.2, 1e-5), max_budget_answers=1000)
 
 
 def test_what_an_enrolled_study_may_ask_for_is_taken(tight: TestBed) -> None:
@@ -333,6 +333,7 @@ def test_a_store_of_the_first_layout_is_adopted(tmp_path: Path) -> None:
             "participant_kept",
             "participant_state",
             "participant_cohort",
+            "participant_answer",
             "participant_version",
         ):
             connection.exec_driver_sql(f"DROP TABLE {table}")

@@ -307,6 +307,7 @@ def test_a_state_of_an_earlier_version_brings_its_cohorts(scene: Scene) -> None:
         site.engine.dispose()
         with closing(sqlite3.connect(site.config.state)) as raw, raw:
             raw.execute("DROP TABLE participant_cohort")
+            raw.execute("DROP TABLE participant_answer")
             raw.execute("ALTER TABLE participant_study ADD COLUMN strict_cohort TEXT")
             raw.execute("ALTER TABLE participant_study DROP COLUMN shares")
             raw.execute("UPDATE participant_study SET strict_cohort = ?", (json.dumps(ABCD),))

@@ -27,6 +27,7 @@ NAMES = {
     "VeilsumBudget80",
     "VeilsumBudget95",
     "VeilsumBudgetGoneInAWeek",
+    "VeilsumBudgetSearched",
     "VeilsumParticipantGone",
     "VeilsumRoundStuck",
     "VeilsumRefusals",

@@ -1,4 +1,4 @@
 """How a participant's tables came to be, step by step; run by :func:`veilsum_privacy.database.migrate`."""
 
-HEAD = "0007"
+HEAD = "0008"
 """The last script."""

@@ -73,6 +73,7 @@ max_attempts = 16             # how often one round may be tried
 max_lost = 2                  # paid rounds without a release after which the site leaves a study
 study_days = 366              # how long a study may stay open
 attempt_hours = 24            # how long a reservation stays open at most
+max_budget_answers = 8        # how often a day an analyst is told whether a budget bears a study that does not pay all of it
 approval = "policy"           # "manual": every study waits for `veilsum participant approve`
 share_metrics = []            # told to the coordinator, of "software", "budget", "ledger", "timings", "certificate"
 
