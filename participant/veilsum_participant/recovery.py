@@ -20,9 +20,8 @@ from veilsum_participant.site import LOG, Site, load_enrolments
 from veilsum_privacy.database import reading, transaction
 from veilsum_privacy.errors import HostileInput, VeilsumError
 from veilsum_privacy.identity import Role, key_fingerprint
-from veilsum_privacy.identity.certificate import common_name, load_certificate, p256_key
+from veilsum_privacy.identity.certificate import common_name, issued, load_certificate, p256_key
 from veilsum_privacy.ledger import Kind
-from veilsum_privacy.ledger.checking import issued
 from veilsum_privacy.ledger.keeping import KeptReceipt
 from veilsum_privacy.ledger.receipts import (
     Receipt,
