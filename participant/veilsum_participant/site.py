@@ -153,7 +153,7 @@ class Site:
         key = (dataset, schema.model_dump_json())
         if key not in self._records:
             offered = self.config.datasets[dataset]
-            records, counts = load_records(offered.path, schema, offered.subject)
+            records, counts = load_records(offered.path, schema, offered.subject, header=offered.header)
             LOG.info("dataset %s is read", dataset)
             LOG.debug("dataset %s: %s", dataset, counts)
             self._records = {key: records}
