@@ -297,7 +297,8 @@ class SiteCheck:
         yield Check("shared metrics", Outcome.OK, f"the coordinator is told: {told}" if told else "none: nothing is told")
 
     def _dataset(self, name: str) -> Iterator[Check]:
-        path, label = self._config.datasets[name].path, f"dataset {name}"
+        offered, label = self._config.datasets[name], f"dataset {name}"
+        path = offered.path
         schema = self._schemas.get(name)
         if schema is None:
             if path.is_file():
@@ -305,7 +306,7 @@ class SiteCheck:
             else:
                 yield Check(label, Outcome.FAILED, f"{path} is not there", "Check the path in participant.toml.")
             return
-        report = check_dataset(path, schema, shown=LISTED)
+        report = check_dataset(path, schema, shown=LISTED, header=offered.header)
         counts = [
             f"{kind.value} in {'whole rows' if column is None else repr(column)}: {count}"
             for column, kinds in report.totals.items()

@@ -12,6 +12,7 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
+    StrictBool,
     StrictFloat,
     StrictInt,
     StrictStr,
@@ -55,12 +56,14 @@ class DatasetConfig(Frozen):
         population: whose records they are; all datasets of one population share one budget. Defaults to the dataset's name.
         subject: the column that tells which person a record is of; it never leaves the site. Studies with the unit "subject"
             need it.
+        header: whether the first line of a CSV file names its columns. A study whose schema says otherwise is refused; were
+            it believed, the file's first record would be held against the study's column names.
     """
 
     path: Path
     population: Name | None = None
     subject: ColumnName | None = None
-    header: bool = True
+    header: StrictBool = True
 
 
 class EncoderConfig(Frozen):

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from veilsum_participant.config import ParticipantConfig, Policy
 from veilsum_participant.data.encoders import find_path
+from veilsum_participant.data.readers import header_conflict, is_csv
 from veilsum_privacy.encoder import Program
 from veilsum_privacy.errors import ConfigurationError, HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_privacy.noise import NoisePlan
@@ -112,6 +113,12 @@ def _dataset_faults(study: Study, config: ParticipantConfig) -> Iterator[Refusal
             RefusalCode.UNIT,
             f"Nothing tells which records of dataset {study.dataset!r} are of one subject.",
             f"Name the column under datasets.{study.dataset}.subject, if the data has one.",
+        )
+    if dataset is not None and is_csv(dataset.path) and dataset.header != study.data.header:
+        yield Refusal(
+            RefusalCode.DATASET,
+            f"Dataset {study.dataset!r}: {header_conflict(study.data)}",
+            f"State datasets.{study.dataset}.header as the file is, or ask for a schema that fits it.",
         )
 
 

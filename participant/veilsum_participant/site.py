@@ -156,7 +156,7 @@ class Site:
             records = self._records.get(key)
             if records is None:
                 offered = self.config.datasets[dataset]
-                records, counts = load_records(offered.path, schema, offered.subject)
+                records, counts = load_records(offered.path, schema, offered.subject, header=offered.header)
                 LOG.info("dataset %s is read", dataset)
                 LOG.debug("dataset %s: %s", dataset, counts)
                 self._records = {key: records}

@@ -160,7 +160,7 @@ def read_sheet(path: Path, schema: DatasetSchema) -> Sheet:
         reason = str(error)
     records, counts = encode_table(table, schema)
     every = np.arange(1, table.rows + len(table.broken) + 1, dtype=np.int64)
-    return Sheet(records, np.setdiff1d(every, np.array(table.broken, dtype=np.int64), assume_unique=True), counts, reason)
+    return Sheet(records, np.setdiff1d(every, np.array([*table.broken], dtype=np.int64), assume_unique=True), counts, reason)
 
 
 def alignment_inputs(

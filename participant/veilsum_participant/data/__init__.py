@@ -2,13 +2,6 @@
 
 from veilsum_participant.data.check import CheckReport, Kind, Violation, check_dataset
 from veilsum_participant.data.encode import LocalCounts, load_records
+from veilsum_participant.data.readers import check_structure
 
-
-def check_structure(path, schema, *, subject, header):  # type: ignore
-    from veilsum_privacy.errors import DataError
-
-    if not path.is_file():
-        raise DataError(f"{path}: there is no such file.", "Check the path.")
-
-
-__all__ = ["CheckReport", "Kind", "LocalCounts", "Violation", "check_dataset", "load_records"]
+__all__ = ["CheckReport", "Kind", "LocalCounts", "Violation", "check_dataset", "check_structure", "load_records"]

@@ -50,14 +50,14 @@ def judge_numbers(array: Any, column: NumberColumn, missing: Iterable[str]) -> N
         absent = np.isnan(values)
         invalid = np.zeros_like(absent)
     else:
-        gone = pc.or_(pc.is_null(array), pc.is_in(array, value_set=pa.array([*texts, ""], pa.string())))
+        gone = pc.or_(pc.is_null(array), pc.is_in(array, value_set=pa.array([*texts, ""], array.type)))
         gone = pc.or_(gone, pc.fill_null(pc.equal(pc.utf8_lower(array), "nan"), False))
-        given = pc.if_else(gone, pa.scalar(None, pa.string()), array)
+        given = pc.if_else(gone, pa.scalar(None, array.type), array)
         try:
             parsed = pc.cast(given, pa.float64())
         except pa.ArrowInvalid:
             number = pc.fill_null(pc.match_substring_regex(given, _NUMBER), False)
-            parsed = pc.cast(pc.if_else(number, given, pa.scalar(None, pa.string())), pa.float64())
+            parsed = pc.cast(pc.if_else(number, given, pa.scalar(None, array.type)), pa.float64())
         values = _values(parsed)
         absent = _mask(gone)
         invalid = np.isnan(values) & ~absent

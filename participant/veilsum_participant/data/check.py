@@ -9,18 +9,27 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_participant.data.cells import Bools, judge_categories, judge_labels, judge_numbers
+from veilsum_participant.data.lines import MAX_LINE, Fault, line_numbers
 from veilsum_participant.data.readers import Table, read_table
 from veilsum_participant.data.subjects import number_subjects
 from veilsum_privacy.schema import CategoryColumn, DatasetSchema, NumberColumn
 
 SHOWN = 20
 """Violations that a report lists one by one unless told otherwise."""
+
+
+_UNUSED = {
+    Fault.CELLS: "the row is not used",
+    Fault.QUOTE: "the row is not used; a cell cannot reach beyond its line, so store texts with line breaks as Parquet",
+    Fault.LENGTH: f"the row is not used; it is longer than {MAX_LINE >> 20} MiB",
+}
 
 
 class Kind(StrEnum):
@@ -31,7 +40,9 @@ class Kind(StrEnum):
     UNKNOWN_CATEGORY = "unknown category"
     UNKNOWN_CLASS = "unknown class"
     MISSING = "missing value"
-    BROKEN_ROW = "wrong number of cells"
+    BROKEN_ROW = Fault.CELLS.value
+    OPEN_QUOTE = Fault.QUOTE.value
+    LONG_LINE = Fault.LENGTH.value
     TOO_MANY_RECORDS = "too many records"
 
 
@@ -84,13 +95,16 @@ class _Finding:
     expected: str
 
 
-def check_dataset(path: Path, schema: DatasetSchema, *, shown: int = SHOWN, subject: str | None = None) -> CheckReport:
+def check_dataset(
+    path: Path, schema: DatasetSchema, *, shown: int = SHOWN, subject: str | None = None, header: bool | None = None
+) -> CheckReport:
     """Compare every cell of the schema's columns with the schema, and look for records without an identifier in ``subject``.
 
     Raises:
-        DataError: the file's structure is wrong: missing, unreadable, or without a column of the schema or of subjects.
+        DataError: the file's structure is wrong: missing, unreadable, without a column of the schema or of subjects, or, if
+            its owner says so by ``header``, not with the first line that the schema says.
     """
-    table = read_table(path, schema, subject=subject)
+    table = read_table(path, schema, subject=subject, header=header)
     findings = [finding for finding in _findings(table, schema, subject) if len(finding.rows)]
     records = table.rows + len(table.broken)
     numbers = _row_numbers(table)
@@ -102,13 +116,14 @@ def check_dataset(path: Path, schema: DatasetSchema, *, shown: int = SHOWN, subj
         for finding in findings
         for position in finding.rows[:shown]
     ]
-    whole = Counter({Kind.BROKEN_ROW: len(table.broken), Kind.TOO_MANY_RECORDS: max(0, table.rows - schema.max_records)})
-    if any(whole.values()):
-        totals[None] = {kind: count for kind, count in whole.items() if count}
-    places += [(row, Kind.BROKEN_ROW, None, "the row is not used") for row in table.broken[:shown]]
+    whole = Counter(Kind(fault.value) for fault in table.broken.values())
+    places += [(row, Kind(fault.value), None, _UNUSED[fault]) for row, fault in islice(table.broken.items(), shown)]
     if table.rows > schema.max_records:
+        whole[Kind.TOO_MANY_RECORDS] = table.rows - schema.max_records
         row = int(numbers[schema.max_records])
         places.append((row, Kind.TOO_MANY_RECORDS, None, f"sums are cut off at what {schema.max_records} records can reach"))
+    if whole:
+        totals[None] = dict(whole)
     places.sort(key=lambda place: place[0])
     lines = _lines(table, [place[0] for place in places[:shown]])
     violations = tuple(
@@ -160,21 +175,12 @@ def _where(mask: Bools) -> NDArray[np.intp]:
 def _row_numbers(table: Table) -> NDArray[np.int64]:
     """The 1-based data row of each row of the table: broken rows were skipped when it was read."""
     every = np.arange(1, table.rows + len(table.broken) + 1, dtype=np.int64)
-    return np.setdiff1d(every, np.array(table.broken, dtype=np.int64), assume_unique=True)
+    return np.setdiff1d(every, np.array([*table.broken], dtype=np.int64), assume_unique=True)
 
 
 def _lines(table: Table, rows: list[int]) -> list[int | None]:
-    """The lines of a CSV file on which data rows stand; blank lines are no rows."""
-    if table.first_line is None or not rows:
+    """The lines of a CSV file on which data rows stand; None for other formats."""
+    if table.header is None:
         return [None] * len(rows)
-    wanted = {row + table.first_line - 1 for row in rows}
-    found: dict[int, int] = {}
-    ordinal = 0
-    with table.path.open("rb") as file:
-        for line, text in enumerate(file, start=1):
-            ordinal += bool(text.strip(b"\r\n"))
-            if ordinal in wanted:
-                found.setdefault(ordinal, line)
-            if len(found) == len(wanted):
-                break
-    return [found.get(row + table.first_line - 1) for row in rows]
+    found = line_numbers(table.path, rows, header=table.header)
+    return [found.get(row) for row in rows]

@@ -27,7 +27,7 @@ class LocalCounts:
     Attributes:
         used: records used.
         excess: how many more these are than the schema's ``max_records``.
-        broken: rows of a CSV file with too few or too many cells, which are not used.
+        broken: lines of a CSV file that are no records, such as those with too few or too many cells, and are not used.
         clamped: by column, numbers outside their bounds.
         invalid: by column, cells that are no number, category or class.
         missing: by column, cells without a value.
@@ -47,17 +47,19 @@ class LocalCounts:
     unidentified: int = 0
 
 
-def load_records(path: Path, schema: DatasetSchema, subject: str | None = None) -> tuple[Records, LocalCounts]:
+def load_records(
+    path: Path, schema: DatasetSchema, subject: str | None = None, *, header: bool | None = None
+) -> tuple[Records, LocalCounts]:
     """Read a file into records; with ``subject``, the column that tells whose record each is, sorted by subject.
 
     Records beyond ``schema.max_records`` are used as well. Were only the first of the file used, one more record at its head
     would push another one out, and the sum would change by two. It is the sum that is clamped to what ``max_records`` records
-    can reach, which costs no privacy.
+    can reach, which costs no privacy. What the owner of a CSV file says of its ``header`` has to be what the schema says.
 
     Raises:
-        DataError: the file's structure is wrong: missing, unreadable, or without a column of the schema.
+        DataError: the file's structure is wrong (missing, unreadable, or without a column of the schema), or it is damaged.
     """
-    return encode_table(read_table(path, schema, subject=subject), schema)
+    return encode_table(read_table(path, schema, subject=subject, header=header), schema)
 
 
 def encode_table(table: Table, schema: DatasetSchema) -> tuple[Records, LocalCounts]:

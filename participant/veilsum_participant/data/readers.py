@@ -1,17 +1,18 @@
 """Read CSV, Parquet and npz files into the columns that a schema names.
 
-A file whose structure is wrong ends in one :class:`DataError`; what single cells hold is not judged here. What one record
-holds does not change how another is read, as long as the file is well formed (in a CSV file a quotation mark that is never
-closed takes in the lines after it). Nothing is pickled, no code from a file runs, and no column is kept but the schema's and
-the one that tells subjects apart.
+Whether a file can be read is a matter of its structure: of a CSV file's column names, and of names and types in the others,
+which :func:`check_structure` looks at without reading a record. Beyond it nothing raises because of what a record holds, and
+none changes how another is read; only a file that is damaged, or changes while it is read, ends in a :class:`DataError` then.
+Nothing is pickled, no code from a file runs, and no column is kept but the schema's and the one that tells subjects apart.
 """
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import os
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,15 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.parquet as parquet
 
+from veilsum_participant.data import typed
+from veilsum_participant.data.lines import Fault, first_byte, mended, read_header
 from veilsum_privacy.config import did_you_mean
 from veilsum_privacy.errors import DataError
 from veilsum_privacy.schema import DatasetSchema
 
 _CHECK_FORMAT = "Is it really a CSV, Parquet or npz file, and whole?"
 _BLOCK = 1 << 26
-"""Bytes of a CSV file that are parsed at a time; a single longer cell would make the file unreadable."""
+"""Bytes of a CSV file that are parsed at a time; any line that is used is shorter, as Latin-1 too."""
 
 
 @dataclass(frozen=True)
@@ -36,85 +39,126 @@ class Table:
 
     Attributes:
         path: the file.
-        columns: by name, an array of text (missing cells null or as written) or of float64 (missing cells null or NaN).
+        columns: by name, an array of trimmed text (missing cells null or as written) or float64 (missing cells null or NaN).
         rows: number of rows read.
         subjects: the column that tells whose record each row is: trimmed text, or numbers in the file's own type, which keeps
             long numbers apart; None if none was asked for.
-        broken: 1-based data rows of a CSV file with too few or too many cells; they are not among ``rows``.
-        first_line: the CSV file's line of data row 1 if no line is blank; None for other formats.
+        broken: 1-based data rows of a CSV file that are not among ``rows``, in order, and why.
+        header: whether the CSV file's first line names its columns; None for other formats.
     """
 
     path: Path
     columns: dict[str, Any]
     rows: int
     subjects: Any = None
-    broken: tuple[int, ...] = ()
-    first_line: int | None = None
+    broken: Mapping[int, Fault] = field(default_factory=dict)
+    header: bool | None = None
 
 
-def read_table(path: Path, schema: DatasetSchema, *, subject: str | None = None) -> Table:
-    """Read the schema's columns, and the column ``subject``, from a file; the suffix says which format it has.
+def is_csv(path: Path) -> bool:
+    """Whether a file counts as CSV: all but Parquet and npz files do, by their suffix."""
+    return path.suffix.lower() not in (".parquet", ".pq", ".npz")
+
+
+def check_structure(path: Path, schema: DatasetSchema, *, subject: str | None = None, header: bool | None = None) -> None:
+    """Check that a file can be read under a schema, by its structure alone; no record is read, and none changes the outcome.
+
+    That is, of a CSV file its first line if it names the columns, else nothing but that the file is there; of a Parquet file
+    the columns and types in its footer; of an npz archive the names, types and shapes in its arrays' headers.
+
+    Args:
+        path: the file.
+        schema: of its columns.
+        subject: a further column, which tells whose record each is.
+        header: whether its owner says that a CSV file's first line names the columns. Were it the schema's word alone, a first
+            record could be held against a study's column names. None where the schema is the owner's own.
 
     Raises:
-        DataError: the file or a column is missing, unreadable or not in the format; the message names file and column.
+        DataError: the file or a column is missing, of a type that holds neither numbers nor texts, or not in the format; or
+            schema and owner differ about a CSV file's first line. The message names file and column.
     """
-    if not path.is_file():
-        raise DataError(f"{path}: there is no such file.", "Check the path.")
-    names = [column.name for column in schema.columns]
-    if schema.label is not None:
-        names.append(schema.label.column)
-    suffix = path.suffix.lower()
+    with _readable(path):
+        if path.suffix.lower() == ".npz":
+            _npz_layout(path, schema, subject)
+        elif is_csv(path):
+            _csv_layout(path, schema, subject, header)
+        else:
+            _parquet_names(path, schema, subject)
+
+
+def read_table(path: Path, schema: DatasetSchema, *, subject: str | None = None, header: bool | None = None) -> Table:
+    """Read the schema's columns, and the column ``subject``, from a file; the suffix says which format it has.
+
+    Args:
+        path: the file.
+        schema: of its columns.
+        subject: a further column, which tells whose record each is.
+        header: as in :func:`check_structure`.
+
+    Raises:
+        DataError: as :func:`check_structure`, or the file is damaged.
+    """
+    with _readable(path):
+        if path.suffix.lower() == ".npz":
+            return _read_npz(path, schema, subject)
+        if is_csv(path):
+            return _read_csv(path, schema, subject, header)
+        return _read_parquet(path, schema, subject)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turn what reading may raise into a DataError."""
     try:
-        if suffix in (".parquet", ".pq"):
-            return _read_parquet(path, names, subject)
-        if suffix == ".npz":
-            return _read_npz(path, schema, names, subject)
-        return _read_csv(path, schema, names, subject)
+        if not path.is_file():
+            raise DataError(f"{path}: there is no such file.", "Check the path.")
+        yield
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or 'damaged'}).", _CHECK_FORMAT) from error
     except DataError:
         raise
     except Exception as error:  # what the formats' libraries raise is many things and undocumented
-        raise DataError(f"{path}: cannot be read as {suffix or 'CSV'}.", _CHECK_FORMAT) from error
+        raise DataError(f"{path}: cannot be read as {path.suffix.lower() or 'CSV'}.", _CHECK_FORMAT) from error
 
 
-def _read_csv(path: Path, schema: DatasetSchema, names: Sequence[str], subject: str | None) -> Table:
-    mended = _as_utf8(path)
-    with io.TextIOWrapper(path.open("rb") if mended is None else io.BytesIO(mended), encoding="utf-8-sig", newline="") as file:
-        first = next((row for row in csv.reader(file) if row), None)
-    if first is None:
-        raise DataError(f"{path}: is empty.", _CHECK_FORMAT)
-    if schema.header:
-        header = [name.strip() for name in first]
-    elif len(first) != len(schema.order):
-        raise DataError(
-            f"{path}: has {len(first)} columns, the schema's `order` names {len(schema.order)}.",
-            "Name every column of the file in `order`, unused ones too, and separate cells by commas.",
-        )
-    else:
-        header = list(schema.order)
-    wanted = _with(names, subject)
-    _require(path, wanted, header)
-    positions = {name: str(header.index(name)) for name in wanted}
-    broken: list[int] = []
+def _csv_layout(path: Path, schema: DatasetSchema, subject: str | None, header: bool | None) -> tuple[list[str], int]:
+    """All columns of a CSV file, and the byte after which its records begin."""
+    if header not in (None, schema.header):
+        advice = "State `header` under [datasets] in participant.toml as the file is, or use a schema that fits it."
+        raise DataError(f"{path}: {header_conflict(schema)}", advice)
+    names, start = read_header(path) if schema.header else (list(schema.order), first_byte(path))
+    _require(path, _wanted(schema, subject), names)
+    return names, start
+
+
+def header_conflict(schema: DatasetSchema) -> str:
+    """What schema and owner of a CSV file say of its first line where they differ."""
+    said = ("holds records", "names the columns")
+    return f"The schema says that a CSV file's first line {said[schema.header]}; its owner, that it {said[not schema.header]}."
+
+
+def _read_csv(path: Path, schema: DatasetSchema, subject: str | None, header: bool | None) -> Table:
+    names, start = _csv_layout(path, schema, subject, header)
+    positions = {name: str(names.index(name)) for name in _wanted(schema, subject)}
+    content, faults = mended(path, start, len(names))
+    broken: dict[int, Fault] = {}
 
     def skip(row: Any) -> str:
-        broken.append(row.number - int(schema.header))
+        broken[row.number] = faults.get(row.number, Fault.CELLS)
         return "skip"
 
     def parse(threads: bool, skip: Callable[[Any], str] | None) -> Any:
-        with pa.OSFile(str(path), "rb") if mended is None else pa.BufferReader(mended) as raw:
+        with pa.OSFile(str(path), "rb") if content is None else pa.BufferReader(content) as raw:
+            if content is None:
+                raw.seek(start)
             return pacsv.read_csv(
                 raw,
                 read_options=pacsv.ReadOptions(
-                    column_names=[str(index) for index in range(len(header))],
-                    skip_rows=int(schema.header),
-                    use_threads=threads,
-                    block_size=_BLOCK,
+                    column_names=[str(index) for index in range(len(names))], use_threads=threads, block_size=_BLOCK
                 ),
-                parse_options=pacsv.ParseOptions(newlines_in_values=True, invalid_row_handler=skip),
+                parse_options=pacsv.ParseOptions(newlines_in_values=False, invalid_row_handler=skip),
                 convert_options=pacsv.ConvertOptions(
-                    column_types={position: pa.string() for position in positions.values()},
+                    column_types={position: pa.large_string() for position in positions.values()},
                     include_columns=list(positions.values()),
                     strings_can_be_null=False,
                 ),
@@ -123,134 +167,131 @@ def _read_csv(path: Path, schema: DatasetSchema, names: Sequence[str], subject: 
     # Arrow's threads get nothing of Python's: one that lets go of it while the interpreter ends aborts the process
     try:
         table = parse(True, None)
-    except pa.ArrowInvalid:  # a row has too few or too many cells, or it is no CSV file
+    except pa.ArrowInvalid:  # a row has too few or too many cells
         table = parse(False, skip)  # on one thread, which numbers the rows as well
     read = {name: pc.utf8_trim_whitespace(table[position].combine_chunks()) for name, position in positions.items()}
-    columns = {name: read[name] for name in names}
-    subjects = None if subject is None else read[subject]
-    return Table(path, columns, table.num_rows, subjects, tuple(broken), 1 + int(schema.header))
+    columns = {name: read[name] for name in _named(schema)}
+    return Table(path, columns, table.num_rows, None if subject is None else read[subject], broken, schema.header)
 
 
-def _as_utf8(path: Path) -> bytes | None:
-    """The file's bytes as UTF-8, None where it is UTF-8 already. A line that is not is read as Latin-1, which reads any bytes.
+def _open_parquet(path: Path) -> Any:
+    """Open a Parquet file by what Parquet itself says of its columns.
 
-    So an odd letter costs no record; and as the other lines are read as they would be without it, it changes no other record.
+    What Arrow says beside it is left aside: it would make Arrow refuse all texts of a column for one that is not UTF-8.
     """
-    with path.open(encoding="utf-8", newline="") as file:
-        try:
-            while file.read(1 << 20):
-                pass
-            return None
-        except UnicodeDecodeError:
-            pass
-    with path.open("rb") as raw:
-        return b"".join(_line_as_utf8(line) for line in raw)
+    with path.open("rb") as file:
+        end = file.seek(-8, os.SEEK_END)
+        length = int.from_bytes(file.read(4), "little")
+        if file.read(4) != b"PAR1" or length > end:
+            raise DataError(f"{path}: cannot be read, for it is no whole Parquet file.", _CHECK_FORMAT)
+        file.seek(end - length)
+        footer = file.read(length + 8).replace(b"\x0cARROW:schema", b"\x0cunused:key..")
+    metadata = parquet.read_metadata(pa.BufferReader(b"PAR1" + footer))
+    return parquet.ParquetFile(path, metadata=metadata)
 
 
-def _line_as_utf8(line: bytes) -> bytes:
-    try:
-        line.decode()
-    except UnicodeDecodeError:
-        return line.decode("latin-1").encode()
-    return line
+def _parquet_names(path: Path, schema: DatasetSchema, subject: str | None) -> list[str]:
+    """The columns to read of a Parquet file, whose types are checked."""
+    wanted = _wanted(schema, subject)
+    with _open_parquet(path) as file:
+        found = file.schema_arrow
+    _require(path, wanted, found.names)
+    for name in wanted:
+        kind = found.field(name).type
+        if not typed.readable(kind):
+            raise _unreadable(path, name, kind, subject)
+    return wanted
 
 
-def _read_parquet(path: Path, names: Sequence[str], subject: str | None) -> Table:
-    wanted = _with(names, subject)
-    _require(path, wanted, parquet.read_schema(path).names)
-    table = parquet.read_table(path, columns=wanted)
-    columns = {name: _plain(path, name, table[name].combine_chunks()) for name in names}
-    subjects = None if subject is None else _identifiers(path, subject, table[subject].combine_chunks())
-    return Table(path, columns, table.num_rows, subjects)
+def _read_parquet(path: Path, schema: DatasetSchema, subject: str | None) -> Table:
+    wanted = _parquet_names(path, schema, subject)
+    with _open_parquet(path) as file:
+        table = file.read(columns=wanted)
+    return _typed_table(path, schema, subject, {name: table[name] for name in wanted}, table.num_rows)
 
 
-def _read_npz(path: Path, schema: DatasetSchema, names: Sequence[str], subject: str | None) -> Table:
-    wanted = _with(names, subject)
-    try:
-        archive = np.load(path, allow_pickle=False)
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise DataError(f"{path}: is a single array, not an npz archive.", "Save named arrays together.")
-        with archive:
-            arrays = {name: archive[name] for name in archive.files if name in {*wanted, "X", "y"}}
-        if not all(isinstance(array, np.ndarray) for array in arrays.values()):  # a member of another kind comes as bytes
-            raise DataError(f"{path}: holds a member that is no array.", "Write it with numpy.savez.")
-    except ValueError as error:
-        raise DataError(f"{path}: holds an array that cannot be read.", "Store numbers or texts, not objects.") from error
+def _npz_layout(path: Path, schema: DatasetSchema, subject: str | None) -> dict[str, tuple[str, int | None]]:
+    """For each column to read: the array of an npz archive that holds it, and which column of that one, None for all of it."""
     features = [column.name for column in schema.columns]
-    if "X" in arrays and not all(name in arrays for name in features):
-        x = arrays["X"]
-        if x.ndim != 2 or x.shape[1] != len(features):
+    wanted = _wanted(schema, subject)
+    shapes, dtypes = _npz_headers(path, {*wanted, "X", "y"})
+    layout: dict[str, tuple[str, int | None]] = {name: (name, None) for name in shapes}
+    if "X" in shapes and not all(name in shapes for name in features):
+        if len(shapes["X"]) != 2 or shapes["X"][1] != len(features):
+            shape = ", ".join(["n", *map(str, shapes["X"][1:])])
             raise DataError(
-                f"{path}: array 'X' has shape {x.shape}, the schema has {len(features)} columns.",
+                f"{path}: array 'X' has shape ({shape}), the schema has {len(features)} columns.",
                 "X needs one row for each record and one column for each column of the schema, in its order.",
             )
-        arrays |= {name: x[:, index] for index, name in enumerate(features)}
-        if schema.label is not None and schema.label.column not in arrays and "y" in arrays:
-            arrays[schema.label.column] = arrays["y"]
-    _require(path, wanted, list(arrays))
-    rows = {len(arrays[name]) if arrays[name].ndim == 1 else -1 for name in wanted}
-    if len(rows) != 1 or -1 in rows:
+        layout |= {name: ("X", index) for index, name in enumerate(features)}
+        if schema.label is not None and "y" in shapes:
+            layout.setdefault(schema.label.column, ("y", None))
+    _require(path, wanted, list(layout))
+    layout = {name: layout[name] for name in wanted}
+    for name, (array, _) in layout.items():
+        if not typed.readable_dtype(dtypes[array]):
+            raise _unreadable(path, name, dtypes[array], subject)
+    flat = all(len(shapes[array]) == (1 if column is None else 2) for array, column in layout.values())
+    if not flat or len({shapes[array][0] for array, _ in layout.values()}) != 1:
         raise DataError(
             f"{path}: its arrays are not all one-dimensional and equally long.", "Store one value for each record."
         )
-    columns = {name: _plain(path, name, _arrow(path, name, arrays[name])) for name in names}
-    subjects = None if subject is None else _identifiers(path, subject, _arrow(path, subject, arrays[subject]))
-    return Table(path, columns, rows.pop(), subjects)
+    return layout
 
 
-def _arrow(path: Path, name: str, values: Any) -> Any:
-    if values.dtype.kind == "S":
-        values = np.char.decode(values, "latin-1")
-    if values.dtype.kind in "biufU":
-        return pa.array(values.astype(np.float64) if values.dtype.kind == "f" else values)
-    raise DataError(f"{path}: column {name!r} holds {values.dtype}.", "Store numbers or texts.")
+def _npz_headers(path: Path, names: set[str]) -> tuple[dict[str, tuple[int, ...]], dict[str, np.dtype[Any]]]:
+    """Shapes and types of those arrays of an archive that have one of the names, from their headers alone."""
+    shapes, dtypes = dict[str, tuple[int, ...]](), dict[str, np.dtype[Any]]()
+    if not zipfile.is_zipfile(path):
+        raise DataError(f"{path}: is no npz archive.", "Save named arrays together, with numpy.savez.")
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.namelist():
+            name = member.removesuffix(".npy")
+            if name not in names:
+                continue
+            if name in shapes:
+                raise DataError(f"{path}: array {name!r} stands more than once.", "Rename or remove all but one.")
+            with archive.open(member) as file:
+                try:
+                    version = np.lib.format.read_magic(file)
+                except ValueError as error:
+                    raise DataError(f"{path}: {name!r} is no array.", "Write it with numpy.savez.") from error
+                read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+                shapes[name], _, dtypes[name] = read(file)
+    return shapes, dtypes
 
 
-def _check_text(path: Path, name: str, array: Any) -> None:
-    """Insist that a column is what its type says, text UTF-8 above all: a damaged Parquet file holds any bytes."""
-    try:
-        array.validate(full=True)
-    except pa.ArrowInvalid as error:
-        raise DataError(f"{path}: column {name!r} is damaged or not UTF-8.", _CHECK_FORMAT) from error
+def _read_npz(path: Path, schema: DatasetSchema, subject: str | None) -> Table:
+    layout = _npz_layout(path, schema, subject)
+    with np.load(path, allow_pickle=False) as archive:
+        arrays = {name: archive[name] for name, _ in set(layout.values())}
+    columns = {
+        name: typed.from_numpy(arrays[array] if column is None else arrays[array][:, column])
+        for name, (array, column) in layout.items()
+    }
+    return _typed_table(path, schema, subject, columns, len(columns[_named(schema)[0]]))
 
 
-def _plain(path: Path, name: str, array: Any) -> Any:
-    """Bring a typed column to float64 or trimmed text."""
-    _check_text(path, name, array)
-    kind = array.type
-    if pa.types.is_dictionary(kind):
-        array = array.dictionary_decode()
-        kind = array.type
-    if pa.types.is_boolean(kind):
-        return pc.cast(pc.cast(array, pa.int8()), pa.float64())
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-        return pc.cast(array, pa.float64(), safe=False)
-    if pa.types.is_null(kind):
-        return pc.cast(array, pa.float64())
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return pc.utf8_trim_whitespace(pc.cast(array, pa.string()))
-    raise DataError(f"{path}: column {name!r} holds {kind}.", "Store it as numbers or texts.")
+def _typed_table(path: Path, schema: DatasetSchema, subject: str | None, columns: Mapping[str, Any], rows: int) -> Table:
+    read = {name: typed.values(columns[name]) for name in _named(schema)}
+    return Table(path, read, rows, None if subject is None else typed.identifiers(columns[subject]))
 
 
-def _identifiers(path: Path, name: str, array: Any) -> Any:
-    """Bring a typed column to trimmed text, or leave its numbers as they are: as float64 long ones would run together."""
-    _check_text(path, name, array)
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    kind = array.type
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return pc.utf8_trim_whitespace(pc.cast(array, pa.string()))
-    numbers = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_null, pa.types.is_boolean)
-    if any(test(kind) for test in numbers):
-        return array
-    raise DataError(
-        f"{path}: column {name!r} holds {kind}, by which subjects cannot be told apart.", "Store texts or numbers."
-    )
+def _unreadable(path: Path, name: str, kind: object, subject: str | None) -> DataError:
+    if name == subject:
+        told = f"{path}: column {name!r} holds {kind}, by which subjects cannot be told apart."
+        return DataError(told, "Store texts or numbers.")
+    return DataError(f"{path}: column {name!r} holds {kind}.", "Store numbers or texts.")
 
 
-def _with(names: Sequence[str], subject: str | None) -> list[str]:
+def _named(schema: DatasetSchema) -> list[str]:
+    """The schema's columns: the features and the label's."""
+    return [column.name for column in schema.columns] + ([] if schema.label is None else [schema.label.column])
+
+
+def _wanted(schema: DatasetSchema, subject: str | None) -> list[str]:
     """The names of all columns to read, once each."""
-    return list(dict.fromkeys([*names, subject] if subject is not None else names))
+    return list(dict.fromkeys([*_named(schema), subject] if subject is not None else _named(schema)))
 
 
 def _require(path: Path, names: Sequence[str], present: Sequence[str]) -> None:

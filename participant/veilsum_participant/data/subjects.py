@@ -29,8 +29,8 @@ def number_subjects(identifiers: Any) -> tuple[NDArray[np.int64], NDArray[np.boo
     Returns:
         The number of each record's subject (n,), and (n,) bool, True where the identifier is missing.
     """
-    if pa.types.is_string(identifiers.type):
-        identifiers = pc.utf8_normalize(identifiers, form="NFC")
+    if _is_text(identifiers.type):
+        identifiers = pc.utf8_normalize(pc.cast(identifiers, pa.large_string()), form="NFC")
     elif pa.types.is_float32(identifiers.type) or pa.types.is_float64(identifiers.type):
         identifiers = pc.add(identifiers, pa.scalar(0.0, identifiers.type))  # -0.0 is 0.0
     encoded = pc.if_else(_missing(identifiers), pa.scalar(None, identifiers.type), identifiers).dictionary_encode()
@@ -40,7 +40,12 @@ def number_subjects(identifiers: Any) -> tuple[NDArray[np.int64], NDArray[np.boo
     return cast(NDArray[np.int64], numbers), missing
 
 
+def _is_text(kind: Any) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
 def _missing(identifiers: Any) -> Any:
-    if pa.types.is_string(identifiers.type):
-        return pc.or_(pc.is_null(identifiers), pc.is_in(pc.utf8_lower(identifiers), value_set=pa.array(NO_SUBJECT)))
+    if _is_text(identifiers.type):
+        given = pa.array(NO_SUBJECT, identifiers.type)
+        return pc.or_(pc.is_null(identifiers), pc.is_in(pc.utf8_lower(identifiers), value_set=given))
     return pc.is_null(identifiers, nan_is_null=True)

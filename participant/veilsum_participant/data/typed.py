@@ -1,0 +1,85 @@
+"""Bring the typed columns of Parquet and npz files to text or float64, each cell by itself.
+
+Whether a column can be read is a matter of its type alone. Nothing here raises because of what a cell holds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from veilsum_participant.data.lines import as_text
+
+
+def readable(kind: Any) -> bool:
+    """Whether a column of an Arrow type holds numbers or texts."""
+    tests = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean, pa.types.is_null, _is_text)
+    return any(test(kind) for test in tests)
+
+
+def readable_dtype(dtype: np.dtype[Any]) -> bool:
+    """Whether a NumPy array of a type holds numbers or texts."""
+    return dtype.kind in "biufSU"
+
+
+def values(column: Any) -> Any:
+    """A chunked column as one array of float64, or of trimmed text; null where a cell is."""
+    return _joined(column, _values)
+
+
+def identifiers(column: Any) -> Any:
+    """A chunked column as one array of trimmed text, or of its own numbers: as float64 long ones would run together."""
+    return _joined(column, _identifiers)
+
+
+def from_numpy(array: Any) -> Any:
+    """A one-dimensional array of NumPy's as a chunked column."""
+    array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+    kind = array.dtype.kind
+    if kind == "f":
+        with np.errstate(all="ignore"):  # a long double may be beyond float64
+            array = array.astype(np.float64)
+    elif kind == "U" and array.dtype.itemsize:
+        points = array.view(np.uint32)
+        odd = (points > 0x10FFFF) | ((points >= 0xD800) & (points < 0xE000))  # no characters: memory holds any number
+        if odd.any():
+            array = np.where(odd, np.uint32(0xFFFD), points).view(array.dtype)
+    kinds = {"U": pa.large_string(), "S": pa.large_binary()}
+    made = pa.array(array, kinds.get(kind))
+    return made if isinstance(made, pa.ChunkedArray) else pa.chunked_array([made])
+
+
+def _is_text(kind: Any) -> bool:
+    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+    return any(test(kind) for test in tests)
+
+
+def _joined(column: Any, convert: Any) -> Any:
+    return pa.concat_arrays([convert(chunk) for chunk in column.chunks] or [convert(pa.nulls(0, column.type))])
+
+
+def _values(chunk: Any) -> Any:
+    if _is_text(chunk.type):
+        return _text(chunk)
+    if pa.types.is_boolean(chunk.type):
+        chunk = pc.cast(chunk, pa.int8())
+    return pc.cast(chunk, pa.float64(), safe=False)
+
+
+def _identifiers(chunk: Any) -> Any:
+    if _is_text(chunk.type):
+        return _text(chunk)
+    return pc.cast(chunk, pa.float32()) if pa.types.is_float16(chunk.type) else chunk  # with half floats Arrow does little
+
+
+def _text(chunk: Any) -> Any:
+    """Trimmed text of any bytes, whatever the column's type promises of them."""
+    cells = pc.cast(chunk, pa.large_binary())
+    try:
+        texts = pc.cast(cells, pa.large_string())
+    except pa.ArrowInvalid:  # some cell is not UTF-8
+        texts = pa.array((None if cell is None else as_text(cell) for cell in cells.to_pylist()), pa.large_string())
+    return pc.utf8_trim_whitespace(texts)

@@ -1,0 +1,499 @@
+"""What one record holds decides nothing but that record: neither whether a file is read, nor how any other record is."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from veilsum_participant.data import Kind, check_dataset, lines, load_records, readers
+from veilsum_participant.data.cells import judge_numbers
+from veilsum_participant.data.lines import Fault, split_line
+from veilsum_participant.data.readers import Table, check_structure, read_table
+from veilsum_participant.data.subjects import number_subjects
+from veilsum_privacy.errors import DataError
+from veilsum_privacy.schema import CategoryColumn, ClassValues, DatasetSchema, Label, NumberColumn
+
+SCHEMA = DatasetSchema(
+    columns=(NumberColumn(name="age", low=0, high=100), CategoryColumn(name="town", categories=("Köln", "Ulm"))),
+    label=Label(column="ill", classes=(ClassValues(name="no", values=("0",)), ClassValues(name="yes", values=("1",)))),
+)
+ORDER = ("who", "age", "town", "ill")
+HEADLESS = SCHEMA.model_copy(update={"header": False, "order": ORDER})
+HEADER = ",".join(ORDER).encode()
+EXAMPLES = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+PLAIN = [b"a,30,Ulm,1", "b,40,Köln,0".encode(), b'a,"31","Ulm",1', b'"c, d",50,Ulm,0', b"", b',7,"K""ln",']
+ODD = [
+    HEADER,
+    b'e,"60,Ulm,1',
+    b'"',
+    b'e,60,Ulm,"',
+    b"e,60,5'10\",1",
+    b'e,60,x"y,"z"w"',
+    b'e,6"0,U"lm,1',
+    b'"a""',
+    b"a,60",
+    b"a,60,Ulm,1,",
+    b"e,60,\xff,1",
+    b"e,60,\xc3,1",
+    b"\xef\xbb\xbfe,60,Ulm,1",
+    b"\xef\xbb\xbf",
+    b"\xef\xbb\xbf\xef\xbb\xbfe,60,Ulm,1",
+    b"e\x00,\x00,\x00,1",
+    b"e,1e999,Ulm,1e-999",
+    b"e,\xe2\x80\xa8,\x0b\x0c\x1c\x85,1",
+    b"," * 40,
+    b"y" * 120,
+    b'"' + b"y" * 90 + b'",60,Ulm,1',
+]
+LETTERS = st.binary(max_size=30).map(lambda data: data.translate(None, b"\r\n"))
+LETTERS_OF_CSV = st.lists(st.sampled_from([b'"', b",", b"a", b"1", b"\xef\xbb\xbf", b"\xff", b"\x00"]), max_size=12).map(
+    b"".join
+)
+LINES = st.one_of(st.sampled_from(PLAIN), st.sampled_from(ODD), LETTERS, LETTERS_OF_CSV)
+ENDS = st.sampled_from([b"\n", b"\r\n", b"\r"])
+
+
+@pytest.fixture(params=["as built", "small"])
+def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file is read in blocks: what it holds must not depend on where they end."""
+    if request.param == "small":
+        monkeypatch.setattr(lines, "_READ", 5)
+        monkeypatch.setattr(lines, "MAX_LINE", 64)
+        monkeypatch.setattr(readers, "_BLOCK", 256)
+
+
+def rows_of(table: Table) -> list[tuple[object, ...]]:
+    """The rows as read, without a number's NaN, which is not itself."""
+    columns = [*table.columns.values(), *([] if table.subjects is None else [table.subjects])]
+    cells = [[None if value != value else value for value in column.to_pylist()] for column in columns]
+    return list(zip(*cells, strict=True))
+
+
+def records_of(path: Path, schema: DatasetSchema) -> list[tuple[object, ...]]:
+    """Values, presence and class of each record."""
+    records, counts = load_records(path, schema)
+    assert records.labels is not None
+    assert counts.used == len(records)
+    parts = zip(records.features.tolist(), records.present.tolist(), records.labels.tolist(), strict=True)
+    return [(*features, *present, label) for features, present, label in parts]
+
+
+def groups_of(path: Path, schema: DatasetSchema) -> list[tuple[object, ...]]:
+    """The records of each subject, in order; subjects in any order, for their numbers mean nothing."""
+    records, counts = load_records(path, schema, "who")
+    assert records.subjects is not None
+    assert records.labels is not None
+    groups: dict[int, list[object]] = {}
+    for subject, features, label in zip(records.subjects, records.features.tolist(), records.labels, strict=True):
+        groups.setdefault(int(subject), []).append((*features, int(label)))
+    assert counts.subjects == len(groups)
+    return [tuple(group) for group in groups.values()]
+
+
+def assert_one_more(before: list[Any], after: list[Any]) -> None:
+    """``after`` is ``before``, in its order, with one more at most."""
+    assert len(after) - len(before) in (0, 1)
+    same = next((place for place, (old, new) in enumerate(zip(before, after, strict=False)) if old != new), len(before))
+    assert before[same:] == after[same + len(after) - len(before) :]
+
+
+def assert_one_group_changed(before: list[Any], after: list[Any]) -> None:
+    """One subject has one record more, or there is one more subject, or nothing has changed."""
+    gone, new = list(before), list(after)
+    for group in before:
+        if group in new:
+            gone.remove(group)
+            new.remove(group)
+    assert len(gone) <= len(new) <= 1
+    assert_one_more(list(gone[0]) if gone else [], list(new[0]) if new else [])
+
+
+@EXAMPLES
+@given(before=st.lists(LINES, max_size=5), after=st.lists(LINES, max_size=5), added=LINES, end=ENDS, last=st.booleans())
+@pytest.mark.parametrize("schema", [SCHEMA, HEADLESS], ids=["header", "no header"])
+def test_one_line_more_of_a_csv_file_is_one_record_more_at_most(
+    tmp_path: Path,
+    blocks: None,
+    schema: DatasetSchema,
+    before: list[bytes],
+    after: list[bytes],
+    added: bytes,
+    end: bytes,
+    last: bool,
+) -> None:
+    head = [HEADER] if schema.header else []
+    found = []
+    for name, middle in (("without.csv", []), ("with.csv", [added])):
+        path = tmp_path / name
+        path.write_bytes(end.join([*head, *before, *middle, *after]) + end * last)
+        check_structure(path, schema, subject="who", header=schema.header)
+        table = read_table(path, schema, subject="who")
+        report = check_dataset(path, schema, subject="who", header=schema.header)
+        assert report.records == table.rows + len(table.broken)
+        found.append((rows_of(table), records_of(path, schema), groups_of(path, schema), list(table.broken.values())))
+    (rows, records, groups, broken), (more_rows, more_records, more_groups, more_broken) = found
+    assert_one_more(rows, more_rows)
+    assert_one_more(records, more_records)
+    assert_one_group_changed(groups, more_groups)
+    assert_one_more(broken, more_broken)
+    assert len(more_rows) - len(rows) + len(more_broken) - len(broken) in (0, 1)
+
+
+def plain_cells(line: bytes) -> list[str] | None:
+    """A line's cells letter by letter, as ``docs/files.md`` says; None where a quotation mark stays open."""
+    while line[:3] == b"\xef\xbb\xbf":
+        line = line[3:]
+    try:
+        text = line.decode("utf-8")
+    except UnicodeDecodeError:
+        text = line.decode("latin-1")
+    cells, cell, state = [], "", "start"
+    for letter in text:
+        if state == "quoted":
+            state = "mark" if letter == '"' else state
+            cell += letter if letter != '"' else ""
+        elif state == "mark" and letter == '"':
+            cell, state = cell + letter, "quoted"
+        elif letter == ",":
+            cells.append(cell)
+            cell, state = "", "start"
+        elif state == "start" and letter == '"':
+            state = "quoted"
+        else:
+            cell, state = cell + letter, "open"
+    return None if state == "quoted" else [*cells, cell]
+
+
+@EXAMPLES
+@given(content=st.lists(LINES, max_size=8), ends=st.lists(ENDS, min_size=8, max_size=8))
+def test_each_line_is_read_as_a_plain_reading_reads_it(
+    tmp_path: Path, blocks: None, content: list[bytes], ends: list[bytes]
+) -> None:
+    path = tmp_path / "plain.csv"
+    data = b"".join(line + end for line, end in zip(content, ends, strict=False))
+    path.write_bytes(data)
+    columns = DatasetSchema(columns=tuple(CategoryColumn(name=name, categories=("0", "1")) for name in ORDER))
+    table = read_table(path, columns.model_copy(update={"header": False, "order": ORDER}))
+    want, broken, numbers = [], {}, {}
+    number, row = 0, 0
+    for line in data.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n"):
+        number += 1
+        cells = plain_cells(line)
+        if not line.replace(b"\xef\xbb\xbf", b""):
+            continue
+        row += 1
+        numbers[row] = number
+        if len(line.removeprefix(b"\xef\xbb\xbf")) > lines.MAX_LINE:
+            broken[row] = Fault.LENGTH
+        elif cells is None:
+            broken[row] = Fault.QUOTE
+        elif len(cells) != len(ORDER):
+            broken[row] = Fault.CELLS
+        else:
+            want.append(tuple(trimmed(cell) for cell in cells))
+    assert rows_of(table) == want
+    assert table.broken == broken
+    assert list(table.broken) == sorted(broken)
+    assert lines.line_numbers(path, numbers, header=False) == numbers
+
+
+def trimmed(text: str) -> str:
+    """Without white space at the ends, as Arrow knows it: all that Unicode calls so but the separators of ASCII."""
+    array = pa.array([text], pa.large_string())
+    return str(pa.compute.utf8_trim_whitespace(array)[0].as_py())
+
+
+def test_a_quotation_mark_left_open_costs_its_own_line(tmp_path: Path) -> None:
+    """It took in what followed, up to the next one or the file's end; a reader of lines finds each in its place."""
+    path = tmp_path / "open.csv"
+    path.write_bytes(HEADER + b'\r\na,30,Ulm,1\r\n\r\nb,"31,Ulm,1\r\nc,32,"Ulm",1\r\nd,33\r\n"e""",34,5\'10",0\r\n')
+    table = read_table(path, SCHEMA, subject="who")
+    assert table.subjects.to_pylist() == ["a", "c", 'e"']
+    assert table.broken == {2: Fault.QUOTE, 4: Fault.CELLS}
+    report = check_dataset(path, SCHEMA)
+    assert [(found.kind, found.row, found.line) for found in report.violations] == [
+        (Kind.OPEN_QUOTE, 2, 4),
+        (Kind.BROKEN_ROW, 4, 6),
+        (Kind.UNKNOWN_CATEGORY, 5, 7),
+    ]
+    assert report.totals[None] == {Kind.OPEN_QUOTE: 1, Kind.BROKEN_ROW: 1}
+    assert "cannot reach beyond its line" in report.violations[0].expected
+    assert "Parquet" in report.violations[0].expected
+
+
+def test_a_long_first_record_is_a_record(tmp_path: Path) -> None:
+    """Python's own limit for a cell is 131,072 letters, and it raises."""
+    path = tmp_path / "first.csv"
+    path.write_bytes(b'"' + b"y" * 200_000 + b'",60,Ulm,1\nb,61,Ulm,1\n')
+    assert read_table(path, HEADLESS).columns["age"].to_pylist() == ["60", "61"]
+
+
+@pytest.mark.parametrize("most", [100, lines.MAX_LINE], ids=["short", "as built"])
+def test_a_line_without_end_costs_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """Also where it is quoted, ends a file or has no more than quotation marks; a shorter one is used."""
+    monkeypatch.setattr(lines, "MAX_LINE", most)
+    longest = b"a" * (lines.MAX_LINE - len(b",30,Ulm,1"))
+    for odd in (b"a" * (lines.MAX_LINE + 1), longest + b"a,30,Ulm,1", b'"' * (3 * lines.MAX_LINE)):
+        path = tmp_path / "long.csv"
+        path.write_bytes(b"\n".join([longest + b",30,Ulm,1", b"b,31,Ulm,1", odd, b"c,32,Ulm,1", odd]))
+        table = read_table(path, HEADLESS)
+        assert table.columns["age"].to_pylist() == ["30", "31", "32"]
+        assert table.broken == {3: Fault.LENGTH, 5: Fault.LENGTH}
+    assert check_dataset(path, HEADLESS).totals[None] == {Kind.LONG_LINE: 2}
+    assert split_line(b'"' * lines.MAX_LINE) == [b'"' * (lines.MAX_LINE // 2 - 1)]
+
+
+def test_texts_of_any_length_in_all_fit_a_column(tmp_path: Path) -> None:
+    """With offsets of 32 bits the record that fills 2 GiB would make the column unreadable."""
+    (tmp_path / "t.csv").write_bytes(HEADER + b"\na,1,Ulm,0\n")
+    parquet.write_table(pa.table({name: ["1", "2"] for name in ORDER}), tmp_path / "t.parquet")
+    np.savez(tmp_path / "t.npz", **{name: np.array(["1", "2"]) for name in ORDER})  # type: ignore[arg-type]
+    for name in ("t.csv", "t.parquet", "t.npz"):
+        table = read_table(tmp_path / name, SCHEMA, subject="who")
+        assert {column.type for column in (*table.columns.values(), table.subjects)} == {pa.large_string()}
+
+
+def text_array(cells: list[bytes | None], kind: Any) -> Any:
+    """A text array of any bytes: its type promises UTF-8, and nothing checks it."""
+    offsets = np.cumsum([0, *(len(cell or b"") for cell in cells)]).astype(np.int32)
+    present = np.packbits(np.array([cell is not None for cell in cells], dtype=np.bool_), bitorder="little")
+    buffers = [pa.py_buffer(data) for data in (present.tobytes(), offsets.tobytes(), b"".join(cell or b"" for cell in cells))]
+    return pa.Array.from_buffers(kind, len(cells), buffers)
+
+
+def texts(cells: list[bytes | None], form: str) -> Any:
+    if form != "dictionary":
+        return text_array(cells, pa.binary() if form == "binary" else pa.string())
+    known = list(dict.fromkeys(cell for cell in cells if cell is not None))
+    indices = pa.array([None if cell is None else known.index(cell) for cell in cells], pa.int32())
+    return pa.DictionaryArray.from_arrays(indices, text_array([*known], pa.string()))
+
+
+ANY_TEXT = st.one_of(
+    st.none(), st.binary(max_size=8), st.sampled_from([b"Ulm", "Köln".encode(), b"K\xf6ln", b"\xff", b"0", b"1"])
+)
+ANY_NUMBER = st.one_of(st.none(), st.floats(), st.integers(-(2**63), 2**63 - 1).map(float), st.sampled_from([0.0, 1.0, 50.0]))
+ROWS = st.tuples(ANY_TEXT, ANY_NUMBER, ANY_TEXT, ANY_TEXT)
+
+
+@EXAMPLES
+@given(before=st.lists(ROWS, max_size=4), after=st.lists(ROWS, max_size=4), added=ROWS)
+@pytest.mark.parametrize("form", ["plain", "dictionary", "binary"])
+def test_one_row_more_of_a_parquet_file_is_one_record_more(
+    tmp_path: Path, form: str, before: list[Any], after: list[Any], added: Any
+) -> None:
+    found = []
+    for name, rows in (("without", [*before, *after]), ("with", [*before, added, *after])):
+        who, age, town, ill = ([row[place] for row in rows] for place in range(4))
+        columns = {
+            "who": texts(who, form),
+            "age": pa.array(age, pa.float64()),
+            "town": texts(town, form),
+            "ill": texts(ill, form),
+        }
+        path = tmp_path / f"{name}.parquet"
+        parquet.write_table(pa.table(columns), path)
+        check_structure(path, SCHEMA, subject="who")
+        table = read_table(path, SCHEMA, subject="who")
+        found.append((rows_of(table), records_of(path, SCHEMA), groups_of(path, SCHEMA)))
+        for read, (_, _, place, _) in zip(table.columns["town"].to_pylist(), rows, strict=True):
+            assert read == (None if place is None else trimmed(lines.as_text(place)))
+    assert len(found[1][0]) - len(found[0][0]) == len(found[1][1]) - len(found[0][1]) == 1
+    assert_one_more(found[0][0], found[1][0])
+    assert_one_more(found[0][1], found[1][1])
+    assert_one_group_changed(found[0][2], found[1][2])
+
+
+KINDS = [
+    pa.array([2**64 - 1, 0, None], pa.uint64()),
+    pa.array([-128, 0, None], pa.int8()),
+    pa.array([np.float16(-0.0), np.float16("inf"), None], pa.float16()),
+    pa.array([float("nan"), 1e308, None], pa.float32()),
+    pa.array([Decimal("9" * 38), Decimal("-1"), None], pa.decimal128(38, 0)),
+    pa.array([Decimal("9" * 76), Decimal("-1"), None], pa.decimal256(76, 0)),
+    pa.array([Decimal("1.25"), Decimal("-1"), None], pa.decimal32(9, 2)),
+    pa.array([True, False, None]),
+    pa.array([None, None, None], pa.null()),
+    pa.array(["a", "b", None], pa.large_string()),
+    pa.array(["a", "b", None], pa.string_view()),
+    pa.array([5, 7, None]).dictionary_encode(),
+    pa.array([1.5, -0.0, None]).dictionary_encode(),
+]
+
+
+@pytest.mark.parametrize("column", KINDS, ids=lambda column: str(column.type))
+def test_a_type_that_the_structure_admits_is_read_as_value_label_and_identifier(tmp_path: Path, column: Any) -> None:
+    path = tmp_path / "kinds.parquet"
+    parquet.write_table(pa.table(dict.fromkeys(ORDER, column)), path)
+    check_structure(path, SCHEMA, subject="who")
+    records, counts = load_records(path, SCHEMA, "who")
+    assert len(records) == 3
+    assert counts.missing["age"] >= 1
+    assert counts.unidentified >= 1
+    assert np.isfinite(records.features).all()
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([[1]]),
+        pa.array([{"x": 1}]),
+        pa.array([0], pa.date32()),
+        pa.array([0], pa.timestamp("us")),
+        pa.array([b"ab"], pa.binary(2)),
+        pa.array([0], pa.time32("s")),
+    ],
+    ids=lambda column: str(column.type),
+)
+@pytest.mark.parametrize("name", ["age", "who"])
+def test_a_type_that_is_neither_number_nor_text_is_refused_by_structure(tmp_path: Path, column: Any, name: str) -> None:
+    path = tmp_path / "kinds.parquet"
+    parquet.write_table(pa.table({**dict.fromkeys(ORDER, pa.array([1])), name: column}), path)
+    for read in (check_structure, read_table):
+        with pytest.raises(DataError, match=f"column '{name}' holds"):
+            read(path, SCHEMA, subject="who")
+
+
+POINTS = st.one_of(
+    st.integers(0, 2**32 - 1), st.sampled_from([0xD800, 0xDFFF, 0x110000, ord("U"), ord("0"), ord("1"), 0x20, 0xF6])
+)
+TEXTS = st.lists(POINTS, min_size=3, max_size=3)
+
+
+@EXAMPLES
+@given(before=st.lists(TEXTS, max_size=4), after=st.lists(TEXTS, max_size=4), added=TEXTS, kind=st.sampled_from("US"))
+def test_one_row_more_of_an_npz_archive_is_one_record_more(
+    tmp_path: Path, before: list[list[int]], after: list[list[int]], added: list[int], kind: str
+) -> None:
+    """An array of texts holds any numbers as characters, and not all are."""
+    found = []
+    for name, rows in (("without", [*before, *after]), ("with", [*before, added, *after])):
+        points = np.array(rows, dtype=np.uint64).reshape(-1, 3)
+        array = points.astype(np.uint32).view("<U3")[:, 0] if kind == "U" else points.astype(np.uint8).view("S3")[:, 0]
+        path = tmp_path / f"{name}.npz"
+        np.savez(path, **dict.fromkeys(ORDER, array))
+        check_structure(path, SCHEMA, subject="who")
+        found.append((rows_of(read_table(path, SCHEMA, subject="who")), records_of(path, SCHEMA), groups_of(path, SCHEMA)))
+    assert len(found[1][1]) - len(found[0][1]) == 1
+    assert_one_more(found[0][0], found[1][0])
+    assert_one_more(found[0][1], found[1][1])
+    assert_one_group_changed(found[0][2], found[1][2])
+
+
+@pytest.mark.parametrize("dtype", [">i8", "<u8", ">f4", "f2", "g", "?", ">U3", "S2", "i1"])
+def test_each_numpy_type_that_the_structure_admits_is_read(tmp_path: Path, dtype: str) -> None:
+    path = tmp_path / "kinds.npz"
+    values = np.array([1, 0, 1]).astype(dtype)
+    np.savez(path, **dict.fromkeys(ORDER, values))
+    check_structure(path, SCHEMA, subject="who")
+    records, _ = load_records(path, SCHEMA, "who")
+    assert records.labels is not None
+    assert sorted(records.labels) == ([-1] * 3 if dtype in (">U3", "S2") and str(values[0]) == "T" else [0, 1, 1])
+    assert records.subjects is not None
+    assert len(np.unique(records.subjects)) == 2
+
+
+def test_a_long_double_beyond_float64_is_no_number(tmp_path: Path) -> None:
+    np.savez(tmp_path / "g.npz", **dict.fromkeys(ORDER, np.array([np.longdouble("1e4000"), 50])))
+    with np.errstate(all="raise"):
+        _, counts = load_records(tmp_path / "g.npz", SCHEMA, "who")
+    assert counts.invalid["age"] == (1 if np.finfo(np.longdouble).max > 1e308 else 0)
+
+
+NUMERALS = st.one_of(
+    st.text("0123456789.eE+-", max_size=8),
+    st.text("0189.eE+-xXnNaAiIfFtTyYpP_() \x00٣", max_size=8),
+    st.integers(0, 2000).map(lambda digits: "1" * digits),
+)
+
+
+@EXAMPLES
+@given(st.lists(NUMERALS, min_size=1, max_size=6))
+def test_a_numeral_is_a_number_or_not_whatever_stands_beside_it(cells: list[str]) -> None:
+    column = NumberColumn(name="x", low=-10, high=10)
+
+    def judged(texts: list[str]) -> list[tuple[object, ...]]:
+        found = judge_numbers(pa.array(texts, pa.large_string()), column, ("", "?"))
+        parts = (np.nan_to_num(found.values, nan=99.0), found.missing, found.invalid, found.outside)
+        return list(zip(*(part.tolist() for part in parts), strict=True))
+
+    assert judged(cells) == [judged([cell])[0] for cell in cells]
+
+
+@EXAMPLES
+@given(st.lists(st.one_of(st.none(), st.text(max_size=3), st.sampled_from(["a", "é", "e\u0301", "NA", " "])), max_size=8))
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()], ids=str)
+def test_two_records_are_of_one_subject_or_not_whatever_others_hold(kind: Any, identifiers: list[str | None]) -> None:
+    numbers, missing = number_subjects(pa.array(identifiers, kind))
+    for one in range(len(identifiers)):
+        for other in range(one + 1, len(identifiers)):
+            alone, gone = number_subjects(pa.array([identifiers[one], identifiers[other]], kind))
+            assert (alone[0] == alone[1]) == (numbers[one] == numbers[other])
+            assert gone.tolist() == missing[[one, other]].tolist()
+
+
+@EXAMPLES
+@given(content=st.binary(max_size=60), schema=st.sampled_from([SCHEMA, HEADLESS]))
+def test_no_record_of_a_csv_file_changes_whether_it_can_be_read(
+    tmp_path: Path, blocks: None, content: bytes, schema: DatasetSchema
+) -> None:
+    path = tmp_path / "any.csv"
+    path.write_bytes((HEADER + b"\n" if schema.header else b"") + content)
+    check_structure(path, schema, subject="who", header=schema.header)
+    records, _ = load_records(path, schema, "who", header=schema.header)
+    assert np.abs(records.features).max(initial=0.0) <= 1.0
+
+
+def test_whether_the_first_line_names_columns_is_its_owner_s_word(tmp_path: Path) -> None:
+    """By a schema's word, a first record that reads like the study's columns would let the site take part."""
+    for content in (b"", HEADER + b"\n", b"a,30,Ulm,1\n"):
+        path = tmp_path / "records.csv"
+        path.write_bytes(content)
+        for schema in (SCHEMA, HEADLESS):
+            for read in (check_structure, read_table):
+                with pytest.raises(DataError, match="first line") as caught:
+                    read(path, schema, header=not schema.header)
+                assert "[datasets]" in str(caught.value)
+    path = tmp_path / "records.parquet"
+    parquet.write_table(pa.table(dict.fromkeys(ORDER, pa.array([1]))), path)
+    for header in (True, False):
+        check_structure(path, SCHEMA, header=header)
+        check_structure(path, HEADLESS, header=header)
+
+
+def test_structure_is_told_without_a_record(tmp_path: Path) -> None:
+    """Where the records cannot be read at all, the structure still can."""
+    csv = tmp_path / "r.csv"
+    csv.write_bytes(b"\xef\xbb\xbf\r\n" + b'"who", age ,"to""wn",town,ill' + b"\x00" * 1000)
+    with pytest.raises(DataError, match="column 'ill' is missing"):
+        check_structure(csv, SCHEMA)
+    csv.write_bytes(b"\xef\xbb\xbf\r\n" + b'"who", age ,"to""wn",town,ill\r' + b"\x00" * 1000)
+    check_structure(csv, SCHEMA, subject='to"wn')
+    for content, expected in (
+        (b'who,"age,town,ill\n"', "not closed"),
+        (b"\n\r\n", "empty"),
+        (b"x" * (lines.MAX_LINE + 1), "longer"),
+    ):
+        csv.write_bytes(content)
+        with pytest.raises(DataError, match=expected):
+            check_structure(csv, SCHEMA)
+    columns = {name: np.arange(100_000.0) for name in ORDER}
+    np.savez(tmp_path / "r.npz", **columns)  # type: ignore[arg-type]
+    parquet.write_table(pa.table(columns), tmp_path / "r.parquet", compression="none", use_dictionary=False)
+    for name in ("r.npz", "r.parquet"):
+        path = tmp_path / name
+        data = bytearray(path.read_bytes())
+        data[2_000:700_000] = bytes(698_000)
+        path.write_bytes(data)
+        check_structure(path, SCHEMA, subject="who")
+        with pytest.raises(DataError):
+            read_table(path, SCHEMA, subject="who")
