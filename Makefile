@@ -13,7 +13,7 @@ ARGS ?=
 # Tests wait for processes half of the time, so one worker more than there are cores.
 WORKERS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
 
-.PHONY: help venv tools demo deploy-local pictures test lint format bench audit proto proto-check constraints clean
+.PHONY: help venv tools demo deploy-local pictures test lint format bench audit mutants proto proto-check constraints clean
 
 help:
 	@echo "make demo         a coordinator and four participants on this machine (ARGS=\"--json\" for programs)"
@@ -22,6 +22,7 @@ help:
 	@echo "make tools        Prometheus, Alertmanager, their checkers and Helm into .tools, for the tests and deployments that run them"
 	@echo "make pictures     docs/pictures anew, of a run under Prometheus (needs Chromium)"
 	@echo "make audit        known advisories on every pinned version, and bills of materials, into audit/ (needs the network)"
+	@echo "make mutants      faults planted one by one in the code that guards records, judged by its tests (ARGS=\"--sample 300\")"
 	@echo "make lint format bench proto proto-check constraints clean"
 
 # Run time only: all that the demo needs.
@@ -77,6 +78,10 @@ audit: .venv/.installed
 	@test -x .tools/audit/bin/pip-audit || { $(BIN)/python -m venv .tools/audit && \
 		.tools/audit/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt pip-audit==2.10.1; }
 	@$(BIN)/python deploy/tools/audit.py
+
+# All of them take hours; what is in mutants.jsonl is not judged again while module and tests are the same.
+mutants: .venv/.installed
+	PYTHONPATH=tests $(BIN)/python -m mutants $(ARGS)
 
 # $(call generate,directory): write the code of every .proto below the directory.
 define generate

@@ -9,11 +9,22 @@ import numpy as np
 import pytest
 from tenseal import sealapi
 
-from support.hostile import Adversary, flat, key_extracting_ciphertext, make_adversary, uniformity
+from support.hostile import (
+    NAMES,
+    Adversary,
+    add_mod,
+    context_of,
+    flat,
+    key_extracting_ciphertext,
+    make_adversary,
+    subtract_mod,
+    uniformity,
+)
 from support.securesum import malleated, whole
 from veilsum_privacy.errors import HostileInput, RefusalCode
 from veilsum_privacy.securesum.bfv import SecretKey, _context, _parse, _Scratch
 from veilsum_privacy.securesum.contribution import open_sum
+from veilsum_privacy.securesum.tags import TAGS
 from veilsum_proto import federation_pb2 as pb
 
 
@@ -133,13 +144,44 @@ def test_decryption_of_another_attempts_sum(attack: Adversary) -> None:
 
 
 def test_second_sum_of_one_context(attack: Adversary) -> None:
-    """After the right sum another one for the same context, even one with right tags, is refused; the same one is answered."""
+    """After the right sum a wrong one for the same context is refused; the same one is answered."""
     _consented(attack)
     right = attack.sum()
     first = attack.ask_decryption("a", right).values[3]
     again = attack.ask_decryption("a", right).values[3]
     assert all(np.array_equal(one, other) for one, other in zip(first, again, strict=True))
     assert attack.ask_decryption("a", attack.sum(names=("a", "b", "c"))).refused is RefusalCode.TAG
+    _left(attack, "a")
+
+
+def _encrypted_again(attack: Adversary, change: int = 0) -> list[bytes]:
+    """The sum under other randomness, a data slot changed, with right tags: made by a colluder, who holds the study's keys."""
+    secret, tags = attack.spied("d").keys(len(NAMES))
+    parameters, context = secret.parameters, context_of(attack.payloads["a", 1].receipt)
+    modulus, made = parameters.plain_modulus, []
+    for index, part in enumerate(attack.sum()):
+        slots = secret.decrypt(part)
+        words = slots[:-TAGS].copy()
+        words[1] = (int(words[1]) + change) % modulus
+        # tags are linear in the words: what the change adds to them is the difference of two tags under the same pad
+        before, after = (tags.tags(context, index, "a", each, modulus) for each in (slots[:-TAGS], words))
+        right = add_mod(slots[-TAGS:], subtract_mod(after, before, modulus), modulus)
+        made.append(whole(secret.encrypt(np.concatenate([words, right])), parameters))
+    return made
+
+
+@pytest.mark.parametrize("change", [0, 1], ids=["same words", "other words"])
+def test_second_sum_of_one_context_with_right_tags(attack: Adversary, change: int) -> None:
+    """A context is decrypted once. Tags prove what was summed, not that it is the first: here they are right."""
+    _consented(attack)
+    right, other = attack.sum(), _encrypted_again(attack, change)
+    assert other != right
+    control = flat(attack.ask_decryption("b", other).values[3])
+    assert np.count_nonzero(control != flat(attack.words("d", right))) == change * len(right)
+    assert attack.ask_decryption("b", right).refused is RefusalCode.TAG
+    _left(attack, "b")
+    assert attack.ask_decryption("a", right).call == "decrypted"
+    assert attack.ask_decryption("a", other).refused is RefusalCode.TAG
     _left(attack, "a")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support.hostile import NAMES, Adversary, add_mod, context_of, flat, make_adversary, subtract_mod, uniformity
+from support.hostile import NAMES, Adversary, add_mod, altered, context_of, flat, make_adversary, subtract_mod, uniformity
 from support.ledgers import any_receipt
 from veilsum_privacy.canonical import canonical, parse_canonical
 from veilsum_privacy.errors import HostileInput, RefusalCode
@@ -185,6 +185,29 @@ def test_cohort_smaller_than_policy(attack: Adversary) -> None:
     assert attack.assign("a", attack.assignment()).call == "upload"
 
 
+@pytest.mark.parametrize("colluders", [1, 2, 3])
+def test_one_member_that_nobody_pinned(tmp_path: Path, colluders: int) -> None:
+    """Of n sites n - k shares are counted: one that is not trusted is one too many, unless each site bears the noise alone."""
+    adversary = make_adversary(tmp_path)
+    adversary.use(altered(adversary.study, privacy__assumed_colluders=colluders))
+    adversary.set_up()
+    site = adversary.bed.sites["a"]
+    kept = site.config
+    pins = {name: key for name, key in kept.policy.trusted.items() if name != "d"}
+    doubted = kept.model_copy(update={"policy": kept.policy.model_copy(update={"trusted": pins})})
+    expected = (RefusalCode.NOISE,) if colluders < 3 else ()
+    site.config = doubted
+    said = adversary.assign("a", adversary.assignment())
+    assert (said.codes if said.call == "refuse" else ()) == expected
+    site.config = kept
+    receipts = adversary.collect(attempt=2)
+    site.config = doubted
+    said = adversary.ask_consent("a", receipts, attempt=2)
+    assert (said.codes if said.call == "refuse" else ()) == expected
+    assert adversary.charges("a") == (not expected)
+    adversary.check_ledgers()
+
+
 def test_rounds_and_attempts_only_rise(attack: Adversary) -> None:
     """A replayed attempt gets the same bytes while it is open, and after it nothing."""
     assignment = attack.assignment(number=3, attempt=5)
@@ -228,6 +251,19 @@ def test_broadcast_that_is_not_the_announced_one(attack: Adversary) -> None:
     assert attack.assign("a", attack.assignment(), b"other").refused is RefusalCode.CONTEXT
     assert attack.assign("a", attack.assignment(broadcast=b"junk"), b"junk").refused is RefusalCode.CONTEXT
     assert attack.kinds("a")["reserve"] == 0
+
+
+def test_another_broadcast_than_the_assignment_names_however_valid(attack: Adversary) -> None:
+    """Everyone is assigned one broadcast and a site is served another, which decodes: its numbers would be of that one, under
+    the context of the first. Asked again after its answer, it is no less strict."""
+    named, other = (encode_broadcast({"model": np.full(3, value)}) for value in (0.0, 1.0))
+    for announced, served in ((named, other), (named, b""), (b"", other)):
+        assert attack.assign("a", attack.assignment(broadcast=announced), served).refused is RefusalCode.CONTEXT
+    assert attack.kinds("a")["reserve"] == 0
+    assignment = attack.assignment(broadcast=named)
+    assert attack.assign("a", assignment, named).call == "upload"
+    assert attack.assign("a", assignment, other).refused is RefusalCode.CONTEXT
+    assert attack.assign("a", assignment, named).call == "upload"
 
 
 def test_undeclared_task_and_passed_deadline(attack: Adversary) -> None:

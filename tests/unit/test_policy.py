@@ -123,6 +123,15 @@ def test_local_noise_needs_no_pins() -> None:
     assert codes(make_study(), make_config(trusted={})) == [RefusalCode.NOISE]
 
 
+def test_pins_are_needed_where_more_than_one_share_is_counted() -> None:
+    """Three sites less one colluder are two honest shares; less two, each site bears the noise alone and needs no pin."""
+    for colluders, expected in ((1, [RefusalCode.NOISE]), (2, []), (3, [])):
+        study = altered(make_study(), privacy__assumed_colluders=colluders)
+        for pins in ({"b": "1" * 64}, {}):
+            assert codes(study, make_config(trusted=pins)) == expected
+        assert codes(study, make_config()) == []
+
+
 def test_a_site_that_is_not_invited() -> None:
     found = list(study_faults(make_study(), "ana", make_config(trusted={"a": "3" * 64, **PINNED}), "z", None))
     assert [fault.code for fault in found] == [RefusalCode.STUDY_INVALID]

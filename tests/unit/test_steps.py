@@ -64,6 +64,12 @@ def test_noise_of_a_step_has_the_declared_size() -> None:
         steps.noised(np.zeros(20_000))
 
 
+def test_noise_of_every_step_is_its_own() -> None:
+    steps = make_steps(number=4, variance=10_000, grid=40_000, clip=2.0)
+    drawn = np.array([steps.noised(np.zeros(500)) for _ in range(4)])
+    assert np.abs(np.corrcoef(drawn) - np.eye(4)).max() < 7 / math.sqrt(500)
+
+
 def test_sums_that_differ_by_the_clip_stay_within_the_grid() -> None:
     """The worst case of rounding: every value is moved by half a unit, in opposite directions."""
     size, grid, clip = 400, 4096, 0.5

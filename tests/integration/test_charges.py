@@ -1,0 +1,105 @@
+"""What a whole study of every method is charged, against an accountant that knows only what the study declares; and the noise
+and the samples that sites really drew, against what is charged."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.durable import NAMES, make_trial
+from support.durable_studies import CLEAR, STUDIES
+from support.federation import DATASET
+from veilsum_privacy import computing, noise, steps
+from veilsum_privacy.accounting import ORDERS
+from veilsum_privacy.ledger import Kind, Mechanism
+from veilsum_privacy.study import Study
+
+Releases = Counter[tuple[float, float, int]]
+"""How often each was released: sigma / D, sampling rate, noised steps."""
+
+
+def declared(study: Study) -> Releases:
+    """Every release that costs something, from the declarations alone."""
+    found: Releases = Counter()
+    for task in study.tasks:
+        if task.variance:
+            found[math.sqrt(task.variance) / task.grid, task.sampling_rate, task.local_steps or 1] += task.releases
+    return found
+
+
+def oracle(releases: Releases, delta: float) -> float:
+    """Epsilon by Opacus' accountant."""
+    from opacus.accountants import RDPAccountant
+
+    accountant = RDPAccountant()
+    accountant.history = [(sigma, rate, each * count) for (sigma, rate, each), count in releases.items()]
+    return float(accountant.get_epsilon(delta, alphas=list(ORDERS)))
+
+
+def released(mechanism: Mechanism) -> tuple[float, float, int]:
+    return math.sqrt(mechanism.noise.variance) / mechanism.sensitivity, mechanism.sampling_rate, mechanism.steps
+
+
+class Drawn:
+    """Counts what sites draw, and lets them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.variances: Counter[Fraction] = Counter()
+        self.rates: Counter[float] = Counter()
+        for module in (noise, steps):
+            self._count(monkeypatch, module, "discrete_gaussian", self.variances)
+        for module in (computing, steps):
+            self._count(monkeypatch, module, "poisson_sample", self.rates)
+
+    @staticmethod
+    def _count(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, counter: Counter[Any]) -> None:
+        real: Callable[..., Any] = getattr(module, name)
+
+        def counted(first: Any, *rest: Any) -> Any:
+            counter[first] += 1
+            return real(first, *rest)
+
+        monkeypatch.setattr(module, name, counted)
+
+
+@pytest.mark.filterwarnings("ignore:Optimal order")
+@pytest.mark.parametrize("name", [name for name in STUDIES if name.removeprefix("fedavg ") not in CLEAR])
+def test_a_whole_study_is_charged_what_it_declares_and_drew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    trial = make_trial(tmp_path, STUDIES[name])
+    drawn, study = Drawn(monkeypatch), trial.study
+    key = trial.submit()
+    trial.finish(key)
+    delta, whole = study.privacy.delta, declared(study)
+    some = study.parameters.get("participation") is not None
+    variances: Counter[Fraction] = Counter()
+    rates: Counter[float] = Counter()
+    for site in trial.bed.sites.values():
+        mechanisms = [entry.mechanism for entry in site.ledger.entries(kind=Kind.CHARGE)]
+        paid = [item for item in mechanisms if item is not None and item.noise.kind not in ("none", "kept")]
+        charges = Counter(map(released, paid))
+        spent, _ = site.ledger.verify().spending[DATASET]
+        after = site.ledger.headroom(DATASET, {}).after
+        if study.privacy.noise == "none":
+            assert (spent, after, charges) == (math.inf, math.inf, Counter())
+            continue
+        assert charges <= whole
+        assert some or charges == whole
+        assert spent == after == pytest.approx(oracle(charges, delta), rel=1e-9)
+        assert study.privacy.epsilon == pytest.approx(oracle(whole, delta), rel=1e-9)
+        for item in paid:
+            variances[item.noise.share_variance] += item.steps
+            rates[item.sampling_rate] += item.steps
+    assert drawn.variances == variances
+    assert {rate: count for rate, count in drawn.rates.items() if rate < 1} == {
+        rate: count for rate, count in rates.items() if rate < 1
+    }
+    assert bool(variances) == (study.privacy.noise != "none")
+    assert len(trial.bed.sites) == len(NAMES)

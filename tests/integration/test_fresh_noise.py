@@ -1,0 +1,123 @@
+"""Noise is drawn anew for every payload: over sites, attempts, rounds and studies, for every kind of task.
+
+Each site's own vector is opened out of its payload. The sites hold no records, so that it is noise alone. Noise that came
+twice would be taken off by whoever sees both sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import stats
+
+from support.federation import TestBed, make_bed, make_request, schema_of
+from support.hostile import NAMES, Adversary, altered, make_data
+from support.opening import own_vector, plan_of
+from veilsum_privacy.securesum.context import encode_broadcast
+from veilsum_privacy.study import Study
+from veilsum_privacy.tasks import build_declared
+from veilsum_privacy.tasks.base import TrainingTask
+from veilsum_privacy.tasks.gradient import Gradient
+from veilsum_privacy.tasks.local_training import SEEDS, LocalTraining
+from veilsum_privacy.training.arrays import to_broadcast
+from veilsum_privacy.training.models import ModelSpec, build_architecture
+from veilsum_proto import federation_pb2 as pb
+
+WIDTH = 60
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A study, of whose first task the rounds are.
+
+    Attributes:
+        changes: of the compiled study; see :func:`support.hostile.altered`.
+    """
+
+    method: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    noise: str = "distributed"
+    epsilon: float = 4.0
+
+    def study(self, bed: TestBed) -> Study:
+        request = make_request(schema_of(WIDTH, max_records=40), self.method, self.epsilon, noise=self.noise, min_cohort=2)
+        compiled = bed.compile(request.model_copy(update={"parameters": dict(self.parameters)}))
+        return altered(compiled, **{"privacy__epsilon": 900.0, "task__releases": 3, **self.changes})
+
+
+def sent(study: Study) -> bytes:
+    """What the rounds of the study's first task start from."""
+    task = build_declared(study, study.tasks[0])
+    if isinstance(task, LocalTraining):
+        seeds = {SEEDS: np.zeros((study.sites, 2))}
+        return encode_broadcast({**to_broadcast(task.architecture.initial(0)), **seeds})
+    if isinstance(task, Gradient):
+        model = build_architecture(ModelSpec.model_validate(study.tasks[0].parameters["model"]), WIDTH, 2)
+        return encode_broadcast(to_broadcast(model.initial(0)))
+    return b""
+
+
+SAMPLED = {"steps": 3, "sampling_rate": 0.5, "gradient_clip": 0.5, "centre": False}
+TRAINED = {"model": {"name": "linear"}, "rounds": 3, "local_steps": 2, "sampling_rate": 0.5}
+
+CASES = {
+    "records": Case("statistics"),
+    "records, local": Case("statistics", noise="local"),
+    "per site": Case("fedcgs", changes={"task__disclosure": "per-site"}),
+    "site": Case("o-fedavg"),
+    "sampled": Case("fedsgd", SAMPLED),
+    "training": Case("fedavg", TRAINED, noise="local", epsilon=100.0),
+}
+
+
+def noises(attack: Adversary, number: int, attempt: int) -> list[Floats]:
+    """All pieces of noise of an attempt, each drawn by itself: one a site, or one a site and block."""
+    task, broadcast = attack.study.tasks[0], sent(attack.study)
+    assignment = attack.assignment(number=number, attempt=attempt, broadcast=broadcast, label=task.label)
+    found = []
+    for name in NAMES:
+        assert attack.assign(name, assignment, broadcast).call == "upload"
+        own = own_vector(attack, name, attempt).astype(np.float64)
+        if isinstance(build_declared(attack.study, task), TrainingTask):
+            own = own[:-1]  # the last value counts the site
+        found += [own] if task.disclosure == "joint" else list(own.reshape(attack.study.sites, -1))
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_payload_bears_the_noise_of_another(tmp_path: Path, name: str) -> None:
+    bed = make_bed(tmp_path, make_data(rows=0, width=WIDTH), min_cohort=2, disclosures=("joint", "per-site"))
+    case = CASES[name]
+    attack = Adversary(bed, case.study(bed))
+    attack.set_up()
+    found = noises(attack, 1, 1)  # given up at the next assignment
+    found += noises(attack, 1, 2)
+    attack.consents(1, 2)
+    for member in NAMES:
+        attack.tell(member, pb.DIRECTIVE_KIND_RELEASED, 1, 2)
+    found += noises(attack, 2, 3)
+    plan = plan_of(attack, 3)
+    attack.use(case.study(bed))
+    attack.set_up()
+    found += noises(attack, 1, 1)
+    attack.check_ledgers()
+
+    vectors = np.array(found)
+    pieces, size = vectors.shape
+    assert pieces == 4 * len(NAMES) * (len(NAMES) if plan.declaration.disclosure == "per-site" else 1)
+    assert size > 2 * WIDTH
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    alike = np.abs(unit @ unit.T - np.eye(pieces))
+    assert alike.max() < 7 / np.sqrt(size)  # seven standard deviations of what independent noise gives
+    if plan.noise.drawn:
+        spread = (vectors**2).sum(axis=1) / float(plan.noise.share_variance)
+        assert stats.chi2(size).cdf(spread).min() > 1e-9
+        assert stats.chi2(size).sf(spread).min() > 1e-9

@@ -1,0 +1,60 @@
+"""Which tests judge which module: fast ones that run in one process, for faults are planted in the process that runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+_SECURESUM = tuple(
+    f"tests/unit/test_securesum_{part}.py"
+    for part in ("masks", "tags", "parameters", "content", "context", "agreement", "contribution", "locks", "noise", "bfv")
+)
+_NOISE = tuple(f"tests/unit/test_{part}.py" for part in ("noise", "steps", "securesum_noise"))
+_CLIPPING = ("tests/unit/test_clipping.py", "tests/unit/test_tasks_moments.py")
+_ACCOUNTING = ("tests/unit/test_composition.py", "tests/unit/test_accounting.py")
+_LEDGER = (
+    *(f"tests/unit/test_ledger{part}.py" for part in ("", "_receipts", "_verification", "_witnessed", "_against")),
+    "tests/integration/test_hostile_accounts.py",
+)
+_ROUNDS = (
+    "tests/unit/test_policy.py",
+    "tests/unit/test_noise_shares.py",
+    *(f"tests/integration/test_hostile_{part}.py" for part in ("rounds", "oracle", "studies", "training", "accounts")),
+    "tests/integration/test_kept.py",
+    "tests/integration/test_budgets.py",
+    "tests/integration/test_fresh_noise.py",
+    "tests/integration/test_fedavg.py",
+)
+
+JUDGES: dict[str, tuple[str, ...]] = {
+    "privacy/veilsum_privacy/securesum": _SECURESUM,
+    "privacy/veilsum_privacy/noise.py": _NOISE,
+    "privacy/veilsum_privacy/steps.py": (*_NOISE, "tests/integration/test_fresh_noise.py"),
+    "privacy/veilsum_privacy/clipping.py": _CLIPPING,
+    "privacy/veilsum_privacy/exact.py": _CLIPPING,
+    "privacy/veilsum_privacy/accounting.py": _ACCOUNTING,
+    "privacy/veilsum_privacy/composition": _ACCOUNTING,
+    **{
+        f"privacy/veilsum_privacy/ledger/{part}.py": _LEDGER
+        for part in ("ledger", "rules", "totals", "checking", "receipts", "entries")
+    },
+    **{
+        f"participant/veilsum_participant/{part}.py": _ROUNDS
+        for part in ("contributions", "openings", "policy", "limits", "budgets")
+    },
+}
+"""By module, or by package for all that are not named."""
+
+
+def modules() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Every module that is judged, and by what."""
+    for path, judges in JUDGES.items():
+        if path.endswith(".py"):
+            yield path, judges
+            continue
+        for file in sorted((ROOT / path).glob("*.py")):
+            name = file.relative_to(ROOT).as_posix()
+            if name not in JUDGES and file.name != "__init__.py":
+                yield name, judges
