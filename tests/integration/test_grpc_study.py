@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,17 @@ from support.federation import make_bed, make_request, schema_of
 from support.network import running_client, running_server, wait_for
 from veilsum_coordinator.members import StudyPhase
 from veilsum_coordinator.settings import Waits
-from veilsum_participant.channel import open_channel
+from veilsum_deploy.remote import connect
+from veilsum_deploy.verifying import verify_result
+from veilsum_participant.channel import GrpcChannel, open_channel
 from veilsum_participant.contributions import Contributions
 from veilsum_participant.site import OpenStudy
 from veilsum_participant.workers import MOST_WORKERS, WAITING, Workers
 from veilsum_privacy.errors import HostileInput
 from veilsum_privacy.identity import Label
 from veilsum_privacy.randomness import SYSTEM_RANDOM, RandomSource
+from veilsum_privacy.securesum.contribution import Slots
+from veilsum_privacy.securesum.decryption import SignedStatement
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import StudiesStub
 
@@ -47,6 +52,58 @@ def test_a_study_runs_from_submission_to_result(tmp_path: Path) -> None:
         manifest = b"".join(chunk.data for chunk in stub.Result(pb.ResultRequest(study=key, file="manifest.json")))
         assert b'"statistics"' in manifest
         wait_for(lambda: all(seat.ended for seat in server.hub.studies[key].machine.seats.values()), 20, "the end everywhere")
+
+
+def test_decryptions_that_are_not_signed_for_are_refused_to_their_sender(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is told so, nothing of the round is lost, and the result's proof has the signatures that came in the end."""
+    rng = np.random.default_rng(0)
+    bed = make_bed(tmp_path, {name: (rng.uniform(-1, 1, (40, 3)), rng.integers(0, 2, 40)) for name in "abc"})
+    honest, refused = GrpcChannel.decrypted, []
+
+    def faulty(
+        self: GrpcChannel, study: bytes, number: int, attempt: int, words: Sequence[Slots], signed: SignedStatement
+    ) -> None:
+        head = {"study": study, "round": number, "attempt": attempt}
+        pieces = [
+            pb.DecryptedChunk(index=index, words=part.astype("<u8").tobytes(), **(head if index == 0 else {}))
+            for index, part in enumerate(words)
+        ]
+        flipped = bytes([*signed.signature[:-1], signed.signature[-1] ^ 1])
+        statements = [
+            pb.SignedStatement(body=body, signature=signature)
+            for body, signature in (
+                (signed.body, flipped), (signed.body, b""), (b"", b""), (signed.body.replace(b"words", b"swords"), flipped),
+                (bytes(2000), signed.signature),
+            )
+        ]  # fmt: skip
+        right = pb.SignedStatement(body=signed.body, signature=signed.signature)
+        streams = [pieces, [*pieces, pb.DecryptedChunk(signed=right), pieces[-1]]]
+        streams += [[*pieces, pb.DecryptedChunk(signed=right, words=bytes(8))]]
+        streams += [[*pieces, pb.DecryptedChunk(signed=statement)] for statement in statements]
+        for stream in streams:
+            with pytest.raises(grpc.RpcError) as raised:
+                self.stub.Decrypted(iter(stream), timeout=20)
+            refused.append(raised.value.code())
+        honest(self, study, number, attempt, words, signed)
+
+    monkeypatch.setattr(GrpcChannel, "decrypted", faulty)
+    with ExitStack() as stack:
+        server, address = stack.enter_context(running_server(bed))
+        for site in bed.sites.values():
+            stack.enter_context(running_client(site, address))
+        identity = bed.kit.analyst.identity
+        remote = stack.enter_context(connect(address, bed.analyst, identity, bed.clock()))
+        key = remote.submit(bed.compile(make_request(schema_of(3), epsilon=None)), bed.analyst)
+        *_, last = remote.watch(key)
+        assert (last.phase, last.reason) == ("finished", "")
+        remote.fetch(key, tmp_path / "out")
+        signers = server.hub.journal.releases(key)[0]["proof"]
+    assert refused == [grpc.StatusCode.INVALID_ARGUMENT] * 16
+    found = verify_result(tmp_path / "out", bed.analyst.authority)
+    assert found.comparison.exact
+    assert all(f'"{name}"' in signers for name in found.releases[0].decryptors)
 
 
 def test_a_foreign_certificate_is_not_let_in(tmp_path: Path) -> None:

@@ -115,6 +115,12 @@ class ToyKey:
         """Slots below t, under the key's pad."""
         return _frame(1, (slots + self._own) % np.uint64(self.parameters.plain_modulus))
 
+    def decrypt_sum(self, data: bytes, summands: int) -> Slots:
+        """The slots of a sum of so many at most: it has no noise but their number."""
+        if _read(data, self.parameters)[0] > summands:
+            raise HostileInput("A sum holds more noise than its contributions leave.")
+        return self.decrypt(data)
+
     def decrypt(self, data: bytes) -> Slots:
         """The slots of a sum."""
         count, slots = _read(data, self.parameters)
