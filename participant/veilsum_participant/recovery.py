@@ -101,10 +101,12 @@ def recover_receipts(
     own = [kept for kept in receipts if kept.parsed.participant == site.name]
     with transaction(site.engine) as connection:
         outcomes = [_settle_one(connection, site, kept.receipt, kept.consent, kept.certificate) for kept in own]
-        for kept in own if beside is not None else ():
-            context = kept.parsed.context
-            if is_unknown(connection, context) and (members := _cohort(kept.parsed, beside(kept.entry), site)):
-                complete(connection, context, members)
+        for kept in own:
+            receipt = kept.parsed
+            if beside is not None and is_unknown(connection, receipt.context):
+                members = _cohort(receipt, beside(kept.entry), site)
+                if members is not None:
+                    complete(connection, receipt.context, members)
     return _tell(outcomes)
 
 
