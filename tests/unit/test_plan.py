@@ -643,3 +643,20 @@ def test_named_participants_are_planned_for(study_file: Path, capsys: pytest.Cap
     study_file.write_text('participants = ["west", "east"]\n' + STUDY)
     body = json.loads(show(capsys, study_file, "--participants", 2, "--json")[1])
     assert body["cost"]["participants"] == ["east", "west"]
+
+
+@pytest.mark.parametrize(
+    ("privacy", "held"),
+    [
+        ({"noise": "none", "epsilon": None}, "without noise"),
+        ({"cohort_difference": "strict"}, "of one cohort only"),
+        ({"cohort_difference": "allowed"}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_plan_says_that_a_study_is_held_to_earlier_cohorts(privacy: dict[str, Any], held: str) -> None:
+    asked = draft(**privacy)
+    found = [
+        note for note in plan_study(asked, asked.compile()).notes if "held to the cohorts of earlier such studies" in note
+    ]
+    assert [note.split(" is held")[0].removeprefix("A study ") for note in found] == ([held] if held else [])
