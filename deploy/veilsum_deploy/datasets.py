@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.parquet as parquet
 from numpy.typing import NDArray
@@ -76,19 +77,29 @@ class Dataset:
         return taken
 
     def write(self, directory: Path, stem: str) -> Path:
-        """Write ``stem``.csv, or .parquet where it is large or the schema says that CSV files have no header.
+        """Write ``stem``.csv, or .parquet where it is large, a text breaks a line or the schema says that there is no header.
 
         Returns:
             The path.
         """
         directory.mkdir(parents=True, exist_ok=True)
-        if self.schema.header and self.table.num_rows * self.table.num_columns <= LARGEST_CSV:
+        small = self.table.num_rows * self.table.num_columns <= LARGEST_CSV
+        if small and self.schema.header and not _breaks_lines(self.table):
             path = directory / f"{stem}.csv"
             pacsv.write_csv(self.table, path)
         else:
             path = directory / f"{stem}.parquet"
             parquet.write_table(self.table, path)
         return path
+
+
+def _breaks_lines(table: Any) -> bool:
+    """Whether a name or text has a line break, which a cell of a CSV file cannot have."""
+    texts = [
+        column for column in table.columns if not pa.types.is_floating(column.type) and not pa.types.is_integer(column.type)
+    ]
+    found = any(pc.any(pc.match_substring_regex(column, r"[\r\n]"), min_count=0).as_py() for column in texts)
+    return found or any(letter in name for name in table.column_names for letter in "\r\n")
 
 
 def take_records(records: Records, rows: Rows) -> Records:
@@ -115,9 +126,11 @@ def read_dataset(path: Path, schema: DatasetSchema, name: str) -> Dataset:
     """Read a CSV, Parquet or npz file.
 
     Raises:
-        DataError: it cannot be read, or lacks a column of the schema.
+        DataError: it cannot be read, lacks a column of the schema, or none of its rows has as many cells as columns.
     """
     table = read_table(path, schema)
+    if table.broken and not table.rows:
+        raise DataError(f"{path}: none of its {len(table.broken)} rows is as the schema says.", "Separate cells by commas.")
     return Dataset(name, schema, pa.table(table.columns))
 
 

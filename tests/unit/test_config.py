@@ -208,6 +208,14 @@ def test_a_column_of_subjects_belongs_to_its_dataset(tmp_path: Path) -> None:
         load_participant_config(write(tmp_path, text.replace("subject", "subjects")))
 
 
+def test_the_first_line_of_a_csv_file_is_the_datasets_own_matter(tmp_path: Path) -> None:
+    text = 'coordinator = "localhost:1"\n[datasets.records]\npath = "records.csv"\n'
+    assert load_participant_config(write(tmp_path, text)).datasets["records"].header is True
+    assert load_participant_config(write(tmp_path, text + "header = false\n")).datasets["records"].header is False
+    with pytest.raises(ConfigurationError, match=r"datasets\.records\.header"):
+        load_participant_config(write(tmp_path, text + 'header = "false"\n'))
+
+
 @pytest.mark.parametrize("role", ["participant", "coordinator"])
 def test_the_table_of_metrics(tmp_path: Path, role: str) -> None:
     """Its paths are taken from the file's directory; without it there is none; a wrong key is named with the nearest."""

@@ -72,6 +72,7 @@ def test_tables_names_and_lists(tmp_path: Path) -> None:
         tmp_path,
         VEILSUM__DATASETS__HEART_DISEASE__PATH="other.csv",
         VEILSUM__DATASETS__MORE__PATH="more.csv",
+        VEILSUM__DATASETS__MORE__HEADER="false",
         VEILSUM__BUDGETS__MORE="{ epsilon = 2.0, delta = 1e-5 }",
         VEILSUM__BUDGETS__MORE__EPSILON="unlimited",
         VEILSUM__POLICY__ANALYSTS='["carol", "dave"]',
@@ -82,6 +83,7 @@ def test_tables_names_and_lists(tmp_path: Path) -> None:
         "heart-disease": "other.csv",
         "more": "more.csv",
     }
+    assert [item.header for item in config.datasets.values()] == [True, False]
     assert (config.budgets["more"].epsilon, config.budgets["more"].delta) == ("unlimited", 1e-5)
     assert config.policy.analysts == ("carol", "dave")
     assert config.policy.min_cohort == 4

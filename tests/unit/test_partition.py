@@ -5,16 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from veilsum_deploy.datasets import packaged_dataset, read_dataset
+from veilsum_deploy.datasets import Dataset, packaged_dataset, read_dataset
 from veilsum_deploy.demo.hospitals import HOSPITALS, folder_hospitals, packaged_hospitals, site_name
 from veilsum_deploy.simulation.partition import domain_alpha, hold_out, partition, thin_domains
 from veilsum_participant.data import load_records
 from veilsum_privacy.errors import DataError, Misuse
 from veilsum_privacy.identity.certificate import NAME_PATTERN
+from veilsum_privacy.schema import CategoryColumn, DatasetSchema, NumberColumn
 
 KINDS = st.one_of(st.sampled_from(["iid", "uneven"]), st.floats(0.001, 1000).map(lambda alpha: f"dirichlet:{alpha}"))
 
@@ -123,6 +125,14 @@ def test_a_folder_gives_one_site_a_file(tmp_path: Path) -> None:
     assert {name: dataset.table.num_rows for name, dataset in hospitals.sites.items()} == {"nord_1": 16, "sued": 8}
     assert hospitals.held_out.table.num_rows == 6
     assert hospitals.sites["sued"].write(tmp_path / "out", "records").suffix == ".parquet"  # the schema has no header
+    named = DatasetSchema(
+        columns=(CategoryColumn(name="note", categories=("a", "b\nc")), NumberColumn(name="x", low=0, high=9))
+    )
+    for notes, suffix in ((["a", "b", None], ".csv"), (["a", "b\nc", None], ".parquet"), (["a", "b\rc", None], ".parquet")):
+        whole = Dataset("notes", named, pa.table({"note": notes, "x": [1.0, 2.0, 3.0]}))
+        path = whole.write(tmp_path / "notes", "records")
+        assert path.suffix == suffix
+        np.testing.assert_array_equal(load_records(path, named)[0].features, whole.records.features)
 
 
 def test_a_folder_that_cannot_be_a_federation_is_refused(tmp_path: Path) -> None:

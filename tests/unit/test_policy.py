@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,9 +37,11 @@ def make_study(**privacy: Any) -> Study:
     )
 
 
-def make_config(subject: str | None = None, **policy: Any) -> ParticipantConfig:
+def make_config(
+    subject: str | None = None, path: str = "records.csv", header: bool = True, **policy: Any
+) -> ParticipantConfig:
     values = {"analysts": ("ana",), "trusted": PINNED} | policy
-    dataset = DatasetConfig(path="records.csv", subject=subject)  # type: ignore[arg-type]
+    dataset = DatasetConfig(path=Path(path), subject=subject, header=header)
     return ParticipantConfig(coordinator="localhost:1", datasets={DATASET: dataset}, policy=Policy(**values))
 
 
@@ -115,6 +118,20 @@ def test_each_floor_alone(policy: dict[str, Any], study: Callable[[], Study], co
 def test_a_column_of_subjects_lets_their_unit_in() -> None:
     study = altered(make_study(), privacy__unit="subject")
     assert codes(study, make_config(subject="patient")) == []
+
+
+@pytest.mark.parametrize("said", [True, False])
+@pytest.mark.parametrize("path", ["records.csv", "records.data", "records.PARQUET", "records.npz"])
+def test_whether_a_csv_file_names_its_columns_is_the_sites_word(path: str, said: bool) -> None:
+    """No file is there: whoever looked into one would let its first record decide."""
+    bare = make_study().data.model_copy(update={"header": False, "order": ("x0", "x1", "y")})
+    study = altered(make_study(), data=bare.model_dump(mode="json"))
+    found = faults(study, make_config(path=path, header=said))
+    assert [fault.code for fault in found] == ([RefusalCode.DATASET] if said and path.endswith(("csv", "data")) else [])
+    if found:
+        assert f"datasets.{DATASET}.header" in found[0].advice
+        assert "first line holds records; its owner, that it names the columns" in found[0].message
+        assert codes(make_study(), make_config(path=path, header=False)) == [RefusalCode.DATASET]
 
 
 def test_local_noise_needs_no_pins() -> None:

@@ -45,6 +45,27 @@ c = "{"1" * 64}"
     return SiteCheck(config, lambda: 1_800_000_000, study=RequestedStudy(request)).run()
 
 
+def test_the_schema_that_an_analyst_sends_must_fit_the_files_first_line(tmp_path: Path) -> None:
+    """A site's operator hears it from the check, before a study is refused for it; so of rows that are not used."""
+    text = 'coordinator = "localhost:1"\n[datasets.records]\npath = "records.csv"\n'
+    schema = schema_of(2).model_copy(update={"header": False, "order": ("x0", "x1", "y")})
+    (tmp_path / "records.csv").write_text('0.1,0.2,0\n0.1,"0.2,0\n0.1,0.2\n0.3,0.4,1\n')
+    for line, expected in (("", (Outcome.FAILED,)), ("header = false\n", (Outcome.WARNING,) * 3)):
+        (tmp_path / "participant.toml").write_text(text + line)
+        config = load_participant_config(tmp_path / "participant.toml")
+        found = [
+            item for item in SiteCheck(config, lambda: 0, schemas={"records": schema}).run() if item.check == "dataset records"
+        ]
+        assert tuple(item.status for item in found) == expected
+        told = "\n".join(f"{item.detail} {item.advice}" for item in found)
+        if line:
+            assert "4 records; quotation mark not closed in whole rows: 1; wrong number of cells in whole rows: 1" in told
+            assert "row 2 (line 2): quotation mark not closed" in told
+        else:
+            assert "header" in told
+            assert "participant.toml" in told
+
+
 def of_study(found: list[Check]) -> list[tuple[Outcome, str]]:
     return [(item.status, item.detail.split(":")[0]) for item in found if item.check == "study"]
 

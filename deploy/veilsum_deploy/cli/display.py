@@ -19,7 +19,7 @@ _REMEDIES: Mapping[str, str] = {
     RefusalCode.STUDY_EXPIRED: "Submit it again; compare clocks if it is new.",
     RefusalCode.ANALYST: "Ask the site to name you under policy.analysts.",
     RefusalCode.METHOD: "Ask the site to accept the method, or leave the site out.",
-    RefusalCode.DATASET: "Correct the dataset's name, or leave the site out.",
+    RefusalCode.DATASET: "Correct the dataset's name or the schema's header, or leave the site out.",
     RefusalCode.DISCLOSURE: "Ask the site to accept the disclosure, or leave the site out.",
     RefusalCode.NOISE: "Ask for noise that its policy accepts; distributed needs every peer pinned there, local nobody.",
     RefusalCode.COHORT_SMALL: "Raise privacy.min_cohort, or name more participants.",

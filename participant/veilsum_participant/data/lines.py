@@ -143,7 +143,7 @@ def line_numbers(path: Path, rows: Collection[int], *, header: bool) -> dict[int
 
 def _blocks(file: BinaryIO) -> Iterator[bytes]:
     """The rest of a file in blocks of whole lines; of a line that is too long, no more than shows that it is."""
-    rest = b""
+    rest = bytearray()
     while data := file.read(_READ):
         if data.endswith(b"\r") and (after := file.read(1)):
             if after == b"\n":
@@ -152,12 +152,12 @@ def _blocks(file: BinaryIO) -> Iterator[bytes]:
                 file.seek(-1, os.SEEK_CUR)
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if end:
-            yield rest + data[:end]
-            rest = data[end:]
+            yield bytes(rest) + data[:end]
+            rest = bytearray(data[end:])
         elif len(rest) <= MAX_LINE:
-            rest = (rest + data)[: MAX_LINE + 1]
+            rest += data
     if rest:
-        yield rest
+        yield bytes(rest)
 
 
 def _lines(block: bytes) -> Iterator[bytes]:

@@ -41,7 +41,7 @@ def number_subjects(identifiers: Any) -> tuple[NDArray[np.int64], NDArray[np.boo
 
 
 def _is_text(kind: Any) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    return any(test(kind) for test in (pa.types.is_string, pa.types.is_large_string))
 
 
 def _missing(identifiers: Any) -> Any:
