@@ -13,7 +13,6 @@ import json
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from sqlalchemy import Connection, RowMapping
 
@@ -104,12 +103,13 @@ class _Ready:
         kept: the vector that the site kept from an earlier attempt, its noise in it; None to compute one.
     """
 
-    arrays: Mapping[str, Floats]
-    place: Place
-    kept: Integers | None
+    arrays: Mapping[str, Floats] = field(repr=False)
+    place: Place = field(repr=False)
+    kept: Integers | None = field(repr=False)
 
 
-class _Computed(NamedTuple):
+@dataclass(frozen=True)
+class _Computed:
     """A vector for the sum.
 
     Attributes:
@@ -119,10 +119,10 @@ class _Computed(NamedTuple):
         fault: what went wrong while it was computed.
     """
 
-    values: Integers
-    noised: bool
-    state: bytes = b""
-    fault: Exception | None = None
+    values: Integers = field(repr=False)
+    noised: bool = field(repr=False)
+    state: bytes = field(default=b"", repr=False)
+    fault: Exception | None = field(default=None, repr=False)
 
 
 _MOST_TRIED = 1024

@@ -277,7 +277,7 @@ def test_a_site_aligns_by_what_it_kept_in_its_state_file(here: Path, capsys: pyt
     assert f"kept nothing of the study's task '{label}'" in err
     engine = open_database(config.parent / "participant.db")
     with transaction(engine) as connection:
-        store.keep_vector(connection, key, label, vector, vector)
+        store.keep_vector(connection, key, label, store.Kept(vector, vector, None))
     engine.dispose()
 
     code, _, err = run(capsys, "result", "--data", "new.csv", "--config", config, "--site", "rome")

@@ -209,8 +209,9 @@ def _steps() -> list[Built]:
         ),
         lines(
             "Contributions per minute",
-            "Contributions that the site sent.",
+            "Contributions that the site sent, and those among them whose computation failed on its records.",
             Query(f"60 * sum(rate(veilsum_site_contributions_total{{{S}}}[$__rate_interval]))", "contributions"),
+            Query(f"60 * sum(rate(veilsum_site_computation_faults_total{{{S}}}[$__rate_interval]))", "failed"),
             size=(8, 8),
         ),
     ]
