@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from cryptography import x509
 
+from support.federation import TestBed
 from veilsum_coordinator.journal import SqlJournal
 from veilsum_coordinator.proving import proof_file
 from veilsum_coordinator.rounds import Round
@@ -19,10 +22,21 @@ from veilsum_participant import store
 from veilsum_participant.site import Site
 from veilsum_privacy.canonical import canonical
 from veilsum_privacy.database import reading
-from veilsum_privacy.proof.checking import ProofFault
-from veilsum_privacy.proof.files import FOLDER, STUDY_FILE, Integers, ReleaseProof, round_file
+from veilsum_privacy.identity import Credentials
+from veilsum_privacy.ledger import Mechanism, Receipt
+from veilsum_privacy.ledger.receipts import (
+    Countersignature,
+    consent_commitment,
+    consent_proof,
+    countersign,
+    receipts_digest,
+    sign_receipt,
+)
+from veilsum_privacy.proof.checking import CheckedStudy, ProofFault
+from veilsum_privacy.proof.files import FOLDER, STUDY_FILE, Integers, ReleaseEntry, ReleaseProof, release_digest, round_file
 from veilsum_privacy.results import MANIFEST
-from veilsum_privacy.securesum.contribution import Slots, keys_digest
+from veilsum_privacy.securesum.context import Assignment, context_digest, plan_round
+from veilsum_privacy.securesum.contribution import Slots, keys_digest, masked_sum
 from veilsum_privacy.securesum.decryption import SignedStatement, Statement, sign_statement, words_digest
 
 
@@ -94,3 +108,54 @@ class Copied:
         with pytest.raises(ProofFault) as caught:
             verify_result(self.directory, self.authority)
         return caught.value
+
+
+class Conspiracy:
+    """A coordinator and all members of a study together: they can sign for anything.
+
+    Args:
+        bed: whose keys they hold.
+        study: checked.
+        keys: digest of the dealt keys.
+    """
+
+    def __init__(self, bed: TestBed, study: CheckedStudy, keys: bytes) -> None:
+        self._bed, self._study, self._keys = bed, study, keys
+
+    def release(
+        self, number: int, attempt: int, label: str, receipt: int, coordinator: Credentials | None = None
+    ) -> tuple[ReleaseEntry, ReleaseProof]:
+        """A release of zeros, signed by everyone as if it had been opened; ``receipt``: number of every receipt."""
+        checked, study = self._study, self._study.study
+        names, signer = checked.roster.names, coordinator or self._bed.hub.credentials
+        cohort = tuple((name, bytes(16)) for name in names)
+        assignment = Assignment(number, attempt, label, cohort, bytes(32), study.expires)
+        plan = plan_round(study, label, len(names), len(names))
+        context = context_digest(study, checked.digest, checked.roster, self._keys, assignment, plan)
+        consents = tuple(hashlib.sha256(name.encode()).digest() for name in names)
+        receipts = tuple(
+            sign_receipt(
+                Receipt(
+                    checked.digest, name, number, attempt, context, bytes(32), receipt, bytes(32), study.dataset,
+                    Mechanism.of(plan.declaration, plan.noise), study.privacy.unit, len(names),
+                    consent_commitment(consent_proof(consent)),
+                ),
+                self._bed.sites[name].credentials.signing_key,
+            )
+            for name, consent in zip(names, consents, strict=True)
+        )  # fmt: skip
+        word = Countersignature(
+            checked.digest, signer.identity.name, number, attempt, context, receipts_digest(receipts), number, bytes(32)
+        )
+        values = np.zeros(plan.encoding.size, dtype=np.int64)
+        words = words_digest(masked_sum(values, plan.encoding, consents))
+        said = {name: Statement(checked.digest, name, number, attempt, context, self._keys, words) for name in names[:2]}
+        signatures = {
+            name: sign_statement(item, self._bed.sites[name].credentials.signing_key).signature for name, item in said.items()
+        }
+        digest = release_digest(checked.digest, number, attempt, values.astype("<i8").tobytes())
+        proof = ReleaseProof(
+            assignment.to_bytes(), self._keys, receipts, countersign(word, signer.signing_key), signer.identity.certificate,
+            consents, values,
+        )  # fmt: skip
+        return ReleaseEntry(number, label, digest, signatures), proof

@@ -1,0 +1,156 @@
+"""What a coordinator and all members cannot do even together: sign for releases that the analyst's study does not declare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from support.durable import NAMES, WIDTH
+from support.durable_studies import STUDIES
+from support.federation import TestBed, make_bed
+from support.hostile import altered
+from support.proving import Conspiracy, Copied, lay_proof
+from veilsum_deploy.replaying import Replayed
+from veilsum_privacy.errors import HostileInput
+from veilsum_privacy.identity import Authority, Credentials, Label, Role, SigningKey, new_key_and_csr, verify_certificate
+from veilsum_privacy.proof.checking import CheckedStudy, ProofFault, ReleaseChecker, check_study
+from veilsum_privacy.proof.files import STUDY_FILE, ReleaseEntry, ReleaseProof, StudyProof, round_file
+from veilsum_privacy.results import MANIFEST
+from veilsum_privacy.study import parse_study
+
+KEYS = bytes(range(32))
+DAY = 86_400
+
+Signed = Callable[..., tuple[ReleaseEntry, ReleaseProof]]
+
+
+@pytest.fixture(scope="module")
+def bed(tmp_path_factory: pytest.TempPathFactory) -> TestBed:
+    rng = np.random.default_rng(3)
+    data = {name: (rng.uniform(-1, 1, (24, WIDTH)), rng.integers(0, 2, 24)) for name in NAMES}
+    return make_bed(tmp_path_factory.mktemp("rules"), data)
+
+
+@pytest.fixture(scope="module")
+def whole(bed: TestBed) -> StudyProof:
+    """The signed study and its roster: a first task with one release, then three steps."""
+    key = bed.local.submit(STUDIES["fedsgd"](bed), bed.analyst)
+    bed.local.prepare(key)
+    entry, roster = bed.hub.studies[key], bed.hub.studies[key].machine.members.fixed_roster()
+    enrolments = tuple(member.enrolment for member in roster.members)
+    return StudyProof(entry.object.study, entry.object.signature, entry.object.certificate, enrolments)
+
+
+@pytest.fixture(scope="module")
+def study(bed: TestBed, whole: StudyProof) -> CheckedStudy:
+    return check_study(whole, bed.analyst.authority)
+
+
+@pytest.fixture
+def sign(bed: TestBed, study: CheckedStudy) -> Signed:
+    return Conspiracy(bed, study, KEYS).release
+
+
+@pytest.fixture
+def checker(study: CheckedStudy) -> ReleaseChecker:
+    return ReleaseChecker(study)
+
+
+def take(checker: ReleaseChecker, signed: tuple[ReleaseEntry, ReleaseProof]) -> None:
+    checker.check(signed[0], lambda _: signed[1])
+
+
+def refused(checker: ReleaseChecker, signed: tuple[ReleaseEntry, ReleaseProof], match: str) -> None:
+    with pytest.raises(ProofFault, match=match):
+        take(checker, signed)
+
+
+def other_coordinator(bed: TestBed) -> Credentials:
+    """Of the same federation, for another coordinator."""
+    key, csr = new_key_and_csr("another", Role.COORDINATOR)
+    authority = Authority.load(bed.kit.authority, bed.clock)
+    pem = authority.sign(csr, role=Role.COORDINATOR, name="another", hosts=["localhost"])
+    identity = verify_certificate(pem, bed.analyst.authority, bed.clock(), Role.COORDINATOR)
+    return Credentials(identity, SigningKey.from_pem(key), bed.analyst.authority, key, pem, bed.analyst.authority_pem)
+
+
+def test_releases_that_follow_the_study_hold(checker: ReleaseChecker, study: CheckedStudy, sign: Signed) -> None:
+    """The control of this file: what is refused below is refused for what it changes."""
+    first, second = study.study.tasks
+    assert (first.releases, second.releases) == (1, 3)
+    for number, label in enumerate((first.label, *[second.label] * 3), 1):
+        take(checker, sign(number, 2 * number, label, number))
+
+
+def test_a_release_more_than_the_study_declares(checker: ReleaseChecker, study: CheckedStudy, sign: Signed) -> None:
+    label = study.study.tasks[0].label
+    take(checker, sign(1, 1, label, 1))
+    refused(checker, sign(2, 2, label, 2), "declares no further release")
+
+
+def test_an_undeclared_task(checker: ReleaseChecker, study: CheckedStudy, sign: Signed) -> None:
+    entry, proof = sign(1, 1, study.study.tasks[0].label, 1)
+    other = ReleaseProof(proof.assignment.replace(entry.label.encode(), b"another"), *list(vars(proof).values())[1:])
+    refused(checker, (ReleaseEntry(1, "another", entry.digest, entry.decrypted_by), other), "declares no task")
+
+
+def test_attempts_and_receipts_rise(checker: ReleaseChecker, study: CheckedStudy, sign: Signed) -> None:
+    first, second = (task.label for task in study.study.tasks)
+    take(checker, sign(1, 5, first, 5))
+    refused(checker, sign(2, 5, second, 6), "Its attempt was made before")
+    refused(checker, sign(2, 6, second, 5), "number is not above")
+    take(checker, sign(2, 6, second, 6))
+
+
+def test_rounds_are_all_there(checker: ReleaseChecker, study: CheckedStudy, sign: Signed) -> None:
+    first, second = (task.label for task in study.study.tasks)
+    refused(checker, sign(2, 1, first, 1), "a release is missing")
+    take(checker, sign(1, 1, first, 1))
+    refused(checker, sign(3, 2, second, 2), "a release is missing")
+    refused(checker, sign(1, 2, second, 2), "or is twice")
+
+
+def test_the_word_of_another_coordinator(bed: TestBed, checker: ReleaseChecker, study: CheckedStudy, sign: Signed) -> None:
+    label = study.study.tasks[0].label
+    refused(checker, sign(1, 1, label, 1, other_coordinator(bed)), "another coordinator than the study names")
+
+
+def test_a_study_of_another_time_than_its_certificates(bed: TestBed, whole: StudyProof) -> None:
+    """A key whose certificate has ended signs nothing that began later."""
+    study = parse_study(whole.study)
+    value = whole.study.replace(
+        f'"created":{study.created},"'.encode(), f'"created":{study.created + 4000 * DAY},"'.encode()
+    ).replace(f'"expires":{study.expires},"'.encode(), f'"expires":{study.expires + 4000 * DAY},"'.encode())
+    later = StudyProof(value, bed.analyst.signing_key.sign(Label.STUDY, value), whole.analyst, whole.enrolments)
+    with pytest.raises(HostileInput, match="not valid at any time of the study's life"):
+        check_study(later, bed.analyst.authority)
+
+
+def test_a_release_that_the_method_does_not_ask_for(tmp_path: Path) -> None:
+    """Declared by the study and signed for by everyone, but one more than the method wants."""
+    data = {name: (np.zeros((4, WIDTH)), np.zeros(4, dtype=int)) for name in NAMES}
+    own = make_bed(tmp_path, data)
+    study = altered(STUDIES["statistics"](own), task__releases=2, privacy__epsilon=50.0)
+    key = bytes(own.local.run(study, own.analyst, tmp_path / "results").study)
+    directory = tmp_path / "results" / key.hex()
+    lay_proof(own.hub.journal, directory)
+    result = Copied(directory, own.analyst.authority)
+    checked = check_study(StudyProof.parse((directory / STUDY_FILE).read_bytes()), result.authority)
+    entry, proof = Conspiracy(own, checked, KEYS).release(2, 50, study.tasks[0].label, 50)
+    result.change(MANIFEST, "releases", to=lambda items: [*items, entry.to_json()])
+    (directory / round_file(2)).write_bytes(proof.to_bytes())
+    fault = result.fault()
+    assert (fault.where, fault.what) == (MANIFEST, "It names 2 releases, but the method asks for 1.")
+
+
+def test_a_release_in_the_place_of_another(study: CheckedStudy, sign: Signed) -> None:
+    first, second = (task.label for task in study.study.tasks)
+    release = ReleaseChecker(study).check((signed := sign(1, 1, second, 1))[0], lambda _: signed[1])
+    federation = Replayed(study.study, iter([release]), {}, exact=False)
+    with pytest.raises(ProofFault, match=f"release of {second}, where the method asks for one of {first}"):
+        federation.sum(first)
+    with pytest.raises(ProofFault, match="that the manifest does not name"):
+        federation.sum(first)
