@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +12,24 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from support.tables import (
+    ORDER,
+    SCHEMA,
+    assert_one_group_changed,
+    assert_one_more,
+    groups_of,
+    records_of,
+    rows_of,
+    trimmed,
+)
 from veilsum_participant.data import Kind, check_dataset, lines, load_records, readers
 from veilsum_participant.data.cells import judge_numbers
 from veilsum_participant.data.lines import Fault, split_line
-from veilsum_participant.data.readers import Table, check_structure, read_table
+from veilsum_participant.data.readers import check_structure, read_table
 from veilsum_participant.data.subjects import number_subjects
 from veilsum_privacy.errors import DataError
-from veilsum_privacy.schema import CategoryColumn, ClassValues, DatasetSchema, Label, NumberColumn
+from veilsum_privacy.schema import CategoryColumn, DatasetSchema, NumberColumn
 
-SCHEMA = DatasetSchema(
-    columns=(NumberColumn(name="age", low=0, high=100), CategoryColumn(name="town", categories=("Köln", "Ulm"))),
-    label=Label(column="ill", classes=(ClassValues(name="no", values=("0",)), ClassValues(name="yes", values=("1",)))),
-)
-ORDER = ("who", "age", "town", "ill")
 HEADLESS = SCHEMA.model_copy(update={"header": False, "order": ORDER})
 HEADER = ",".join(ORDER).encode()
 EXAMPLES = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -69,52 +73,6 @@ def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(lines, "_READ", 5)
         monkeypatch.setattr(lines, "MAX_LINE", 64)
         monkeypatch.setattr(readers, "_BLOCK", 256)
-
-
-def rows_of(table: Table) -> list[tuple[object, ...]]:
-    """The rows as read, without a number's NaN, which is not itself."""
-    columns = [*table.columns.values(), *([] if table.subjects is None else [table.subjects])]
-    cells = [[None if value != value else value for value in column.to_pylist()] for column in columns]
-    return list(zip(*cells, strict=True))
-
-
-def records_of(path: Path, schema: DatasetSchema) -> list[tuple[object, ...]]:
-    """Values, presence and class of each record."""
-    records, counts = load_records(path, schema)
-    assert records.labels is not None
-    assert counts.used == len(records)
-    parts = zip(records.features.tolist(), records.present.tolist(), records.labels.tolist(), strict=True)
-    return [(*features, *present, label) for features, present, label in parts]
-
-
-def groups_of(path: Path, schema: DatasetSchema) -> list[tuple[object, ...]]:
-    """The records of each subject, in order; subjects in any order, for their numbers mean nothing."""
-    records, counts = load_records(path, schema, "who")
-    assert records.subjects is not None
-    assert records.labels is not None
-    groups: dict[int, list[object]] = {}
-    for subject, features, label in zip(records.subjects, records.features.tolist(), records.labels, strict=True):
-        groups.setdefault(int(subject), []).append((*features, int(label)))
-    assert counts.subjects == len(groups)
-    return [tuple(group) for group in groups.values()]
-
-
-def assert_one_more(before: list[Any], after: list[Any]) -> None:
-    """``after`` is ``before``, in its order, with one more at most."""
-    assert len(after) - len(before) in (0, 1)
-    same = next((place for place, (old, new) in enumerate(zip(before, after, strict=False)) if old != new), len(before))
-    assert before[same:] == after[same + len(after) - len(before) :]
-
-
-def assert_one_group_changed(before: list[Any], after: list[Any]) -> None:
-    """One subject has one record more, or there is one more subject, or nothing has changed."""
-    gone, new = list(before), list(after)
-    for group in before:
-        if group in new:
-            gone.remove(group)
-            new.remove(group)
-    assert len(gone) <= len(new) <= 1
-    assert_one_more(list(gone[0]) if gone else [], list(new[0]) if new else [])
 
 
 @EXAMPLES
@@ -206,12 +164,6 @@ def test_each_line_is_read_as_a_plain_reading_reads_it(
     assert lines.line_numbers(path, numbers, header=False) == numbers
 
 
-def trimmed(text: str) -> str:
-    """Without white space at the ends, as Arrow knows it: all that Unicode calls so but the separators of ASCII."""
-    array = pa.array([text], pa.large_string())
-    return str(pa.compute.utf8_trim_whitespace(array)[0].as_py())
-
-
 def test_a_quotation_mark_left_open_costs_its_own_line(tmp_path: Path) -> None:
     """It took in what followed, up to the next one or the file's end; a reader of lines finds each in its place."""
     path = tmp_path / "open.csv"
@@ -260,153 +212,6 @@ def test_texts_of_any_length_in_all_fit_a_column(tmp_path: Path) -> None:
     for name in ("t.csv", "t.parquet", "t.npz"):
         table = read_table(tmp_path / name, SCHEMA, subject="who")
         assert {column.type for column in (*table.columns.values(), table.subjects)} == {pa.large_string()}
-
-
-def text_array(cells: list[bytes | None], kind: Any) -> Any:
-    """A text array of any bytes: its type promises UTF-8, and nothing checks it."""
-    offsets = np.cumsum([0, *(len(cell or b"") for cell in cells)]).astype(np.int32)
-    present = np.packbits(np.array([cell is not None for cell in cells], dtype=np.bool_), bitorder="little")
-    buffers = [pa.py_buffer(data) for data in (present.tobytes(), offsets.tobytes(), b"".join(cell or b"" for cell in cells))]
-    return pa.Array.from_buffers(kind, len(cells), buffers)
-
-
-def texts(cells: list[bytes | None], form: str) -> Any:
-    if form != "dictionary":
-        return text_array(cells, pa.binary() if form == "binary" else pa.string())
-    known = list(dict.fromkeys(cell for cell in cells if cell is not None))
-    indices = pa.array([None if cell is None else known.index(cell) for cell in cells], pa.int32())
-    return pa.DictionaryArray.from_arrays(indices, text_array([*known], pa.string()))
-
-
-ANY_TEXT = st.one_of(
-    st.none(), st.binary(max_size=8), st.sampled_from([b"Ulm", "Köln".encode(), b"K\xf6ln", b"\xff", b"0", b"1"])
-)
-ANY_NUMBER = st.one_of(st.none(), st.floats(), st.integers(-(2**63), 2**63 - 1).map(float), st.sampled_from([0.0, 1.0, 50.0]))
-ROWS = st.tuples(ANY_TEXT, ANY_NUMBER, ANY_TEXT, ANY_TEXT)
-
-
-@EXAMPLES
-@given(before=st.lists(ROWS, max_size=4), after=st.lists(ROWS, max_size=4), added=ROWS)
-@pytest.mark.parametrize("form", ["plain", "dictionary", "binary"])
-def test_one_row_more_of_a_parquet_file_is_one_record_more(
-    tmp_path: Path, form: str, before: list[Any], after: list[Any], added: Any
-) -> None:
-    found = []
-    for name, rows in (("without", [*before, *after]), ("with", [*before, added, *after])):
-        who, age, town, ill = ([row[place] for row in rows] for place in range(4))
-        columns = {
-            "who": texts(who, form),
-            "age": pa.array(age, pa.float64()),
-            "town": texts(town, form),
-            "ill": texts(ill, form),
-        }
-        path = tmp_path / f"{name}.parquet"
-        parquet.write_table(pa.table(columns), path)
-        check_structure(path, SCHEMA, subject="who")
-        table = read_table(path, SCHEMA, subject="who")
-        found.append((rows_of(table), records_of(path, SCHEMA), groups_of(path, SCHEMA)))
-        for read, (_, _, place, _) in zip(table.columns["town"].to_pylist(), rows, strict=True):
-            assert read == (None if place is None else trimmed(lines.as_text(place)))
-    assert len(found[1][0]) - len(found[0][0]) == len(found[1][1]) - len(found[0][1]) == 1
-    assert_one_more(found[0][0], found[1][0])
-    assert_one_more(found[0][1], found[1][1])
-    assert_one_group_changed(found[0][2], found[1][2])
-
-
-KINDS = [
-    pa.array([2**64 - 1, 0, None], pa.uint64()),
-    pa.array([-128, 0, None], pa.int8()),
-    pa.array([np.float16(-0.0), np.float16("inf"), None], pa.float16()),
-    pa.array([float("nan"), 1e308, None], pa.float32()),
-    pa.array([Decimal("9" * 38), Decimal("-1"), None], pa.decimal128(38, 0)),
-    pa.array([Decimal("9" * 76), Decimal("-1"), None], pa.decimal256(76, 0)),
-    pa.array([Decimal("1.25"), Decimal("-1"), None], pa.decimal32(9, 2)),
-    pa.array([True, False, None]),
-    pa.array([None, None, None], pa.null()),
-    pa.array(["a", "b", None], pa.large_string()),
-    pa.array(["a", "b", None], pa.string_view()),
-    pa.array([5, 7, None]).dictionary_encode(),
-    pa.array([1.5, -0.0, None]).dictionary_encode(),
-]
-
-
-@pytest.mark.parametrize("column", KINDS, ids=lambda column: str(column.type))
-def test_a_type_that_the_structure_admits_is_read_as_value_label_and_identifier(tmp_path: Path, column: Any) -> None:
-    path = tmp_path / "kinds.parquet"
-    parquet.write_table(pa.table(dict.fromkeys(ORDER, column)), path)
-    check_structure(path, SCHEMA, subject="who")
-    records, counts = load_records(path, SCHEMA, "who")
-    assert len(records) == 3
-    assert counts.missing["age"] >= 1
-    assert counts.unidentified >= 1
-    assert np.isfinite(records.features).all()
-
-
-@pytest.mark.parametrize(
-    "column",
-    [
-        pa.array([[1]]),
-        pa.array([{"x": 1}]),
-        pa.array([0], pa.date32()),
-        pa.array([0], pa.timestamp("us")),
-        pa.array([b"ab"], pa.binary(2)),
-        pa.array([0], pa.time32("s")),
-    ],
-    ids=lambda column: str(column.type),
-)
-@pytest.mark.parametrize("name", ["age", "who"])
-def test_a_type_that_is_neither_number_nor_text_is_refused_by_structure(tmp_path: Path, column: Any, name: str) -> None:
-    path = tmp_path / "kinds.parquet"
-    parquet.write_table(pa.table({**dict.fromkeys(ORDER, pa.array([1])), name: column}), path)
-    for read in (check_structure, read_table):
-        with pytest.raises(DataError, match=f"column '{name}' holds"):
-            read(path, SCHEMA, subject="who")
-
-
-POINTS = st.one_of(
-    st.integers(0, 2**32 - 1), st.sampled_from([0xD800, 0xDFFF, 0x110000, ord("U"), ord("0"), ord("1"), 0x20, 0xF6])
-)
-TEXTS = st.lists(POINTS, min_size=3, max_size=3)
-
-
-@EXAMPLES
-@given(before=st.lists(TEXTS, max_size=4), after=st.lists(TEXTS, max_size=4), added=TEXTS, kind=st.sampled_from("US"))
-def test_one_row_more_of_an_npz_archive_is_one_record_more(
-    tmp_path: Path, before: list[list[int]], after: list[list[int]], added: list[int], kind: str
-) -> None:
-    """An array of texts holds any numbers as characters, and not all are."""
-    found = []
-    for name, rows in (("without", [*before, *after]), ("with", [*before, added, *after])):
-        points = np.array(rows, dtype=np.uint64).reshape(-1, 3)
-        array = points.astype(np.uint32).view("<U3")[:, 0] if kind == "U" else points.astype(np.uint8).view("S3")[:, 0]
-        path = tmp_path / f"{name}.npz"
-        np.savez(path, **dict.fromkeys(ORDER, array))
-        check_structure(path, SCHEMA, subject="who")
-        found.append((rows_of(read_table(path, SCHEMA, subject="who")), records_of(path, SCHEMA), groups_of(path, SCHEMA)))
-    assert len(found[1][1]) - len(found[0][1]) == 1
-    assert_one_more(found[0][0], found[1][0])
-    assert_one_more(found[0][1], found[1][1])
-    assert_one_group_changed(found[0][2], found[1][2])
-
-
-@pytest.mark.parametrize("dtype", [">i8", "<u8", ">f4", "f2", "g", "?", ">U3", "S2", "i1"])
-def test_each_numpy_type_that_the_structure_admits_is_read(tmp_path: Path, dtype: str) -> None:
-    path = tmp_path / "kinds.npz"
-    values = np.array([1, 0, 1]).astype(dtype)
-    np.savez(path, **dict.fromkeys(ORDER, values))
-    check_structure(path, SCHEMA, subject="who")
-    records, _ = load_records(path, SCHEMA, "who")
-    assert records.labels is not None
-    assert sorted(records.labels) == ([-1] * 3 if dtype in (">U3", "S2") and str(values[0]) == "T" else [0, 1, 1])
-    assert records.subjects is not None
-    assert len(np.unique(records.subjects)) == 2
-
-
-def test_a_long_double_beyond_float64_is_no_number(tmp_path: Path) -> None:
-    np.savez(tmp_path / "g.npz", **dict.fromkeys(ORDER, np.array([np.longdouble("1e4000"), 50])))
-    with np.errstate(all="raise"):
-        _, counts = load_records(tmp_path / "g.npz", SCHEMA, "who")
-    assert counts.invalid["age"] == (1 if np.finfo(np.longdouble).max > 1e308 else 0)
 
 
 NUMERALS = st.one_of(

@@ -15,6 +15,8 @@ from fuzzing.mutation import EDGES, mutate_bytes, mutate_text
 from fuzzing.targets.base import Corpus
 from veilsum_participant.data.check import check_dataset
 from veilsum_participant.data.encode import load_records
+from veilsum_participant.data.readers import check_structure
+from veilsum_privacy.errors import DataError
 from veilsum_privacy.schema import CategoryColumn, ClassValues, DatasetSchema, Label, NumberColumn
 
 SCHEMA = DatasetSchema(
@@ -61,6 +63,13 @@ class Csv(_Files):
         for seeds in self.seeds:
             seeds += [text.encode(), text.replace("\n", "\r\n").encode("utf-8-sig")]
             seeds.append(text.replace("p1", '"ä,\n"').encode("latin-1"))
+
+    def read(self, reader: int, data: bytes) -> None:
+        check_structure(self.file("records.csv", data), SCHEMA, subject="who")
+        try:
+            super().read(reader, data)
+        except DataError as error:
+            raise Unexpected("a record decides whether the file is read") from error
 
     def build(self, rng: random.Random, reader: int) -> bytes | None:
         if rng.random() < 0.4:
