@@ -67,6 +67,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
 @pytest.fixture(autouse=True)
 def healthy(network: Processes) -> None:
     network.heal()
+    network.forget_cohorts()
 
 
 def _study(network: Processes, epsilon: float | None = None, min_cohort: int = 3) -> Study:

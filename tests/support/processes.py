@@ -21,7 +21,7 @@ from typing import Any
 import grpc
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import select
+from sqlalchemy import delete, select
 
 from support.federation import DATASET, make_policy, write_records
 from support.network import wait_for
@@ -31,7 +31,7 @@ from veilsum_coordinator.methods.compile import StudyRequest, compile_study
 from veilsum_coordinator.settings import Waits
 from veilsum_participant import store
 from veilsum_participant.channel import open_channel
-from veilsum_privacy.database import open_database
+from veilsum_privacy.database import open_database, transaction
 from veilsum_privacy.identity import Credentials, Label, load_credentials
 from veilsum_privacy.identity.provision import Kit, make_kit
 from veilsum_privacy.ledger.entries import Entry, Kind
@@ -282,6 +282,16 @@ class Processes:
         """How many sums of a study the coordinator still holds ciphertexts of."""
         rows = self._query(self._journal, select(SUMS.c.ciphertexts).where(SUMS.c.study == key))
         return sum(row["ciphertexts"] is not None for row in rows)
+
+    def forget_cohorts(self) -> None:
+        """Let every site stand as one whose population released nothing yet: an exact sum allows no other cohort near it."""
+        for name in self.names:
+            engine = open_database(self._state(name))
+            try:
+                with transaction(engine) as connection:
+                    connection.execute(delete(store.COHORTS))
+            finally:
+                engine.dispose()
 
     def attempts(self, name: str, key: bytes) -> list[dict[str, Any]]:
         """A participant's attempts of a study, as stored."""
