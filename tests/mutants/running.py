@@ -38,9 +38,11 @@ LARGEST = 12 * 2**30
 """Bytes of data that a process may hold."""
 
 _ELSEWHERE = (
-    "alembic", "cryptography.x509", "hypothesis.strategies", "numpy", "opacus.accountants", "pyarrow", "pydantic",
-    "safetensors.numpy", "scipy.stats", "sqlalchemy.dialects.sqlite", "tenseal.sealapi",
+    "alembic", "cryptography.x509", "google.protobuf.message", "hypothesis.strategies", "numpy", "opacus.accountants",
+    "prometheus_client", "psycopg", "pyarrow", "pydantic", "pytest_timeout", "rfc8785", "rich.console", "safetensors.numpy",
+    "scipy.stats", "sqlalchemy.dialects.sqlite", "tenseal.sealapi", "typer", "yaml",
 )  # fmt: skip
+_PLUGINS = ("pytest_timeout", "_hypothesis_pytestplugin")
 
 
 def preload() -> None:
@@ -222,8 +224,9 @@ class Workshop:
 
     @staticmethod
     def _options(directory: Path) -> list[str]:
-        options = ["-x", "-q", "--tb=line", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore"]
-        return [*options, f"--basetemp={directory / 'tmp'}"]
+        plugins = [word for name in _PLUGINS for word in ("-p", name)]
+        options = ["-x", "-q", "--tb=line", "--no-header", "-p", "no:cacheprovider", "-W", "ignore"]
+        return [*plugins, *options, f"--basetemp={directory / 'tmp'}"]
 
     def _fork(self, directory: Path, work: Callable[[], int]) -> int:
         if own := [name for name in sys.modules if name.startswith("veilsum_")]:
@@ -241,6 +244,7 @@ class Workshop:
                 os.dup2(output, stream)
             resource.setrlimit(resource.RLIMIT_DATA, (LARGEST, LARGEST))
             os.chdir(self._root)
+            os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # importing them would take longer than most tests
             sys.path[:0] = [str(self._root / source) for source in SOURCES]
             code = work()
         except BaseException:  # noqa: BLE001  # nothing may go on in a fork
