@@ -117,7 +117,7 @@ def main() -> int:
     def judged() -> dict[str, dict[str, Any]]:
         lines = options.out.read_text().splitlines() if options.out.exists() else []
         found = [json.loads(line) for line in lines]
-        return {item["name"]: item for item in found if names.get(item["name"]) == item["of"]}
+        return {item["name"]: item for item in found if names.get(item["name"]) == item.get("of", "")}
 
     done = judged()
     left: dict[tuple[str, ...], dict[str, list[Mutant]]] = defaultdict(lambda: defaultdict(list))

@@ -7,9 +7,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-_SECURESUM = tuple(
-    f"tests/unit/test_securesum_{part}.py"
-    for part in ("masks", "tags", "parameters", "content", "context", "agreement", "contribution", "locks", "noise", "bfv")
+_PARTS = "masks tags frames parameters content context agreement contribution locks noise bfv"
+_SECURESUM = (
+    *(f"tests/unit/test_securesum_{part}.py" for part in _PARTS.split()),
+    "tests/integration/test_hostile_rounds.py",
 )
 _NOISE = tuple(f"tests/unit/test_{part}.py" for part in ("noise", "steps", "securesum_noise"))
 _CLIPPING = ("tests/unit/test_clipping.py", "tests/unit/test_tasks_moments.py")

@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
@@ -38,9 +38,11 @@ LARGEST = 12 * 2**30
 """Bytes of data that a process may hold."""
 
 _ELSEWHERE = (
-    "alembic", "cryptography.x509", "hypothesis.strategies", "numpy", "opacus.accountants", "pyarrow", "pydantic",
-    "safetensors.numpy", "scipy.stats", "sqlalchemy.dialects.sqlite", "tenseal.sealapi",
+    "alembic", "cryptography.x509", "google.protobuf.message", "hypothesis.strategies", "numpy", "opacus.accountants",
+    "prometheus_client", "psycopg", "pyarrow", "pydantic", "pytest_timeout", "rfc8785", "rich.console", "safetensors.numpy",
+    "scipy.stats", "sqlalchemy.dialects.sqlite", "tenseal.sealapi", "typer", "yaml",
 )  # fmt: skip
+_PLUGINS = ("pytest_timeout", "_hypothesis_pytestplugin")
 
 
 def preload() -> None:
@@ -142,16 +144,20 @@ class _Judging(_Examples):
     """Runs tests that reach the fault first, of these the fast ones; writes down what fails."""
 
     def __init__(self, reach: Reach, mutant: Mutant, word: Path) -> None:
-        self._reach, self._mutant, self._word = reach, mutant, word
-        self._changed = [(mutant.path, line) for line in range(mutant.line, mutant.end + 1)]
+        self._reach, self._word = reach, word
+        changed = {(mutant.path, line) for line in range(mutant.line, mutant.end + 1)}
+        everywhere = not mutant.place  # what a module does when it is imported is noted of no test
+        self._reaching = {test for test, lines in reach.lines.items() if everywhere or not changed.isdisjoint(lines)}
+
+    def ordered(self, judges: Iterable[str]) -> list[str]:
+        """Files of tests, those first of which the reaching tests take least; what does not reach last."""
+        seconds = dict.fromkeys(judges, 0.0)
+        for test in self._reaching:
+            seconds[test.partition("::")[0]] += self._reach.seconds[test]
+        return sorted(seconds, key=lambda file: (seconds[file] == 0.0, seconds[file]))
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        def order(item: pytest.Item) -> tuple[bool, float]:
-            lines = self._reach.lines.get(item.nodeid, frozenset())
-            reaches = not self._mutant.place or any(line in lines for line in self._changed)
-            return not reaches, self._reach.seconds.get(item.nodeid, 0.0)
-
-        items.sort(key=order)
+        items.sort(key=lambda item: (item.nodeid not in self._reaching, self._reach.seconds.get(item.nodeid, 0.0)))
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -186,7 +192,7 @@ class Workshop:
 
             def work() -> int:
                 plugin = _Reaching({str(self._root / path): path for path in self._paths})
-                code = int(pytest.main(self._arguments(directory), plugins=[plugin]))
+                code = int(pytest.main([*self._options(directory), *self._judges], plugins=[plugin]))
                 found.write_text(json.dumps([plugin.lines, plugin.seconds]))
                 return code
 
@@ -208,13 +214,19 @@ class Workshop:
         def work() -> int:
             mutant.plant()
             sys.meta_path.insert(0, _Finder(loader))
-            return int(pytest.main(self._arguments(directory), plugins=[_Judging(self.reach, mutant, directory / "word")]))
+            plugin = _Judging(self.reach, mutant, directory / "word")
+            for judge in plugin.ordered(self._judges):  # one after the other: a file that finds it spares the others' imports
+                if code := int(pytest.main([*self._options(directory), judge], plugins=[plugin])):
+                    return code
+            return 0
 
         return Trial(mutant, self._fork(directory, work), directory, self._slack + 4 * self.reach.whole)
 
-    def _arguments(self, directory: Path) -> list[str]:
-        options = ["-x", "-q", "--tb=line", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore"]
-        return [*options, f"--basetemp={directory / 'tmp'}", *self._judges]
+    @staticmethod
+    def _options(directory: Path) -> list[str]:
+        plugins = [word for name in _PLUGINS for word in ("-p", name)]
+        options = ["-x", "-q", "--tb=line", "--no-header", "-p", "no:cacheprovider", "-W", "ignore"]
+        return [*plugins, *options, f"--basetemp={directory / 'tmp'}"]
 
     def _fork(self, directory: Path, work: Callable[[], int]) -> int:
         if own := [name for name in sys.modules if name.startswith("veilsum_")]:
@@ -232,6 +244,7 @@ class Workshop:
                 os.dup2(output, stream)
             resource.setrlimit(resource.RLIMIT_DATA, (LARGEST, LARGEST))
             os.chdir(self._root)
+            os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # importing them would take longer than most tests
             sys.path[:0] = [str(self._root / source) for source in SOURCES]
             code = work()
         except BaseException:  # noqa: BLE001  # nothing may go on in a fork

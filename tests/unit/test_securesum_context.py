@@ -260,3 +260,13 @@ def test_malformed_broadcasts_are_refused() -> None:
     ):
         with pytest.raises(HostileInput):
             decode_broadcast(data)
+
+
+@pytest.mark.parametrize(("disclosure", "blocks"), [("joint", 1), ("per-site", len(NAMES))])
+def test_a_vector_has_one_block_or_one_for_every_participant(disclosure: str, blocks: int) -> None:
+    """Of the study, not of the cohort: who is not in it keeps an empty block."""
+    parameters = {"width": None, "clip": 1.0, "missing": "skip", "count_weight": 1.0, "sum_weight": 1.0}
+    task = STUDY.tasks[0].model_copy(update={"task": "feature-means", "parameters": parameters, "disclosure": disclosure})
+    for cohort in (3, 4):
+        plan = plan_round(_study(tasks=(task,)), "one", len(NAMES), cohort).encoding
+        assert (plan.size, plan.bound, plan.cohort) == (4 * blocks, task.grid * STUDY.data.max_records, cohort)

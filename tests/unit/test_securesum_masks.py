@@ -115,6 +115,7 @@ def test_words_are_uniform(modulus: int) -> None:
 @pytest.mark.parametrize("modulus", [3, 5, 17, 65, 1100])
 def test_rejection_keeps_a_small_modulus_uniform(modulus: int) -> None:
     words = MaskStream(KEY, modulus).take(400_000)
+    assert words.max() == modulus - 1
     assert stats.chisquare(np.bincount(words.astype(np.int64), minlength=modulus)).pvalue > ALPHA
     reduced = np.frombuffer(Keystream(KEY).read(8 * 400_000), "<u8") % (1 << modulus.bit_length()) % modulus
     assert stats.chisquare(np.bincount(reduced.astype(np.int64), minlength=modulus)).pvalue < ALPHA, "a remainder is seen"
