@@ -646,7 +646,7 @@ class SealedBox(_message.Message):
     sender: _builtins.str
     recipient: _builtins.str
     purpose: _builtins.str
-    """pair-seed or dealt-keys"""
+    """pair-share or dealt-keys"""
     ciphertext: _builtins.bytes
     """at most 512 KiB"""
     signature: _builtins.bytes
