@@ -15,7 +15,7 @@ import pytest
 from support.durable import NAMES, make_trial
 from support.durable_studies import CLEAR, STUDIES
 from support.federation import DATASET
-from veilsum_privacy import computing, noise, steps
+from veilsum_privacy import computing, noise, rehearsal, steps
 from veilsum_privacy.accounting import ORDERS
 from veilsum_privacy.ledger import Kind, Mechanism
 from veilsum_privacy.study import Study
@@ -47,9 +47,20 @@ def released(mechanism: Mechanism) -> tuple[float, float, int]:
 
 
 class Drawn:
-    """Counts what sites draw, and lets them."""
+    """Counts what sites draw, and lets them; what rehearsals draw for made-up records is not charged and not counted."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._rehearsing = False
+        real = rehearsal.compute_sum
+
+        def rehearsed(*arguments: Any) -> Any:
+            self._rehearsing = True
+            try:
+                return real(*arguments)
+            finally:
+                self._rehearsing = False
+
+        monkeypatch.setattr(rehearsal, "compute_sum", rehearsed)
         self.variances: Counter[Fraction] = Counter()
         self.rates: Counter[float] = Counter()
         for module in (noise, steps):
@@ -57,12 +68,11 @@ class Drawn:
         for module in (computing, steps):
             self._count(monkeypatch, module, "poisson_sample", self.rates)
 
-    @staticmethod
-    def _count(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, counter: Counter[Any]) -> None:
+    def _count(self, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, counter: Counter[Any]) -> None:
         real: Callable[..., Any] = getattr(module, name)
 
         def counted(first: Any, *rest: Any) -> Any:
-            counter[first] += 1
+            counter[first] += not self._rehearsing
             return real(first, *rest)
 
         monkeypatch.setattr(module, name, counted)

@@ -21,6 +21,7 @@ from veilsum_privacy.canonical import canonical, parse_canonical
 from veilsum_privacy.errors import HostileInput, RefusalCode
 from veilsum_privacy.identity import Label, verify_certificate
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, sign_receipt, verify_receipt
+from veilsum_privacy.schema import LARGEST
 from veilsum_privacy.securesum.boxes import BoxKey
 from veilsum_privacy.securesum.context import (
     Assignment,
@@ -272,7 +273,7 @@ def test_rosters(world: World, data: st.DataObject) -> None:
 
 ARRAYS = st.dictionaries(
     st.text(st.characters(codec="utf-8"), max_size=8).filter(lambda name: name != "__metadata__"),
-    st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=6).map(lambda item: np.array(item, dtype=np.float64)),
+    st.lists(st.floats(-LARGEST, LARGEST), max_size=6).map(lambda item: np.array(item, dtype=np.float64)),
     max_size=4,
 )
 
