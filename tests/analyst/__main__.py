@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import multiprocessing
 
 from analyst.judging import run_part
+
+PART = 2000
+"""Examples that one process tries between two reports."""
 
 
 def main() -> int:
@@ -15,15 +19,15 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=1)
     options = parser.parse_args()
-    each = -(-options.examples // options.processes)
-    parts = [(each, options.seed + index * 10**9) for index in range(options.processes)]
-    with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
-        reports = pool.map(run_part, parts)
-    for report in reports:
-        print(report)
-        for seed, finding in sorted(report.findings.items()):
-            print(f"  seed {seed}: {finding}")
-    return int(any(report.findings for report in reports))
+    parts = [(min(PART, options.examples - start), options.seed + start) for start in range(0, options.examples, PART)]
+    found = False
+    with multiprocessing.get_context("spawn").Pool(options.processes, logging.disable, (logging.CRITICAL,)) as pool:
+        for report in pool.imap(run_part, parts):
+            print(report, flush=True)
+            for seed, finding in sorted(report.findings.items()):
+                print(f"  seed {seed}: {finding}", flush=True)
+            found |= bool(report.findings)
+    return int(found)
 
 
 if __name__ == "__main__":
