@@ -1,0 +1,82 @@
+"""What is signed or agreed on keeps its bytes: studies, contexts, receipts, assignments, broadcasts, mechanisms.
+
+``tests/data/golden.json`` was written by version 0.1 of the protocol's second version. A change here parts old sites from new
+ones: it needs a new version of what changed, never a new golden file alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.ledgers import any_receipt, make_reservation
+from veilsum_privacy.canonical import canonical
+from veilsum_privacy.ledger.entries import Mechanism
+from veilsum_privacy.ledger.receipts import Countersignature
+from veilsum_privacy.securesum.context import Assignment, context_digest, encode_broadcast, kept_origin, plan_round
+from veilsum_privacy.securesum.roster import Enrolment, Roster
+from veilsum_privacy.study import Study, parse_study, study_digest
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "golden.json").read_text(encoding="utf-8"))
+
+
+def roster_of(study: Study) -> Roster:
+    """Members whose keys are made up from their names; nothing here verifies them."""
+    members = [
+        SimpleNamespace(
+            name=name,
+            identity=SimpleNamespace(fingerprint=hashlib.sha256(name.encode()).hexdigest()),
+            public=hashlib.sha256(b"public" + name.encode()).digest(),
+            enrolment=Enrolment(b"", name.encode(), b""),
+        )
+        for name in study.participants
+    ]
+    return Roster(tuple(members), hashlib.sha256(b"roster").digest())  # type: ignore[arg-type]
+
+
+def agreed(study: Study) -> dict[str, Any]:
+    """Digests of everything that sites agree on for each task, in hexadecimal."""
+    roster, own, found = roster_of(study), study_digest(study.to_bytes()), {}
+    for number, task in enumerate(study.tasks, start=1):
+        plan = plan_round(study, task.label, len(roster.members), len(roster.members))
+        cohort = tuple((name, hashlib.sha256(name.encode()).digest()[:16]) for name in roster.names)
+        assignment = Assignment(number, number, task.label, cohort, hashlib.sha256(b"broadcast").digest(), 1_800_000_000)
+        found[task.label] = {
+            "assignment": hashlib.sha256(assignment.to_bytes()).hexdigest(),
+            "context": context_digest(study, own, roster, hashlib.sha256(b"keys").digest(), assignment, plan).hex(),
+            "kept": kept_origin(study, own, plan.declaration, assignment.broadcast).hex(),
+            "mechanism": hashlib.sha256(canonical(Mechanism.of(plan.declaration, plan.noise).to_json())).hexdigest(),
+        }
+    return {"digest": own.hex(), "tasks": found}
+
+
+def signed() -> dict[str, str]:
+    """Digests of what members and the coordinator sign, and of what travels, in hexadecimal."""
+    receipt = any_receipt()
+    of_coordinator = Countersignature(bytes(32), "hub", 1, 2, bytes(range(32)), bytes(32), 7, bytes(32))
+    arrays = {"model.0": np.arange(6, dtype=np.float64).reshape(2, 3) / 7, "empty": np.empty((0, 3))}
+    bodies = {
+        "receipt": receipt.to_bytes(),
+        "countersignature": of_coordinator.to_bytes(),
+        "broadcast": encode_broadcast(arrays),
+        "reservation": canonical(make_reservation().mechanism.to_json()),
+    }
+    return {name: hashlib.sha256(body).hexdigest() for name, body in bodies.items()}
+
+
+@pytest.mark.parametrize("name", GOLDEN["studies"])
+def test_studies_and_what_follows_from_them(name: str) -> None:
+    data = GOLDEN["studies"][name]["study"].encode()
+    study = parse_study(data)
+    assert study.to_bytes() == data
+    assert agreed(study) == GOLDEN["studies"][name]["agreed"]
+
+
+def test_what_is_signed_and_sent() -> None:
+    assert signed() == GOLDEN["signed"]
