@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from veilsum_coordinator.settings import CoordinatorConfig
+from veilsum_coordinator.protocol.settings import CoordinatorConfig
 from veilsum_participant.config import ParticipantConfig
 
 SCHEMA = Path(__file__).parent / "veilsum" / "values.schema.json"

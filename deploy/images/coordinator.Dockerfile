@@ -12,10 +12,12 @@ ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /src
 COPY LICENSE README.md constraints.txt pyproject.toml ./
 COPY proto proto
+COPY node node
 COPY privacy privacy
 COPY aggregation aggregation
 COPY participant participant
 COPY coordinator coordinator
+COPY deploy/veilsum deploy/veilsum
 COPY deploy/veilsum_deploy deploy/veilsum_deploy
 RUN python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 RUN python -m venv --without-pip /opt/veilsum

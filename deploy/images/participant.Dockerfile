@@ -12,6 +12,7 @@ ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /src
 COPY LICENSE README.md constraints.txt pyproject.toml ./
 COPY proto proto
+COPY node node
 COPY privacy privacy
 COPY aggregation aggregation
 COPY participant participant

@@ -17,10 +17,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from veilsum_deploy.datasets import Dataset, read_dataset
-from veilsum_privacy.config import did_you_mean
-from veilsum_privacy.errors import ConfigurationError, DataError
-from veilsum_privacy.schema import ClassValues, DatasetSchema, Label, NumberColumn
-from veilsum_privacy.schema_file import load_schema
+from veilsum_node.config import did_you_mean
+from veilsum_node.errors import ConfigurationError, DataError
+from veilsum_privacy.study.schema import ClassValues, DatasetSchema, Label, NumberColumn
+from veilsum_privacy.study.schema_file import load_schema
 
 TEST_SHARE = 0.3
 """Share of each class that is held out of a domain that comes without records to test on, unless the caller says otherwise."""

@@ -19,13 +19,13 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as parquet
 from numpy.typing import NDArray
 
+from veilsum_node.config import did_you_mean
+from veilsum_node.errors import ConfigurationError, DataError
 from veilsum_participant.data.cells import judge_labels
 from veilsum_participant.data.encode import encode_table
 from veilsum_participant.data.readers import Table, read_table
-from veilsum_privacy.config import did_you_mean
-from veilsum_privacy.errors import ConfigurationError, DataError
-from veilsum_privacy.schema import ClassValues, DatasetSchema, Label, NumberColumn
-from veilsum_privacy.schema_file import load_schema
+from veilsum_privacy.study.schema import ClassValues, DatasetSchema, Label, NumberColumn
+from veilsum_privacy.study.schema_file import load_schema
 from veilsum_privacy.tasks.base import Records
 
 PACKAGED = ("breast-cancer", "digits")

@@ -9,11 +9,11 @@ from __future__ import annotations
 import numpy as np
 
 from veilsum_aggregation.heads import LinearHead
-from veilsum_coordinator.federation import Release
 from veilsum_coordinator.methods.fedcgs import FedCGSParameters, discriminant
-from veilsum_privacy.errors import DataError
-from veilsum_privacy.results import Result
-from veilsum_privacy.schema import DatasetSchema
+from veilsum_coordinator.parts.federation import Release
+from veilsum_node.errors import DataError
+from veilsum_privacy.results.result import Result
+from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Records
 
 

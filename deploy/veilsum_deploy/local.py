@@ -9,24 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from veilsum_coordinator.hub import Hub
-from veilsum_coordinator.members import StudyPhase
-from veilsum_coordinator.released_models import find_released
-from veilsum_coordinator.runner import HubFederation, run_study
-from veilsum_participant.contributions import Payload
-from veilsum_participant.core import ParticipantCore
-from veilsum_privacy.errors import HostileInput, RefusalCode, StateError
-from veilsum_privacy.identity import Credentials, Label
+from veilsum_coordinator.protocol.members import StudyPhase
+from veilsum_coordinator.results.released_models import find_released
+from veilsum_coordinator.service.hub import Hub
+from veilsum_coordinator.service.runner import HubFederation, run_study
+from veilsum_node.errors import HostileInput, RefusalCode, StateError
+from veilsum_node.identity import Credentials, Label
+from veilsum_participant.protocol.contributions import Payload
+from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.contribution import Slots
 from veilsum_privacy.securesum.decryption import SignedStatement
 from veilsum_privacy.securesum.roster import Enrolment
-from veilsum_privacy.study import Study
+from veilsum_privacy.study.study import Study
 from veilsum_proto import federation_pb2 as pb
 
 
 class LocalChannel:
-    """Implements :class:`~veilsum_participant.core.Channel` on a hub in the same process."""
+    """Implements :class:`~veilsum_participant.protocol.core.Channel` on a hub in the same process."""
 
     def __init__(self, hub: Hub, name: str) -> None:
         self._hub, self._name = hub, name

@@ -1,7 +1,7 @@
 """The participant: data, policy, the site's part of the protocol, the client. It dials out, nothing dials in."""
 
-from veilsum_proto import transport as _transport  # first: it must come before gRPC
+from veilsum_node.transport import tls13 as _tls13  # first: it must come before gRPC
 
 __all__: list[str] = []
 
-del _transport
+del _tls13

@@ -16,33 +16,33 @@ import grpc
 from prometheus_client import CollectorRegistry
 from sqlalchemy import Connection
 
-from veilsum_participant.books import open_books
-from veilsum_participant.budgets import Books, budget_faults, promised
-from veilsum_participant.channel import open_channel
-from veilsum_participant.cohorts import FORGOTTEN, joining_faults, remembered
+from veilsum_node.config import did_you_mean
+from veilsum_node.database import open_readonly, reading
+from veilsum_node.errors import HostileInput, Refusal, VeilsumError
+from veilsum_node.identity import Credentials, Role, load_credentials
+from veilsum_node.identity.certificate import certificate_end, moment
+from veilsum_node.identity.files import open_to_others
+from veilsum_node.identity.renewal import DAY, FEW_DAYS, expiry_warning
+from veilsum_node.identity.tls import KEY_FILE
+from veilsum_node.telemetry.logs import printable
+from veilsum_node.telemetry.monitoring import MetricsServer
+from veilsum_node.transport.channel import open_channel
+from veilsum_node.transport.connection import explain, hello, probe_tcp, probe_tls
+from veilsum_node.transport.route import unused_proxy_variables
 from veilsum_participant.config import ParticipantConfig
-from veilsum_participant.connection import explain, hello, probe_tcp, probe_tls
 from veilsum_participant.data import check_dataset
 from veilsum_participant.data.encoders import file_digest
 from veilsum_participant.ledgers import epsilon_text
 from veilsum_participant.policy import invited_faults, term_faults
-from veilsum_participant.route import unused_proxy_variables
-from veilsum_participant.sharing import SHARED
+from veilsum_participant.protocol.books import open_books
+from veilsum_participant.protocol.budgets import Books, budget_faults, promised
+from veilsum_participant.protocol.cohorts import FORGOTTEN, joining_faults, remembered
 from veilsum_participant.site import COMPLETE, RESTORED
-from veilsum_privacy.config import did_you_mean
-from veilsum_privacy.database import open_readonly, reading
-from veilsum_privacy.errors import HostileInput, Refusal, VeilsumError
-from veilsum_privacy.identity import Credentials, Role, load_credentials
-from veilsum_privacy.identity.certificate import certificate_end, moment
-from veilsum_privacy.identity.files import open_to_others
-from veilsum_privacy.identity.renewal import DAY, FEW_DAYS, expiry_warning
-from veilsum_privacy.identity.tls import KEY_FILE
+from veilsum_participant.telemetry.shared_metrics import SHARED
 from veilsum_privacy.ledger import LedgerReader
-from veilsum_privacy.restored import read_mark
-from veilsum_privacy.runtime.logs import printable
-from veilsum_privacy.runtime.monitoring import MetricsServer
-from veilsum_privacy.schema import DatasetSchema
-from veilsum_privacy.study import Study, study_digest
+from veilsum_privacy.ledger.restored import read_mark
+from veilsum_privacy.study.schema import DatasetSchema
+from veilsum_privacy.study.study import Study, study_digest
 
 CLOCK_WARNING, CLOCK_LIMIT = 60, 300
 """Seconds; beyond the limit new studies are refused."""

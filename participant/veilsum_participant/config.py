@@ -19,13 +19,14 @@ from pydantic import (
     field_validator,
 )
 
-from veilsum_participant.route import Route
-from veilsum_participant.route_settings import RouteSettings
-from veilsum_privacy.overrides import Loaded, load_settings
-from veilsum_privacy.runtime.logs import LogSettings
-from veilsum_privacy.runtime.monitoring import MetricsSettings
-from veilsum_privacy.schema import ColumnName, Frozen, Name
-from veilsum_privacy.study import Disclosure, Hex32, Unit
+from veilsum_node.fields import Frozen, Hex32, Name
+from veilsum_node.overrides import Loaded, load_settings
+from veilsum_node.telemetry.logs import LogSettings
+from veilsum_node.telemetry.monitoring import MetricsSettings
+from veilsum_node.transport.route import Route
+from veilsum_node.transport.route_settings import RouteSettings
+from veilsum_privacy.study.schema import ColumnName
+from veilsum_privacy.study.study import Disclosure, Unit
 
 Differencing = Literal["strict", "allowed"]
 
@@ -101,7 +102,8 @@ class Policy(Frozen):
         cohort_difference: whether a study's cohorts may differ (``allowed``), or must be one and the same (``strict``, as all
             studies without noise are). Two cohorts that differ in one site show that site's noised numbers by subtraction;
             its own charge covers that. A strict study's cohort is also held to those of all earlier strict ones of the
-            population: it is the same, or differs in at least ``min_cohort`` members (:mod:`veilsum_participant.cohorts`).
+            population: it is the same, or differs in at least ``min_cohort`` members
+                (:mod:`veilsum_participant.protocol.cohorts`).
         units: units of privacy it accepts: one record, or all records of one subject.
         max_epsilon: largest epsilon of one study.
         max_attempts: how often one round may be tried; each try is two entries of the ledger.
@@ -109,7 +111,8 @@ class Policy(Frozen):
         study_days: how long a study may stay open.
         attempt_hours: how long a reservation stays open at most, whatever deadline the coordinator names.
         max_budget_answers: how often a day an analyst is told whether a population's budget bears a study, by being let in or
-            refused; answers to studies that paid all that they declared do not count (:mod:`veilsum_participant.answers`).
+            refused; answers to studies that paid all that they declared do not count
+            (:mod:`veilsum_participant.protocol.answers`).
         approval: ``policy`` enrols in every study that the policy accepts, ``manual`` waits for the operator's word on each.
         share_metrics: which of its own metrics the site reports to the coordinator, by groups; none by default. What is not
             named never leaves. ``false``, which earlier versions wrote, is the same as none.

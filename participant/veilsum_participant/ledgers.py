@@ -18,16 +18,16 @@ from typing import IO, Any
 from cryptography import x509
 from sqlalchemy import inspect, select
 
-from veilsum_privacy.database import open_readonly, reading
+from veilsum_node.database import open_readonly, reading
+from veilsum_node.errors import HostileInput, StateError
+from veilsum_node.identity import Role, load_authority_certificate
+from veilsum_node.identity.files import read_file
 from veilsum_privacy.dossier import Proof, StudyLabel
 from veilsum_privacy.dossier.figures import INFINITE, cost, remaining
-from veilsum_privacy.errors import HostileInput, StateError
-from veilsum_privacy.identity import Role, load_authority_certificate
-from veilsum_privacy.identity.files import read_file
 from veilsum_privacy.ledger import Entry, Kind, LedgerFault, LedgerReader, Verification, read_export, verify_ledger
 from veilsum_privacy.ledger.export import FORMAT, MAX_HEADER
 from veilsum_privacy.ledger.rows import read_row
-from veilsum_privacy.study import parse_study
+from veilsum_privacy.study.study import parse_study
 
 _SQLITE = b"SQLite format 3\0"
 _WHOLE = "Something changed it on the way: ask for another copy, as an attachment or in an archive."

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 
-from veilsum_privacy.errors import RefusalCode
+from veilsum_node.errors import RefusalCode
 
 
 class Step(StrEnum):

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_participant.config import ParticipantConfig, Policy
 from veilsum_participant.data.encoders import find_path
 from veilsum_participant.data.readers import header_conflict, is_csv
-from veilsum_privacy.encoder import Program
-from veilsum_privacy.errors import ConfigurationError, HostileInput, Misuse, Refusal, RefusalCode
-from veilsum_privacy.noise import NoisePlan
-from veilsum_privacy.pricing import study_epsilon
+from veilsum_privacy.accounting.prices import study_epsilon
+from veilsum_privacy.mechanism.noise import NoisePlan
 from veilsum_privacy.securesum.context import study_parameters
 from veilsum_privacy.securesum.roster import Member
-from veilsum_privacy.study import Study, TaskDeclaration
+from veilsum_privacy.study.encoder import Program
+from veilsum_privacy.study.study import Study, TaskDeclaration
 from veilsum_privacy.tasks import TASKS, build_declared
 
 MAX_VALUES = 2**26

@@ -15,29 +15,29 @@ from functools import lru_cache
 from cryptography import x509
 from sqlalchemy import Connection, Engine, RowMapping
 
+from veilsum_node.database import reading, transaction
+from veilsum_node.errors import DataError, HostileInput, Refusal, RefusalCode, StateError, VeilsumError
+from veilsum_node.identity import Credentials, Role, key_fingerprint, verify_certificate
+from veilsum_node.identity.certificate import load_certificate, p256_key
+from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_participant import store
 from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.data import check_structure, load_records
 from veilsum_participant.data.encoders import find_encoder
 from veilsum_participant.observer import Observer
 from veilsum_participant.policy import analyst_faults, refuse
-from veilsum_privacy.database import reading, transaction
-from veilsum_privacy.encoder import Encoder, Program
-from veilsum_privacy.errors import DataError, HostileInput, Refusal, RefusalCode, StateError, VeilsumError
-from veilsum_privacy.features import Encode
-from veilsum_privacy.identity import Credentials, Role, key_fingerprint, verify_certificate
-from veilsum_privacy.identity.certificate import load_certificate, p256_key
 from veilsum_privacy.ledger import Ledger
-from veilsum_privacy.randomness import SYSTEM_RANDOM, RandomSource
-from veilsum_privacy.restored import Mark, lift_mark, read_mark
-from veilsum_privacy.schema import DatasetSchema
+from veilsum_privacy.ledger.restored import Mark, lift_mark, read_mark
 from veilsum_privacy.securesum.bfv import SecretKey
 from veilsum_privacy.securesum.boxes import BoxKey
 from veilsum_privacy.securesum.context import NONCE_BYTES, study_parameters
 from veilsum_privacy.securesum.roster import Enrolment, Member, Roster, verify_roster
 from veilsum_privacy.securesum.tags import TagKey
-from veilsum_privacy.study import Study, parse_study
+from veilsum_privacy.study.encoder import Encoder, Program
+from veilsum_privacy.study.schema import DatasetSchema
+from veilsum_privacy.study.study import Study, parse_study
 from veilsum_privacy.tasks.base import Records
+from veilsum_privacy.tasks.feature_maps import Encode
 
 LOG = logging.getLogger("veilsum.participant")
 

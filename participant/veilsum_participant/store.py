@@ -40,9 +40,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.sqlite import insert as upsert
 
-from veilsum_privacy.database import migrate
-from veilsum_privacy.errors import HostileInput
-from veilsum_privacy.study import parse_study
+from veilsum_node.database import migrate
+from veilsum_node.errors import HostileInput
+from veilsum_privacy.study.study import parse_study
 
 Integers = NDArray[np.int64]
 

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from support.durable_studies import STUDIES
 from support.federation import TestBed
-from veilsum_privacy.canonical import parse_canonical
-from veilsum_privacy.errors import VeilsumError
-from veilsum_privacy.pricing import study_epsilon
-from veilsum_privacy.rehearsal import legal_broadcast
-from veilsum_privacy.study import Study, parse_study
+from veilsum_node.canonical import parse_canonical
+from veilsum_node.errors import VeilsumError
+from veilsum_privacy.accounting.prices import study_epsilon
+from veilsum_privacy.computation.rehearsal import legal_broadcast
+from veilsum_privacy.study.study import Study, parse_study
 
 Floats = NDArray[np.float64]
 

@@ -13,12 +13,12 @@ import numpy as np
 
 from analyst.examples import REALS, Example, Floats, examples
 from analyst.worlds import SITES, WIDTH, World
+from veilsum_node.errors import HostileInput, Refusal, VeilsumError
 from veilsum_participant.policy import study_faults
-from veilsum_privacy.computing import Place, SitePart, contribute
-from veilsum_privacy.errors import HostileInput, Refusal, VeilsumError
-from veilsum_privacy.rehearsal import made_up_statistics, rehearse
+from veilsum_privacy.computation.contribution import Place, SitePart, contribute
+from veilsum_privacy.computation.rehearsal import made_up_statistics, rehearse
 from veilsum_privacy.securesum.context import decode_broadcast, encode_broadcast, plan_round
-from veilsum_privacy.study import Study, parse_study
+from veilsum_privacy.study.study import Study, parse_study
 from veilsum_privacy.tasks import build_declared
 from veilsum_privacy.tasks.base import Records, TrainingTask
 

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from analyst.examples import Example
 from support.federation import DATASET, TestBed, make_bed, open_test_site
 from support.hostile import Adversary
+from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_privacy.ledger import Kind
-from veilsum_privacy.randomness import SYSTEM_RANDOM
 from veilsum_privacy.securesum.context import encode_broadcast
-from veilsum_privacy.study import parse_study
+from veilsum_privacy.study.study import parse_study
 
 SITES = ("a", "b", "c", "d")
 WIDTH = 3

@@ -12,9 +12,8 @@ import time
 from fractions import Fraction
 from typing import Any
 
-from veilsum_privacy import accounting
-from veilsum_privacy.accounting import GaussianEvent, RdpGate, calibrate_noise_multiplier, prv_epsilon, rdp_epsilon
-from veilsum_privacy.composition import renyi
+from veilsum_privacy.accounting import accountant, renyi
+from veilsum_privacy.accounting.accountant import GaussianEvent, RdpGate, calibrate_noise_multiplier, prv_epsilon, rdp_epsilon
 
 EVENTS = 10_000
 DISTINCT = (10, 100, 1000, 10_000)
@@ -51,7 +50,7 @@ def mixed_events(distinct: int) -> list[GaussianEvent]:
 def _forget() -> None:
     renyi.step_curve.cache_clear()
     renyi.sampled_curve.cache_clear()
-    accounting._prv.cache_clear()
+    accountant._prv.cache_clear()
 
 
 def measure_history(distinct: int) -> dict[str, Any]:

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from support.ledgers import COORDINATOR, GRID, credentials_of, make_reservation, open_ledger, set_budget
-from veilsum_privacy.database import open_readonly, transaction
-from veilsum_privacy.errors import Refusal, RefusalCode
-from veilsum_privacy.identity import Role
+from veilsum_node.database import open_readonly, transaction
+from veilsum_node.errors import Refusal, RefusalCode
+from veilsum_node.identity import Role
 from veilsum_privacy.ledger import Ledger, LedgerReader, Reservation, Witness, read_export, write_jsonl
 from veilsum_privacy.ledger.receipts import Countersignature, Receipt, countersign, receipts_digest, sign_receipt
 

@@ -35,7 +35,7 @@ def peak() -> int:
 
 def main(directory: Path, size: int, members: int) -> None:
     """Add a payload once for each member, under that member's name, and print the growth."""
-    from veilsum_coordinator.accumulator import Accumulator
+    from veilsum_coordinator.protocol.accumulator import Accumulator
 
     plan = lane_plan(size, members)
     names = tuple(f"site-{index}" for index in range(members))

@@ -18,8 +18,8 @@ from threadpoolctl import threadpool_limits
 
 from support.studies import compiled
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
-from veilsum_privacy.schema import ClassValues, DatasetSchema, Label, NumberColumn
-from veilsum_privacy.study import Study
+from veilsum_privacy.study.schema import ClassValues, DatasetSchema, Label, NumberColumn
+from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import build_declared
 from veilsum_privacy.tasks.base import Floats, Records
 from veilsum_privacy.tasks.gradient import CENTRE

@@ -69,9 +69,9 @@ class Watch:
 
     def follow(self) -> None:
         """Watch the ends of steps, and what a participant's channel carries."""
-        from veilsum_coordinator.journal import SqlJournal
-        from veilsum_participant.channel import GrpcChannel
-        from veilsum_participant.openings import Openings
+        from veilsum_coordinator.storage.journal import SqlJournal
+        from veilsum_participant.protocol.openings import Openings
+        from veilsum_participant.session.channel import GrpcChannel
 
         after(SqlJournal, "release", lambda *_: self._mark())
         after(Openings, "on_released", lambda *_: self._mark())

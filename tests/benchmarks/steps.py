@@ -24,11 +24,11 @@ from benchmarks.step_process import WARM
 from support.federation import DATASET, make_policy, make_request, schema_of, write_records
 from support.network import wait_for
 from support.processes import OVER, Process, _write_toml
-from veilsum_coordinator.methods.compile import compile_study
-from veilsum_deploy.remote import connect
-from veilsum_privacy.identity import load_credentials
-from veilsum_privacy.identity.provision import Kit, make_kit
-from veilsum_privacy.randomness import SYSTEM_RANDOM
+from veilsum.compile import compile_study
+from veilsum.remote import connect
+from veilsum_node.identity import load_credentials
+from veilsum_node.identity.provision import Kit, make_kit
+from veilsum_node.randomness import SYSTEM_RANDOM
 
 FEATURES, CLASSES, SITES, RECORDS = 512, 100, 4, 256
 START_SECONDS, STEP_SECONDS = 60.0, 30.0

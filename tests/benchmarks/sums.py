@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from support.securesum import make_cohort
-from veilsum_privacy.noise import plan_noise
-from veilsum_privacy.randomness import SYSTEM_RANDOM
+from veilsum_node.randomness import SYSTEM_RANDOM
+from veilsum_privacy.mechanism.noise import plan_noise
 from veilsum_privacy.securesum.bfv import Adder, SecretKey
 from veilsum_privacy.securesum.contribution import decrypt_sum, encrypt_contribution, open_sum
 from veilsum_privacy.securesum.parameters import BFV_8192, EncodingPlan, plan_encoding

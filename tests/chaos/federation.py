@@ -28,10 +28,10 @@ from support.federation import DATASET, make_policy, write_records
 from support.network import wait_for
 from support.processes import Process
 from support.proxy import Proxy
-from veilsum_participant.channel import open_channel
-from veilsum_privacy.identity import Credentials, Label, load_credentials
-from veilsum_privacy.identity.provision import make_kit
-from veilsum_privacy.study import Study
+from veilsum_node.identity import Credentials, Label, load_credentials
+from veilsum_node.identity.provision import make_kit
+from veilsum_node.transport.channel import open_channel
+from veilsum_privacy.study.study import Study
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import StudiesStub
 

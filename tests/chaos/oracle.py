@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 
 from chaos.federation import Data, Federation
 from chaos.reading import Row
-from veilsum_coordinator.federation import Release
 from veilsum_coordinator.methods import get_method
-from veilsum_coordinator.runner import read_release
-from veilsum_privacy.computing import Place, compute_sum
-from veilsum_privacy.errors import VeilsumError
-from veilsum_privacy.results import Result, load_result
+from veilsum_coordinator.parts.federation import Release
+from veilsum_coordinator.service.runner import read_release
+from veilsum_node.errors import VeilsumError
+from veilsum_privacy.computation.contribution import Place, compute_sum
+from veilsum_privacy.results.result import Result, load_result
 from veilsum_privacy.securesum.context import broadcast_digest, decode_broadcast, encode_broadcast, plan_round
-from veilsum_privacy.study import Study, TaskDeclaration, parse_study
+from veilsum_privacy.study.study import Study, TaskDeclaration, parse_study
 from veilsum_privacy.tasks import build_declared, grid_unit
 from veilsum_privacy.tasks.base import Records
 from veilsum_proto import federation_pb2 as pb

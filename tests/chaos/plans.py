@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from veilsum_coordinator.settings import Waits
+from veilsum_coordinator.protocol.settings import Waits
 
 COORDINATOR = "coordinator"
 

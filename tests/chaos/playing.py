@@ -14,10 +14,10 @@ from chaos.moments import watch
 from chaos.plans import COORDINATOR, FederationPlan, Strike, StudyPlan
 from support.federation import make_request, schema_of
 from support.processes import OVER
-from veilsum_coordinator.machine import RETURN_SECONDS
-from veilsum_coordinator.methods.compile import compile_study
-from veilsum_privacy.randomness import SYSTEM_RANDOM
-from veilsum_privacy.study import Study, study_digest
+from veilsum.compile import compile_study
+from veilsum_coordinator.protocol.machine import RETURN_SECONDS
+from veilsum_node.randomness import SYSTEM_RANDOM
+from veilsum_privacy.study.study import Study, study_digest
 from veilsum_proto import federation_pb2 as pb
 
 LOOP_SECONDS = 0.006

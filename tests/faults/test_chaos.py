@@ -26,12 +26,12 @@ from chaos.plans import COORDINATOR, PATIENT, FederationPlan, Moment, Strike, St
 from chaos.playing import Player, play
 from chaos.reasons import ALLOWED, name_of
 
-from veilsum_coordinator.metrics import Metrics
-from veilsum_coordinator.runner import Supervisor
 from veilsum_coordinator.service.guard import Guard
-from veilsum_privacy.accounting import analytic_gaussian_epsilon
-from veilsum_privacy.errors import HostileInput
-from veilsum_privacy.results import ARRAYS, load_result
+from veilsum_coordinator.service.metrics import Metrics
+from veilsum_coordinator.service.runner import Supervisor
+from veilsum_node.errors import HostileInput
+from veilsum_privacy.accounting.accountant import analytic_gaussian_epsilon
+from veilsum_privacy.results.result import ARRAYS, load_result
 
 SEED = "ci/0"
 

@@ -18,12 +18,12 @@ from support.faulted import COORDINATOR, FaultedProcesses, faulted_processes, sm
 from support.federation import make_request, schema_of
 from support.network import wait_for
 from support.processes import open_contexts
-from veilsum_coordinator.settings import Waits
-from veilsum_privacy.database import open_readonly
-from veilsum_privacy.ledger.reading import LedgerReader
+from veilsum_coordinator.protocol.settings import Waits
+from veilsum_node.database import open_readonly
+from veilsum_privacy.ledger.reader import LedgerReader
 from veilsum_privacy.ledger.verification import verify_ledger
 from veilsum_privacy.securesum.context import plan_round
-from veilsum_privacy.study import parse_study
+from veilsum_privacy.study.study import parse_study
 
 NAMES = "abc"
 WAITS = Waits(enrol=20, seal=30, contribute=20, consent=15, decrypt=20, grace=30)

@@ -20,9 +20,9 @@ from support.faulted import COORDINATOR, FaultedProcesses, faulted_processes, sm
 from support.federation import make_request, schema_of
 from support.network import wait_for
 from support.processes import count, open_contexts
-from veilsum_coordinator.settings import Waits
+from veilsum_coordinator.protocol.settings import Waits
 from veilsum_privacy.ledger.entries import Kind
-from veilsum_privacy.results import load_result
+from veilsum_privacy.results.result import load_result
 
 NAMES = "abc"
 WAITS = Waits(enrol=40, seal=30, contribute=40, consent=120, decrypt=60, grace=8, database=60)

@@ -13,9 +13,9 @@ import pytest
 from support.federation import make_request, schema_of
 from support.network import wait_for
 from support.processes import Processes, count, open_contexts, running_processes
-from veilsum_coordinator.settings import Waits
+from veilsum_coordinator.protocol.settings import Waits
 from veilsum_privacy.ledger.entries import Kind
-from veilsum_privacy.results import load_result
+from veilsum_privacy.results.result import load_result
 from veilsum_privacy.securesum.context import plan_round
 
 NAMES = "abc"

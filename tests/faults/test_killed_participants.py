@@ -16,10 +16,10 @@ import pytest
 from support.federation import make_request, schema_of
 from support.network import wait_for
 from support.processes import Processes, running_processes
-from veilsum_coordinator.settings import Waits
-from veilsum_privacy.schema import CategoryColumn, DatasetSchema
+from veilsum_coordinator.protocol.settings import Waits
 from veilsum_privacy.securesum.context import plan_round
-from veilsum_privacy.study import Study
+from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
+from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import build_task
 from veilsum_proto import federation_pb2 as pb
 

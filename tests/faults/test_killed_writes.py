@@ -15,18 +15,18 @@ from sqlalchemy import delete, select
 
 from support.federation import TestBed, make_bed, make_request, schema_of
 from support.killing import KillableSite, MortalFederation
-from veilsum_coordinator.members import StudyPhase
-from veilsum_coordinator.runner import run_study
-from veilsum_coordinator.settings import Waits
+from veilsum_coordinator.protocol.members import StudyPhase
+from veilsum_coordinator.protocol.settings import Waits
+from veilsum_coordinator.service.runner import run_study
+from veilsum_node.database import open_database, transaction
 from veilsum_participant import store
-from veilsum_participant.core import ParticipantCore
+from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.store import ATTEMPTS
-from veilsum_privacy.database import open_database, transaction
 from veilsum_privacy.ledger import Kind
-from veilsum_privacy.ledger.reading import LedgerReader
+from veilsum_privacy.ledger.reader import LedgerReader
 from veilsum_privacy.ledger.receipts import parse_receipt
 from veilsum_privacy.ledger.verification import verify_ledger
-from veilsum_privacy.results import load_result
+from veilsum_privacy.results.result import load_result
 from veilsum_proto import federation_pb2 as pb
 
 pytestmark = pytest.mark.slow

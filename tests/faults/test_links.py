@@ -19,14 +19,15 @@ from support.faulted import COORDINATOR, FaultedProcesses, faulted_processes
 from support.federation import make_request, schema_of
 from support.links import BadLink, bad_link
 from support.network import wait_for
-from veilsum_coordinator.methods.compile import compile_study
-from veilsum_coordinator.settings import Waits
-from veilsum_participant.channel import GrpcChannel, open_channel
-from veilsum_privacy.identity import load_credentials
-from veilsum_privacy.randomness import SYSTEM_RANDOM
-from veilsum_privacy.schema import CategoryColumn, DatasetSchema
+from veilsum.compile import compile_study
+from veilsum_coordinator.protocol.settings import Waits
+from veilsum_node.identity import load_credentials
+from veilsum_node.randomness import SYSTEM_RANDOM
+from veilsum_node.transport.channel import open_channel
+from veilsum_participant.session.channel import GrpcChannel
 from veilsum_privacy.securesum.context import plan_round
-from veilsum_privacy.study import Study
+from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
+from veilsum_privacy.study.study import Study
 from veilsum_proto import federation_pb2 as pb
 
 NAMES, IDLE = "abc", "d"

@@ -18,7 +18,7 @@ from types import FrameType
 
 import grpc
 
-from veilsum_privacy.errors import VeilsumError
+from veilsum_node.errors import VeilsumError
 
 INPUT_SECONDS = 10
 """What takes longer is a hang."""

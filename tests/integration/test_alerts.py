@@ -24,7 +24,7 @@ from support.network import wait_for
 from support.processes import Processes
 from support.tools import need_tool
 from support.watching import DEPLOY, Watched, seconds, watching
-from veilsum_coordinator.settings import Waits
+from veilsum_coordinator.protocol.settings import Waits
 
 SITES = ("north", "south", "west")
 RATIO, LEFT = "site_population:veilsum_budget_used:ratio", "site_certificate:veilsum_certificate_left:seconds"

@@ -12,17 +12,17 @@ import pytest
 
 from support.randomness import SeededRandom
 from support.studies import SCHEMA, federation, shifted_sites
+from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
 from veilsum_coordinator.methods import get_method
-from veilsum_coordinator.methods.compile import PrivacyRequest, StudyRequest, compile_study
-from veilsum_coordinator.projections import result_projection
+from veilsum_coordinator.results.projections import result_projection
 from veilsum_deploy.local import LocalFederation, results_directory
 from veilsum_deploy.simulation.sites import make_local
+from veilsum_node.identity import load_credentials
+from veilsum_node.identity.provision import Kit
 from veilsum_participant.applying.model import Model
-from veilsum_privacy.encoder import Projection
-from veilsum_privacy.identity import load_credentials
-from veilsum_privacy.identity.provision import Kit
-from veilsum_privacy.results import Result, load_result
-from veilsum_privacy.study import Study, study_digest
+from veilsum_privacy.results.result import Result, load_result
+from veilsum_privacy.study.encoder import Projection
+from veilsum_privacy.study.study import Study, study_digest
 from veilsum_privacy.tasks.base import Records
 
 PARTICIPANTS = ("a", "b", "c")

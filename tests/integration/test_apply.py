@@ -20,24 +20,24 @@ from torch import nn
 from support.federation import make_request, schema_of
 from support.memory import MemoryFederation, split_records
 from support.randomness import SeededRandom
+from veilsum.compile import compile_study
 from veilsum_aggregation.alignment import local_map, reference_arrays
 from veilsum_aggregation.gaussian import Gaussian
 from veilsum_coordinator.methods import get_method
-from veilsum_coordinator.methods.applying import application
-from veilsum_coordinator.methods.compile import compile_study
+from veilsum_coordinator.parts.application import application
 from veilsum_deploy import cli
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
+from veilsum_node.database import open_database, transaction
+from veilsum_node.identity.provision import Kit, make_kit
 from veilsum_participant import store
 from veilsum_participant.applying.model import Model, load_model
-from veilsum_privacy.computing import kept_blocks
-from veilsum_privacy.database import open_database, transaction
-from veilsum_privacy.features import map_records
-from veilsum_privacy.identity.provision import Kit, make_kit
-from veilsum_privacy.results import Result, save_result
-from veilsum_privacy.schema import DatasetSchema
-from veilsum_privacy.study import Study, parse_study, study_digest
+from veilsum_privacy.computation.contribution import kept_blocks
+from veilsum_privacy.results.result import Result, save_result
+from veilsum_privacy.study.schema import DatasetSchema
+from veilsum_privacy.study.study import Study, parse_study, study_digest
 from veilsum_privacy.tasks import TASKS, build_declared
 from veilsum_privacy.tasks.base import FeatureParameters, Records
+from veilsum_privacy.tasks.feature_maps import map_records
 
 WIDTH = 3
 SCHEMA = schema_of(WIDTH)
@@ -345,7 +345,7 @@ def test_the_frozen_program_comes_from_an_option_or_the_configuration(here: Path
 
 
 def test_an_encoders_result_writes_features(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from veilsum_privacy.encoder import projection_digest
+    from veilsum_privacy.study.encoder import projection_digest
 
     rng = np.random.default_rng(9)
     matrix, offset = rng.standard_normal((2, WIDTH)), rng.standard_normal(2)

@@ -16,19 +16,20 @@ from support.federation import TestBed, make_bed, make_request, open_test_site, 
 from support.hostile import Adversary, altered, make_adversary, make_data
 from support.network import running_client, running_server, wait_for
 from support.processes import Processes, running_processes
-from veilsum_coordinator.settings import Waits
+from veilsum_coordinator.protocol.settings import Waits
 from veilsum_deploy.cli import main
-from veilsum_participant import approval, budgets, store
-from veilsum_participant.approval import approve, decline, waiting_studies
-from veilsum_participant.channel import open_channel
-from veilsum_participant.core import ParticipantCore
+from veilsum_node.database import transaction
+from veilsum_node.errors import Misuse, Refusal, RefusalCode
+from veilsum_node.identity import Authority, Label, Role, new_key_and_csr
+from veilsum_node.randomness import SYSTEM_RANDOM
+from veilsum_node.transport.channel import open_channel
+from veilsum_participant import store
+from veilsum_participant.protocol import approval, budgets
+from veilsum_participant.protocol.approval import approve, decline, waiting_studies
+from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.site import Site
-from veilsum_privacy.database import transaction
-from veilsum_privacy.errors import Misuse, Refusal, RefusalCode
-from veilsum_privacy.identity import Authority, Label, Role, new_key_and_csr
 from veilsum_privacy.ledger import Kind
-from veilsum_privacy.randomness import SYSTEM_RANDOM
-from veilsum_privacy.study import Study
+from veilsum_privacy.study.study import Study
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import StudiesStub
 

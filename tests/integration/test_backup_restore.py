@@ -16,15 +16,15 @@ from support.federation import DATASET, TestBed, make_bed, make_request, schema_
 from support.network import wait_for
 from support.postgres import server
 from support.processes import Processes, count, running_processes
-from veilsum_coordinator.hub import Hub
-from veilsum_coordinator.journal import SqlJournal
-from veilsum_coordinator.settings import Waits
+from veilsum_coordinator.protocol.settings import Waits
+from veilsum_coordinator.service.hub import Hub
+from veilsum_coordinator.storage.journal import SqlJournal
 from veilsum_deploy import cli
-from veilsum_privacy.database import open_database
+from veilsum_node.database import open_database
+from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_privacy.ledger import Kind, LedgerFault, LedgerReader
 from veilsum_privacy.ledger.mirror import Mirror
 from veilsum_privacy.ledger.verification import verify_ledger
-from veilsum_privacy.randomness import SYSTEM_RANDOM
 
 NAMES = "abc"
 WAITS = Waits(enrol=60, seal=60, contribute=60, consent=60, decrypt=60, grace=20)

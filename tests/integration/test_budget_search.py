@@ -11,13 +11,13 @@ import pytest
 
 from support.federation import DATASET, make_bed, make_request, schema_of
 from support.hostile import Adversary, altered, make_data
-from veilsum_participant.approval import approve
+from veilsum_node.database import transaction
+from veilsum_node.errors import RefusalCode
+from veilsum_node.identity import Authority, Credentials, Role, load_credentials, new_key_and_csr
+from veilsum_node.identity.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
 from veilsum_participant.config import DatasetConfig
-from veilsum_participant.metrics import SiteMetrics
-from veilsum_privacy.database import transaction
-from veilsum_privacy.errors import RefusalCode
-from veilsum_privacy.identity import Authority, Credentials, Role, load_credentials, new_key_and_csr
-from veilsum_privacy.identity.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
+from veilsum_participant.protocol.approval import approve
+from veilsum_participant.telemetry.metrics import SiteMetrics
 from veilsum_privacy.ledger import Kind
 from veilsum_proto import federation_pb2 as pb
 

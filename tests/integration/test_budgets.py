@@ -16,20 +16,21 @@ from sqlalchemy import select
 from support.federation import DATASET, TestBed, make_bed, make_request, open_test_site, schema_of
 from support.hostile import Adversary, altered, make_adversary, make_data
 from support.network import running_client, running_server, wait_for
-from veilsum_coordinator.members import StudyPhase
+from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_deploy.cli.participant import RequestedStudy
-from veilsum_participant import budgets, store
-from veilsum_participant.budgets import remaining
-from veilsum_participant.channel import open_channel
+from veilsum_node.database import transaction
+from veilsum_node.errors import Refusal, RefusalCode, StateError
+from veilsum_node.identity import Label
+from veilsum_node.randomness import SYSTEM_RANDOM
+from veilsum_node.transport.channel import open_channel
+from veilsum_participant import store
 from veilsum_participant.checks import SiteCheck
 from veilsum_participant.config import DatasetConfig
-from veilsum_participant.membership import Membership
-from veilsum_privacy.database import transaction
-from veilsum_privacy.errors import Refusal, RefusalCode, StateError
-from veilsum_privacy.identity import Label
+from veilsum_participant.protocol import budgets
+from veilsum_participant.protocol.budgets import remaining
+from veilsum_participant.protocol.membership import Membership
 from veilsum_privacy.ledger import Kind
-from veilsum_privacy.randomness import SYSTEM_RANDOM
-from veilsum_privacy.study import Study, study_digest
+from veilsum_privacy.study.study import Study, study_digest
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import StudiesStub
 

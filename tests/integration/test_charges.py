@@ -15,10 +15,11 @@ import pytest
 from support.durable import NAMES, make_trial
 from support.durable_studies import CLEAR, STUDIES
 from support.federation import DATASET
-from veilsum_privacy import computing, noise, rehearsal, steps
-from veilsum_privacy.accounting import ORDERS
+from veilsum_privacy.accounting.accountant import ORDERS
+from veilsum_privacy.computation import contribution, rehearsal
 from veilsum_privacy.ledger import Kind, Mechanism
-from veilsum_privacy.study import Study
+from veilsum_privacy.mechanism import noise, steps
+from veilsum_privacy.study.study import Study
 
 Releases = Counter[tuple[float, float, int]]
 """How often each was released: sigma / D, sampling rate, noised steps."""
@@ -65,7 +66,7 @@ class Drawn:
         self.rates: Counter[float] = Counter()
         for module in (noise, steps):
             self._count(monkeypatch, module, "discrete_gaussian", self.variances)
-        for module in (computing, steps):
+        for module in (contribution, steps):
             self._count(monkeypatch, module, "poisson_sample", self.rates)
 
     def _count(self, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, counter: Counter[Any]) -> None:

@@ -21,13 +21,13 @@ import numpy as np
 import pytest
 
 from support.network import wait_for
+from veilsum.remote import connect
 from veilsum_deploy import cli
-from veilsum_deploy.remote import connect
-from veilsum_participant.connection import UnreachableError, probe_tcp, probe_tls
-from veilsum_privacy.identity import Authority, Role, load_credentials
-from veilsum_privacy.identity.files import read_file
-from veilsum_privacy.identity.provision import Kit, install, make_kit, prepare
-from veilsum_privacy.results import load_result
+from veilsum_node.identity import Authority, Role, load_credentials
+from veilsum_node.identity.files import read_file
+from veilsum_node.identity.provision import Kit, install, make_kit, prepare
+from veilsum_node.transport.connection import UnreachableError, probe_tcp, probe_tls
+from veilsum_privacy.results.result import load_result
 
 NAMES = ("a", "b", "c")
 ROWS = 50
@@ -349,7 +349,7 @@ def test_a_connection_that_fails_says_why(
 def test_another_protocol_version_is_a_typed_error(
     analyst: Running, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("veilsum_participant.channel.PROTOCOL_VERSIONS", (99,))
+    monkeypatch.setattr("veilsum_participant.session.channel.PROTOCOL_VERSIONS", (99,))
     code, _, err = run(capsys, "study", "list")
     assert (code, "No common protocol version" in err) == (2, True)
 

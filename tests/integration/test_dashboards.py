@@ -14,7 +14,7 @@ import pytest
 
 from support.network import wait_for
 from support.tools import need_tool
-from veilsum_coordinator.methods.compile import PrivacyRequest, StudyRequest
+from veilsum.compile import PrivacyRequest, StudyRequest
 from veilsum_deploy.dashboards.checking import Answer, check
 from veilsum_deploy.dashboards.drawing import draw
 from veilsum_deploy.dashboards.reading import FOLDER, read_boards

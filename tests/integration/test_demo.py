@@ -21,9 +21,9 @@ from support.network import wait_for
 from veilsum_deploy.datasets import packaged_dataset
 from veilsum_deploy.demo.directory import MARKER, claim
 from veilsum_deploy.demo.hospitals import HOSPITALS, packaged_hospitals
+from veilsum_node.errors import StateError
 from veilsum_participant.data import load_records
 from veilsum_participant.ledgers import open_source
-from veilsum_privacy.errors import StateError
 from veilsum_privacy.ledger import Kind
 
 DEMO = [str(Path(sys.executable).with_name("veilsum")), "demo"]

@@ -22,7 +22,7 @@ import pytest
 from support.network import wait_for
 from support.tools import need_tool
 from veilsum_deploy.native.places import listening
-from veilsum_privacy.results import load_result
+from veilsum_privacy.results.result import load_result
 
 ROOT = Path(__file__).parents[2]
 SITES = {"north", "east", "south", "west"}

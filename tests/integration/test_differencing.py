@@ -13,16 +13,16 @@ import pytest
 
 from support.federation import DATASET, make_bed, make_request, schema_of
 from support.hostile import Adversary, altered, make_data
+from veilsum_node.errors import RefusalCode
+from veilsum_node.identity import Role
 from veilsum_participant.checks import Check, Outcome, SiteCheck
 from veilsum_participant.config import DatasetConfig
-from veilsum_participant.recovery import recover_receipts
+from veilsum_participant.protocol.endorsement import vouch
+from veilsum_participant.protocol.recovery import recover_receipts
 from veilsum_participant.site import Site
-from veilsum_participant.vouching import vouch
-from veilsum_privacy.backup import Party, back_up
-from veilsum_privacy.errors import RefusalCode
-from veilsum_privacy.identity import Role
-from veilsum_privacy.restore import restore
-from veilsum_privacy.study import Study
+from veilsum_privacy.ledger.backup import Party, back_up
+from veilsum_privacy.ledger.restore import restore
+from veilsum_privacy.study.study import Study
 from veilsum_proto import federation_pb2 as pb
 
 ABCD = ("a", "b", "c", "d")

@@ -15,7 +15,7 @@ import pytest
 from support.durable import OF_RESULT, OF_ROUND, OF_STUDY, Died, Doom, Trial, make_trial, same_result
 from support.durable_studies import STUDIES
 from veilsum_coordinator.methods import METHODS
-from veilsum_privacy.results import Result, saved_checkpoints
+from veilsum_privacy.results.result import Result, saved_checkpoints
 
 ALL = os.environ.get("VEILSUM_DURABLE_ALL") == "1"
 

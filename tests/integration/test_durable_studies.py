@@ -19,20 +19,20 @@ from support.durable import NAMES, WAITS, WIDTH, Died, Trial, die_at, make_trial
 from support.durable_studies import STUDIES
 from support.federation import TestBed, make_request, schema_of
 from support.postgres import server
-from veilsum_coordinator.federation import Release
-from veilsum_coordinator.hub import Hub
-from veilsum_coordinator.keeping import MEMBERS, PROGRESS, ROUNDS
-from veilsum_coordinator.machine import RETURN_SECONDS
-from veilsum_coordinator.members import StudyPhase
+from veilsum.compile import StudyRequest
 from veilsum_coordinator.methods import get_method
-from veilsum_coordinator.methods.compile import StudyRequest
-from veilsum_coordinator.restoring import ReplayError
-from veilsum_coordinator.rounds import RoundPhase
+from veilsum_coordinator.parts.federation import Release
+from veilsum_coordinator.protocol.machine import RETURN_SECONDS
+from veilsum_coordinator.protocol.members import StudyPhase
+from veilsum_coordinator.protocol.restoration import ReplayError
+from veilsum_coordinator.protocol.rounds import RoundPhase
+from veilsum_coordinator.service.hub import Hub
+from veilsum_coordinator.storage.records import MEMBERS, PROGRESS, ROUNDS
 from veilsum_deploy.local import results_directory
-from veilsum_privacy.database import open_database, transaction
-from veilsum_privacy.errors import RefusalCode
+from veilsum_node.database import open_database, transaction
+from veilsum_node.errors import RefusalCode
 from veilsum_privacy.ledger import Kind
-from veilsum_privacy.results import Result, load_result
+from veilsum_privacy.results.result import Result, load_result
 from veilsum_privacy.securesum.context import broadcast_digest, encode_broadcast
 from veilsum_proto import federation_pb2 as pb
 

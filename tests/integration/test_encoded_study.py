@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from support.federation import TestBed, make_bed, make_request, schema_of
+from veilsum_node.errors import ConfigurationError, HostileInput, RefusalCode
 from veilsum_participant.config import EncoderConfig
 from veilsum_participant.policy import term_faults
-from veilsum_privacy.encoder import Program
-from veilsum_privacy.errors import ConfigurationError, HostileInput, RefusalCode
-from veilsum_privacy.study import Study, parse_study
+from veilsum_privacy.study.encoder import Program
+from veilsum_privacy.study.study import Study, parse_study
 
 INPUTS, WIDTH, ROWS = 6, 4, 30
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

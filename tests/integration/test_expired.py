@@ -14,22 +14,23 @@ import pytest
 from support.federation import TestBed, make_bed, make_request, schema_of
 from support.network import running_client, running_server, wait_for
 from support.renewing import renew, sign_again
-from veilsum_coordinator.members import Members
-from veilsum_participant.channel import GrpcChannel, open_channel
+from veilsum_coordinator.protocol.members import Members
+from veilsum_node.database import reading
+from veilsum_node.errors import ConfigurationError, Refusal
+from veilsum_node.identity import CertificateExpired, Role, load_credentials
+from veilsum_node.identity.certificate import certificate_end, moment
+from veilsum_node.identity.files import replace_file
+from veilsum_node.identity.provision import Party
+from veilsum_node.identity.renewal import DAY
+from veilsum_node.identity.tls import CERTIFICATE_FILE
+from veilsum_node.transport.channel import open_channel
+from veilsum_node.transport.connection import UnreachableError, probe_tls
 from veilsum_participant.checks import Outcome, SiteCheck
-from veilsum_participant.connection import UnreachableError, probe_tls
+from veilsum_participant.session.channel import GrpcChannel
 from veilsum_participant.site import check_certificates, load_open_study
-from veilsum_privacy.database import reading
-from veilsum_privacy.errors import ConfigurationError, Refusal
-from veilsum_privacy.identity import CertificateExpired, Role, load_credentials
-from veilsum_privacy.identity.certificate import certificate_end, moment
-from veilsum_privacy.identity.files import replace_file
-from veilsum_privacy.identity.provision import Party
-from veilsum_privacy.identity.renewal import DAY
-from veilsum_privacy.identity.tls import CERTIFICATE_FILE
 from veilsum_privacy.securesum.boxes import BoxKey
 from veilsum_privacy.securesum.roster import enrol
-from veilsum_privacy.study import study_digest
+from veilsum_privacy.study.study import study_digest
 from veilsum_proto import federation_pb2 as pb
 
 

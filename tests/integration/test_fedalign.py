@@ -15,16 +15,16 @@ from support.randomness import SeededRandom
 from support.recording import Recorder
 from veilsum_aggregation.feature_moments import moments_of_sums
 from veilsum_coordinator.methods import get_method
-from veilsum_coordinator.methods.moment_aligning import LABEL
+from veilsum_coordinator.parts.moment_alignment import LABEL
 from veilsum_deploy.local import results_directory
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_participant.applying.model import load_model
 from veilsum_participant.cli.apply import kept_statistic
-from veilsum_privacy.accounting import GaussianEvent, rdp_epsilon
+from veilsum_privacy.accounting.accountant import GaussianEvent, rdp_epsilon
 from veilsum_privacy.ledger import Kind
-from veilsum_privacy.parts import in_statistics_part
-from veilsum_privacy.results import load_result
-from veilsum_privacy.study import Study, study_digest
+from veilsum_privacy.results.result import load_result
+from veilsum_privacy.study.study import Study, study_digest
+from veilsum_privacy.tasks.parts import in_statistics_part
 
 Floats = NDArray[np.float64]
 WIDTH, CLASSES, SITES = 4, 3, "abc"

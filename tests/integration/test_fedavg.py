@@ -16,13 +16,13 @@ from support.randomness import SeededRandom
 from support.recording import Recorder
 from veilsum_coordinator.methods.fedavg import FedAvg
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
+from veilsum_node.database import transaction
 from veilsum_participant import store
-from veilsum_privacy.accounting import GaussianEvent, rdp_epsilon
-from veilsum_privacy.database import transaction
+from veilsum_privacy.accounting.accountant import GaussianEvent, rdp_epsilon
+from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.ledger import Kind
-from veilsum_privacy.pricing import study_epsilon
 from veilsum_privacy.securesum.context import decode_broadcast, encode_broadcast
-from veilsum_privacy.study import Study
+from veilsum_privacy.study.study import Study
 
 Floats = NDArray[np.float64]
 WIDTH, CLASSES, SITES = 4, 3, "abc"

@@ -16,22 +16,22 @@ from sklearn.metrics import confusion_matrix
 
 from support.federation import DATASET, TestBed, make_bed, make_request, schema_of
 from support.network import running_client, running_server
-from veilsum_coordinator.methods.applying import application
-from veilsum_coordinator.methods.compile import StudyRequest
-from veilsum_coordinator.methods.networks import network_head
-from veilsum_coordinator.methods.request import with_model
-from veilsum_coordinator.released_models import find_released, result_model
-from veilsum_coordinator.runner import run_study
-from veilsum_coordinator.server import CoordinatorServer
-from veilsum_coordinator.status import study_status
+from veilsum.compile import StudyRequest
+from veilsum.remote import Remote, connect
+from veilsum.request import with_model
+from veilsum_coordinator.parts.application import application
+from veilsum_coordinator.parts.networks import network_head
+from veilsum_coordinator.results.released_models import find_released, result_model
+from veilsum_coordinator.service.runner import run_study
+from veilsum_coordinator.service.server import CoordinatorServer
+from veilsum_coordinator.service.status import study_status
 from veilsum_deploy.local import results_directory
-from veilsum_deploy.remote import Remote, connect
+from veilsum_node.errors import ConfigurationError, Misuse, StateError
 from veilsum_participant.applying.model import load_model
-from veilsum_privacy.errors import ConfigurationError, Misuse, StateError
+from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.ledger import Kind
-from veilsum_privacy.pricing import study_epsilon
-from veilsum_privacy.results import Result, load_result, save_result
-from veilsum_privacy.study import Study, study_digest
+from veilsum_privacy.results.result import Result, load_result, save_result
+from veilsum_privacy.study.study import Study, study_digest
 from veilsum_privacy.training.models import ModelSpec, build_architecture
 
 WIDTH, CLASSES, SITES = 3, 3, "abcd"

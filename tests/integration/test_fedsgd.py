@@ -15,16 +15,16 @@ from numpy.typing import NDArray
 from support.federation import TestBed, make_bed, make_request, schema_of
 from support.randomness import SeededRandom
 from support.recording import Recorder
-from veilsum_coordinator.federation import Federation, Release
 from veilsum_coordinator.methods.fedsgd import FedSGD, FedSGDParameters
-from veilsum_coordinator.runner import RoundLostError
-from veilsum_privacy.accounting import GaussianEvent, rdp_epsilon
+from veilsum_coordinator.parts.federation import Federation, Release
+from veilsum_coordinator.service.runner import RoundLostError
+from veilsum_privacy.accounting.accountant import GaussianEvent, rdp_epsilon
+from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.ledger import Kind
-from veilsum_privacy.noise import discrete_gaussian
-from veilsum_privacy.pricing import study_epsilon
-from veilsum_privacy.results import Result, load_result
-from veilsum_privacy.steps import poisson_sample
-from veilsum_privacy.study import Study
+from veilsum_privacy.mechanism.noise import discrete_gaussian
+from veilsum_privacy.mechanism.steps import poisson_sample
+from veilsum_privacy.results.result import Result, load_result
+from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import build_declared, grid_unit
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.training.models import build_architecture

@@ -20,7 +20,7 @@ from support.federation import TestBed, make_bed, make_request, schema_of
 from support.hostile import NAMES, Adversary, altered, make_data
 from support.opening import own_vector, plan_of
 from veilsum_privacy.securesum.context import encode_broadcast
-from veilsum_privacy.study import Study
+from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import build_declared
 from veilsum_privacy.tasks.base import TrainingTask
 from veilsum_privacy.tasks.gradient import Gradient

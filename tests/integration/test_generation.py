@@ -10,11 +10,11 @@ import pytest
 
 from support.federation import DATASET, make_bed, schema_of
 from support.randomness import SeededRandom
+from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
 from veilsum_coordinator.methods import METHODS
-from veilsum_coordinator.methods.compile import PrivacyRequest, StudyRequest, compile_study
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
-from veilsum_privacy.encoder import Program
-from veilsum_privacy.results import Result
+from veilsum_privacy.results.result import Result
+from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.tasks.base import Records
 
 DIGITS = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "digits4" / "digits4_16.npz"

@@ -14,17 +14,18 @@ import pytest
 
 from support.federation import make_bed, make_request, schema_of
 from support.network import running_client, running_server, wait_for
-from veilsum_coordinator.members import StudyPhase
-from veilsum_coordinator.settings import Waits
-from veilsum_deploy.remote import connect
-from veilsum_deploy.verifying import verify_result
-from veilsum_participant.channel import GrpcChannel, open_channel
-from veilsum_participant.contributions import Contributions
+from veilsum.remote import connect
+from veilsum.verification import verify_result
+from veilsum_coordinator.protocol.members import StudyPhase
+from veilsum_coordinator.protocol.settings import Waits
+from veilsum_node.errors import HostileInput
+from veilsum_node.identity import Label
+from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
+from veilsum_node.transport.channel import open_channel
+from veilsum_participant.protocol.contributions import Contributions
+from veilsum_participant.session.channel import GrpcChannel
+from veilsum_participant.session.workers import MOST_WORKERS, WAITING, Workers
 from veilsum_participant.site import OpenStudy
-from veilsum_participant.workers import MOST_WORKERS, WAITING, Workers
-from veilsum_privacy.errors import HostileInput
-from veilsum_privacy.identity import Label
-from veilsum_privacy.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_privacy.securesum.contribution import Slots
 from veilsum_privacy.securesum.decryption import SignedStatement
 from veilsum_proto import federation_pb2 as pb

@@ -24,9 +24,9 @@ from support.guides import Walk, environment_for
 from support.network import wait_for
 from support.postgres import server
 from support.tools import DEMANDED
-from veilsum_privacy.identity import Authority, Role
-from veilsum_privacy.identity.files import read_file
-from veilsum_privacy.identity.provision import install, prepare
+from veilsum_node.identity import Authority, Role
+from veilsum_node.identity.files import read_file
+from veilsum_node.identity.provision import install, prepare
 
 DOCS = Path(__file__).parents[2] / "docs"
 OPERATOR, HOSPITAL = DOCS / "deployment" / "operator.md", DOCS / "deployment" / "hospital.md"

@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from support.charts import Pod, Release, render
 from support.network import wait_for
 from support.postgres import server
-from veilsum_privacy.identity.provision import Kit, make_kit
+from veilsum_node.identity.provision import Kit, make_kit
 
 TOKEN = "a-token-of-at-least-thirty-two-characters"
 MONITORED = "trial-veilsum-coordinator-metrics.veilsum.svc"

@@ -13,16 +13,16 @@ import pytest
 
 from support.federation import make_bed, make_request, open_test_site, schema_of
 from support.hostile import LABEL, NAMES, Adversary, altered, context_of, make_adversary, make_data
-from veilsum_participant import contributions
-from veilsum_participant.core import ParticipantCore
-from veilsum_privacy.clipping import SiteSum
-from veilsum_privacy.database import transaction
-from veilsum_privacy.errors import RefusalCode
-from veilsum_privacy.identity import Authority, Credentials, Role, load_credentials, new_key_and_csr
-from veilsum_privacy.identity.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
+from veilsum_node.database import transaction
+from veilsum_node.errors import RefusalCode
+from veilsum_node.identity import Authority, Credentials, Role, load_credentials, new_key_and_csr
+from veilsum_node.identity.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
+from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
+from veilsum_participant.protocol import contributions
+from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt
-from veilsum_privacy.randomness import SYSTEM_RANDOM, RandomSource
+from veilsum_privacy.mechanism.clipping import SiteSum
 from veilsum_privacy.securesum.context import plan_round
 from veilsum_privacy.securesum.masks import MaskStream, derive
 from veilsum_proto import federation_pb2 as pb

@@ -16,14 +16,14 @@ from analyst.worlds import SITES, World
 
 from support.federation import TestBed, make_bed, make_request, schema_of
 from support.hostile import Adversary, Said, make_data
+from veilsum_node.canonical import canonical, parse_canonical
+from veilsum_node.errors import HostileInput, RefusalCode
 from veilsum_participant import site as site_module
-from veilsum_privacy.canonical import canonical, parse_canonical
-from veilsum_privacy.computing import Place, contribute
-from veilsum_privacy.errors import HostileInput, RefusalCode
+from veilsum_privacy.computation.contribution import Place, contribute
+from veilsum_privacy.computation.rehearsal import legal_broadcast
 from veilsum_privacy.ledger import Kind
-from veilsum_privacy.rehearsal import legal_broadcast
 from veilsum_privacy.securesum.context import encode_broadcast, plan_round
-from veilsum_privacy.study import Study, parse_study
+from veilsum_privacy.study.study import Study, parse_study
 from veilsum_privacy.tasks.base import RecordTask
 from veilsum_privacy.tasks.class_moments import ClassMoments
 from veilsum_privacy.tasks.statistics import Statistics

@@ -21,7 +21,7 @@ from support.hostile import (
     uniformity,
 )
 from support.securesum import malleated, whole
-from veilsum_privacy.errors import HostileInput, RefusalCode
+from veilsum_node.errors import HostileInput, RefusalCode
 from veilsum_privacy.securesum.bfv import SecretKey, _context, _parse, _Scratch
 from veilsum_privacy.securesum.contribution import open_sum
 from veilsum_privacy.securesum.tags import TAGS

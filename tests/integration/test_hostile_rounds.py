@@ -10,10 +10,10 @@ import pytest
 
 from support.hostile import NAMES, Adversary, add_mod, altered, context_of, flat, make_adversary, subtract_mod, uniformity
 from support.ledgers import any_receipt
-from veilsum_privacy.canonical import canonical, parse_canonical
-from veilsum_privacy.errors import HostileInput, RefusalCode
+from veilsum_node.canonical import canonical, parse_canonical
+from veilsum_node.errors import HostileInput, RefusalCode
+from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_privacy.ledger.receipts import SignedReceipt, sign_receipt
-from veilsum_privacy.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_privacy.securesum.boxes import pair_seed
 from veilsum_privacy.securesum.context import encode_broadcast
 from veilsum_privacy.securesum.contribution import open_sum

@@ -14,15 +14,15 @@ from cryptography.x509 import load_pem_x509_certificate
 
 from support.federation import make_request, schema_of
 from support.hostile import NAMES, Adversary, HostileChannel, altered, context_of, make_adversary
-from veilsum_privacy.canonical import canonical, parse_canonical
-from veilsum_privacy.errors import RefusalCode
-from veilsum_privacy.identity import Authority, Label, Role, SigningKey, load_credentials, new_key_and_csr, verify_certificate
-from veilsum_privacy.schema import CategoryColumn
+from veilsum_node.canonical import canonical, parse_canonical
+from veilsum_node.errors import RefusalCode
+from veilsum_node.identity import Authority, Label, Role, SigningKey, load_credentials, new_key_and_csr, verify_certificate
 from veilsum_privacy.securesum.bfv import SecretKey
 from veilsum_privacy.securesum.boxes import Box, BoxKey, Purpose, seal
 from veilsum_privacy.securesum.parameters import BFV_4096, BFV_8192
 from veilsum_privacy.securesum.roster import Enrolment, enrol
-from veilsum_privacy.study import parse_study, study_digest
+from veilsum_privacy.study.schema import CategoryColumn
+from veilsum_privacy.study.study import parse_study, study_digest
 from veilsum_privacy.tasks import build_task
 from veilsum_proto import federation_pb2 as pb
 

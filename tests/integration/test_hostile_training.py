@@ -11,16 +11,16 @@ from numpy.typing import NDArray
 
 from support.federation import TestBed, make_bed, make_request, schema_of
 from support.hostile import Adversary, altered, make_adversary, make_data
-from veilsum_coordinator.methods.local_rounds import LOCAL
-from veilsum_coordinator.runner import HubFederation, RoundLostError
-from veilsum_privacy.errors import HostileInput, RefusalCode
+from veilsum_coordinator.parts.local_rounds import LOCAL
+from veilsum_coordinator.service.runner import HubFederation, RoundLostError
+from veilsum_node.errors import HostileInput, RefusalCode
 from veilsum_privacy.ledger import Kind, Mechanism
-from veilsum_privacy.noise import task_noise
-from veilsum_privacy.study import Study
+from veilsum_privacy.mechanism.noise import task_noise
+from veilsum_privacy.mechanism.weights import WEIGHTS
+from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import build_declared, build_task
 from veilsum_privacy.tasks.local_training import SEEDS, LocalTraining
 from veilsum_privacy.training.arrays import to_broadcast
-from veilsum_privacy.weights import WEIGHTS
 
 NAMES = "abcd"
 

@@ -17,18 +17,18 @@ from support.federation import TestBed, make_bed, make_request, schema_of
 from support.hostile import Adversary, Said, altered
 from veilsum_aggregation.alignment import site_gaussian
 from veilsum_aggregation.gaussian import barycenter_term, factor
-from veilsum_coordinator.runner import RoundLostError
+from veilsum_coordinator.service.runner import RoundLostError
+from veilsum_node.database import transaction
+from veilsum_node.errors import HostileInput, RefusalCode, StateError
 from veilsum_participant import store
-from veilsum_privacy.accounting import GaussianEvent, rdp_epsilon
-from veilsum_privacy.computing import kept_blocks
-from veilsum_privacy.database import transaction
-from veilsum_privacy.errors import HostileInput, RefusalCode, StateError
+from veilsum_privacy.accounting.accountant import GaussianEvent, rdp_epsilon
+from veilsum_privacy.accounting.prices import study_epsilon
+from veilsum_privacy.computation.contribution import kept_blocks
 from veilsum_privacy.ledger import Kind, Reservation
 from veilsum_privacy.ledger.faults import LedgerFault
-from veilsum_privacy.noise import NoisePlan
-from veilsum_privacy.pricing import study_epsilon
+from veilsum_privacy.mechanism.noise import NoisePlan
 from veilsum_privacy.securesum.context import encode_broadcast
-from veilsum_privacy.study import Study, TaskDeclaration
+from veilsum_privacy.study.study import Study, TaskDeclaration
 from veilsum_privacy.tasks import build_declared
 from veilsum_proto import federation_pb2 as pb
 

@@ -13,18 +13,18 @@ from sqlalchemy import Connection, event, func, select
 
 from support.durable import WAITS, WIDTH, Died, Trial, die_at, make_trial, rounds_in
 from support.federation import TestBed, make_bed, make_request, schema_of
-from veilsum_coordinator import outage
-from veilsum_coordinator.journal import RELEASES
-from veilsum_coordinator.members import StudyPhase
-from veilsum_coordinator.rounds import RoundPhase
-from veilsum_coordinator.runner import RoundLostError
-from veilsum_privacy.database import reading
-from veilsum_privacy.driver_faults import DatabaseAwayError
-from veilsum_privacy.errors import RefusalCode, StateError
+from veilsum_coordinator.protocol.members import StudyPhase
+from veilsum_coordinator.protocol.rounds import RoundPhase
+from veilsum_coordinator.service.runner import RoundLostError
+from veilsum_coordinator.storage import outage
+from veilsum_coordinator.storage.journal import RELEASES
+from veilsum_node.database import reading
+from veilsum_node.driver_faults import DatabaseAwayError
+from veilsum_node.errors import RefusalCode, StateError
 from veilsum_privacy.securesum.boxes import BoxKey
 from veilsum_privacy.securesum.context import encode_broadcast
 from veilsum_privacy.securesum.roster import enrol
-from veilsum_privacy.study import Study
+from veilsum_privacy.study.study import Study
 from veilsum_proto import federation_pb2 as pb
 
 MODEL = {"model.head.weight": np.zeros((2, WIDTH)), "model.head.bias": np.zeros(2)}

@@ -15,20 +15,20 @@ from support.certificates import DAY
 from support.federation import make_bed, make_request, schema_of
 from support.hostile import HostileChannel, make_data
 from support.network import running_client, running_server, wait_for
-from veilsum_coordinator.machine import StudyMachine
-from veilsum_coordinator.members import StudyPhase
-from veilsum_coordinator.rounds import RoundPhase
-from veilsum_coordinator.settings import Waits
+from veilsum_coordinator.protocol.machine import StudyMachine
+from veilsum_coordinator.protocol.members import StudyPhase
+from veilsum_coordinator.protocol.rounds import RoundPhase
+from veilsum_coordinator.protocol.settings import Waits
 from veilsum_deploy.local import LocalFederation
-from veilsum_participant.channel import open_channel
-from veilsum_participant.contributions import Payload
+from veilsum_node.database import transaction
+from veilsum_node.errors import HostileInput
+from veilsum_node.identity import Label
+from veilsum_node.transport.channel import open_channel
 from veilsum_participant.data.subjects import number_subjects
-from veilsum_privacy.database import transaction
-from veilsum_privacy.errors import HostileInput
-from veilsum_privacy.identity import Label
+from veilsum_participant.protocol.contributions import Payload
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, parse_receipt, sign_receipt
-from veilsum_privacy.noise import NoisePlan
+from veilsum_privacy.mechanism.noise import NoisePlan
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import StudiesStub
 

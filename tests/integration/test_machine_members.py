@@ -13,18 +13,18 @@ from cryptography.x509 import load_pem_x509_certificate
 
 from support.federation import TestBed, make_bed, make_request, schema_of
 from support.hostile import NAMES, HostileChannel, altered, make_data
-from veilsum_coordinator.hub import Hub
-from veilsum_coordinator.machine import StudyMachine
-from veilsum_coordinator.members import StudyPhase
-from veilsum_coordinator.settings import Waits
+from veilsum_coordinator.protocol.machine import StudyMachine
+from veilsum_coordinator.protocol.members import StudyPhase
+from veilsum_coordinator.protocol.settings import Waits
+from veilsum_coordinator.service.hub import Hub
 from veilsum_deploy.local import LocalChannel
-from veilsum_privacy.database import transaction
-from veilsum_privacy.errors import HostileInput, StateError
-from veilsum_privacy.identity import Authority, Label, Role, SigningKey, new_key_and_csr, verify_certificate
+from veilsum_node.database import transaction
+from veilsum_node.errors import HostileInput, StateError
+from veilsum_node.identity import Authority, Label, Role, SigningKey, new_key_and_csr, verify_certificate
 from veilsum_privacy.securesum.boxes import Box, BoxKey, Purpose
 from veilsum_privacy.securesum.decryption import SignedStatement
 from veilsum_privacy.securesum.roster import enrol
-from veilsum_privacy.study import Study
+from veilsum_privacy.study.study import Study
 from veilsum_proto import federation_pb2 as pb
 
 

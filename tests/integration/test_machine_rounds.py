@@ -13,16 +13,16 @@ import pytest
 from support.federation import TestBed, make_bed, make_request, schema_of
 from support.hostile import NAMES, HostileChannel, make_data
 from support.proving import signed_words
-from veilsum_coordinator.accumulator import OutOfOrder
-from veilsum_coordinator.federation import Release
-from veilsum_coordinator.hub import Hub
-from veilsum_coordinator.machine import StudyMachine
-from veilsum_coordinator.rounds import DecryptionsDiffer, Round, RoundPhase
-from veilsum_coordinator.runner import HubFederation, RoundLostError
-from veilsum_participant.contributions import Payload
-from veilsum_privacy.database import transaction
-from veilsum_privacy.errors import HostileInput, RefusalCode
-from veilsum_privacy.identity import Label
+from veilsum_coordinator.parts.federation import Release
+from veilsum_coordinator.protocol.accumulator import OutOfOrder
+from veilsum_coordinator.protocol.machine import StudyMachine
+from veilsum_coordinator.protocol.rounds import DecryptionsDiffer, Round, RoundPhase
+from veilsum_coordinator.service.hub import Hub
+from veilsum_coordinator.service.runner import HubFederation, RoundLostError
+from veilsum_node.database import transaction
+from veilsum_node.errors import HostileInput, RefusalCode
+from veilsum_node.identity import Label
+from veilsum_participant.protocol.contributions import Payload
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, sign_receipt
 from veilsum_privacy.securesum.bfv import SecretKey

@@ -22,16 +22,17 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.federation import DATASET, TestBed, make_bed, make_request, schema_of
 from support.network import running_client, running_server, wait_for
 from support.tools import need_tool
-from veilsum_coordinator.server import CoordinatorServer
-from veilsum_participant.channel import GrpcChannel, open_channel
-from veilsum_participant.metrics import SiteMetrics
-from veilsum_participant.monitoring import monitored
-from veilsum_participant.sharing import samples as shared_samples
-from veilsum_privacy.errors import StateError
-from veilsum_privacy.identity import Label
-from veilsum_privacy.noise import task_noise
-from veilsum_privacy.runtime.monitoring import MetricsSettings
-from veilsum_privacy.study import Study
+from veilsum_coordinator.service.server import CoordinatorServer
+from veilsum_node.errors import StateError
+from veilsum_node.identity import Label
+from veilsum_node.telemetry.monitoring import MetricsSettings
+from veilsum_node.transport.channel import open_channel
+from veilsum_participant.session.channel import GrpcChannel
+from veilsum_participant.telemetry.metrics import SiteMetrics
+from veilsum_participant.telemetry.monitoring import monitored
+from veilsum_participant.telemetry.shared_metrics import samples as shared_samples
+from veilsum_privacy.mechanism.noise import task_noise
+from veilsum_privacy.study.study import Study
 from veilsum_proto import SOFTWARE
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import StudiesStub
@@ -249,7 +250,7 @@ def test_a_coordinator_whose_database_is_away_is_not_ready(ran: Ran, monkeypatch
         raise StateError("The connection to the database was lost.")
 
     address, word = ran.server.metrics_address, "database\n"
-    monkeypatch.setattr("veilsum_coordinator.server.answers", away)
+    monkeypatch.setattr("veilsum_coordinator.service.server.answers", away)
     wait_for(lambda: _get(address, "/readyz") == (503, word), 10, "the word that the database is away")
     assert _get(address, "/healthz") == (200, "ok\n")
     assert samples(ran.server.metrics.registry)["veilsum_mirror_entries",] == 4

@@ -15,24 +15,24 @@ from sqlalchemy import text
 
 from support.federation import DATASET, TestBed, make_bed, make_request, schema_of
 from support.network import wait_for
-from veilsum_coordinator.hub import Hub
-from veilsum_coordinator.metrics import Metrics
-from veilsum_coordinator.rounds import RoundPhase
-from veilsum_coordinator.runner import HubFederation, RoundLostError
-from veilsum_coordinator.server import CoordinatorServer
-from veilsum_coordinator.settings import CoordinatorConfig, Waits
+from veilsum_coordinator.protocol.rounds import RoundPhase
+from veilsum_coordinator.protocol.settings import CoordinatorConfig, Waits
+from veilsum_coordinator.service.hub import Hub
+from veilsum_coordinator.service.metrics import Metrics
+from veilsum_coordinator.service.runner import HubFederation, RoundLostError
+from veilsum_coordinator.service.server import CoordinatorServer
 from veilsum_deploy.local import LocalFederation
-from veilsum_participant.contributions import Contributions
-from veilsum_participant.core import ParticipantCore
-from veilsum_participant.metrics import SiteMetrics
-from veilsum_participant.monitoring import Verifier, monitored
-from veilsum_participant.openings import Openings
-from veilsum_privacy.database import after_commit, open_database, transaction
-from veilsum_privacy.errors import ConfigurationError, HostileInput, Refusal, RefusalCode, StateError
+from veilsum_node.database import after_commit, open_database, transaction
+from veilsum_node.errors import ConfigurationError, HostileInput, Refusal, RefusalCode, StateError
+from veilsum_node.telemetry.monitoring import MetricsSettings
+from veilsum_node.telemetry.refresh import Refreshed
+from veilsum_participant.protocol.contributions import Contributions
+from veilsum_participant.protocol.core import ParticipantCore
+from veilsum_participant.protocol.openings import Openings
+from veilsum_participant.telemetry.metrics import SiteMetrics
+from veilsum_participant.telemetry.monitoring import Verifier, monitored
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.metrics import LedgerWatch, read_mirror
-from veilsum_privacy.runtime.monitoring import MetricsSettings
-from veilsum_privacy.runtime.refreshing import Refreshed
 
 NAMES = ("a", "b", "c")
 
@@ -189,7 +189,7 @@ def test_a_sum_that_does_not_open(watched: Watched, monkeypatch: pytest.MonkeyPa
     def wrong(*_: Any) -> Any:
         raise HostileInput("The tags are wrong.")
 
-    monkeypatch.setattr("veilsum_participant.openings.decrypt_sum", wrong)
+    monkeypatch.setattr("veilsum_participant.protocol.openings.decrypt_sum", wrong)
     with pytest.raises(RoundLostError):
         watched.sum()
     assert sum(watched.of("decode_failures_total", who, stage="sum") for who in NAMES) == 2
@@ -202,7 +202,7 @@ def test_an_opened_vector_out_of_bounds(watched: Watched, monkeypatch: pytest.Mo
     def wrong(*_: Any) -> Any:
         raise HostileInput("A value is out of bounds.")
 
-    monkeypatch.setattr("veilsum_coordinator.runner.open_sum", wrong)
+    monkeypatch.setattr("veilsum_coordinator.service.runner.open_sum", wrong)
     with pytest.raises(RoundLostError):
         watched.sum()
     assert watched.of("decode_failures_total", stage="sum") == 1

@@ -16,7 +16,7 @@ from support.federation import make_request, schema_of
 from support.namespaces import listening, namespace, own_ports
 from support.network import wait_for
 from support.processes import Processes
-from veilsum_coordinator.settings import Waits
+from veilsum_coordinator.protocol.settings import Waits
 
 TRY = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 2)"
 

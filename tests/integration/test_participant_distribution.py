@@ -21,16 +21,17 @@ from packaging.requirements import Requirement
 
 from support.federation import make_request, schema_of
 from support.processes import Process, Processes
-from veilsum_coordinator.settings import Waits
+from veilsum_coordinator.protocol.settings import Waits
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {
     "veilsum_proto": ROOT / "proto",
+    "veilsum_node": ROOT / "node",
     "veilsum_privacy": ROOT / "privacy",
     "veilsum_aggregation": ROOT / "aggregation",
     "veilsum_participant": ROOT / "participant",
 }
-OTHERS = ("veilsum_coordinator", "veilsum_deploy")
+OTHERS = ("veilsum_coordinator", "veilsum", "veilsum_deploy")
 OWN = re.compile(r"_?veilsum|__editable__", re.IGNORECASE)
 
 EVERY_MODULE = """
@@ -141,7 +142,7 @@ def test_every_module_is_imported_from_the_wheel_and_none_of_a_coordinators(inst
     found = json.loads(done.stdout)
     assert found["reached"] == []
     assert all(Path(place).is_relative_to(installed.environment) for place in found["places"])
-    assert {"veilsum_participant.client", "veilsum_privacy.securesum.bfv", "veilsum_proto.federation_pb2"} <= set(
+    assert {"veilsum_participant.session.client", "veilsum_privacy.securesum.bfv", "veilsum_proto.federation_pb2"} <= set(
         found["names"]
     )
 

@@ -29,11 +29,11 @@ from support.network import wait_for
 from support.planted import look_for
 from support.postgres import server
 from support.processes import Process, Processes
-from veilsum_coordinator.settings import Waits
+from veilsum_coordinator.protocol.settings import Waits
 from veilsum_deploy import cli
-from veilsum_participant.route import plan_route
-from veilsum_privacy.errors import ConfigurationError
-from veilsum_privacy.study import Study, study_digest
+from veilsum_node.errors import ConfigurationError
+from veilsum_node.transport.route import plan_route
+from veilsum_privacy.study.study import Study, study_digest
 
 SECRETS = {
     "database password": b"Xq7-planted-database-pw",

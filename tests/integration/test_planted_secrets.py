@@ -24,9 +24,9 @@ from sqlalchemy import inspect, select
 from support.federation import make_request, schema_of
 from support.planted import look_for
 from support.processes import running_processes
-from veilsum_coordinator.settings import Waits
+from veilsum_coordinator.protocol.settings import Waits
+from veilsum_node.database import reading
 from veilsum_participant import store
-from veilsum_privacy.database import reading
 
 HOSTILE_INPUTS = 120
 

@@ -10,18 +10,18 @@ import pytest
 
 from support.federation import TestBed, make_bed, make_request, schema_of
 from support.postgres import server
-from veilsum_coordinator.hub import Hub
-from veilsum_coordinator.journal import SqlJournal
-from veilsum_coordinator.server import CoordinatorServer
-from veilsum_coordinator.settings import DATABASE_VARIABLE, CoordinatorConfig, Waits, load_coordinator_config
-from veilsum_privacy.database import open_database
-from veilsum_privacy.errors import StateError
+from veilsum_coordinator.protocol.settings import DATABASE_VARIABLE, CoordinatorConfig, Waits, load_coordinator_config
+from veilsum_coordinator.service.hub import Hub
+from veilsum_coordinator.service.server import CoordinatorServer
+from veilsum_coordinator.storage.journal import SqlJournal
+from veilsum_node.database import open_database
+from veilsum_node.errors import StateError
+from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_privacy.ledger import Kind, LedgerReader
 from veilsum_privacy.ledger.metrics import read_mirror
 from veilsum_privacy.ledger.mirror import Mirror
 from veilsum_privacy.ledger.verification import verify_ledger
-from veilsum_privacy.randomness import SYSTEM_RANDOM
-from veilsum_privacy.results import load_result
+from veilsum_privacy.results.result import load_result
 
 ROWS = 20
 DATA = {name: (np.full((ROWS, 2), 0.25), np.arange(ROWS) % 2) for name in "abc"}

@@ -22,24 +22,24 @@ from pydantic import SecretStr
 from support.federation import RealClock, TestBed, make_bed
 from support.network import wait_for
 from support.postgres import Server, server
-from veilsum_coordinator import fencing
-from veilsum_coordinator import server as server_module
-from veilsum_coordinator.fencing import Fence, FencedError
-from veilsum_coordinator.server import CoordinatorServer
-from veilsum_coordinator.settings import CoordinatorConfig, Waits
-from veilsum_privacy import holding
-from veilsum_privacy.database import open_database, transaction
-from veilsum_privacy.driver_faults import DatabaseAwayError
-from veilsum_privacy.errors import ConfigurationError, StateError
-from veilsum_privacy.holding import HeldError
+from veilsum_coordinator.protocol.settings import CoordinatorConfig, Waits
+from veilsum_coordinator.service import server as server_module
+from veilsum_coordinator.service.server import CoordinatorServer
+from veilsum_coordinator.storage import fence
+from veilsum_coordinator.storage.fence import Fence, FencedError
+from veilsum_node import state_lock
+from veilsum_node.database import open_database, transaction
+from veilsum_node.driver_faults import DatabaseAwayError
+from veilsum_node.errors import ConfigurationError, StateError
+from veilsum_node.state_lock import HeldError
 
 STUDY = bytes(32)
 
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holding, "HANDOVER_SECONDS", 0.3)
-    monkeypatch.setattr(fencing, "WATCH_SECONDS", 0.05)
+    monkeypatch.setattr(state_lock, "HANDOVER_SECONDS", 0.3)
+    monkeypatch.setattr(fence, "WATCH_SECONDS", 0.05)
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +143,7 @@ def test_the_next_one_begins_as_soon_as_the_last_one_has_ended(
     bed: TestBed, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rolling restart: the new process is started while the old one still ends."""
-    monkeypatch.setattr(holding, "HANDOVER_SECONDS", 30.0)
+    monkeypatch.setattr(state_lock, "HANDOVER_SECONDS", 30.0)
     with coordinators(bed, place, tmp_path) as start:
         first = start().serves()
         epoch = first.server._fence.epoch
@@ -231,9 +231,9 @@ def test_a_lock_that_was_lost_is_taken_again(bed: TestBed, tmp_path: Path, caplo
 
 def test_who_waits_takes_over_when_the_session_is_ended(bed: TestBed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """pg_terminate_backend while another one stands by: exactly one of the two goes on, and the other ends."""
-    monkeypatch.setattr(holding, "HANDOVER_SECONDS", 60.0)
-    monkeypatch.setattr(holding, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(fencing, "WATCH_SECONDS", 1.0)
+    monkeypatch.setattr(state_lock, "HANDOVER_SECONDS", 60.0)
+    monkeypatch.setattr(state_lock, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(fence, "WATCH_SECONDS", 1.0)
     place = server().new_database()
     with coordinators(bed, place, tmp_path) as start:
         first = start().serves()

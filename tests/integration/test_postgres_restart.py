@@ -20,16 +20,16 @@ from sqlalchemy import Connection
 from support.federation import DATASET, RealClock, TestBed, make_bed, make_request, schema_of
 from support.network import running_client, running_server, wait_for
 from support.postgres import Server
-from veilsum_coordinator import outage
-from veilsum_coordinator.hub import Hub
-from veilsum_coordinator.journal import SqlJournal
-from veilsum_coordinator.server import CoordinatorServer
-from veilsum_coordinator.settings import Waits
-from veilsum_participant import channel
-from veilsum_participant.channel import open_channel
-from veilsum_privacy.database import open_database
-from veilsum_privacy.driver_faults import DatabaseAwayError
-from veilsum_privacy.identity import Label
+from veilsum_coordinator.protocol.settings import Waits
+from veilsum_coordinator.service.hub import Hub
+from veilsum_coordinator.service.server import CoordinatorServer
+from veilsum_coordinator.storage import outage
+from veilsum_coordinator.storage.journal import SqlJournal
+from veilsum_node.database import open_database
+from veilsum_node.driver_faults import DatabaseAwayError
+from veilsum_node.identity import Label
+from veilsum_node.transport.channel import open_channel
+from veilsum_participant.session import channel
 from veilsum_privacy.ledger import Kind, LedgerReader
 from veilsum_privacy.ledger.verification import verify_ledger
 from veilsum_proto import federation_pb2 as pb

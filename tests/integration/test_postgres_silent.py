@@ -16,13 +16,13 @@ from support.federation import RealClock, TestBed, make_bed, make_request, schem
 from support.network import running_client, running_server, wait_for
 from support.postgres import server
 from support.relay import Relay
+from veilsum_coordinator.protocol.settings import Waits
 from veilsum_coordinator.service import studies
-from veilsum_coordinator.settings import Waits
-from veilsum_participant.channel import open_channel
-from veilsum_privacy.driver_faults import DatabaseAwayError
-from veilsum_privacy.identity import Label
+from veilsum_node.driver_faults import DatabaseAwayError
+from veilsum_node.identity import Label
+from veilsum_node.transport.channel import open_channel
 from veilsum_privacy.ledger import Kind
-from veilsum_privacy.study import Study
+from veilsum_privacy.study.study import Study
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import StudiesStub
 

@@ -13,13 +13,13 @@ from support.durable_studies import STUDIES
 from support.federation import TestBed, make_bed
 from support.hostile import altered
 from support.proving import Conspiracy, Copied, lay_proof
-from veilsum_deploy.replaying import Replayed
-from veilsum_privacy.errors import HostileInput
-from veilsum_privacy.identity import Authority, Credentials, Label, Role, SigningKey, new_key_and_csr, verify_certificate
-from veilsum_privacy.proof.checking import CheckedStudy, ProofFault, ReleaseChecker, check_study
-from veilsum_privacy.proof.files import STUDY_FILE, ReleaseEntry, ReleaseProof, StudyProof, round_file
-from veilsum_privacy.results import MANIFEST
-from veilsum_privacy.study import parse_study
+from veilsum.replay import Replayed
+from veilsum_node.errors import HostileInput
+from veilsum_node.identity import Authority, Credentials, Label, Role, SigningKey, new_key_and_csr, verify_certificate
+from veilsum_privacy.results.proof_check import CheckedStudy, ProofFault, ReleaseChecker, check_study
+from veilsum_privacy.results.proof_files import STUDY_FILE, ReleaseEntry, ReleaseProof, StudyProof, round_file
+from veilsum_privacy.results.result import MANIFEST
+from veilsum_privacy.study.study import parse_study
 
 KEYS = bytes(range(32))
 DAY = 86_400

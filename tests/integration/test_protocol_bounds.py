@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from support.federation import TestBed, make_bed, make_request, schema_of
-from veilsum_coordinator.members import StudyPhase
+from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_deploy.local import LocalChannel
-from veilsum_participant.channel import GrpcChannel
-from veilsum_participant.contributions import Contributions, Payload
-from veilsum_privacy.errors import HostileInput
-from veilsum_privacy.identity import Label, hello_digest, load_credentials
+from veilsum_node.errors import HostileInput
+from veilsum_node.identity import Label, hello_digest, load_credentials
+from veilsum_participant.protocol.contributions import Contributions, Payload
+from veilsum_participant.session.channel import GrpcChannel
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.receipts import parse_receipt, sign_receipt
 from veilsum_proto import PROTOCOL_VERSIONS

@@ -24,19 +24,19 @@ from support.durable import NAMES, WIDTH
 from support.durable_studies import STUDIES
 from support.federation import TestBed, make_bed
 from support.proving import Copied, lay_proof
-from veilsum_coordinator.journal import STUDIES as STUDY_TABLE
-from veilsum_coordinator.keeping import RELEASES
-from veilsum_coordinator.proving import proof_file, release_entries
-from veilsum_coordinator.runner import HubFederation
-from veilsum_deploy.verifying import look_at, verify_result
-from veilsum_privacy.canonical import canonical
-from veilsum_privacy.database import transaction
-from veilsum_privacy.errors import HostileInput
-from veilsum_privacy.identity import Label, SigningKey
-from veilsum_privacy.proof.checking import ProofFault
-from veilsum_privacy.proof.files import STUDY_FILE, StudyProof, release_digest, round_file
-from veilsum_privacy.results import ARRAYS, MANIFEST, load_result
-from veilsum_privacy.study import study_digest
+from veilsum.verification import look_at, verify_result
+from veilsum_coordinator.results.proof import proof_file, release_entries
+from veilsum_coordinator.service.runner import HubFederation
+from veilsum_coordinator.storage.journal import STUDIES as STUDY_TABLE
+from veilsum_coordinator.storage.records import RELEASES
+from veilsum_node.canonical import canonical
+from veilsum_node.database import transaction
+from veilsum_node.errors import HostileInput
+from veilsum_node.identity import Label, SigningKey
+from veilsum_privacy.results.proof_check import ProofFault
+from veilsum_privacy.results.proof_files import STUDY_FILE, StudyProof, release_digest, round_file
+from veilsum_privacy.results.result import ARRAYS, MANIFEST, load_result
+from veilsum_privacy.study.study import study_digest
 
 FIRST, SECOND = round_file(1), round_file(2)
 FEDSGD = partial(STUDIES["fedsgd"], min_cohort=2)

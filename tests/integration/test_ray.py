@@ -18,7 +18,7 @@ from veilsum_deploy import cli
 from veilsum_deploy.simulation.cluster import RayEngine
 from veilsum_deploy.simulation.engines import Engine, running
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
-from veilsum_privacy.errors import HostileInput
+from veilsum_node.errors import HostileInput
 
 pytest.importorskip("ray", reason="Ray is an optional extra: pip install 'veilsum[ray]'")
 

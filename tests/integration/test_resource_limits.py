@@ -16,17 +16,17 @@ from fuzzing.driver import resident
 
 from support.federation import TestBed, make_bed, make_request, schema_of
 from support.network import running_client, running_server, wait_for
-from veilsum_coordinator import server as server_module
-from veilsum_coordinator.members import StudyPhase
-from veilsum_coordinator.methods.compile import compile_study
-from veilsum_coordinator.server import CoordinatorServer
+from veilsum.compile import compile_study
+from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.service import guard
-from veilsum_participant import route
-from veilsum_participant.channel import open_channel
-from veilsum_privacy.identity import Credentials, Label
-from veilsum_privacy.randomness import SYSTEM_RANDOM
-from veilsum_privacy.runtime import flood
-from veilsum_privacy.runtime.logs import LogSettings, start_logging
+from veilsum_coordinator.service import server as server_module
+from veilsum_coordinator.service.server import CoordinatorServer
+from veilsum_node.identity import Credentials, Label
+from veilsum_node.randomness import SYSTEM_RANDOM
+from veilsum_node.telemetry import log_floods
+from veilsum_node.telemetry.logs import LogSettings, start_logging
+from veilsum_node.transport import route
+from veilsum_node.transport.channel import open_channel
 from veilsum_proto import PROTOCOL_VERSIONS
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import CoordinationStub, StudiesStub
@@ -204,7 +204,7 @@ def test_a_flood_of_rejected_calls_is_counted_in_the_log(
     hurried: tuple[TestBed, CoordinatorServer, str], log_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bed, server, address = hurried
-    monkeypatch.setattr(flood, "SECONDS", 3.0)
+    monkeypatch.setattr(log_floods, "SECONDS", 3.0)
     rejected = server.metrics.rejected.labels("version")
     before = rejected._value.get()
     for name, calls in (("d", 150), ("a", 1)):
@@ -217,7 +217,7 @@ def test_a_flood_of_rejected_calls_is_counted_in_the_log(
     lines = log_file.read_text().splitlines()
     of_d, of_a = (sum("rejected (version)" in line and line.endswith(f"(from {name})") for line in lines) for name in "da")
     assert of_a == 1
-    assert flood.LINES <= of_d < 150
+    assert log_floods.LINES <= of_d < 150
     counted = sum(int(line.split()[2]) for line in lines if "more rejected calls of d" in line)
     assert of_d + counted <= 150
 

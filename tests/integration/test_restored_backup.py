@@ -16,23 +16,25 @@ import pytest
 from support.federation import DATASET, TestBed, make_bed, make_request, open_test_site, schema_of
 from support.hostile import Adversary, altered, context_of, make_adversary, make_data
 from support.network import running_client, running_server, wait_for
-from veilsum_coordinator.settings import Waits
+from veilsum_coordinator.protocol.settings import Waits
 from veilsum_deploy.local import LocalChannel
-from veilsum_participant import client as client_module
-from veilsum_participant import recovery, store
-from veilsum_participant.channel import GrpcChannel, open_channel
-from veilsum_participant.client import Client
-from veilsum_participant.core import ParticipantCore
-from veilsum_participant.recovery import MirroredReceipt, recover_receipts, settle, settled_entry
+from veilsum_node.database import transaction
+from veilsum_node.errors import RefusalCode, StateError
+from veilsum_node.identity import Authority, Label, Role, new_key_and_csr
+from veilsum_node.identity.tls import CERTIFICATE_FILE, KEY_FILE
+from veilsum_node.randomness import SYSTEM_RANDOM
+from veilsum_node.transport.channel import open_channel
+from veilsum_participant import store
+from veilsum_participant.protocol import recovery
+from veilsum_participant.protocol.core import ParticipantCore
+from veilsum_participant.protocol.recovery import MirroredReceipt, recover_receipts, settle, settled_entry
+from veilsum_participant.session import client as client_module
+from veilsum_participant.session.channel import GrpcChannel
+from veilsum_participant.session.client import Client
 from veilsum_participant.site import Site
-from veilsum_privacy.database import transaction
-from veilsum_privacy.errors import RefusalCode, StateError
-from veilsum_privacy.identity import Authority, Label, Role, new_key_and_csr
-from veilsum_privacy.identity.tls import CERTIFICATE_FILE, KEY_FILE
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, sign_receipt
-from veilsum_privacy.randomness import SYSTEM_RANDOM
-from veilsum_privacy.study import Study
+from veilsum_privacy.study.study import Study
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import StudiesStub
 

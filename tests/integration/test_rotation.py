@@ -15,13 +15,13 @@ import pytest
 from support.federation import TestBed, make_bed, make_request, schema_of
 from support.network import running_client, running_server, wait_for
 from support.renewing import renew, renew_with_new_key
-from veilsum_coordinator.settings import Waits
-from veilsum_participant import core
-from veilsum_participant.channel import open_channel
-from veilsum_participant.contributions import Contributions
-from veilsum_privacy.identity import Label, key_fingerprint
-from veilsum_privacy.identity.certificate import load_certificate, p256_key
-from veilsum_privacy.identity.tls import CERTIFICATE_FILE
+from veilsum_coordinator.protocol.settings import Waits
+from veilsum_node.identity import Label, key_fingerprint
+from veilsum_node.identity.certificate import load_certificate, p256_key
+from veilsum_node.identity.tls import CERTIFICATE_FILE
+from veilsum_node.transport.channel import open_channel
+from veilsum_participant.protocol import core
+from veilsum_participant.protocol.contributions import Contributions
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.mirror import Mirror
 from veilsum_proto import federation_pb2 as pb

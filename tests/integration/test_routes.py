@@ -20,13 +20,14 @@ from support.federation import TestBed, make_bed
 from support.hospital import HospitalAuthority
 from support.network import running_client, running_server, wait_for
 from support.proxy import Proxy as Tunnel
-from veilsum_coordinator.server import CoordinatorServer
-from veilsum_coordinator.settings import CoordinatorConfig, TlsConfig
-from veilsum_participant.channel import GrpcChannel, open_channel
-from veilsum_participant.connection import explain, hello, probe_tcp, probe_tls
-from veilsum_participant.route import Proxy, Route, UnreachableError, as_route
-from veilsum_privacy.errors import HostileInput
-from veilsum_privacy.identity.certificate import certificate_end
+from veilsum_coordinator.protocol.settings import CoordinatorConfig, TlsConfig
+from veilsum_coordinator.service.server import CoordinatorServer
+from veilsum_node.errors import HostileInput
+from veilsum_node.identity.certificate import certificate_end
+from veilsum_node.transport.channel import open_channel
+from veilsum_node.transport.connection import explain, hello, probe_tcp, probe_tls
+from veilsum_node.transport.route import Proxy, Route, UnreachableError, as_route
+from veilsum_participant.session.channel import GrpcChannel
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import CoordinationStub
 

@@ -9,10 +9,10 @@ import pytest
 
 from support.federation import TestBed, make_bed
 from support.hostile import make_data
-from veilsum_participant import client as module
-from veilsum_participant.client import FIRST_BACKOFF, LONGEST_BACKOFF, Client
-from veilsum_privacy.driver_faults import DatabaseAwayError
-from veilsum_privacy.errors import ConfigurationError, HostileInput
+from veilsum_node.driver_faults import DatabaseAwayError
+from veilsum_node.errors import ConfigurationError, HostileInput
+from veilsum_participant.session import client as module
+from veilsum_participant.session.client import FIRST_BACKOFF, LONGEST_BACKOFF, Client
 
 GROWING = [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
 SAME = [FIRST_BACKOFF] * len(GROWING)

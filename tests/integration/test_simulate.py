@@ -23,8 +23,8 @@ from support.federation import Clock, TestBed, make_bed, make_request, schema_of
 from support.folders import write_collection
 from support.network import running_client, running_server, wait_for
 from support.randomness import SeededRandom
-from veilsum_coordinator.hub import Hub
-from veilsum_coordinator.runner import RoundLostError
+from veilsum_coordinator.service.hub import Hub
+from veilsum_coordinator.service.runner import RoundLostError
 from veilsum_deploy import cli
 from veilsum_deploy.collections import single
 from veilsum_deploy.datasets import packaged_dataset
@@ -34,16 +34,16 @@ from veilsum_deploy.simulation.keeping import Keeping
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_deploy.simulation.runs import simulate
 from veilsum_deploy.simulation.study import Simulation, draft_of
-from veilsum_participant.channel import open_channel
-from veilsum_participant.client import open_site
+from veilsum_node.errors import HostileInput, Misuse, StateError
+from veilsum_node.identity import Label
+from veilsum_node.randomness import SYSTEM_RANDOM
+from veilsum_node.transport.channel import open_channel
 from veilsum_participant.data import load_records
-from veilsum_privacy.errors import HostileInput, Misuse, StateError
-from veilsum_privacy.identity import Label
-from veilsum_privacy.noise import discrete_gaussian
-from veilsum_privacy.randomness import SYSTEM_RANDOM
-from veilsum_privacy.results import load_result
+from veilsum_participant.session.client import open_site
+from veilsum_privacy.mechanism.noise import discrete_gaussian
+from veilsum_privacy.results.result import load_result
 from veilsum_privacy.securesum.context import plan_round
-from veilsum_privacy.study import Study, study_digest
+from veilsum_privacy.study.study import Study, study_digest
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import StudiesStub
 

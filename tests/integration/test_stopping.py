@@ -15,8 +15,8 @@ import pytest
 from support.federation import make_request, schema_of
 from support.network import wait_for
 from support.processes import Processes, count, open_contexts, running_processes
-from veilsum_coordinator.settings import Waits
-from veilsum_privacy.database import open_database
+from veilsum_coordinator.protocol.settings import Waits
+from veilsum_node.database import open_database
 from veilsum_privacy.ledger import Kind, LedgerReader
 from veilsum_privacy.securesum.context import plan_round
 

@@ -9,7 +9,7 @@ import pytest
 
 from support.federation import DATASET, TestBed, make_bed, make_request, schema_of
 from veilsum_participant.config import DatasetConfig
-from veilsum_privacy.study import Unit
+from veilsum_privacy.study.study import Unit
 
 PEOPLE, VISITS = 4, 5
 

@@ -18,7 +18,7 @@ from support import confinement, processes
 from support.federation import make_request, schema_of
 from support.processes import running_processes
 from support.tools import need_tool
-from veilsum_coordinator.settings import Waits
+from veilsum_coordinator.protocol.settings import Waits
 from veilsum_privacy.tasks import build_task
 
 UNITS = Path(__file__).resolve().parents[2] / "deploy" / "systemd"

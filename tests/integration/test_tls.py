@@ -22,9 +22,9 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from support.federation import TestBed, make_bed
 from support.network import running_server
-from veilsum_participant.channel import open_channel
-from veilsum_privacy.identity import Credentials, load_credentials
-from veilsum_privacy.identity.provision import Party
+from veilsum_node.identity import Credentials, load_credentials
+from veilsum_node.identity.provision import Party
+from veilsum_node.transport.channel import open_channel
 from veilsum_proto import PROTOCOL_VERSIONS, SERVICES
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import CoordinationStub

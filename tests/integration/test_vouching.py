@@ -12,20 +12,20 @@ from sqlalchemy import text
 
 from support.federation import DATASET, open_test_site
 from support.hostile import Adversary, make_adversary
+from veilsum_node.database import transaction
+from veilsum_node.errors import Misuse, Refusal, RefusalCode
+from veilsum_node.identity import Role
+from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_participant import store
 from veilsum_participant.checks import Outcome, SiteCheck
-from veilsum_participant.client import Client
-from veilsum_participant.core import ParticipantCore
-from veilsum_participant.recovery import recover_receipts
+from veilsum_participant.protocol.core import ParticipantCore
+from veilsum_participant.protocol.endorsement import trust_coordinator, vouch
+from veilsum_participant.protocol.recovery import recover_receipts
+from veilsum_participant.session.client import Client
 from veilsum_participant.site import Site
-from veilsum_participant.vouching import trust_coordinator, vouch
-from veilsum_privacy.backup import Party, back_up
-from veilsum_privacy.database import transaction
-from veilsum_privacy.errors import Misuse, Refusal, RefusalCode
-from veilsum_privacy.identity import Role
 from veilsum_privacy.ledger import Kind
-from veilsum_privacy.randomness import SYSTEM_RANDOM
-from veilsum_privacy.restore import Restored, restore
+from veilsum_privacy.ledger.backup import Party, back_up
+from veilsum_privacy.ledger.restore import Restored, restore
 from veilsum_proto import federation_pb2 as pb
 
 

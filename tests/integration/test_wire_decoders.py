@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from support.federation import make_bed, make_request, schema_of
 from support.ledgers import any_receipt
-from veilsum_participant.core import ParticipantCore
-from veilsum_privacy.canonical import canonical, parse_canonical
-from veilsum_privacy.errors import HostileInput, RefusalCode
-from veilsum_privacy.identity import Label, verify_certificate
+from veilsum_node.canonical import canonical, parse_canonical
+from veilsum_node.errors import HostileInput, RefusalCode
+from veilsum_node.fields import LARGEST
+from veilsum_node.identity import Label, verify_certificate
+from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, sign_receipt, verify_receipt
-from veilsum_privacy.schema import LARGEST
 from veilsum_privacy.securesum.boxes import BoxKey
 from veilsum_privacy.securesum.context import (
     Assignment,
@@ -30,7 +30,7 @@ from veilsum_privacy.securesum.context import (
     parse_assignment,
 )
 from veilsum_privacy.securesum.roster import Enrolment, enrol, verify_enrolment, verify_roster
-from veilsum_privacy.study import Study, parse_study, study_digest
+from veilsum_privacy.study.study import Study, parse_study, study_digest
 from veilsum_proto import federation_pb2 as pb
 
 MANY = settings(max_examples=150, deadline=None)

@@ -14,10 +14,10 @@ import pytest
 from support import reports
 from support.federation import TestBed, make_bed, make_request, schema_of
 from support.network import running_client, running_server, wait_for
-from veilsum_coordinator.members import StudyPhase
-from veilsum_coordinator.server import CoordinatorServer
-from veilsum_participant.channel import open_channel
-from veilsum_privacy.identity import Credentials, Label
+from veilsum_coordinator.protocol.members import StudyPhase
+from veilsum_coordinator.service.server import CoordinatorServer
+from veilsum_node.identity import Credentials, Label
+from veilsum_node.transport.channel import open_channel
 from veilsum_proto import MAX_MESSAGE_BYTES, PROTOCOL_VERSIONS
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import CoordinationStub, StudiesStub

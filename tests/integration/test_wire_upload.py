@@ -12,13 +12,14 @@ import pytest
 
 from support.federation import make_bed, make_request, schema_of
 from support.network import running_client, running_server, wait_for
-from veilsum_coordinator.machine import StudyMachine
-from veilsum_coordinator.members import StudyPhase
-from veilsum_coordinator.server import CoordinatorServer
-from veilsum_participant.channel import GrpcChannel, open_channel
-from veilsum_participant.contributions import Payload
-from veilsum_participant.core import ParticipantCore
-from veilsum_privacy.identity import Label
+from veilsum_coordinator.protocol.machine import StudyMachine
+from veilsum_coordinator.protocol.members import StudyPhase
+from veilsum_coordinator.service.server import CoordinatorServer
+from veilsum_node.identity import Label
+from veilsum_node.transport.channel import open_channel
+from veilsum_participant.protocol.contributions import Payload
+from veilsum_participant.protocol.core import ParticipantCore
+from veilsum_participant.session.channel import GrpcChannel
 from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, parse_receipt, sign_receipt
 from veilsum_privacy.tasks import build_task
 from veilsum_proto import federation_pb2 as pb

@@ -1,3 +1,3 @@
 """Many participants at one coordinator over real gRPC: how long, how much memory, who waits; ``python -m load``."""
 
-import veilsum_proto.transport  # noqa: F401 - its setting must come before any import of gRPC
+import veilsum_node.transport.tls13  # noqa: F401 - its setting must come before any import of gRPC

@@ -21,14 +21,14 @@ from load.figures import Events, Sampler
 from load.host import Spec
 from support.federation import DATASET, make_policy, make_request, schema_of, write_records
 from support.network import wait_for
-from veilsum_coordinator.methods.compile import compile_study
-from veilsum_coordinator.settings import Waits
-from veilsum_participant.channel import open_channel
+from veilsum.compile import compile_study
+from veilsum_coordinator.protocol.settings import Waits
+from veilsum_node.identity import Label, load_credentials
+from veilsum_node.identity.provision import make_kit
+from veilsum_node.randomness import SYSTEM_RANDOM
+from veilsum_node.transport.channel import open_channel
 from veilsum_participant.config import DatasetConfig, ParticipantConfig
-from veilsum_privacy.identity import Label, load_credentials
-from veilsum_privacy.identity.provision import make_kit
-from veilsum_privacy.randomness import SYSTEM_RANDOM
-from veilsum_privacy.study import Study
+from veilsum_privacy.study.study import Study
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import StudiesStub
 
@@ -109,7 +109,7 @@ class Ground:
         (place / "coordinator.toml").write_text(text)
         environment = dict(os.environ)
         if self._packages is not None:
-            names = ("proto", "privacy", "aggregation", "participant", "coordinator", "deploy")
+            names = ("proto", "node", "privacy", "aggregation", "participant", "coordinator", "deploy")
             environment["PYTHONPATH"] = os.pathsep.join(str(self._packages / name) for name in names)
         began = time.monotonic()
         with (place / "log").open("ab") as log:

@@ -20,13 +20,13 @@ from typing import Any, TextIO
 
 import grpc
 
-from veilsum_participant import channel as wire
+from veilsum_node.process.hardening import allow_files
 from veilsum_participant import site
-from veilsum_participant.client import Client, open_site
 from veilsum_participant.config import ParticipantConfig
-from veilsum_participant.contributions import Payload
 from veilsum_participant.observer import Observer
-from veilsum_privacy.runtime.hardening import allow_files
+from veilsum_participant.protocol.contributions import Payload
+from veilsum_participant.session import channel as wire
+from veilsum_participant.session.client import Client, open_site
 from veilsum_proto import federation_pb2 as pb
 
 SILENT = {

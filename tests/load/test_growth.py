@@ -18,17 +18,17 @@ from hypothesis import strategies as st
 
 from support.federation import TestBed, make_bed, make_request, schema_of
 from support.hostile import NAMES, make_data
-from veilsum_coordinator.hub import HEARD_SECONDS, Hub
-from veilsum_coordinator.machine import StudyMachine
-from veilsum_coordinator.members import Members, StudyPhase
-from veilsum_coordinator.rounds import Round, RoundPhase
+from veilsum_coordinator.protocol.machine import StudyMachine
+from veilsum_coordinator.protocol.members import Members, StudyPhase
+from veilsum_coordinator.protocol.rounds import Round, RoundPhase
+from veilsum_coordinator.protocol.settings import Waits
 from veilsum_coordinator.service.coordination import REST, Coordination, _Session
-from veilsum_coordinator.settings import Waits
-from veilsum_coordinator.status import study_status
+from veilsum_coordinator.service.hub import HEARD_SECONDS, Hub
+from veilsum_coordinator.service.status import study_status
 from veilsum_deploy.local import LocalChannel
-from veilsum_participant.connection import spread
-from veilsum_privacy.errors import HostileInput
-from veilsum_privacy.randomness import SYSTEM_RANDOM
+from veilsum_node.errors import HostileInput
+from veilsum_node.randomness import SYSTEM_RANDOM
+from veilsum_node.transport.connection import spread
 from veilsum_proto import federation_pb2 as pb
 
 KEY = bytes(32)

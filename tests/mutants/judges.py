@@ -31,19 +31,18 @@ _ROUNDS = (
 
 JUDGES: dict[str, tuple[str, ...]] = {
     "privacy/veilsum_privacy/securesum": _SECURESUM,
-    "privacy/veilsum_privacy/noise.py": _NOISE,
-    "privacy/veilsum_privacy/steps.py": (*_NOISE, "tests/integration/test_fresh_noise.py"),
-    "privacy/veilsum_privacy/clipping.py": _CLIPPING,
-    "privacy/veilsum_privacy/exact.py": _CLIPPING,
-    "privacy/veilsum_privacy/accounting.py": _ACCOUNTING,
-    "privacy/veilsum_privacy/composition": _ACCOUNTING,
+    "privacy/veilsum_privacy/mechanism/noise.py": _NOISE,
+    "privacy/veilsum_privacy/mechanism/steps.py": (*_NOISE, "tests/integration/test_fresh_noise.py"),
+    "privacy/veilsum_privacy/mechanism/clipping.py": _CLIPPING,
+    "privacy/veilsum_privacy/mechanism/exact.py": _CLIPPING,
+    "privacy/veilsum_privacy/accounting": _ACCOUNTING,
     **{
         f"privacy/veilsum_privacy/ledger/{part}.py": _LEDGER
-        for part in ("ledger", "rules", "totals", "checking", "receipts", "entries")
+        for part in ("ledger", "rules", "totals", "checks", "receipts", "entries")
     },
     **{
         f"participant/veilsum_participant/{part}.py": _ROUNDS
-        for part in ("contributions", "openings", "policy", "limits", "budgets")
+        for part in ("protocol/contributions", "protocol/openings", "policy", "protocol/limits", "protocol/budgets")
     },
 }
 """By module, or by package for all that are not named."""

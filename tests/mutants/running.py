@@ -33,7 +33,7 @@ from hypothesis import Phase, settings
 from mutants.judges import ROOT
 from mutants.operators import Mutant
 
-SOURCES = ("proto", "privacy", "aggregation", "participant", "coordinator", "deploy", "tests")
+SOURCES = ("proto", "node", "privacy", "aggregation", "participant", "coordinator", "deploy", "tests")
 LARGEST = 12 * 2**30
 """Bytes of data that a process may hold."""
 

@@ -7,15 +7,16 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from veilsum_coordinator.accumulator import Accumulator, Upload
-from veilsum_coordinator.journal import SqlJournal
-from veilsum_coordinator.machine import StudyMachine
-from veilsum_participant import contributions, core, openings, store
-from veilsum_participant.contributions import Contributions
-from veilsum_participant.core import ParticipantCore
+from veilsum_coordinator.protocol.accumulator import Accumulator, Upload
+from veilsum_coordinator.protocol.machine import StudyMachine
+from veilsum_coordinator.storage.journal import SqlJournal
+from veilsum_node import database
+from veilsum_node.errors import Refusal
+from veilsum_participant import store
+from veilsum_participant.protocol import contributions, core, openings
+from veilsum_participant.protocol.contributions import Contributions
+from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.site import Site
-from veilsum_privacy import database
-from veilsum_privacy.errors import Refusal
 from veilsum_privacy.ledger import Ledger
 from veilsum_privacy.ledger.totals import Follower
 

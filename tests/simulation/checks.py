@@ -18,8 +18,8 @@ from simulation.books import PAID, Book, require
 from simulation.disks import Disk
 from simulation.parties import Process
 from simulation.toy import RING, ToyAdder
-from veilsum_participant.contributions import Payload
-from veilsum_privacy.errors import RefusalCode
+from veilsum_node.errors import RefusalCode
+from veilsum_participant.protocol.contributions import Payload
 from veilsum_privacy.ledger import LedgerReader, verify_ledger
 from veilsum_privacy.ledger.receipts import parse_receipt
 from veilsum_privacy.securesum.context import parse_assignment

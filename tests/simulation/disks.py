@@ -14,8 +14,8 @@ from typing import Any
 from sqlalchemy import Engine
 
 from simulation.memory import Quick, faults
-from veilsum_privacy import database
-from veilsum_privacy.driver_faults import DatabaseAwayError
+from veilsum_node import database
+from veilsum_node.driver_faults import DatabaseAwayError
 
 
 class Died(BaseException):
@@ -147,7 +147,7 @@ _TRANSACTION, _READING, _AFTER_COMMIT = database.transaction, database.reading, 
 
 @contextmanager
 def mortal_transaction(engine: Engine) -> Iterator[Any]:
-    """In the place of :func:`veilsum_privacy.database.transaction`."""
+    """In the place of :func:`veilsum_node.database.transaction`."""
     disk = DISKS.get(id(engine))
     with disk.transaction() if disk is not None and disk.quick else _TRANSACTION(engine) as connection:
         yield connection
@@ -155,7 +155,7 @@ def mortal_transaction(engine: Engine) -> Iterator[Any]:
 
 @contextmanager
 def quick_reading(engine: Engine) -> Iterator[Any]:
-    """In the place of :func:`veilsum_privacy.database.reading`: nobody writes meanwhile."""
+    """In the place of :func:`veilsum_node.database.reading`: nobody writes meanwhile."""
     disk = DISKS.get(id(engine))
     if disk is None or not disk.quick:
         with _READING(engine) as connection:
@@ -167,7 +167,7 @@ def quick_reading(engine: Engine) -> Iterator[Any]:
 
 
 def quick_after_commit(connection: Any, action: Callable[[], None]) -> None:
-    """In the place of :func:`veilsum_privacy.database.after_commit`."""
+    """In the place of :func:`veilsum_node.database.after_commit`."""
     if isinstance(connection, Quick):
         connection.afterwards.append(action)
     else:
@@ -175,8 +175,8 @@ def quick_after_commit(connection: Any, action: Callable[[], None]) -> None:
 
 
 def no_migration(*_: object) -> None:
-    """In the place of :func:`veilsum_privacy.database.migrate`: every image has the present layout."""
+    """In the place of :func:`veilsum_node.database.migrate`: every image has the present layout."""
 
 
 def no_scrub(_: object) -> None:
-    """In the place of :func:`veilsum_privacy.database.scrub`: a database in memory has no log beside it."""
+    """In the place of :func:`veilsum_node.database.scrub`: a database in memory has no log beside it."""

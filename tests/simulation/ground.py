@@ -18,22 +18,22 @@ from simulation.disks import Disk, mortal_transaction
 from simulation.parties import Coordinator, Process, Skewed, Time
 from support.federation import DATASET, make_request, schema_of, write_records
 from support.randomness import SeededRandom
-from veilsum_coordinator.federation import Federation
-from veilsum_coordinator.methods.compile import compile_study
-from veilsum_coordinator.settings import Waits
-from veilsum_participant.client import open_ledger
+from veilsum.compile import compile_study
+from veilsum_coordinator.parts.federation import Federation
+from veilsum_coordinator.protocol.settings import Waits
+from veilsum_node.database import transaction
+from veilsum_node.identity import Credentials, Label, load_credentials
+from veilsum_node.identity.provision import make_kit
 from veilsum_participant.config import DatasetConfig, ParticipantConfig, Policy
+from veilsum_participant.session.client import open_ledger
 from veilsum_participant.store import create_tables
-from veilsum_privacy.database import transaction
-from veilsum_privacy.identity import Credentials, Label, load_credentials
-from veilsum_privacy.identity.provision import make_kit
 from veilsum_privacy.ledger import Ledger
 from veilsum_privacy.ledger.entries import Mechanism
 from veilsum_privacy.ledger.mirror import Mirror
-from veilsum_privacy.restored import write_mark
-from veilsum_privacy.results import Result
+from veilsum_privacy.ledger.restored import write_mark
+from veilsum_privacy.results.result import Result
 from veilsum_privacy.securesum.context import plan_round
-from veilsum_privacy.study import Study, study_digest
+from veilsum_privacy.study.study import Study, study_digest
 from veilsum_proto import federation_pb2 as pb
 
 NAMES = ("a", "b", "c")
@@ -156,7 +156,7 @@ class Ground:
         return Coordinator(self._coordinator, self.disks["coordinator"], Skewed(time), WAITS)
 
     def _prepare_journal(self, time: Time) -> None:
-        from veilsum_coordinator.journal import SqlJournal
+        from veilsum_coordinator.storage.journal import SqlJournal
 
         engine = self.disks["coordinator"].engine
         mirror = Mirror(engine, credentials=self._coordinator, clock=time, random=SeededRandom(0))

@@ -2,7 +2,7 @@
 
 The statements are the product's and compiled by SQLAlchemy, each form of one once; then they go to the driver. Pools, events
 and rows of SQLAlchemy, which cost more than everything else in a history, are passed over. Transactions are as in
-:mod:`veilsum_privacy.database`: one writer, everything or nothing, faults of the driver as errors of ours.
+:mod:`veilsum_node.database`: one writer, everything or nothing, faults of the driver as errors of ours.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import sqlalchemy
 from sqlalchemy.dialects import sqlite
 
-from veilsum_privacy.errors import StateError
+from veilsum_node.errors import StateError
 
 _INSPECT = sqlalchemy.inspect
 _DIALECT: Any = sqlite.dialect()

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from simulation.disks import Died
 from simulation.parties import Process
-from veilsum_coordinator.accumulator import OutOfOrder
-from veilsum_coordinator.hub import Hub
-from veilsum_participant.contributions import Payload
-from veilsum_privacy.errors import HostileInput, RefusalCode, StateError, VeilsumError
+from veilsum_coordinator.protocol.accumulator import OutOfOrder
+from veilsum_coordinator.service.hub import Hub
+from veilsum_node.errors import HostileInput, RefusalCode, StateError, VeilsumError
+from veilsum_participant.protocol.contributions import Payload
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.contribution import Slots
 from veilsum_privacy.securesum.decryption import SignedStatement
@@ -41,7 +41,7 @@ class RejectedError(Exception):
 
 
 class Link:
-    """Implements :class:`~veilsum_participant.core.Channel` for one turn of one participant.
+    """Implements :class:`~veilsum_participant.protocol.core.Channel` for one turn of one participant.
 
     Args:
         fates: what happens to the call of a number, from 0.

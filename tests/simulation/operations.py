@@ -9,11 +9,11 @@ from simulation.disks import Died
 from simulation.ground import Ground, Signed
 from simulation.network import Link
 from simulation.turns import Turns
-from veilsum_participant.membership import leave_study
-from veilsum_participant.recovery import recover_receipts
-from veilsum_participant.vouching import trust_coordinator, vouch
-from veilsum_privacy.driver_faults import DatabaseAwayError
-from veilsum_privacy.errors import Misuse
+from veilsum_node.driver_faults import DatabaseAwayError
+from veilsum_node.errors import Misuse
+from veilsum_participant.protocol.endorsement import trust_coordinator, vouch
+from veilsum_participant.protocol.membership import leave_study
+from veilsum_participant.protocol.recovery import recover_receipts
 from veilsum_privacy.ledger import LedgerReader
 
 

@@ -8,18 +8,18 @@ from typing import Any
 
 from simulation.disks import Disk
 from support.randomness import SeededRandom
-from veilsum_coordinator.hub import Hub
-from veilsum_coordinator.journal import SqlJournal
-from veilsum_coordinator.outage import Outage
-from veilsum_coordinator.settings import Waits
+from veilsum_coordinator.protocol.settings import Waits
+from veilsum_coordinator.service.hub import Hub
+from veilsum_coordinator.storage.journal import SqlJournal
+from veilsum_coordinator.storage.outage import Outage
+from veilsum_node.driver_faults import DatabaseAwayError
+from veilsum_node.identity import Credentials
+from veilsum_node.randomness import RandomSource
 from veilsum_participant.config import ParticipantConfig
-from veilsum_participant.core import ParticipantCore
+from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.site import Site
-from veilsum_privacy.driver_faults import DatabaseAwayError
-from veilsum_privacy.identity import Credentials
 from veilsum_privacy.ledger import Ledger
 from veilsum_privacy.ledger.mirror import Mirror
-from veilsum_privacy.randomness import RandomSource
 from veilsum_proto import federation_pb2 as pb
 
 

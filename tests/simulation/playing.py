@@ -19,10 +19,10 @@ from simulation.ground import KINDS, Ground, Keyed, Kind
 from simulation.memory import inspect_quickly
 from simulation.toy import replace_everywhere, stand_ins
 from simulation.world import History, World
-from veilsum_coordinator import runner
-from veilsum_coordinator.members import StudyPhase
+from veilsum_coordinator.protocol.members import StudyPhase
+from veilsum_coordinator.service import runner
+from veilsum_node.database import after_commit, migrate, reading, scrub, transaction
 from veilsum_participant.data import load_records
-from veilsum_privacy.database import after_commit, migrate, reading, scrub, transaction
 from veilsum_privacy.securesum.contribution import masked_words
 
 

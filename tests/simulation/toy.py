@@ -17,10 +17,10 @@ from contextlib import ExitStack, contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_coordinator import accumulator
-from veilsum_participant import core
-from veilsum_privacy import identity
-from veilsum_privacy.errors import HostileInput
+from veilsum_coordinator.protocol import accumulator
+from veilsum_node import identity
+from veilsum_node.errors import HostileInput
+from veilsum_participant.protocol import core
 from veilsum_privacy.securesum import bfv, boxes, parameters
 from veilsum_privacy.securesum.parameters import BfvParameters
 

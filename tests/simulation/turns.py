@@ -9,9 +9,9 @@ from simulation.checks import Checks
 from simulation.disks import Died
 from simulation.network import Link, LostError, RejectedError
 from simulation.parties import Coordinator, Process, Time
-from veilsum_coordinator.hub import Hub
-from veilsum_privacy.driver_faults import DatabaseAwayError
-from veilsum_privacy.errors import VeilsumError
+from veilsum_coordinator.service.hub import Hub
+from veilsum_node.driver_faults import DatabaseAwayError
+from veilsum_node.errors import VeilsumError
 from veilsum_proto import federation_pb2 as pb
 
 

@@ -18,10 +18,10 @@ from simulation.disks import Died
 from simulation.ground import BEGINNING, NAMES, Ground, Kind
 from simulation.operations import Operations
 from simulation.parties import Time
-from veilsum_coordinator.hub import Hub
-from veilsum_coordinator.machine import StudyMachine
-from veilsum_coordinator.members import StudyPhase
-from veilsum_coordinator.runner import HubFederation, run_study
+from veilsum_coordinator.protocol.machine import StudyMachine
+from veilsum_coordinator.protocol.members import StudyPhase
+from veilsum_coordinator.service.hub import Hub
+from veilsum_coordinator.service.runner import HubFederation, run_study
 
 Operation = tuple[Any, ...]
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import veilsum_proto.transport  # noqa: F401 - chooses TLS 1.3, before anything imports gRPC
+import veilsum_node.transport.tls13  # noqa: F401 - chooses TLS 1.3, before anything imports gRPC
 
 # isort: split
 import numpy as np
@@ -25,7 +25,7 @@ import numpy as np
 from support import processes as running
 from support.federation import make_request, schema_of
 from support.processes import Processes, running_processes
-from veilsum_coordinator.settings import Waits
+from veilsum_coordinator.protocol.settings import Waits
 
 KINDS = ("silent", "half", "open", "greeted")
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # and empty settings

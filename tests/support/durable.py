@@ -19,22 +19,22 @@ from numpy.typing import NDArray
 from support.federation import TestBed, make_bed
 from support.proving import proven
 from support.randomness import SeededRandom
-from veilsum_coordinator import runner
-from veilsum_coordinator.hub import Hub
-from veilsum_coordinator.journal import SqlJournal
-from veilsum_coordinator.keeping import MEMBERS, PROGRESS, ROUNDS, SUMS
-from veilsum_coordinator.members import StudyPhase
-from veilsum_coordinator.rounds import RoundPhase
-from veilsum_coordinator.settings import Waits
+from veilsum_coordinator.protocol.members import StudyPhase
+from veilsum_coordinator.protocol.rounds import RoundPhase
+from veilsum_coordinator.protocol.settings import Waits
+from veilsum_coordinator.service import runner
+from veilsum_coordinator.service.hub import Hub
+from veilsum_coordinator.storage.journal import SqlJournal
+from veilsum_coordinator.storage.records import MEMBERS, PROGRESS, ROUNDS, SUMS
 from veilsum_deploy.local import LocalFederation, results_directory
-from veilsum_participant.core import Channel, ParticipantCore
-from veilsum_privacy.database import open_database, reading
+from veilsum_node.database import open_database, reading
+from veilsum_node.randomness import SYSTEM_RANDOM
+from veilsum_participant.protocol.core import Channel, ParticipantCore
 from veilsum_privacy.ledger import Kind, LedgerReader
 from veilsum_privacy.ledger.mirror import Mirror
 from veilsum_privacy.ledger.verification import verify_ledger
-from veilsum_privacy.randomness import SYSTEM_RANDOM
-from veilsum_privacy.results import Result, load_result
-from veilsum_privacy.study import Study
+from veilsum_privacy.results.result import Result, load_result
+from veilsum_privacy.study.study import Study
 from veilsum_proto import federation_pb2 as pb
 
 NAMES, WIDTH = "abcd", 3

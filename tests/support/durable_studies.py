@@ -9,11 +9,11 @@ import numpy as np
 
 from support.durable import WIDTH, Compile
 from support.federation import TestBed, make_request, schema_of
-from veilsum_coordinator.methods.applying import application
-from veilsum_coordinator.methods.networks import network_head
-from veilsum_coordinator.methods.request import with_model
-from veilsum_privacy.results import Result, save_result
-from veilsum_privacy.study import Study
+from veilsum.request import with_model
+from veilsum_coordinator.parts.application import application
+from veilsum_coordinator.parts.networks import network_head
+from veilsum_privacy.results.result import Result, save_result
+from veilsum_privacy.study.study import Study
 from veilsum_privacy.training.models import ModelSpec, build_architecture
 from veilsum_privacy.training.objectives import OBJECTIVES
 

@@ -16,10 +16,10 @@ from support.disks import Disk, Namespace, mount_namespace, python
 from support.links import BadLink
 from support.network import wait_for
 from support.processes import Process, Processes, _command
-from veilsum_coordinator.settings import Waits
-from veilsum_privacy.database import open_database, scrub
-from veilsum_privacy.runtime.health import ask_ready
-from veilsum_privacy.runtime.monitoring import MetricsSettings
+from veilsum_coordinator.protocol.settings import Waits
+from veilsum_node.database import open_database, scrub
+from veilsum_node.telemetry.health import ask_ready
+from veilsum_node.telemetry.monitoring import MetricsSettings
 
 COORDINATOR = "coordinator"
 Data = Mapping[str, tuple[NDArray[np.float64], NDArray[np.int64]]]

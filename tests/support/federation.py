@@ -11,22 +11,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_coordinator.hub import Hub
-from veilsum_coordinator.journal import SqlJournal
-from veilsum_coordinator.methods.compile import PrivacyRequest, StudyRequest, compile_study
-from veilsum_coordinator.settings import Waits
+from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
+from veilsum_coordinator.protocol.settings import Waits
+from veilsum_coordinator.service.hub import Hub
+from veilsum_coordinator.storage.journal import SqlJournal
 from veilsum_deploy.local import LocalFederation
-from veilsum_participant.client import open_ledger
+from veilsum_node.database import open_database, transaction
+from veilsum_node.identity import Credentials, load_credentials
+from veilsum_node.identity.provision import Kit, make_kit
+from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_participant.config import DatasetConfig, ParticipantConfig, Policy
-from veilsum_participant.core import ParticipantCore
+from veilsum_participant.protocol.core import ParticipantCore
+from veilsum_participant.session.client import open_ledger
 from veilsum_participant.site import Site
-from veilsum_privacy.database import open_database, transaction
-from veilsum_privacy.identity import Credentials, load_credentials
-from veilsum_privacy.identity.provision import Kit, make_kit
 from veilsum_privacy.ledger.mirror import Mirror
-from veilsum_privacy.randomness import SYSTEM_RANDOM, RandomSource
-from veilsum_privacy.schema import ClassValues, DatasetSchema, Label, NumberColumn
-from veilsum_privacy.study import Study
+from veilsum_privacy.study.schema import ClassValues, DatasetSchema, Label, NumberColumn
+from veilsum_privacy.study.study import Study
 
 DATASET = "records"
 

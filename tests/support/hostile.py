@@ -21,17 +21,17 @@ from sqlalchemy import RowMapping
 
 from support.federation import TestBed, make_bed, make_request, open_test_site, schema_of
 from support.securesum import whole
+from veilsum_node.canonical import canonical, parse_canonical
+from veilsum_node.database import transaction
+from veilsum_node.errors import HostileInput, RefusalCode
+from veilsum_node.identity import Credentials, Label
+from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_participant import store
-from veilsum_participant.contributions import Payload
-from veilsum_participant.core import ParticipantCore
+from veilsum_participant.protocol.contributions import Payload
+from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.site import OpenStudy
-from veilsum_privacy.canonical import canonical, parse_canonical
-from veilsum_privacy.database import transaction
-from veilsum_privacy.errors import HostileInput, RefusalCode
-from veilsum_privacy.identity import Credentials, Label
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.receipts import Countersignature, SignedReceipt, countersign, parse_receipt, receipts_digest
-from veilsum_privacy.randomness import SYSTEM_RANDOM
 from veilsum_privacy.securesum.bfv import Adder
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.context import Assignment, RoundPlan, broadcast_digest, plan_round
@@ -39,7 +39,7 @@ from veilsum_privacy.securesum.contribution import Integers, Slots, open_sum
 from veilsum_privacy.securesum.decryption import SignedStatement
 from veilsum_privacy.securesum.parameters import BfvParameters
 from veilsum_privacy.securesum.roster import Enrolment
-from veilsum_privacy.study import Study, parse_study, study_digest
+from veilsum_privacy.study.study import Study, parse_study, study_digest
 from veilsum_proto import federation_pb2 as pb
 
 LABEL = "statistics"

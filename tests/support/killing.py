@@ -18,19 +18,19 @@ from sqlalchemy import event
 
 from support.federation import Clock, open_test_site
 from veilsum_deploy.local import LocalChannel, LocalFederation
+from veilsum_node.errors import HostileInput
+from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_participant.config import ParticipantConfig
-from veilsum_participant.core import ParticipantCore
-from veilsum_privacy.errors import HostileInput
-from veilsum_privacy.randomness import SYSTEM_RANDOM
+from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_proto import federation_pb2 as pb
 
 _FORK = multiprocessing.get_context("forkserver")
 _FORK.set_forkserver_preload(  # installed modules: the server does not know the tests' path
     [
         "veilsum_deploy.local",
-        "veilsum_privacy.identity.provision",
-        "veilsum_coordinator.methods.compile",
-        "veilsum_participant.client",
+        "veilsum_node.identity.provision",
+        "veilsum.compile",
+        "veilsum_participant.session.client",
     ]
 )
 

@@ -20,11 +20,11 @@ from sqlalchemy import Engine
 
 from support.certificates import DAY, Forge
 from support.randomness import SeededRandom
-from veilsum_privacy.database import open_database, transaction
-from veilsum_privacy.identity import Credentials, Role, SigningKey, verify_certificate
+from veilsum_node.database import open_database, transaction
+from veilsum_node.identity import Credentials, Role, SigningKey, verify_certificate
 from veilsum_privacy.ledger import Ledger, LedgerReader, Mirror, Receipt, Reservation, SignedReceipt, Witness
 from veilsum_privacy.ledger.receipts import consent_commitment, consent_proof, sign_receipt
-from veilsum_privacy.noise import plan_noise
+from veilsum_privacy.mechanism.noise import plan_noise
 
 STUDY = hashlib.sha256(b"study").digest()
 OTHER_STUDY = hashlib.sha256(b"other study").digest()

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_coordinator.federation import Release
-from veilsum_privacy.study import Study
+from veilsum_coordinator.parts.federation import Release
+from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks.base import Records
 

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_privacy.computing import compute_sum
-from veilsum_privacy.schema import CategoryColumn, ClassValues, Column, DatasetSchema, Label, NumberColumn
+from veilsum_privacy.computation.contribution import compute_sum
 from veilsum_privacy.securesum.context import RoundPlan, plan_round
-from veilsum_privacy.study import NoiseKind, PrivacyDemand, Study, TaskDeclaration, Unit
+from veilsum_privacy.study.schema import CategoryColumn, ClassValues, Column, DatasetSchema, Label, NumberColumn
+from veilsum_privacy.study.study import NoiseKind, PrivacyDemand, Study, TaskDeclaration, Unit
 from veilsum_privacy.tasks import TASKS, build_task
 from veilsum_privacy.tasks.base import Floats, Records, RecordTask
 from veilsum_privacy.tasks.class_mixtures import CENTRES

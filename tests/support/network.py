@@ -12,11 +12,11 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from support.federation import TestBed
-from veilsum_coordinator.server import CoordinatorServer
-from veilsum_coordinator.settings import CoordinatorConfig, Waits
-from veilsum_participant.client import Client
+from veilsum_coordinator.protocol.settings import CoordinatorConfig, Waits
+from veilsum_coordinator.service.server import CoordinatorServer
+from veilsum_node.telemetry.monitoring import MetricsSettings
+from veilsum_participant.session.client import Client
 from veilsum_participant.site import Site
-from veilsum_privacy.runtime.monitoring import MetricsSettings
 
 
 @contextmanager

@@ -26,18 +26,18 @@ from sqlalchemy import delete, select
 from support.federation import DATASET, make_policy, write_records
 from support.network import wait_for
 from support.proxy import Proxy
-from veilsum_coordinator.journal import RELEASES, SUMS
-from veilsum_coordinator.methods.compile import StudyRequest, compile_study
-from veilsum_coordinator.settings import Waits
+from veilsum.compile import StudyRequest, compile_study
+from veilsum_coordinator.protocol.settings import Waits
+from veilsum_coordinator.storage.journal import RELEASES, SUMS
+from veilsum_node.database import open_database, transaction
+from veilsum_node.identity import Credentials, Label, load_credentials
+from veilsum_node.identity.provision import Kit, make_kit
+from veilsum_node.randomness import SYSTEM_RANDOM
+from veilsum_node.transport.channel import open_channel
 from veilsum_participant import store
-from veilsum_participant.channel import open_channel
-from veilsum_privacy.database import open_database, transaction
-from veilsum_privacy.identity import Credentials, Label, load_credentials
-from veilsum_privacy.identity.provision import Kit, make_kit
 from veilsum_privacy.ledger.entries import Entry, Kind
-from veilsum_privacy.ledger.reading import LedgerReader
-from veilsum_privacy.randomness import SYSTEM_RANDOM
-from veilsum_privacy.study import Study
+from veilsum_privacy.ledger.reader import LedgerReader
+from veilsum_privacy.study.study import Study
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import StudiesStub
 

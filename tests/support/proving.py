@@ -14,15 +14,15 @@ import pytest
 from cryptography import x509
 
 from support.federation import TestBed
-from veilsum_coordinator.journal import SqlJournal
-from veilsum_coordinator.proving import proof_file
-from veilsum_coordinator.rounds import Round
-from veilsum_deploy.verifying import Verified, verify_result
+from veilsum.verification import Verified, verify_result
+from veilsum_coordinator.protocol.rounds import Round
+from veilsum_coordinator.results.proof import proof_file
+from veilsum_coordinator.storage.journal import SqlJournal
+from veilsum_node.canonical import canonical
+from veilsum_node.database import reading
+from veilsum_node.identity import Credentials
 from veilsum_participant import store
 from veilsum_participant.site import Site
-from veilsum_privacy.canonical import canonical
-from veilsum_privacy.database import reading
-from veilsum_privacy.identity import Credentials
 from veilsum_privacy.ledger import Mechanism, Receipt
 from veilsum_privacy.ledger.receipts import (
     Countersignature,
@@ -32,9 +32,17 @@ from veilsum_privacy.ledger.receipts import (
     receipts_digest,
     sign_receipt,
 )
-from veilsum_privacy.proof.checking import CheckedStudy, ProofFault
-from veilsum_privacy.proof.files import FOLDER, STUDY_FILE, Integers, ReleaseEntry, ReleaseProof, release_digest, round_file
-from veilsum_privacy.results import MANIFEST
+from veilsum_privacy.results.proof_check import CheckedStudy, ProofFault
+from veilsum_privacy.results.proof_files import (
+    FOLDER,
+    STUDY_FILE,
+    Integers,
+    ReleaseEntry,
+    ReleaseProof,
+    release_digest,
+    round_file,
+)
+from veilsum_privacy.results.result import MANIFEST
 from veilsum_privacy.securesum.context import Assignment, context_digest, plan_round
 from veilsum_privacy.securesum.contribution import Slots, keys_digest, masked_sum
 from veilsum_privacy.securesum.decryption import SignedStatement, Statement, sign_statement, words_digest

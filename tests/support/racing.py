@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from support.ledgers import make_key, make_reservation, open_ledger
-from veilsum_privacy.database import transaction
-from veilsum_privacy.errors import Refusal
-from veilsum_privacy.identity import Credentials, Role, SigningKey, load_authority_certificate, verify_certificate
+from veilsum_node.database import transaction
+from veilsum_node.errors import Refusal
+from veilsum_node.identity import Credentials, Role, SigningKey, load_authority_certificate, verify_certificate
 from veilsum_privacy.ledger import Ledger
 
 WAIT = 120.0

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_coordinator.federation import Federation, Release
-from veilsum_privacy.study import Study
+from veilsum_coordinator.parts.federation import Federation, Release
+from veilsum_privacy.study.study import Study
 
 Floats = NDArray[np.float64]
 

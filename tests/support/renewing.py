@@ -6,10 +6,10 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from veilsum_privacy.identity import Authority, Role, new_key_and_csr
-from veilsum_privacy.identity.files import write_new
-from veilsum_privacy.identity.provision import TRIAL_HOSTS, Kit, Party, install
-from veilsum_privacy.identity.tls import KEY_FILE
+from veilsum_node.identity import Authority, Role, new_key_and_csr
+from veilsum_node.identity.files import write_new
+from veilsum_node.identity.provision import TRIAL_HOSTS, Kit, Party, install
+from veilsum_node.identity.tls import KEY_FILE
 
 
 def sign_again(

@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from support.randomness import SeededRandom
+from veilsum.compile import PrivacyRequest, StudyDraft, StudyRequest, draft_study
 from veilsum_coordinator.methods import get_method
-from veilsum_coordinator.methods.compile import PrivacyRequest, StudyDraft, StudyRequest, draft_study
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
-from veilsum_privacy.encoder import Projection, projection_digest
-from veilsum_privacy.results import Result
-from veilsum_privacy.schema import ClassValues, DatasetSchema, Label, NumberColumn
-from veilsum_privacy.study import Study, parse_study
+from veilsum_privacy.results.result import Result
+from veilsum_privacy.study.encoder import Projection, projection_digest
+from veilsum_privacy.study.schema import ClassValues, DatasetSchema, Label, NumberColumn
+from veilsum_privacy.study.study import Study, parse_study
 from veilsum_privacy.tasks.base import Records
 
 Floats = NDArray[np.float64]

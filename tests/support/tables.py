@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from veilsum_participant.data import load_records
 from veilsum_participant.data.readers import Table
-from veilsum_privacy.schema import CategoryColumn, ClassValues, DatasetSchema, Label, NumberColumn
+from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, Label, NumberColumn
 
 ORDER = ("who", "age", "town", "ill")
 SCHEMA = DatasetSchema(

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from veilsum_privacy.canonical import canonical
-from veilsum_privacy.identity import Credentials, Label
+from veilsum_node.canonical import canonical
+from veilsum_node.identity import Credentials, Label
 from veilsum_privacy.ledger import Source
-from veilsum_privacy.ledger.keeping import KeptRow
+from veilsum_privacy.ledger.kept_receipts import KeptRow
 from veilsum_privacy.ledger.verification import Step, Walk
 
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from support.randomness import SeededRandom
-from veilsum_privacy.errors import HostileInput
+from veilsum_node.errors import HostileInput
 
 
 class TravellingRandom:

@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from support.tools import need_tool
-from veilsum_coordinator.settings import Waits
+from veilsum_coordinator.protocol.settings import Waits
+from veilsum_node.errors import RefusalCode
 from veilsum_participant.config import ParticipantConfig
-from veilsum_privacy.errors import RefusalCode
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMETHEUS = ROOT / "deploy" / "prometheus"

@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 from support.federation import Clock
-from veilsum_participant.client import open_ledger
-from veilsum_privacy.backup import Manifest, Party, back_up, copy_database, open_archive
-from veilsum_privacy.database import open_database, transaction
-from veilsum_privacy.errors import HostileInput, StateError
-from veilsum_privacy.identity import Role, load_credentials
-from veilsum_privacy.identity.provision import Kit, make_kit
+from veilsum_node.database import open_database, transaction
+from veilsum_node.errors import HostileInput, StateError
+from veilsum_node.identity import Role, load_credentials
+from veilsum_node.identity.provision import Kit, make_kit
+from veilsum_participant.session.client import open_ledger
 from veilsum_privacy.ledger import Ledger, LedgerReader
-from veilsum_privacy.restore import restore
+from veilsum_privacy.ledger.backup import Manifest, Party, back_up, copy_database, open_archive
+from veilsum_privacy.ledger.restore import restore
 
 CLOCK = Clock()
 

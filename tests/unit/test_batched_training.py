@@ -23,19 +23,19 @@ from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_deploy.simulation.stacks import Batches, PerceptronStack
 from veilsum_deploy.simulation.training import SiteTraining, site_training
 from veilsum_deploy.simulation.walking import NoisedSteps, Sites, filled_up
-from veilsum_privacy.errors import HostileInput, Misuse
-from veilsum_privacy.noise import NoisePlan, task_noise
-from veilsum_privacy.randomness import SYSTEM_RANDOM
-from veilsum_privacy.schema import NumberColumn
-from veilsum_privacy.steps import Steps
-from veilsum_privacy.study import Study
+from veilsum_node.errors import HostileInput, Misuse
+from veilsum_node.randomness import SYSTEM_RANDOM
+from veilsum_privacy.mechanism.noise import NoisePlan, task_noise
+from veilsum_privacy.mechanism.steps import Steps
+from veilsum_privacy.mechanism.weights import WEIGHTS
+from veilsum_privacy.study.schema import NumberColumn
+from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import build_declared
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.local_training import SEEDS, LocalTraining
 from veilsum_privacy.training.gradients import clipped_gradient_sum
 from veilsum_privacy.training.models import ModelSpec, build_architecture
 from veilsum_privacy.training.models.perceptrons import Perceptron
-from veilsum_privacy.weights import WEIGHTS
 
 Floats = NDArray[np.float64]
 

@@ -9,8 +9,8 @@ import rfc8785
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veilsum_privacy.canonical import canonical, plain
-from veilsum_privacy.errors import Misuse
+from veilsum_node.canonical import canonical, plain
+from veilsum_node.errors import Misuse
 
 _ASCII = st.text(alphabet=[chr(code) for code in range(128)], max_size=6)
 _TEXT = _ASCII | st.text(st.characters(exclude_categories=["Cs"]), max_size=6)

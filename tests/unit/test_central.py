@@ -12,7 +12,7 @@ from scipy import stats
 from support.randomness import SeededRandom
 from support.studies import SITES, compiled, shifted_sites
 from veilsum_coordinator.methods import get_method
-from veilsum_coordinator.runner import RoundLostError
+from veilsum_coordinator.service.runner import RoundLostError
 from veilsum_deploy.collections import single
 from veilsum_deploy.datasets import packaged_dataset
 from veilsum_deploy.evaluation import pool
@@ -22,8 +22,8 @@ from veilsum_deploy.simulation.dealing import Deal, Setting, deal
 from veilsum_deploy.simulation.naming import BASELINES, parse_baselines
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_deploy.simulation.study import Draft, draft_of
-from veilsum_privacy.errors import HostileInput, Misuse
-from veilsum_privacy.randomness import SYSTEM_RANDOM
+from veilsum_node.errors import HostileInput, Misuse
+from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_privacy.tasks.base import Records
 
 STEPS = {"steps": 25, "gradient_clip": 0.5}

@@ -14,9 +14,9 @@ import pytest
 
 from support.certificates import now
 from veilsum_deploy import cli
-from veilsum_privacy.errors import Misuse, Refusal, RefusalCode, StateError
-from veilsum_privacy.identity import Role, load_credentials
-from veilsum_privacy.identity.provision import make_kit, prepare
+from veilsum_node.errors import Misuse, Refusal, RefusalCode, StateError
+from veilsum_node.identity import Role, load_credentials
+from veilsum_node.identity.provision import make_kit, prepare
 
 KIT_SIZE = 3 + 3
 

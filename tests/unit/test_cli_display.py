@@ -14,19 +14,19 @@ import numpy as np
 import pytest
 
 from support.randomness import SeededRandom
-from veilsum_coordinator.methods.compile import PrivacyRequest, StudyDraft, StudyRequest, draft_study
+from veilsum.compile import PrivacyRequest, StudyDraft, StudyRequest, draft_study
+from veilsum.costs import study_cost
+from veilsum.plan import plan_study
+from veilsum.remote import StudyInfo
 from veilsum_deploy.cli.display import print_result, print_study
 from veilsum_deploy.cli.following import Pace, duration, follow, words
 from veilsum_deploy.cli.planned import figure, print_plan
-from veilsum_deploy.costs import study_cost
-from veilsum_deploy.plan import plan_study
-from veilsum_deploy.remote import StudyInfo
-from veilsum_privacy.accounting import GaussianEvent, rdp_epsilon
-from veilsum_privacy.errors import StateError
+from veilsum_node.errors import StateError
+from veilsum_privacy.accounting.accountant import GaussianEvent, rdp_epsilon
 from veilsum_privacy.ledger.entries import Mechanism
-from veilsum_privacy.noise import NoisePlan
-from veilsum_privacy.results import Result
-from veilsum_privacy.schema import ClassValues, DatasetSchema, Label, NumberColumn
+from veilsum_privacy.mechanism.noise import NoisePlan
+from veilsum_privacy.results.result import Result
+from veilsum_privacy.study.schema import ClassValues, DatasetSchema, Label, NumberColumn
 from veilsum_privacy.tasks import build_task
 from veilsum_proto import federation_pb2 as pb
 

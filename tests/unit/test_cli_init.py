@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from veilsum_coordinator.settings import CoordinatorConfig, load_coordinator_config
+from veilsum.access import AnalystConfig, resolve_access
+from veilsum_coordinator.protocol.settings import CoordinatorConfig, load_coordinator_config
 from veilsum_deploy import cli
-from veilsum_deploy.access import AnalystConfig, resolve_access
+from veilsum_node.config import load_toml
+from veilsum_node.errors import HostileInput, Misuse
+from veilsum_node.identity import Authority, Role, SigningKey, verify_certificate
 from veilsum_participant.config import Policy, load_participant_config
-from veilsum_privacy.config import load_toml
-from veilsum_privacy.errors import HostileInput, Misuse
-from veilsum_privacy.identity import Authority, Role, SigningKey, verify_certificate
-from veilsum_privacy.identity.starters import EXAMPLE_ADDRESS, write_starter
+from veilsum_participant.starters import EXAMPLE_ADDRESS, write_starter
 
 
 def init(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, str]:

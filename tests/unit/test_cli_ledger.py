@@ -24,23 +24,23 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from support.ledgers import STUDY, Trial, federation, make_receipt, make_reservation, open_mirror
 from support.randomness import SeededRandom
-from veilsum_coordinator.methods.compile import PrivacyRequest, StudyRequest, compile_study
+from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
 from veilsum_deploy import cli
 from veilsum_deploy.datasets import packaged_dataset
+from veilsum_node.database import open_database, transaction
+from veilsum_node.errors import Misuse, Refusal, RefusalCode, StateError
+from veilsum_node.identity import load_credentials
+from veilsum_node.identity.provision import make_kit
 from veilsum_participant import store
 from veilsum_participant.cli.entries import entry_row, read_time
 from veilsum_participant.cli.places import find_ledger
-from veilsum_participant.client import open_ledger, open_site
 from veilsum_participant.config import load_participant_config
 from veilsum_participant.ledgers import entry_fields, epsilon_text, new_file, open_source, study_labels
-from veilsum_privacy.database import open_database, transaction
-from veilsum_privacy.errors import Misuse, Refusal, RefusalCode, StateError
-from veilsum_privacy.identity import load_credentials
-from veilsum_privacy.identity.provision import make_kit
+from veilsum_participant.session.client import open_ledger, open_site
 from veilsum_privacy.ledger import Mechanism, read_export
-from veilsum_privacy.noise import NoisePlan
-from veilsum_privacy.restored import write_mark
-from veilsum_privacy.study import study_digest
+from veilsum_privacy.ledger.restored import write_mark
+from veilsum_privacy.mechanism.noise import NoisePlan
+from veilsum_privacy.study.study import study_digest
 
 RDP_OF_SIGMA_4 = 1.0126  # privacy.md, delta 1e-5
 EXACT_OF_SIGMA_4 = 0.9263

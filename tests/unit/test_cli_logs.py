@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veilsum_privacy.errors import ConfigurationError, StateError
-from veilsum_privacy.runtime.logs import (
+from veilsum_node.errors import ConfigurationError, StateError
+from veilsum_node.telemetry.logs import (
     EVENTS,
     LONGEST_MESSAGE,
     JsonFormatter,
@@ -199,7 +199,7 @@ def test_the_settings_take_a_text_for_the_file() -> None:
 def test_every_event_that_is_logged_is_in_the_list() -> None:
     """Read off the source: who follows events by name finds the whole list in one place."""
     root = Path(__file__).parents[2]
-    files = [path for part in ("coordinator", "participant", "privacy") for path in (root / part).rglob("*.py")]
+    files = [path for part in ("coordinator", "participant", "privacy", "node") for path in (root / part).rglob("*.py")]
     called = {name for path in files for name in re.findall(r'\babout\(\s*"([^"]+)"', path.read_text())}
     assert called <= set(EVENTS), called - set(EVENTS)
     assert len(called) > 10

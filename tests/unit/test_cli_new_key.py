@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 
 from support.federation import TestBed, make_bed, make_request, schema_of
 from support.renewing import renew_with_new_key
+from veilsum_node.database import reading
+from veilsum_node.errors import Misuse, StateError
 from veilsum_participant import store
 from veilsum_participant.cli.participant import app
-from veilsum_participant.client import open_site, run_participant
-from veilsum_privacy.database import reading
-from veilsum_privacy.errors import Misuse, StateError
+from veilsum_participant.session.client import open_site, run_participant
 from veilsum_privacy.ledger import Kind
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from numpy.typing import NDArray
 
-from veilsum_privacy.clipping import SiteSum, row_norms, scattered_sum, site_sum, truncate_to_grid
-from veilsum_privacy.errors import Misuse
+from veilsum_node.errors import Misuse
+from veilsum_privacy.mechanism.clipping import SiteSum, row_norms, scattered_sum, site_sum, truncate_to_grid
 
 any_rows = arrays(np.float64, array_shapes(min_dims=2, max_dims=2, max_side=8), elements=st.floats(width=64))
 clips = st.floats(1e-300, 1e300)

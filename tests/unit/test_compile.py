@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.randomness import SeededRandom
-from veilsum_coordinator.methods.compile import StudyRequest, compile_study, load_study_request
-from veilsum_coordinator.methods.grid import plan_grid, rounding_share
-from veilsum_privacy.accounting import GaussianEvent, calibrate_noise_multiplier, rdp_epsilon
-from veilsum_privacy.errors import ConfigurationError
-from veilsum_privacy.study import Study, parse_study
+from veilsum.compile import StudyRequest, compile_study, load_study_request
+from veilsum.quantisation import plan_grid, rounding_share
+from veilsum_node.errors import ConfigurationError
+from veilsum_privacy.accounting.accountant import GaussianEvent, calibrate_noise_multiplier, rdp_epsilon
+from veilsum_privacy.study.study import Study, parse_study
 from veilsum_privacy.tasks import build_declared, build_task
 from veilsum_privacy.tasks.base import TrainingTask
 

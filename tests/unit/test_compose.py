@@ -17,14 +17,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from support.tools import need_tool
-from veilsum_coordinator.methods.compile import load_study_request
-from veilsum_coordinator.settings import load_coordinator_config
+from veilsum.compile import load_study_request
+from veilsum_coordinator.protocol.settings import load_coordinator_config
 from veilsum_deploy.native.compose import Compose, load_compose
 from veilsum_deploy.native.places import Places, free_ports, lay_out
 from veilsum_deploy.native.programs import image_name, runnable
 from veilsum_deploy.native.provision import provision
+from veilsum_node.errors import ConfigurationError, Misuse
 from veilsum_participant.config import load_participant_config
-from veilsum_privacy.errors import ConfigurationError, Misuse
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 FILE = DEPLOY / "compose.yaml"

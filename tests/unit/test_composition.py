@@ -13,12 +13,12 @@ from scipy.integrate import quad
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from veilsum_privacy.composition.estimate import composed_epsilon
-from veilsum_privacy.composition.gaussian import analytic_gaussian_epsilon
-from veilsum_privacy.composition.grid import GRID_ERROR, epsilon_by_grid
-from veilsum_privacy.composition.inversion import choose_line, epsilon_by_inversion, surely_within
-from veilsum_privacy.composition.losses import Direction, Steps
-from veilsum_privacy.composition.renyi import (
+from veilsum_privacy.accounting.estimate import composed_epsilon
+from veilsum_privacy.accounting.gaussian import analytic_gaussian_epsilon
+from veilsum_privacy.accounting.grid import GRID_ERROR, epsilon_by_grid
+from veilsum_privacy.accounting.inversion import choose_line, epsilon_by_inversion, surely_within
+from veilsum_privacy.accounting.losses import Direction, Steps
+from veilsum_privacy.accounting.renyi import (
     ORDERS,
     SCALE_BITS,
     Floats,

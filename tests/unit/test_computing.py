@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from support.neighbours import SETTINGS, TASK_LABEL, Setting, exact_norm, moments_parameters, random_records
-from veilsum_privacy.computing import Place, compute_sum, kept_blocks, kept_part
-from veilsum_privacy.errors import HostileInput, Misuse
-from veilsum_privacy.noise import task_noise
+from veilsum_node.errors import HostileInput, Misuse
+from veilsum_privacy.computation.contribution import Place, compute_sum, kept_blocks, kept_part
+from veilsum_privacy.mechanism.noise import task_noise
 from veilsum_privacy.securesum.context import RoundPlan, plan_round
-from veilsum_privacy.study import Study, TaskDeclaration
+from veilsum_privacy.study.study import Study, TaskDeclaration
 from veilsum_privacy.tasks import TASKS, build_declared, build_task, grid_unit
 from veilsum_privacy.tasks.barycenter_step import FACTOR, TOTAL
 from veilsum_privacy.tasks.base import DerivedTask

@@ -8,12 +8,12 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import Field
 
-from veilsum_coordinator.settings import load_coordinator_config
+from veilsum_coordinator.protocol.settings import load_coordinator_config
+from veilsum_node.config import did_you_mean, load_toml, nearest, validate
+from veilsum_node.errors import ConfigurationError
+from veilsum_node.fields import Frozen
 from veilsum_participant.config import ParticipantConfig, Policy, load_participant_config
-from veilsum_privacy.config import did_you_mean, load_toml, nearest, validate
-from veilsum_privacy.errors import ConfigurationError
-from veilsum_privacy.schema import Frozen
-from veilsum_privacy.schema_file import load_schema
+from veilsum_privacy.study.schema_file import load_schema
 
 
 class Cat(Frozen):

@@ -28,7 +28,7 @@ from veilsum_deploy.dashboards.page import render
 from veilsum_deploy.dashboards.prometheus import Prometheus, Series
 from veilsum_deploy.dashboards.reading import Board, Panel, Target, Variable, read_boards
 from veilsum_deploy.dashboards.units import mapped, shown, write
-from veilsum_privacy.errors import ConfigurationError, HostileInput, Misuse, StateError
+from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, StateError
 
 WINDOW = Window(1000.0, 1100.0, 1.0)
 BOX = charts.Box(400, 200)

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from support.federation import make_bed
-from veilsum_coordinator.server import CoordinatorServer
-from veilsum_coordinator.settings import CoordinatorConfig
+from veilsum_coordinator.protocol.settings import CoordinatorConfig
+from veilsum_coordinator.service.server import CoordinatorServer
 from veilsum_deploy.dashboards import builders, writing
 from veilsum_deploy.dashboards.filling import Window, choices
 from veilsum_deploy.dashboards.prometheus import Prometheus
@@ -33,8 +33,8 @@ from veilsum_deploy.dashboards.reading import (
     queries,
     read_boards,
 )
-from veilsum_participant.metrics import SiteMetrics
-from veilsum_privacy.errors import ConfigurationError
+from veilsum_node.errors import ConfigurationError
+from veilsum_participant.telemetry.metrics import SiteMetrics
 
 ROOT = FOLDER.parents[2]
 OF_PROMETHEUS = {"up"}  # which Prometheus itself adds for every target

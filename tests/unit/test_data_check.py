@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from veilsum_node.errors import DataError
 from veilsum_participant.data import Kind, check_dataset, load_records
-from veilsum_privacy.errors import DataError
-from veilsum_privacy.schema import CategoryColumn, ClassValues, DatasetSchema, Label, NumberColumn
-from veilsum_privacy.schema_file import load_schema
+from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, Label, NumberColumn
+from veilsum_privacy.study.schema_file import load_schema
 
 SCHEMA = DatasetSchema(
     columns=(

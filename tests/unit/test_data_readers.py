@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from veilsum_node.errors import DataError
 from veilsum_participant.data import check_dataset, load_records, readers
 from veilsum_participant.data.lines import Fault
 from veilsum_participant.data.readers import read_table
-from veilsum_privacy.errors import DataError
-from veilsum_privacy.schema import CategoryColumn, ClassValues, DatasetSchema, Label, NumberColumn
+from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, Label, NumberColumn
 from veilsum_privacy.tasks.base import Records
 
 LABEL = Label(column="num", classes=(ClassValues(name="no", values=("0",)), ClassValues(name="yes", values=("1", "2"))))

@@ -22,13 +22,13 @@ from support.tables import (
     rows_of,
     trimmed,
 )
+from veilsum_node.errors import DataError
 from veilsum_participant.data import Kind, check_dataset, lines, load_records, readers
 from veilsum_participant.data.cells import judge_numbers
 from veilsum_participant.data.lines import Fault, split_line
 from veilsum_participant.data.readers import check_structure, read_table
 from veilsum_participant.data.subjects import number_subjects
-from veilsum_privacy.errors import DataError
-from veilsum_privacy.schema import CategoryColumn, DatasetSchema, NumberColumn
+from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 
 HEADLESS = SCHEMA.model_copy(update={"header": False, "order": ORDER})
 HEADER = ",".join(ORDER).encode()

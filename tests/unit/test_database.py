@@ -18,10 +18,10 @@ from sqlalchemy import Engine, event, text
 
 from support import postgres
 from support.backends import SHARED, new_place
-from veilsum_privacy import database
-from veilsum_privacy.database import SCHEMA_VERSION, open_database, open_readonly, reading, scrub, transaction
-from veilsum_privacy.driver_faults import DatabaseAwayError
-from veilsum_privacy.errors import ConfigurationError, StateError, VeilsumError
+from veilsum_node import database
+from veilsum_node.database import SCHEMA_VERSION, open_database, open_readonly, reading, scrub, transaction
+from veilsum_node.driver_faults import DatabaseAwayError
+from veilsum_node.errors import ConfigurationError, StateError, VeilsumError
 
 
 def pragma(engine: Engine, name: str) -> object:

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 _LINK = re.compile(r"(?<!\\)!?\[(?:[^\]\\]|\\.)*\]\((?P<target>[^()\s]+)\)")
 _TEST = re.compile(r"(?P<file>tests/[\w/]+\.py)::(?P<name>test_\w+)")
-_PATH = re.compile(r"`(?P<path>(?:deploy|docs|tests|participant|privacy|coordinator|proto|aggregation)/[\w./-]+)`")
+_PATH = re.compile(r"`(?P<path>(?:deploy|docs|node|tests|participant|privacy|coordinator|proto|aggregation)/[\w./-]+)`")
 
 
 def prose(text: str) -> str:

@@ -13,24 +13,24 @@ import numpy as np
 import pytest
 
 from support.randomness import SeededRandom
+from veilsum.compile import compile_study
 from veilsum_coordinator.methods import METHODS
-from veilsum_coordinator.methods.aligning import AlignmentParameters
-from veilsum_coordinator.methods.compile import compile_study
-from veilsum_coordinator.methods.generating import GenerationParameters
 from veilsum_coordinator.methods.hfedatm import MergeParameters
-from veilsum_coordinator.methods.local_rounds import TrainingParameters
-from veilsum_coordinator.methods.moment_aligning import MomentAlignment
-from veilsum_coordinator.methods.participating import ParticipationParameters
-from veilsum_coordinator.methods.server_optimisers import OptimiserParameters
+from veilsum_coordinator.parts.alignment import AlignmentParameters
+from veilsum_coordinator.parts.generation import GenerationParameters
+from veilsum_coordinator.parts.local_rounds import TrainingParameters
+from veilsum_coordinator.parts.moment_alignment import MomentAlignment
+from veilsum_coordinator.parts.participation import ParticipationParameters
+from veilsum_coordinator.parts.server_optimisers import OptimiserParameters
 from veilsum_deploy.collections import single
 from veilsum_deploy.datasets import packaged_dataset
 from veilsum_deploy.simulation.dealing import Setting
 from veilsum_deploy.simulation.runs import simulate
 from veilsum_deploy.simulation.study import Outcome, Simulation, draft_of
+from veilsum_node.fields import Frozen
 from veilsum_participant.applying.model import load_model
-from veilsum_privacy.encoder import Program
-from veilsum_privacy.results import save_result
-from veilsum_privacy.schema import Frozen
+from veilsum_privacy.results.result import save_result
+from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.training.models import MODELS
 from veilsum_privacy.training.objectives import OBJECTIVES, ObjectiveSpec
 

@@ -13,15 +13,15 @@ from prometheus_client.core import Metric
 
 from support.federation import make_bed
 from veilsum_coordinator.methods import METHODS
-from veilsum_coordinator.metrics import Metrics
+from veilsum_coordinator.service.metrics import Metrics
+from veilsum_node.config import validate
+from veilsum_node.errors import RefusalCode
+from veilsum_node.telemetry.monitoring import MetricsSettings
+from veilsum_node.telemetry.refresh import Refreshed
 from veilsum_participant.config import ParticipantConfig, ShareGroup
-from veilsum_participant.metrics import SiteMetrics
-from veilsum_participant.sharing import SHARED
-from veilsum_privacy.config import validate
-from veilsum_privacy.errors import RefusalCode
+from veilsum_participant.telemetry.metrics import SiteMetrics
+from veilsum_participant.telemetry.shared_metrics import SHARED
 from veilsum_privacy.ledger.metrics import read_mirror
-from veilsum_privacy.runtime.monitoring import MetricsSettings
-from veilsum_privacy.runtime.refreshing import Refreshed
 
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
 Rows = dict[str, tuple[str, dict[str, tuple[str, ...]]]]

@@ -24,16 +24,16 @@ from scipy.stats import norm
 from sqlalchemy import Engine
 
 from support.ledgers import GRID, Trial, open_ledger
+from veilsum_node.database import open_database, transaction
+from veilsum_node.errors import Refusal, RefusalCode
 from veilsum_participant.ledgers import check
-from veilsum_privacy.database import open_database, transaction
 from veilsum_privacy.dossier import Proof, StudyLabel, charts, describe, figures, render
 from veilsum_privacy.dossier.axes import ticks
 from veilsum_privacy.dossier.charts import MOST_BARS
-from veilsum_privacy.dossier.grouping import MOST_ROWS, refusal_rows, release_rows
+from veilsum_privacy.dossier.groups import MOST_ROWS, refusal_rows, release_rows
 from veilsum_privacy.dossier.render import CODES
-from veilsum_privacy.errors import Refusal, RefusalCode
 from veilsum_privacy.ledger import Entry, Kind, Ledger, LedgerReader, Mechanism, Reservation
-from veilsum_privacy.noise import plan_noise
+from veilsum_privacy.mechanism.noise import plan_noise
 
 DELTA = 1e-5
 DAY = 86_400

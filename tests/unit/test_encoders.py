@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import nn
 
+from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
 from veilsum_participant.checks import Outcome, SiteCheck
 from veilsum_participant.config import EncoderConfig, load_participant_config
 from veilsum_participant.data.encoders import ProgramEncoder, file_digest, find_encoder, load_encoder
-from veilsum_privacy.encoder import MAX_INPUTS, Program, Projection, check_projection, projection_digest
-from veilsum_privacy.errors import ConfigurationError, HostileInput, Misuse
+from veilsum_privacy.study.encoder import MAX_INPUTS, Program, Projection, check_projection, projection_digest
 
 
 class _Mlp(nn.Module):

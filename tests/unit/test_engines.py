@@ -26,12 +26,12 @@ from veilsum_deploy.simulation.gradients import perceptron_vectors
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_deploy.simulation.progress import RoundProgress
 from veilsum_deploy.simulation.record import ROUNDS, RunRecorder
-from veilsum_privacy.errors import HostileInput, Misuse, StateError
-from veilsum_privacy.noise import NoisePlan
-from veilsum_privacy.pricing import study_epsilon
-from veilsum_privacy.randomness import SYSTEM_RANDOM
-from veilsum_privacy.results import Result
-from veilsum_privacy.study import Study
+from veilsum_node.errors import HostileInput, Misuse, StateError
+from veilsum_node.randomness import SYSTEM_RANDOM
+from veilsum_privacy.accounting.prices import study_epsilon
+from veilsum_privacy.mechanism.noise import NoisePlan
+from veilsum_privacy.results.result import Result
+from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import build_declared
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.gradient import CENTRE

@@ -23,23 +23,23 @@ from sklearn.metrics import (
 
 from support.federation import make_request, schema_of
 from support.randomness import SeededRandom
+from veilsum.compile import StudyRequest, compile_study
+from veilsum.request import load_study_request, with_model
 from veilsum_aggregation.moments import Estimate
-from veilsum_coordinator.methods.applying import application
-from veilsum_coordinator.methods.compile import StudyRequest, compile_study
 from veilsum_coordinator.methods.federated_evaluation import FederatedEvaluation
-from veilsum_coordinator.methods.networks import network_head
-from veilsum_coordinator.methods.request import load_study_request, with_model
-from veilsum_coordinator.released_models import find_released, result_model
+from veilsum_coordinator.parts.application import application
+from veilsum_coordinator.parts.networks import network_head
+from veilsum_coordinator.results.released_models import find_released, result_model
 from veilsum_deploy import cli
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_deploy.simulation.study import draft_of
-from veilsum_participant.applying.measuring import measure
+from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, StateError
+from veilsum_participant.applying.measurement import measure
 from veilsum_participant.applying.model import Model
-from veilsum_privacy.encoder import Projection, projection_digest
-from veilsum_privacy.errors import ConfigurationError, HostileInput, Misuse, StateError
-from veilsum_privacy.results import Result, save_result
-from veilsum_privacy.schema import DatasetSchema
-from veilsum_privacy.study import Study
+from veilsum_privacy.results.result import Result, save_result
+from veilsum_privacy.study.encoder import Projection, projection_digest
+from veilsum_privacy.study.schema import DatasetSchema
+from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks.base import Records, RecordTask
 from veilsum_privacy.training.arrays import to_broadcast

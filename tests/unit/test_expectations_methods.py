@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from support.studies import CLASSES, SCHEMA, WIDTH, compiled, draft, federation, projection, shifted_sites
-from veilsum_coordinator.methods.expected_moments import DIRECTIONS, Noised, direction_expectations
-from veilsum_coordinator.methods.joining import joined
+from veilsum.plan import Outlook, Verdict, plan_study
+from veilsum_coordinator.parts.expected_moments import DIRECTIONS, Noised, direction_expectations
+from veilsum_coordinator.parts.joint_moments import joined
 from veilsum_deploy.cli.planned import print_plan
-from veilsum_deploy.plan import Outlook, Verdict, plan_study
-from veilsum_privacy.schema import DatasetSchema, Label, NumberColumn
+from veilsum_privacy.study.schema import DatasetSchema, Label, NumberColumn
 
 DRAWS = 60
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from support.neighbours import SETTINGS, schema
 from veilsum_aggregation.alignment import local_map
-from veilsum_privacy.encoder import Program, Projection, projection_digest
-from veilsum_privacy.errors import HostileInput, Misuse
-from veilsum_privacy.features import exact_affine, map_records
-from veilsum_privacy.study import Study
+from veilsum_node.errors import HostileInput, Misuse
+from veilsum_privacy.study.encoder import Program, Projection, projection_digest
+from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Alignment, FeatureParameters, Floats, Records
+from veilsum_privacy.tasks.feature_maps import exact_affine, map_records
 
 
 def drawn(rng: np.random.Generator, n: int, p: int, m: int, spread: float) -> tuple[Floats, Floats, Floats]:

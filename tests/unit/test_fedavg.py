@@ -13,24 +13,24 @@ from scipy.special import softmax
 
 from support.federation import schema_of
 from support.randomness import SeededRandom
-from veilsum_coordinator.federation import Release
+from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
 from veilsum_coordinator.methods import METHODS
-from veilsum_coordinator.methods.compile import PrivacyRequest, StudyRequest, compile_study
-from veilsum_coordinator.methods.local_rounds import LocalRounds
-from veilsum_coordinator.methods.participating import Participation, ParticipationParameters
+from veilsum_coordinator.parts.federation import Release
+from veilsum_coordinator.parts.local_rounds import LocalRounds
+from veilsum_coordinator.parts.participation import Participation, ParticipationParameters
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
+from veilsum_node.errors import ConfigurationError
 from veilsum_participant.applying.model import Model
-from veilsum_privacy.accounting import GaussianEvent, rdp_epsilon
-from veilsum_privacy.errors import ConfigurationError
-from veilsum_privacy.results import Result
-from veilsum_privacy.schema import DatasetSchema
-from veilsum_privacy.study import Study, parse_study
+from veilsum_privacy.accounting.accountant import GaussianEvent, rdp_epsilon
+from veilsum_privacy.mechanism.weights import SCORES, WEIGHTS
+from veilsum_privacy.results.result import Result
+from veilsum_privacy.study.schema import DatasetSchema
+from veilsum_privacy.study.study import Study, parse_study
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.training.mlp import Descent, train
 from veilsum_privacy.training.models import build_architecture
 from veilsum_privacy.training.objectives import OBJECTIVES
 from veilsum_privacy.training.predict import representations
-from veilsum_privacy.weights import SCORES, WEIGHTS
 
 SITES = ("site-0", "site-1", "site-2")
 K, D = 3, 4

@@ -13,18 +13,18 @@ from sklearn.linear_model import LogisticRegression
 
 from support.federation import schema_of
 from support.randomness import SeededRandom
-from veilsum_coordinator.federation import Release
+from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
 from veilsum_coordinator.methods import METHODS
-from veilsum_coordinator.methods.compile import PrivacyRequest, StudyRequest, compile_study
 from veilsum_coordinator.methods.fedpft import MIXTURES, START
-from veilsum_coordinator.methods.mixing import Components
-from veilsum_coordinator.methods.server_heads import softmax_head
+from veilsum_coordinator.parts.federation import Release
+from veilsum_coordinator.parts.mixtures import Components
+from veilsum_coordinator.parts.server_heads import softmax_head
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
+from veilsum_node.errors import ConfigurationError
 from veilsum_participant.applying.model import Model
-from veilsum_privacy.errors import ConfigurationError
-from veilsum_privacy.results import Result
-from veilsum_privacy.schema import DatasetSchema
-from veilsum_privacy.study import Study, parse_study
+from veilsum_privacy.results.result import Result
+from veilsum_privacy.study.schema import DatasetSchema
+from veilsum_privacy.study.study import Study, parse_study
 from veilsum_privacy.tasks.base import Records
 
 SITES = ("site-0", "site-1", "site-2")

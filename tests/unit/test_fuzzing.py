@@ -17,15 +17,15 @@ from fuzzing.targets import TARGETS, make
 from fuzzing.targets.ciphertexts import Ciphertexts, nested_bomb, wrap
 from fuzzing.targets.data import SCHEMA
 
+from veilsum_node.config import read_toml
+from veilsum_node.errors import ConfigurationError, DataError, HostileInput
+from veilsum_node.overrides import _parse
+from veilsum_node.transport.route import read_roots
 from veilsum_participant.data.encode import load_records
-from veilsum_participant.route import read_roots
-from veilsum_privacy.backup import MANIFEST, open_archive
-from veilsum_privacy.config import read_toml
-from veilsum_privacy.errors import ConfigurationError, DataError, HostileInput
-from veilsum_privacy.overrides import _parse
+from veilsum_privacy.ledger.backup import MANIFEST, open_archive
 from veilsum_privacy.securesum.bfv import Adder
 from veilsum_privacy.securesum.parameters import BFV_8192
-from veilsum_privacy.study import parse_study
+from veilsum_privacy.study.study import parse_study
 
 FOUND = Path(__file__).parents[1] / "data" / "fuzzing"
 SECONDS, LEAST, MOST = 1.0, 40, 400

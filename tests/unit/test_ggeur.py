@@ -13,19 +13,19 @@ from hypothesis import strategies as st
 
 from support.federation import schema_of
 from support.randomness import SeededRandom
+from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
 from veilsum_aggregation.geometry import ClassGeometry, similarity
-from veilsum_coordinator.federation import Release
 from veilsum_coordinator.methods import METHODS
-from veilsum_coordinator.methods.compile import PrivacyRequest, StudyRequest, compile_study
-from veilsum_coordinator.methods.generated import Generation, released_geometry, released_prototypes
-from veilsum_coordinator.methods.generating import GEOMETRY
-from veilsum_coordinator.methods.server_heads import mlp_head
+from veilsum_coordinator.parts.federation import Release
+from veilsum_coordinator.parts.generated import Generation, released_geometry, released_prototypes
+from veilsum_coordinator.parts.generation import GEOMETRY
+from veilsum_coordinator.parts.server_heads import mlp_head
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
+from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_participant.applying.model import Model, load_model
-from veilsum_privacy.errors import ConfigurationError, HostileInput
-from veilsum_privacy.results import Result, load_result, save_result
-from veilsum_privacy.schema import DatasetSchema
-from veilsum_privacy.study import Study, parse_study
+from veilsum_privacy.results.result import Result, load_result, save_result
+from veilsum_privacy.study.schema import DatasetSchema
+from veilsum_privacy.study.study import Study, parse_study
 from veilsum_privacy.tasks import build_declared
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.training.mlp import Descent, scores, train

@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 from support.ledgers import any_receipt, make_reservation
-from veilsum_privacy.canonical import canonical
+from veilsum_node.canonical import canonical
 from veilsum_privacy.ledger.entries import Mechanism
 from veilsum_privacy.ledger.receipts import Countersignature
 from veilsum_privacy.securesum.context import Assignment, context_digest, encode_broadcast, kept_origin, plan_round
 from veilsum_privacy.securesum.roster import Enrolment, Roster
-from veilsum_privacy.study import Study, parse_study, study_digest
+from veilsum_privacy.study.study import Study, parse_study, study_digest
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "golden.json").read_text(encoding="utf-8"))
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
-from veilsum_privacy.errors import Misuse
+from veilsum_node.errors import Misuse
 from veilsum_privacy.training import gradients as subject
 from veilsum_privacy.training.arrays import flatten, load
 from veilsum_privacy.training.clipped_sums import ClippedGradients, Rows, relative_slack

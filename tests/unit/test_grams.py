@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.neighbours import join, schema, take
-from veilsum_privacy.errors import HostileInput, Misuse
+from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks.base import Floats, Records
 from veilsum_privacy.tasks.grams import DIAGONAL, PRODUCTS, Grams

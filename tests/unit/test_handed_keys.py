@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from veilsum_privacy.errors import ConfigurationError
-from veilsum_privacy.identity.files import open_to_others, read_private
+from veilsum_node.errors import ConfigurationError
+from veilsum_node.identity.files import open_to_others, read_private
 
 SERVICE = 65534
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from veilsum_deploy import cli
-from veilsum_privacy.results import Result, save_result
-from veilsum_privacy.runtime.hardening import allow_files
+from veilsum_node.process.hardening import allow_files
+from veilsum_privacy.results.result import Result, save_result
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,10 +14,10 @@ from prometheus_client import CollectorRegistry
 
 from veilsum_deploy import cli
 from veilsum_deploy.native.endpoint_certificates import EndpointAuthority
+from veilsum_node.errors import ConfigurationError
+from veilsum_node.telemetry.health import ask_ready
+from veilsum_node.telemetry.monitoring import MetricsServer, MetricsSettings
 from veilsum_participant import cli as participant_cli
-from veilsum_privacy.errors import ConfigurationError
-from veilsum_privacy.runtime.health import ask_ready
-from veilsum_privacy.runtime.monitoring import MetricsServer, MetricsSettings
 
 
 @contextmanager
@@ -82,7 +82,7 @@ def test_a_port_that_the_system_chose_is_found_by_its_file(tmp_path: Path) -> No
 
 
 def test_who_answers_nothing_or_nonsense_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("veilsum_privacy.runtime.health.SECONDS", 0.2)
+    monkeypatch.setattr("veilsum_node.telemetry.health.SECONDS", 0.2)
     with closing(socket.create_server(("127.0.0.1", 0))) as silent:  # accepts by its backlog, and says nothing
         found = ask_ready(MetricsSettings(listen=f"127.0.0.1:{silent.getsockname()[1]}"))
     assert not found.ready

@@ -20,7 +20,7 @@ from support.charts import (
     helm,
     render,
 )
-from veilsum_coordinator.settings import CoordinatorConfig, load_coordinator_config
+from veilsum_coordinator.protocol.settings import CoordinatorConfig, load_coordinator_config
 from veilsum_participant.config import ParticipantConfig, load_participant_config
 
 CHART_NAMES = {"app.kubernetes.io/name": "veilsum"}

@@ -13,19 +13,19 @@ from scipy.linalg import lstsq
 
 from support.federation import make_bed, make_request, schema_of
 from support.randomness import SeededRandom
+from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
 from veilsum_aggregation.filters import permute
-from veilsum_coordinator.federation import Release
 from veilsum_coordinator.methods import METHODS
-from veilsum_coordinator.methods.compile import PrivacyRequest, StudyRequest, compile_study
 from veilsum_coordinator.methods.hfedatm import GRAMS
-from veilsum_coordinator.methods.local_rounds import LOCAL
+from veilsum_coordinator.parts.federation import Release
+from veilsum_coordinator.parts.local_rounds import LOCAL
 from veilsum_deploy.evaluations import hfedatm as evaluation
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
-from veilsum_privacy.accounting import rdp_epsilon
-from veilsum_privacy.errors import ConfigurationError
-from veilsum_privacy.pricing import declared_event
-from veilsum_privacy.results import Result
-from veilsum_privacy.study import Study, parse_study
+from veilsum_node.errors import ConfigurationError
+from veilsum_privacy.accounting.accountant import rdp_epsilon
+from veilsum_privacy.accounting.prices import declared_event
+from veilsum_privacy.results.result import Result
+from veilsum_privacy.study.study import Study, parse_study
 from veilsum_privacy.tasks.base import Floats, Records
 from veilsum_privacy.training.arrays import MODEL
 from veilsum_privacy.training.models import ModelSpec, build_architecture, resolve_model

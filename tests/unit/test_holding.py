@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from support.federation import make_bed
-from veilsum_participant.client import run_participant
-from veilsum_privacy import holding
-from veilsum_privacy.errors import ConfigurationError
-from veilsum_privacy.holding import HeldError, StateLock
+from veilsum_node import state_lock
+from veilsum_node.errors import ConfigurationError
+from veilsum_node.state_lock import HeldError, StateLock
+from veilsum_participant.session.client import run_participant
 
 LOG = logging.getLogger("veilsum.test")
 HOLD = """
@@ -101,7 +101,7 @@ def test_where_there_can_be_no_lock(tmp_path: Path) -> None:
 
 
 def test_a_second_participant_on_a_ledger_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holding, "HANDOVER_SECONDS", 0.0)
+    monkeypatch.setattr(state_lock, "HANDOVER_SECONDS", 0.0)
     bed = make_bed(tmp_path, {name: (np.zeros((4, 2)), np.zeros(4, dtype=np.int64)) for name in "ab"})
     config = bed.sites["a"].config
     first = StateLock(config.state, "participant a")

@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from support.certificates import DAY, NOW, now, subject
-from veilsum_privacy.errors import ConfigurationError, HostileInput, Misuse, StateError, VeilsumError
-from veilsum_privacy.identity import (
+from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, StateError, VeilsumError
+from veilsum_node.identity import (
     Authority,
     IssuedRecord,
     Role,

@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.certificates import DAY, NOW, Forge, usage
-from veilsum_privacy.errors import HostileInput
-from veilsum_privacy.identity import Role, federation_id, load_authority_certificate, verify_certificate
+from veilsum_node.errors import HostileInput
+from veilsum_node.identity import Role, federation_id, load_authority_certificate, verify_certificate
 
 FORGE = Forge()
 FOREIGN = Forge()

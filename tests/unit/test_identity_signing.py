@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from veilsum_privacy.errors import ConfigurationError, HostileInput
-from veilsum_privacy.identity import Label, SigningKey, verify
+from veilsum_node.errors import ConfigurationError, HostileInput
+from veilsum_node.identity import Label, SigningKey, verify
 
 KEY = SigningKey.generate()
 OTHER = SigningKey.generate()

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from support.certificates import DAY, NOW, now
-from veilsum_privacy.errors import ConfigurationError, VeilsumError
-from veilsum_privacy.identity import Role, load_credentials
-from veilsum_privacy.identity.provision import Kit, make_kit
+from veilsum_node.errors import ConfigurationError, VeilsumError
+from veilsum_node.identity import Role, load_credentials
+from veilsum_node.identity.provision import Kit, make_kit
 
 
 @pytest.fixture

@@ -140,7 +140,7 @@ def test_the_build_steps_run_here_and_yield_an_environment_with_a_bill_of_materi
     assert (tmp_path / "opt" / "bin" / "veilsum").stat().st_mode & 0o111
     assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
     installed = {path.name for path in (tmp_path / "opt").glob("lib/python*/site-packages/*")}
-    packages = {"veilsum_proto", "veilsum_privacy", "veilsum_aggregation", "veilsum_participant"}
+    packages = {"veilsum_proto", "veilsum_node", "veilsum_privacy", "veilsum_aggregation", "veilsum_participant"}
     assert installed == packages | {f"veilsum_participant-{PROJECT['version']}.dist-info"}
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from veilsum.remote import RoundInfo, StudyInfo
 from veilsum_deploy.demo import interruption as module
 from veilsum_deploy.demo.interruption import Interruption
 from veilsum_deploy.demo.processes import Processes
-from veilsum_deploy.remote import RoundInfo, StudyInfo
 
 ROUNDS = 20
 

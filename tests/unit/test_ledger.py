@@ -32,13 +32,19 @@ from support.ledgers import (
     set_budget,
     ticking,
 )
-from veilsum_privacy.accounting import GaussianEvent, analytic_gaussian_epsilon, estimated_epsilon, prv_epsilon, rdp_epsilon
-from veilsum_privacy.database import open_database, transaction
-from veilsum_privacy.errors import HostileInput, Misuse, Refusal, RefusalCode, StateError, VeilsumError
-from veilsum_privacy.identity import Role
+from veilsum_node.database import open_database, transaction
+from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode, StateError, VeilsumError
+from veilsum_node.identity import Role
+from veilsum_privacy.accounting.accountant import (
+    GaussianEvent,
+    analytic_gaussian_epsilon,
+    estimated_epsilon,
+    prv_epsilon,
+    rdp_epsilon,
+)
 from veilsum_privacy.ledger import Budget, Kind, Ledger, LedgerReader, Reservation, Witness
 from veilsum_privacy.ledger.totals import Follower
-from veilsum_privacy.noise import plan_noise
+from veilsum_privacy.mechanism.noise import plan_noise
 
 DELTA = 1e-5
 

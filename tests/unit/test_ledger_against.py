@@ -10,8 +10,8 @@ import pytest
 
 from support.ledgers import COORDINATOR, OTHER_STUDY, Trial, credentials_of, make_receipt, open_ledger, open_mirror, set_budget
 from support.tampering import Copy
-from veilsum_privacy.database import transaction
-from veilsum_privacy.identity import Role
+from veilsum_node.database import transaction
+from veilsum_node.identity import Role
 from veilsum_privacy.ledger import LedgerFault, LedgerReader, Witness, read_export, verify_ledger, write_jsonl
 
 SITES = ("north", "south", "east")

@@ -24,9 +24,9 @@ from support.ledgers import (
     open_ledger,
     set_budget,
 )
-from veilsum_privacy.canonical import canonical
-from veilsum_privacy.database import transaction
-from veilsum_privacy.errors import ConfigurationError, HostileInput, Refusal, RefusalCode
+from veilsum_node.canonical import canonical
+from veilsum_node.database import transaction
+from veilsum_node.errors import ConfigurationError, HostileInput, Refusal, RefusalCode
 from veilsum_privacy.ledger import Exported, Kind, LedgerFault, LedgerReader, read_export, write_csv, write_jsonl
 from veilsum_privacy.ledger.export import MAX_LINE
 

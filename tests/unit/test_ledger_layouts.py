@@ -18,13 +18,13 @@ from sqlalchemy import Engine, inspect, text
 from support.backends import BACKENDS, new_place
 from support.ledgers import START, credentials_of, federation, make_reservation, open_ledger, set_budget, ticking
 from support.tampering import Copy
-from veilsum_privacy.accounting import rdp_epsilon
-from veilsum_privacy.database import SCHEMA_VERSION, migrate, open_database, open_readonly, transaction
-from veilsum_privacy.errors import StateError
-from veilsum_privacy.identity import Credentials, Role, SigningKey, verify_certificate
+from veilsum_node.database import SCHEMA_VERSION, migrate, open_database, open_readonly, transaction
+from veilsum_node.errors import StateError
+from veilsum_node.identity import Credentials, Role, SigningKey, verify_certificate
+from veilsum_node.migration import scripts
+from veilsum_privacy.accounting.accountant import rdp_epsilon
 from veilsum_privacy.ledger import Kind, LedgerFault, LedgerReader, migrations, verify_ledger
 from veilsum_privacy.ledger.tables import metadata
-from veilsum_privacy.migration import scripts
 
 OLD = Path(__file__).parents[1] / "data" / "ledger-layout-1.sqlite3"
 """Written by version 0.1 with the key below: budget 2.0, a round charged and released, one freed, one refused, one of another

@@ -28,10 +28,10 @@ from support.ledgers import (
     open_mirror,
 )
 from support.tampering import Change, Copy
-from veilsum_privacy.canonical import digest
-from veilsum_privacy.database import transaction
-from veilsum_privacy.errors import HostileInput, Misuse, StateError
-from veilsum_privacy.identity import Role
+from veilsum_node.canonical import digest
+from veilsum_node.database import transaction
+from veilsum_node.errors import HostileInput, Misuse, StateError
+from veilsum_node.identity import Role
 from veilsum_privacy.ledger import Kind, LedgerFault, LedgerReader, Mirrored, verify_ledger
 from veilsum_privacy.ledger.receipts import parse_countersignature, receipts_digest, verify_countersignature
 

@@ -17,9 +17,9 @@ from sqlalchemy import Connection, text
 from support.backends import SHARED, new_place
 from support.ledgers import credentials_of, make_reservation, open_ledger, set_budget
 from support.racing import racers
-from veilsum_privacy.accounting import rdp_epsilon
-from veilsum_privacy.database import open_database, transaction
-from veilsum_privacy.errors import Refusal, StateError
+from veilsum_node.database import open_database, transaction
+from veilsum_node.errors import Refusal, StateError
+from veilsum_privacy.accounting.accountant import rdp_epsilon
 from veilsum_privacy.ledger import Kind, LedgerReader
 
 DELTA = 1e-5

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.ledgers import COORDINATOR, any_receipt, credentials_of, make_reservation
-from veilsum_privacy.canonical import canonical
-from veilsum_privacy.errors import HostileInput, Misuse
-from veilsum_privacy.identity import Label, Role
+from veilsum_node.canonical import canonical
+from veilsum_node.errors import HostileInput, Misuse
+from veilsum_node.identity import Label, Role
 from veilsum_privacy.ledger.receipts import (
     MAX_RECEIPT_BYTES,
     Countersignature,

@@ -16,9 +16,9 @@ from sqlalchemy import text
 
 from support.ledgers import COORDINATOR, OTHER_STUDY, STUDY, Trial, credentials_of, make_receipt, open_ledger, set_budget
 from support.tampering import Copy
-from veilsum_privacy.database import transaction
-from veilsum_privacy.errors import Refusal, RefusalCode
-from veilsum_privacy.identity import Role
+from veilsum_node.database import transaction
+from veilsum_node.errors import Refusal, RefusalCode
+from veilsum_node.identity import Role
 from veilsum_privacy.ledger import LedgerFault, LedgerReader, read_export, verify_ledger, write_jsonl
 from veilsum_privacy.ledger.receipts import parse_receipt
 

@@ -21,10 +21,10 @@ from support.ledgers import (
     set_budget,
 )
 from support.tampering import Change, Copy
-from veilsum_privacy.canonical import canonical
-from veilsum_privacy.database import transaction
-from veilsum_privacy.errors import HostileInput, Refusal, RefusalCode
-from veilsum_privacy.identity import Credentials, Label, Role
+from veilsum_node.canonical import canonical
+from veilsum_node.database import transaction
+from veilsum_node.errors import HostileInput, Refusal, RefusalCode
+from veilsum_node.identity import Credentials, Label, Role
 from veilsum_privacy.ledger import Ledger, LedgerFault, verify_ledger
 
 SECOND = 9  # the entry from which the second key signs

@@ -12,7 +12,7 @@ import pytest
 
 from support.ledgers import COORDINATOR, Trial, credentials_of, make_receipt, open_ledger
 from support.tampering import Change, Copy
-from veilsum_privacy.identity import Role
+from veilsum_node.identity import Role
 from veilsum_privacy.ledger import LedgerFault, SignedReceipt, verify_ledger
 from veilsum_privacy.ledger.receipts import countersign, parse_countersignature, receipts_digest
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from support.neighbours import MAPPED, add_unit, repeated, schema, spoil, take, with_subjects
 from support.randomness import SeededRandom
-from veilsum_privacy.errors import HostileInput, Misuse
-from veilsum_privacy.noise import NoisePlan, discrete_gaussian
-from veilsum_privacy.steps import Steps
-from veilsum_privacy.study import Unit
+from veilsum_node.errors import HostileInput, Misuse
+from veilsum_privacy.mechanism.noise import NoisePlan, discrete_gaussian
+from veilsum_privacy.mechanism.steps import Steps
+from veilsum_privacy.study.study import Unit
 from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks import generation as made
 from veilsum_privacy.tasks import local_training as module

@@ -12,12 +12,12 @@ import grpc
 import pytest
 
 from support.network import wait_for
-from veilsum_coordinator.metrics import Metrics
 from veilsum_coordinator.service.guard import Guard
-from veilsum_privacy.errors import HostileInput
-from veilsum_privacy.runtime import flood
-from veilsum_privacy.runtime.flood import LINES, MOST_PEERS, SECONDS, FloodFilter, caused_by
-from veilsum_privacy.runtime.logs import LOGGER, LogSettings, start_logging
+from veilsum_coordinator.service.metrics import Metrics
+from veilsum_node.errors import HostileInput
+from veilsum_node.telemetry import log_floods
+from veilsum_node.telemetry.log_floods import LINES, MOST_PEERS, SECONDS, FloodFilter, caused_by
+from veilsum_node.telemetry.logs import LOGGER, LogSettings, start_logging
 
 
 class Scene:
@@ -96,7 +96,7 @@ def restored() -> Iterator[None]:
 
 @pytest.mark.usefixtures("restored")
 def test_the_log_of_a_process_has_the_lines_and_the_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flood, "SECONDS", 0.3)
+    monkeypatch.setattr(log_floods, "SECONDS", 0.3)
     path = tmp_path / "log"
     start_logging(LogSettings(file=path))
     for number in range(LINES + 50):

@@ -12,15 +12,15 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from support.memory import MemoryFederation, split_records
 from support.randomness import SeededRandom
+from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
 from veilsum_aggregation.heads import LinearHead
 from veilsum_coordinator.methods import METHODS, get_method
-from veilsum_coordinator.methods.compile import PrivacyRequest, StudyRequest, compile_study
+from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
 from veilsum_participant.data import load_records
-from veilsum_privacy.errors import ConfigurationError, HostileInput, Misuse
-from veilsum_privacy.results import Result, load_result, save_result
-from veilsum_privacy.schema import CategoryColumn, ClassValues, DatasetSchema, Label, NumberColumn
-from veilsum_privacy.schema_file import load_schema
-from veilsum_privacy.study import Study, parse_study
+from veilsum_privacy.results.result import Result, load_result, save_result
+from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, Label, NumberColumn
+from veilsum_privacy.study.schema_file import load_schema
+from veilsum_privacy.study.study import Study, parse_study
 from veilsum_privacy.tasks.base import Records
 
 SITES = [f"site-{index}" for index in range(4)]

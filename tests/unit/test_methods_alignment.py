@@ -16,14 +16,14 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from support.studies import SCHEMA, SITES, WIDTH, Floats, compiled, draft, federation, projection, run, shifted_sites
 from veilsum_aggregation.gaussian import AffineMap
 from veilsum_aggregation.two_way import SiteMoments, fit_two_way, two_way_map
-from veilsum_coordinator.federation import Release
 from veilsum_coordinator.methods import get_method
-from veilsum_coordinator.methods.joining import joined
+from veilsum_coordinator.parts.federation import Release
+from veilsum_coordinator.parts.joint_moments import joined
 from veilsum_deploy.simulation.plain import PlainFederation
+from veilsum_node.errors import ConfigurationError
 from veilsum_participant.applying.model import Model
-from veilsum_privacy.errors import ConfigurationError
-from veilsum_privacy.results import Result, load_result, save_result
-from veilsum_privacy.study import Study
+from veilsum_privacy.results.result import Result, load_result, save_result
+from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Records
 
 REFERENCES, MODES = ("two-way", "paper"), ("one-shot", "iterated")

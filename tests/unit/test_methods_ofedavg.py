@@ -11,8 +11,8 @@ from sklearn.linear_model import LogisticRegression
 
 from support.studies import SITES, WIDTH, compiled, draft, federation, run, shifted_sites
 from veilsum_coordinator.methods import get_method
+from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_participant.applying.model import Model
-from veilsum_privacy.errors import ConfigurationError, HostileInput
 from veilsum_privacy.tasks import build_declared
 from veilsum_privacy.tasks.base import Records
 

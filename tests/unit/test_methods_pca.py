@@ -11,13 +11,13 @@ import pytest
 from sklearn.decomposition import PCA
 
 from support.studies import SCHEMA, WIDTH, compiled, draft, federation, run, shifted_sites
+from veilsum.plan import Verdict, plan_study
 from veilsum_coordinator.methods import get_method
-from veilsum_coordinator.projections import result_projection
-from veilsum_deploy.plan import Verdict, plan_study
+from veilsum_coordinator.results.projections import result_projection
+from veilsum_node.errors import ConfigurationError
 from veilsum_participant.applying.model import Model
-from veilsum_privacy.errors import ConfigurationError
-from veilsum_privacy.results import load_result, save_result
-from veilsum_privacy.schema import DatasetSchema, NumberColumn
+from veilsum_privacy.results.result import load_result, save_result
+from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
 from veilsum_privacy.tasks.base import Records
 
 

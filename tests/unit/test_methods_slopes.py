@@ -11,10 +11,10 @@ from support.studies import SCHEMA, SITES, WIDTH, compiled, federation, run, shi
 from veilsum_aggregation.alignment import local_map
 from veilsum_aggregation.two_way import SiteMoments, fit_two_way, two_way_map
 from veilsum_coordinator.methods import get_method
-from veilsum_coordinator.methods.aligning import AlignmentParameters
+from veilsum_coordinator.parts.alignment import AlignmentParameters
+from veilsum_node.errors import HostileInput
 from veilsum_participant.applying.model import Model
-from veilsum_privacy.errors import HostileInput
-from veilsum_privacy.schema import DatasetSchema
+from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks import build_task
 
 

@@ -22,15 +22,15 @@ from torch import nn
 from support.federation import schema_of
 from veilsum_aggregation.alignment import local_map, reference_arrays
 from veilsum_aggregation.gaussian import Gaussian
-from veilsum_coordinator.methods.applying import application
-from veilsum_coordinator.methods.networks import network_head
+from veilsum_coordinator.parts.application import application
+from veilsum_coordinator.parts.networks import network_head
 from veilsum_deploy.evaluation import exact_head
+from veilsum_node.errors import ConfigurationError, DataError, HostileInput, Misuse
 from veilsum_participant.applying import model as model_module
 from veilsum_participant.applying.model import Model, load_model, probabilities
-from veilsum_privacy.encoder import projection_digest
-from veilsum_privacy.errors import ConfigurationError, DataError, HostileInput, Misuse
-from veilsum_privacy.results import Result, save_result
-from veilsum_privacy.schema import CategoryColumn, ClassValues, DatasetSchema, Label, NumberColumn
+from veilsum_privacy.results.result import Result, save_result
+from veilsum_privacy.study.encoder import projection_digest
+from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, Label, NumberColumn
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.training.arrays import load
 from veilsum_privacy.training.models import Architecture, ModelSpec, build_architecture, resolve_model

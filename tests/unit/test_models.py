@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from veilsum_aggregation.filters import permute
-from veilsum_privacy.canonical import canonical
-from veilsum_privacy.errors import HostileInput, Misuse
-from veilsum_privacy.schema import Frozen
+from veilsum_node.canonical import canonical
+from veilsum_node.errors import HostileInput, Misuse
+from veilsum_node.fields import Frozen
 from veilsum_privacy.training import predict
 from veilsum_privacy.training.arrays import MODEL, dump, flatten, from_broadcast, load, to_broadcast, unflatten
 from veilsum_privacy.training.models import (

@@ -10,9 +10,9 @@ import pytest
 from support.neighbours import random_records, schema
 from support.studies import compiled, federation, shifted_sites
 from veilsum_aggregation.feature_moments import moment_terms, moments_of_sums, read_reference
-from veilsum_coordinator.federation import Federation, Release
-from veilsum_coordinator.methods.base import Inputs, Method, TaskPlan
-from veilsum_coordinator.methods.moment_aligning import (
+from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
+from veilsum_coordinator.parts.federation import Federation, Release
+from veilsum_coordinator.parts.moment_alignment import (
     LABEL,
     WITHIN_LABEL,
     MomentAlignment,
@@ -23,11 +23,11 @@ from veilsum_coordinator.methods.moment_aligning import (
     moment_share,
     resolve_moments,
 )
-from veilsum_coordinator.methods.moment_plans import task_parameters
-from veilsum_privacy.encoder import Program, Projection
-from veilsum_privacy.errors import ConfigurationError
-from veilsum_privacy.results import Result
-from veilsum_privacy.schema import Frozen
+from veilsum_coordinator.parts.moment_plans import task_parameters
+from veilsum_node.errors import ConfigurationError
+from veilsum_node.fields import Frozen
+from veilsum_privacy.results.result import Result
+from veilsum_privacy.study.encoder import Program, Projection
 from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks.base import Floats, PartParameters, RecordTask
 
@@ -139,7 +139,7 @@ class AlignedSums(Method):
 def test_sites_of_a_compiled_study_come_to_have_one_mean(
     monkeypatch: pytest.MonkeyPatch, reference: str, noise: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr("veilsum_coordinator.methods.compile.get_method", lambda name: AlignedSums())
+    monkeypatch.setattr("veilsum.compile.get_method", lambda name: AlignedSums())
     study = compiled("aligned-sums", {"reference": reference, "records": 1.0}, **noise)
     assert study.privacy.cohort_difference == "strict"
     sites = shifted_sites(800, shift=0.3)

@@ -12,22 +12,22 @@ import pytest
 from support.memory import split_records
 from support.studies import CLASSES, SCHEMA, SITES, WIDTH, compiled, federation, projection, shifted_sites
 from veilsum_coordinator.methods import get_method
-from veilsum_coordinator.methods.base import Inputs
 from veilsum_coordinator.methods.fedavg import FedAvg, FedAvgParameters
 from veilsum_coordinator.methods.fedsgd import FedSGD, FedSGDParameters
-from veilsum_coordinator.methods.moment_aligning import LABEL, WITHIN_LABEL, MomentAlignment, training_records
+from veilsum_coordinator.parts.base import Inputs
+from veilsum_coordinator.parts.moment_alignment import LABEL, WITHIN_LABEL, MomentAlignment, training_records
 from veilsum_deploy.simulation.plain import PlainFederation
+from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
 from veilsum_participant.applying.model import Model
-from veilsum_privacy.accounting import GaussianEvent, rdp_epsilon
-from veilsum_privacy.computing import kept_blocks
-from veilsum_privacy.errors import ConfigurationError, HostileInput, Misuse
-from veilsum_privacy.features import map_records
-from veilsum_privacy.parts import in_statistics_part
-from veilsum_privacy.results import Result
-from veilsum_privacy.schema import CategoryColumn, DatasetSchema
-from veilsum_privacy.study import Study
+from veilsum_privacy.accounting.accountant import GaussianEvent, rdp_epsilon
+from veilsum_privacy.computation.contribution import kept_blocks
+from veilsum_privacy.results.result import Result
+from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
+from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import TASKS
 from veilsum_privacy.tasks.base import FeatureParameters, Floats, Records
+from veilsum_privacy.tasks.feature_maps import map_records
+from veilsum_privacy.tasks.parts import in_statistics_part
 from veilsum_privacy.training.models import ModelSpec, build_architecture
 from veilsum_privacy.training.models.perceptrons import Linear
 

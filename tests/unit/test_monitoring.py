@@ -25,11 +25,11 @@ from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from veilsum_privacy.config import validate
-from veilsum_privacy.errors import ConfigurationError, StateError
-from veilsum_privacy.runtime import listener, monitoring
-from veilsum_privacy.runtime.monitoring import Heartbeat, MetricsServer, MetricsSettings
-from veilsum_privacy.runtime.refreshing import Refreshed
+from veilsum_node.config import validate
+from veilsum_node.errors import ConfigurationError, StateError
+from veilsum_node.telemetry import listener, monitoring
+from veilsum_node.telemetry.monitoring import Heartbeat, MetricsServer, MetricsSettings
+from veilsum_node.telemetry.refresh import Refreshed
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 

@@ -21,8 +21,8 @@ from veilsum_deploy.native.processes import Command, Processes, StoppedError, ru
 from veilsum_deploy.native.provision import DONE, OTHERS, provision
 from veilsum_deploy.native.watching import instant
 from veilsum_deploy.native.watching import wait_for as watch_for
-from veilsum_privacy.errors import Misuse, StateError
-from veilsum_privacy.identity import Role, load_credentials
+from veilsum_node.errors import Misuse, StateError
+from veilsum_node.identity import Role, load_credentials
 
 NOW = 1_800_000_000
 SITES = ("north", "east", "south", "west")

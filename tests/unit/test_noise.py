@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from support.randomness import SeededRandom
-from veilsum_privacy import noise
-from veilsum_privacy.errors import Misuse
-from veilsum_privacy.noise import NoisePlan, discrete_gaussian, exp_bracket, plan_noise
-from veilsum_privacy.randomness import SYSTEM_RANDOM
+from veilsum_node.errors import Misuse
+from veilsum_node.randomness import SYSTEM_RANDOM
+from veilsum_privacy.mechanism import noise
+from veilsum_privacy.mechanism.noise import NoisePlan, discrete_gaussian, exp_bracket, plan_noise
 
 ALPHA = 1e-6  # per test; seeds are fixed, so a passing test stays passing
 

@@ -9,11 +9,11 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from support.certificates import NOW, Forge
+from veilsum_node.errors import RefusalCode
+from veilsum_node.identity import Role, SigningKey, verify_certificate
 from veilsum_participant.config import Policy
 from veilsum_participant.policy import noise_faults, trusted
-from veilsum_privacy.errors import RefusalCode
-from veilsum_privacy.identity import Role, SigningKey, verify_certificate
-from veilsum_privacy.noise import NoisePlan
+from veilsum_privacy.mechanism.noise import NoisePlan
 from veilsum_privacy.securesum.boxes import BoxKey
 from veilsum_privacy.securesum.roster import Member, enrol
 

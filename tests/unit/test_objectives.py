@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 from scipy.special import log_softmax, softmax
 
-from veilsum_privacy.errors import HostileInput
+from veilsum_node.errors import HostileInput
 from veilsum_privacy.training.arrays import flatten, load, unflatten
 from veilsum_privacy.training.batches import compute_module
 from veilsum_privacy.training.descent import Descended, descend, mean_gradient

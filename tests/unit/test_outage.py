@@ -14,13 +14,13 @@ import pytest
 from sqlalchemy import Connection
 
 from support.federation import TestBed, make_bed, make_request, schema_of
-from veilsum_coordinator import outage as module
-from veilsum_coordinator.journal import SqlJournal
-from veilsum_coordinator.outage import Outage
-from veilsum_coordinator.rounds import RoundPhase
-from veilsum_coordinator.settings import Waits
-from veilsum_privacy.driver_faults import DatabaseAwayError
-from veilsum_privacy.errors import StateError
+from veilsum_coordinator.protocol.rounds import RoundPhase
+from veilsum_coordinator.protocol.settings import Waits
+from veilsum_coordinator.storage import outage as module
+from veilsum_coordinator.storage.journal import SqlJournal
+from veilsum_coordinator.storage.outage import Outage
+from veilsum_node.driver_faults import DatabaseAwayError
+from veilsum_node.errors import StateError
 from veilsum_privacy.ledger import Kind
 
 

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
-from veilsum_coordinator.settings import CoordinatorConfig, load_coordinator_config, read_coordinator_settings
+from veilsum_coordinator.protocol.settings import CoordinatorConfig, load_coordinator_config, read_coordinator_settings
 from veilsum_deploy import cli
+from veilsum_node.errors import ConfigurationError
+from veilsum_node.overrides import Loaded, effective, load_settings, set_variables
 from veilsum_participant.config import ParticipantConfig, load_participant_config
-from veilsum_privacy.errors import ConfigurationError
-from veilsum_privacy.overrides import Loaded, effective, load_settings, set_variables
 
 SITE = """coordinator = "localhost:1"
 log = "site.log"

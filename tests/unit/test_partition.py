@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from veilsum_deploy.datasets import Dataset, packaged_dataset, read_dataset
 from veilsum_deploy.demo.hospitals import HOSPITALS, folder_hospitals, packaged_hospitals, site_name
 from veilsum_deploy.simulation.partition import domain_alpha, hold_out, partition, thin_domains
+from veilsum_node.errors import DataError, Misuse
+from veilsum_node.identity.certificate import NAME_PATTERN
 from veilsum_participant.data import load_records
-from veilsum_privacy.errors import DataError, Misuse
-from veilsum_privacy.identity.certificate import NAME_PATTERN
-from veilsum_privacy.schema import CategoryColumn, DatasetSchema, NumberColumn
+from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 
 KINDS = st.one_of(st.sampled_from(["iid", "uneven"]), st.floats(0.001, 1000).map(lambda alpha: f"dirichlet:{alpha}"))
 

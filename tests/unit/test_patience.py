@@ -12,16 +12,17 @@ import pytest
 from sqlalchemy import Engine, text
 
 from support.federation import TestBed, make_bed, make_request, schema_of
-from veilsum_coordinator import runner
-from veilsum_coordinator.members import StudyPhase
-from veilsum_coordinator.runner import run_study
-from veilsum_participant import client as client_module
-from veilsum_participant import contributions, patience
-from veilsum_participant.client import Client
-from veilsum_participant.patience import StoreWatch, patiently
-from veilsum_privacy.database import answers, open_database, probe, transaction, write_fault
-from veilsum_privacy.driver_faults import DatabaseAwayError, DatabaseDamagedError
-from veilsum_privacy.errors import StateError
+from veilsum_coordinator.protocol.members import StudyPhase
+from veilsum_coordinator.service import runner
+from veilsum_coordinator.service.runner import run_study
+from veilsum_node.database import answers, open_database, probe, transaction, write_fault
+from veilsum_node.driver_faults import DatabaseAwayError, DatabaseDamagedError
+from veilsum_node.errors import StateError
+from veilsum_participant.protocol import contributions
+from veilsum_participant.session import client as client_module
+from veilsum_participant.session import patience
+from veilsum_participant.session.client import Client
+from veilsum_participant.session.patience import StoreWatch, patiently
 from veilsum_proto import federation_pb2 as pb
 
 

@@ -23,25 +23,26 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from support.randomness import SeededRandom
+from veilsum.compile import PrivacyRequest, StudyDraft, StudyRequest, draft_study
+from veilsum.costs import study_cost
+from veilsum.plan import Outlook, Verdict, divide, outlook, plan_study, typical_share
+from veilsum.remote import Remote
+from veilsum.spending import epsilon_alone, participant_losses, read_spending, study_mechanisms
 from veilsum_aggregation.moments import within_covariance, within_covariance_error
 from veilsum_coordinator.methods import METHODS
-from veilsum_coordinator.methods.base import Method, TaskPlan
-from veilsum_coordinator.methods.compile import PrivacyRequest, StudyDraft, StudyRequest, draft_study
-from veilsum_coordinator.methods.expectations import Expectation, main_error
 from veilsum_coordinator.methods.fedcgs import FedCGS
+from veilsum_coordinator.parts.base import Method, TaskPlan
+from veilsum_coordinator.parts.expectations import Expectation, main_error
 from veilsum_deploy import cli
-from veilsum_deploy.costs import study_cost
-from veilsum_deploy.plan import Outlook, Verdict, divide, outlook, plan_study, typical_share
-from veilsum_deploy.remote import Remote
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
-from veilsum_deploy.spending import epsilon_alone, participant_losses, read_spending, study_mechanisms
-from veilsum_privacy.accounting import GaussianEvent, rdp_epsilon
-from veilsum_privacy.canonical import canonical
-from veilsum_privacy.errors import ConfigurationError, HostileInput
+from veilsum_node.canonical import canonical
+from veilsum_node.errors import ConfigurationError, HostileInput
+from veilsum_node.fields import Frozen
+from veilsum_privacy.accounting.accountant import GaussianEvent, rdp_epsilon
 from veilsum_privacy.ledger.entries import Mechanism
-from veilsum_privacy.noise import NoisePlan
-from veilsum_privacy.schema import CategoryColumn, ClassValues, DatasetSchema, Frozen, Label, NumberColumn
-from veilsum_privacy.study import Study
+from veilsum_privacy.mechanism.noise import NoisePlan
+from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, Label, NumberColumn
+from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks.base import Records
 from veilsum_proto import federation_pb2 as pb

@@ -17,12 +17,12 @@ import veilsum_coordinator
 import veilsum_deploy
 import veilsum_participant
 import veilsum_privacy
-from veilsum_coordinator.settings import CoordinatorConfig
+from veilsum_coordinator.protocol.settings import CoordinatorConfig
+from veilsum_node.identity.signing import SigningKey
+from veilsum_node.identity.tls import Credentials
+from veilsum_node.overrides import Override
+from veilsum_node.transport.route import Proxy
 from veilsum_participant.cli.places import Place
-from veilsum_participant.route import Proxy
-from veilsum_privacy.identity.signing import SigningKey
-from veilsum_privacy.identity.tls import Credentials
-from veilsum_privacy.overrides import Override
 from veilsum_privacy.securesum.bfv import SecretKey
 from veilsum_privacy.securesum.boxes import BoxKey
 from veilsum_privacy.securesum.parameters import BFV_4096

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from support.federation import DATASET, make_request, schema_of
 from support.hostile import altered
-from veilsum_coordinator.methods.compile import compile_study
+from veilsum.compile import compile_study
+from veilsum_node.errors import Refusal, RefusalCode
+from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_participant.config import DatasetConfig, ParticipantConfig, Policy
 from veilsum_participant.policy import study_faults
-from veilsum_privacy.errors import Refusal, RefusalCode
-from veilsum_privacy.pricing import study_epsilon
-from veilsum_privacy.randomness import SYSTEM_RANDOM
-from veilsum_privacy.study import Study
+from veilsum_privacy.accounting.prices import study_epsilon
+from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import TASKS
 
 OWN = "a"

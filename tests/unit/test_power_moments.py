@@ -14,14 +14,12 @@ from support.neighbours import random_records, spoil, take
 from support.neighbours import schema as small
 from veilsum_aggregation.feature_moments import REFERENCE_MEAN, moment_terms, moments_of_sums, reference_arrays
 from veilsum_aggregation.moment_alignment import moment_map
-from veilsum_privacy.computing import Place, compute_sum, kept_blocks
-from veilsum_privacy.encoder import Program
-from veilsum_privacy.errors import HostileInput, Misuse
-from veilsum_privacy.features import map_records
-from veilsum_privacy.parts import in_statistics_part
-from veilsum_privacy.schema import DatasetSchema
+from veilsum_node.errors import HostileInput, Misuse
+from veilsum_privacy.computation.contribution import Place, compute_sum, kept_blocks
 from veilsum_privacy.securesum.context import plan_round
-from veilsum_privacy.study import NoiseKind, PrivacyDemand, Study, TaskDeclaration
+from veilsum_privacy.study.encoder import Program
+from veilsum_privacy.study.schema import DatasetSchema
+from veilsum_privacy.study.study import NoiseKind, PrivacyDemand, Study, TaskDeclaration
 from veilsum_privacy.tasks import build_declared, build_task
 from veilsum_privacy.tasks.base import (
     Alignment,
@@ -34,6 +32,8 @@ from veilsum_privacy.tasks.base import (
     Records,
     RecordTask,
 )
+from veilsum_privacy.tasks.feature_maps import map_records
+from veilsum_privacy.tasks.parts import in_statistics_part
 
 COMMON = {"clip": 1.0, "missing": "skip", "order": 4, "count_weight": 1.5, "power_weight": 0.7}
 MOMENTS = {

@@ -15,17 +15,17 @@ from sqlalchemy import Connection, Engine
 from support.federation import Clock
 from support.hospital import HospitalAuthority
 from support.renewing import renew, renew_with_new_key, replace_key, sign_again
-from veilsum_privacy.database import open_database, transaction
-from veilsum_privacy.errors import ConfigurationError, Misuse, StateError
-from veilsum_privacy.identity import CertificateExpired, Credentials, Role, load_credentials, verify_certificate
-from veilsum_privacy.identity.certificate import load_authority_certificate, moment
-from veilsum_privacy.identity.files import replace_file
-from veilsum_privacy.identity.provision import Kit, make_kit
-from veilsum_privacy.identity.renewal import DAY, ExpiryLog, Renewal, expiry_warning, renewed_credentials
-from veilsum_privacy.identity.tls import CERTIFICATE_FILE, KEY_FILE, load_server_pair
+from veilsum_node.database import open_database, transaction
+from veilsum_node.errors import ConfigurationError, Misuse, StateError
+from veilsum_node.identity import CertificateExpired, Credentials, Role, load_credentials, verify_certificate
+from veilsum_node.identity.certificate import load_authority_certificate, moment
+from veilsum_node.identity.files import replace_file
+from veilsum_node.identity.provision import Kit, make_kit
+from veilsum_node.identity.renewal import DAY, ExpiryLog, Renewal, expiry_warning, renewed_credentials
+from veilsum_node.identity.tls import CERTIFICATE_FILE, KEY_FILE, load_server_pair
+from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_privacy.ledger import Kind, Ledger
 from veilsum_privacy.ledger.chain import Chain
-from veilsum_privacy.randomness import SYSTEM_RANDOM
 
 
 @pytest.fixture

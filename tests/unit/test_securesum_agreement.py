@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from support.certificates import NOW, Forge
 from support.federation import DATASET, schema_of
-from veilsum_privacy.canonical import canonical, digest
-from veilsum_privacy.errors import HostileInput
-from veilsum_privacy.identity import Identity, Label, Role, SigningKey, verify_certificate
+from veilsum_node.canonical import canonical, digest
+from veilsum_node.errors import HostileInput
+from veilsum_node.identity import Identity, Label, Role, SigningKey, verify_certificate
 from veilsum_privacy.securesum.boxes import (
     PUBLIC_KEY_BYTES,
     SHARE_BYTES,
@@ -30,7 +30,7 @@ from veilsum_privacy.securesum.boxes import (
     unseal,
 )
 from veilsum_privacy.securesum.roster import Enrolment, enrol, verify_enrolment, verify_roster
-from veilsum_privacy.study import PrivacyDemand, Study, TaskDeclaration
+from veilsum_privacy.study.study import PrivacyDemand, Study, TaskDeclaration
 
 STUDY, ROSTER, CONTEXT = (bytes([number]) * 32 for number in range(1, 4))
 FORGE = Forge()

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tenseal import sealapi
 
 from support.securesum import malleated, whole
-from veilsum_privacy.errors import HostileInput
+from veilsum_node.errors import HostileInput
 from veilsum_privacy.securesum import bfv
 from veilsum_privacy.securesum.bfv import Adder, SecretKey, _context, _Scratch
 from veilsum_privacy.securesum.frames import FrameSize, check_frame

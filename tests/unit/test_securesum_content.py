@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from support.securesum import whole
-from veilsum_privacy.errors import HostileInput
+from veilsum_node.errors import HostileInput
 from veilsum_privacy.securesum.bfv import Adder, SecretKey, _context
 from veilsum_privacy.securesum.frames import FrameSize, check_frame
 from veilsum_privacy.securesum.parameters import BFV_4096, BFV_8192, BfvParameters

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.federation import DATASET, schema_of
-from veilsum_privacy.canonical import canonical
-from veilsum_privacy.errors import HostileInput, Misuse
-from veilsum_privacy.identity import Identity, Role
+from veilsum_node.canonical import canonical
+from veilsum_node.errors import HostileInput, Misuse
+from veilsum_node.identity import Identity, Role
 from veilsum_privacy.securesum.context import (
     Assignment,
     RoundPlan,
@@ -31,7 +31,7 @@ from veilsum_privacy.securesum.context import (
 )
 from veilsum_privacy.securesum.parameters import BFV_4096, BFV_8192
 from veilsum_privacy.securesum.roster import Enrolment, Member, Roster
-from veilsum_privacy.study import PrivacyDemand, Study, TaskDeclaration
+from veilsum_privacy.study.study import PrivacyDemand, Study, TaskDeclaration
 
 NAMES = ("east", "north", "south", "west")
 KEY = ec.generate_private_key(ec.SECP256R1()).public_key()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from support.securesum import Cohort, add_words, exact_plan, make_cohort, whole
-from veilsum_privacy.errors import HostileInput, Misuse
+from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.securesum.bfv import Adder, SecretKey
 from veilsum_privacy.securesum.contribution import (
     decrypt_sum,

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from support.certificates import NOW, Forge
 from support.securesum import exact_plan, make_cohort
-from veilsum_privacy.canonical import canonical
-from veilsum_privacy.errors import HostileInput, Misuse
-from veilsum_privacy.identity import Label, Role, SigningKey, verify_certificate
+from veilsum_node.canonical import canonical
+from veilsum_node.errors import HostileInput, Misuse
+from veilsum_node.identity import Label, Role, SigningKey, verify_certificate
 from veilsum_privacy.securesum.contribution import masked_sum, open_sum
 from veilsum_privacy.securesum.decryption import (
     MAX_STATEMENT_BYTES,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from veilsum_privacy.errors import HostileInput, StateError
+from veilsum_node.errors import HostileInput, StateError
 from veilsum_privacy.securesum.frames import FrameSize, Template, check_frame
 
 RAW, RLE = 0, 1

@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from support.securesum import ALPHA, Cohort, add_words, exact_plan, make_cohort, uniform_p_value, whole
-from veilsum_privacy.errors import HostileInput
+from veilsum_node.errors import HostileInput
 from veilsum_privacy.securesum.bfv import SecretKey
 from veilsum_privacy.securesum.contribution import consent_key, open_sum
 from veilsum_privacy.securesum.masks import MaskStream

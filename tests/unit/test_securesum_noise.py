@@ -12,11 +12,11 @@ from scipy import stats
 
 from support.randomness import SeededRandom
 from support.securesum import ALPHA, make_cohort
-from veilsum_privacy.errors import Misuse
-from veilsum_privacy.noise import NoisePlan, plan_noise
+from veilsum_node.errors import Misuse
+from veilsum_privacy.mechanism.noise import NoisePlan, plan_noise
 from veilsum_privacy.securesum.contribution import open_sum
 from veilsum_privacy.securesum.parameters import BFV_8192, plan_encoding
-from veilsum_privacy.study import NoiseKind
+from veilsum_privacy.study.study import NoiseKind
 
 CONTEXT = hashlib.sha256(b"noise").digest()
 SIZE = 60_000

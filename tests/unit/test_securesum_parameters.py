@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from veilsum_privacy.errors import Misuse
+from veilsum_node.errors import Misuse
 from veilsum_privacy.securesum.parameters import (
     BFV_4096,
     BFV_8192,

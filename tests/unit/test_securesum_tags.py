@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.randomness import SeededRandom
-from veilsum_privacy.errors import HostileInput
+from veilsum_node.errors import HostileInput
 from veilsum_privacy.securesum.masks import Keystream, MaskStream, Slots, derive
 from veilsum_privacy.securesum.parameters import BFV_4096, BFV_8192, BfvParameters
 from veilsum_privacy.securesum.tags import TagKey

@@ -14,11 +14,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from support import reports
 from support.reports import BUDGET, EXPIRY, HOSTILE, SOFTWARE, SPENT, STEP, VERIFIED, sample
-from veilsum_coordinator.metrics import Metrics
-from veilsum_coordinator.shared import KEPT_SECONDS, MOST_LABELS, MOST_PARTICIPANTS, STEPS, Shared, read_report
+from veilsum_coordinator.service.metrics import Metrics
+from veilsum_coordinator.service.shared import KEPT_SECONDS, MOST_LABELS, MOST_PARTICIPANTS, STEPS, Shared, read_report
+from veilsum_node.errors import HostileInput
+from veilsum_node.identity import Identity
 from veilsum_participant.observer import Step
-from veilsum_privacy.errors import HostileInput
-from veilsum_privacy.identity import Identity
 from veilsum_proto import federation_pb2 as pb
 
 HONEST = [

@@ -8,9 +8,9 @@ import pytest
 
 from support.federation import make_request, schema_of
 from veilsum_deploy.cli.participant import RequestedStudy
+from veilsum_node.telemetry.monitoring import MetricsSettings
 from veilsum_participant.checks import Check, Outcome, SiteCheck
 from veilsum_participant.config import load_participant_config
-from veilsum_privacy.runtime.monitoring import MetricsSettings
 
 
 def checks(

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from support.federation import make_request, schema_of
 from support.randomness import SeededRandom
-from veilsum_coordinator.methods.compile import compile_study
-from veilsum_coordinator.rounds import RoundPhase
-from veilsum_coordinator.status import Tally, spent_epsilon
-from veilsum_privacy.pricing import study_epsilon
-from veilsum_privacy.study import Study
+from veilsum.compile import compile_study
+from veilsum_coordinator.protocol.rounds import RoundPhase
+from veilsum_coordinator.service.status import Tally, spent_epsilon
+from veilsum_privacy.accounting.prices import study_epsilon
+from veilsum_privacy.study.study import Study
 
 
 @dataclass

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from support.federation import Clock, make_bed, make_request, schema_of
 from support.network import wait_for
-from veilsum_coordinator.hub import Hub
-from veilsum_coordinator.members import StudyPhase
-from veilsum_coordinator.settings import Waits
-from veilsum_privacy.runtime import steady as steady_module
-from veilsum_privacy.runtime.steady import STILL_SECONDS, SteadyClock
+from veilsum_coordinator.protocol.members import StudyPhase
+from veilsum_coordinator.protocol.settings import Waits
+from veilsum_coordinator.service.hub import Hub
+from veilsum_node.process import steady_clock as steady_module
+from veilsum_node.process.steady_clock import STILL_SECONDS, SteadyClock
 
 LOG = logging.getLogger("veilsum.test")
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veilsum_coordinator.methods.compile import StudyRequest, compile_study
+from veilsum.compile import StudyRequest, compile_study
 from veilsum_coordinator.methods.fedcgs import application
 from veilsum_deploy.collections import single
 from veilsum_deploy.datasets import packaged_dataset
@@ -25,10 +25,10 @@ from veilsum_deploy.simulation.jobs import RunRecord, plan_jobs
 from veilsum_deploy.simulation.scoring import alone, domain_accuracies, overall, pooled, spread
 from veilsum_deploy.simulation.sweep import Axis, Cell, Source, Sweep, parse_axis, parse_baseline, shown
 from veilsum_deploy.simulation.tables import estimate, problems, table_rows, tabulate, to_csv, to_markdown
-from veilsum_privacy.config import read_toml
-from veilsum_privacy.errors import ConfigurationError, Misuse, StateError
-from veilsum_privacy.randomness import SYSTEM_RANDOM
-from veilsum_privacy.results import Result
+from veilsum_node.config import read_toml
+from veilsum_node.errors import ConfigurationError, Misuse, StateError
+from veilsum_node.randomness import SYSTEM_RANDOM
+from veilsum_privacy.results.result import Result
 
 CONTENT = {"name": "trial", "method": "fedcgs", "dataset": "d", "privacy": {"epsilon": 1.0, "cohort_difference": "allowed"}}
 

@@ -25,11 +25,11 @@ from support.neighbours import (
     take,
     with_subjects,
 )
-from veilsum_privacy.accounting import GaussianEvent
-from veilsum_privacy.computing import compute_sum
-from veilsum_privacy.errors import HostileInput, Misuse
+from veilsum_node.errors import HostileInput, Misuse
+from veilsum_privacy.accounting.accountant import GaussianEvent
+from veilsum_privacy.computation.contribution import compute_sum
 from veilsum_privacy.ledger.entries import Mechanism
-from veilsum_privacy.study import NoiseKind, Unit
+from veilsum_privacy.study.study import NoiseKind, Unit
 from veilsum_privacy.tasks import TASKS, build_task
 from veilsum_privacy.tasks.base import Block, Floats, Layout, Records, RecordTask, Task, balanced_weights, batches
 

@@ -15,7 +15,7 @@ from veilsum_aggregation.alignment import class_statistics, local_map, reference
 from veilsum_aggregation.gaussian import barycenter
 from veilsum_aggregation.moments import symmetric
 from veilsum_aggregation.two_way import fit_two_way, two_way_update, whitening
-from veilsum_privacy.errors import HostileInput
+from veilsum_node.errors import HostileInput
 from veilsum_privacy.tasks import TASKS, build_task
 from veilsum_privacy.tasks.barycenter_step import FACTOR, TOTAL
 from veilsum_privacy.tasks.base import DerivedTask, Floats

@@ -14,8 +14,8 @@ from sklearn.covariance import ledoit_wolf
 from support.neighbours import moments_parameters, random_records, schema, spoil, take
 from veilsum_aggregation.moments import covariance, symmetric
 from veilsum_aggregation.shrinkage import centred_fourth, shrink_ledoit_wolf
-from veilsum_privacy.clipping import scattered_sum, site_sum
-from veilsum_privacy.errors import HostileInput
+from veilsum_node.errors import HostileInput
+from veilsum_privacy.mechanism.clipping import scattered_sum, site_sum
 from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks.base import FeatureParameters, Floats, Records, RecordTask
 from veilsum_privacy.tasks.class_mixtures import CENTRES

@@ -13,7 +13,7 @@ from scipy.special import softmax
 from sklearn.linear_model import LogisticRegression
 
 from support.neighbours import MAPPED, join, repeated, schema, take
-from veilsum_privacy.errors import HostileInput
+from veilsum_node.errors import HostileInput
 from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks.base import Floats, Records
 from veilsum_privacy.tasks.local_head import LocalHead

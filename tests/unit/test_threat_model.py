@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "threat-model.md"
-_CODE = re.compile(r"`((?:privacy|participant|coordinator|aggregation|proto|deploy)/[\w./-]+)`")
+_CODE = re.compile(r"`((?:privacy|node|participant|coordinator|aggregation|proto|deploy)/[\w./-]+)`")
 _TEST = re.compile(r"`(tests/[\w/]+\.py)(?:::(test_\w+))?`")
 LIMIT = re.compile(r"\*\*(?:not stopped|partly|only by)\b")
 """What a row says that is not stopped, or not wholly."""
@@ -110,7 +110,7 @@ def test_the_tables_are_read() -> None:
 
 
 HEADER = ("can it", "stopped by", "in", "shown by")
-CODE, TEST = "`privacy/veilsum_privacy/noise.py`", "`tests/unit/test_noise.py::test_plans`"
+CODE, TEST = "`privacy/veilsum_privacy/mechanism/noise.py`", "`tests/unit/test_noise.py::test_plans`"
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_test_that_is_left_out_shows_nothing(mark: str, left_out: bool) -> Non
     assert _skips(mark) == left_out
 
 
-PARTIES = ("privacy", "participant", "coordinator", "proto", "aggregation")
+PARTIES = ("privacy", "node", "participant", "coordinator", "proto", "aggregation")
 BARRED = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 
 

@@ -19,16 +19,16 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from sqlalchemy import inspect, select, text
 
 from support.ledgers import START, federation
-from veilsum_coordinator.keeping import RELEASES
+from veilsum_coordinator.storage.records import RELEASES
+from veilsum_node.database import migrate, open_database, transaction
+from veilsum_node.identity import Role
+from veilsum_node.migration import scripts
 from veilsum_participant import store
-from veilsum_participant.client import open_site
 from veilsum_participant.config import ParticipantConfig
-from veilsum_privacy.backup import Party, back_up
-from veilsum_privacy.database import migrate, open_database, transaction
-from veilsum_privacy.identity import Role
+from veilsum_participant.session.client import open_site
 from veilsum_privacy.ledger import Kind, LedgerReader
-from veilsum_privacy.migration import scripts
-from veilsum_privacy.restore import restore
+from veilsum_privacy.ledger.backup import Party, back_up
+from veilsum_privacy.ledger.restore import restore
 
 OLD = Path(__file__).parents[1] / "data" / "ledger-layout-1.sqlite3"
 OLD_SECRET = 20260101

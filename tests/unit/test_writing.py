@@ -11,14 +11,14 @@ from sqlalchemy import Connection
 
 from support.federation import make_bed
 from support.network import wait_for
-from veilsum_coordinator import journal as journal_module
-from veilsum_coordinator import outage as module
-from veilsum_coordinator.journal import NotStoredError
-from veilsum_coordinator.keeping import boxes_data
-from veilsum_coordinator.outage import Outage
-from veilsum_coordinator.writing import Writer
-from veilsum_privacy.driver_faults import DatabaseAwayError
-from veilsum_privacy.errors import StateError
+from veilsum_coordinator.storage import journal as journal_module
+from veilsum_coordinator.storage import outage as module
+from veilsum_coordinator.storage.journal import NotStoredError
+from veilsum_coordinator.storage.outage import Outage
+from veilsum_coordinator.storage.records import boxes_data
+from veilsum_coordinator.storage.writer import Writer
+from veilsum_node.driver_faults import DatabaseAwayError
+from veilsum_node.errors import StateError
 from veilsum_privacy.securesum.boxes import Box, Purpose
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from veilsum_coordinator.methods.base import Method
 from veilsum_coordinator.methods.fedavg import FedAvg
 from veilsum_coordinator.methods.fedcgs import FedCGS
 from veilsum_coordinator.methods.federated_evaluation import FederatedEvaluation
@@ -16,8 +15,9 @@ from veilsum_coordinator.methods.ofedavg import OFedAvg
 from veilsum_coordinator.methods.pca import PCA
 from veilsum_coordinator.methods.slot_align import SlotAlign
 from veilsum_coordinator.methods.statistics import FederatedStatistics
-from veilsum_privacy.config import did_you_mean
-from veilsum_privacy.errors import ConfigurationError
+from veilsum_coordinator.parts.base import Method
+from veilsum_node.config import did_you_mean
+from veilsum_node.errors import ConfigurationError
 
 _ALL = (
     FederatedStatistics(),

@@ -16,13 +16,13 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import Field
 
-from veilsum_coordinator.federation import Federation
-from veilsum_coordinator.methods.applying import study_application, study_arrays
-from veilsum_coordinator.methods.base import Inputs, Method, TaskPlan
-from veilsum_coordinator.methods.expectations import Z95, Expectation
 from veilsum_coordinator.methods.fedsgd import default_model, feature_clip
-from veilsum_coordinator.methods.local_rounds import LOCAL, LocalRounds, TrainingParameters, resolved_training, training_plan
-from veilsum_coordinator.methods.moment_aligning import (
+from veilsum_coordinator.parts.application import study_application, study_arrays
+from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
+from veilsum_coordinator.parts.expectations import Z95, Expectation
+from veilsum_coordinator.parts.federation import Federation
+from veilsum_coordinator.parts.local_rounds import LOCAL, LocalRounds, TrainingParameters, resolved_training, training_plan
+from veilsum_coordinator.parts.moment_alignment import (
     LABEL,
     MomentAlignment,
     align_moments,
@@ -33,13 +33,13 @@ from veilsum_coordinator.methods.moment_aligning import (
     resolve_moments,
     training_records,
 )
-from veilsum_coordinator.methods.moment_plans import Missing, need_label, typical_norm
-from veilsum_coordinator.methods.networks import network_head, resolved_model
-from veilsum_coordinator.methods.participating import Participation, ParticipationParameters
-from veilsum_privacy.errors import ConfigurationError
-from veilsum_privacy.results import Result
-from veilsum_privacy.schema import Frozen, Real
-from veilsum_privacy.study import Study
+from veilsum_coordinator.parts.moment_plans import Missing, need_label, typical_norm
+from veilsum_coordinator.parts.networks import network_head, resolved_model
+from veilsum_coordinator.parts.participation import Participation, ParticipationParameters
+from veilsum_node.errors import ConfigurationError
+from veilsum_node.fields import Frozen, Real
+from veilsum_privacy.results.result import Result
+from veilsum_privacy.study.study import Study
 from veilsum_privacy.training.models import ModelSpec
 from veilsum_privacy.training.models.perceptrons import LinearOptions
 from veilsum_privacy.training.objectives import OBJECTIVES

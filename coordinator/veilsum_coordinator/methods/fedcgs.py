@@ -17,8 +17,8 @@ from pydantic import Field
 from veilsum_aggregation import moments
 from veilsum_aggregation.heads import LinearHead, lda_head
 from veilsum_aggregation.shrinkage import noise_ridge, shrink_ridge
-from veilsum_coordinator.federation import Federation, Release
-from veilsum_coordinator.methods.aligning import (
+from veilsum_coordinator.methods.statistics import plain
+from veilsum_coordinator.parts.alignment import (
     LABEL,
     Aligned,
     AlignmentParameters,
@@ -27,21 +27,16 @@ from veilsum_coordinator.methods.aligning import (
     resolve_alignment,
     task_alignment,
 )
-from veilsum_coordinator.methods.applying import LINEAR, application, linear_arrays, study_application, study_arrays
-from veilsum_coordinator.methods.base import Inputs, Method, TaskPlan
-from veilsum_coordinator.methods.expectations import Expectation
-from veilsum_coordinator.methods.expected_moments import Noised, class_expectations, direction_expectations
-from veilsum_coordinator.methods.generating import (
-    GEOMETRY,
-    FeatureUse,
-    GenerationParameters,
-    generation_plans,
-    run_generation,
-)
-from veilsum_coordinator.methods.generating import class_expectations as generation_expectations
-from veilsum_coordinator.methods.iterating import ROOM
-from veilsum_coordinator.methods.joining import joined, mapped_at_sites
-from veilsum_coordinator.methods.moment_plans import (
+from veilsum_coordinator.parts.application import LINEAR, application, linear_arrays, study_application, study_arrays
+from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
+from veilsum_coordinator.parts.expectations import Expectation
+from veilsum_coordinator.parts.expected_moments import Noised, class_expectations, direction_expectations
+from veilsum_coordinator.parts.federation import Federation, Release
+from veilsum_coordinator.parts.generation import GEOMETRY, FeatureUse, GenerationParameters, generation_plans, run_generation
+from veilsum_coordinator.parts.generation import class_expectations as generation_expectations
+from veilsum_coordinator.parts.iteration import ROOM
+from veilsum_coordinator.parts.joint_moments import joined, mapped_at_sites
+from veilsum_coordinator.parts.moment_plans import (
     DEFAULT_SPLIT,
     Split,
     class_moments,
@@ -50,11 +45,11 @@ from veilsum_coordinator.methods.moment_plans import (
     resolved_clip,
     task_parameters,
 )
-from veilsum_coordinator.methods.statistics import plain
-from veilsum_privacy.errors import ConfigurationError
-from veilsum_privacy.results import Result
-from veilsum_privacy.schema import DatasetSchema, Frozen, Real
-from veilsum_privacy.study import Disclosure, Study
+from veilsum_node.errors import ConfigurationError
+from veilsum_node.fields import Frozen, Real
+from veilsum_privacy.results.result import Result
+from veilsum_privacy.study.schema import DatasetSchema
+from veilsum_privacy.study.study import Disclosure, Study
 
 __all__ = ["FedCGS", "FedCGSParameters", "application", "default_clip", "discriminant"]
 

@@ -17,15 +17,15 @@ from pydantic import Field
 
 from veilsum_aggregation import classification, moments
 from veilsum_aggregation.moments import Estimate, NotEstimable
-from veilsum_coordinator.federation import Federation
-from veilsum_coordinator.methods.base import Inputs, Method, TaskPlan
-from veilsum_coordinator.methods.expectations import Z95, Expectation, released_noise
-from veilsum_coordinator.methods.moment_plans import Missing, need_label
 from veilsum_coordinator.methods.statistics import plain
-from veilsum_privacy.errors import ConfigurationError
-from veilsum_privacy.results import Result
-from veilsum_privacy.schema import Frozen, Name, Real
-from veilsum_privacy.study import Study
+from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
+from veilsum_coordinator.parts.expectations import Z95, Expectation, released_noise
+from veilsum_coordinator.parts.federation import Federation
+from veilsum_coordinator.parts.moment_plans import Missing, need_label
+from veilsum_node.errors import ConfigurationError
+from veilsum_node.fields import Frozen, Name, Real
+from veilsum_privacy.results.result import Result
+from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import balanced_weights
 from veilsum_privacy.tasks.evaluation import CONFUSION, LOSS, SCORES, EvaluationParameters
 from veilsum_privacy.training.models import ModelSpec

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from veilsum_aggregation.mixtures import Mixture, sample
-from veilsum_coordinator.federation import Federation
-from veilsum_coordinator.methods.aligning import (
+from veilsum_coordinator.parts.alignment import (
     LABEL,
     NOTHING_ALIGNED,
     AlignmentParameters,
@@ -29,11 +28,12 @@ from veilsum_coordinator.methods.aligning import (
     alignment_plans,
     resolve_alignment,
 )
-from veilsum_coordinator.methods.applying import LINEAR, linear_arrays, study_application, study_arrays
-from veilsum_coordinator.methods.base import Inputs, Method, TaskPlan
-from veilsum_coordinator.methods.expectations import Expectation
-from veilsum_coordinator.methods.expected_moments import Noised, direction_expectations
-from veilsum_coordinator.methods.generating import (
+from veilsum_coordinator.parts.application import LINEAR, linear_arrays, study_application, study_arrays
+from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
+from veilsum_coordinator.parts.expectations import Expectation
+from veilsum_coordinator.parts.expected_moments import Noised, direction_expectations
+from veilsum_coordinator.parts.federation import Federation
+from veilsum_coordinator.parts.generation import (
     GEOMETRY,
     FeatureUse,
     GenerationParameters,
@@ -41,13 +41,13 @@ from veilsum_coordinator.methods.generating import (
     generation_plans,
     run_generation,
 )
-from veilsum_coordinator.methods.mixing import Components, Sampling
-from veilsum_coordinator.methods.moment_plans import Missing, need_label, resolved_clip
-from veilsum_coordinator.methods.server_heads import softmax_head
-from veilsum_privacy.errors import ConfigurationError
-from veilsum_privacy.results import Result
-from veilsum_privacy.schema import Frozen, Real
-from veilsum_privacy.study import Disclosure, Study
+from veilsum_coordinator.parts.mixtures import Components, Sampling
+from veilsum_coordinator.parts.moment_plans import Missing, need_label, resolved_clip
+from veilsum_coordinator.parts.server_heads import softmax_head
+from veilsum_node.errors import ConfigurationError
+from veilsum_node.fields import Frozen, Real
+from veilsum_privacy.results.result import Result
+from veilsum_privacy.study.study import Disclosure, Study
 from veilsum_privacy.tasks.class_mixtures import CENTRES
 
 Floats = NDArray[np.float64]

@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from veilsum_coordinator.federation import Federation, Release
-from veilsum_coordinator.methods.applying import study_application, study_arrays
-from veilsum_coordinator.methods.base import Inputs, Method, TaskPlan
-from veilsum_coordinator.methods.expectations import Z95, Expectation, released_noise
-from veilsum_coordinator.methods.moment_aligning import (
+from veilsum_coordinator.parts.application import study_application, study_arrays
+from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
+from veilsum_coordinator.parts.expectations import Z95, Expectation, released_noise
+from veilsum_coordinator.parts.federation import Federation, Release
+from veilsum_coordinator.parts.moment_alignment import (
     LABEL,
     MomentAlignment,
     MomentReference,
@@ -32,14 +32,14 @@ from veilsum_coordinator.methods.moment_aligning import (
     resolve_moments,
     training_records,
 )
-from veilsum_coordinator.methods.moment_plans import GENEROUS, Missing, need_label
-from veilsum_coordinator.methods.networks import network_head, resolved_model
-from veilsum_coordinator.methods.server_optimisers import OptimiserParameters, ServerOptimiser
-from veilsum_privacy.encoder import Program
-from veilsum_privacy.errors import ConfigurationError
-from veilsum_privacy.results import Result
-from veilsum_privacy.schema import Frozen, Real
-from veilsum_privacy.study import Study
+from veilsum_coordinator.parts.moment_plans import GENEROUS, Missing, need_label
+from veilsum_coordinator.parts.networks import network_head, resolved_model
+from veilsum_coordinator.parts.server_optimisers import OptimiserParameters, ServerOptimiser
+from veilsum_node.errors import ConfigurationError
+from veilsum_node.fields import Frozen, Real
+from veilsum_privacy.results.result import Result
+from veilsum_privacy.study.encoder import Program
+from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.feature_means import FeatureMeansParameters
 from veilsum_privacy.tasks.gradient import CENTRE, GradientParameters
 from veilsum_privacy.tasks.power_moments import columns_of_moments

@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from veilsum_aggregation.geometry import directions
-from veilsum_coordinator.federation import Federation, Release
-from veilsum_coordinator.methods.applying import study_application, study_arrays
-from veilsum_coordinator.methods.base import Inputs, Method, TaskPlan
-from veilsum_coordinator.methods.expectations import Expectation, block_expectations
-from veilsum_coordinator.methods.generated import Generation, released_geometry
-from veilsum_coordinator.methods.generating import (
+from veilsum_coordinator.parts.application import study_application, study_arrays
+from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
+from veilsum_coordinator.parts.expectations import Expectation, block_expectations
+from veilsum_coordinator.parts.federation import Federation, Release
+from veilsum_coordinator.parts.generated import Generation, released_geometry
+from veilsum_coordinator.parts.generation import (
     GEOMETRY,
     PROTOTYPES,
     FeatureUse,
@@ -35,15 +35,15 @@ from veilsum_coordinator.methods.generating import (
     generation_plans,
     run_generation,
 )
-from veilsum_coordinator.methods.local_rounds import LocalRounds, TrainingParameters, resolved_training, training_plan
-from veilsum_coordinator.methods.moment_plans import Missing, need_label, resolved_clip
-from veilsum_coordinator.methods.networks import network_head, resolved_model
-from veilsum_coordinator.methods.server_heads import mlp_arrays, mlp_head
-from veilsum_coordinator.methods.server_optimisers import OptimiserParameters
-from veilsum_privacy.errors import ConfigurationError
-from veilsum_privacy.results import Result
-from veilsum_privacy.schema import Frozen, Real
-from veilsum_privacy.study import Study
+from veilsum_coordinator.parts.local_rounds import LocalRounds, TrainingParameters, resolved_training, training_plan
+from veilsum_coordinator.parts.moment_plans import Missing, need_label, resolved_clip
+from veilsum_coordinator.parts.networks import network_head, resolved_model
+from veilsum_coordinator.parts.server_heads import mlp_arrays, mlp_head
+from veilsum_coordinator.parts.server_optimisers import OptimiserParameters
+from veilsum_node.errors import ConfigurationError
+from veilsum_node.fields import Frozen, Real
+from veilsum_privacy.results.result import Result
+from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import generation as made
 from veilsum_privacy.training.mlp import Descent
 from veilsum_privacy.training.models import ModelSpec

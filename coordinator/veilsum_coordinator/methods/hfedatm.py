@@ -19,21 +19,21 @@ from pydantic import Field
 
 from veilsum_aggregation.filters import convolutions
 from veilsum_aggregation.regmean import Merged, merge_stations
-from veilsum_coordinator.federation import Federation, Release
-from veilsum_coordinator.methods.applying import study_application, study_arrays
-from veilsum_coordinator.methods.base import Inputs, Method, TaskPlan
-from veilsum_coordinator.methods.expectations import Z95, Expectation, released_noise
 from veilsum_coordinator.methods.fedavg import local_expectations
 from veilsum_coordinator.methods.fedsgd import feature_clip
-from veilsum_coordinator.methods.local_rounds import LOCAL, TrainingParameters, resolved_training, training_plan
-from veilsum_coordinator.methods.moment_plans import Missing, need_label
-from veilsum_coordinator.methods.networks import network_head, resolved_model
-from veilsum_coordinator.methods.stations import Station, adopt, begin, check_study, check_table, moved
-from veilsum_privacy.errors import ConfigurationError, Misuse
-from veilsum_privacy.pricing import study_epsilon
-from veilsum_privacy.results import Result
-from veilsum_privacy.schema import Frozen, Name, Real
-from veilsum_privacy.study import Study
+from veilsum_coordinator.parts.application import study_application, study_arrays
+from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
+from veilsum_coordinator.parts.expectations import Z95, Expectation, released_noise
+from veilsum_coordinator.parts.federation import Federation, Release
+from veilsum_coordinator.parts.local_rounds import LOCAL, TrainingParameters, resolved_training, training_plan
+from veilsum_coordinator.parts.moment_plans import Missing, need_label
+from veilsum_coordinator.parts.networks import network_head, resolved_model
+from veilsum_coordinator.parts.stations import Station, adopt, begin, check_study, check_table, moved
+from veilsum_node.errors import ConfigurationError, Misuse
+from veilsum_node.fields import Frozen, Name, Real
+from veilsum_privacy.accounting.prices import study_epsilon
+from veilsum_privacy.results.result import Result
+from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import build_declared, grid_unit
 from veilsum_privacy.tasks.grams import DIAGONAL, PRODUCTS, GramsParameters, checked_sizes
 from veilsum_privacy.training.arrays import to_broadcast

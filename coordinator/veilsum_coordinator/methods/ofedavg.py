@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from veilsum_aggregation.heads import LinearHead, average_heads
-from veilsum_coordinator.federation import Federation, Release
-from veilsum_coordinator.methods.aligning import (
+from veilsum_coordinator.parts.alignment import (
     LABEL,
     Aligned,
     AlignmentParameters,
@@ -26,11 +25,12 @@ from veilsum_coordinator.methods.aligning import (
     resolve_alignment,
     task_alignment,
 )
-from veilsum_coordinator.methods.applying import LINEAR, linear_arrays, study_application, study_arrays
-from veilsum_coordinator.methods.base import Inputs, Method, TaskPlan
-from veilsum_coordinator.methods.expectations import Z95, Expectation, released_noise
-from veilsum_coordinator.methods.expected_moments import Noised, direction_expectations
-from veilsum_coordinator.methods.generating import (
+from veilsum_coordinator.parts.application import LINEAR, linear_arrays, study_application, study_arrays
+from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
+from veilsum_coordinator.parts.expectations import Z95, Expectation, released_noise
+from veilsum_coordinator.parts.expected_moments import Noised, direction_expectations
+from veilsum_coordinator.parts.federation import Federation, Release
+from veilsum_coordinator.parts.generation import (
     GEOMETRY,
     FeatureUse,
     GenerationParameters,
@@ -38,12 +38,12 @@ from veilsum_coordinator.methods.generating import (
     generation_plans,
     run_generation,
 )
-from veilsum_coordinator.methods.moment_plans import need_label, resolved_clip, task_parameters, typical_norm
-from veilsum_coordinator.methods.server_heads import softmax_head
-from veilsum_privacy.errors import ConfigurationError
-from veilsum_privacy.results import Result
-from veilsum_privacy.schema import Frozen, Real
-from veilsum_privacy.study import Disclosure, Study
+from veilsum_coordinator.parts.moment_plans import need_label, resolved_clip, task_parameters, typical_norm
+from veilsum_coordinator.parts.server_heads import softmax_head
+from veilsum_node.errors import ConfigurationError
+from veilsum_node.fields import Frozen, Real
+from veilsum_privacy.results.result import Result
+from veilsum_privacy.study.study import Disclosure, Study
 
 Floats = NDArray[np.float64]
 

@@ -15,19 +15,19 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from veilsum_aggregation import moments
-from veilsum_coordinator.federation import Federation, Release
-from veilsum_coordinator.methods.applying import application
-from veilsum_coordinator.methods.base import Inputs, Method, TaskPlan
-from veilsum_coordinator.methods.expectations import Expectation
-from veilsum_coordinator.methods.expected_moments import Noised, direction_expectations, mean_expectations
-from veilsum_coordinator.methods.moment_plans import gaussian_moments, resolved_clip
 from veilsum_coordinator.methods.statistics import plain
-from veilsum_privacy.encoder import projection_digest
-from veilsum_privacy.errors import ConfigurationError
-from veilsum_privacy.features import ENCODER_MATRIX, ENCODER_OFFSET
-from veilsum_privacy.results import Result
-from veilsum_privacy.schema import Frozen, Real
-from veilsum_privacy.study import Study
+from veilsum_coordinator.parts.application import application
+from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
+from veilsum_coordinator.parts.expectations import Expectation
+from veilsum_coordinator.parts.expected_moments import Noised, direction_expectations, mean_expectations
+from veilsum_coordinator.parts.federation import Federation, Release
+from veilsum_coordinator.parts.moment_plans import gaussian_moments, resolved_clip
+from veilsum_node.errors import ConfigurationError
+from veilsum_node.fields import Frozen, Real
+from veilsum_privacy.results.result import Result
+from veilsum_privacy.study.encoder import projection_digest
+from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.feature_maps import ENCODER_MATRIX, ENCODER_OFFSET
 
 Floats = NDArray[np.float64]
 

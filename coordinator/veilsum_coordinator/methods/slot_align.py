@@ -11,22 +11,17 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from veilsum_coordinator.federation import Federation
-from veilsum_coordinator.methods.aligning import LABEL, AlignmentParameters, align, alignment_plans, resolve_alignment
-from veilsum_coordinator.methods.applying import study_application, study_arrays
-from veilsum_coordinator.methods.base import Inputs, Method, TaskPlan
-from veilsum_coordinator.methods.expectations import Expectation
-from veilsum_coordinator.methods.expected_moments import (
-    Noised,
-    class_expectations,
-    direction_expectations,
-    mean_expectations,
-)
-from veilsum_coordinator.methods.moment_plans import resolved_clip
-from veilsum_privacy.errors import ConfigurationError
-from veilsum_privacy.results import Result
-from veilsum_privacy.schema import Frozen, Real
-from veilsum_privacy.study import Study
+from veilsum_coordinator.parts.alignment import LABEL, AlignmentParameters, align, alignment_plans, resolve_alignment
+from veilsum_coordinator.parts.application import study_application, study_arrays
+from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
+from veilsum_coordinator.parts.expectations import Expectation
+from veilsum_coordinator.parts.expected_moments import Noised, class_expectations, direction_expectations, mean_expectations
+from veilsum_coordinator.parts.federation import Federation
+from veilsum_coordinator.parts.moment_plans import resolved_clip
+from veilsum_node.errors import ConfigurationError
+from veilsum_node.fields import Frozen, Real
+from veilsum_privacy.results.result import Result
+from veilsum_privacy.study.study import Study
 
 
 class SlotAlignParameters(Frozen):

@@ -12,12 +12,13 @@ import numpy as np
 
 from veilsum_aggregation import moments
 from veilsum_aggregation.moments import Estimate, NotEstimable, Statistic
-from veilsum_coordinator.federation import Federation, Release
-from veilsum_coordinator.methods.base import Inputs, Method, TaskPlan
-from veilsum_coordinator.methods.expectations import OFFSET, SPREAD, Z95, Expectation, half_width, released_noise
-from veilsum_privacy.results import Result
-from veilsum_privacy.schema import CategoryColumn, DatasetSchema, Frozen, NumberColumn
-from veilsum_privacy.study import Study
+from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
+from veilsum_coordinator.parts.expectations import OFFSET, SPREAD, Z95, Expectation, half_width, released_noise
+from veilsum_coordinator.parts.federation import Federation, Release
+from veilsum_node.fields import Frozen
+from veilsum_privacy.results.result import Result
+from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
+from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.statistics import StatisticsParameters
 
 

@@ -1,4 +1,4 @@
-"""How the coordinator's tables came to be, step by step; run by :func:`veilsum_privacy.database.migrate`."""
+"""How the coordinator's tables came to be, step by step; run by :func:`veilsum_node.database.migrate`."""
 
 HEAD = "0004"
 """The last version."""

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Callable
 
 import numpy as np
 
-from veilsum_coordinator.hub import Hub
 from veilsum_coordinator.service.guard import Context, Guard, WrongVersion
-from veilsum_coordinator.shared import read_report
-from veilsum_privacy.errors import HostileInput
-from veilsum_privacy.identity import Label, Role, hello_digest
+from veilsum_coordinator.service.hub import Hub
+from veilsum_coordinator.service.shared import read_report
+from veilsum_node.errors import HostileInput
+from veilsum_node.identity import Label, Role, hello_digest
 from veilsum_privacy.ledger.receipts import SignedReceipt
 from veilsum_privacy.securesum.boxes import Box, Purpose
 from veilsum_privacy.securesum.contribution import Slots

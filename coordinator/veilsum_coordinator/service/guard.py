@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import grpc
 from google.protobuf.message import DecodeError
 
-from veilsum_coordinator.accumulator import OutOfOrder
-from veilsum_coordinator.journal import NotStoredError
-from veilsum_coordinator.metrics import Metrics
-from veilsum_privacy.driver_faults import DatabaseAwayError
-from veilsum_privacy.errors import HostileInput, StateError, VeilsumError
-from veilsum_privacy.identity import CertificateExpired, Credentials, Identity, Role, verify_certificate
-from veilsum_privacy.identity.renewal import ExpiryLog
-from veilsum_privacy.runtime.flood import caused_by
-from veilsum_privacy.runtime.logs import about
+from veilsum_coordinator.protocol.accumulator import OutOfOrder
+from veilsum_coordinator.service.metrics import Metrics
+from veilsum_coordinator.storage.journal import NotStoredError
+from veilsum_node.driver_faults import DatabaseAwayError
+from veilsum_node.errors import HostileInput, StateError, VeilsumError
+from veilsum_node.identity import CertificateExpired, Credentials, Identity, Role, verify_certificate
+from veilsum_node.identity.renewal import ExpiryLog
+from veilsum_node.telemetry.log_floods import caused_by
+from veilsum_node.telemetry.logs import about
 
 LOG = logging.getLogger("veilsum.coordinator")
 

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import grpc
 
-from veilsum_coordinator.hub import Hub
-from veilsum_coordinator.outage import CALL_SECONDS
-from veilsum_coordinator.proving import proof_file
+from veilsum_coordinator.results.proof import proof_file
 from veilsum_coordinator.service.guard import Context, Guard, WrongRole
-from veilsum_privacy.canonical import canonical
-from veilsum_privacy.errors import HostileInput, StateError
-from veilsum_privacy.identity import Role
-from veilsum_privacy.proof.files import FOLDER
-from veilsum_privacy.results import ARRAYS, MANIFEST, checkpoint_directory, saved_checkpoints
-from veilsum_privacy.study import MAX_STUDY_BYTES
+from veilsum_coordinator.service.hub import Hub
+from veilsum_coordinator.storage.outage import CALL_SECONDS
+from veilsum_node.canonical import canonical
+from veilsum_node.errors import HostileInput, StateError
+from veilsum_node.identity import Role
+from veilsum_privacy.results.proof_files import FOLDER
+from veilsum_privacy.results.result import ARRAYS, MANIFEST, checkpoint_directory, saved_checkpoints
+from veilsum_privacy.study.study import MAX_STUDY_BYTES
 from veilsum_proto import CHUNK_BYTES
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import StudiesServicer

@@ -1,4 +1,4 @@
-"""The ``veilsum`` command, with every role; see :mod:`veilsum_privacy.runtime.commands` for its exit status.
+"""The ``veilsum`` command, with every role; see :mod:`veilsum_node.process.commands` for its exit status.
 
 A site's own commands are the participant's (:mod:`veilsum_participant.cli`), with what needs the coordinator's code added.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from veilsum_privacy.runtime.commands import Noun, command_line, run
+from veilsum_node.process.commands import Noun, command_line, run
 
 NOUNS = {
     "federation": Noun("veilsum_deploy.cli.federation", "The certificate authority: set up, sign, list."),

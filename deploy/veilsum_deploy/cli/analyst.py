@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
+from veilsum_node.identity import Role
+from veilsum_node.process.console import JsonOption
 from veilsum_participant.cli.identity import AddressOption, DirectoryArgument, NameOption, init_party
-from veilsum_privacy.identity import Role
-from veilsum_privacy.identity.starters import EXAMPLE_ADDRESS
-from veilsum_privacy.runtime.console import JsonOption
+from veilsum_participant.starters import EXAMPLE_ADDRESS
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from veilsum_node.identity import Role
+from veilsum_node.process.console import JsonOption
 from veilsum_participant.cli.identity import DirectoryArgument, NameOption, init_party
 from veilsum_participant.cli.operations import (
     ArchiveArgument,
@@ -19,11 +21,9 @@ from veilsum_participant.cli.operations import (
     run_restore,
     show_configuration,
 )
-from veilsum_privacy.identity import Role
-from veilsum_privacy.runtime.console import JsonOption
 
 if TYPE_CHECKING:
-    from veilsum_privacy.backup import Party
+    from veilsum_privacy.ledger.backup import Party
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -45,14 +45,14 @@ def init(directory: DirectoryArgument, name: NameOption, as_json: JsonOption = F
 @app.command()
 def start(config: ConfigOption = CONFIG) -> None:
     """Run the coordinator until SIGINT or SIGTERM; it goes on where it was stopped."""
-    from veilsum_coordinator.reproducing import compute_on_one_thread
+    from veilsum_coordinator.results.reproduction import compute_on_one_thread
 
     compute_on_one_thread()  # before what computes is loaded
 
-    from veilsum_coordinator.server import serve  # loads gRPC and torch, which init does without
-    from veilsum_coordinator.settings import load_coordinator_config
-    from veilsum_privacy.runtime.hardening import harden
-    from veilsum_privacy.runtime.logs import start_logging
+    from veilsum_coordinator.protocol.settings import load_coordinator_config
+    from veilsum_coordinator.service.server import serve  # loads gRPC and torch, which init does without
+    from veilsum_node.process.hardening import harden
+    from veilsum_node.telemetry.logs import start_logging
 
     harden()
     settings = load_coordinator_config(config)
@@ -63,8 +63,8 @@ def start(config: ConfigOption = CONFIG) -> None:
 @app.command()
 def health(config: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
     """Ask the running coordinator whether it serves and its database answers, at its metrics endpoint; status 1 if not."""
-    from veilsum_coordinator.settings import load_coordinator_config
-    from veilsum_privacy.runtime.health import ask_ready, show_health
+    from veilsum_coordinator.protocol.settings import load_coordinator_config
+    from veilsum_node.telemetry.health import ask_ready, show_health
 
     raise typer.Exit(show_health(ask_ready(load_coordinator_config(config).metrics), as_json=as_json))
 
@@ -72,7 +72,7 @@ def health(config: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
 @app.command()
 def config(path: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
     """Show the configuration that holds: file, environment and defaults, each value with its source; secrets hidden."""
-    from veilsum_coordinator.settings import read_coordinator_settings
+    from veilsum_coordinator.protocol.settings import read_coordinator_settings
 
     show_configuration(read_coordinator_settings(path), path, as_json=as_json)
 
@@ -102,8 +102,8 @@ def restore(
 
 
 def _party(config: Path) -> Party:
-    from veilsum_coordinator.settings import load_coordinator_config
-    from veilsum_privacy.backup import Party
+    from veilsum_coordinator.protocol.settings import load_coordinator_config
+    from veilsum_privacy.ledger.backup import Party
 
     settings = load_coordinator_config(config)
     place = require_file(settings.database_place)

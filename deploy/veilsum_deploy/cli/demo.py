@@ -15,8 +15,8 @@ from veilsum_deploy.demo.hospitals import folder_hospitals, packaged_hospitals
 from veilsum_deploy.demo.report import print_findings, print_studies
 from veilsum_deploy.demo.run import run_trial
 from veilsum_deploy.demo.studies import run_own_studies
-from veilsum_privacy.errors import Misuse
-from veilsum_privacy.runtime.console import JsonOption, print_json
+from veilsum_node.errors import Misuse
+from veilsum_node.process.console import JsonOption, print_json
 
 app = typer.Typer(add_completion=False)
 

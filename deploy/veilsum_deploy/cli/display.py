@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from veilsum_privacy.errors import RefusalCode
-from veilsum_privacy.runtime.console import moment, print_fields, print_json, print_line, print_rows
+from veilsum_node.errors import RefusalCode
+from veilsum_node.process.console import moment, print_fields, print_json, print_line, print_rows
 
 if TYPE_CHECKING:
-    from veilsum_deploy.remote import RoundInfo, StudyInfo
-    from veilsum_deploy.verifying import Look, Verified
-    from veilsum_privacy.proof.checking import ProofFault
-    from veilsum_privacy.results import Result
+    from veilsum.remote import RoundInfo, StudyInfo
+    from veilsum.verification import Look, Verified
+    from veilsum_privacy.results.proof_check import ProofFault
+    from veilsum_privacy.results.result import Result
 
 _REMEDIES: Mapping[str, str] = {
     RefusalCode.STUDY_EXPIRED: "Submit it again; compare clocks if it is new.",

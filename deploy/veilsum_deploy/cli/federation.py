@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from veilsum_privacy.identity import DEFAULT_DAYS, Authority, IssuedRecord, Role, verify_certificate
-from veilsum_privacy.identity.files import read_file, read_private
-from veilsum_privacy.identity.provision import TRIAL_HOSTS, install, make_kit
-from veilsum_privacy.runtime.console import JsonOption, moment, print_fields, print_line, print_rows
+from veilsum_node.identity import DEFAULT_DAYS, Authority, IssuedRecord, Role, verify_certificate
+from veilsum_node.identity.files import read_file, read_private
+from veilsum_node.identity.provision import TRIAL_HOSTS, install, make_kit
+from veilsum_node.process.console import JsonOption, moment, print_fields, print_line, print_rows
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from veilsum_privacy.errors import StateError
-from veilsum_privacy.runtime.console import print_json, print_line
+from veilsum_node.errors import StateError
+from veilsum_node.process.console import print_json, print_line
 
 if TYPE_CHECKING:
-    from veilsum_deploy.remote import StudyInfo
+    from veilsum.remote import StudyInfo
 
 FEW = 10
 """Releases of a study up to which every step of a round is told in a pipe."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from veilsum_node.identity.tls import AUTHORITY_FILE
 from veilsum_participant.cli.additions import ADDITIONS
 from veilsum_participant.cli.ledger import app
-from veilsum_privacy.identity.tls import AUTHORITY_FILE
 
 __all__ = ["app"]
 
@@ -17,7 +17,7 @@ def coordinator_ledger(path: Path) -> tuple[str, Path]:
     Raises:
         ConfigurationError: missing, malformed, or a key is unknown or out of range.
     """
-    from veilsum_coordinator.settings import load_coordinator_config
+    from veilsum_coordinator.protocol.settings import load_coordinator_config
 
     own = load_coordinator_config(path)
     return own.database_place, own.identity / AUTHORITY_FILE

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_participant.cli.additions import ADDITIONS
 from veilsum_participant.cli.participant import app
-from veilsum_privacy.randomness import SYSTEM_RANDOM
 
 if TYPE_CHECKING:
-    from veilsum_coordinator.methods.compile import StudyRequest
-    from veilsum_privacy.schema import DatasetSchema
-    from veilsum_privacy.study import Study
+    from veilsum.compile import StudyRequest
+    from veilsum_privacy.study.schema import DatasetSchema
+    from veilsum_privacy.study.study import Study
 
 __all__ = ["app"]
 
@@ -47,7 +47,7 @@ class RequestedStudy:
 
     def compile(self, federation: str, participants: list[str], clock: Callable[[], int]) -> Study:
         """The study as it would come."""
-        from veilsum_coordinator.methods.compile import compile_study
+        from veilsum.compile import compile_study
 
         return compile_study(
             self.request,
@@ -65,7 +65,7 @@ def load_requested(path: Path) -> RequestedStudy:
     Raises:
         ConfigurationError: missing, malformed, or a key is unknown or out of range.
     """
-    from veilsum_coordinator.methods.compile import load_study_request  # loads torch, which most commands do without
+    from veilsum.compile import load_study_request  # loads torch, which most commands do without
 
     return RequestedStudy(load_study_request(path))
 

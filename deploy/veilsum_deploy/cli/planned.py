@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.text import Text
 
 from veilsum_deploy.cli.display import size_text
-from veilsum_privacy.runtime.console import print_fields, print_line, print_rows
+from veilsum_node.process.console import print_fields, print_line, print_rows
 
 if TYPE_CHECKING:
-    from veilsum_coordinator.methods.expectations import Expectation
-    from veilsum_deploy.plan import StudyPlan
+    from veilsum.plan import StudyPlan
+    from veilsum_coordinator.parts.expectations import Expectation
 
 SHOWN = 6
 """Quantities that are shown of a part that is not the main one, unless all are asked for."""
@@ -151,7 +151,7 @@ def _row(item: Expectation) -> dict[str, object]:
 
 
 def _conclusions(plan: StudyPlan) -> list[str]:
-    from veilsum_deploy.plan import NOTHING_SHARE, WEAK_SHARE, Outlook, Verdict
+    from veilsum.plan import NOTHING_SHARE, WEAK_SHARE, Outlook, Verdict
 
     if plan.verdict is Verdict.EXACT:
         return [f"Verdict: {plan.verdict.value}. Nothing bounds what the exact sums tell about one {plan.cost.unit}."]

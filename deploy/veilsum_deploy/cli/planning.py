@@ -5,23 +5,23 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from veilsum_privacy.errors import ConfigurationError, StateError
-from veilsum_privacy.runtime.console import print_line
+from veilsum_node.errors import ConfigurationError, StateError
+from veilsum_node.process.console import print_line
 
 if TYPE_CHECKING:
-    from veilsum_coordinator.methods.compile import StudyRequest
-    from veilsum_deploy.plan import StudyPlan
-    from veilsum_deploy.remote import Remote
-    from veilsum_privacy.identity import Credentials
+    from veilsum.compile import StudyRequest
+    from veilsum.plan import StudyPlan
+    from veilsum.remote import Remote
+    from veilsum_node.identity import Credentials
 
 
 def plan_connected(
     request: StudyRequest, remote: Remote, credentials: Credentials, error: float | None = None, *, as_json: bool
 ) -> StudyPlan:
     """Plan for the participants that the study names, or for the connected ones, with what the coordinator's mirror tells."""
-    from veilsum_coordinator.methods.compile import draft_study
-    from veilsum_deploy.plan import plan_study
-    from veilsum_privacy.randomness import SYSTEM_RANDOM
+    from veilsum.compile import draft_study
+    from veilsum.plan import plan_study
+    from veilsum_node.randomness import SYSTEM_RANDOM
 
     seen = remote.describe()
     if not request.participants and len(seen.connected) < 2:
@@ -46,9 +46,9 @@ def plan_connected(
 
 def plan_offline(request: StudyRequest, participants: int, error: float | None) -> StudyPlan:
     """Plan for a number of sites, by the study's names for them or by made-up ones."""
-    from veilsum_coordinator.methods.compile import draft_study
-    from veilsum_deploy.plan import plan_study
-    from veilsum_privacy.randomness import SYSTEM_RANDOM
+    from veilsum.compile import draft_study
+    from veilsum.plan import plan_study
+    from veilsum_node.randomness import SYSTEM_RANDOM
 
     named = request.participants
     if named and len(set(named)) != participants:

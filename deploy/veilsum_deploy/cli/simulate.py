@@ -21,9 +21,9 @@ from veilsum_deploy.simulation.report import save, summarise
 from veilsum_deploy.simulation.runs import simulate
 from veilsum_deploy.simulation.study import Simulation, draft_of, read_content
 from veilsum_deploy.simulation.sweep import Cell, Source, Sweep, parse_axis, parse_baseline
-from veilsum_privacy.config import read_toml
-from veilsum_privacy.errors import Misuse
-from veilsum_privacy.runtime.console import JsonOption, print_fields, print_json, print_line, print_rows
+from veilsum_node.config import read_toml
+from veilsum_node.errors import Misuse
+from veilsum_node.process.console import JsonOption, print_fields, print_json, print_line, print_rows
 
 EXIT_INTERRUPTED = 130
 

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from veilsum_deploy.access import resolve_access, resolve_identity
+from veilsum.access import resolve_access, resolve_identity
 from veilsum_deploy.cli.display import print_fault, print_result, print_study, print_verified
 from veilsum_deploy.cli.following import follow
 from veilsum_deploy.cli.planned import print_plan
 from veilsum_deploy.cli.planning import plan_connected, plan_offline
-from veilsum_privacy.errors import Misuse
-from veilsum_privacy.runtime.console import JsonOption, moment, print_json, print_line, print_rows
+from veilsum_node.errors import Misuse
+from veilsum_node.process.console import JsonOption, moment, print_json, print_line, print_rows
 
 if TYPE_CHECKING:
-    from veilsum_coordinator.methods.compile import StudyRequest
-    from veilsum_deploy.remote import Remote, StudyInfo
-    from veilsum_privacy.identity import Credentials
+    from veilsum.compile import StudyRequest
+    from veilsum.remote import Remote, StudyInfo
+    from veilsum_node.identity import Credentials
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -194,11 +194,11 @@ def verify(
 ) -> None:
     """Check a result by its proof, offline: every signature, context, receipt and consent, and every number, which is computed
     again. Status 1 names the first thing that does not hold."""
-    from veilsum_deploy.replaying import LARGEST_TOLERANCE
-    from veilsum_deploy.verifying import verify_result
+    from veilsum.replay import LARGEST_TOLERANCE
+    from veilsum.verification import verify_result
+    from veilsum_node.identity.tls import AUTHORITY_FILE
     from veilsum_participant.ledgers import load_authority
-    from veilsum_privacy.identity.tls import AUTHORITY_FILE
-    from veilsum_privacy.proof.checking import ProofFault
+    from veilsum_privacy.results.proof_check import ProofFault
 
     if not 0 <= tolerance <= LARGEST_TOLERANCE:
         raise Misuse(f"A tolerance lies between 0 and {LARGEST_TOLERANCE:g}.", "For example --tolerance 1e-9.")
@@ -232,7 +232,7 @@ def checkpoint(
 
 def _fetch(remote: Remote, credentials: Credentials, key: bytes, out: Path, *, as_json: bool, proof: bool = True) -> None:
     """Fetch a result, show it, and verify it by its proof; leave with status 1 if it is not proven."""
-    from veilsum_deploy.verifying import look_at
+    from veilsum.verification import look_at
 
     fetched = remote.fetch(key, out, proof=proof)
     word = look_at(out, credentials.authority) if proof else None
@@ -243,8 +243,8 @@ def _fetch(remote: Remote, credentials: Credentials, key: bytes, out: Path, *, a
 
 @contextmanager
 def _connected(coordinator: str | None, identity: Path | None) -> Iterator[tuple[Remote, Credentials]]:
-    from veilsum_deploy.remote import connect
-    from veilsum_privacy.identity import load_credentials
+    from veilsum.remote import connect
+    from veilsum_node.identity import load_credentials
 
     access = resolve_access(coordinator, identity)
     now = _now()
@@ -254,7 +254,7 @@ def _connected(coordinator: str | None, identity: Path | None) -> Iterator[tuple
 
 
 def _load(file: Path) -> StudyRequest:
-    from veilsum_coordinator.methods.compile import load_study_request
+    from veilsum.compile import load_study_request
 
     return load_study_request(file)
 

@@ -15,8 +15,8 @@ from veilsum_deploy.dashboards.drawing import draw
 from veilsum_deploy.dashboards.filling import Window
 from veilsum_deploy.dashboards.prometheus import Prometheus, now
 from veilsum_deploy.dashboards.reading import FOLDER, read_boards
-from veilsum_privacy.errors import ConfigurationError, VeilsumError
-from veilsum_privacy.runtime.console import JsonOption, print_json, print_line, report_error
+from veilsum_node.errors import ConfigurationError, VeilsumError
+from veilsum_node.process.console import JsonOption, print_json, print_line, report_error
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Grafana's dashboards of veilsum.")
 

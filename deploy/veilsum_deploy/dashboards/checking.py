@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from veilsum_deploy.dashboards.filling import Window, choices
 from veilsum_deploy.dashboards.prometheus import Prometheus, Series
 from veilsum_deploy.dashboards.reading import Board, queries
-from veilsum_privacy.errors import HostileInput
+from veilsum_node.errors import HostileInput
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from veilsum_deploy.dashboards.frames import fetch
 from veilsum_deploy.dashboards.page import WIDTH, height_of, render
 from veilsum_deploy.dashboards.prometheus import Prometheus
 from veilsum_deploy.dashboards.reading import Board
-from veilsum_privacy.errors import Misuse
+from veilsum_node.errors import Misuse
 
 
 def draw(

@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from veilsum_coordinator.methods.compile import PrivacyRequest, StudyRequest
+from veilsum.compile import PrivacyRequest, StudyRequest
+from veilsum.remote import StudyInfo
 from veilsum_deploy.dashboards.browser import find_browser, photograph
 from veilsum_deploy.dashboards.drawing import draw
 from veilsum_deploy.dashboards.reading import read_boards
@@ -25,9 +26,8 @@ from veilsum_deploy.demo.hospitals import packaged_hospitals
 from veilsum_deploy.demo.interruption import Interruption
 from veilsum_deploy.demo.processes import Process
 from veilsum_deploy.demo.run import wait_for_ledgers
-from veilsum_deploy.remote import StudyInfo
-from veilsum_privacy.errors import StateError
-from veilsum_privacy.study import Study
+from veilsum_node.errors import StateError
+from veilsum_privacy.study.study import Study
 
 BUDGETS = {"north": 12.0, "east": 4.56, "south": 30.0, "west": 3.5}
 SHARING = ("north", "east")

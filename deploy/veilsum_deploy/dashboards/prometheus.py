@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from veilsum_privacy.errors import ConfigurationError, HostileInput, StateError
+from veilsum_node.errors import ConfigurationError, HostileInput, StateError
 
 SECONDS = 10.0
 MOST_BYTES = 64 * 2**20

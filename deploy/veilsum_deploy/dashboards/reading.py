@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from veilsum_privacy.errors import ConfigurationError
+from veilsum_node.errors import ConfigurationError
 
 FOLDER = Path(__file__).parents[2] / "grafana" / "dashboards"
 """Where the dashboards lie in a checkout."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from veilsum_deploy.dashboards.prometheus import Prometheus
 from veilsum_deploy.native.tools import find_tool
-from veilsum_privacy.errors import StateError
+from veilsum_node.errors import StateError
 
 START_SECONDS = 30.0
 STOP_SECONDS = 10.0

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from veilsum.remote import connect
 from veilsum_coordinator.methods import METHODS
 from veilsum_deploy.dashboards.filling import Window
 from veilsum_deploy.dashboards.prometheus import Prometheus
@@ -16,9 +17,8 @@ from veilsum_deploy.demo.directory import Terms, configure_participants, furnish
 from veilsum_deploy.demo.hospitals import Hospitals
 from veilsum_deploy.demo.processes import POLL_SECONDS, Process, Processes, wait_for_file
 from veilsum_deploy.demo.run import START_SECONDS, Analyst
-from veilsum_deploy.remote import connect
-from veilsum_privacy.errors import StateError
-from veilsum_privacy.identity import load_credentials
+from veilsum_node.errors import StateError
+from veilsum_node.identity import load_credentials
 
 SCRAPE_SECONDS = 1.0
 METRICS = '\n[metrics]\nlisten = "127.0.0.1:0"\nready_file = "metrics.address"\n'

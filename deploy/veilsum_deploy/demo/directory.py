@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from veilsum_deploy.demo.hospitals import Hospitals
-from veilsum_privacy.errors import StateError
-from veilsum_privacy.identity import load_credentials
-from veilsum_privacy.identity.provision import Kit, make_kit
+from veilsum_node.errors import StateError
+from veilsum_node.identity import load_credentials
+from veilsum_node.identity.provision import Kit, make_kit
 
 MARKER = ".veilsum-demo"
 BUDGET = 10.0

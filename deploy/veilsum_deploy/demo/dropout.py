@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from sqlalchemy import Engine
 
+from veilsum.remote import Remote, StudyInfo
 from veilsum_deploy.demo.processes import POLL_SECONDS, Process
-from veilsum_deploy.remote import Remote, StudyInfo
+from veilsum_node.errors import StateError
 from veilsum_participant import store
-from veilsum_privacy.errors import StateError
 
 WAIT_SECONDS = 30.0
 AFTER_KEYS_SECONDS = 0.02

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from veilsum_coordinator.journal import read_releases
-from veilsum_coordinator.runner import read_release
+from veilsum_coordinator.service.runner import read_release
+from veilsum_coordinator.storage.journal import read_releases
 from veilsum_deploy.demo.directory import BUDGET, DELTA
 from veilsum_deploy.demo.run import Finished, Trial, spending
 from veilsum_deploy.evaluation import accuracy, exact_head, pool, result_head
+from veilsum_node.database import open_database
+from veilsum_node.identity.provision import Kit
 from veilsum_participant.data import load_records
-from veilsum_privacy.database import open_database
-from veilsum_privacy.identity.provision import Kit
 from veilsum_privacy.securesum.context import plan_round
 from veilsum_privacy.tasks.base import Records
 

@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from veilsum_deploy.datasets import Dataset, packaged_dataset, read_dataset
 from veilsum_deploy.simulation.partition import hold_out
-from veilsum_privacy.errors import DataError, Misuse
-from veilsum_privacy.schema_file import load_schema
+from veilsum_node.errors import DataError, Misuse
+from veilsum_privacy.study.schema_file import load_schema
 
 SEED = 20
 """Of every split in the demo."""

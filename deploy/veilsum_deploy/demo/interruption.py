@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from veilsum.remote import StudyInfo
 from veilsum_deploy.demo.processes import Process
-from veilsum_deploy.remote import StudyInfo
 
 KILL_AT, RETURN_AT = 0.3, 0.6
 """Parts of a study's rounds after which the hospital is killed, and started again."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from veilsum_privacy.errors import StateError
+from veilsum_node.errors import StateError
 
 STOP_SECONDS = 5.0
 POLL_SECONDS = 0.02

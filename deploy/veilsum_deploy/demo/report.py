@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from veilsum_privacy.runtime.console import print_line, print_rows
+from veilsum_node.process.console import print_line, print_rows
 
 
 def print_findings(found: Mapping[str, Any]) -> None:

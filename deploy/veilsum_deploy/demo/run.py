@@ -15,24 +15,24 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from veilsum_coordinator.methods.compile import PrivacyRequest, StudyRequest, compile_study
+from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
+from veilsum.remote import Remote, StudyInfo, connect
+from veilsum.verification import Look, look_at
 from veilsum_deploy.demo.directory import DELTA, DEMO_TERMS, LARGEST_EPSILON, Terms, configure_participants, furnish
 from veilsum_deploy.demo.dossiers import write_dossiers
 from veilsum_deploy.demo.dropout import Kill, kill_before_contribution
 from veilsum_deploy.demo.hospitals import Hospitals
 from veilsum_deploy.demo.processes import POLL_SECONDS, Process, Processes, wait_for_file
-from veilsum_deploy.remote import Remote, StudyInfo, connect
-from veilsum_deploy.verifying import Look, look_at
-from veilsum_participant.connection import UnreachableError
+from veilsum_node.database import open_database
+from veilsum_node.errors import StateError
+from veilsum_node.identity import Credentials, load_credentials
+from veilsum_node.identity.provision import Kit
+from veilsum_node.identity.tls import AUTHORITY_FILE
+from veilsum_node.randomness import SYSTEM_RANDOM
+from veilsum_node.transport.connection import UnreachableError
 from veilsum_participant.ledgers import load_authority, open_source, spending_fields
-from veilsum_privacy.database import open_database
-from veilsum_privacy.errors import StateError
-from veilsum_privacy.identity import Credentials, load_credentials
-from veilsum_privacy.identity.provision import Kit
-from veilsum_privacy.identity.tls import AUTHORITY_FILE
-from veilsum_privacy.randomness import SYSTEM_RANDOM
-from veilsum_privacy.results import Result
-from veilsum_privacy.study import Study
+from veilsum_privacy.results.result import Result
+from veilsum_privacy.study.study import Study
 
 START_SECONDS = 60.0
 SETTLE_SECONDS = 10.0

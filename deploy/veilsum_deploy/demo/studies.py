@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from veilsum.compile import StudyRequest
+from veilsum.request import with_projection
 from veilsum_coordinator.methods import METHODS
-from veilsum_coordinator.methods.compile import StudyRequest
-from veilsum_coordinator.methods.request import with_projection
 from veilsum_deploy.demo.directory import DELTA, Terms
 from veilsum_deploy.demo.findings import released
 from veilsum_deploy.demo.hospitals import Hospitals
@@ -23,14 +23,14 @@ from veilsum_deploy.demo.interruption import Interruption
 from veilsum_deploy.demo.processes import Process
 from veilsum_deploy.demo.run import Analyst, Finished, running, spending, wait_for_ledgers
 from veilsum_deploy.evaluation import accuracy, exact_head, pool
+from veilsum_node.config import did_you_mean, read_toml, validate
+from veilsum_node.database import open_readonly
+from veilsum_node.errors import Misuse, VeilsumError
 from veilsum_participant import store
 from veilsum_participant.applying.model import Model
 from veilsum_participant.data import load_records
-from veilsum_privacy.computing import kept_blocks
-from veilsum_privacy.config import did_you_mean, read_toml, validate
-from veilsum_privacy.database import open_readonly
-from veilsum_privacy.errors import Misuse, VeilsumError
-from veilsum_privacy.study import Study
+from veilsum_privacy.computation.contribution import kept_blocks
+from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Floats, Records
 
 Progress = Callable[[str, float], None]

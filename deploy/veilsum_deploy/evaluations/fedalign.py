@@ -23,19 +23,19 @@ from typing import Any
 
 import numpy as np
 
+from veilsum.compile import StudyRequest, compile_study
 from veilsum_aggregation.feature_moments import moments_of_sums
 from veilsum_coordinator.methods import get_method
-from veilsum_coordinator.methods.compile import StudyRequest, compile_study
-from veilsum_coordinator.methods.moment_aligning import LABEL
+from veilsum_coordinator.parts.moment_alignment import LABEL
 from veilsum_deploy.simulation.partition import partition
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
+from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_participant.applying.model import Model
-from veilsum_privacy.parts import part_of
-from veilsum_privacy.randomness import SYSTEM_RANDOM
-from veilsum_privacy.results import Result
-from veilsum_privacy.schema import ClassValues, DatasetSchema, Label, NumberColumn
-from veilsum_privacy.study import Study
+from veilsum_privacy.results.result import Result
+from veilsum_privacy.study.schema import ClassValues, DatasetSchema, Label, NumberColumn
+from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Floats, Records
+from veilsum_privacy.tasks.parts import part_of
 
 ALPHA, DELTA, SIDE = 0.5, 1e-5, 28
 MODELS: Mapping[str, Mapping[str, Any]] = {

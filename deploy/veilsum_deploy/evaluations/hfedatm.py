@@ -26,21 +26,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from veilsum_coordinator.federation import Release
+from veilsum.compile import StudyDraft, StudyRequest, draft_study
+from veilsum.quantisation import plan_grid
 from veilsum_coordinator.methods import get_method
-from veilsum_coordinator.methods.compile import StudyDraft, StudyRequest, draft_study
-from veilsum_coordinator.methods.grid import plan_grid
 from veilsum_coordinator.methods.hfedatm import GRAMS, HFedATMParameters
+from veilsum_coordinator.parts.federation import Release
 from veilsum_deploy.collections import Collection, load_collection
 from veilsum_deploy.evaluations.hfedatm_tables import PRIVATE, tables
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
-from veilsum_privacy.accounting import calibrate_noise_multiplier
-from veilsum_privacy.pricing import study_epsilon
-from veilsum_privacy.randomness import SYSTEM_RANDOM
-from veilsum_privacy.results import Result
-from veilsum_privacy.schema import DatasetSchema
+from veilsum_node.randomness import SYSTEM_RANDOM
+from veilsum_privacy.accounting.accountant import calibrate_noise_multiplier
+from veilsum_privacy.accounting.prices import study_epsilon
+from veilsum_privacy.results.result import Result
 from veilsum_privacy.securesum.context import broadcast_digest, encode_broadcast
-from veilsum_privacy.study import Study
+from veilsum_privacy.study.schema import DatasetSchema
+from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks.base import Floats, Records
 from veilsum_privacy.training.arrays import MODEL

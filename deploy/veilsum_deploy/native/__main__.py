@@ -15,9 +15,9 @@ from veilsum_deploy.native.compose import Compose, load_compose
 from veilsum_deploy.native.processes import StoppedError
 from veilsum_deploy.native.report import findings, show, wait_for_scrapes
 from veilsum_deploy.native.run import Deployment, deployed
-from veilsum_privacy.errors import StateError
-from veilsum_privacy.runtime.commands import run
-from veilsum_privacy.runtime.console import JsonOption, print_json
+from veilsum_node.errors import StateError
+from veilsum_node.process.commands import run
+from veilsum_node.process.console import JsonOption, print_json
 
 STUDY = "study"
 """The service that runs one study and ends."""

@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BeforeValidator, Field, StrictBool, StrictInt, StrictStr
 
-from veilsum_privacy.config import validate
-from veilsum_privacy.errors import ConfigurationError
-from veilsum_privacy.schema import Frozen
+from veilsum_node.config import validate
+from veilsum_node.errors import ConfigurationError
+from veilsum_node.fields import Frozen
 
 Condition = Literal["service_started", "service_healthy", "service_completed_successfully"]
 Words = tuple[StrictStr, ...]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from veilsum_deploy.native.compose import Compose, Service
-from veilsum_privacy.errors import Misuse
+from veilsum_node.errors import Misuse
 
 LOOPBACK = "127.0.0.1"
 _OWN_HOSTS = ("0.0.0.0", LOOPBACK, "localhost")  # noqa: S104  what services of one network call themselves

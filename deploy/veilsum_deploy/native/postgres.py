@@ -19,7 +19,7 @@ from pathlib import Path
 
 from veilsum_deploy.native.processes import Command, run
 from veilsum_deploy.native.tools import find_tool
-from veilsum_privacy.errors import StateError
+from veilsum_node.errors import StateError
 
 INIT_SECONDS = 120.0
 _USERS = ("postgres", "nobody")

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from veilsum_privacy.errors import StateError
+from veilsum_node.errors import StateError
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PARENT_DEATH = 1  # PR_SET_PDEATHSIG

@@ -15,7 +15,7 @@ from veilsum_deploy.native.compose import Compose, Service
 from veilsum_deploy.native.places import Places
 from veilsum_deploy.native.processes import Command
 from veilsum_deploy.native.tools import find_tool
-from veilsum_privacy.errors import StateError
+from veilsum_node.errors import StateError
 
 POSTGRES = "postgres"
 OURS = {"veilsum-coordinator": "veilsum_deploy.cli", "veilsum-participant": "veilsum_participant.cli"}

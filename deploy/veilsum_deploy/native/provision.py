@@ -21,11 +21,11 @@ import typer
 
 from veilsum_deploy.demo.hospitals import Hospitals, packaged_hospitals
 from veilsum_deploy.native.endpoint_certificates import EndpointAuthority
-from veilsum_privacy.errors import Misuse, StateError
-from veilsum_privacy.identity import load_credentials
-from veilsum_privacy.identity.provision import TRIAL_HOSTS, Kit, make_kit
-from veilsum_privacy.runtime.commands import run
-from veilsum_privacy.runtime.console import print_line
+from veilsum_node.errors import Misuse, StateError
+from veilsum_node.identity import load_credentials
+from veilsum_node.identity.provision import TRIAL_HOSTS, Kit, make_kit
+from veilsum_node.process.commands import run
+from veilsum_node.process.console import print_line
 
 DONE = "provisioned"
 """File in ``authority`` that is written last."""

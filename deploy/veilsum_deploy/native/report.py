@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from veilsum_coordinator.settings import load_coordinator_config
+from veilsum_coordinator.protocol.settings import load_coordinator_config
 from veilsum_deploy.native.compose import Compose
 from veilsum_deploy.native.places import mounted
 from veilsum_deploy.native.programs import image_name
 from veilsum_deploy.native.run import Deployment
 from veilsum_deploy.native.watching import instant, wait_for
+from veilsum_node.identity.tls import AUTHORITY_FILE
+from veilsum_node.process.console import print_fields, print_line, print_rows
 from veilsum_participant.config import load_participant_config
 from veilsum_participant.ledgers import load_authority, open_source, spending_fields
-from veilsum_privacy.identity.tls import AUTHORITY_FILE
-from veilsum_privacy.runtime.console import print_fields, print_line, print_rows
 
 PARTICIPANT, PROMETHEUS = "veilsum-participant", "prom/prometheus"
 SCRAPE_SECONDS = 60.0

@@ -26,7 +26,7 @@ from veilsum_deploy.native.programs import (
     runnable,
     service_command,
 )
-from veilsum_privacy.errors import StateError
+from veilsum_node.errors import StateError
 
 POLL_SECONDS = 0.25
 HEALTH_SECONDS = 20.0

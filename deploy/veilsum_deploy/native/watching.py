@@ -9,7 +9,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable
 
-from veilsum_privacy.errors import StateError
+from veilsum_node.errors import StateError
 
 SECONDS = 5.0
 POLL_SECONDS = 0.5

@@ -14,18 +14,18 @@ from typing import Any
 
 import numpy as np
 
-from veilsum_coordinator.federation import Release
-from veilsum_coordinator.runner import RoundLostError
-from veilsum_privacy.computing import Place, compute_sum
-from veilsum_privacy.errors import HostileInput, Misuse
-from veilsum_privacy.features import Encode
-from veilsum_privacy.noise import NoisePlan
-from veilsum_privacy.proof.files import release_digest
-from veilsum_privacy.randomness import SYSTEM_RANDOM, RandomSource
+from veilsum_coordinator.parts.federation import Release
+from veilsum_coordinator.service.runner import RoundLostError
+from veilsum_node.errors import HostileInput, Misuse
+from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
+from veilsum_privacy.computation.contribution import Place, compute_sum
+from veilsum_privacy.mechanism.noise import NoisePlan
+from veilsum_privacy.results.proof_files import release_digest
 from veilsum_privacy.securesum.context import RoundPlan, decode_broadcast, encode_broadcast, plan_round
-from veilsum_privacy.study import Study, study_digest
+from veilsum_privacy.study.study import Study, study_digest
 from veilsum_privacy.tasks import build_declared, grid_unit
 from veilsum_privacy.tasks.base import Floats, Records, RecordTask, Task, TrainingTask
+from veilsum_privacy.tasks.feature_maps import Encode
 
 ADDITIVE = frozenset({"gradient"})
 """Tasks of one vector a site whose vectors are sums over records, so that the vector of all records is the sites' sum."""
@@ -37,7 +37,7 @@ LARGEST_BOUND = 2**62
 
 
 class CentralFederation:
-    """Implements :class:`~veilsum_coordinator.federation.Federation` on records in one place.
+    """Implements :class:`~veilsum_coordinator.parts.federation.Federation` on records in one place.
 
     A sum over records comes as that of all participants whose records are here. Any other vector, as a trained model's, comes
     as that of one.

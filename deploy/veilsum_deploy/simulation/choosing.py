@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from veilsum_deploy.simulation.engines import Engine, ProcessEngine, SerialEngine, cores
-from veilsum_privacy.errors import Misuse
+from veilsum_node.errors import Misuse
 
 
 def make_engine(name: str, workers: int, address: str | None = None) -> Engine:

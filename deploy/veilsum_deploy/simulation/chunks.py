@@ -20,18 +20,18 @@ from veilsum_deploy.simulation.engines import Shared
 from veilsum_deploy.simulation.gradients import Vectors, perceptron_vectors
 from veilsum_deploy.simulation.training import SiteTraining, site_training
 from veilsum_deploy.simulation.walking import of_system
-from veilsum_privacy.clipping import scattered_sum, site_sum
-from veilsum_privacy.computing import Place, compute_sum, kept_part
-from veilsum_privacy.errors import Misuse
-from veilsum_privacy.features import ENCODER_MATRIX, ENCODER_OFFSET, Encode, map_records
-from veilsum_privacy.noise import NoisePlan, discrete_gaussian
-from veilsum_privacy.randomness import RandomSource
+from veilsum_node.errors import Misuse
+from veilsum_node.randomness import RandomSource
+from veilsum_privacy.computation.contribution import Place, compute_sum, kept_part
+from veilsum_privacy.mechanism.clipping import scattered_sum, site_sum
+from veilsum_privacy.mechanism.noise import NoisePlan, discrete_gaussian
+from veilsum_privacy.mechanism.steps import poisson_sample
+from veilsum_privacy.mechanism.weights import cohort_factors
 from veilsum_privacy.securesum.context import RoundPlan, plan_round
-from veilsum_privacy.steps import poisson_sample
-from veilsum_privacy.study import Study, TaskDeclaration
+from veilsum_privacy.study.study import Study, TaskDeclaration
 from veilsum_privacy.tasks import TASKS, build_declared, grid_unit
 from veilsum_privacy.tasks.base import FeatureParameters, Floats, Records, RecordTask, Task
-from veilsum_privacy.weights import cohort_factors
+from veilsum_privacy.tasks.feature_maps import ENCODER_MATRIX, ENCODER_OFFSET, Encode, map_records
 
 Integers = NDArray[np.int64]
 State = Mapping[str, Floats]

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 from uuid import uuid4
 
 from veilsum_deploy.simulation.engines import ONE_THREAD, Shared, cores, remembered
-from veilsum_privacy.errors import Misuse, StateError
+from veilsum_node.errors import Misuse, StateError
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -13,7 +13,7 @@ import numpy as np
 from veilsum_deploy.collections import TEST_SHARE, Collection
 from veilsum_deploy.datasets import Dataset, Rows, concatenate
 from veilsum_deploy.simulation.partition import domain_alpha, hold_out, partition, thin_domains
-from veilsum_privacy.errors import Misuse
+from veilsum_node.errors import Misuse
 
 DEFAULT_SITES = 4
 

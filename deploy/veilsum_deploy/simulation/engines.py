@@ -24,7 +24,7 @@ from uuid import uuid4
 
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from veilsum_privacy.errors import StateError
+from veilsum_node.errors import StateError
 
 T = TypeVar("T")
 R = TypeVar("R")

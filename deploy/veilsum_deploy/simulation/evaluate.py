@@ -15,7 +15,7 @@ from veilsum_deploy.simulation.progress import Progress
 from veilsum_deploy.simulation.study import draft_of
 from veilsum_deploy.simulation.sweep import EPSILON, Sweep
 from veilsum_deploy.simulation.tables import tabulate
-from veilsum_privacy.errors import Misuse, StateError
+from veilsum_node.errors import Misuse, StateError
 
 
 def evaluate(sweep: Sweep, out: Path | None, engine: Engine, progress: Progress, *, resume: bool = False) -> Results:

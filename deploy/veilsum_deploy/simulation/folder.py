@@ -20,8 +20,8 @@ from veilsum_deploy.simulation.report import SUMMARY, TABLE_CSV, TABLE_MARKDOWN,
 from veilsum_deploy.simulation.scoring import spread
 from veilsum_deploy.simulation.sweep import Sweep, shown
 from veilsum_deploy.simulation.tables import Row, as_values, to_csv, to_markdown
-from veilsum_privacy.errors import StateError
-from veilsum_privacy.identity.files import replace_file
+from veilsum_node.errors import StateError
+from veilsum_node.identity.files import replace_file
 
 RUNS = "runs.csv"
 _FIGURES = ("AVG", "STD", "epsilon", "seconds", "records", "note")

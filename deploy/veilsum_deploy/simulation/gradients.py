@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_privacy.errors import Misuse
+from veilsum_node.errors import Misuse
 from veilsum_privacy.tasks.base import Floats, Records, Task
 from veilsum_privacy.tasks.gradient import COUNT_WEIGHT, Gradient
 from veilsum_privacy.training import closed_form

@@ -22,7 +22,7 @@ from veilsum_deploy.simulation.runs import run_plain
 from veilsum_deploy.simulation.scoring import complete, domain_accuracies
 from veilsum_deploy.simulation.study import Draft, draft_of
 from veilsum_deploy.simulation.sweep import Cell, Sweep
-from veilsum_privacy.errors import VeilsumError
+from veilsum_node.errors import VeilsumError
 
 Kind = Literal["cell", "alone", "pooled", "trained-alone", "trained-pooled", "central"]
 Status = Literal["ok", "not-estimable", "refused", "failed"]

@@ -13,10 +13,10 @@ from typing import Any
 from veilsum_deploy.simulation.record import ROUNDS
 from veilsum_deploy.simulation.report import SUMMARY, check_empty
 from veilsum_deploy.simulation.study import Run
-from veilsum_privacy.errors import StateError
-from veilsum_privacy.identity.files import replace_file
-from veilsum_privacy.results import load_result, save_result
-from veilsum_privacy.study import Study, parse_study
+from veilsum_node.errors import StateError
+from veilsum_node.identity.files import replace_file
+from veilsum_privacy.results.result import load_result, save_result
+from veilsum_privacy.study.study import Study, parse_study
 
 UNFINISHED = "unfinished"
 """Folder beside the results in which a simulation keeps what it needs to be taken up; gone once all is done."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from veilsum_privacy.config import did_you_mean
-from veilsum_privacy.errors import Misuse
+from veilsum_node.config import did_you_mean
+from veilsum_node.errors import Misuse
 
 BASELINES: Mapping[str, str] = {
     "alone": "each site alone",

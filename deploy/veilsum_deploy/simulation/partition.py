@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_privacy.errors import Misuse
+from veilsum_node.errors import Misuse
 
 Rows = NDArray[np.int64]
 

@@ -15,19 +15,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_coordinator.federation import Release
-from veilsum_coordinator.runner import RoundLostError, read_release
+from veilsum_coordinator.parts.federation import Release
+from veilsum_coordinator.service.runner import RoundLostError, read_release
 from veilsum_deploy.simulation.chunks import Chunk, Part, Remembered, Sites, compute_chunk, compute_members
 from veilsum_deploy.simulation.engines import Engine, SerialEngine, Shared
 from veilsum_deploy.simulation.record import RoundRecord, RunRecorder, SiteStates
-from veilsum_privacy.computing import kept_blocks
-from veilsum_privacy.errors import Misuse
-from veilsum_privacy.features import Encode
-from veilsum_privacy.proof.files import release_digest
-from veilsum_privacy.randomness import SYSTEM_RANDOM, RandomSource
+from veilsum_node.errors import Misuse
+from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
+from veilsum_privacy.computation.contribution import kept_blocks
+from veilsum_privacy.results.proof_files import release_digest
 from veilsum_privacy.securesum.context import broadcast_digest, decode_broadcast, encode_broadcast
-from veilsum_privacy.study import Study, study_digest
+from veilsum_privacy.study.study import Study, study_digest
 from veilsum_privacy.tasks.base import Records
+from veilsum_privacy.tasks.feature_maps import Encode
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -49,7 +49,7 @@ class PlainSite:
 
 
 class PlainFederation:
-    """Implements :class:`~veilsum_coordinator.federation.Federation` by plain addition.
+    """Implements :class:`~veilsum_coordinator.parts.federation.Federation` by plain addition.
 
     Args:
         study: the compiled study.

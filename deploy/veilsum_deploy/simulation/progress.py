@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from veilsum_coordinator.federation import Federation, Release
-from veilsum_privacy.pricing import study_epsilon
-from veilsum_privacy.study import Study
+from veilsum_coordinator.parts.federation import Federation, Release
+from veilsum_privacy.accounting.prices import study_epsilon
+from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Floats
 
 Progress = Callable[[str, float], None]
@@ -91,7 +91,7 @@ class WatchedFederation:
     def sum(
         self, label: str, broadcast: Mapping[str, Floats] | None = None, *, members: Collection[str] | None = None
     ) -> Release:
-        """Run one round; see :class:`~veilsum_coordinator.federation.Federation`."""
+        """Run one round; see :class:`~veilsum_coordinator.parts.federation.Federation`."""
         release = self._federation.sum(label, broadcast, members=members)
         self._watch(label)
         return release

@@ -21,8 +21,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as dump_arrays
 
-from veilsum_privacy.errors import StateError
-from veilsum_privacy.identity.files import replace_file
+from veilsum_node.errors import StateError
+from veilsum_node.identity.files import replace_file
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

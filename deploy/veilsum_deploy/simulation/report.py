@@ -13,9 +13,9 @@ from typing import Any
 from veilsum_deploy.collections import TEST_SHARE
 from veilsum_deploy.simulation.naming import BASELINES
 from veilsum_deploy.simulation.study import Outcome, Simulation
-from veilsum_privacy.errors import StateError
-from veilsum_privacy.identity.files import replace_file
-from veilsum_privacy.results import save_result
+from veilsum_node.errors import StateError
+from veilsum_node.identity.files import replace_file
+from veilsum_privacy.results.result import save_result
 
 SUMMARY, TABLE_CSV, TABLE_MARKDOWN = "summary.json", "table.csv", "table.md"
 

@@ -14,9 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from veilsum_coordinator.members import StudyPhase
 from veilsum_coordinator.methods import get_method
-from veilsum_coordinator.runner import run_study
+from veilsum_coordinator.protocol.members import StudyPhase
+from veilsum_coordinator.service.runner import run_study
 from veilsum_deploy.local import LocalFederation, results_directory
 from veilsum_deploy.simulation.baselines import beside
 from veilsum_deploy.simulation.dealing import Deal, deal, site_names
@@ -28,12 +28,12 @@ from veilsum_deploy.simulation.record import RunRecorder
 from veilsum_deploy.simulation.scoring import Kept, overall
 from veilsum_deploy.simulation.sites import make_local
 from veilsum_deploy.simulation.study import Beside, Draft, Outcome, Run, Simulation, accuracies_of, compiled
+from veilsum_node.errors import Misuse, StateError, VeilsumError
+from veilsum_node.identity import load_credentials
 from veilsum_participant.store import kept_vector
-from veilsum_privacy.computing import kept_blocks
-from veilsum_privacy.errors import Misuse, StateError, VeilsumError
-from veilsum_privacy.identity import load_credentials
-from veilsum_privacy.results import Result, load_result, save_result
-from veilsum_privacy.study import Study, study_digest
+from veilsum_privacy.computation.contribution import kept_blocks
+from veilsum_privacy.results.result import Result, load_result, save_result
+from veilsum_privacy.study.study import Study, study_digest
 from veilsum_privacy.tasks.base import Floats
 
 Watch = Callable[[str], None]

@@ -18,10 +18,10 @@ from veilsum_deploy.datasets import Dataset
 from veilsum_deploy.evaluation import accuracy as head_accuracy
 from veilsum_deploy.evaluation import exact_head, pool
 from veilsum_deploy.simulation.dealing import Deal
+from veilsum_node.errors import DataError
 from veilsum_participant.applying.model import Model
-from veilsum_privacy.errors import DataError
-from veilsum_privacy.results import Result
-from veilsum_privacy.schema import DatasetSchema
+from veilsum_privacy.results.result import Result
+from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Floats, Records
 
 Kept = Callable[[str, str], Mapping[str, Floats]]

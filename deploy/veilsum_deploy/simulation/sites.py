@@ -10,19 +10,19 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-from veilsum_coordinator.hub import Hub
-from veilsum_coordinator.journal import SqlJournal
 from veilsum_coordinator.methods import METHODS
-from veilsum_coordinator.settings import Waits
+from veilsum_coordinator.protocol.settings import Waits
+from veilsum_coordinator.service.hub import Hub
+from veilsum_coordinator.storage.journal import SqlJournal
 from veilsum_deploy.local import LocalFederation
-from veilsum_participant.client import open_site
+from veilsum_node.database import open_database
+from veilsum_node.identity import load_credentials
+from veilsum_node.identity.provision import Kit, make_kit
+from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_participant.config import BudgetConfig, DatasetConfig, ParticipantConfig, Policy
-from veilsum_participant.core import ParticipantCore
-from veilsum_privacy.database import open_database
-from veilsum_privacy.identity import load_credentials
-from veilsum_privacy.identity.provision import Kit, make_kit
+from veilsum_participant.protocol.core import ParticipantCore
+from veilsum_participant.session.client import open_site
 from veilsum_privacy.ledger.mirror import Mirror
-from veilsum_privacy.randomness import SYSTEM_RANDOM
 
 DELTA = 1e-5
 

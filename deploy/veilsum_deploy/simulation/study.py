@@ -9,25 +9,25 @@ from typing import Any
 
 import numpy as np
 
-from veilsum_coordinator.methods.compile import StudyRequest, compile_study
-from veilsum_coordinator.methods.request import EVALUATION, ReleasedProjection, with_model, with_projection
-from veilsum_coordinator.projections import result_projection
-from veilsum_coordinator.released_models import result_model
+from veilsum.compile import StudyRequest, compile_study
+from veilsum.request import EVALUATION, ReleasedProjection, with_model, with_projection
+from veilsum_coordinator.results.projections import result_projection
+from veilsum_coordinator.results.released_models import result_model
 from veilsum_deploy.collections import Collection
 from veilsum_deploy.simulation.dealing import Deal, Setting
 from veilsum_deploy.simulation.scoring import Encode, Kept, domain_accuracies
+from veilsum_node.config import read_toml, validate
+from veilsum_node.errors import Misuse
+from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_participant.data.encoders import load_encoder
-from veilsum_privacy.config import read_toml, validate
-from veilsum_privacy.encoder import Program as FrozenProgram
-from veilsum_privacy.encoder import Projection
-from veilsum_privacy.errors import Misuse
-from veilsum_privacy.features import ENCODER_MATRIX, ENCODER_OFFSET, exact_affine
-from veilsum_privacy.randomness import SYSTEM_RANDOM
-from veilsum_privacy.results import Result, load_result
-from veilsum_privacy.schema import DatasetSchema
-from veilsum_privacy.schema_file import load_schema
-from veilsum_privacy.study import Study
+from veilsum_privacy.results.result import Result, load_result
+from veilsum_privacy.study.encoder import Program as FrozenProgram
+from veilsum_privacy.study.encoder import Projection
+from veilsum_privacy.study.schema import DatasetSchema
+from veilsum_privacy.study.schema_file import load_schema
+from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Floats, Records
+from veilsum_privacy.tasks.feature_maps import ENCODER_MATRIX, ENCODER_OFFSET, exact_affine
 
 Program = Callable[[Floats], Floats]
 

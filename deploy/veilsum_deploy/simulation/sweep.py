@@ -20,10 +20,10 @@ from veilsum_deploy.collections import Collection, load_collection, single
 from veilsum_deploy.datasets import packaged_dataset, read_dataset
 from veilsum_deploy.simulation.dealing import Setting
 from veilsum_deploy.simulation.naming import OF_RECORDS, parse_baselines
-from veilsum_privacy.config import did_you_mean, read_toml
-from veilsum_privacy.errors import ConfigurationError, Misuse
-from veilsum_privacy.results import MANIFEST
-from veilsum_privacy.schema import DatasetSchema
+from veilsum_node.config import did_you_mean, read_toml
+from veilsum_node.errors import ConfigurationError, Misuse
+from veilsum_privacy.results.result import MANIFEST
+from veilsum_privacy.study.schema import DatasetSchema
 
 SETTING_KEYS = ("partition", "sites", "limit", "cap")
 """Keys that vary the simulation in place of the study."""

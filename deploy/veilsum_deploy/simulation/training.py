@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from veilsum_deploy.simulation.stacks import PerceptronStack
 from veilsum_deploy.simulation.walking import NoisedSteps, Pull, Sites, Walk, by_owner, filled_up, shuffled
-from veilsum_privacy.errors import HostileInput, Misuse
-from veilsum_privacy.noise import NoisePlan
-from veilsum_privacy.randomness import RandomSource
-from veilsum_privacy.study import Study, TaskDeclaration
+from veilsum_node.errors import HostileInput, Misuse
+from veilsum_node.randomness import RandomSource
+from veilsum_privacy.mechanism.noise import NoisePlan
+from veilsum_privacy.study.study import Study, TaskDeclaration
 from veilsum_privacy.tasks.base import Floats, Records, Task
 from veilsum_privacy.tasks.features import clipped, usable
 from veilsum_privacy.tasks.generation import finite_array

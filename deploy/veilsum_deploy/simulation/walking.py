@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_deploy.simulation.stacks import Batches
-from veilsum_privacy.errors import Misuse
-from veilsum_privacy.noise import NoisePlan, discrete_gaussian
-from veilsum_privacy.randomness import RandomSource, SystemRandom
-from veilsum_privacy.steps import poisson_sample
+from veilsum_node.errors import Misuse
+from veilsum_node.randomness import RandomSource, SystemRandom
+from veilsum_privacy.mechanism.noise import NoisePlan, discrete_gaussian
+from veilsum_privacy.mechanism.steps import poisson_sample
 from veilsum_privacy.tasks.base import Floats
 from veilsum_privacy.training.mlp import Descent
 
@@ -29,7 +29,7 @@ def of_system(source: RandomSource) -> bool:
 
 @dataclass(frozen=True)
 class NoisedSteps:
-    """What :class:`veilsum_privacy.steps.Steps` is at one site, for many.
+    """What :class:`veilsum_privacy.mechanism.steps.Steps` is at one site, for many.
 
     Attributes:
         number, rate, plan, grid, clip, bound: as there.

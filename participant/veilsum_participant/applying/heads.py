@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from veilsum_privacy.errors import Misuse
-from veilsum_privacy.schema import Frozen
+from veilsum_node.errors import Misuse
+from veilsum_node.fields import Frozen
 from veilsum_privacy.training.models import GROUP, MODELS, Architecture, ModelSpec, build_architecture
 from veilsum_privacy.training.predict import scores
 

@@ -21,19 +21,19 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_node.config import did_you_mean
+from veilsum_node.errors import Misuse
 from veilsum_participant.applying.heads import head_scores
 from veilsum_participant.applying.moves import Move, affine_move, own_move
 from veilsum_participant.applying.recipe import Maps, ProjectionArrays, Recipe, parse_recipe
 from veilsum_participant.data.encode import encode_table
 from veilsum_participant.data.encoders import load_encoder
 from veilsum_participant.data.readers import read_table
-from veilsum_privacy.config import did_you_mean
-from veilsum_privacy.encoder import Program
-from veilsum_privacy.errors import Misuse
-from veilsum_privacy.features import exact_affine
-from veilsum_privacy.results import Result, load_result
-from veilsum_privacy.schema import DatasetSchema
+from veilsum_privacy.results.result import Result, load_result
+from veilsum_privacy.study.encoder import Program
+from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Records
+from veilsum_privacy.tasks.feature_maps import exact_affine
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -205,7 +205,7 @@ def load_model(directory: str | Path, encoder: str | Path | None = None) -> Mode
         encoder: file of the frozen program, for a result that names one.
 
     Raises:
-        HostileInput, Misuse: as :func:`veilsum_privacy.results.load_result` and :meth:`Model.from_result`.
+        HostileInput, Misuse: as :func:`veilsum_privacy.results.result.load_result` and :meth:`Model.from_result`.
     """
     return Model.from_result(load_result(Path(directory)), None if encoder is None else Path(encoder))
 

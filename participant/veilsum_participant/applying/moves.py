@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from veilsum_aggregation import moment_alignment
 from veilsum_aggregation.alignment import local_map
+from veilsum_node.errors import HostileInput, Misuse
 from veilsum_participant.applying.recipe import OwnAlignment, aligned_columns
-from veilsum_privacy.errors import HostileInput, Misuse
-from veilsum_privacy.features import exact_affine
-from veilsum_privacy.schema import DatasetSchema
+from veilsum_privacy.study.schema import DatasetSchema
+from veilsum_privacy.tasks.feature_maps import exact_affine
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -78,7 +78,7 @@ def _by_moments(
     kept: Mapping[str, Floats],
     noise: Mapping[str, float],
 ) -> Move:
-    """As :func:`veilsum_privacy.features.map_records` does it: the schema's own features stay in their box.
+    """As :func:`veilsum_privacy.tasks.feature_maps.map_records` does it: the schema's own features stay in their box.
 
     Raises:
         ValueError, KeyError: kept statistic and reference do not fit together.

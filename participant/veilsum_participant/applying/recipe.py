@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
 
 from veilsum_aggregation.feature_moments import MOMENT_REFERENCE
+from veilsum_node.config import explain
+from veilsum_node.errors import HostileInput, Misuse
+from veilsum_node.fields import Frozen, Name, Real
 from veilsum_participant.applying.heads import Array, Head, LinearArrays, MlpHead, NetworkHead
-from veilsum_privacy.config import explain
-from veilsum_privacy.encoder import Program, Projection, check_projection
-from veilsum_privacy.errors import HostileInput, Misuse
-from veilsum_privacy.results import Result
-from veilsum_privacy.schema import Column, ColumnName, DatasetSchema, Frozen, Label, Name, Real
+from veilsum_privacy.results.result import Result
+from veilsum_privacy.study.encoder import Program, Projection, check_projection
+from veilsum_privacy.study.schema import Column, ColumnName, DatasetSchema, Label
 from veilsum_privacy.tasks.base import MomentUse
 from veilsum_privacy.tasks.power_moments import columns_of_moments
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from veilsum_privacy.runtime.commands import Noun, command_line, run
+from veilsum_node.process.commands import Noun, command_line, run
 
 NOUNS = {
     "participant": Noun("veilsum_participant.cli.participant", "Set up, check and run a participant."),

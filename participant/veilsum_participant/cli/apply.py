@@ -20,18 +20,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_node.errors import DataError, Misuse, StateError
+from veilsum_node.identity.files import write_new
+from veilsum_node.process.console import print_fields, print_json, print_line, print_rows
 from veilsum_participant.applying.model import Model, best_class, probabilities
 from veilsum_participant.applying.recipe import Maps, OwnAlignment, parse_recipe
 from veilsum_participant.cli.places import CONFIG, load_participant
 from veilsum_participant.data.encode import LocalCounts, encode_table
 from veilsum_participant.data.encoders import find_encoder
 from veilsum_participant.data.readers import read_table
-from veilsum_privacy.encoder import Program
-from veilsum_privacy.errors import DataError, Misuse, StateError
-from veilsum_privacy.identity.files import write_new
-from veilsum_privacy.results import MANIFEST, load_result
-from veilsum_privacy.runtime.console import print_fields, print_json, print_line, print_rows
-from veilsum_privacy.schema import DatasetSchema
+from veilsum_privacy.results.result import MANIFEST, load_result
+from veilsum_privacy.study.encoder import Program
+from veilsum_privacy.study.schema import DatasetSchema
 
 if TYPE_CHECKING:
     from veilsum_participant.config import ParticipantConfig
@@ -70,7 +70,7 @@ class Own:
                 "This result aligns the features of each site.",
                 "Name the site with --site, or its configuration with --config.",
             )
-        from veilsum_privacy.identity import Role, load_credentials
+        from veilsum_node.identity import Role, load_credentials
 
         return load_credentials(self.settings.identity, int(time.time()), Role.PARTICIPANT).identity.name
 
@@ -102,7 +102,7 @@ def apply_result(result: Path, data: Path, own: Own, *, schema: Path | None, out
         raise Misuse(f"{out} already exists.", "Name another file with --out, or replace it with --force.")
     model = open_model(result, own)
     if schema is not None:
-        from veilsum_privacy.schema_file import load_schema
+        from veilsum_privacy.study.schema_file import load_schema
 
         model = model.with_schema(load_schema(schema))
     sheet = read_sheet(data, model.schema)
@@ -184,7 +184,7 @@ def _require_own(own: Own) -> None:
     """
     if own.site is None:
         return
-    from veilsum_privacy.identity import Role, load_credentials
+    from veilsum_node.identity import Role, load_credentials
 
     name = load_credentials(own.settings.identity, int(time.time()), Role.PARTICIPANT).identity.name
     if name != own.site:
@@ -213,10 +213,10 @@ def kept_statistic(settings: ParticipantConfig, study: bytes, label: str) -> tup
     Raises:
         StateError: the site kept nothing of that task, or its state cannot be read.
     """
+    from veilsum_node.database import open_readonly, reading
     from veilsum_participant import store
-    from veilsum_privacy.computing import kept_blocks
-    from veilsum_privacy.database import open_readonly, reading
-    from veilsum_privacy.study import parse_study
+    from veilsum_privacy.computation.contribution import kept_blocks
+    from veilsum_privacy.study.study import parse_study
 
     engine = open_readonly(settings.state)
     try:

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any
 
+from veilsum_node.errors import Misuse
+from veilsum_node.process.console import moment
 from veilsum_participant.ledgers import epsilon_text
-from veilsum_privacy.errors import Misuse
-from veilsum_privacy.runtime.console import moment
 
 _UNITS = {"h": 3600, "d": 86400, "w": 7 * 86400}
 _ADVICE = "Give a date such as 2026-03-31, a time such as 2026-03-31T12:00, or a span up to now such as 30d, 12h or 8w."

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from veilsum_participant.applying.measuring import measure
+from veilsum_node.config import did_you_mean
+from veilsum_node.errors import Misuse
+from veilsum_node.process.console import print_fields, print_json, print_line, print_rows
+from veilsum_participant.applying.measurement import measure
 from veilsum_participant.cli.apply import Own, alignment_inputs, open_model, read_sheet
-from veilsum_privacy.config import did_you_mean
-from veilsum_privacy.errors import Misuse
-from veilsum_privacy.runtime.console import print_fields, print_json, print_line, print_rows
 
 
 def evaluate_result(
@@ -31,7 +31,7 @@ def evaluate_result(
     if model.recipe.head is None:
         raise Misuse("This result makes features and holds no classifier.", "There is nothing in it to measure.")
     if schema is not None:
-        from veilsum_privacy.schema_file import load_schema
+        from veilsum_privacy.study.schema_file import load_schema
 
         model = model.with_schema(load_schema(schema))
     sheet = read_sheet(path, model.schema)

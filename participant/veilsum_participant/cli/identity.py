@@ -7,19 +7,19 @@ from typing import Annotated
 
 import typer
 
-from veilsum_privacy.identity import Role, SigningKey
-from veilsum_privacy.identity.files import read_private
-from veilsum_privacy.identity.provision import prepare
-from veilsum_privacy.identity.starters import EXAMPLE_ADDRESS, write_starter
-from veilsum_privacy.identity.tls import KEY_FILE
-from veilsum_privacy.runtime.console import print_fields, print_line
+from veilsum_node.identity import Role, SigningKey
+from veilsum_node.identity.files import read_private
+from veilsum_node.identity.provision import prepare
+from veilsum_node.identity.tls import KEY_FILE
+from veilsum_node.process.console import print_fields, print_line
+from veilsum_participant.starters import EXAMPLE_ADDRESS, write_starter
 
 DirectoryArgument = Annotated[Path, typer.Argument(help="The party's directory; made if it is missing.")]
 NameOption = Annotated[str, typer.Option("--name", help="Name in the federation: a-z, 0-9, '.', '_', '-'.")]
 
 
 def _address(value: str) -> str:
-    from veilsum_participant.connection import split_address
+    from veilsum_node.transport.connection import split_address
 
     if value != EXAMPLE_ADDRESS:
         split_address(value)

@@ -13,6 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from veilsum_node.config import did_you_mean
+from veilsum_node.errors import Misuse
+from veilsum_node.identity import Role
+from veilsum_node.process.console import JsonOption, print_fields, print_json, print_line, print_rows
 from veilsum_participant.cli.entries import entry_row, read_time
 from veilsum_participant.cli.places import CONFIG, find_ledger, load_participant, open_own, verify_place
 from veilsum_participant.ledgers import (
@@ -25,13 +29,9 @@ from veilsum_participant.ledgers import (
     spending_row,
     study_labels,
 )
-from veilsum_privacy.config import did_you_mean
 from veilsum_privacy.dossier import describe, proven, render, unproven
 from veilsum_privacy.dossier.figures import cost
-from veilsum_privacy.errors import Misuse
-from veilsum_privacy.identity import Role
 from veilsum_privacy.ledger import Kind, LedgerFault, write_csv, write_jsonl
-from veilsum_privacy.runtime.console import JsonOption, print_fields, print_json, print_line, print_rows
 
 if TYPE_CHECKING:
     from veilsum_participant.config import ParticipantConfig
@@ -288,9 +288,9 @@ def recover(
 
 
 def _recover(settings: ParticipantConfig, source: str, *, as_json: bool) -> None:
-    from veilsum_participant.client import open_site
-    from veilsum_participant.recovery import recover_receipts
-    from veilsum_participant.vouching import vouch
+    from veilsum_participant.protocol.endorsement import vouch
+    from veilsum_participant.protocol.recovery import recover_receipts
+    from veilsum_participant.session.client import open_site
 
     with open_source(source) as others:
         site = open_site(settings)
@@ -314,8 +314,8 @@ def _recover(settings: ParticipantConfig, source: str, *, as_json: bool) -> None
 
 
 def _trust(settings: ParticipantConfig, reason: str, operator: str, *, as_json: bool) -> None:
-    from veilsum_participant.client import open_site
-    from veilsum_participant.vouching import trust_coordinator
+    from veilsum_participant.protocol.endorsement import trust_coordinator
+    from veilsum_participant.session.client import open_site
 
     if not reason or not operator:
         raise Misuse("That is for the record.", "Say with --reason why, and with --operator who decided it.")
@@ -349,7 +349,7 @@ def set_budget(
     as_json: JsonOption = False,
 ) -> None:
     """Append a budget to the ledger; it holds for everything released so far."""
-    from veilsum_privacy.database import transaction
+    from veilsum_node.database import transaction
 
     settings = load_participant(config)
     reason, operator = reason.strip(), operator.strip()

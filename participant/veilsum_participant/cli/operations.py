@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from veilsum_privacy.errors import StateError
-from veilsum_privacy.identity import Role
-from veilsum_privacy.runtime.commands import installed_version
-from veilsum_privacy.runtime.console import moment, print_fields, print_json, print_line
+from veilsum_node.errors import StateError
+from veilsum_node.identity import Role
+from veilsum_node.process.commands import installed_version
+from veilsum_node.process.console import moment, print_fields, print_json, print_line
 
 if TYPE_CHECKING:
-    from veilsum_privacy.backup import Manifest, Party
-    from veilsum_privacy.overrides import Loaded
+    from veilsum_node.overrides import Loaded
+    from veilsum_privacy.ledger.backup import Manifest, Party
 
 _BARE = re.compile("[A-Za-z0-9_-]+")
 
@@ -34,7 +34,7 @@ ForceOption = Annotated[bool, typer.Option("--force", help="Over a newer, other 
 
 def run_backup(party: Party, file: Path, *, with_identity: bool, force: bool, as_json: bool) -> None:
     """Make a backup and say what is in it."""
-    from veilsum_privacy.backup import back_up
+    from veilsum_privacy.ledger.backup import back_up
 
     software = f"veilsum {installed_version()}"
     manifest = back_up(party, file, software=software, with_identity=with_identity, force=force)
@@ -50,7 +50,7 @@ def run_backup(party: Party, file: Path, *, with_identity: bool, force: bool, as
 
 def run_restore(party: Party, file: Path, *, with_identity: bool, force: bool, as_json: bool) -> None:
     """Put a backup back and say what that means."""
-    from veilsum_privacy.restore import restore
+    from veilsum_privacy.ledger.restore import restore
 
     done = restore(file, party, with_identity=with_identity, force=force)
     fields: dict[str, Any] = {
@@ -115,7 +115,7 @@ def require_file(place: str) -> Path:
 
 def show_configuration(loaded: Loaded[Any], path: Path, *, as_json: bool) -> None:
     """Show every key that holds, with where it came from; secrets are hidden."""
-    from veilsum_privacy.overrides import effective
+    from veilsum_node.overrides import effective
 
     rows = effective(loaded)
     if as_json:

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from veilsum_node.errors import Misuse, StateError
+from veilsum_node.identity import Role
+from veilsum_node.process.console import JsonOption, moment, print_fields, print_json, print_line, print_rows
 from veilsum_participant.cli.identity import AddressOption, DirectoryArgument, NameOption, init_party
 from veilsum_participant.cli.operations import (
     ArchiveArgument,
@@ -22,18 +25,15 @@ from veilsum_participant.cli.operations import (
     run_restore,
     show_configuration,
 )
-from veilsum_privacy.errors import Misuse, StateError
-from veilsum_privacy.identity import Role
-from veilsum_privacy.identity.starters import EXAMPLE_ADDRESS
-from veilsum_privacy.runtime.console import JsonOption, moment, print_fields, print_json, print_line, print_rows
+from veilsum_participant.starters import EXAMPLE_ADDRESS
 
 if TYPE_CHECKING:
-    from veilsum_participant.approval import Waiting
     from veilsum_participant.checks import AskedStudy
     from veilsum_participant.config import ParticipantConfig
+    from veilsum_participant.protocol.approval import Waiting
     from veilsum_participant.site import Site
-    from veilsum_privacy.backup import Party
-    from veilsum_privacy.schema import DatasetSchema
+    from veilsum_privacy.ledger.backup import Party
+    from veilsum_privacy.study.schema import DatasetSchema
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -58,10 +58,10 @@ def init(
 @app.command()
 def start(config: ConfigOption = CONFIG) -> None:
     """Run the participant until SIGINT or SIGTERM; it goes on where it was stopped."""
-    from veilsum_participant.client import run_participant  # loads gRPC and torch, which init does without
+    from veilsum_node.process.hardening import harden
+    from veilsum_node.telemetry.logs import start_logging
     from veilsum_participant.config import load_participant_config
-    from veilsum_privacy.runtime.hardening import harden
-    from veilsum_privacy.runtime.logs import start_logging
+    from veilsum_participant.session.client import run_participant  # loads gRPC and torch, which init does without
 
     harden()
     settings = load_participant_config(config)
@@ -72,8 +72,8 @@ def start(config: ConfigOption = CONFIG) -> None:
 @app.command()
 def health(config: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
     """Ask the running participant whether its session is open, at its own metrics endpoint; status 1 if it is not."""
+    from veilsum_node.telemetry.health import ask_ready, show_health
     from veilsum_participant.config import load_participant_config
-    from veilsum_privacy.runtime.health import ask_ready, show_health
 
     raise typer.Exit(show_health(ask_ready(load_participant_config(config).metrics), as_json=as_json))
 
@@ -112,7 +112,7 @@ def restore(
 
 def _party(config: Path) -> Party:
     from veilsum_participant.config import load_participant_config
-    from veilsum_privacy.backup import Party
+    from veilsum_privacy.ledger.backup import Party
 
     settings = load_participant_config(config)
     return Party(Role.PARTICIPANT, settings.state, settings.identity)
@@ -151,7 +151,7 @@ def check(
 @app.command()
 def studies(config: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
     """List studies that wait for your word, with what each costs by this site's own ledger."""
-    from veilsum_participant.approval import waiting_studies
+    from veilsum_participant.protocol.approval import waiting_studies
 
     with _site(config) as site:
         found = [_waiting_fields(item) for item in waiting_studies(site)]
@@ -166,7 +166,7 @@ def studies(config: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
 @app.command()
 def approve(study: StudyArgument, config: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
     """Let a waiting study in; the participant enrols at once if it runs, else at its next start."""
-    from veilsum_participant.approval import approve as decide
+    from veilsum_participant.protocol.approval import approve as decide
 
     with _site(config) as site:
         fields = _waiting_fields(decide(site, study))
@@ -181,7 +181,7 @@ def decline(
     as_json: JsonOption = False,
 ) -> None:
     """Refuse a waiting study for good."""
-    from veilsum_participant.approval import decline as decide
+    from veilsum_participant.protocol.approval import decline as decide
 
     with _site(config) as site:
         fields = _waiting_fields(decide(site, study, reason))
@@ -191,7 +191,7 @@ def decline(
 @app.command()
 def leave(study: StudyArgument, config: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
     """End this site's part in a study that it is enrolled in, for good: open attempts are given up, its keys are erased."""
-    from veilsum_participant.membership import leave_study
+    from veilsum_participant.protocol.membership import leave_study
 
     with _site(config, same_key=False) as site:
         digest = leave_study(site, study)
@@ -242,8 +242,8 @@ def evaluate(
 @contextmanager
 def _site(config: Path, *, same_key: bool = True) -> Iterator[Site]:
     """The site's own store and ledger, beside the participant that may be running on them."""
-    from veilsum_participant.client import open_site
     from veilsum_participant.config import load_participant_config
+    from veilsum_participant.session.client import open_site
 
     settings = load_participant_config(config)
     if not settings.state.exists():
@@ -324,7 +324,7 @@ def _subject(
         if dataset is not None:
             raise Misuse("--dataset needs --schema.", "Name the schema that it shall be checked against.")
         return {}, None
-    from veilsum_privacy.schema_file import load_schema
+    from veilsum_privacy.study.schema_file import load_schema
 
     offered = list(config.datasets)
     if dataset is None and len(offered) > 1:

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from veilsum_node.errors import Misuse
+from veilsum_node.identity.tls import AUTHORITY_FILE
+from veilsum_node.overrides import overridden_tables
 from veilsum_participant.ledgers import Checked, check, load_authority
-from veilsum_privacy.errors import Misuse
-from veilsum_privacy.identity.tls import AUTHORITY_FILE
-from veilsum_privacy.overrides import overridden_tables
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -117,9 +117,9 @@ def verify_place(
 @contextmanager
 def open_own(settings: ParticipantConfig) -> Iterator[tuple[Ledger, Engine]]:
     """The site's ledger to write to, signing with the site's key, and its database."""
-    from veilsum_participant.client import open_ledger
-    from veilsum_privacy.database import open_database
-    from veilsum_privacy.identity import Role, load_credentials
+    from veilsum_node.database import open_database
+    from veilsum_node.identity import Role, load_credentials
+    from veilsum_participant.session.client import open_ledger
 
     credentials = load_credentials(settings.identity, _now(), Role.PARTICIPANT)
     engine = open_database(settings.state)

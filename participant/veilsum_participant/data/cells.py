@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from veilsum_privacy.schema import CategoryColumn, Label, NumberColumn
+from veilsum_privacy.study.schema import CategoryColumn, Label, NumberColumn
 
 Bools = NDArray[np.bool_]
 Key = float | str

@@ -19,7 +19,7 @@ from veilsum_participant.data.cells import Bools, judge_categories, judge_labels
 from veilsum_participant.data.lines import MAX_LINE, Fault, line_numbers
 from veilsum_participant.data.readers import Table, read_table
 from veilsum_participant.data.subjects import number_subjects
-from veilsum_privacy.schema import CategoryColumn, DatasetSchema, NumberColumn
+from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 
 SHOWN = 20
 """Violations that a report lists one by one unless told otherwise."""

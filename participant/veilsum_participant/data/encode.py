@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from veilsum_participant.data.cells import judge_categories, judge_labels, judge_numbers
 from veilsum_participant.data.readers import Table, read_table
 from veilsum_participant.data.subjects import number_subjects
-from veilsum_privacy.schema import CategoryColumn, DatasetSchema, NumberColumn
+from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 from veilsum_privacy.tasks.base import Records
 
 

@@ -23,10 +23,10 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_node.errors import ConfigurationError, Misuse
 from veilsum_participant.config import EncoderConfig
 from veilsum_participant.data.programs import read_program
-from veilsum_privacy.encoder import Program
-from veilsum_privacy.errors import ConfigurationError, Misuse
+from veilsum_privacy.study.encoder import Program
 
 MAX_PROGRAM_BYTES = 4 << 30
 """Largest program file that is read."""

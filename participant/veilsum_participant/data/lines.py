@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from veilsum_privacy.errors import DataError
+from veilsum_node.errors import DataError
 
 MAX_LINE = 1 << 24
 """Bytes of the longest line that is used. A record or a header beyond it is taken for no CSV."""

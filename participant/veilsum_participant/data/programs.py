@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from veilsum_privacy.errors import ConfigurationError
+from veilsum_node.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import torch

@@ -22,11 +22,11 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.parquet as parquet
 
+from veilsum_node.config import did_you_mean
+from veilsum_node.errors import DataError
 from veilsum_participant.data import typed
 from veilsum_participant.data.lines import Fault, first_byte, mended, read_header
-from veilsum_privacy.config import did_you_mean
-from veilsum_privacy.errors import DataError
-from veilsum_privacy.schema import DatasetSchema
+from veilsum_privacy.study.schema import DatasetSchema
 
 _CHECK_FORMAT = "Is it really a CSV, Parquet or npz file, and whole?"
 _BLOCK = 1 << 26

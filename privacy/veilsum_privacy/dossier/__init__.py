@@ -6,7 +6,7 @@ page. Neither opens a file or a connection.
 
 from veilsum_privacy.dossier.content import FORMAT, describe
 from veilsum_privacy.dossier.model import Proof, StudyLabel
-from veilsum_privacy.dossier.proving import proven, unproven
+from veilsum_privacy.dossier.proof import proven, unproven
 from veilsum_privacy.dossier.render import render
 
 __all__ = ["FORMAT", "Proof", "StudyLabel", "describe", "proven", "render", "unproven"]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
-from veilsum_privacy.accounting import Adaptive, GaussianEvent, RdpGate, at_sites, estimated_epsilon, rdp_epsilon
+from veilsum_privacy.accounting.accountant import Adaptive, GaussianEvent, RdpGate, at_sites, estimated_epsilon, rdp_epsilon
 from veilsum_privacy.dossier.figures import meaning
 from veilsum_privacy.dossier.model import (
     AtSites,
@@ -26,7 +26,7 @@ from veilsum_privacy.dossier.model import (
     StudyLabel,
     to_plain,
 )
-from veilsum_privacy.dossier.proving import proven, repeating, unproven
+from veilsum_privacy.dossier.proof import proven, repeating, unproven
 from veilsum_privacy.ledger import Budget, Entry, Kind, Mechanism
 from veilsum_privacy.ledger.entries import MECHANISMS
 

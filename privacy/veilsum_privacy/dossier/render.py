@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
 
 from veilsum_privacy.dossier import charts, figures
-from veilsum_privacy.dossier.grouping import MOST_ROWS, refusal_rows, release_rows
+from veilsum_privacy.dossier.groups import MOST_ROWS, refusal_rows, release_rows
 
 _TEMPLATE = "dossier.html.j2"
 

@@ -7,10 +7,10 @@ from its entries alone.
 from veilsum_privacy.ledger.entries import Budget, Entry, Headroom, Kind, Mechanism, Reservation, Spending
 from veilsum_privacy.ledger.export import Exported, read_export, write_csv, write_jsonl
 from veilsum_privacy.ledger.faults import LedgerFault
-from veilsum_privacy.ledger.keeping import KeptReceipt
+from veilsum_privacy.ledger.kept_receipts import KeptReceipt
 from veilsum_privacy.ledger.ledger import Ledger
 from veilsum_privacy.ledger.mirror import Mirror, Mirrored
-from veilsum_privacy.ledger.reading import LedgerReader
+from veilsum_privacy.ledger.reader import LedgerReader
 from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, Witness
 from veilsum_privacy.ledger.verification import Source, Verification, verify_ledger
 

@@ -14,16 +14,16 @@ from typing import Any
 from cryptography.hazmat.primitives.serialization import Encoding
 from sqlalchemy import Connection, Engine, bindparam, insert, select
 
-from veilsum_privacy.canonical import canonical, parse_canonical
-from veilsum_privacy.database import migrate, transaction
-from veilsum_privacy.errors import HostileInput, Misuse, StateError
-from veilsum_privacy.identity import Credentials, Label, SigningKey, key_fingerprint, verify_certificate
-from veilsum_privacy.identity.certificate import load_certificate, p256_key
+from veilsum_node.canonical import canonical, parse_canonical
+from veilsum_node.database import migrate, transaction
+from veilsum_node.errors import HostileInput, Misuse, StateError
+from veilsum_node.identity import Credentials, Label, SigningKey, key_fingerprint, verify_certificate
+from veilsum_node.identity.certificate import load_certificate, p256_key
+from veilsum_node.randomness import RandomSource
 from veilsum_privacy.ledger.entries import Kind
 from veilsum_privacy.ledger.migrations import COMPONENT, PACKAGE
 from veilsum_privacy.ledger.rows import NO_HASH, facts, hash_row, unhex
 from veilsum_privacy.ledger.tables import ledger_table
-from veilsum_privacy.randomness import RandomSource
 
 _COLUMNS = ledger_table.c
 _NO_COLUMNS = dict.fromkeys(column.name for column in ledger_table.columns)
@@ -48,7 +48,7 @@ class Chain:
     """The owner's end of a ledger: writes entries, signed with its key.
 
     Args:
-        engine: from :func:`veilsum_privacy.database.open_database`.
+        engine: from :func:`veilsum_node.database.open_database`.
         credentials: of the owner; their role is that of the ledger.
         clock: unix seconds.
         random: for the 32 bytes that the chain begins with.

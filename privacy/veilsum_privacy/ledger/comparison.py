@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from veilsum_privacy.identity import Role
+from veilsum_node.identity import Role
 from veilsum_privacy.ledger.entries import Entry, Kind
 from veilsum_privacy.ledger.faults import LedgerFault
-from veilsum_privacy.ledger.keeping import KeptReceipt
+from veilsum_privacy.ledger.kept_receipts import KeptReceipt
 from veilsum_privacy.ledger.receipts import Countersignature
 
 _REWOUND = "Later entries were removed or replaced: the file was edited, or restored from an older copy."

@@ -14,11 +14,11 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-from veilsum_privacy.accounting import Adaptive, GaussianEvent
-from veilsum_privacy.canonical import canonical
-from veilsum_privacy.errors import HostileInput, Misuse
-from veilsum_privacy.noise import NoisePlan
-from veilsum_privacy.study import TaskDeclaration
+from veilsum_node.canonical import canonical
+from veilsum_node.errors import HostileInput, Misuse
+from veilsum_privacy.accounting.accountant import Adaptive, GaussianEvent
+from veilsum_privacy.mechanism.noise import NoisePlan
+from veilsum_privacy.study.study import TaskDeclaration
 
 
 class Kind(StrEnum):
@@ -191,7 +191,7 @@ class Budget:
         epsilon: positive bound, or None: the site demands no guarantee (the only budget that admits releases without noise).
         delta: in (0, 1/2); of the population, not of a study.
         adaptive: how epsilon is derived: by all orders, or by few fixed ones that share delta
-            (:meth:`veilsum_privacy.accounting.RdpGate.epsilon`).
+            (:meth:`veilsum_privacy.accounting.accountant.RdpGate.epsilon`).
     """
 
     epsilon: float | None

@@ -18,13 +18,13 @@ from typing import IO, Any, TypeGuard
 from sqlalchemy import Column, Engine, MetaData, Table, insert
 from sqlalchemy.types import NullType
 
-from veilsum_privacy.canonical import canonical, parse_canonical
-from veilsum_privacy.database import open_database, transaction
-from veilsum_privacy.errors import ConfigurationError, HostileInput, VeilsumError
+from veilsum_node.canonical import canonical, parse_canonical
+from veilsum_node.database import open_database, transaction
+from veilsum_node.errors import ConfigurationError, HostileInput, VeilsumError
 from veilsum_privacy.ledger.entries import MECHANISMS, Entry
 from veilsum_privacy.ledger.faults import LedgerFault
-from veilsum_privacy.ledger.keeping import KeptReceipt, KeptRow, certificate_fingerprint
-from veilsum_privacy.ledger.reading import LedgerReader
+from veilsum_privacy.ledger.kept_receipts import KeptReceipt, KeptRow, certificate_fingerprint
+from veilsum_privacy.ledger.reader import LedgerReader
 from veilsum_privacy.ledger.rows import COLUMNS, Row, read_row, unhex
 from veilsum_privacy.ledger.tables import ledger_table
 from veilsum_privacy.ledger.verification import Source, Step, Walk

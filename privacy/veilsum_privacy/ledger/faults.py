@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from veilsum_privacy.errors import HostileInput
+from veilsum_node.errors import HostileInput
 
 
 class LedgerFault(HostileInput):

@@ -8,12 +8,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from veilsum_privacy.errors import HostileInput
-from veilsum_privacy.identity import Identity, Role, load_authority_certificate, verify_certificate
-from veilsum_privacy.identity.certificate import issued
+from veilsum_node.errors import HostileInput
+from veilsum_node.identity import Identity, Role, load_authority_certificate, verify_certificate
+from veilsum_node.identity.certificate import issued
 from veilsum_privacy.ledger.entries import Entry
 from veilsum_privacy.ledger.faults import require
-from veilsum_privacy.ledger.keeping import certificate_fingerprint
+from veilsum_privacy.ledger.kept_receipts import certificate_fingerprint
 from veilsum_privacy.ledger.rows import unhex
 
 

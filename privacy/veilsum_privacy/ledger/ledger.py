@@ -1,7 +1,7 @@
 """The ledger of one site: what its releases cost, in the site's own database.
 
 Every call that writes takes the :class:`~sqlalchemy.Connection` of the caller's transaction
-(:func:`veilsum_privacy.database.transaction`), so that a charge and the consent it pays for are one transaction. A reservation
+(:func:`veilsum_node.database.transaction`), so that a charge and the consent it pays for are one transaction. A reservation
 that the budget does not bear raises, and that undoes the caller's transaction; the caller then records it in a second one:
 
     try:
@@ -24,19 +24,19 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, bindparam, or_, select
 
-from veilsum_privacy.accounting import Adaptive
-from veilsum_privacy.database import reading, transaction
-from veilsum_privacy.errors import HostileInput, Misuse, Refusal, RefusalCode, StateError
-from veilsum_privacy.identity import Credentials, Role
+from veilsum_node.database import reading, transaction
+from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode, StateError
+from veilsum_node.identity import Credentials, Role
+from veilsum_node.randomness import RandomSource
+from veilsum_privacy.accounting.accountant import Adaptive
 from veilsum_privacy.ledger.chain import Chain
-from veilsum_privacy.ledger.checking import check_cohort, check_countersignature, find_signer, own_receipt
+from veilsum_privacy.ledger.checks import check_cohort, check_countersignature, find_signer, own_receipt
 from veilsum_privacy.ledger.entries import Budget, Kind, Mechanism, Reservation
-from veilsum_privacy.ledger.keeping import check_numbers, keep_certificate, keep_receipts
-from veilsum_privacy.ledger.reading import LedgerReader, require_budget
+from veilsum_privacy.ledger.kept_receipts import check_numbers, keep_certificate, keep_receipts
+from veilsum_privacy.ledger.reader import LedgerReader, require_budget
 from veilsum_privacy.ledger.receipts import SignedReceipt, Witness, parse_receipt, receipts_digest
 from veilsum_privacy.ledger.rows import read_row
 from veilsum_privacy.ledger.tables import ledger_table
-from veilsum_privacy.randomness import RandomSource
 
 _COLUMNS = ledger_table.c
 _RELEASE = (
@@ -63,7 +63,7 @@ class Ledger(LedgerReader):
     """A site's ledger, to write and to read; created with its first entry if the database has none.
 
     Args:
-        engine: from :func:`veilsum_privacy.database.open_database`.
+        engine: from :func:`veilsum_node.database.open_database`.
         credentials: the site's; with another key than before, a ``key`` entry names its certificate.
         clock: unix seconds.
         random: for the 32 bytes that the chain begins with.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, Engine, func, select
 
-from veilsum_privacy.database import reading
+from veilsum_node.database import reading
 from veilsum_privacy.ledger.entries import Budget, Kind, Mechanism
 from veilsum_privacy.ledger.rows import read_mechanism
 from veilsum_privacy.ledger.tables import ledger_table, receipt_table

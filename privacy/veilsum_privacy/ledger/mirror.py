@@ -16,14 +16,15 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, RowMapping, bindparam, select, update
 
-from veilsum_privacy.canonical import canonical, parse_canonical
-from veilsum_privacy.errors import HostileInput, Misuse, StateError
-from veilsum_privacy.identity import Credentials, Role
+from veilsum_node.canonical import canonical, parse_canonical
+from veilsum_node.errors import HostileInput, Misuse, StateError
+from veilsum_node.identity import Credentials, Role
+from veilsum_node.randomness import RandomSource
 from veilsum_privacy.ledger.chain import Appended, Chain
-from veilsum_privacy.ledger.checking import check_cohort
+from veilsum_privacy.ledger.checks import check_cohort
 from veilsum_privacy.ledger.entries import Kind, Mechanism
-from veilsum_privacy.ledger.keeping import KeptRow, check_numbers, keep_receipts
-from veilsum_privacy.ledger.reading import ChainReader
+from veilsum_privacy.ledger.kept_receipts import KeptRow, check_numbers, keep_receipts
+from veilsum_privacy.ledger.reader import ChainReader
 from veilsum_privacy.ledger.receipts import (
     Countersignature,
     Receipt,
@@ -37,7 +38,6 @@ from veilsum_privacy.ledger.receipts import (
 )
 from veilsum_privacy.ledger.rows import unhex
 from veilsum_privacy.ledger.tables import ledger_table, receipt_table
-from veilsum_privacy.randomness import RandomSource
 
 CONSENT_BYTES = 32
 
@@ -72,7 +72,7 @@ class Mirror(ChainReader):
     """A coordinator's mirror, to write and to read; created with its first entry if the database has none.
 
     Args:
-        engine: from :func:`veilsum_privacy.database.open_database`.
+        engine: from :func:`veilsum_node.database.open_database`.
         credentials: the coordinator's.
         clock: unix seconds.
         random: for the 32 bytes that the chain begins with.

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from veilsum_privacy.canonical import canonical, digest, parse_canonical
-from veilsum_privacy.errors import HostileInput
-from veilsum_privacy.identity import Identity, Label, SigningKey, verify
+from veilsum_node.canonical import canonical, digest, parse_canonical
+from veilsum_node.errors import HostileInput
+from veilsum_node.identity import Identity, Label, SigningKey, verify
 from veilsum_privacy.ledger.entries import Mechanism, Reservation
 from veilsum_privacy.ledger.rows import read_mechanism
 

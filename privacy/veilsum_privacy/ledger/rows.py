@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from veilsum_privacy.canonical import canonical, parse_canonical
-from veilsum_privacy.errors import HostileInput
+from veilsum_node.canonical import canonical, parse_canonical
+from veilsum_node.errors import HostileInput
 from veilsum_privacy.ledger.entries import Entry, Kind, Mechanism
 
 Row = Mapping[str, Any]

@@ -16,9 +16,9 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, case, select
 
-from veilsum_privacy.accounting import Adaptive, RdpGate, estimated_epsilon
-from veilsum_privacy.canonical import parse_canonical
-from veilsum_privacy.errors import HostileInput
+from veilsum_node.canonical import parse_canonical
+from veilsum_node.errors import HostileInput
+from veilsum_privacy.accounting.accountant import Adaptive, RdpGate, estimated_epsilon
 from veilsum_privacy.ledger.entries import Budget, Kind, Mechanism, priced
 from veilsum_privacy.ledger.rows import read_mechanism
 from veilsum_privacy.ledger.tables import ledger_table

@@ -15,13 +15,13 @@ from typing import NamedTuple, Protocol
 
 from cryptography import x509
 
-from veilsum_privacy.accounting import PRV_ERROR
-from veilsum_privacy.errors import HostileInput, VeilsumError
-from veilsum_privacy.identity import Label, Role, federation_id, verify
+from veilsum_node.errors import HostileInput, VeilsumError
+from veilsum_node.identity import Label, Role, federation_id, verify
+from veilsum_privacy.accounting.accountant import PRV_ERROR
 from veilsum_privacy.ledger.comparison import Summary, compare
 from veilsum_privacy.ledger.entries import Entry, Kind
 from veilsum_privacy.ledger.faults import LedgerFault, require
-from veilsum_privacy.ledger.keeping import KeptRow
+from veilsum_privacy.ledger.kept_receipts import KeptRow
 from veilsum_privacy.ledger.keys import KeyRing
 from veilsum_privacy.ledger.rows import NO_HASH, Row, check_types, facts, hash_facts, read_row
 from veilsum_privacy.ledger.rules import MirrorRules, Rules, SiteRules

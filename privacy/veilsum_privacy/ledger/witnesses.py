@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from hmac import compare_digest
 from typing import Any
 
-from veilsum_privacy.errors import HostileInput
-from veilsum_privacy.identity import Label, Role, verify
+from veilsum_node.errors import HostileInput
+from veilsum_node.identity import Label, Role, verify
 from veilsum_privacy.ledger.comparison import Summary
 from veilsum_privacy.ledger.entries import Entry, Kind
 from veilsum_privacy.ledger.faults import require
-from veilsum_privacy.ledger.keeping import KeptReceipt, KeptRow
+from veilsum_privacy.ledger.kept_receipts import KeptReceipt, KeptRow
 from veilsum_privacy.ledger.keys import KeyRing
 from veilsum_privacy.ledger.receipts import (
     Receipt,

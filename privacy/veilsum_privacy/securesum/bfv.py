@@ -24,7 +24,7 @@ import pyarrow
 from numpy.typing import NDArray
 from tenseal import sealapi
 
-from veilsum_privacy.errors import HostileInput, StateError
+from veilsum_node.errors import HostileInput, StateError
 from veilsum_privacy.securesum.frames import FrameSize, Template, check_frame
 from veilsum_privacy.securesum.parameters import BfvParameters
 

@@ -18,9 +18,9 @@ from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey, 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, MLKEM768X25519PrivateKey, MLKEM768X25519PublicKey, Suite
 
-from veilsum_privacy.canonical import canonical, digest
-from veilsum_privacy.errors import HostileInput
-from veilsum_privacy.identity import Identity, Label, SigningKey, verify
+from veilsum_node.canonical import canonical, digest
+from veilsum_node.errors import HostileInput
+from veilsum_node.identity import Identity, Label, SigningKey, verify
 from veilsum_privacy.securesum.masks import derive
 
 _SUITE = Suite(KEM.MLKEM768_X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)

@@ -14,13 +14,13 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_privacy.canonical import canonical, digest, parse_canonical
-from veilsum_privacy.errors import HostileInput
-from veilsum_privacy.noise import NoisePlan, task_noise
-from veilsum_privacy.schema import LARGEST
+from veilsum_node.canonical import canonical, digest, parse_canonical
+from veilsum_node.errors import HostileInput
+from veilsum_node.fields import LARGEST
+from veilsum_privacy.mechanism.noise import NoisePlan, task_noise
 from veilsum_privacy.securesum.parameters import BfvParameters, EncodingPlan, choose_parameters, plan_encoding
 from veilsum_privacy.securesum.roster import Roster
-from veilsum_privacy.study import Study, TaskDeclaration
+from veilsum_privacy.study.study import Study, TaskDeclaration
 from veilsum_privacy.tasks import build_declared
 from veilsum_privacy.tasks.base import DerivedTask, TrainingTask
 
@@ -191,7 +191,7 @@ _MOST_AGREED = 256
 
 def _agreed(study: Study, study_digest: bytes, declaration: TaskDeclaration) -> bytes:
     """Digest of what a study says of a task: the declaration, the weights of all and the dataset's schema. Remembered for
-    the study that :func:`veilsum_privacy.study.parse_study` remembers, for it is wanted in every round."""
+    the study that :func:`veilsum_privacy.study.study.parse_study` remembers, for it is wanted in every round."""
     key = (study_digest, declaration.label)
     known = _AGREED.get(key)
     if known is None or known[0] is not study or known[1] is not declaration:

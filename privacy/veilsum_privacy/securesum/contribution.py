@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_privacy.canonical import digest
-from veilsum_privacy.errors import HostileInput, Misuse
+from veilsum_node.canonical import digest
+from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.securesum.bfv import SecretKey
 from veilsum_privacy.securesum.masks import MaskStream, derive
 from veilsum_privacy.securesum.parameters import EncodingPlan

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from veilsum_privacy.canonical import canonical, parse_canonical
-from veilsum_privacy.errors import HostileInput
-from veilsum_privacy.identity import Identity, Label, SigningKey, verify
+from veilsum_node.canonical import canonical, parse_canonical
+from veilsum_node.errors import HostileInput
+from veilsum_node.identity import Identity, Label, SigningKey, verify
 from veilsum_privacy.securesum.contribution import Slots
 
 MAX_STATEMENT_BYTES = 1024

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from veilsum_privacy.errors import HostileInput, StateError
+from veilsum_node.errors import HostileInput, StateError
 
 _SEAL_MAGIC = b"\x5e\xa1\x10"
 _SEAL_STORED, _SEAL_ZSTD = 0, 2

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
-from veilsum_privacy.errors import Misuse
+from veilsum_node.errors import Misuse
 from veilsum_privacy.securesum.frames import FrameSize
 
 RESERVED_SLOTS = 3

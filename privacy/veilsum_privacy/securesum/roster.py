@@ -11,12 +11,12 @@ from functools import cached_property
 
 from cryptography import x509
 
-from veilsum_privacy.canonical import canonical, digest, parse_canonical
-from veilsum_privacy.errors import HostileInput
-from veilsum_privacy.identity import Identity, Label, Role, SigningKey, verify, verify_certificate
-from veilsum_privacy.identity.certificate import issued
+from veilsum_node.canonical import canonical, digest, parse_canonical
+from veilsum_node.errors import HostileInput
+from veilsum_node.identity import Identity, Label, Role, SigningKey, verify, verify_certificate
+from veilsum_node.identity.certificate import issued
 from veilsum_privacy.securesum.boxes import check_public_key
-from veilsum_privacy.study import Study
+from veilsum_privacy.study.study import Study
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from hmac import compare_digest
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_privacy.errors import HostileInput
+from veilsum_node.errors import HostileInput
 from veilsum_privacy.securesum.masks import Keystream, MaskStream, derive
 
 Slots = NDArray[np.uint64]

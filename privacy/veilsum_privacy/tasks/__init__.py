@@ -8,10 +8,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from veilsum_privacy.config import did_you_mean, explain
-from veilsum_privacy.errors import HostileInput, Misuse
-from veilsum_privacy.schema import LARGEST, SMALLEST, DatasetSchema, Frozen
-from veilsum_privacy.study import Study, TaskDeclaration
+from veilsum_node.config import did_you_mean, explain
+from veilsum_node.errors import HostileInput, Misuse
+from veilsum_node.fields import LARGEST, SMALLEST, Frozen
+from veilsum_privacy.study.schema import DatasetSchema
+from veilsum_privacy.study.study import Study, TaskDeclaration
 from veilsum_privacy.tasks.aligned_moments import AlignedMoments
 from veilsum_privacy.tasks.barycenter_step import BarycenterStep
 from veilsum_privacy.tasks.base import Alignment, DerivedTask, FeatureParameters, RecordTask, SiteTask, Task, TrainingTask

@@ -14,8 +14,9 @@ from pydantic import Field
 
 from veilsum_aggregation.alignment import example_reference, local_map
 from veilsum_aggregation.moments import symmetric
-from veilsum_privacy.errors import HostileInput, Misuse
-from veilsum_privacy.schema import DatasetSchema, Frozen, Real
+from veilsum_node.errors import HostileInput, Misuse
+from veilsum_node.fields import Frozen, Real
+from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Alignment, Block, DerivedTask, Floats, Layout
 
 ROOM = 4.0

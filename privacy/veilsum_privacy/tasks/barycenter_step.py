@@ -13,8 +13,9 @@ from pydantic import Field
 
 from veilsum_aggregation.alignment import site_gaussian
 from veilsum_aggregation.gaussian import barycenter_term, factor
-from veilsum_privacy.errors import HostileInput, Misuse
-from veilsum_privacy.schema import DatasetSchema, Frozen, Real
+from veilsum_node.errors import HostileInput, Misuse
+from veilsum_node.fields import Frozen, Real
+from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Block, DerivedTask, Floats, Layout
 
 FACTOR = "barycenter.factor"

@@ -21,9 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from veilsum_privacy.schema import DatasetSchema, Frozen, Real
-from veilsum_privacy.steps import Steps
-from veilsum_privacy.study import Disclosure
+from veilsum_node.fields import Frozen, Real
+from veilsum_privacy.mechanism.steps import Steps
+from veilsum_privacy.study.schema import DatasetSchema
+from veilsum_privacy.study.study import Disclosure
 
 Floats = NDArray[np.float64]
 
@@ -174,8 +175,8 @@ class PartParameters(FeatureParameters):
     """Parameters of a task that may work on a part of the records only; all public and independent of the data.
 
     Attributes:
-        part: ``statistics`` are the records that :func:`veilsum_privacy.parts.in_statistics_part` picks, ``training`` the
-            others, ``all`` both.
+        part: ``statistics`` are the records that :func:`veilsum_privacy.tasks.parts.in_statistics_part` picks, ``training``
+            the others, ``all`` both.
         part_share: share of the records, in expectation, that are for statistics; of no meaning with ``all``.
     """
 
@@ -221,8 +222,8 @@ class Task(ABC):
         return None
 
     def weighted(self) -> bool:
-        """Whether a site's vector is multiplied by its public weight of the round (:mod:`veilsum_privacy.weights`); only of
-        tasks that give one vector for all of a site's records."""
+        """Whether a site's vector is multiplied by its public weight of the round (:mod:`veilsum_privacy.mechanism.weights`);
+        only of tasks that give one vector for all of a site's records."""
         return False
 
     def site_arrays(self) -> tuple[str, ...]:
@@ -251,7 +252,7 @@ class RecordTask(Task):
         """Yield batches (b, size) of weighted per-record vectors, in the order of the records.
 
         A record that cannot contribute yields a row of zeros. A row depends on its own record alone, to the last bit: what
-        sums over features keeps to :func:`veilsum_privacy.clipping.row_norms` or is exact in any order.
+        sums over features keeps to :func:`veilsum_privacy.mechanism.clipping.row_norms` or is exact in any order.
         """
 
     def pieces(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Piece] | None:

@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from veilsum_privacy.clipping import row_norms
-from veilsum_privacy.errors import HostileInput, Misuse
-from veilsum_privacy.schema import DatasetSchema, Frozen, Real
+from veilsum_node.errors import HostileInput, Misuse
+from veilsum_node.fields import Frozen, Real
+from veilsum_privacy.mechanism.clipping import row_norms
+from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Block, FeatureParameters, Floats, Layout, Records, RecordTask, batches
 from veilsum_privacy.tasks.features import clipped, second_moment_bound, usable
 

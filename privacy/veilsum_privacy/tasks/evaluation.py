@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from pydantic import Field, StringConstraints
 
 from veilsum_aggregation.classification import bin_of
-from veilsum_privacy.errors import HostileInput, Misuse
-from veilsum_privacy.schema import DatasetSchema, Frozen, Name, Real
+from veilsum_node.errors import HostileInput, Misuse
+from veilsum_node.fields import Frozen, Name, Real
+from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Block, FeatureParameters, Floats, Layout, Records, RecordTask, batches
 from veilsum_privacy.tasks.features import clipped, usable
 from veilsum_privacy.training.arrays import to_broadcast

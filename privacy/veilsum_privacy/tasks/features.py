@@ -10,8 +10,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_privacy.clipping import row_norms
-from veilsum_privacy.schema import DatasetSchema
+from veilsum_privacy.mechanism.clipping import row_norms
+from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import FeatureParameters, Floats, Records
 
 

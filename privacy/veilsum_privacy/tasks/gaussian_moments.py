@@ -12,8 +12,9 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from veilsum_privacy.errors import Misuse
-from veilsum_privacy.schema import DatasetSchema, Frozen, Real
+from veilsum_node.errors import Misuse
+from veilsum_node.fields import Frozen, Real
+from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Block, FeatureParameters, Floats, Layout, Records, RecordTask, batches
 from veilsum_privacy.tasks.features import clipped, second_moment_bound, usable
 

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from veilsum_privacy.errors import HostileInput
-from veilsum_privacy.schema import Frozen
+from veilsum_node.errors import HostileInput
+from veilsum_node.fields import Frozen
 from veilsum_privacy.tasks.base import Floats
 
 DIRECTIONS = "geometry.directions"

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from veilsum_privacy.errors import HostileInput, Misuse
-from veilsum_privacy.schema import DatasetSchema, Frozen, Real
+from veilsum_node.errors import HostileInput, Misuse
+from veilsum_node.fields import Frozen, Real
+from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Block, Floats, Layout, PartParameters, Records, SiteTask
 from veilsum_privacy.tasks.features import clipped, usable
 from veilsum_privacy.training.arrays import MODEL, from_broadcast, to_broadcast

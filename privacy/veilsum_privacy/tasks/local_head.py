@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from veilsum_aggregation.softmax import fit_softmax
-from veilsum_privacy.errors import Misuse
-from veilsum_privacy.schema import DatasetSchema, Frozen, Real
+from veilsum_node.errors import Misuse
+from veilsum_node.fields import Frozen, Real
+from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Block, FeatureParameters, Floats, Layout, Records, SiteTask
 from veilsum_privacy.tasks.features import clipped, usable
 

@@ -15,9 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from veilsum_privacy.errors import HostileInput, Misuse
-from veilsum_privacy.schema import DatasetSchema, Frozen, Real
-from veilsum_privacy.steps import Steps
+from veilsum_node.errors import HostileInput, Misuse
+from veilsum_node.fields import Frozen, Real
+from veilsum_privacy.mechanism.steps import Steps
+from veilsum_privacy.mechanism.weights import WEIGHTS
+from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Block, Floats, Layout, PartParameters, Records, Trained, TrainingTask
 from veilsum_privacy.tasks.features import clipped, usable
 from veilsum_privacy.tasks.generation import DIRECTIONS, MOST_GENERATED, PROTOTYPES, USE, Generation, finite_array, generate
@@ -30,7 +32,6 @@ from veilsum_privacy.training.mlp import Descent
 from veilsum_privacy.training.models import ModelSpec, build_architecture, check_resolved
 from veilsum_privacy.training.objectives import ObjectiveSpec, build_objective
 from veilsum_privacy.training.objectives.base import Done, Outcome, Received, UnitSum, scaled_to
-from veilsum_privacy.weights import WEIGHTS
 
 SEEDS = "training.seeds"
 """Broadcast array (sites, 2): each site's seed of the order of records, and its seed of generation; whole numbers."""
@@ -52,7 +53,7 @@ class LocalTrainingParameters(PartParameters):
         noise_step: None, or with noise the learning rate at which a step's noise moves each value by this standard deviation.
         norm: L2 norm N that an update is scaled down to if it exceeds it.
         weighting: of a site's update: ``equal``; by its ``records``, without noise only; or ``public``, by the weight that the
-            broadcast gives it (:mod:`veilsum_privacy.weights`).
+            broadcast gives it (:mod:`veilsum_privacy.mechanism.weights`).
         normalised: an update is divided by how many steps it took (FedNova).
         local_steps: steps of DP-SGD in a round, with noise.
         gradient_clip: C, L2 norm that a record's gradient is scaled down to, with noise.

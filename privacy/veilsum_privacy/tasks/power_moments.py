@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from veilsum_privacy.errors import Misuse
-from veilsum_privacy.schema import DatasetSchema, Frozen, NumberColumn, Real
+from veilsum_node.errors import Misuse
+from veilsum_node.fields import Frozen, Real
+from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
 from veilsum_privacy.tasks.base import Block, Floats, Layout, PartParameters, Records, RecordTask, batches
 from veilsum_privacy.tasks.features import usable
 
@@ -55,7 +56,7 @@ class PowerMoments(RecordTask):
     shorter. No norm of the whole record enters.
 
     With ``part`` at ``statistics`` only records that a public hash of their own content picks contribute
-    (:mod:`veilsum_privacy.parts`). A record's vector is a function of that record still, so the bound holds; the cost is
+    (:mod:`veilsum_privacy.tasks.parts`). A record's vector is a function of that record still, so the bound holds; the cost is
     that of a release on all records, for there is no telling from outside which part a record is in.
     """
 

@@ -6,8 +6,9 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from veilsum_privacy.errors import Misuse
-from veilsum_privacy.schema import DatasetSchema, Frozen, Real
+from veilsum_node.errors import Misuse
+from veilsum_node.fields import Frozen, Real
+from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import FeatureParameters
 from veilsum_privacy.tasks.class_moments import ClassMoments, ClassMomentsParameters
 

@@ -12,8 +12,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from veilsum_privacy.errors import Misuse
-from veilsum_privacy.schema import CategoryColumn, DatasetSchema, Frozen, NumberColumn
+from veilsum_node.errors import Misuse
+from veilsum_node.fields import Frozen
+from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 from veilsum_privacy.tasks.base import Block, Floats, Layout, Records, RecordTask, batches
 
 

@@ -13,8 +13,9 @@ import numpy as np
 from pydantic import Field
 
 from veilsum_aggregation.alignment import CLASS_MEANS, SCALARS, WITHIN, class_statistics, local_step
-from veilsum_privacy.errors import HostileInput, Misuse
-from veilsum_privacy.schema import DatasetSchema, Frozen, Real
+from veilsum_node.errors import HostileInput, Misuse
+from veilsum_node.fields import Frozen, Real
+from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Block, DerivedTask, Floats, Layout
 
 ROOM = 4.0

@@ -12,8 +12,9 @@ import numpy as np
 from pydantic import Field
 
 from veilsum_aggregation.feature_moments import moment_terms, moments_of_sums
-from veilsum_privacy.errors import Misuse
-from veilsum_privacy.schema import DatasetSchema, Frozen
+from veilsum_node.errors import Misuse
+from veilsum_node.fields import Frozen
+from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Block, DerivedTask, Floats, Layout
 from veilsum_privacy.tasks.power_moments import columns_of_moments
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_privacy.errors import HostileInput, Misuse
+from veilsum_node.errors import HostileInput, Misuse
 
 if TYPE_CHECKING:
     from torch import nn

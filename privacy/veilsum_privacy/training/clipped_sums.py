@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_privacy.clipping import row_norms
-from veilsum_privacy.errors import Misuse
+from veilsum_node.errors import Misuse
+from veilsum_privacy.mechanism.clipping import row_norms
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

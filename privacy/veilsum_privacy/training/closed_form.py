@@ -1,7 +1,8 @@
 """Gradients by record of perceptrons under cross-entropy, in closed form: the factors of every layer's gradient.
 
-All products go through :func:`veilsum_privacy.exact.exact_affine`, and everything else is elementwise or adds along a row. So
-a record's factors depend on that record and the model alone, to the last bit, whatever the number of records or threads.
+All products go through :func:`veilsum_privacy.mechanism.exact.exact_affine`, and everything else is elementwise or adds along
+a row. So a record's factors depend on that record and the model alone, to the last bit, whatever the number of records or
+threads.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_privacy.exact import exact_affine
+from veilsum_privacy.mechanism.exact import exact_affine
 from veilsum_privacy.training.clipped_sums import Factors, Floats
 from veilsum_privacy.training.models.perceptrons import Perceptron
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_privacy.steps import Mask, Steps
+from veilsum_privacy.mechanism.steps import Mask, Steps
 from veilsum_privacy.training.arrays import flatten, load, unflatten
 from veilsum_privacy.training.batches import compute_module, one_thread, precision
 from veilsum_privacy.training.gradients import clipped_gradient_sum

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_privacy.errors import Misuse
+from veilsum_node.errors import Misuse
 from veilsum_privacy.training import closed_form
 from veilsum_privacy.training.arrays import load
 from veilsum_privacy.training.batches import LARGEST_BATCH, compute_module, physical_batch

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_privacy.errors import Misuse
-from veilsum_privacy.exact import exact_affine
+from veilsum_node.errors import Misuse
+from veilsum_privacy.mechanism.exact import exact_affine
 from veilsum_privacy.training.models.base import Architecture
 from veilsum_privacy.training.models.perceptrons import Perceptron
 

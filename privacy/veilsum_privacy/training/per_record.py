@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from opacus.grad_sample import GradSampleModule
 from torch import nn
 
-from veilsum_privacy.errors import Misuse
+from veilsum_node.errors import Misuse
 from veilsum_privacy.training.batches import Floats, Integers, one_thread, padded, physical_batch, precision
 from veilsum_privacy.training.clipped_sums import ClippedGradients, ClippedSum, Factors, Part, Rows
 

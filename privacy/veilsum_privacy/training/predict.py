@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_privacy.errors import Misuse
+from veilsum_node.errors import Misuse
 from veilsum_privacy.training import closed_form
 from veilsum_privacy.training.models.base import Architecture
 from veilsum_privacy.training.models.perceptrons import Perceptron

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_privacy.canonical import canonical, digest
-from veilsum_privacy.errors import HostileInput
+from veilsum_node.canonical import canonical, digest
+from veilsum_node.errors import HostileInput
 from veilsum_privacy.training.arrays import flatten, from_broadcast
 from veilsum_privacy.training.models import Architecture
 
@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 def model_digest(architecture: Architecture, arrays: Mapping[str, Floats]) -> str:
     """SHA-256 of a model, 64 hexadecimal digits; two models with one digest agree in every bit.
 
-    :func:`veilsum_privacy.canonical.digest` with the label ``veilsum/1/model`` over two parts: the canonical JSON of the
+    :func:`veilsum_node.canonical.digest` with the label ``veilsum/1/model`` over two parts: the canonical JSON of the
     architecture's name, inputs, resolved options, width, classes and shapes, and its arrays in their order, row by row, as
     little-endian IEEE 754 doubles.
 

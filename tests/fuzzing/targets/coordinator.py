@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError, Message
 from fuzzing.driver import Target, Unexpected
 from fuzzing.mutation import mutate_bytes, mutate_message
 from fuzzing.targets.stage import NAMES, PHASES, Call, Refused, Stage
-from veilsum_coordinator.members import StudyPhase
+from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_proto import federation_pb2 as pb
 
 MARK = b"the-digest-of-the-present-study!"

@@ -13,11 +13,11 @@ import pyarrow.parquet as parquet
 from fuzzing.driver import Unexpected
 from fuzzing.mutation import EDGES, mutate_bytes, mutate_text
 from fuzzing.targets.base import Corpus
+from veilsum_node.errors import DataError
 from veilsum_participant.data.check import check_dataset
 from veilsum_participant.data.encode import load_records
 from veilsum_participant.data.readers import check_structure
-from veilsum_privacy.errors import DataError
-from veilsum_privacy.schema import CategoryColumn, ClassValues, DatasetSchema, Label, NumberColumn
+from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, Label, NumberColumn
 
 SCHEMA = DatasetSchema(
     columns=(

@@ -14,11 +14,11 @@ from fuzzing.mutation import EDGES, mutate_bytes, mutate_json, write_json
 from fuzzing.targets.base import Corpus
 from support.federation import make_bed
 from support.ledgers import OTHER_STUDY, START, Trial, federation
-from veilsum_privacy.backup import MANIFEST, Party, back_up, open_archive
-from veilsum_privacy.errors import VeilsumError
-from veilsum_privacy.identity import Role
+from veilsum_node.errors import VeilsumError
+from veilsum_node.identity import Role
 from veilsum_privacy.ledger import LedgerFault, read_export, write_csv, write_jsonl
-from veilsum_privacy.restore import restore
+from veilsum_privacy.ledger.backup import MANIFEST, Party, back_up, open_archive
+from veilsum_privacy.ledger.restore import restore
 
 
 class Exports(Corpus):

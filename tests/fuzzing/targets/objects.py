@@ -12,13 +12,13 @@ from fuzzing.mutation import json_value, mutate_json, write_json
 from fuzzing.targets.base import Corpus
 from support.federation import make_bed, make_request, schema_of
 from support.ledgers import any_receipt
-from veilsum_privacy.canonical import canonical, parse_canonical
-from veilsum_privacy.identity import Label, verify, verify_certificate
+from veilsum_node.canonical import canonical, parse_canonical
+from veilsum_node.identity import Label, verify, verify_certificate
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, sign_receipt, verify_receipt
 from veilsum_privacy.securesum.boxes import BoxKey
 from veilsum_privacy.securesum.context import Assignment, decode_broadcast, encode_broadcast, parse_assignment
 from veilsum_privacy.securesum.roster import Enrolment, enrol, verify_enrolment
-from veilsum_privacy.study import parse_study, study_digest
+from veilsum_privacy.study.study import parse_study, study_digest
 
 
 class Objects(Corpus):

@@ -13,8 +13,8 @@ from google.protobuf.message import Message
 from fuzzing.driver import Target, Unexpected
 from fuzzing.mutation import mutate_bytes, mutate_json, mutate_message, write_json
 from fuzzing.targets.stage import NAMES, PHASES, Call, Refused, Stage
-from veilsum_participant.core import ParticipantCore
-from veilsum_privacy.errors import HostileInput
+from veilsum_node.errors import HostileInput
+from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_proto import federation_pb2 as pb
 
 MARK = b"the-digest-of-the-present-study!"

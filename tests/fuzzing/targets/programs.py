@@ -13,7 +13,7 @@ import torch
 
 from fuzzing.targets.base import Corpus
 from veilsum_participant.data.encoders import load_encoder
-from veilsum_privacy.encoder import Program
+from veilsum_privacy.study.encoder import Program
 
 
 class Encoders(Corpus):

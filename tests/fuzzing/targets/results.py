@@ -11,7 +11,7 @@ import numpy as np
 from fuzzing.mutation import mutate_json, write_json
 from fuzzing.targets.base import Corpus
 from veilsum_participant.applying.model import Model
-from veilsum_privacy.results import ARRAYS, MANIFEST, Result, load_result, save_result
+from veilsum_privacy.results.result import ARRAYS, MANIFEST, Result, load_result, save_result
 
 
 class Results(Corpus):

@@ -12,12 +12,12 @@ from fuzzing.driver import Unexpected
 from fuzzing.mutation import ODD_TEXTS, mutate_text
 from fuzzing.targets.base import Corpus
 from support.federation import make_bed
-from veilsum_coordinator.settings import CoordinatorConfig, load_coordinator_config
+from veilsum_coordinator.protocol.settings import CoordinatorConfig, load_coordinator_config
+from veilsum_node.identity import load_credentials
+from veilsum_node.identity.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
+from veilsum_node.overrides import effective, load_settings
+from veilsum_node.transport.route import read_roots
 from veilsum_participant.config import ParticipantConfig, load_participant_config
-from veilsum_participant.route import read_roots
-from veilsum_privacy.identity import load_credentials
-from veilsum_privacy.identity.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
-from veilsum_privacy.overrides import effective, load_settings
 
 PARTICIPANT = """
 coordinator = "coordinator.example:8461"

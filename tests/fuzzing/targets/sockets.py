@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry, Counter
 
 from fuzzing.driver import Unexpected
 from fuzzing.targets.base import Corpus
-from veilsum_participant.route import Proxy
-from veilsum_privacy.runtime.monitoring import MetricsServer, MetricsSettings
+from veilsum_node.telemetry.monitoring import MetricsServer, MetricsSettings
+from veilsum_node.transport.route import Proxy
 
 
 class MetricsEndpoint(Corpus):

@@ -16,16 +16,16 @@ from cryptography.x509 import load_der_x509_certificate
 from google.protobuf.message import Message
 
 from support.federation import TestBed, make_bed, make_request, schema_of
-from veilsum_coordinator.members import StudyPhase
-from veilsum_coordinator.metrics import Metrics
-from veilsum_coordinator.rounds import RoundPhase
-from veilsum_coordinator.runner import run_study
+from veilsum_coordinator.protocol.members import StudyPhase
+from veilsum_coordinator.protocol.rounds import RoundPhase
 from veilsum_coordinator.service.coordination import Coordination
 from veilsum_coordinator.service.guard import Guard
+from veilsum_coordinator.service.metrics import Metrics
+from veilsum_coordinator.service.runner import run_study
 from veilsum_coordinator.service.studies import Studies
-from veilsum_participant.channel import GrpcChannel
-from veilsum_participant.core import ParticipantCore
-from veilsum_privacy.identity import Credentials, Label
+from veilsum_node.identity import Credentials, Label
+from veilsum_participant.protocol.core import ParticipantCore
+from veilsum_participant.session.channel import GrpcChannel
 from veilsum_proto import federation_pb2 as pb
 
 PHASES = ("enrolling", "sealing", "contributing", "consenting", "decrypting", "over")

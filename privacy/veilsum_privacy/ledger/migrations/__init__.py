@@ -1,4 +1,4 @@
-"""How the ledger's tables came to be, step by step; run by :func:`veilsum_privacy.database.migrate`."""
+"""How the ledger's tables came to be, step by step; run by :func:`veilsum_node.database.migrate`."""
 
 HEAD = "0002"
 """The last script."""

@@ -11,8 +11,8 @@ from importlib.metadata import entry_points
 
 from pydantic import ValidationError
 
-from veilsum_privacy.config import did_you_mean, explain
-from veilsum_privacy.errors import HostileInput, Misuse
+from veilsum_node.config import did_you_mean, explain
+from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.training.models.base import MAX_VALUES, Architecture, ModelSpec
 from veilsum_privacy.training.models.lenet import LeNet5
 from veilsum_privacy.training.models.perceptrons import Linear, Mlp

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from veilsum_aggregation.filters import ChannelGroup
-from veilsum_privacy.errors import Misuse
-from veilsum_privacy.schema import Frozen, Name
+from veilsum_node.errors import Misuse
+from veilsum_node.fields import Frozen, Name
 
 if TYPE_CHECKING:
     from veilsum_privacy.training.models.networks import Network

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from veilsum_aggregation.filters import ChannelGroup, Member
-from veilsum_privacy.errors import Misuse
-from veilsum_privacy.schema import Frozen
+from veilsum_node.errors import Misuse
+from veilsum_node.fields import Frozen
 from veilsum_privacy.training.models.base import Architecture, Shapes, image
 
 if TYPE_CHECKING:

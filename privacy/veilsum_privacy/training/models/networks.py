@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
-from veilsum_privacy.errors import Misuse
+from veilsum_node.errors import Misuse
 
 
 class Network(nn.Module):

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from veilsum_aggregation.filters import ChannelGroup, Member
-from veilsum_privacy.schema import Frozen, Real
+from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.training.models.base import Architecture, Floats, Shapes
 
 if TYPE_CHECKING:

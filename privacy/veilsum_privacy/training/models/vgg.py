@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from veilsum_aggregation.filters import ChannelGroup, Member
-from veilsum_privacy.schema import Frozen, Real
+from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.training.models.base import Architecture, Shapes, image, scaled_channels
 
 if TYPE_CHECKING:

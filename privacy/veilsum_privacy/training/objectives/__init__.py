@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from pydantic import ValidationError
 
-from veilsum_privacy.config import did_you_mean, explain
-from veilsum_privacy.errors import HostileInput, Misuse
+from veilsum_node.config import did_you_mean, explain
+from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.training.models.base import Architecture
 from veilsum_privacy.training.objectives.base import LocalObjective, Objective, ObjectiveSpec, Received
 from veilsum_privacy.training.objectives.dyn import Dyn

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from veilsum_privacy.errors import HostileInput, Misuse
-from veilsum_privacy.schema import Frozen, Name
+from veilsum_node.errors import HostileInput, Misuse
+from veilsum_node.fields import Frozen, Name
 from veilsum_privacy.training.models.base import Architecture, Shapes
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from veilsum_privacy.schema import Frozen, Real
+from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.training.objectives.base import (
     Done,
     LocalObjective,

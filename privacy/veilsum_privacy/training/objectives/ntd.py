@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from veilsum_privacy.errors import Misuse
-from veilsum_privacy.schema import Frozen, Real
+from veilsum_node.errors import Misuse
+from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.training.models.base import Architecture
 from veilsum_privacy.training.objectives.base import LocalObjective, Objective, Received, frozen_network
 

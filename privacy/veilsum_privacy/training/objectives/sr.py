@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from veilsum_aggregation.filters import ChannelGroup, Member
-from veilsum_privacy.schema import Frozen, Real
+from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.training.models.base import Architecture, Shapes
 from veilsum_privacy.training.objectives.base import Floats, LocalObjective, Objective, Received, representation_size
 

@@ -1,0 +1,221 @@
+"""The alignment of sites' features, as every method puts it in front: what it releases, the reference, and each site's map.
+
+``one-shot``: one release per site; reference and maps are computed here, and every site fetches its own. ``iterated``: each
+site keeps its own noised moments, the reference is found over secure sums of what sites compute from these, and each site
+makes its own map. Both cost one release and give the same reference. After SLOT-Align (reference "paper"), and with
+references that tell class means and site effects apart (:mod:`veilsum_aggregation.two_way`): shifts (reference "two-way"), or
+shifts and slopes (reference "slopes").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from veilsum_aggregation.alignment import Kind
+from veilsum_aggregation.gaussian import AffineMap
+from veilsum_coordinator.parts.base import Inputs, TaskPlan
+from veilsum_coordinator.parts.federation import Federation, Release
+from veilsum_coordinator.parts.iteration import iterate, step_plans
+from veilsum_coordinator.parts.moment_plans import Missing, Split, class_moments, gaussian_moments, need_label
+from veilsum_coordinator.parts.references import Reference, barycenter_reference, maps_arrays, two_way_reference, unaligned_row
+from veilsum_node.errors import ConfigurationError
+from veilsum_node.fields import Frozen, Real
+from veilsum_privacy.tasks.base import Alignment
+from veilsum_privacy.tasks.feature_maps import ALIGNMENT_MATRIX, ALIGNMENT_OFFSET
+
+Floats = NDArray[np.float64]
+
+LABEL = "alignment"
+"""Label of the release that an alignment is made from."""
+
+NOTHING_ALIGNED = "every site's moments are within their noise; nothing is aligned"
+
+
+class AlignmentParameters(Frozen):
+    """The ``[parameters.alignment]`` table; all public.
+
+    Attributes:
+        reference: ``slopes`` and ``two-way`` fit class means and what sites do to them together, so that a site's mix of
+            classes is not taken for it; they need a label. With ``two-way`` a site shifts all classes alike, with ``slopes``
+            it also turns and stretches them about their centre. ``paper`` is the Wasserstein barycenter of the sites' pooled
+            features (SLOT-Align).
+        mode: ``one-shot`` releases each site's moments per site, noised; ``iterated`` releases sums only.
+        tau: how far covariances (``paper``: means as well) move to the reference, in [0, 1]; by default 0.4.
+        rounds: of the fit of ``slopes`` and ``two-way``, by default 10; of the barycenter's fixed point, by default 200 in
+            one-shot mode and 20 in iterated mode, where each is a round of all sites.
+        shrinkage: of each site's covariance; ``auto`` is OAS without noise and by the noise's size with it, and what iterated
+            mode takes. ``ledoit-wolf`` needs fourth moments: for the paper's reference, one-shot, without noise only.
+        share: part of the budget that the alignment's release takes where the method makes releases of its own; 0 to 1.
+    """
+
+    reference: Literal["slopes", "two-way", "paper"] = "slopes"
+    mode: Literal["one-shot", "iterated"] = "one-shot"
+    tau: Real = Field(default=0.4, ge=0, le=1)
+    rounds: int | None = Field(default=None, ge=1, le=1000)
+    shrinkage: Literal["auto", "oas", "noised", "ridge", "ledoit-wolf"] = "auto"
+    share: Real = Field(default=0.5, gt=0, lt=1)
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """What an alignment found, for a method to build on.
+
+    Attributes:
+        broadcast: arrays that later sums over aligned features need.
+        release: what it was made from.
+        maps: of each site of ``release.cohort``, in its order; empty where sites make their own.
+        reference: arrays of the reference; empty where it could not be estimated.
+        application: how a result says it (the key ``alignment``); None where nothing could be aligned.
+        arrays: of the result.
+        summary: of the result: convergence, and one row a site.
+    """
+
+    broadcast: Mapping[str, Floats]
+    release: Release
+    maps: tuple[AffineMap, ...]
+    reference: Mapping[str, Floats]
+    application: Mapping[str, Any] | None
+    arrays: Mapping[str, Floats]
+    summary: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def ready(self) -> bool:
+        """Whether later tasks on aligned features can run: a site can make no map of its own without a reference."""
+        return bool(self.broadcast)
+
+
+def resolve_alignment(parameters: AlignmentParameters, inputs: Inputs, *, classes: bool = False) -> AlignmentParameters:
+    """Fill in the defaults that depend on the inputs; ``classes`` as in :func:`alignment_plans`.
+
+    Raises:
+        ConfigurationError: the parameters contradict each other or the inputs.
+    """
+    by_class = parameters.reference != "paper"
+    if by_class:
+        need_label(inputs, f'alignment with reference = "{parameters.reference}"', ', or state reference = "paper"')
+    _check_shrinkage(parameters, inputs, classes or by_class)
+    if parameters.rounds is not None:
+        return parameters
+    rounds = 10 if by_class else 200 if parameters.mode == "one-shot" else 20
+    return parameters.model_copy(update={"rounds": rounds})
+
+
+def _check_shrinkage(parameters: AlignmentParameters, inputs: Inputs, by_class: bool) -> None:
+    shrinkage = parameters.shrinkage
+    what, advice = f'alignment.shrinkage = "{shrinkage}"', "Leave it out for what suits the study."
+    if shrinkage == "ledoit-wolf" and inputs.private:
+        raise ConfigurationError(
+            f"{what} cannot be had under noise: no noised release holds the fourth moments that it needs, and clear ones"
+            " would break the guarantee of all that is made of them.",
+            advice,
+        )
+    if inputs.private and shrinkage == "oas":
+        raise ConfigurationError(f"{what} knows errors of sampling only, and this study has noise.", advice)
+    if not inputs.private and shrinkage in ("noised", "ridge"):
+        raise ConfigurationError(f"{what} goes by the noise, and this study has none.", advice)
+    if shrinkage != "auto" and parameters.mode == "iterated":
+        raise ConfigurationError(f"{what} is for one-shot mode; in iterated mode the sites shrink, by the default.", advice)
+    if shrinkage == "ledoit-wolf" and by_class:
+        raise ConfigurationError(f"{what} takes moments that are pooled over the classes; here they are by class.", advice)
+
+
+def task_alignment(parameters: AlignmentParameters | None) -> tuple[Alignment | None, str | None]:
+    """What a later task on aligned features states: its alignment, and the label of its source."""
+    if parameters is None:
+        return None, None
+    if parameters.mode == "one-shot":
+        return Alignment(kind="broadcast", tau=parameters.tau), None
+    return Alignment(kind=_kind(parameters), tau=parameters.tau), LABEL
+
+
+def alignment_plans(
+    parameters: AlignmentParameters,
+    inputs: Inputs,
+    clip: float,
+    missing: Missing,
+    *,
+    classes: bool = False,
+    share: float = 1.0,
+    split: Split | None = None,
+) -> tuple[TaskPlan, ...]:
+    """The release that the alignment is made from, and in iterated mode the steps, which cost nothing.
+
+    Args:
+        parameters: resolved.
+        clip, missing: of the release's features, which are not aligned.
+        classes: take class moments whatever the reference, for a method that builds on them.
+        share: of the budget, against the shares of the method's other releases.
+        split: of class moments among counts, sums and second moments; None for the default.
+    """
+    by_class = classes or parameters.reference != "paper"
+    task = "class-moments" if by_class else "gaussian-moments"
+    if by_class:
+        values = class_moments(inputs, clip, missing, split=split)
+    else:
+        values = gaussian_moments(inputs, clip, missing, fourth=parameters.shrinkage == "ledoit-wolf")
+    if parameters.mode == "one-shot":
+        return (TaskPlan(LABEL, task, values, disclosure="per-site", share=share),)
+    kept = TaskPlan(LABEL, task, values, keep=True, share=share)
+    return kept, *step_plans(_kind(parameters), inputs, clip, LABEL, parameters.rounds or 1)
+
+
+def align(federation: Federation, parameters: AlignmentParameters) -> Aligned:
+    """Run the alignment's rounds; ``parameters`` are resolved.
+
+    Where every site's moments are within their noise there is no reference. Then nothing is aligned, and the summary says so.
+    In iterated mode no later task may then run that aligns: sites could not make their maps.
+    """
+    release = federation.sum(LABEL)
+    summary: dict[str, Any] = {"reference": parameters.reference, "mode": parameters.mode, "tau": parameters.tau}
+    if parameters.mode == "one-shot":
+        return _one_shot(release, federation.study.participants, parameters, summary)
+    reference, convergence = iterate(_kind(parameters), federation, release, parameters.rounds or 1)
+    summary |= convergence
+    if not reference:
+        return Aligned({}, release, (), {}, None, {}, summary)
+    # The sum holds one site's own noise for each member.
+    noise = {name: std / len(release.cohort) ** 0.5 for name, std in release.noise_std.items()}
+    application = {
+        "kind": _kind(parameters),
+        "source": LABEL,
+        "tau": parameters.tau,
+        "reference": {name: name for name in reference},
+        "noise_std": noise,
+    }
+    return Aligned(reference, release, (), reference, application, reference, summary)
+
+
+def _one_shot(
+    release: Release, participants: tuple[str, ...], parameters: AlignmentParameters, summary: dict[str, Any]
+) -> Aligned:
+    found = _reference(release, parameters)
+    if found is None:
+        summary["not_estimable"] = NOTHING_ALIGNED
+        width = release.values["squares"].shape[-1]
+        maps = tuple(AffineMap.identity(width) for _ in release.cohort)
+        found = Reference({}, maps, {}, [unaligned_row(name) for name in release.cohort])
+    absent = [unaligned_row(name) for name in participants if name not in release.cohort]
+    summary |= {**found.convergence, "sites": found.rows + absent}
+    matrix, offset = maps_arrays(participants, release.cohort, found.maps)
+    arrays = {ALIGNMENT_MATRIX: matrix, ALIGNMENT_OFFSET: offset}
+    application = {"kind": "maps", "sites": list(participants), "matrix": ALIGNMENT_MATRIX, "offset": ALIGNMENT_OFFSET}
+    return Aligned(arrays, release, found.maps, found.arrays, application, {**arrays, **found.arrays}, summary)
+
+
+def _reference(release: Release, parameters: AlignmentParameters) -> Reference | None:
+    rounds, tau = parameters.rounds or 1, parameters.tau
+    if parameters.reference == "paper":
+        return barycenter_reference(release, tau=tau, shrinkage=parameters.shrinkage, rounds=rounds)
+    if parameters.shrinkage == "ledoit-wolf":  # resolved parameters do not say so
+        raise ConfigurationError("Ledoit-Wolf shrinkage takes moments that are pooled over the classes.")
+    return two_way_reference(release, tau=tau, shrinkage=parameters.shrinkage, rounds=rounds, kind=parameters.reference)
+
+
+def _kind(parameters: AlignmentParameters) -> Kind:
+    return "barycenter" if parameters.reference == "paper" else parameters.reference

@@ -1,0 +1,119 @@
+"""How a result is applied to new records, as its manifest says it: columns, encoder, alignment and head, in this order.
+
+A result repeats the arrays of the projection that its study used, so that it is applied without another result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum_aggregation.heads import LinearHead
+from veilsum_coordinator.parts.alignment import Aligned
+from veilsum_coordinator.parts.federation import Federation
+from veilsum_coordinator.parts.moment_alignment import MomentReference
+from veilsum_coordinator.parts.moment_plans import Missing
+from veilsum_privacy.study.encoder import Encoder, Program, Projection
+from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
+from veilsum_privacy.tasks.feature_maps import ENCODER_MATRIX, ENCODER_OFFSET
+
+Floats = NDArray[np.float64]
+
+LINEAR = {"kind": "linear", "weights": "weights", "bias": "bias"}
+"""A linear head, as an application says it."""
+
+
+def application(
+    schema: DatasetSchema,
+    *,
+    missing: Missing = "centre",
+    encoder: Mapping[str, Any] | None = None,
+    alignment: Mapping[str, Any] | None = None,
+    head: Mapping[str, Any] | None = None,
+    classes: Sequence[str] = (),
+) -> dict[str, Any]:
+    """The application of a result, as JSON.
+
+    Args:
+        schema: of the records.
+        missing: the missing rule of the study's tasks.
+        encoder: from :func:`encoder_application`.
+        alignment: of :class:`veilsum_coordinator.parts.alignment.Aligned`.
+        head: :data:`LINEAR`, or another that names its arrays.
+        classes: of the head, in the order of its scores.
+    """
+    columns: list[dict[str, Any]] = []
+    for column in schema.columns:
+        if isinstance(column, NumberColumn):
+            shape = {"low": column.low, "high": column.high, "unit": column.unit}
+        else:
+            shape = {"categories": list(column.categories)}
+        columns.append({"kind": column.kind, "name": column.name, **shape, "impute": column.impute})
+    label = None if schema.label is None else schema.label.model_dump(mode="json")
+    rest = "a record without one has no scores" if missing == "skip" else "where there is none, 0"
+    return {
+        "features": columns,
+        "file": {
+            "label": label,
+            "header": schema.header,
+            "order": list(schema.order),
+            "missing": list(schema.missing),
+        },
+        "scaling": "number: 2 (clamp(x, low, high) - low) / (high - low) - 1; category: one indicator each, in order",
+        "missing": f"take impute; {rest}",
+        "missing_rule": missing,
+        "encoder": None if encoder is None else dict(encoder),
+        "alignment": None if alignment is None else dict(alignment),
+        "head": None if head is None else dict(head),
+        "classes": list(classes),
+        "scores": "" if head is None else _SCORES[str(head["kind"])],
+    }
+
+
+_SCORES = {
+    "linear": "features @ weights.T + bias; the class with the largest score",
+    "network": "the named model's, on the arrays that begin with the prefix; the class with the largest score",
+    "mlp": "layer by layer, a rectifier between them; the class with the largest score",
+}
+
+
+def encoder_application(encoder: Encoder | None) -> dict[str, Any] | None:
+    """How a result names the encoder of its study."""
+    if isinstance(encoder, Program):
+        return encoder.model_dump(mode="json")
+    if isinstance(encoder, Projection):
+        return {"kind": "projection", "sha256": encoder.sha256, "matrix": ENCODER_MATRIX, "offset": ENCODER_OFFSET}
+    return None
+
+
+def study_application(
+    federation: Federation,
+    missing: Missing,
+    aligned: Aligned | MomentReference | None = None,
+    head: Mapping[str, Any] | None = None,
+    classes: Sequence[str] = (),
+) -> dict[str, Any]:
+    """The application of a result of this study; ``aligned`` is None where its features were not aligned."""
+    study = federation.study
+    return application(
+        study.data,
+        missing=missing,
+        encoder=encoder_application(study.encoder),
+        alignment=None if aligned is None else aligned.application,
+        head=head,
+        classes=classes,
+    )
+
+
+def study_arrays(federation: Federation, aligned: Aligned | MomentReference | None = None) -> dict[str, Floats]:
+    """The arrays that :func:`study_application` names, but for the head's."""
+    encoder = dict(federation.encoder) if isinstance(federation.study.encoder, Projection) else {}
+    return {**encoder, **({} if aligned is None else aligned.arrays)}
+
+
+def linear_arrays(head: LinearHead) -> dict[str, Floats]:
+    """The arrays of a linear head, by the names in :data:`LINEAR`."""
+    return {"weights": head.weights, "bias": head.bias}

@@ -1,0 +1,168 @@
+"""What a method is: it declares its tasks before it runs, then is an ordinary function of a federation.
+
+A method sees released sums only. What it declares is all that will ever be computed for it. What it expects of them it says
+from public values, before a study is run.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from veilsum_coordinator.parts.expectations import Expectation, block_expectations
+from veilsum_coordinator.parts.federation import Federation
+from veilsum_node.fields import Frozen
+from veilsum_privacy.results.result import Result
+from veilsum_privacy.study.encoder import Program, Projection
+from veilsum_privacy.study.schema import DatasetSchema
+from veilsum_privacy.study.study import Disclosure, Study, TaskDeclaration
+from veilsum_privacy.tasks import TASKS
+from veilsum_privacy.tasks.base import DerivedTask, TrainingTask
+
+
+@dataclass(frozen=True)
+class TaskPlan:
+    """A task that a method will ask for; the study's grid and noise are added when it is compiled.
+
+    Attributes:
+        label: unique within the method.
+        task: the registered task's name.
+        parameters: the task's parameters, as its own model.
+        releases: the largest number of rounds of it.
+        disclosure: joint or per site.
+        keep: whether every site keeps its own noised vector.
+        source: label of the kept task that it computes or aligns from.
+        share: how much of the study's budget one release takes, against the shares of the other releases; its noise has
+            1 / share of the variance. Of no meaning for a derived task.
+        sampling_rate: public rate at which records take part in a release, or in each step of training.
+        local_steps: steps of one release of a task that trains; taken with noise in a study that has it.
+    """
+
+    label: str
+    task: str
+    parameters: Frozen
+    releases: int = 1
+    disclosure: Disclosure = "joint"
+    keep: bool = False
+    source: str | None = None
+    share: float = 1.0
+    sampling_rate: float = 1.0
+    local_steps: int = 0
+
+    @property
+    def steps(self) -> int:
+        """Noised steps of all its releases together."""
+        return self.releases * max(1, self.local_steps)
+
+    @property
+    def trains(self) -> bool:
+        """Whether the task trains at the site and adds its noise itself."""
+        return issubclass(TASKS[self.task], TrainingTask)
+
+    @property
+    def derived(self) -> bool:
+        """Whether the task reads no record, and so costs nothing."""
+        return issubclass(TASKS[self.task], DerivedTask)
+
+    def declaration(self, *, grid: int, variance: int, resolution: int = 0) -> TaskDeclaration:
+        """The plan as a study states it; parameters in their JSON form, floats in hexadecimal, as in the signed bytes."""
+        return TaskDeclaration.model_validate(
+            {
+                "label": self.label,
+                "task": self.task,
+                "parameters": self.parameters.model_dump(mode="json"),
+                "disclosure": self.disclosure,
+                "releases": self.releases,
+                "grid": grid,
+                "variance": variance,
+                "keep": self.keep,
+                "source": self.source,
+                "sampling_rate": self.sampling_rate,
+                "local_steps": self.local_steps if variance else 0,
+                "resolution": resolution,
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a method may know before it runs: public values only.
+
+    Attributes:
+        schema: the dataset's.
+        encoder: what makes its features, None for the schema's own.
+        sites: how many participants the study names.
+        private: whether its releases have noise.
+        records: that each site is expected to have.
+        epsilon: that the study asks for; None without noise, and where it asks for an error instead.
+    """
+
+    schema: DatasetSchema
+    encoder: Projection | Program | None = None
+    sites: int = 2
+    private: bool = True
+    records: int = 1000
+    epsilon: float | None = None
+
+    @property
+    def width(self) -> int:
+        """Number of features."""
+        return self.schema.width if self.encoder is None else self.encoder.width
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, in order."""
+        return self.schema.classes
+
+
+class Method(ABC):
+    """Base of all methods. ``Parameters`` may have defaults; a compiled study states them all."""
+
+    name: ClassVar[str]
+    Parameters: ClassVar[type[Frozen]]
+
+    def resolve(self, parameters: Frozen, inputs: Inputs) -> Frozen:
+        """Fill in the defaults that depend on the inputs; the result leaves nothing open."""
+        return parameters
+
+    @abstractmethod
+    def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
+        """The tasks for resolved parameters, from public values alone.
+
+        Raises:
+            ConfigurationError: the inputs do not suit the method.
+        """
+
+    def check(self, study: Study) -> None:
+        """Look at a compiled study before anyone is asked to agree to it, in what its parts alone do not tell.
+
+        Raises:
+            ConfigurationError: the method could not run it.
+        """
+        return
+
+    def check_federation(self, study: Study) -> None:
+        """Look at a study that is to run on a federation: what sites would refuse although a simulation of it runs.
+
+        Raises:
+            ConfigurationError: they would.
+        """
+        return
+
+    def expectations(self, study: Study, cohort: int, records: int) -> Sequence[Expectation]:
+        """How well the released quantities will be known, by what the noise alone does; at least one of them is a main one.
+
+        A method says it in its users' words; unless it does, this tells of each block of its tasks what can be told of any.
+
+        Args:
+            study: compiled for this method.
+            cohort: participants in each sum.
+            records: expected records of all of them together.
+        """
+        return block_expectations(study, cohort, records)
+
+    @abstractmethod
+    def run(self, federation: Federation) -> Result:
+        """Run the study and return its result; the federation's study names this method."""

@@ -1,0 +1,70 @@
+"""From class moments of each site to those of all, after each site's affine map: what a second release would give, free.
+
+An affine map turns moments into moments, so what is learnt from class moments after an alignment needs no release but the
+alignment's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum_aggregation import moments
+from veilsum_aggregation.gaussian import AffineMap
+from veilsum_coordinator.parts.federation import Release
+from veilsum_coordinator.parts.references import site_blocks
+
+Floats = NDArray[np.float64]
+
+
+def joined(release: Release, maps: Sequence[AffineMap] | None = None) -> Release:
+    """The joint release that a per-site one of class moments adds up to, with second moments pooled over the classes.
+
+    With x -> A x + b a class's count n and sum s become n and A s + n b, and second moments S of n records with sum s become
+    A S A^T + A s b^T + b s^T A^T + n b b^T. The noise of a mean or a central moment is turned by A alone, as b cancels there:
+    stated are root mean squares over the entries, sqrt(sum_k g_k) for sums and sqrt(sum_k g_k^2) for second moments, with
+    g_k = tr(A_k A_k^T) / m.
+
+    Args:
+        release: of class moments per site, with pooled second moments.
+        maps: one a site, in the cohort's order; None for none.
+    """
+    sites = site_blocks(release)
+    width = release.values["sums"].shape[-1]
+    own = [AffineMap.identity(width)] * len(sites) if maps is None else maps
+    values: dict[str, Floats] = {}
+    for blocks, mapped in zip(sites, own, strict=True):
+        a, b = mapped.matrix, mapped.offset
+        counts, number = blocks["counts"], float(blocks["counts"].sum())
+        total = a @ blocks["sums"].sum(axis=0)
+        second = moments.symmetric(blocks["squares"], blocks.get("products", np.zeros(0)))
+        second = a @ second @ a.T + np.outer(total, b) + np.outer(b, total) + number * np.outer(b, b)
+        moved = {
+            "counts": counts,
+            "sums": blocks["sums"] @ a.T + counts[:, None] * b,
+            "squares": np.diag(second),
+            "products": second[np.triu_indices(width, 1)],
+        }
+        values = {name: values.get(name, 0.0) + array for name, array in moved.items()}
+    gains = np.array([float(np.sum(mapped.matrix**2)) / width for mapped in own])
+    factors = {"counts": len(own) ** 0.5, "sums": float(gains.sum()) ** 0.5}
+    both = float(np.sum(gains**2)) ** 0.5
+    noise = {name: std * factors.get(name, both) for name, std in release.noise_std.items()}
+    return replace(release, values=values, noise_std=noise)
+
+
+def mapped_at_sites(kept: Release, aligned: Release) -> Release:
+    """A release of the task "aligned-moments", with the noise that it holds: that of what the sites kept, as turned by maps.
+
+    Args:
+        kept: the sum of what the sites kept, whose noise is known.
+        aligned: the sum after each site's map; its block ``gain`` is the sum of g_k as in :func:`joined`.
+    """
+    values = {name: array for name, array in aligned.values.items() if name != "gain"}
+    gain = float(aligned.values["gain"][0]) / len(aligned.cohort)
+    factors = {"counts": 1.0, "sums": max(gain, 0.0) ** 0.5}
+    noise = {name: std * factors.get(name, gain) for name, std in kept.noise_std.items() if name in values}
+    return replace(aligned, values=values, noise_std=noise)

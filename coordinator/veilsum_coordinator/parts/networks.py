@@ -1,0 +1,62 @@
+"""Trained models as results say them: a linear head or a perceptron by its layers, any other by its architecture's name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum_coordinator.parts.application import LINEAR
+from veilsum_node.errors import ConfigurationError, HostileInput
+from veilsum_privacy.training.arrays import MODEL, to_broadcast
+from veilsum_privacy.training.models import Architecture, ModelSpec, build_architecture, resolve_model
+from veilsum_privacy.training.models.perceptrons import Perceptron
+
+Floats = NDArray[np.float64]
+
+
+def resolved_model(spec: ModelSpec, width: int, classes: int, what: str) -> ModelSpec:
+    """The model with every option stated.
+
+    Raises:
+        ConfigurationError: it does not suit features and classes; the message says why.
+    """
+    try:
+        resolved = resolve_model(spec)
+        build_architecture(resolved, width, classes)
+    except HostileInput as error:
+        raise ConfigurationError(f"{what}: {error.message}", error.advice) from error
+    return resolved
+
+
+def network_head(
+    architecture: Architecture, arrays: Mapping[str, Floats], centre: Floats | None = None
+) -> tuple[dict[str, Any], dict[str, Floats]]:
+    """A trained model as an application's head, and the result's arrays.
+
+    Perceptrons are given by their layers, with scale and bias constants multiplied in, so that no reader needs this package.
+
+    Args:
+        architecture: of the model.
+        arrays: its values.
+        centre: (d,) what was taken off the features before the first layer of a perceptron; its bias takes that up.
+    """
+    if not isinstance(architecture, Perceptron):
+        spec = ModelSpec(
+            name=architecture.name, inputs=architecture.inputs, options=architecture.options.model_dump(mode="json")
+        )
+        return {"kind": "network", "model": spec.model_dump(mode="json"), "prefix": MODEL}, to_broadcast(arrays)
+    layers = [
+        (arrays[layer.weight] * (1.0 if index else architecture.scale), arrays[layer.bias] * layer.constant)
+        for index, layer in enumerate(architecture.layers())
+    ]
+    if centre is not None:
+        layers[0] = layers[0][0], layers[0][1] - layers[0][0] @ centre
+    if len(layers) == 1:
+        return dict(LINEAR), {"weights": layers[0][0], "bias": layers[0][1], **to_broadcast(arrays)}
+    names = [(f"head.{index}.weight", f"head.{index}.bias") for index in range(len(layers))]
+    flat = {name: array for pair, layer in zip(names, layers, strict=True) for name, array in zip(pair, layer, strict=True)}
+    head = {"kind": "mlp", "layers": [list(pair) for pair in names], "activation": "relu"}
+    return head, {**flat, **to_broadcast(arrays)}

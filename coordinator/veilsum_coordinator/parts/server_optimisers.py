@@ -1,0 +1,78 @@
+"""Optimisers of a model at the coordinator: what is made of each round's released mean gradient, or mean update.
+
+Gradient descent with momentum, and the adaptive optimisers of Reddi et al. 2021 (Adaptive Federated Optimization).
+A gradient g makes a step against g; FedOPT takes a mean update for -g. All of it is post-processing of released sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from veilsum_node.fields import Frozen, Real
+
+Floats = NDArray[np.float64]
+Arrays = Mapping[str, Floats]
+
+
+class OptimiserParameters(Frozen):
+    """Which optimiser, and its constants; all public.
+
+    Attributes:
+        name: ``sgd`` with momentum (0 for plain descent), ``adam`` or ``yogi``.
+        learning_rate: eta of a step.
+        momentum: of ``sgd``: v <- momentum v + g, step eta v.
+        beta1, beta2: decay of the means of g and of g^2.
+        tau: what is added to the root of the mean square, for values of about the gradient's size.
+    """
+
+    name: Literal["sgd", "adam", "yogi"] = "sgd"
+    learning_rate: Real | None = Field(default=None, gt=0, le=1e6)
+    momentum: Real = Field(default=0.0, ge=0, lt=1)
+    beta1: Real = Field(default=0.9, ge=0, lt=1)
+    beta2: Real = Field(default=0.99, ge=0, lt=1)
+    tau: Real = Field(default=1e-3, gt=0, le=1e3)
+
+
+class ServerOptimiser:
+    """State of an optimiser over the rounds of one study.
+
+    Args:
+        parameters: with a learning rate.
+        shapes: of the model's arrays, by name.
+    """
+
+    def __init__(self, parameters: OptimiserParameters, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        if parameters.learning_rate is None:
+            raise ValueError("an optimiser needs a learning rate")
+        self._parameters, self._rate = parameters, float(parameters.learning_rate)
+        self._first = {name: np.zeros(shape) for name, shape in shapes.items()}
+        # Adaptive rates begin at tau^2, as in the paper's experiments, and are not corrected for their beginning.
+        self._second = {name: np.full(shape, float(parameters.tau) ** 2) for name, shape in shapes.items()}
+
+    def step(self, model: Arrays, gradient: Arrays) -> dict[str, Floats]:
+        """The model after one step.
+
+        Args:
+            model: arrays by name.
+            gradient: g, arrays of the same names and shapes.
+        """
+        return {name: values - self._change(name, gradient[name]) for name, values in model.items()}
+
+    def _change(self, name: str, g: Floats) -> Floats:
+        p, first, second = self._parameters, self._first, self._second
+        if p.name == "sgd":
+            first[name] = p.momentum * first[name] + g
+            return self._rate * first[name]
+        first[name] = p.beta1 * first[name] + (1.0 - p.beta1) * g
+        square, old = g**2, second[name]
+        if p.name == "adam":
+            second[name] = p.beta2 * old + (1.0 - p.beta2) * square
+        else:
+            second[name] = old - (1.0 - p.beta2) * square * np.sign(old - square)
+        change: Floats = self._rate * first[name] / (np.sqrt(second[name]) + p.tau)
+        return change

@@ -1,0 +1,76 @@
+"""The running sum of one attempt: ciphertexts are added as they arrive, so memory is one payload, whatever the cohort."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any
+
+from veilsum_node.errors import HostileInput
+from veilsum_privacy.ledger.receipts import SignedReceipt
+from veilsum_privacy.securesum.bfv import Adder
+from veilsum_privacy.securesum.parameters import EncodingPlan
+
+
+class OutOfOrder(HostileInput):
+    """A ciphertext came with another index than the next one; the sender asks for the upload's status and goes on there."""
+
+
+@dataclass
+class Upload:
+    """How far one member's upload has come."""
+
+    next: int = 0
+    received: int = 0
+    receipt: SignedReceipt | None = None
+    digest: Any = field(default_factory=lambda: hashlib.sha256(b"veilsum/1/payload"), repr=False)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the receipt is in."""
+        return self.receipt is not None
+
+
+class Accumulator:
+    """Adds the cohort's ciphertexts, index by index; an index of a member is never added twice."""
+
+    def __init__(self, plan: EncodingPlan, cohort: tuple[str, ...]) -> None:
+        self.plan = plan
+        self.uploads = {name: Upload() for name in cohort}
+        self._adder = Adder(plan.parameters)
+        self._sums: list[Any | None] = [None] * plan.ciphertexts
+
+    def add(self, name: str, index: int, ciphertext: bytes) -> None:
+        """Add one ciphertext of a member.
+
+        Raises:
+            OutOfOrder: not the member's next index.
+            HostileInput: malformed, beyond the plan, or after the receipt.
+        """
+        upload = self.uploads[name]
+        if upload.complete or index >= self.plan.ciphertexts:
+            raise HostileInput("An upload holds more ciphertexts than its plan.")
+        if index != upload.next:
+            raise OutOfOrder(f"Ciphertext {index} came where {upload.next} was expected.")
+        self._sums[index] = self._adder.add(self._sums[index], self._adder.parse(ciphertext))
+        upload.digest.update(len(ciphertext).to_bytes(4, "big") + ciphertext)
+        upload.received += len(ciphertext)
+        upload.next += 1
+
+    @property
+    def complete(self) -> bool:
+        """Whether every member's receipt is in."""
+        return all(upload.complete for upload in self.uploads.values())
+
+    @property
+    def received(self) -> int:
+        """Bytes of ciphertexts received."""
+        return sum(upload.received for upload in self.uploads.values())
+
+    def drop(self) -> None:
+        """Forget the ciphertexts; what was received stays counted."""
+        self._sums = []
+
+    def serialise(self) -> list[bytes]:
+        """The sum's ciphertexts."""
+        return [self._adder.serialise(total) for total in self._sums if total is not None]

@@ -1,0 +1,90 @@
+"""What the coordinator wants of a participant now, read off a study's state.
+
+Level-triggered: the same state gives the same directives, so a reconnect loses nothing and nothing has to be queued.
+"""
+
+from __future__ import annotations
+
+from veilsum_coordinator.protocol.members import Members, Seat, StudyPhase
+from veilsum_coordinator.protocol.rounds import Round, RoundPhase
+from veilsum_proto import federation_pb2 as pb
+
+
+def open_directives(study: bytes, phase: StudyPhase, members: Members, current: Round | None, name: str) -> list[pb.Directive]:
+    """Directives that are open for a participant, in the order in which it should answer.
+
+    Args:
+        study: the study's digest.
+        phase: where the study is.
+        members: its members.
+        current: the present round, if one runs.
+        name: the participant's.
+    """
+    seat = members.seats.get(name)
+    if seat is None:
+        return []
+    if phase.over:
+        found = _ending(seat, phase.value)
+    elif phase is StudyPhase.ENROLLING:
+        found = [pb.Directive(kind=pb.DIRECTIVE_KIND_ENROL)] if not seat.enrolled and not seat.refusal else []
+    elif not seat.active:
+        found = _ending(seat, "left out")
+    elif phase is StudyPhase.SEALING:
+        found = _sealing(seat, members)
+    else:
+        found = [*_closing(seat), *_of_round(seat, members, current)]
+    for directive in found:
+        directive.study = study
+    return found
+
+
+def _ending(seat: Seat, outcome: str) -> list[pb.Directive]:
+    """The end, after what a member must still hear: a release that it does not see counts as a lost charge.
+
+    Whoever heard the end first, its disk having been full for the release, still has to hear of that.
+    """
+    return [*_closing(seat), *([] if seat.ended else [pb.Directive(kind=pb.DIRECTIVE_KIND_END, outcome=outcome)])]
+
+
+def _sealing(seat: Seat, members: Members) -> list[pb.Directive]:
+    if seat.boxes is None:
+        return [pb.Directive(kind=pb.DIRECTIVE_KIND_SEAL, dealer=seat.name == members.dealer)]
+    if not seat.ready and members.all_sealed():
+        return [pb.Directive(kind=pb.DIRECTIVE_KIND_UNSEAL)]
+    return []
+
+
+def _closing(seat: Seat) -> list[pb.Directive]:
+    kinds = ((pb.DIRECTIVE_KIND_GIVE_UP, seat.give_up), (pb.DIRECTIVE_KIND_RELEASED, seat.released))
+    return [
+        pb.Directive(kind=kind, round=number, attempt=attempt) for kind, pairs in kinds for number, attempt in sorted(pairs)
+    ]
+
+
+_ROUND_DIRECTIVES = {
+    RoundPhase.CONTRIBUTING: pb.DIRECTIVE_KIND_CONTRIBUTE,
+    RoundPhase.CONSENTING: pb.DIRECTIVE_KIND_CONSENT,
+    RoundPhase.DECRYPTING: pb.DIRECTIVE_KIND_DECRYPT,
+}
+
+
+def round_directive(phase: RoundPhase) -> pb.DirectiveKind.ValueType:
+    """Kind of the directives that are open in a phase of a round; unspecified where there are none."""
+    return _ROUND_DIRECTIVES.get(phase, pb.DIRECTIVE_KIND_UNSPECIFIED)
+
+
+def _of_round(seat: Seat, members: Members, current: Round | None) -> list[pb.Directive]:
+    if current is None or seat.name not in current.cohort:
+        return []
+    directive = pb.Directive(kind=round_directive(current.phase), round=current.number, attempt=current.assignment.attempt)
+    match current.phase:
+        case RoundPhase.CONTRIBUTING:
+            owed = not current.accumulator.uploads[seat.name].complete
+            directive.assignment = current.assignment.to_bytes()
+        case RoundPhase.CONSENTING:
+            owed = seat.name not in current.consents
+        case RoundPhase.DECRYPTING:
+            owed = seat.name in current.decryptors(members.connected()) and seat.name not in current.answers
+        case _:
+            owed = False
+    return [directive] if owed else []

@@ -1,0 +1,639 @@
+"""One study at the coordinator, as a state machine without I/O: seats, roster, sealed boxes, rounds.
+
+Allowed order: enrolling -> sealing -> running (rounds) -> finished, or failed or aborted from anywhere. Input: verified names
+and parsed messages, and the clock's ticks. Output: for each participant the directives that are open now (level-triggered, so
+a reconnect loses nothing). Nothing here waits, sends or stores, except through the journal it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from hmac import compare_digest
+from typing import Any
+
+from cryptography import x509
+
+from veilsum_coordinator.protocol.accumulator import Accumulator
+from veilsum_coordinator.protocol.cohorts import CohortError, Cohorts
+from veilsum_coordinator.protocol.directives import open_directives, round_directive
+from veilsum_coordinator.protocol.members import Members, Seat, StudyPhase
+from veilsum_coordinator.protocol.observer import AttemptReason, Observer
+from veilsum_coordinator.protocol.restoration import Replay, dump_seats, load_seats, released_rounds, summed_round
+from veilsum_coordinator.protocol.rounds import DecryptionsDiffer, Round, RoundPhase
+from veilsum_coordinator.protocol.settings import Waits
+from veilsum_coordinator.storage.journal import Journal
+from veilsum_coordinator.storage.records import KeptRelease, KeptStudy, KeptSum, RoundStart
+from veilsum_node.driver_faults import DatabaseAwayError
+from veilsum_node.errors import HostileInput, RefusalCode, StateError, VeilsumError
+from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt
+from veilsum_privacy.securesum.boxes import Box
+from veilsum_privacy.securesum.context import Assignment, RoundPlan, broadcast_digest, plan_round
+from veilsum_privacy.securesum.contribution import SECRET_BYTES, Slots
+from veilsum_privacy.securesum.decryption import SignedStatement
+from veilsum_privacy.securesum.roster import Enrolment, Roster
+from veilsum_privacy.study.study import Study
+from veilsum_proto import federation_pb2 as pb
+
+TRANSIENT = {RefusalCode.CONTEXT, RefusalCode.ROUND}
+MAX_EXCUSES = 3
+MOST_REFUSALS = 1000
+
+
+RETURN_SECONDS = 90
+"""How long participants have to dial again after the coordinator was restarted: three times their longest pause."""
+
+
+class StudyMachine:
+    """State of one study. Not thread-safe: the hub serialises calls.
+
+    What it decides is in the journal before anyone is asked to act on it: while it cannot be stored, no directive is open.
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        digest: bytes,
+        *,
+        authority: x509.Certificate,
+        waits: Waits,
+        clock: Callable[[], int],
+        journal: Journal,
+        observer: Observer | None = None,
+        steady: Callable[[], int] | None = None,
+    ) -> None:
+        self._steady = steady or clock  # what waits are measured by
+        self.study, self.digest = study, digest
+        self.phase = self.former = StudyPhase.ENROLLING  # and in which it ended
+        self.reason = ""
+        self.members = Members(study, digest, authority, clock)
+        self.rounds: list[Round] = []
+        self.refusals: list[tuple[str, str, int]] = []
+        self._observer = observer or Observer()
+        self._cohorts = Cohorts(study, self.members, waits, clock, self._steady)
+        self._numbers: dict[str, int] = {}  # of each member's last receipt that was shown
+        self._waits, self._clock, self._journal = waits, clock, journal
+        self._away: int | None = None  # since when a complete sum or a decision cannot be stored
+        self._deadline = self._steady() + min(waits.enrol, study.expires - clock())
+        self._saved = self._decided()
+        self._unsaved = False  # whether a decision is not stored yet
+        self._replay = Replay()
+
+    @property
+    def seats(self) -> dict[str, Seat]:
+        """One seat for each invited participant, by name."""
+        return self.members.seats
+
+    @property
+    def roster(self) -> Roster | None:
+        """The verified roster, once enrolment has closed."""
+        return self.members.roster
+
+    # -- what is open ------------------------------------------------------------------------------------------------------
+
+    def directives(self, name: str) -> list[pb.Directive]:
+        """Directives that are open for this participant, in the order in which it should answer."""
+        if self._unsaved and not self.phase.over:
+            return []
+        return open_directives(self.digest, self.phase, self.members, self.round, name)
+
+    @property
+    def round(self) -> Round | None:
+        """The present round, if one runs."""
+        if self.rounds and self.rounds[-1].phase not in (RoundPhase.RELEASED, RoundPhase.FAILED):
+            return self.rounds[-1]
+        return None
+
+    # -- connections and time ----------------------------------------------------------------------------------------------
+
+    def connected(self, name: str, nonce: bytes) -> None:
+        """A participant opened its session; another nonce than before means that its process is another one."""
+        seat = self.seats.get(name)
+        if seat is None:
+            return
+        restarted = seat.nonce not in (b"", nonce)
+        seat.connected, seat.nonce = True, nonce
+        if restarted and (current := self.round) is not None and current.phase is RoundPhase.DECRYPTING:
+            current.unable.discard(name)
+
+    def disconnected(self, name: str) -> None:
+        """The session ended; after the grace period a running attempt goes on without it."""
+        seat = self.seats.get(name)
+        if seat is not None:
+            seat.connected, seat.left_at = False, self._steady()
+
+    def tick(self) -> None:
+        """Act on deadlines. Called often; idempotent."""
+        now = self._steady()
+        if self.phase.over:
+            return
+        if self._clock() >= self.study.expires:
+            self.fail("the study expired")
+        elif self.phase is StudyPhase.ENROLLING:
+            if self.members.answered or now >= self._deadline:
+                self._close_enrolment()
+        elif self.phase is StudyPhase.SEALING:
+            self._tick_sealing(now)
+        elif (current := self.round) is not None:
+            self._tick_round(current, now)
+        self._save()
+
+    def marks(self) -> tuple[object, ...]:
+        """What a tick can change, to see whether it did."""
+        current = self.rounds[-1] if self.rounds else None
+        gone = sum(seat.gone for seat in self.seats.values())
+        if current is None:
+            return (self.phase, self.members.dealer, gone, self._deadline, self._unsaved)
+        of_round = (current.phase, current.attempts, len(current.unable), current.deadline)
+        return (self.phase, gone, len(self.rounds), *of_round, self._unsaved)
+
+    def _absent(self, name: str, now: int) -> bool:
+        return self.members.absent(name, now, self._waits.grace)
+
+    # -- enrolment and keys ------------------------------------------------------------------------------------------------
+
+    def enrol(self, name: str, enrolment: Enrolment) -> None:
+        """Take an enrolment.
+
+        Raises:
+            HostileInput: not invited, not the sender's own, invalid, or too late.
+        """
+        seat = self.members.seat(name)
+        if seat.enrolled:
+            return
+        if self.phase is not StudyPhase.ENROLLING or seat.refusal:
+            raise HostileInput("Enrolment is over.")
+        self.members.enrol(name, enrolment, lambda: self._journal.keep_enrolment(self.digest, name, enrolment))
+        self.tick()
+
+    def refuse(
+        self,
+        name: str,
+        code: RefusalCode,
+        number: int,
+        attempt: int,
+        more: Sequence[RefusalCode] = (),
+        answers: pb.DirectiveKind.ValueType = pb.DIRECTIVE_KIND_UNSPECIFIED,
+    ) -> None:
+        """Take a refusal: of the study, of an attempt, of a consent or of a decryption.
+
+        Args:
+            code: why; decides what becomes of the attempt.
+            more: further rules that are broken, to show.
+            answers: kind of the directive that is refused; unspecified stands for the one that is open.
+
+        Raises:
+            HostileInput: of an attempt that is not the present one or that the caller has no part in.
+        """
+        seat = self.members.seat(name)
+        current = self.round
+        present = current is not None and (number, attempt) == (current.number, current.assignment.attempt)
+        if number and (current is None or not present or name not in current.cohort):
+            raise HostileInput("The refusal is of another attempt than the present one.", "Wait for the next directive.")
+        self._observer.refused({code, *more})
+        for every in (code, *more):
+            if (entry := (name, every.value, number)) not in self.refusals:
+                self.refusals.append(entry)
+        if current is not None and present:
+            if answers not in (pb.DIRECTIVE_KIND_UNSPECIFIED, round_directive(current.phase)):
+                return  # the echo of a directive that was answered, or given up on, before
+            if current.phase is RoundPhase.CONTRIBUTING:
+                if current.asked:  # its sum is complete and on its way to be consented to
+                    return
+                seat.excuses += 1
+                if code not in TRANSIENT or seat.excuses > MAX_EXCUSES:
+                    seat.refusal = code.value
+                self._retry(current, AttemptReason.REFUSED)
+                self._save()
+                return
+            if current.phase is RoundPhase.CONSENTING:
+                if name in current.consents:  # the echo of a directive that was answered before the consent came
+                    return
+                seat.refusal = code.value
+                self._lose(current, f"{name} refused its consent ({code.value})")
+                return
+            if current.phase is RoundPhase.DECRYPTING:
+                current.unable.add(name)
+                if code not in TRANSIENT:
+                    seat.refusal = code.value
+                self._check_decryptors(current)
+                self._save()
+                return
+        if number == 0 and not (self.phase is StudyPhase.RUNNING and seat.ready and code in TRANSIENT):
+            seat.refusal = code.value
+            self.tick()
+
+    def _close_enrolment(self) -> None:
+        count, needed = self.members.close(), self.study.privacy.min_cohort
+        if self.members.roster is None:
+            codes = ", ".join(f"{seat.name}: {seat.refusal}" for seat in self.seats.values() if seat.refusal)
+            self.fail(f"{count} of {len(self.seats)} enrolled, {needed} are needed ({codes})")
+            return
+        self.phase = StudyPhase.SEALING
+        self._deadline = self._steady() + self._waits.seal
+
+    def seal(self, name: str, boxes: Sequence[Box]) -> None:
+        """Take a member's boxes, complete or not at all.
+
+        Raises:
+            HostileInput: not exactly the boxes that it owes, or not in the sealing phase.
+        """
+        self.members.seat(name)
+        if self.phase is not StudyPhase.SEALING:
+            raise HostileInput("Sealed boxes came outside the sealing phase.")
+        self.members.seal(name, boxes, lambda: self._journal.keep_boxes(self.digest, name, boxes))
+        if self.members.all_sealed():
+            self._deadline = self._steady() + self._waits.seal
+
+    def ready(self, name: str) -> None:
+        """A member opened all its boxes."""
+        seat = self.members.seat(name)
+        if self.phase is StudyPhase.ENROLLING or (self.phase is StudyPhase.SEALING and not self.members.all_sealed()):
+            raise HostileInput("A member cannot be ready before everyone has sealed.")
+        seat.ready = True
+        self.tick()
+
+    def _tick_sealing(self, now: int) -> None:
+        members, late = self.members, now >= self._deadline
+        before = members.live()
+        members.drop([name for name in before if late or self._absent(name, now)])
+        if members.live() != before:  # the rest get the whole time; a member that did its part may be absent for ever
+            self._deadline = now + self._waits.seal
+        if len(members.live()) < self.study.privacy.min_cohort:
+            self.fail("too few members exchanged their keys")
+            return
+        members.replace_dealer()
+        if members.all_sealed() and members.all_ready():
+            self.phase = StudyPhase.RUNNING
+            members.forget_boxes()
+
+    # -- rounds ------------------------------------------------------------------------------------------------------------
+
+    def start_round(self, label: str, broadcast: bytes, members: Collection[str] | None = None) -> Round | None:
+        """Begin a round; None when no cohort can be formed (the study has then failed).
+
+        Args:
+            label: of the task.
+            broadcast: encoded.
+            members: who may be in the cohort; None for all participants.
+
+        Raises:
+            StateError: the study is not running, or a round runs already.
+        """
+        if self.phase is not StudyPhase.RUNNING or self.round is not None:
+            raise StateError("A round can start only in a running study, one at a time.")
+        allowed = self._cohorts.allowed(members)
+        kept = self._replay.begun(label, broadcast_digest(broadcast), allowed)
+        if kept is not None and kept.sum is not None:
+            return self._go_on(kept.start, kept.sum, broadcast)
+        assignment = self._assign(len(self.rounds) + 1, label, broadcast, allowed)
+        if assignment is None:
+            return None
+        now, deadline = self._clock(), self._steady() + self._waits.contribute
+        plan = self._plan(label, assignment)
+        accumulator = Accumulator(plan.encoding, assignment.names)
+        current = Round(len(self.rounds) + 1, label, broadcast, assignment, plan, accumulator, now, deadline, allowed)
+        if kept is not None:  # another attempt of a round that an earlier process began
+            current.started, current.attempts = kept.start.started, kept.start.attempts + 1
+            current.received = kept.start.received
+        self.rounds.append(current)
+        self._observer.attempted(AttemptReason.FIRST if kept is None else AttemptReason.ABSENT)
+        self._observer.moved(self.study, current)
+        self._save()
+        return current
+
+    def _move(self, current: Round, phase: RoundPhase) -> None:
+        current.phase = phase
+        self._observer.moved(self.study, current)
+
+    def _plan(self, label: str, assignment: Assignment) -> RoundPlan:
+        return plan_round(self.study, label, len(self.members.fixed_roster().members), len(assignment.cohort))
+
+    def _assign(self, number: int, label: str, broadcast: bytes, allowed: frozenset[str]) -> Assignment | None:
+        try:
+            return self._cohorts.assign(number, label, broadcast, allowed)
+        except CohortError as error:
+            self.fail(error.message)
+            return None
+
+    def _retry(self, current: Round, reason: AttemptReason) -> None:
+        for name in current.cohort:
+            self.seats[name].give_up.add((current.number, current.assignment.attempt))
+        assignment = self._assign(current.number, current.label, current.broadcast, current.allowed)
+        if assignment is None:  # the study has failed, and the round with it
+            return
+        self._observer.attempted(reason)
+        current.retry(assignment, self._plan(current.label, assignment), self._steady() + self._waits.contribute)
+
+    def _tick_round(self, current: Round, now: int) -> None:
+        if current.phase is RoundPhase.CONTRIBUTING:
+            missing = [name for name in current.cohort if not current.accumulator.uploads[name].complete]
+            late = now >= current.deadline
+            absent = [name for name in current.cohort if self._absent(name, now)]
+            if not missing and (not late or current.asked):  # everything came while the database was away
+                self._store(current)
+            elif absent or late:
+                for name in missing if late else ():
+                    self.seats[name].gone = True
+                self._retry(current, AttemptReason.LATE if late else AttemptReason.ABSENT)
+        elif current.phase is RoundPhase.CONSENTING and now >= current.deadline:
+            silent = [name for name in current.cohort if name not in current.consents]
+            self._lose(current, f"no consent from {', '.join(silent)} within its time")
+        elif current.phase is RoundPhase.DECRYPTING:
+            if now >= current.deadline:
+                asked = current.decryptors(self.members.connected())
+                current.unable |= {name for name in asked if name not in current.answers}
+                current.deadline = now + self._waits.decrypt
+            self._check_decryptors(current)
+
+    def _lose(self, current: Round, reason: str) -> None:
+        self._move(current, RoundPhase.FAILED)
+        self.fail(f"round {current.number} was lost after consent was asked for: {reason}")
+
+    def _check_decryptors(self, current: Round) -> None:
+        able = [name for name in current.cohort if name not in current.unable]
+        if len(able) < 2:
+            self._lose(current, "fewer than two members could decrypt the sum")
+
+    def upload(self, name: str, attempt: int, index: int, ciphertext: bytes) -> None:
+        """Add one ciphertext to the running sum.
+
+        Raises:
+            HostileInput: not of the present attempt, malformed, or out of order.
+        """
+        current = self._round_of(name, attempt, RoundPhase.CONTRIBUTING)
+        current.accumulator.add(name, index, ciphertext)
+        self._observer.received(name, len(ciphertext))
+
+    def receipt(self, name: str, attempt: int, signed: SignedReceipt) -> None:
+        """Take the receipt that ends an upload; with the last one the sum is made durable and consent is asked for."""
+        current = self._round_of(name, attempt, RoundPhase.CONTRIBUTING)
+        last, again = self._numbers.get(name, 0), current.accumulator.uploads[name].complete
+        current.receipt(name, signed, self.members.fixed_roster(), self.study, self.digest, last)
+        if not again:
+            self._observer.contributed(name)
+        if current.accumulator.complete:
+            self._store(current)
+
+    def _store(self, current: Round) -> None:
+        """Make a complete sum durable and ask for consent; while the database is away, with a later tick."""
+        if len(contexts := current.contexts()) > 1:
+            # nobody would consent; found here, it costs nobody a charge
+            names = "; ".join(", ".join(signers) for signers in contexts.values())
+            self.fail(f"the members signed different contexts ({names}): not all were asked for the same sum")
+            return
+        now = self._steady()
+        current.sum = current.sum or current.accumulator.serialise()
+        certificates = {member.name: member.enrolment.certificate for member in self.members.fixed_roster().members}
+        try:
+            current.countersigned = self._journal.keep_sum(
+                self.digest,
+                current.number,
+                current.assignment,
+                current.sum,
+                current.receipts(),
+                {name: certificates[name] for name in current.cohort},
+            )
+        except (HostileInput, StateError) as error:  # no consent was asked for, so it costs nobody a charge
+            if self._lost(error, now):
+                self.fail(f"the sum of round {current.number} could not be stored: {error.message}")
+            return
+        self._away = None
+        shown = map(parse_receipt, (item.body for item in current.receipts()))
+        self._numbers |= {receipt.participant: receipt.number for receipt in shown}
+        self._move(current, RoundPhase.CONSENTING)
+        current.deadline = now + self._waits.consent
+        self._count_consents(current)  # those that an earlier process kept
+
+    def consent(self, name: str, attempt: int, consent: bytes) -> None:
+        """Take a consent; with the last one the sum can be decrypted."""
+        current = self.round
+        if current is not None and current.assignment.attempt == attempt:
+            known = current.consents.get(name)
+            if known is not None and compare_digest(known, consent):
+                return
+        current = self._round_of(name, attempt, RoundPhase.CONSENTING)
+        if len(consent) != SECRET_BYTES:
+            raise HostileInput("A consent must have 32 bytes.")
+        self._journal.keep_consent(current.context, name, consent)
+        current.consents[name] = consent
+        self._count_consents(current)
+
+    def _count_consents(self, current: Round) -> None:
+        if len(current.consents) == len(current.cohort):
+            self._cohorts.consented(current.allowed, current.cohort)
+            self._move(current, RoundPhase.DECRYPTING)
+            current.deadline = self._steady() + self._waits.decrypt
+
+    def decrypted(self, name: str, attempt: int, words: list[Slots], signed: SignedStatement) -> None:
+        """Take one of two decryptions; unlike ones fail the round.
+
+        Raises:
+            HostileInput: not asked of the caller, of the wrong shape, not signed for as it is, or unlike the other.
+        """
+        current = self._round_of(name, attempt, RoundPhase.DECRYPTING)
+        if name not in current.decryptors(self.members.connected()):
+            raise HostileInput("The caller was not asked to decrypt.", "Wait for the next directive.")
+        try:
+            if current.decrypted(name, words, signed, self.members.fixed_roster(), self.study, self.digest):
+                self._move(current, RoundPhase.OPENING)
+        except DecryptionsDiffer as error:
+            self._observer.unopened()
+            self._lose(current, error.message)
+            raise
+
+    def released(self, current: Round) -> None:
+        """The sum was opened and journalled: members may forget their payloads."""
+        self._move(current, RoundPhase.RELEASED)
+        current.finished = self._clock()
+        current.forget()
+        self._tell_released(*current.present, current.cohort)
+
+    def _tell_released(self, number: int, attempt: int, cohort: Sequence[str]) -> None:
+        for name in cohort:
+            self.seats[name].released.add((number, attempt))
+
+    # -- after a restart ---------------------------------------------------------------------------------------------------
+
+    def _decided(self) -> tuple[object, ...]:
+        seats = tuple((seat.refusal, seat.gone) for seat in self.seats.values())
+        return (self.phase, self.members.dealer, seats, len(self.rounds), self._cohorts.attempts)
+
+    def _save(self) -> None:
+        """Make what was decided durable; while the database is away, with a later tick. An outcome is the hub's to store."""
+        decided = self._decided()
+        if self.phase.over or decided == self._saved:
+            return
+        now, current, begun = self._steady(), self.round, None
+        if current is not None and decided[-2:] != self._saved[-2:]:
+            begun = RoundStart(current.assignment, current.allowed, current.attempts, current.started, current.received)
+        try:
+            sealed = self.phase is StudyPhase.RUNNING
+            self._journal.keep_progress(self.digest, self.progress(), begun, sealed=sealed)
+        except StateError as error:  # nobody was asked for anything that depends on it
+            self._unsaved = True
+            if self._lost(error, now):
+                self.fail(f"the study's state could not be stored: {error.message}")
+            return
+        self._saved, self._unsaved, self._away = decided, False, None
+
+    def _lost(self, error: VeilsumError, now: int) -> bool:
+        """Whether what could not be stored will not be any more, rather than with a later tick."""
+        self._away = now if self._away is None else self._away
+        return not isinstance(error, DatabaseAwayError) or now - self._away >= self._waits.database
+
+    def progress(self) -> dict[str, Any]:
+        """What the journal keeps of the study's decisions, as JSON values; :meth:`restore` reads it."""
+        return {
+            "phase": self.phase.value,
+            "dealer": self.members.dealer,
+            "closed": self.members.closed,
+            "roster": list(self.members.names),
+            "round": self.rounds[-1].number if self.rounds else 0,
+            "seats": dump_seats(self.seats),
+            "refusals": self.refusals[-MOST_REFUSALS:],
+        }
+
+    def restore(self, kept: KeptStudy, submitted: int) -> None:
+        """Go on with what an earlier process kept; rounds that it began wait until the method has asked for them again.
+
+        Args:
+            kept: from the journal.
+            submitted: when the study was, unix seconds.
+
+        Raises:
+            VeilsumError: what was kept does not verify.
+        """
+        now, state = self._steady(), kept.state
+        if kept.numbers and not state:
+            raise StateError("an older version left the study in the middle of its rounds", "Submit it again.")
+        self.refusals = [(name, code, number) for name, code, number in state.get("refusals", ())]
+        self.restore_seats(state)
+        self.members.restore(kept)
+        self.phase = StudyPhase(state.get("phase", StudyPhase.ENROLLING.value))
+        for seat in self.seats.values():
+            seat.left_at = now + max(0, RETURN_SECONDS - self._waits.grace)
+            seat.ready = self.phase is StudyPhase.RUNNING and seat.active
+        if self.phase is StudyPhase.ENROLLING:
+            left = max(submitted + self._waits.enrol - self._clock(), RETURN_SECONDS)
+            self._deadline = now + min(left, self.study.expires - self._clock())
+        else:
+            self._deadline = now + max(self._waits.seal, RETURN_SECONDS)
+        self._numbers = dict(kept.numbers)
+        self._cohorts.attempts = max((item.start.assignment.attempt for item in kept.rounds), default=0)
+        if self.roster is not None:
+            self.rounds = released_rounds(self.study, kept.rounds, len(self.roster.members))
+        self._replay = Replay(kept.rounds)
+        for item in kept.rounds:
+            if item.release is not None:
+                self._cohorts.consented(item.start.allowed, item.release.cohort)
+                if item.start.assignment.round >= state.get("round", 0):
+                    self._tell_released(item.start.assignment.round, item.release.attempt, item.release.cohort)
+            elif item.sum is None:
+                for name in item.start.assignment.names:
+                    self.seats[name].give_up.add((item.start.assignment.round, item.start.assignment.attempt))
+        self._saved = self._decided()
+
+    def restore_seats(self, state: Mapping[str, Any]) -> None:
+        """Put back what the members of a study, be it over, must still hear."""
+        load_seats(self.seats, state.get("seats", {}))
+
+    @property
+    def replaying(self) -> bool:
+        """Whether rounds of an earlier process were released that the method has not asked for again yet."""
+        return self._replay.releases
+
+    @property
+    def returning(self) -> bool:
+        """Whether a round should wait for members that have not dialled again since the coordinator was restarted."""
+        now = self._steady()
+        return not self.phase.over and any(
+            seat.active and not seat.nonce and not self._absent(name, now) for name, seat in self.seats.items()
+        )
+
+    def replayed(self, label: str, broadcast: bytes, members: Collection[str] | None) -> tuple[int, KeptRelease] | None:
+        """The round of an earlier process that the method asks for again, if that was released: its number and release.
+
+        Args:
+            label: of the task.
+            broadcast: digest of what would be broadcast.
+            members: who may be in the cohort; None for all participants.
+
+        Raises:
+            ReplayError: it is another one than the journal holds.
+        """
+        return self._replay.release(label, broadcast, self._cohorts.allowed(members))
+
+    def check_replayed(self) -> None:
+        """Insist, when the method has returned, that it asked for every round of the journal.
+
+        Raises:
+            ReplayError: it did not.
+        """
+        self._replay.check_over()
+
+    def _go_on(self, start: RoundStart, total: KeptSum, broadcast: bytes) -> Round:
+        """Go on consenting to a sum that an earlier process made durable, with the consents that came."""
+        deadline = self._steady() + self._waits.contribute
+        current = summed_round(self.study, start, total, len(self.members.fixed_roster().members), broadcast, deadline)
+        self.rounds.append(current)
+        self._observer.moved(self.study, current)
+        self._saved = (*self._saved[:-2], *self._decided()[-2:])  # the round stands in the journal; the rest may not yet
+        self._store(current)
+        return current
+
+    def unusable(self, current: Round, reason: str) -> None:
+        """The opened vector failed its checks: no value of it is used."""
+        self._observer.unopened()
+        self._lose(current, reason)
+
+    def confirm(self, name: str, kind: pb.DirectiveKind.ValueType, number: int, attempt: int) -> None:
+        """A participant confirms that it gave an attempt up, saw a release, or erased the study's keys."""
+        seat = self.members.seat(name)
+        if kind == pb.DIRECTIVE_KIND_GIVE_UP:
+            seat.give_up.discard((number, attempt))
+        elif kind == pb.DIRECTIVE_KIND_RELEASED:
+            seat.released.discard((number, attempt))
+        elif kind == pb.DIRECTIVE_KIND_END:
+            seat.ended = True
+        else:
+            raise HostileInput("Only an end, a release or a given-up attempt can be confirmed.")
+
+    # -- the end -----------------------------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """The method returned; a study that was stopped meanwhile stays stopped."""
+        if not self.phase.over:
+            self.former, self.phase = self.phase, StudyPhase.FINISHED
+
+    def abort(self, reason: str) -> None:
+        """An analyst or operator stops the study."""
+        self._end(StudyPhase.ABORTED, reason)
+
+    def fail(self, reason: str) -> None:
+        """The study cannot go on."""
+        self._end(StudyPhase.FAILED, reason)
+
+    def _end(self, phase: StudyPhase, reason: str) -> None:
+        if self.phase.over:
+            return
+        self.former, self.phase, self.reason = self.phase, phase, reason
+        if (current := self.round) is not None:
+            self._move(current, RoundPhase.FAILED)
+        if self.rounds:
+            self.rounds[-1].drop()
+
+    def forget(self) -> None:
+        """Let go of what only a study that runs needs, once its end is stored: members and rounds are megabytes a study."""
+        self.members.forget()
+        self._numbers = {}
+        self.rounds = self.rounds[-1:]
+        for last in self.rounds:
+            last.forget()
+
+    def _round_of(self, name: str, attempt: int, phase: RoundPhase) -> Round:
+        self.members.seat(name)
+        current = self.round
+        if current is None or self.phase.over:
+            raise HostileInput("No round is running.", "Wait for the next directive.")
+        current.expect(name, attempt, phase)
+        return current

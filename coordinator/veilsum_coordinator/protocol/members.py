@@ -1,0 +1,269 @@
+"""Who takes part in a study and how far each has come: seats, enrolments, roster, dealer, sealed boxes.
+
+Pure state; deadlines and phases are :mod:`.machine`'s.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from cryptography import x509
+
+from veilsum_coordinator.storage.records import KeptStudy
+from veilsum_node.errors import HostileInput, RefusalCode, StateError
+from veilsum_node.telemetry.logs import about
+from veilsum_privacy.securesum.boxes import Box, Purpose
+from veilsum_privacy.securesum.roster import Enrolment, Roster, verify_enrolment, verify_roster
+from veilsum_privacy.study.study import Study
+
+LOG = logging.getLogger("veilsum.coordinator")
+
+
+def _nothing() -> None:
+    """For members that nothing makes durable."""
+
+
+class StudyPhase(StrEnum):
+    """Where a study is."""
+
+    ENROLLING = "enrolling"
+    SEALING = "sealing"
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    ABORTED = "aborted"
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more happens."""
+        return self in (StudyPhase.FINISHED, StudyPhase.FAILED, StudyPhase.ABORTED)
+
+
+@dataclass
+class Seat:
+    """What the coordinator knows of one invited participant in this study.
+
+    Attributes:
+        enrolled: whether its enrolment was taken; that itself is kept for as long as the study needs it.
+        give_up: rounds and attempts that it must still hear were given up.
+        released: those that it must still hear were released.
+        ended: whether it heard of the study's end.
+    """
+
+    name: str
+    enrolled: bool = False
+    enrolment: Enrolment | None = None
+    refusal: str = ""
+    boxes: dict[tuple[str, Purpose], Box] | None = None
+    ready: bool = False
+    gone: bool = False
+    nonce: bytes = b""
+    connected: bool = False
+    left_at: int = 0
+    excuses: int = 0
+    give_up: set[tuple[int, int]] = field(default_factory=set)
+    released: set[tuple[int, int]] = field(default_factory=set)
+    ended: bool = False
+
+    @property
+    def done(self) -> bool:
+        """Whether it heard all that an ended study had to tell it."""
+        return self.ended and not self.released and not self.give_up
+
+    @property
+    def active(self) -> bool:
+        """Enrolled, and neither refused nor given up on."""
+        return self.enrolled and not self.refusal and not self.gone
+
+
+class Members:
+    """The members of one study.
+
+    Attributes:
+        seats: one for each invited participant, by name.
+        roster: the verified roster, once enrolment has closed.
+        names: of the roster; they stay when the study is over.
+        dealer: who deals the study's keys.
+        closed: when enrolment closed, unix seconds.
+    """
+
+    def __init__(self, study: Study, digest: bytes, authority: x509.Certificate, clock: Callable[[], int]) -> None:
+        self.seats = {name: Seat(name) for name in study.participants}
+        self.roster: Roster | None = None
+        self.dealer, self.closed = "", 0
+        self.names: tuple[str, ...] = ()
+        self._study, self._digest, self._authority, self._clock = study, digest, authority, clock
+        self._keys: set[bytes | str] = set()
+
+    def seat(self, name: str) -> Seat:
+        """The caller's seat.
+
+        Raises:
+            HostileInput: it is not invited.
+        """
+        seat = self.seats.get(name)
+        if seat is None:
+            raise HostileInput("The caller is not invited to that study.")
+        return seat
+
+    @property
+    def answered(self) -> bool:
+        """Whether everyone enrolled or refused."""
+        return all(seat.enrolled or seat.refusal for seat in self.seats.values())
+
+    def enrol(self, name: str, enrolment: Enrolment, keep: Callable[[], None] = _nothing) -> None:
+        """Take an enrolment; ``keep`` makes it durable before it counts.
+
+        Raises:
+            HostileInput: not the sender's own, invalid, or with a key that another enrolled.
+        """
+        member = verify_enrolment(enrolment, self._digest, self._authority, self._clock())
+        if member.name != name:
+            raise HostileInput("An enrolment names another participant than the caller's certificate.")
+        if {member.public, member.identity.fingerprint} & self._keys:
+            raise HostileInput("An enrolment holds a key that another participant enrolled.")
+        keep()
+        self._keys |= {member.public, member.identity.fingerprint}
+        self._take(name, enrolment)
+
+    def _take(self, name: str, enrolment: Enrolment) -> None:
+        self.seats[name].enrolled, self.seats[name].enrolment = True, enrolment
+
+    def _keys_of(self, enrolment: Enrolment) -> set[bytes | str]:
+        try:
+            member = verify_enrolment(enrolment, self._digest, self._authority, self._clock())
+        except HostileInput:  # its certificate has expired since; the roster is made without it
+            return set()
+        return {member.public, member.identity.fingerprint}
+
+    def close(self) -> int:
+        """Close enrolment: fix roster and first dealer if there are enough members; returns how many enrolled."""
+        for seat in self.seats.values():
+            if seat.enrolment is not None:
+                try:
+                    verify_enrolment(seat.enrolment, self._digest, self._authority, self._clock())
+                except HostileInput as error:  # the certificate has expired since
+                    fields = about("refused", study=self._study.name, digest=self._digest, participant=seat.name)
+                    LOG.warning("study %s goes on without %s: %s", self._study.name, seat.name, error, extra=fields)
+                    seat.refusal = seat.refusal or RefusalCode.ROSTER.value
+        enrolments = [seat.enrolment for seat in self.seats.values() if seat.enrolment is not None and not seat.refusal]
+        if len(enrolments) >= self._study.privacy.min_cohort:
+            self.closed = self._clock()
+            self.roster = verify_roster(enrolments, self._study, self._digest, self._authority, self.closed)
+            self.names = self.roster.names
+            self.dealer = self.names[0]
+        return len(enrolments)
+
+    def fixed_roster(self) -> Roster:
+        """The roster.
+
+        Raises:
+            StateError: enrolment has not closed.
+        """
+        if self.roster is None:
+            raise StateError("The study has no roster yet.")
+        return self.roster
+
+    def live(self) -> list[str]:
+        """Members that have neither refused nor been given up on, in roster order."""
+        return [name for name in self.fixed_roster().names if self.seats[name].active]
+
+    def all_sealed(self) -> bool:
+        """Whether every live member delivered its boxes."""
+        seats = self.seats  # asked for each member at each change, so it stops at the first that owes its boxes
+        return all(seats[name].boxes is not None or not seats[name].active for name in self.fixed_roster().names)
+
+    def all_ready(self) -> bool:
+        """Whether every live member opened its boxes."""
+        return all(self.seats[name].ready for name in self.live())
+
+    def seal(self, name: str, boxes: Sequence[Box], keep: Callable[[], None] = _nothing) -> None:
+        """Take a member's boxes, complete or not at all; ``keep`` makes them durable before they count.
+
+        Raises:
+            HostileInput: not exactly the boxes that it owes.
+        """
+        seat, names = self.seat(name), self.fixed_roster().names
+        if name not in names:
+            raise HostileInput("Sealed boxes came from outside the roster.")
+        if seat.boxes is not None:
+            return
+        owed = self._owed(name)
+        given = {(box.recipient, box.purpose): box for box in boxes}
+        if set(given) != owed or len(given) != len(boxes) or any(box.sender != name for box in boxes):
+            raise HostileInput("A member must send exactly one box for each that it owes.")
+        keep()
+        seat.boxes = given
+
+    def _owed(self, name: str) -> set[tuple[str, Purpose]]:
+        purposes = (Purpose.PAIR_SHARE, Purpose.DEALT_KEYS) if name == self.dealer else (Purpose.PAIR_SHARE,)
+        return {(other, purpose) for other in self.fixed_roster().names if other != name for purpose in purposes}
+
+    def restore(self, kept: KeptStudy) -> None:
+        """Take what the journal kept of enrolments, roster and boxes.
+
+        Raises:
+            HostileInput: an enrolment does not verify any more.
+        """
+        names = kept.state.get("roster")
+        for name, enrolment in kept.enrolments.items():
+            if not names or name in names:  # one that was stored after enrolment had closed does not count
+                self._take(name, enrolment)
+        if not names:
+            self._keys = set().union(*map(self._keys_of, kept.enrolments.values()))
+            return
+        self.closed, self.dealer = kept.state["closed"], kept.state["dealer"]
+        enrolments = [kept.enrolments[name] for name in names]
+        self.roster = verify_roster(enrolments, self._study, self._digest, self._authority, self.closed)
+        self.names = self.roster.names
+        for name, boxes in kept.boxes.items():
+            given = {(box.recipient, box.purpose): box for box in boxes}
+            if set(given) >= self._owed(name):  # else it sealed before it became the dealer, and is asked again
+                self.seats[name].boxes = given
+
+    def boxes_for(self, name: str) -> list[Box]:
+        """All boxes for one member."""
+        return [
+            seat.boxes[name, purpose]
+            for seat in self.seats.values()
+            for purpose in (Purpose if seat.name == self.dealer else (Purpose.PAIR_SHARE,))
+            if seat.boxes and (name, purpose) in seat.boxes
+        ]
+
+    def forget_boxes(self) -> None:
+        """Let go of what nobody will ask for any more: with many members it is megabytes a study."""
+        for seat in self.seats.values():
+            seat.boxes = None if seat.boxes is None else {}
+
+    def forget(self) -> None:
+        """Let go of certificates, keys and boxes once the study's end is stored; who enrolled is still known."""
+        self.forget_boxes()
+        self._keys, self.roster = set(), None
+        for seat in self.seats.values():
+            seat.enrolment = None
+
+    def connected(self) -> list[str]:
+        """Names with an open session."""
+        return [name for name, seat in self.seats.items() if seat.connected]
+
+    def absent(self, name: str, now: int, grace: int) -> bool:
+        """Whether a member's connection has been gone for the grace period."""
+        seat = self.seats[name]
+        return not seat.connected and now - seat.left_at >= grace
+
+    def drop(self, names: Sequence[str]) -> None:
+        """Give up on members that owe something in the present step of the exchange of keys."""
+        sealed = self.all_sealed()
+        for name in names:
+            seat = self.seats[name]
+            seat.gone = seat.gone or not (seat.ready if sealed else seat.boxes is not None)
+
+    def replace_dealer(self) -> None:
+        """The next live member deals if the dealer left before it had dealt."""
+        live = self.live()
+        if self.dealer not in live and self.seats[self.dealer].boxes is None:
+            self.dealer = live[0]
+            self.seats[self.dealer].boxes = None

@@ -1,0 +1,542 @@
+"""All studies of a coordinator behind one lock: what servicers, in-process participants and method threads call.
+
+Callers give certified names; the hub finds the study, calls its machine, and wakes whoever waits for a change. It performs
+no network I/O.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from veilsum_coordinator.protocol.events import StudyLog
+from veilsum_coordinator.protocol.machine import StudyMachine
+from veilsum_coordinator.protocol.members import StudyPhase
+from veilsum_coordinator.protocol.observer import Observer
+from veilsum_coordinator.protocol.rounds import Round, RoundPhase
+from veilsum_coordinator.protocol.settings import Waits
+from veilsum_coordinator.service.status import StudyEntry, study_status
+from veilsum_coordinator.storage.journal import SqlJournal
+from veilsum_coordinator.storage.messages import box_message, receipt_message, roster_object
+from veilsum_node.driver_faults import DatabaseAwayError
+from veilsum_node.errors import HostileInput, RefusalCode, StateError, VeilsumError
+from veilsum_node.identity import Credentials, Label, Role, verify, verify_certificate
+from veilsum_node.telemetry.log_floods import caused_by
+from veilsum_node.telemetry.logs import about
+from veilsum_privacy.ledger.receipts import SignedReceipt, countersign_again
+from veilsum_privacy.securesum.boxes import Box
+from veilsum_privacy.securesum.contribution import Slots
+from veilsum_privacy.securesum.decryption import SignedStatement
+from veilsum_privacy.securesum.roster import Enrolment
+from veilsum_privacy.study.study import Study, parse_study, study_digest
+from veilsum_proto import federation_pb2 as pb
+
+LOG = logging.getLogger("veilsum.coordinator")
+
+
+HEARD_SECONDS = 10
+"""How long it may stay unstored who has heard of a study's end."""
+
+
+@dataclass
+class Session:
+    """A participant's presence, over all studies."""
+
+    name: str
+    nonce: bytes = b""
+    connected: bool = False
+    last_seen: int = 0
+    received: int = 0
+    serial: int = 0
+
+
+class Hub:
+    """The coordinator's state. Every public method takes the lock; ``changed`` is notified after each change.
+
+    Attributes:
+        changed: the lock.
+        changes: how many there were, so that who waits does not miss one between looking and waiting.
+        stopping: whether the process is about to end; what a study's method then meets is no fault of the study.
+    """
+
+    def __init__(
+        self,
+        credentials: Credentials,
+        journal: SqlJournal,
+        *,
+        waits: Waits,
+        clock: Callable[[], int],
+        observer: Observer | None = None,
+        steady: Callable[[], int] | None = None,
+    ) -> None:
+        self._steady = steady or clock  # what waits are measured by
+        self.credentials, self.journal = credentials, journal
+        self.changed = threading.Condition(threading.RLock())
+        self.changes, self.stopping = 0, False
+        self.studies: dict[bytes, StudyEntry] = {}
+        self.sessions: dict[str, Session] = {}
+        self._listeners: list[Callable[[], object]] = []
+        self._logs: dict[bytes, StudyLog] = {}
+        self._running: dict[bytes, StudyEntry] = {}  # whose outcome is not stored
+        self._open: dict[str, dict[bytes, StudyEntry]] = {}  # by participant: that may have something to say to it yet
+        self._heard: dict[bytes, int] = {}  # studies over, since when it is not stored who has heard of their end
+        self._shown: dict[tuple[bytes, int], tuple[object, bytes]] = {}  # what is the same for all members, as last sent
+        self._waits, self._clock, self._observer = waits, clock, observer
+        self._restore()
+
+    # -- sessions ----------------------------------------------------------------------------------------------------------
+
+    def connect(self, name: str, nonce: bytes) -> int:
+        """A participant opened its session; returns the session's serial number (a newer one replaces an older)."""
+        if len(nonce) != 16:
+            raise HostileInput("A session nonce must have 16 bytes.")
+        with self._change():
+            session = self.sessions.setdefault(name, Session(name))
+            session.nonce, session.connected, session.last_seen = nonce, True, self._clock()
+            session.serial += 1
+            for entry in self._open.get(name, {}).values():
+                entry.machine.connected(name, nonce)
+            extra = about("session", participant=name) | caused_by("sessions opened", name)
+            LOG.info("%s opened its session", name, extra=extra)
+            return session.serial
+
+    def disconnect(self, name: str, serial: int) -> None:
+        """A session's stream ended; ignored when a newer session has taken its place."""
+        with self._change():
+            session = self.sessions[name]
+            if session.serial != serial:
+                return
+            session.connected, session.last_seen = False, self._clock()
+            for entry in self._open.get(name, {}).values():
+                entry.machine.disconnected(name)
+            extra = about("session", participant=name) | caused_by("sessions ended", name)
+            LOG.info("the session of %s ended", name, extra=extra)
+
+    def renew(self, credentials: Credentials) -> None:
+        """Prove and sign with renewed credentials from here on.
+
+        What was signed before stays signed; an open attempt's countersignature is made again under a new key, because its
+        members may not have asked for it yet and are shown the new certificate when they greet.
+
+        Raises:
+            StateError: a new key could not be named in the mirror; the former credentials stay in use.
+        """
+        with self.changed:
+            self.journal.renew(credentials)
+            former, self.credentials = self.credentials, credentials
+            if former.signing_key.fingerprint != credentials.signing_key.fingerprint:
+                self._shown.clear()
+                for entry in self.studies.values():
+                    current = entry.machine.round
+                    if current is not None and current.countersigned is not None:
+                        current.countersigned = countersign_again(current.countersigned, credentials.signing_key)
+
+    def directives(self, name: str) -> list[pb.Directive]:
+        """All directives open for a participant."""
+        with self.changed:
+            entries = self._open.get(name, {})
+            for key in [key for key, entry in entries.items() if _nothing_more(entry.machine, name)]:
+                del entries[key]
+            told = [entry for key, entry in entries.items() if not (entry.machine.phase.over and key in self._running)]
+            return [directive for entry in told for directive in entry.machine.directives(name)]  # no end that is not stored
+
+    def tick(self) -> None:
+        """Act on deadlines in every study; wakes others only if something came of it."""
+        self._steady()
+        if self.stopping:  # the sessions end because the process does
+            return
+        with self.changed:
+            running = list(self._running.values())
+            before = [entry.machine.marks() for entry in running]
+            for entry in running:
+                try:
+                    entry.machine.tick()
+                except VeilsumError as error:  # one study's fault must not stop the clock of the others
+                    entry.machine.fail(error.message)
+                except Exception as error:
+                    about_it = about("failed", study=entry.machine.study.name, digest=entry.machine.digest)
+                    LOG.error("study %s: internal error", entry.machine.study.name, exc_info=error, extra=about_it)
+                    entry.machine.fail("internal error at a deadline; the coordinator's log has it")
+            if before != [entry.machine.marks() for entry in running]:
+                with self._change():
+                    pass
+            else:
+                waiting = len(self._running)
+                self._keep_outcomes()  # again, where the database was away
+                if len(self._running) < waiting:  # who waits for an end hears of it now
+                    with self._change():
+                        pass
+            self._keep_heard()
+
+    # -- participants' messages --------------------------------------------------------------------------------------------
+
+    def fetch(self, name: str, kind: pb.ObjectKind.ValueType, key: bytes, number: int, attempt: int) -> bytes:
+        """The serialised object that a participant of the study asks for.
+
+        Raises:
+            HostileInput: there is none for this caller.
+        """
+        if kind == pb.OBJECT_KIND_MIRRORED:
+            return self._mirrored(name, number)
+        with self.changed:
+            entry = self._entry(key)
+            machine = entry.machine
+            if name not in machine.seats:
+                raise HostileInput("The caller is not invited to that study.")
+            if kind == pb.OBJECT_KIND_STUDY:
+                return entry.object.SerializeToString()
+            if kind == pb.OBJECT_KIND_ROSTER and machine.roster is not None:
+                roster = machine.roster
+                return self._once(key, kind, roster, lambda: roster_object(roster))
+            if kind == pb.OBJECT_KIND_BOXES and machine.phase is StudyPhase.SEALING:  # afterwards they are let go of
+                return pb.BoxesObject(boxes=[box_message(box) for box in machine.members.boxes_for(name)]).SerializeToString()
+            current = machine.round
+            if current is not None and name in current.cohort and (number, attempt) == current.present:
+                if kind == pb.OBJECT_KIND_BROADCAST:
+                    return current.broadcast
+                if kind == pb.OBJECT_KIND_RECEIPTS and current.countersigned is not None:
+                    word = current.countersigned
+                    return self._once(key, kind, word, lambda: _receipts_object(current, word))
+                if kind == pb.OBJECT_KIND_SUM and len(current.consents) == len(current.cohort):
+                    return pb.SumObject(ciphertexts=current.sum).SerializeToString()
+        raise HostileInput("There is no such object for the caller now.", "Wait for the next directive.")
+
+    def _once(self, key: bytes, kind: int, source: object, make: Callable[[], bytes]) -> bytes:
+        """What all members fetch of a study, put together for the first of them; ``source`` is what it is made of."""
+        known = self._shown.get((bytes(key), kind))
+        if known is None or known[0] is not source:
+            known = source, make()
+            if key in self._running:
+                self._shown[bytes(key), kind] = known
+        return known[1]
+
+    def enrol(self, name: str, key: bytes, enrolment: Enrolment) -> None:
+        """See :meth:`StudyMachine.enrol`."""
+        with self._change(key):
+            self._entry(key).machine.enrol(name, enrolment)
+
+    def refuse(
+        self,
+        name: str,
+        key: bytes,
+        code: str,
+        number: int,
+        attempt: int,
+        more: Sequence[str] = (),
+        answers: pb.DirectiveKind.ValueType = pb.DIRECTIVE_KIND_UNSPECIFIED,
+    ) -> None:
+        """Take a refusal; ``more``: codes of further rules that are broken; ``answers``: kind of the directive.
+
+        Raises:
+            HostileInput: a code outside the fixed list, more codes than there are, or no such kind.
+        """
+        if len(more) > len(RefusalCode):
+            raise HostileInput("A refusal names more codes than there are.")
+        if answers not in pb.DirectiveKind.values():
+            raise HostileInput("A refusal answers an unknown kind of directive.")
+        try:
+            first, *others = (RefusalCode(item) for item in (code, *more))
+        except ValueError as error:
+            raise HostileInput("A refusal's code is not in the fixed list.") from error
+        with self._change(key):
+            self._entry(key).machine.refuse(name, first, number, attempt, others, answers)
+
+    def seal(self, name: str, key: bytes, boxes: Sequence[Box]) -> None:
+        """See :meth:`StudyMachine.seal`."""
+        with self._change(key):
+            self._entry(key).machine.seal(name, boxes)
+
+    def ready(self, name: str, key: bytes) -> None:
+        """See :meth:`StudyMachine.ready`."""
+        with self._change(key):
+            self._entry(key).machine.ready(name)
+
+    def upload_status(self, name: str, key: bytes, attempt: int) -> tuple[int, bool]:
+        """Index of the next ciphertext that is wanted, and whether the upload is complete.
+
+        Raises:
+            HostileInput: the caller has no upload in the present attempt.
+        """
+        with self.changed:
+            current = self._attempt(name, key, attempt)
+            upload = current.accumulator.uploads[name]
+            return upload.next, upload.complete
+
+    def upload(self, name: str, key: bytes, attempt: int, index: int, ciphertext: bytes) -> None:
+        """See :meth:`StudyMachine.upload`. Wakes nobody: nothing that others wait for has changed."""
+        with self.changed:
+            self._entry(key).machine.upload(name, attempt, index, ciphertext)
+            self.sessions[name].received += len(ciphertext)
+
+    def receipt(self, name: str, key: bytes, attempt: int, signed: SignedReceipt) -> None:
+        """See :meth:`StudyMachine.receipt`."""
+        with self._change(key):
+            self._entry(key).machine.receipt(name, attempt, signed)
+
+    def consent(self, name: str, key: bytes, attempt: int, consent: bytes) -> None:
+        """See :meth:`StudyMachine.consent`."""
+        with self._change(key):
+            self._entry(key).machine.consent(name, attempt, consent)
+
+    def decrypted(self, name: str, key: bytes, attempt: int, words: list[Slots], signed: SignedStatement) -> None:
+        """See :meth:`StudyMachine.decrypted`."""
+        with self._change(key):
+            self._entry(key).machine.decrypted(name, attempt, words, signed)
+
+    def boxes_owed(self, name: str, key: bytes) -> int:
+        """How many sealed boxes the caller may send at most.
+
+        Raises:
+            HostileInput: it is not in the study's roster, or boxes are not being exchanged.
+        """
+        with self.changed:
+            machine = self._entry(key).machine
+            if machine.roster is None or name not in machine.roster.names:
+                raise HostileInput("The caller is not in the study's roster.")
+            if machine.phase is not StudyPhase.SEALING:
+                raise HostileInput("Sealed boxes came outside the sealing phase.")
+            return 2 * len(machine.roster.names)
+
+    def words_owed(self, name: str, key: bytes, attempt: int) -> int:
+        """How many pieces a decryption by the caller has.
+
+        Raises:
+            HostileInput: it is not in the present attempt, or was not asked to decrypt.
+        """
+        with self.changed:
+            current = self._attempt(name, key, attempt)
+            asked = current.decryptors(self._entry(key).machine.members.connected())
+            if current.phase is not RoundPhase.DECRYPTING or name not in asked:
+                raise HostileInput("The caller was not asked to decrypt.", "Wait for the next directive.")
+            return current.plan.encoding.ciphertexts
+
+    def confirm(self, name: str, key: bytes, kind: pb.DirectiveKind.ValueType, number: int, attempt: int) -> None:
+        """See :meth:`StudyMachine.confirm`."""
+        with self._change(key):
+            machine = self._entry(key).machine
+            machine.confirm(name, kind, number, attempt)
+            if machine.phase.over:
+                self._heard.setdefault(bytes(key), self._steady())
+
+    def _mirrored(self, name: str, after: int) -> bytes:
+        """A participant's own receipts in the mirror after an entry, for one that may have been restored from a backup."""
+        mirror = self.journal.mirror
+        found = mirror.mirrored(name, after)
+        receipts = [
+            pb.MirroredReceipt(receipt=receipt_message(item.receipt), number=item.entry, consent=item.consent or b"")
+            for item in found
+        ]
+        last = max((item.entry for item in found), default=after)
+        return pb.MirroredObject(receipts=receipts, last=last).SerializeToString()
+
+    # -- analysts ----------------------------------------------------------------------------------------------------------
+
+    def submit(self, caller: str, submitted: pb.StudyObject) -> bytes:
+        """Take a signed study from the analyst that signed it; returns its digest. Waits while the database is away.
+
+        Raises:
+            HostileInput: signature, certificate, role, federation, expiry or content is wrong, or it was submitted before.
+        """
+        now = self._clock()
+        analyst = verify_certificate(submitted.certificate, self.credentials.authority, now, Role.ANALYST)
+        verify(analyst.public_key, Label.STUDY, submitted.study, submitted.signature)
+        study = parse_study(submitted.study)
+        if analyst.name != caller:
+            raise HostileInput("The study is signed by another analyst than the caller.")
+        if study.federation != self.credentials.federation_id or study.coordinator != self.credentials.identity.name:
+            raise HostileInput("The study names another federation or coordinator.", "Submit it to this coordinator again.")
+        if now >= study.expires:
+            raise HostileInput("The study has expired.")
+        key = study_digest(submitted.study)
+        self.journal.add_study(key, submitted.SerializeToString(), analyst.name, now)
+        with self._change():
+            self._admit(key, StudyEntry(self._machine(study, key), submitted, analyst.name, now))
+            self._logs[key] = StudyLog(self.studies[key].machine)
+            fields = about("submitted", study=study.name, digest=key)
+            LOG.info("study %s (%s) submitted by %s", study.name, key.hex()[:12], analyst.name, extra=fields)
+            for session in self.sessions.values():
+                if session.connected:
+                    self.studies[key].machine.connected(session.name, session.nonce)
+        return key
+
+    def find(self, prefix: bytes) -> bytes:
+        """The digest of the only study that starts with ``prefix``.
+
+        Raises:
+            HostileInput: none or several do.
+        """
+        with self.changed:
+            found = [key for key in self.studies if len(prefix) >= 2 and key.startswith(prefix)]
+        if len(found) != 1:
+            raise HostileInput("No study, or more than one, has that name.", "Use `veilsum study list` and more digits.")
+        return found[0]
+
+    def status(self, key: bytes) -> pb.StudyStatus:
+        """What is shown of a study."""
+        with self.changed:
+            return _shown(self._entry(key))
+
+    def list(self) -> list[pb.StudyStatus]:
+        """What is shown of all studies, oldest first."""
+        with self.changed:
+            return [_shown(entry) for entry in sorted(self.studies.values(), key=lambda entry: entry.submitted)]
+
+    def abort(self, key: bytes, reason: str) -> None:
+        """Stop a study; it is stopped for good once that is :meth:`stored`."""
+        with self._change(key):
+            self._entry(key).machine.abort(reason)
+
+    def stored(self, key: bytes) -> bool:
+        """Whether a study's outcome is durable."""
+        with self.changed:
+            return self._entry(key).outcome is not None
+
+    # -- the runner --------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _change(self, key: bytes | None = None) -> Iterator[None]:
+        """Under the lock, with a notification after; ``key``: of the only study that may change, None for any."""
+        with self.changed:
+            try:
+                yield
+            finally:
+                for log in list(self._logs.values()) if key is None else filter(None, [self._logs.get(bytes(key))]):
+                    log.look()
+                self._keep_outcomes()
+                self.changes += 1
+                self.changed.notify_all()
+                for listener in self._listeners:
+                    listener()
+
+    @contextmanager
+    def change(self, key: bytes) -> Iterator[StudyMachine]:
+        """For the runner: the study's machine under the lock, with a notification after."""
+        with self._change(key):
+            yield self._entry(key).machine
+
+    def listen(self, listener: Callable[[], object]) -> None:
+        """Call ``listener`` after every change, from the thread that made it."""
+        self._listeners.append(listener)
+
+    def _keep_outcomes(self) -> None:
+        for key, entry in list(self._running.items()):
+            if entry.machine.phase.over:
+                try:
+                    self._keep_outcome(key, entry)
+                except DatabaseAwayError:  # whoever waits must hear of the change; a later tick tries again
+                    continue
+                except StateError as error:
+                    if not self.stopping:
+                        LOG.error("the outcome of study %s is not stored: %s", entry.machine.study.name, error)
+
+    def _keep_outcome(self, key: bytes, entry: StudyEntry) -> None:
+        outcome, roster = study_status(entry), entry.machine.roster
+        self.journal.end_study(
+            key,
+            entry.machine.progress(),
+            roster=None if roster is None or outcome.phase != StudyPhase.FINISHED.value else roster_object(roster),
+            phase=entry.machine.phase.value,
+            reason=entry.machine.reason,
+            status=outcome.SerializeToString(),
+        )
+        entry.outcome = outcome
+        entry.machine.forget()
+        self._logs.pop(key, None)
+        self._running.pop(key, None)
+        for kind in (pb.OBJECT_KIND_ROSTER, pb.OBJECT_KIND_RECEIPTS):
+            self._shown.pop((key, kind), None)
+
+    def _admit(self, key: bytes, entry: StudyEntry) -> None:
+        self.studies[key] = self._running[key] = entry
+        for name in entry.machine.seats:
+            self._open.setdefault(name, {})[key] = entry
+
+    def _keep_heard(self) -> None:
+        """Store who has heard of a study's end, many at once: after a restart they are not told of it again."""
+        now = self._steady()
+        for key, since in list(self._heard.items()):
+            machine = self.studies[key].machine
+            if key in self._running or (now - since < HEARD_SECONDS and not all(seat.done for seat in machine.seats.values())):
+                continue
+            try:
+                self.journal.keep_progress(key, machine.progress(), None, sealed=False)
+            except StateError:  # a later tick tries again; nothing depends on it
+                return
+            del self._heard[key]
+
+    def _machine(self, study: Study, key: bytes) -> StudyMachine:
+        return StudyMachine(
+            study,
+            key,
+            authority=self.credentials.authority,
+            waits=self._waits,
+            clock=self._clock,
+            journal=self.journal,
+            observer=self._observer,
+            steady=self._steady,
+        )
+
+    def _entry(self, key: bytes) -> StudyEntry:
+        entry = self.studies.get(bytes(key))
+        if entry is None:
+            raise HostileInput("There is no such study.")
+        return entry
+
+    def _attempt(self, name: str, key: bytes, attempt: int) -> Round:
+        current = self._entry(key).machine.round
+        if current is None or current.assignment.attempt != attempt or name not in current.cohort:
+            raise HostileInput("The attempt is over.", "Wait for the next directive.")
+        return current
+
+    def _restore(self) -> None:
+        """Load earlier studies; what was running when the process ended goes on where the journal has it."""
+        for row in self.journal.studies():
+            submitted, key = pb.StudyObject.FromString(row["object"]), row["digest"]
+            machine = self._machine(parse_study(submitted.study), key)
+            entry = StudyEntry(machine, submitted, row["analyst"], row["submitted"])
+            self._admit(key, entry)
+            if row["status"] is not None:
+                machine.phase, machine.reason = StudyPhase(row["phase"]), row["reason"]
+                entry.outcome = pb.StudyStatus.FromString(row["status"])
+                del self._running[key]
+                entry.results = list(entry.outcome.results)
+                machine.restore_seats(self.journal.kept_state(key))
+                continue
+            self._logs[key] = StudyLog(machine)
+            try:
+                machine.restore(self.journal.kept(key), row["submitted"])
+            except DatabaseAwayError:
+                raise
+            except Exception as error:  # one study's fault must not keep the others from going on
+                LOG.error("study %s cannot go on", machine.study.name, exc_info=error, extra=about("failed", digest=key))
+                unread = "what the journal keeps of the study cannot be used; the coordinator's log says why"
+                machine.fail(error.message if isinstance(error, VeilsumError) else unread)
+                self._keep_outcome(key, entry)
+            else:
+                self._logs[key].catch_up()
+                where = about("restored", study=machine.study.name, digest=key)
+                LOG.info("study %s goes on (%s)", machine.study.name, machine.phase.value, extra=where)
+
+
+def _shown(entry: StudyEntry) -> pb.StudyStatus:
+    """What is shown of a study: no end that a crash could take back."""
+    if entry.outcome is not None:
+        return entry.outcome
+    shown, machine = study_status(entry), entry.machine
+    if machine.phase.over:
+        shown.phase = machine.former.value
+        shown.reason = f"{machine.phase.value}, which waits for the database: {machine.reason}".removesuffix(": ")
+    return shown
+
+
+def _nothing_more(machine: StudyMachine, name: str) -> bool:
+    """Whether a study will never again want anything of a participant."""
+    return machine.phase.over and machine.seats[name].done
+
+
+def _receipts_object(current: Round, countersigned: SignedReceipt) -> bytes:
+    receipts = [receipt_message(item) for item in current.receipts()]
+    return pb.ReceiptsObject(receipts=receipts, countersigned=receipt_message(countersigned)).SerializeToString()

@@ -1,0 +1,339 @@
+"""Runs methods: one thread a study, from the moment its keys are exchanged to its result on disk.
+
+:class:`HubFederation` is what a method sees. It waits for the hub to change; in simulation the wait drives the participants
+of the same process instead, so that both run the same code.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import shutil
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum_coordinator.methods import get_method
+from veilsum_coordinator.parts.checkpoints import checkpoint_result
+from veilsum_coordinator.parts.federation import Federation, Release
+from veilsum_coordinator.protocol.members import StudyPhase
+from veilsum_coordinator.protocol.rounds import Round, RoundPhase
+from veilsum_coordinator.results.proof import release_entries
+from veilsum_coordinator.results.released_models import find_released
+from veilsum_coordinator.service.hub import Hub
+from veilsum_coordinator.service.status import spent_epsilon
+from veilsum_node.errors import HostileInput, StateError, VeilsumError
+from veilsum_node.telemetry.logs import about
+from veilsum_privacy.results.result import Result, checkpoint_directory, remove_partial, save_result
+from veilsum_privacy.securesum.context import RoundPlan, broadcast_digest, encode_broadcast, plan_round
+from veilsum_privacy.securesum.contribution import Integers, open_sum
+from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks import build_declared, grid_unit
+
+LOG = logging.getLogger("veilsum.coordinator")
+
+RESULT_PAUSE = 1.0
+"""Seconds between two tries to write a result."""
+
+MOST_CHECKPOINTS = 3
+"""Intermediate models of a study that are kept, the newest ones."""
+
+
+class RoundLostError(VeilsumError):
+    """A round ended without a release; the study cannot go on. What it cost stands in the participants' ledgers."""
+
+
+def read_release(
+    study: Study, plan: RoundPlan, values: Integers, number: int, cohort: tuple[str, ...], digest: bytes
+) -> Release:
+    """Turn an opened sum in grid units into the task's blocks in their own units."""
+    declaration = plan.declaration
+    task = build_declared(study, declaration)
+    unit, layout = grid_unit(task, declaration), task.layout()
+    std = math.sqrt(plan.noise.total_variance(len(cohort))) * unit
+    reals = (values * unit).astype(np.float64)
+    if declaration.disclosure == "joint":
+        blocks = layout.split(reals)
+    else:
+        parts = reals.reshape(study.sites, layout.size)
+        own = [layout.split(parts[study.participants.index(name)]) for name in cohort]
+        blocks = {block.name: np.stack([part[block.name] for part in own]) for block in layout.blocks}
+    return Release(declaration.label, number, blocks, layout.noise_std(std), cohort, digest)
+
+
+class HubFederation:
+    """A federation behind a hub.
+
+    Args:
+        hub: the coordinator's state.
+        key: the study's digest.
+        wait: returns after something may have changed; called without the lock.
+        encoder: arrays of the study's projection, which every round broadcasts.
+        results: where results lie; None keeps no checkpoints.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        key: bytes,
+        wait: Callable[[], None],
+        clock: Callable[[], int],
+        encoder: Mapping[str, NDArray[np.float64]] | None = None,
+        results: Path | None = None,
+    ):
+        self._encoder = dict(encoder or {})
+        self._results, self._round = results, 0
+        self._hub, self._key, self._wait, self._clock = hub, key, wait, clock
+        self._study = hub.studies[key].machine.study
+
+    @property
+    def study(self) -> Study:
+        """The study that everyone agreed to."""
+        return self._study
+
+    @property
+    def encoder(self) -> Mapping[str, NDArray[np.float64]]:
+        """Arrays of the study's projection; empty without one."""
+        return self._encoder
+
+    def sum(
+        self,
+        label: str,
+        broadcast: Mapping[str, NDArray[np.float64]] | None = None,
+        *,
+        members: Collection[str] | None = None,
+    ) -> Release:
+        """Run one round of a declared task; see :class:`~veilsum_coordinator.parts.federation.Federation`.
+
+        Raises:
+            RoundLostError: no cohort could be formed, or the round was lost after consent was asked for.
+            ReplayError: after a restart, the journal holds another round in this place.
+        """
+        encoded = encode_broadcast({**self._encoder, **(broadcast or {})})
+        if (release := self._replayed(label, encoded, members)) is not None:
+            return release
+        while self._returning():
+            self._wait()
+        with self._hub.change(self._key) as machine:
+            if machine.phase.over:
+                raise RoundLostError(f"The study is {machine.phase.value}: {machine.reason}.")
+            current = machine.start_round(label, encoded, members)
+            if current is None:
+                raise RoundLostError(f"No round could start: {machine.reason}.")
+        while current.phase not in (RoundPhase.OPENING, RoundPhase.FAILED):
+            self._wait()
+        if current.phase is RoundPhase.FAILED:
+            raise RoundLostError(f"Round {current.number} failed: {machine.reason}.")
+        return self._open(current)
+
+    def _replayed(self, label: str, encoded: bytes, members: Collection[str] | None) -> Release | None:
+        """The release that the journal holds in this place, if an earlier process of the coordinator came so far."""
+        with self._hub.changed:
+            machine = self._hub.studies[self._key].machine
+            found = None if machine.phase.over else machine.replayed(label, broadcast_digest(encoded), members)
+            if found is None:
+                return None
+            number, cohort, roster = found[0], found[1].cohort, len(machine.members.fixed_roster().members)
+        row = self._hub.journal.find_release(self._key, number)
+        self._round = number
+        plan = plan_round(self._study, label, roster, len(cohort))
+        values = np.frombuffer(row["values"], dtype="<i8").astype(np.int64)
+        return read_release(self._study, plan, values, number, cohort, bytes(row["digest"]))
+
+    def _returning(self) -> bool:
+        with self._hub.changed:
+            return self._hub.studies[self._key].machine.returning
+
+    def _open(self, current: Round) -> Release:
+        with self._hub.changed:
+            if current.phase is not RoundPhase.OPENING:  # stopped since; what was decrypted is let go of
+                raise RoundLostError(f"Round {current.number} failed: the study was stopped.")
+            words = next(iter(current.answers.values()))
+            consents = [current.consents[name] for name in current.cohort]
+            proof = current.proof(self._hub.credentials.identity.certificate)
+        try:
+            values = open_sum(words, current.plan.encoding, consents)
+        except HostileInput as error:
+            with self._hub.change(self._key) as machine:
+                machine.unusable(current, error.message)
+            raise RoundLostError(f"Round {current.number} cannot be used: {error.message}") from error
+        attempt, cohort = current.assignment.attempt, current.cohort
+        data = values.astype("<i8").tobytes()
+        digest = self._hub.journal.release(
+            self._key,
+            current.number,
+            attempt,
+            current.label,
+            cohort,
+            current.context,
+            data,
+            self._clock(),
+            current.bytes_received,
+            proof=proof,
+        )
+        with self._hub.change(self._key) as machine:
+            machine.released(current)
+        self._round = current.number
+        done, epsilon = self._spent()
+        LOG.info(
+            "study %s: round %d (%s) released, cohort of %d; release %d of %d%s",
+            self._study.name,
+            current.number,
+            current.label,
+            len(cohort),
+            done,
+            sum(task.releases for task in self._study.tasks),
+            "" if epsilon is None else f", epsilon {epsilon:.3g} so far",
+            extra=about(
+                "released",
+                study=self._study.name,
+                digest=self._key,
+                round=current.number,
+                attempt=attempt,
+                label=current.label,
+                epsilon=epsilon,
+            ),
+        )
+        return read_release(self._study, current.plan, values, current.number, cohort, digest)
+
+    def checkpoint(self, arrays: Mapping[str, NDArray[np.float64]], summary: Mapping[str, Any]) -> None:
+        """Keep a model in ``checkpoints/round-N`` of the study's results; only the newest three of them stay."""
+        if self._results is None or self._hub.studies[self._key].machine.replaying:
+            return
+        study = self._study
+        about = {
+            "name": study.name,
+            "digest": self._key.hex(),
+            "method": study.method,
+            "round": self._round,
+            "epsilon": self._spent()[1],
+            "delta": study.privacy.delta,
+        }
+        directory = checkpoint_directory(self._results, self._key, self._round)
+        try:
+            save_result(directory, checkpoint_result(self, arrays, summary), study=about)
+        except StateError as error:  # the study does without it; the next one may find room
+            LOG.warning("study %s: no checkpoint after round %d: %s", study.name, self._round, error)
+            shutil.rmtree(directory, ignore_errors=True)
+            return
+        for old in sorted(directory.parent.iterdir())[:-MOST_CHECKPOINTS]:
+            shutil.rmtree(old)
+
+    def _spent(self) -> tuple[int, float | None]:
+        """Releases so far, and their epsilon."""
+        with self._hub.changed:
+            entry = self._hub.studies[self._key]
+            releases = entry.tally.releases(entry.machine.rounds)
+        return sum(releases.values()), spent_epsilon(self._study, releases)
+
+
+def run_study(hub: Hub, key: bytes, federation: Federation, results: Path) -> None:
+    """Run a study's method to its end: result on disk and finished, or failed with a reason."""
+    study = federation.study
+    try:
+        result = get_method(study.method).run(federation)
+        hub.studies[key].machine.check_replayed()
+        directory = results / key.hex()
+        _save(hub, study, directory, result)
+        hub.studies[key].results = sorted(path.name for path in directory.iterdir() if path.is_file())
+        with hub.change(key) as machine:
+            machine.finish()
+    except VeilsumError as error:
+        if hub.stopping:  # the process ends; the study is found as it stands
+            return
+        with hub.change(key) as machine:
+            machine.fail(error.message)
+    except Exception as error:
+        LOG.error("study %s: internal error", study.name, exc_info=error, extra=about("failed", study=study.name, digest=key))
+        with hub.change(key) as machine:
+            machine.fail("internal error in the method; the coordinator's log has it")
+
+
+def _save(hub: Hub, study: Study, directory: Path, result: Result) -> None:
+    """Write a result. Its releases are paid for, so a folder that takes nothing is waited for as long as the database is.
+
+    Raises:
+        StateError: it took nothing all that time, or the coordinator is stopping.
+    """
+    key = bytes.fromhex(directory.name)
+    releases = hub.journal.outage.wait(lambda: release_entries(hub.journal, key))
+    end, told = time.monotonic() + hub.journal.outage.seconds, False
+    while True:
+        try:
+            about = {"name": study.name, "digest": directory.name, "method": study.method}
+            save_result(directory, result, study=about, releases=releases)
+        except StateError as error:
+            if hub.stopping or time.monotonic() >= end:
+                raise
+            if not told:
+                LOG.error("study %s: %s; tried again for up to %.0f s", study.name, error, hub.journal.outage.seconds)
+            told = True
+            time.sleep(RESULT_PAUSE)
+        else:
+            return
+
+
+class Supervisor:
+    """Ticks the hub and starts a thread for every study whose keys are exchanged."""
+
+    TICK_SECONDS = 0.2
+
+    def __init__(self, hub: Hub, results: Path, clock: Callable[[], int]) -> None:
+        self._hub, self._results, self._clock = hub, results, clock
+        self._stopping = threading.Event()
+        self._started: set[bytes] = set()
+        self._thread = threading.Thread(target=self._loop, name="supervisor", daemon=True)
+
+    def start(self) -> None:
+        """Start ticking."""
+        remove_partial(self._results)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop ticking; running methods wait on and end with the process."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=5)
+
+    def _loop(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._hub.tick()
+                for key, entry in list(self._hub.studies.items()):
+                    if entry.machine.phase is StudyPhase.RUNNING and key not in self._started:
+                        self._started.add(key)
+                        self._run(key)
+            except Exception as error:
+                LOG.error("internal error while ticking", exc_info=error)
+            self._stopping.wait(self.TICK_SECONDS)
+
+    def _run(self, key: bytes) -> None:
+        study = self._hub.studies[key].machine.study
+        try:
+            arrays = find_released(self._results, study)
+        except VeilsumError as error:
+            with self._hub.change(key) as machine:
+                machine.fail(f"{error.message} {error.advice}".strip())
+            return
+        federation = HubFederation(self._hub, key, self._waiter(), self._clock, arrays, self._results)
+        threading.Thread(
+            target=run_study, args=(self._hub, key, federation, self._results), name=f"study-{key.hex()[:8]}", daemon=True
+        ).start()
+
+    def _waiter(self) -> Callable[[], None]:
+        """For one thread: waits for a change since its last call, or a tick."""
+        seen = self._hub.changes
+
+        def wait() -> None:
+            nonlocal seen
+            with self._hub.changed:
+                if seen == self._hub.changes:
+                    self._hub.changed.wait(timeout=self.TICK_SECONDS)
+                seen = self._hub.changes
+
+        return wait

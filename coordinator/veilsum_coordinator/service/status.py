@@ -1,0 +1,128 @@
+"""What is shown of a study to analysts and operators: phases, names, counts and times; never a value."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from veilsum_coordinator.protocol.machine import StudyMachine
+from veilsum_coordinator.protocol.members import StudyPhase
+from veilsum_coordinator.protocol.rounds import Round, RoundPhase
+from veilsum_privacy.accounting.prices import study_epsilon
+from veilsum_privacy.study.study import Study
+from veilsum_proto import federation_pb2 as pb
+
+MOST_ROUNDS = 1000
+"""Rounds of a study that are shown one by one, the newest ones."""
+
+_ROUND_SHARE = {
+    RoundPhase.CONTRIBUTING: 0.2,
+    RoundPhase.CONSENTING: 0.7,
+    RoundPhase.DECRYPTING: 0.85,
+    RoundPhase.OPENING: 0.95,
+    RoundPhase.RELEASED: 1.0,
+    RoundPhase.FAILED: 0.0,
+}
+
+
+class Tally:
+    """Counts a study's releases, each ended round once.
+
+    A release counts for the members of its cohort. As many of a label are done as the participant with the most of them took
+    part in, which is what its declaration bounds and what the study has cost nobody more than.
+    """
+
+    def __init__(self) -> None:
+        self._seen = 0
+        self._by_member: dict[str, Counter[str]] = {}
+
+    def releases(self, rounds: Sequence[Round]) -> dict[str, int]:
+        """Releases so far by label; ``rounds`` are the study's, ended ones before the present one.
+
+        Of a study that is over the first ones may be missing; they were counted.
+        """
+        for ended in rounds[self._seen + 1 - rounds[0].number :] if rounds else ():
+            if ended.phase not in (RoundPhase.RELEASED, RoundPhase.FAILED):
+                break
+            if ended.phase is RoundPhase.RELEASED:
+                self._by_member.setdefault(ended.label, Counter()).update(ended.cohort)
+            self._seen = ended.number
+        return {label: max(counts.values()) for label, counts in self._by_member.items()}
+
+
+def spent_epsilon(study: Study, releases: dict[str, int] | None = None) -> float | None:
+    """Epsilon of so many releases of each label, or of all that are declared; None without noise."""
+    if study.privacy.noise == "none":
+        return None
+    epsilon = study_epsilon(study, study.privacy.delta, releases)
+    return epsilon if math.isfinite(epsilon) else None
+
+
+@dataclass
+class StudyEntry:
+    """A study with its machine and what is shown of it."""
+
+    machine: StudyMachine
+    object: pb.StudyObject
+    analyst: str
+    submitted: int
+    results: list[str] = field(default_factory=list)
+    outcome: pb.StudyStatus | None = None
+    tally: Tally = field(default_factory=Tally, repr=False)
+
+
+def progress(machine: StudyMachine, released: int) -> float:
+    """How far a study has come, 0 to 1: a tenth for enrolment and keys, the rest over its declared releases.
+
+    Args:
+        machine: the study's.
+        released: releases so far.
+    """
+    if machine.phase is StudyPhase.FINISHED:
+        return 1.0
+    enrolled = sum(seat.enrolled for seat in machine.seats.values()) / len(machine.seats)
+    ready = sum(seat.ready for seat in machine.seats.values()) / len(machine.seats)
+    total = sum(task.releases for task in machine.study.tasks)
+    current = machine.round
+    rounds = released + (0.0 if current is None else _ROUND_SHARE[current.phase])
+    return min(0.99, 0.05 * enrolled + 0.05 * ready + 0.9 * rounds / total)
+
+
+def study_status(entry: StudyEntry) -> pb.StudyStatus:
+    """The status message of a study."""
+    machine = entry.machine
+    releases = entry.tally.releases(machine.rounds)
+    done = sum(releases.values())
+    return pb.StudyStatus(
+        study=machine.digest,
+        name=machine.study.name,
+        method=machine.study.method,
+        phase=machine.phase.value,
+        reason=machine.reason,
+        submitted=entry.submitted,
+        participants=machine.study.participants,
+        enrolled=[name for name, seat in machine.seats.items() if seat.enrolled],
+        refusals=[pb.Refusal(participant=name, code=code, round=number) for name, code, number in machine.refusals],
+        rounds=[
+            pb.RoundStatus(
+                round=item.number,
+                label=item.label,
+                attempts=item.attempts,
+                cohort=item.cohort,
+                phase=item.phase.value,
+                bytes_received=item.bytes_received,
+                seconds=(item.finished or item.started) - item.started,
+            )
+            for item in machine.rounds[-MOST_ROUNDS:]
+        ],
+        progress=progress(machine, done),
+        results=entry.results,
+        analyst=entry.analyst,
+        declared=sum(task.releases for task in machine.study.tasks),
+        released=done,
+        epsilon=machine.study.privacy.epsilon,
+        epsilon_spent=spent_epsilon(machine.study, releases),
+        delta=machine.study.privacy.delta,
+    )

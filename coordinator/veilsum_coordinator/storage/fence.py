@@ -1,0 +1,200 @@
+"""One coordinator on a database, and no word of one that has lost it.
+
+Two things, each for its own purpose:
+
+- A lock keeps a second coordinator from starting beside the first: on PostgreSQL an advisory lock of a session, on a
+  connection of its own; beside an SQLite file the operating system's. A lock can be lost while its holder lives: a server
+  restarts, a connection is ended, a file is removed.
+- An epoch keeps a coordinator that lost its lock from writing. Who starts writes a token of its own into one row of the
+  database. Every write transaction reads that row first, under the lock by which write transactions queue; another token
+  undoes it. So after the successor's token is committed, no transaction of the predecessor is, whatever it believes about
+  its lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Engine,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    insert,
+    select,
+    update,
+)
+
+from veilsum_coordinator.storage.server_lock import ServerLock
+from veilsum_node.database import database_file, guard_writes, migrate, reading, transaction
+from veilsum_node.driver_faults import DatabaseAwayError
+from veilsum_node.errors import StateError
+from veilsum_node.state_lock import StateLock, process_name, wait_to_hold
+from veilsum_node.telemetry.logs import about
+
+LOG = logging.getLogger("veilsum.coordinator")
+
+WATCH_SECONDS = 1.0
+"""How often the lock's connection is looked after."""
+
+FENCE = Table(
+    "coordinator_fence",
+    MetaData(),
+    Column("id", Integer, primary_key=True),
+    Column("epoch", BigInteger, nullable=False),  # rises with every start
+    Column("token", LargeBinary(16), nullable=False),
+    Column("holder", Text, nullable=False),
+    Column("since", BigInteger, nullable=False),
+)
+
+_ADVICE = (
+    "Stop it first, or leave the work to it. If its machine is gone, the database lets go of it by itself soon; at once with"
+    " pg_terminate_backend of the session named here."
+)
+_FILE_ADVICE = "Stop it first, or leave the work to it: a database has one coordinator."
+
+
+class FencedError(DatabaseAwayError):
+    """Another coordinator has taken the database over. This process can write nothing any more, and is about to end."""
+
+
+class Fence:
+    """What this process holds of a coordinator's database.
+
+    Args:
+        place: a URL, or a file's path.
+        party: who holds it, as in ``coordinator hub``.
+        clock: unix seconds.
+
+    Raises:
+        ConfigurationError: the place is malformed, or nothing that lasts.
+    """
+
+    def __init__(self, place: str, party: str, clock: Callable[[], int]) -> None:
+        self._party, self._clock = party, clock
+        file = database_file(place)
+        self._lock: ServerLock | StateLock = ServerLock(place, party) if file is None else StateLock(file, party)
+        self._what = "the coordinator's database" if file is None else str(file)
+        self._token, self.epoch = secrets.token_bytes(16), 0
+        self._engine: Engine | None = None
+        self._listeners: list[Callable[[], object]] = []
+        self._ending = threading.Event()
+        self._watching: threading.Thread | None = None
+        self.lost = ""
+
+    def hold(self, stopping: threading.Event | None = None) -> None:
+        """Take the lock, before anything of the database is touched.
+
+        Raises:
+            HeldError: another coordinator keeps it.
+            DatabaseAwayError: the server is away.
+            ConfigurationError: the file cannot be locked.
+        """
+        advice = _ADVICE if isinstance(self._lock, ServerLock) else _FILE_ADVICE
+        wait_to_hold(self._lock.take, self._what, advice, LOG, stopping)
+
+    def claim(self, engine: Engine) -> None:
+        """Begin an epoch: from here on this process writes, and no earlier one. The lock is held.
+
+        Raises:
+            StateError: the database is of a newer version, or refuses.
+        """
+        migrate(engine, "veilsum_coordinator.migrations", "coordinator")
+        self._engine = engine
+        with transaction(engine) as connection:
+            before = connection.execute(select(FENCE.c.epoch)).scalar()
+            values = {
+                "epoch": (before or 0) + 1,
+                "token": self._token,
+                "holder": process_name(self._party),
+                "since": self._clock(),
+            }
+            connection.execute(insert(FENCE).values(id=1, **values) if before is None else update(FENCE).values(**values))
+        self.epoch = (before or 0) + 1
+        guard_writes(engine, self._check)
+
+    def watch(self) -> None:
+        """Look after the lock from here on: nobody else takes it beside this any more."""
+        if isinstance(self._lock, ServerLock) and self._watching is None:
+            self._watching = threading.Thread(target=self._watch, name="fence", daemon=True)
+            self._watching.start()
+
+    def listen(self, listener: Callable[[], object]) -> None:
+        """Call ``listener`` once if the database is taken over, from the thread that finds it."""
+        self._listeners.append(listener)
+        if self.lost:
+            listener()
+
+    def release(self) -> None:
+        """Let another coordinator begin; nothing is written any more."""
+        self._ending.set()
+        if self._watching is not None and self._watching is not threading.current_thread():
+            self._watching.join(timeout=5)
+        self._lock.release()
+
+    def error(self) -> FencedError:
+        """That the database was taken over, and by whom."""
+        return FencedError(
+            f"Another coordinator has taken the database over: {self.lost}. This one writes nothing any more.",
+            "Stop one of the two for good; studies go on with the other.",
+        )
+
+    def _check(self, connection: Connection) -> None:
+        """Insist on this process's epoch: at the start of every write transaction, under the lock by which they queue.
+
+        Raises:
+            FencedError: another coordinator has begun an epoch.
+        """
+        row = connection.execute(select(FENCE.c.token, FENCE.c.holder)).first()
+        if row is None or row.token != self._token:
+            self._lose("nobody that the database knows" if row is None else row.holder)
+            raise self.error()
+
+    def _lose(self, holder: str) -> None:
+        if self.lost:
+            return
+        self.lost = holder
+        LOG.error("another coordinator has taken the database over: %s; this one ends", holder, extra=about("database"))
+        for listener in self._listeners:
+            listener()
+
+    def _watch(self) -> None:
+        """Keep the lock, or find out that somebody else has it.
+
+        A session that ended does not end the epoch, so writes go on being checked and going through until somebody else
+        begins one; the lock is taken again so that nobody does so unasked.
+        """
+        lock, since = self._lock, 0.0
+        while not self._ending.wait(WATCH_SECONDS) and not self.lost:
+            if not isinstance(lock, ServerLock) or lock.holds():
+                continue
+            if not since:
+                since = time.monotonic()
+                LOG.warning("the lock of the database was lost with its session; it is taken again", extra=about("database"))
+            try:
+                holder = lock.take()
+                if self._ending.is_set():
+                    lock.release()
+                    return
+                self._look()
+            except StateError:
+                continue  # the server is away, so nobody else can take it either
+            if not holder and not self.lost:
+                away, since = time.monotonic() - since, 0.0
+                LOG.info("the lock of the database is held again after %.1f s", away, extra=about("database"))
+
+    def _look(self) -> None:
+        if self._engine is None:
+            return
+        with reading(self._engine) as connection, contextlib.suppress(FencedError):
+            self._check(connection)

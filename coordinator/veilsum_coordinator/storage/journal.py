@@ -1,0 +1,408 @@
+"""What the coordinator remembers: studies, complete sums before consent is asked for, consents, releases, outcomes.
+
+A sum is durable before the first consent request leaves; a release before a member is told that it may forget its payload.
+What each sum cost whom goes into the mirror of the participants' ledgers, in the same transactions. What a running study needs
+beside that to go on after a restart is :mod:`.keeping`'s. Every write first reads what is there, or puts the same in its
+place, so that one whose commit got no answer can be done again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeVar
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Engine,
+    LargeBinary,
+    MetaData,
+    RowMapping,
+    String,
+    Table,
+    Text,
+    delete,
+    insert,
+    or_,
+    select,
+    update,
+)
+
+from veilsum_coordinator.storage.outage import CALL_SECONDS, Outage
+from veilsum_coordinator.storage.records import (
+    RELEASES,
+    ROUNDS,
+    SUMS,
+    KeptProof,
+    KeptStudy,
+    RoundStart,
+    boxes_data,
+    read_kept,
+    read_state,
+    write_boxes,
+    write_end,
+    write_enrolment,
+    write_progress,
+)
+from veilsum_node.database import migrate, reading, transaction
+from veilsum_node.errors import HostileInput, StateError
+from veilsum_node.identity import Credentials
+from veilsum_privacy.ledger.mirror import Mirror
+from veilsum_privacy.ledger.receipts import SignedReceipt
+from veilsum_privacy.results.proof_files import release_digest
+from veilsum_privacy.securesum.boxes import Box
+from veilsum_privacy.securesum.context import Assignment
+from veilsum_privacy.securesum.roster import Enrolment
+
+Result = TypeVar("Result")
+
+METADATA = MetaData()
+
+STUDIES = Table(
+    "coordinator_study",
+    METADATA,
+    Column("digest", LargeBinary(32), primary_key=True),
+    Column("object", LargeBinary, nullable=False),
+    Column("analyst", String(64), nullable=False),
+    Column("submitted", BigInteger, nullable=False),
+    Column("phase", String(16), nullable=False),
+    Column("reason", Text, nullable=False, default=""),
+    Column("status", LargeBinary),
+    Column("roster", LargeBinary),  # of a finished study, for its proof
+)
+
+
+class NotStoredError(StateError):
+    """What a participant sent could not be made durable, and was not taken: it should send it again."""
+
+
+class Journal(Protocol):
+    """Where a study's machine makes things durable."""
+
+    def keep_enrolment(self, study: bytes, name: str, enrolment: Enrolment) -> None:
+        """Make a member's enrolment durable.
+
+        Raises:
+            NotStoredError: the database is locked, full or out of reach; the member is to send it again.
+        """
+        ...
+
+    def keep_boxes(self, study: bytes, name: str, boxes: Sequence[Box]) -> None:
+        """Make what a member sealed durable.
+
+        Raises:
+            NotStoredError: the database is locked, full or out of reach; the member is to send it again.
+        """
+        ...
+
+    def keep_progress(self, study: bytes, state: dict[str, Any], begun: RoundStart | None, *, sealed: bool) -> None:
+        """Make a study's decisions durable, with the attempt that they begin; ``sealed``: no box is needed any more.
+
+        Raises:
+            DatabaseAwayError: the server is away for the moment; nothing is known to be stored.
+        """
+        ...
+
+    def keep_sum(
+        self,
+        study: bytes,
+        number: int,
+        assignment: Assignment,
+        ciphertexts: Sequence[bytes],
+        receipts: Sequence[SignedReceipt],
+        certificates: Mapping[str, bytes],
+    ) -> SignedReceipt:
+        """Make a complete sum durable and its receipts a part of the mirror; returns the coordinator's countersignature.
+
+        Raises:
+            DatabaseAwayError: the server is away for the moment; nothing is known to be stored.
+        """
+        ...
+
+    def keep_consent(self, context: bytes, name: str, consent: bytes) -> None:
+        """Make a member's consent durable.
+
+        Raises:
+            NotStoredError: the database is locked, full or out of reach; the member has paid, so it is to send it again.
+        """
+        ...
+
+
+class SqlJournal:
+    """The journal in a database, and the mirror beside it.
+
+    Args:
+        engine: from :func:`veilsum_node.database.open_database`.
+        mirror: in the same database.
+        outage: what a server that is away costs.
+    """
+
+    def __init__(self, engine: Engine, mirror: Mirror, outage: Outage | None = None) -> None:
+        self._engine = engine
+        self.mirror = mirror
+        self.outage = outage or Outage()
+        # a file is on this machine; a server may be silent, which nobody who holds a lock may wait out
+        self._try = self.outage.attempt if engine.dialect.name == "sqlite" else self.outage.bounded
+        self._idle = threading.Condition()
+        self._writing, self._closed = 0, False
+        self._sealed: dict[tuple[bytes, str], bytes] = {}  # digests of boxes that are stored, of studies that run
+        migrate(engine, "veilsum_coordinator.migrations", "coordinator")
+
+    def close(self, seconds: float) -> bool:
+        """Take no more writes, wait up to ``seconds`` for those that run, and close the connections; whether all ended."""
+        self.outage.stop()
+        end = time.monotonic() + seconds
+        with self._idle:
+            self._closed = True
+            while self._writing and (left := end - time.monotonic()) > 0:
+                self._idle.wait(left)
+            done = not self._writing
+        self._engine.dispose()
+        return done
+
+    def add_study(self, key: bytes, data: bytes, analyst: str, submitted: int) -> None:
+        """Store a submitted study; waits for a server that is away, so never call it with a lock held.
+
+        Raises:
+            HostileInput: it was submitted before.
+        """
+        tries = 0
+
+        def work(connection: Connection) -> None:
+            nonlocal tries
+            tries += 1
+            found = connection.execute(select(STUDIES).where(STUDIES.c.digest == key)).mappings().first()
+            if found is None:
+                values = {"digest": key, "object": data, "analyst": analyst, "submitted": submitted}
+                connection.execute(insert(STUDIES).values(phase="enrolling", reason="", **values))
+            elif tries == 1 or (bytes(found["object"]), found["submitted"]) != (data, submitted):
+                raise HostileInput("That study was submitted before.", "Submit study.toml again: a new nonce makes it new.")
+
+        self.outage.wait(lambda: self._transact(work), CALL_SECONDS)
+
+    def renew(self, credentials: Credentials) -> None:
+        """Let the mirror sign with renewed credentials from here on.
+
+        Raises:
+            StateError: a new key could not be named in the mirror; try again.
+        """
+        self.mirror.renew(credentials, self._write)
+
+    def studies(self) -> Sequence[RowMapping]:
+        """All studies, oldest first."""
+        with reading(self._engine) as connection:
+            return connection.execute(select(STUDIES).order_by(STUDIES.c.submitted)).mappings().all()
+
+    def change_study(self, key: bytes, **values: Any) -> None:
+        """Update phase, reason or status."""
+        query = update(STUDIES).where(STUDIES.c.digest == key).values(**values)
+        self._write(lambda connection: connection.execute(query))
+
+    def keep_sum(
+        self,
+        study: bytes,
+        number: int,
+        assignment: Assignment,
+        ciphertexts: Sequence[bytes],
+        receipts: Sequence[SignedReceipt],
+        certificates: Mapping[str, bytes],
+    ) -> SignedReceipt:
+        """Make a complete sum durable and its receipts a part of the mirror; returns the coordinator's countersignature.
+
+        Args:
+            certificates: of the cohort, DER by name.
+
+        Raises:
+            DatabaseAwayError: the server is away for the moment; nothing is known to be stored.
+        """
+        signed = json.dumps([[receipt.body.hex(), receipt.signature.hex()] for receipt in receipts])
+        here = (SUMS.c.study == study, SUMS.c.round == number)
+
+        def work(connection: Connection) -> SignedReceipt:
+            kept = connection.execute(select(SUMS.c.attempt, SUMS.c.receipts).where(*here)).first()
+            if kept is not None and tuple(kept) != (assignment.attempt, signed):
+                if kept.attempt >= assignment.attempt:
+                    raise StateError("Another sum of this attempt is stored already.", "Run veilsum ledger verify.")
+                connection.execute(delete(SUMS).where(*here))  # its commit got no answer, and nobody was asked for consent
+                kept = None
+            if kept is None:
+                connection.execute(
+                    insert(SUMS).values(
+                        study=study,
+                        round=number,
+                        attempt=assignment.attempt,
+                        assignment=assignment.to_bytes(),
+                        ciphertexts=b"".join(ciphertexts),
+                        receipts=signed,
+                        sizes=json.dumps([len(ciphertext) for ciphertext in ciphertexts]),
+                    )
+                )
+            return self.mirror.show(connection, receipts, certificates)
+
+        return self._write(work)
+
+    def keep_consent(self, context: bytes, name: str, consent: bytes) -> None:
+        """Make a member's consent durable.
+
+        Raises:
+            NotStoredError: the database is locked, full or out of reach; the member has paid, so it is to send it again.
+        """
+
+        def work(connection: Connection) -> None:
+            self.mirror.consented(connection, context, name, consent)
+
+        self._take("consent", lambda: self._transact(work))
+
+    def keep_enrolment(self, study: bytes, name: str, enrolment: Enrolment) -> None:
+        """See :meth:`Journal.keep_enrolment`."""
+        self._take("enrolment", lambda: self._transact(lambda connection: write_enrolment(connection, study, name, enrolment)))
+
+    def keep_boxes(self, study: bytes, name: str, boxes: Sequence[Box]) -> None:
+        """See :meth:`Journal.keep_boxes`."""
+        data = boxes_data(boxes)
+        digest = hashlib.sha256(data).digest()
+        if self._sealed.get((study, name)) == digest:  # a dealer's are megabytes: a try whose caller had gone stored them
+            return
+
+        def store() -> None:
+            self._transact(lambda connection: write_boxes(connection, study, name, data))
+            self._sealed[study, name] = digest
+
+        self._take("sealed boxes", store)
+
+    def keep_progress(self, study: bytes, state: dict[str, Any], begun: RoundStart | None, *, sealed: bool) -> None:
+        """See :meth:`Journal.keep_progress`."""
+        self._write(lambda connection: write_progress(connection, study, state, begun, sealed=sealed))
+
+    def end_study(self, key: bytes, state: dict[str, Any], **values: Any) -> None:
+        """Store a study's outcome (phase, reason, status) and drop what it needs no longer."""
+
+        def work(connection: Connection) -> None:
+            new = or_(STUDIES.c.status.is_(None), STUDIES.c.status != values["status"])
+            connection.execute(update(STUDIES).where(STUDIES.c.digest == key, new).values(**values))
+            write_end(connection, key, state)
+
+        self._write(work)
+        self._sealed = {place: digest for place, digest in self._sealed.items() if place[0] != key}
+
+    def kept(self, study: bytes) -> KeptStudy:
+        """All that is kept of a study that runs."""
+        with reading(self._engine) as connection:
+            return read_kept(connection, study)
+
+    def kept_state(self, study: bytes) -> dict[str, Any]:
+        """The decisions that are kept of a study; empty if none are."""
+        with reading(self._engine) as connection:
+            return read_state(connection, study)
+
+    def find_release(self, study: bytes, number: int) -> RowMapping:
+        """The release of a round that has one; waits for a server that is away, so never call it with a lock held."""
+        query = select(RELEASES).where(RELEASES.c.study == study, RELEASES.c.round == number)
+
+        def work() -> RowMapping:
+            with reading(self._engine) as connection:
+                return connection.execute(query).mappings().one()
+
+        return self.outage.wait(work)
+
+    def release(
+        self,
+        study: bytes,
+        number: int,
+        attempt: int,
+        label: str,
+        cohort: Sequence[str],
+        context: bytes,
+        values: bytes,
+        time: int,
+        received: int = 0,
+        *,
+        proof: KeptProof,
+    ) -> bytes:
+        """Make a release durable and drop its ciphertexts; returns the release's digest.
+
+        Args:
+            received: bytes of ciphertexts, over all attempts of the round.
+            proof: what it can be proven with later.
+
+        The cohort has paid for it, so it waits for a server that is away: never call it with a lock held.
+        """
+        key = release_digest(study, number, attempt, values)
+
+        def work(connection: Connection) -> None:
+            here = (RELEASES.c.study == study, RELEASES.c.round == number)
+            if connection.scalar(select(RELEASES.c.digest).where(*here)) != key:
+                if connection.scalar(select(STUDIES.c.status).where(STUDIES.c.digest == study)) is not None:
+                    raise StateError("The study is over; its last sum is not released.")
+                connection.execute(
+                    insert(RELEASES).values(
+                        study=study,
+                        round=number,
+                        attempt=attempt,
+                        label=label,
+                        cohort=json.dumps(list(cohort)),
+                        values=values,
+                        digest=key,
+                        time=time,
+                        proof=proof.to_text(),
+                    )
+                )
+            connection.execute(update(SUMS).where(SUMS.c.study == study, SUMS.c.round == number).values(ciphertexts=None))
+            connection.execute(
+                update(ROUNDS).where(ROUNDS.c.study == study, ROUNDS.c.round == number).values(received=received)
+            )
+            self.mirror.released(connection, context, key)
+
+        self.outage.wait(lambda: self._transact(work))
+        return key
+
+    def releases(self, study: bytes) -> Sequence[RowMapping]:
+        """A study's releases in order."""
+        return read_releases(self._engine, study)
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """A connection to read with."""
+        with reading(self._engine) as connection:
+            yield connection
+
+    def _take(self, what: str, store: Callable[[], object]) -> None:
+        """One transaction for a participant, which sends it again if it fails."""
+        try:
+            self._try(store)
+        except StateError as error:
+            raise NotStoredError(f"The {what} could not be stored. {error.message}", error.advice) from error
+
+    def _write(self, work: Callable[[Connection], Result]) -> Result:
+        """One transaction of a caller that cannot wait."""
+        return self._try(lambda: self._transact(work))
+
+    def _transact(self, work: Callable[[Connection], Result]) -> Result:
+        with self._admitted(), transaction(self._engine) as connection:
+            return work(connection)
+
+    @contextmanager
+    def _admitted(self) -> Iterator[None]:
+        with self._idle:
+            if self._closed:
+                raise StateError("The coordinator is stopping.", "Try again when it is back.")
+            self._writing += 1
+        try:
+            yield
+        finally:
+            with self._idle:
+                self._writing -= 1
+                self._idle.notify_all()
+
+
+def read_releases(engine: Engine, study: bytes) -> Sequence[RowMapping]:
+    """A study's releases in order."""
+    with reading(engine) as connection:
+        query = select(RELEASES).where(RELEASES.c.study == study).order_by(RELEASES.c.round)
+        return connection.execute(query).mappings().all()

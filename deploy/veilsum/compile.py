@@ -1,0 +1,321 @@
+"""From an analyst's ``study.toml`` to the study that everyone agrees to: every task, parameter, grid and variance stated.
+
+Grid and noise follow from public values alone: the schema's ``max_records``, the number of participants and the privacy
+demand, which is an epsilon or the error that the noise may cause. This module signs nothing and submits nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from veilsum.quantisation import NoGridError, derived_grid, plan_grid, training_resolution
+from veilsum.request import LARGEST_EPSILON, PrivacyRequest, ReleasedProjection, StudyRequest, load_study_request
+from veilsum_coordinator.methods import get_method
+from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
+from veilsum_coordinator.parts.expectations import Expectation, main_error
+from veilsum_node.config import did_you_mean, validate
+from veilsum_node.errors import ConfigurationError, Misuse
+from veilsum_node.fields import Frozen
+from veilsum_node.randomness import RandomSource
+from veilsum_privacy.accounting.accountant import GaussianEvent, calibrate_noise_multiplier, rdp_epsilon
+from veilsum_privacy.accounting.prices import declared_event
+from veilsum_privacy.study.encoder import Projection
+from veilsum_privacy.study.schema import DatasetSchema
+from veilsum_privacy.study.study import Study, TaskDeclaration
+from veilsum_privacy.tasks import TASKS, build_declared, build_task
+from veilsum_privacy.tasks.base import DerivedTask, SiteTask, TrainingTask
+
+__all__ = ["PrivacyRequest", "StudyDraft", "StudyRequest", "compile_study", "draft_study", "load_study_request"]
+
+MOST_NOISE = 1000.0
+"""Noise multiplier of one release beyond which RDP's epsilon, at orders up to 1024, hardly falls any more."""
+
+
+@dataclass(frozen=True)
+class StudyDraft:
+    """A request that is resolved but for its noise.
+
+    Attributes:
+        request: with the schema in ``data``.
+        schema: the dataset's.
+        method, parameters, plans: of the study, resolved.
+        members: the participants' names, sorted.
+        common: all other fields of the study.
+    """
+
+    request: StudyRequest
+    schema: DatasetSchema
+    method: Method
+    parameters: Frozen
+    plans: tuple[TaskPlan, ...]
+    members: tuple[str, ...]
+    common: dict[str, Any]
+
+    @property
+    def records(self) -> int:
+        """Records that each site is expected to have."""
+        return self.request.expected_records or self.schema.max_records
+
+    @property
+    def releases(self) -> int:
+        """Noised steps of all releases that cost privacy."""
+        return sum(plan.steps for plan in self.plans if not plan.derived)
+
+    def expectations(self, study: Study) -> Sequence[Expectation]:
+        """How well the quantities of a study compiled from this draft will be known, if all its participants take part."""
+        return self.method.expectations(study, len(self.members), len(self.members) * self.records)
+
+    def compile(self) -> Study:
+        """The study, with the noise that was asked for.
+
+        Raises:
+            ConfigurationError: no noise or grid suits the demand; the message says why.
+        """
+        demand = self.request.privacy
+        if demand.error is not None:
+            return self._bounded(demand.error, demand.max_epsilon)
+        return self.compile_with(None if demand.epsilon is None else self._multiplier(demand.epsilon))
+
+    def compile_with(self, multiplier: float | None) -> Study:
+        """The study with noise of ``multiplier`` times the sensitivity in every release, or without noise.
+
+        Where plans take unequal shares of the budget, their multipliers differ such that all together cost the same.
+
+        Its epsilon is what RDP gives for the noise as rounded to the grid, never above the demand.
+
+        Raises:
+            ConfigurationError: no grid fits, or a task cannot be built.
+        """
+        schema, demand = self.schema, self.request.privacy
+        honest = max(1, len(self.members) - demand.assumed_colluders) if demand.noise == "distributed" else 1
+        members = len(self.members)
+        tasks: list[TaskDeclaration] = []
+        for plan in self.plans:
+            if plan.derived:
+                tasks.append(plan.declaration(grid=derived_grid(members), variance=0))
+                continue
+            own = None if multiplier is None else self._own_multiplier(plan, multiplier)
+            built = build_task(plan.task, plan.parameters.model_dump(mode="json"), schema)
+            if isinstance(built, TrainingTask):
+                grid = plan_grid(max_records=schema.max_records, participants=1, multiplier=own, values=built.step_size())
+                resolution = training_resolution(members, private=own is not None)
+                tasks.append(plan.declaration(grid=grid.grid, variance=grid.variance, resolution=resolution))
+                continue
+            shares = 1 if plan.keep else honest
+            values = built.layout().size if isinstance(built, SiteTask) else 0
+            grid = plan_grid(
+                max_records=schema.max_records, participants=members, multiplier=own, honest=shares, values=values
+            )
+            tasks.append(plan.declaration(grid=grid.grid, variance=grid.variance))
+        # The noised vector of one site must not show by subtraction.
+        derived = any(plan.derived or plan.keep for plan in self.plans)
+        privacy = {
+            "epsilon": _reached(tasks, demand.delta),
+            "delta": demand.delta,
+            "noise": demand.noise,
+            "assumed_colluders": demand.assumed_colluders,
+            "min_cohort": demand.min_cohort if demand.min_cohort is not None else len(self.members),
+            "cohort_difference": demand.cohort_difference or ("strict" if demand.noise == "none" or derived else "allowed"),
+            "unit": demand.unit,
+        }
+        study = validate({**self.common, "privacy": privacy, "tasks": tasks}, Study, source=f"study {self.request.name!r}")
+        for task in tasks:
+            build_declared(study, task)  # what no participant could build is not submitted
+        self.method.check(study)
+        return study
+
+    def compile_for(self, error: float) -> Study | None:
+        """The study of the smallest epsilon whose main quantities are known to within ``error`` of their expected size.
+
+        From the most noise downwards, halves are tried until one meets the error, and the last factor of two is searched: the
+        study reached is within 0.01% of the most noise that meets it.
+
+        Returns:
+            None where no epsilon up to 1e4 reaches it, or the study has no noise to choose.
+
+        Raises:
+            ConfigurationError: as :meth:`compile_with`, whatever the noise.
+        """
+        if self.request.privacy.noise == "none":
+            return None
+        least = self._multiplier(LARGEST_EPSILON)
+        low = high = MOST_NOISE * math.sqrt(self.releases)
+        while (met := self._meets(low, error)) is None:
+            low, high = low / 2.0, low
+            if low < least:
+                return None
+        while high - low > 1e-4 * low:
+            middle = (low + high) / 2.0
+            if (found := self._meets(middle, error)) is None:
+                high = middle
+            else:
+                met, low = found, middle
+        return met
+
+    def _meets(self, multiplier: float, error: float) -> Study | None:
+        """The study with this noise if a grid takes it and the error is met."""
+        try:
+            study = self.compile_with(multiplier)
+        except NoGridError:
+            return None
+        return study if main_error(self.expectations(study)) <= error else None
+
+    def _bounded(self, error: float, most: float | None) -> Study:
+        study = self.compile_for(error)
+        asked = f"study {self.request.name!r}, privacy.error: {error:g} of the expected size"
+        advice = f"Ask for a larger error, or state more expected_records if the sites have more than {self.records} each."
+        if study is None or study.privacy.epsilon is None:
+            raise ConfigurationError(f"{asked} is out of reach at any epsilon up to {LARGEST_EPSILON:g}.", advice)
+        if most is not None and study.privacy.epsilon > most:
+            raise ConfigurationError(
+                f"{asked} takes epsilon {study.privacy.epsilon:.4g}; max_epsilon is {most:g}.", f"Raise max_epsilon. {advice}"
+            )
+        return study
+
+    def _own_multiplier(self, plan: TaskPlan, multiplier: float) -> float:
+        """Noise multiplier of a plan whose share of the budget differs from the others': 1 / share of the mean's variance."""
+        total = sum(other.share * other.steps for other in self.plans if not other.derived) / max(self.releases, 1)
+        return multiplier * math.sqrt(total / plan.share)
+
+    def _multiplier(self, epsilon: float) -> float:
+        if any(plan.sampling_rate < 1 for plan in self.plans):
+            return self._sampled_multiplier(epsilon)
+        try:
+            return calibrate_noise_multiplier(epsilon, self.request.privacy.delta, self.releases)
+        except Misuse as error:
+            raise ConfigurationError(error.message, error.advice) from error
+
+    def _sampled_multiplier(self, epsilon: float) -> float:
+        """The least noise that meets ``epsilon`` where records are sampled, to within 0.01%."""
+        delta = self.request.privacy.delta
+        plans = [plan for plan in self.plans if not plan.derived]
+
+        def cost(multiplier: float) -> float:
+            events = []
+            for plan in plans:
+                variance = Fraction(self._own_multiplier(plan, multiplier)) ** 2
+                events.append(GaussianEvent(1, variance.limit_denominator(2**60), plan.sampling_rate, plan.steps))
+            return rdp_epsilon(events, delta)
+
+        low, high = 0.05, 1.0
+        while cost(high) > epsilon:
+            low, high = high, 2.0 * high
+            if high > MOST_NOISE * math.sqrt(self.releases):
+                raise ConfigurationError(f"No noise reaches epsilon {epsilon:g} at delta {delta:g} by RDP.", "Ask for more.")
+        while high - low > 1e-4 * high:
+            middle = (low + high) / 2.0
+            low, high = (middle, high) if cost(middle) > epsilon else (low, middle)
+        return high
+
+
+def draft_study(
+    request: StudyRequest,
+    *,
+    federation_id: str,
+    coordinator: str,
+    participants: Sequence[str],
+    clock: Callable[[], int],
+    random: RandomSource,
+) -> StudyDraft:
+    """Resolve everything of a request but its noise.
+
+    Args:
+        request: from :func:`load_study_request`.
+        federation_id: hash of the authority's certificate, 64 hexadecimal digits.
+        coordinator: the coordinator's name.
+        participants: names of the federation's participants.
+        clock: Unix time in seconds.
+        random: for the nonce.
+
+    Raises:
+        ConfigurationError: the request cannot be compiled; the message says why.
+    """
+    if request.data is None:
+        raise Misuse("The request's schema has not been read.", "Use load_study_request.")
+    schema = request.data
+    if request.expected_records is not None and request.expected_records > schema.max_records:
+        raise ConfigurationError(
+            f"study {request.name!r}, expected_records: {request.expected_records} exceeds the schema's max_records.",
+            f"Records beyond {schema.max_records} are not used; raise max_records in the schema.",
+        )
+    members = _members(request, participants)
+    method = get_method(request.method)
+    source = f"study {request.name!r}, [parameters]"
+    private = request.privacy.noise != "none"
+    if isinstance(request.encoder, ReleasedProjection):
+        raise Misuse("The request's projection has not been read.", "Use load_study_request.")
+    if request.encoder is not None and request.encoder.size != schema.width:
+        released = isinstance(request.encoder, Projection)
+        raise ConfigurationError(
+            f"study {request.name!r}, [encoder]: the {request.encoder.kind} takes {request.encoder.size} features;"
+            f" the schema has {schema.width}.",
+            "Use the schema of the study that released it." if released else "Correct encoder.inputs, or the schema.",
+        )
+    inputs = Inputs(
+        schema, request.encoder, len(members), private, request.expected_records or schema.max_records, request.privacy.epsilon
+    )
+    parameters = method.resolve(validate(request.parameters, method.Parameters, source=source), inputs)
+    created = clock()
+    common = {
+        "version": 1,
+        "name": request.name,
+        "federation": federation_id,
+        "coordinator": coordinator,
+        "nonce": random.bytes(16).hex(),
+        "created": created,
+        "expires": created + 3600 * request.expires_hours,
+        "method": request.method,
+        "parameters": parameters.model_dump(mode="json"),
+        "dataset": request.dataset,
+        "data": schema,
+        "encoder": request.encoder,
+        "participants": members,
+        "weights": dict.fromkeys(members, 1),
+    }
+    return StudyDraft(request, schema, method, parameters, method.declare(parameters, inputs), tuple(members), common)
+
+
+def compile_study(
+    request: StudyRequest,
+    *,
+    federation_id: str,
+    coordinator: str,
+    participants: Sequence[str],
+    clock: Callable[[], int],
+    random: RandomSource,
+) -> Study:
+    """Turn a request, with its schema in ``data``, into a study that leaves nothing to defaults.
+
+    All releases of the study have one noise multiplier. Arguments and errors are those of :func:`draft_study` and
+    :meth:`StudyDraft.compile`.
+    """
+    return draft_study(
+        request,
+        federation_id=federation_id,
+        coordinator=coordinator,
+        participants=participants,
+        clock=clock,
+        random=random,
+    ).compile()
+
+
+def _members(request: StudyRequest, participants: Sequence[str]) -> list[str]:
+    """The study's participants, sorted by the bytes of their names."""
+    for name in request.participants:
+        if name not in participants:
+            raise ConfigurationError(
+                f"study {request.name!r}, participants: {name!r} is not in the federation.", did_you_mean(name, participants)
+            )
+    return sorted(set(request.participants or participants), key=str.encode)
+
+
+def _reached(tasks: Sequence[TaskDeclaration], delta: float) -> float | None:
+    """Epsilon by RDP of all releases with the noise as it is on the grid; None without noise."""
+    priced = [task for task in tasks if not issubclass(TASKS[task.task], DerivedTask)]
+    if any(task.variance == 0 for task in priced):
+        return None
+    return rdp_epsilon([declared_event(task) for task in priced], delta)

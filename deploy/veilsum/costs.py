@@ -1,0 +1,195 @@
+"""What a compiled study asks of each participant: releases, values, noise, bytes and minutes, before anything is signed.
+
+Everything follows from the study and an expected number of records. Noise and bytes are those of rounds of all its
+participants; time is an estimate for ordinary machines and lines, and waits for nobody: sites that are away, or approve by
+hand, take what they take.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from veilsum.quantisation import rounding_share
+from veilsum_coordinator.parts.expectations import released_noise
+from veilsum_privacy.securesum.context import RoundPlan, plan_round
+from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks import build_declared
+
+# CPU seconds of one core, rounded up from docs/performance.md; measured again by `make bench`.
+RECORD_VALUE_SECONDS = 25e-9
+"""Computing, clipping and truncating one value of one record (whole round: 1,000,000 values of 8 records)."""
+
+NOISE_SECONDS, SEAL_SECONDS, MASK_SECONDS = 0.25e-6, 0.14e-6, 2e-9
+"""For one value of the vector: drawing its noise; packing and encrypting it; masking it, for each member of the cohort."""
+
+ADD_SECONDS, OPEN_SECONDS, UNMASK_SECONDS = 25e-9, 0.1e-6, 3e-9
+"""The coordinator, for one value: adding it, for each member; decrypting and unpacking it; taking off each self-mask."""
+
+MEMBER_SECONDS, PEER_SECONDS = 0.06, 0.002
+"""A member's databases and signatures in a round, and what each other member adds (whole round: 10,000 values, 4 and 16)."""
+
+# What a line is taken to be.
+LINE_BITS = 10e6
+"""Bits a second that a participant sends or fetches."""
+
+ROUND_TRIP_SECONDS = 0.05
+SETUP_TRIPS, ROUND_TRIPS = 9, 8
+"""Messages that wait for each other: study, enrolment, roster, boxes, keys; then assignment, upload, consent, sum and end."""
+
+
+@dataclass(frozen=True)
+class TaskCost:
+    """One task of a study.
+
+    Attributes:
+        values: length of the vector.
+        clip: L2 bound on what one record contributes, in the task's units.
+        noise: standard deviation of the released sum's noise by block, in the block's units.
+        upload: bytes of ciphertexts that one participant sends over all releases.
+        fetch: bytes of sums that a participant fetches at most: two of a cohort decrypt.
+        seconds: of all releases, about.
+    """
+
+    label: str
+    task: str
+    disclosure: str
+    releases: int
+    values: int
+    clip: float
+    noise: dict[str, float]
+    upload: int
+    fetch: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class StudyCost:
+    """A whole study.
+
+    Attributes:
+        epsilon: of the study for one unit of privacy; None: released without noise, no guarantee.
+        unit: the unit of privacy.
+        deal: bytes that the participant sends that deals the study's keys, and no other.
+        rounding: what truncation to the grid adds at most, as a share of the noise; without noise, of one record's clip norm.
+    """
+
+    epsilon: float | None
+    delta: float
+    noise: str
+    unit: str
+    min_cohort: int
+    participants: tuple[str, ...]
+    tasks: tuple[TaskCost, ...]
+    deal: int
+    rounding: float
+
+    @property
+    def upload(self) -> int:
+        """Bytes of ciphertexts that one participant sends."""
+        return sum(task.upload for task in self.tasks)
+
+    @property
+    def fetch(self) -> int:
+        """Bytes of sums that one participant fetches at most."""
+        return sum(task.fetch for task in self.tasks)
+
+    @property
+    def rounds(self) -> int:
+        """Rounds at most."""
+        return sum(task.releases for task in self.tasks)
+
+    @property
+    def seconds(self) -> float:
+        """Time of all rounds and of the key exchange before them, about."""
+        return sum(task.seconds for task in self.tasks) + SETUP_TRIPS * ROUND_TRIP_SECONDS + self.deal * 8 / LINE_BITS
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "noise": self.noise,
+            "unit": self.unit,
+            "min_cohort": self.min_cohort,
+            "participants": list(self.participants),
+            "rounds": self.rounds,
+            "upload_bytes": self.upload,
+            "fetch_bytes": self.fetch,
+            "key_dealer_bytes": self.deal,
+            "seconds": round(self.seconds, 2),
+            "rounding": self.rounding,
+            "tasks": [
+                {
+                    "label": task.label,
+                    "task": task.task,
+                    "disclosure": task.disclosure,
+                    "releases": task.releases,
+                    "values": task.values,
+                    "clip": task.clip,
+                    "noise_std": task.noise,
+                    "upload_bytes": task.upload,
+                    "fetch_bytes": task.fetch,
+                    "seconds": round(task.seconds, 2),
+                }
+                for task in self.tasks
+            ],
+        }
+
+
+def study_cost(study: Study, records: int | None = None) -> StudyCost:
+    """Price a compiled study.
+
+    Args:
+        study: to price.
+        records: that each site is expected to have; by default the schema's bound.
+
+    Raises:
+        Misuse: a sum does not fit the encryption's parameters.
+    """
+    cohort = len(study.participants)
+    tasks = []
+    deal = 0
+    for declaration in study.tasks:
+        task = build_declared(study, declaration)
+        plan = plan_round(study, declaration.label, cohort, cohort)
+        parameters = plan.encoding.parameters
+        upload = plan.encoding.ciphertexts * parameters.fresh.largest
+        fetch = plan.encoding.ciphertexts * parameters.sum.largest
+        deal = (cohort - 1) * parameters.key.largest  # the same for every task: a study has one set of parameters
+        seconds = _round_seconds(plan, records or study.data.max_records) + (upload + fetch) * 8 / LINE_BITS
+        tasks.append(
+            TaskCost(
+                label=declaration.label,
+                task=declaration.task,
+                disclosure=declaration.disclosure,
+                releases=declaration.releases,
+                values=plan.encoding.size,
+                clip=task.clip(),
+                noise=released_noise(study, declaration.label, cohort),
+                upload=declaration.releases * upload,
+                fetch=declaration.releases * fetch,
+                seconds=declaration.releases * seconds,
+            )
+        )
+    privacy = study.privacy
+    return StudyCost(
+        epsilon=privacy.epsilon,
+        delta=privacy.delta,
+        noise=privacy.noise,
+        unit=privacy.unit,
+        min_cohort=privacy.min_cohort,
+        participants=tuple(study.participants),
+        tasks=tuple(tasks),
+        deal=deal,
+        rounding=rounding_share(study),
+    )
+
+
+def _round_seconds(plan: RoundPlan, records: int) -> float:
+    """One round without its transfers: the members work side by side, then the coordinator; and its messages' latencies."""
+    values, cohort = plan.encoding.size, plan.encoding.cohort
+    noise = NOISE_SECONDS if plan.noise.drawn else 0.0
+    member = values * (records * RECORD_VALUE_SECONDS + noise + SEAL_SECONDS + cohort * MASK_SECONDS)
+    coordinator = values * (cohort * (ADD_SECONDS + UNMASK_SECONDS) + OPEN_SECONDS)
+    return member + coordinator + MEMBER_SECONDS + cohort * PEER_SECONDS + ROUND_TRIPS * ROUND_TRIP_SECONDS

@@ -1,0 +1,277 @@
+"""What a study would bring and cost, before anything is signed: a verdict that a scientist can act on.
+
+The rule, applied to each part of a result (its counts, its means, ...). A quantity's interval is the 95% half-width that the
+noise alone causes, as a share of the size that the quantity is expected to have.
+
+- A part tells nothing if the interval of more than half of its quantities exceeds their size: whatever noise comes out, it
+  looks alike.
+- It is weak if the interval of more than half of them exceeds a quarter of their size, and good otherwise.
+- A study is judged by its main part, which its method names: one that tells nothing is not worth its epsilon.
+
+Everything comes from public values. Whether a site will agree, and how much of its budget is left, only the site knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from veilsum.compile import StudyDraft
+from veilsum.costs import StudyCost, study_cost
+from veilsum.quantisation import ROUNDING
+from veilsum.spending import ParticipantLoss, epsilon_alone, participant_losses
+from veilsum_coordinator.parts.expectations import Expectation, finite
+from veilsum_coordinator.parts.expected_moments import DIRECTIONS
+from veilsum_privacy.ledger.entries import Mechanism
+from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks import TASKS
+from veilsum_privacy.tasks.base import DerivedTask
+
+NOTHING_SHARE = 1.0
+"""Interval as a share of the expected size beyond which a quantity is lost in the noise."""
+
+WEAK_SHARE = 0.25
+"""The same beyond which it is known roughly only."""
+
+WANTED_ERROR = 0.1
+"""Error that a plan prices unless it is told another."""
+
+
+class Outlook(StrEnum):
+    """What a part of a result will tell."""
+
+    EXACT = "exact"
+    GOOD = "good"
+    WEAK = "weak"
+    NOTHING = "tells nothing"
+
+
+class Verdict(StrEnum):
+    """What becomes of a study's epsilon."""
+
+    EXACT = "exact, without any guarantee"
+    WORTH = "worth it"
+    WEAK = "weak"
+    NOT_WORTH = "not worth its epsilon"
+
+
+_VERDICTS = {
+    Outlook.EXACT: Verdict.EXACT,
+    Outlook.GOOD: Verdict.WORTH,
+    Outlook.WEAK: Verdict.WEAK,
+    Outlook.NOTHING: Verdict.NOT_WORTH,
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a result.
+
+    Attributes:
+        name: the expectations' block.
+        number: quantities in it.
+        typical: share that half of its quantities keep within (their median, the lower one of two).
+        widest: the largest share.
+        outlook: by the rule.
+        main: whether it decides the study's verdict; several main parts count as one.
+        expectations: what it is made of.
+    """
+
+    name: str
+    number: int
+    typical: float
+    widest: float
+    outlook: Outlook
+    main: bool
+    expectations: tuple[Expectation, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "part": self.name,
+            "quantities": self.number,
+            "typical_share": finite(self.typical),
+            "widest_share": finite(self.widest),
+            "outlook": self.outlook.value,
+            "main": self.main,
+        }
+
+
+@dataclass(frozen=True)
+class StudyPlan:
+    """A priced study.
+
+    Attributes:
+        study: as it would be signed.
+        records: that each site is expected to have.
+        records_stated: whether the analyst said so, or it is the schema's bound.
+        cost: what it asks of each participant.
+        alone: epsilon against all other parties together; None without noise.
+        parts: of the result, in order.
+        verdict: by the rule.
+        error: that was asked about.
+        error_epsilon: smallest epsilon of the whole study that reaches it; None where none does.
+        losses: of each participant, by this coordinator's studies of the dataset; None where that is not known.
+        notes: what else must be known before it is signed, in sentences.
+    """
+
+    study: Study
+    records: int
+    records_stated: bool
+    cost: StudyCost
+    alone: float | None
+    parts: tuple[Part, ...]
+    verdict: Verdict
+    error: float
+    error_epsilon: float | None
+    losses: tuple[ParticipantLoss, ...] | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def coarse(self) -> bool:
+        """Whether truncation to the grid can add more than 1% of the noise."""
+        return self.cost.epsilon is not None and self.cost.rounding > ROUNDING
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; None stands for what is infinite or not known."""
+        return {
+            "name": self.study.name,
+            "method": self.study.method,
+            "dataset": self.study.dataset,
+            "cost": self.cost.to_json(),
+            "guarantees": {
+                "against_coordinator_and_readers": self.cost.epsilon,
+                "colluding_participants": self.study.privacy.assumed_colluders,
+                "against_all_others_together": self.alone,
+            },
+            "participants": None if self.losses is None else [loss.to_json() for loss in self.losses],
+            "records_per_site": {"expected": self.records, "stated": self.records_stated},
+            "parts": [part.to_json() for part in self.parts],
+            "quantities": [item.to_json() for part in self.parts for item in part.expectations],
+            "verdict": self.verdict.value,
+            "rule": {"tells_nothing_above": NOTHING_SHARE, "weak_above": WEAK_SHARE},
+            "wanted": {"error": self.error, "epsilon": self.error_epsilon},
+            "notes": list(self.notes),
+        }
+
+
+def plan_study(
+    draft: StudyDraft,
+    study: Study,
+    *,
+    error: float | None = None,
+    spent: Mapping[str, Mapping[Mechanism, int]] | None = None,
+) -> StudyPlan:
+    """Plan a study.
+
+    Args:
+        draft: what the study was compiled from.
+        study: compiled.
+        error: to price; by default the one that the study asks for, or :data:`WANTED_ERROR`.
+        spent: releases of the dataset so far, by participant; None: not known.
+
+    Raises:
+        Misuse: a sum does not fit the encryption's parameters.
+        ConfigurationError: the sites of a federation would refuse the study.
+    """
+    draft.method.check_federation(study)
+    wanted = error or draft.request.privacy.error or WANTED_ERROR
+    reached = study if wanted == draft.request.privacy.error else draft.compile_for(wanted)
+    expectations = draft.expectations(study)
+    parts = divide(expectations)
+    return StudyPlan(
+        study=study,
+        records=draft.records,
+        records_stated=draft.request.expected_records is not None,
+        cost=study_cost(study, draft.records),
+        alone=epsilon_alone(study),
+        parts=parts,
+        verdict=_VERDICTS[outlook([item for item in expectations if item.main])],
+        error=wanted,
+        error_epsilon=None if reached is None else reached.privacy.epsilon,
+        losses=None if spent is None else participant_losses(study, spent),
+        notes=tuple(notes(study, parts)),
+    )
+
+
+def notes(study: Study, parts: Sequence[Part]) -> Iterator[str]:
+    """Sentences on what a study shows of single sites, and on covariances that drown in the noise."""
+    private = study.privacy.noise != "none"
+    apart = [task.label for task in study.tasks if task.disclosure == "per-site"]
+    if apart:
+        shown = "noised, by site" if private else "of each site, exactly and without noise"
+        yield (
+            f"Disclosed per site: {', '.join(apart)}. Everyone who sees the sums sees these figures {shown}. A site takes part"
+            " only if its policy allows per-site disclosure."
+        )
+    if study.privacy.cohort_difference == "strict":
+        kind = "of one cohort only" if private else "without noise"
+        yield (
+            f"A study {kind} is held to the cohorts of earlier such studies of the same population: two sums over cohorts that"
+            " differ in few sites show these sites' own numbers, so a site refuses a sum whose cohort differs from an earlier"
+            " one by fewer sites than its policy.min_cohort. Invite the same sites again."
+        )
+    stepped = {task.source for task in study.tasks if issubclass(TASKS[task.task], DerivedTask)} - {None}
+    if stepped and not private:
+        yield (
+            "Steps over secure sums hide no site's covariance here: without noise, the sums of several steps determine the"
+            " covariance of each site. They only spare sending it."
+        )
+    elif stepped:
+        yield (
+            "Every site keeps its own noised moments, with all the noise that its records need; the steps computed from them"
+            " cost nothing more. Sums of several steps may show these noised moments of a site, and no more."
+        )
+    for part in parts:
+        if part.name == DIRECTIONS and part.outlook in (Outlook.NOTHING, Outlook.WEAK):
+            drowned = "drown in the noise" if part.outlook is Outlook.NOTHING else "stand little above the noise"
+            advice = "Use fewer columns"
+            if study.method != "pca":
+                advice = "Use fewer features (an encoder of smaller width, as a study of method pca releases one)"
+            yield (
+                f"Covariances {drowned}: along the worst direction noise shows {part.widest:.2g} times the variance that"
+                f" features are expected to have. {advice}, more records a site, or a larger epsilon; without that, what is"
+                " made of covariances is shrunk towards one common variance."
+            )
+
+
+def divide(expectations: Sequence[Expectation]) -> tuple[Part, ...]:
+    """Expectations by block, in the order in which the blocks come first."""
+    parts = []
+    for name in dict.fromkeys(item.block for item in expectations):
+        items = tuple(item for item in expectations if item.block == name)
+        parts.append(
+            Part(
+                name=name,
+                number=sum(item.number for item in items),
+                typical=typical_share(items),
+                widest=max(item.share for item in items),
+                outlook=outlook(items),
+                main=any(item.main for item in items),
+                expectations=items,
+            )
+        )
+    return tuple(parts)
+
+
+def outlook(expectations: Sequence[Expectation]) -> Outlook:
+    """What these quantities will tell together, by the module's rule."""
+    if all(item.half_width == 0 for item in expectations):
+        return Outlook.EXACT
+    share = typical_share(expectations)
+    if share > NOTHING_SHARE:
+        return Outlook.NOTHING
+    return Outlook.WEAK if share > WEAK_SHARE else Outlook.GOOD
+
+
+def typical_share(expectations: Sequence[Expectation]) -> float:
+    """The smallest share that at least half of the quantities keep within, each counted as often as it stands for one."""
+    ordered = sorted(expectations, key=lambda item: item.share)
+    half, seen = sum(item.number for item in ordered) / 2.0, 0
+    for item in ordered:
+        seen += item.number
+        if seen >= half:
+            break
+    return item.share

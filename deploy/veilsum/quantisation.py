@@ -1,0 +1,110 @@
+"""The grid of a study's sums: how finely records are counted, from public values alone.
+
+Fine enough that truncation to it is lost in the noise, coarse enough that a cohort's sum fits a lane of the encoding.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+from veilsum_node.errors import ConfigurationError
+from veilsum_privacy.study.study import Study
+
+LANE_BITS = 47
+"""Bits that a lane of the encoding offers to the sum of a whole cohort, sign included."""
+
+LARGEST_GRID = 2**26
+LARGEST_STD = 2**31
+"""A study's variance is at most 2^62."""
+
+ROUNDING = 0.01
+"""Share of the noise's standard deviation that truncation to the grid may add up to, per value, over all records."""
+
+SMALLEST_SHARE = 8
+"""Standard deviation in grid units that one participant's noise share keeps at least; below 4 noise is refused."""
+
+NOISE_TAILS = 12
+"""Standard deviations of each participant's noise that a lane has room for."""
+
+
+class NoGridError(ConfigurationError):
+    """No grid fits the records, the participants and the noise."""
+
+
+@dataclass(frozen=True)
+class GridPlan:
+    """A grid and what truncation to it can cost.
+
+    Attributes:
+        grid: c, grid units that a task's clip norm becomes.
+        variance: S^2 in grid units squared; 0 without noise.
+        rounding: largest error of a value of the sum through truncation, as a share of S; without noise, of the clip norm.
+    """
+
+    grid: int
+    variance: int
+    rounding: float
+
+
+def plan_grid(*, max_records: int, participants: int, multiplier: float | None, honest: int = 1, values: int = 0) -> GridPlan:
+    """Choose the grid of a sum of per-record vectors, a power of two.
+
+    Each record is truncated towards zero, by less than one unit a value, so a value of the sum is off by less than
+    n M units for n participants of at most M records. With noise S = z c the smallest c with n M <= 0.01 z c is taken, and
+    at least what leaves a noise share of z c / sqrt(h) 8 units; but never more than a lane holds,
+    2 n (M c + 12 z c) < 2^47, nor 2^26, nor S above 2^31. Where the 1% asks for more than fits, what fits is taken and
+    ``rounding`` says what it costs. Without noise the finest grid that fits is taken. A site's own vector of d values is
+    rounded, which takes sqrt(d) units of c: there c is at least 100 sqrt(d), so that noise grows by 1% at most.
+
+    Args:
+        max_records: M.
+        participants: n.
+        multiplier: z, the noise's standard deviation over the sensitivity; None is no noise.
+        honest: h, the shares that S is divided among.
+        values: d of a vector that is rounded; 0 for vectors that are truncated.
+
+    Raises:
+        NoGridError: no grid fits.
+    """
+    z = multiplier or 0.0
+    lane = 2 ** (LANE_BITS - 1) / (participants * (max_records + NOISE_TAILS * z))
+    finest = min(int(2.0 ** (math.ceil(math.log2(lane)) - 1)), LARGEST_GRID)
+    if z:
+        finest = min(finest, int(2.0 ** math.floor(math.log2(LARGEST_STD / z))))
+    if not finest or (z and z * finest / math.sqrt(honest) < SMALLEST_SHARE):
+        raise NoGridError(
+            f"No grid fits {max_records} records at each of {participants} participants with this noise.",
+            "Lower the schema's max_records, or ask for a smaller epsilon.",
+        )
+    worst = participants * max_records
+    if not z:
+        return GridPlan(finest, 0, worst / finest)
+    needed = max(worst / (ROUNDING * z), SMALLEST_SHARE * math.sqrt(honest) / z, math.sqrt(values) / ROUNDING, 1.0)
+    grid = min(2 ** math.ceil(math.log2(needed)), finest)
+    variance = math.ceil((Fraction(z) * grid) ** 2)
+    return GridPlan(grid, variance, worst / (z * grid))
+
+
+def derived_grid(participants: int) -> int:
+    """The grid of a task that reads no record: the finest power of two whose sum of ``participants`` vectors fits a lane,
+    2^40 at most. Its values are rounded, not truncated, and have no noise to be lost in."""
+    return int(min(2 ** (LANE_BITS - 2 - math.ceil(math.log2(max(participants, 2)))), 2**40))
+
+
+def training_resolution(participants: int, *, private: bool) -> int:
+    """Units of the largest value of a vector that was trained: with noise in it 2^20, which two lanes of a slot hold for up to
+    four participants, without noise as fine as :func:`derived_grid`."""
+    return min(2**20, derived_grid(participants)) if private else derived_grid(participants)
+
+
+def rounding_share(study: Study) -> float:
+    """What truncation to the grid adds at most to a value of a compiled study's sums, as a share of the noise S.
+
+    Without noise: as a share of the clip norm. Of the task where it is largest.
+    """
+    worst = len(study.participants) * study.data.max_records
+    private = study.privacy.noise != "none"
+    priced = [task for task in study.tasks if not private or task.variance]
+    return max(worst / (math.sqrt(task.variance) if task.variance else task.grid) for task in priced)

@@ -1,0 +1,377 @@
+"""A coordinator as analysts and operators call it: plain values in and out, typed errors, results checked on disk.
+
+Nothing here prints. Text that came over the wire is made printable, and file names that could leave a directory are refused.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from veilsum.spending import read_spending
+from veilsum_node.errors import HostileInput, Misuse, StateError
+from veilsum_node.identity import Credentials, Label
+from veilsum_node.identity.files import replace_file
+from veilsum_node.telemetry.logs import printable
+from veilsum_node.transport.channel import open_channel
+from veilsum_node.transport.connection import explain, hello, split_address
+from veilsum_node.transport.route import Route, as_route
+from veilsum_privacy.ledger.entries import Mechanism
+from veilsum_privacy.results.proof_files import STUDY_FILE, ReleaseEntry, round_file
+from veilsum_privacy.results.result import ARRAYS, MANIFEST, Result, load_result
+from veilsum_privacy.study.study import Study
+from veilsum_proto import MAX_OBJECT_BYTES
+from veilsum_proto import federation_pb2 as pb
+from veilsum_proto.federation_pb2_grpc import StudiesStub
+
+SHORTEST_ID = 4
+"""Hexadecimal digits that name a study at least."""
+
+PATIENCE_SECONDS = 300.0
+"""How long a watched coordinator may be away, say for a restart."""
+
+CALL_SECONDS = 15.0
+
+OVER = ("finished", "failed", "aborted")
+
+_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+
+_FILE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
+
+
+@dataclass(frozen=True)
+class RoundInfo:
+    """One round of a study, as the coordinator reports it."""
+
+    round: int
+    label: str
+    phase: str
+    attempts: int
+    cohort: tuple[str, ...]
+    bytes_received: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class RefusalInfo:
+    """A participant's refusal: round 0 is the study itself."""
+
+    participant: str
+    code: str
+    round: int
+
+
+@dataclass(frozen=True)
+class StudyInfo:
+    """A study's state.
+
+    Attributes:
+        study: its digest in hexadecimal.
+        phase: enrolling, sealing, running, finished, failed or aborted.
+        submitted: Unix seconds.
+        progress: 0 to 1.
+        results: names of the result's files.
+        declared, released: releases that the study declares, and those so far.
+        epsilon, epsilon_spent: what the former cost, and the latter; None without noise.
+        checkpoints: rounds whose models can be fetched, ascending.
+    """
+
+    study: str
+    name: str
+    method: str
+    analyst: str
+    phase: str
+    reason: str
+    submitted: int
+    progress: float
+    participants: tuple[str, ...]
+    enrolled: tuple[str, ...]
+    refusals: tuple[RefusalInfo, ...]
+    rounds: tuple[RoundInfo, ...]
+    results: tuple[str, ...]
+    declared: int = 0
+    released: int = 0
+    epsilon: float | None = None
+    epsilon_spent: float | None = None
+    delta: float = 0.0
+    checkpoints: tuple[int, ...] = ()
+
+    @classmethod
+    def parse(cls, status: pb.StudyStatus) -> StudyInfo:
+        """Read a status message."""
+
+        def names(values: Any) -> tuple[str, ...]:
+            return tuple(printable(value) for value in values)
+
+        refusals = (RefusalInfo(printable(item.participant), printable(item.code), item.round) for item in status.refusals)
+        rounds = (
+            RoundInfo(
+                item.round, printable(item.label), printable(item.phase), item.attempts, names(item.cohort),
+                item.bytes_received, round(item.seconds, 3),
+            )
+            for item in status.rounds
+        )  # fmt: skip
+        return cls(
+            study=status.study.hex(),
+            name=printable(status.name),
+            method=printable(status.method),
+            analyst=printable(status.analyst),
+            phase=printable(status.phase),
+            reason=printable(status.reason),
+            submitted=status.submitted,
+            progress=min(max(status.progress, 0.0), 1.0) if status.progress == status.progress else 0.0,
+            participants=names(status.participants),
+            enrolled=names(status.enrolled),
+            refusals=tuple(refusals),
+            rounds=tuple(rounds),
+            results=tuple(status.results),
+            declared=status.declared,
+            released=status.released,
+            epsilon=_finite(status.epsilon) if status.HasField("epsilon") else None,
+            epsilon_spent=_finite(status.epsilon_spent) if status.HasField("epsilon_spent") else None,
+            delta=_finite(status.delta) or 0.0,
+            checkpoints=tuple(status.checkpoints),
+        )
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more happens."""
+        return self.phase in OVER
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for ``--json``."""
+        return asdict(self)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+@dataclass(frozen=True)
+class CoordinatorInfo:
+    """A coordinator by its proven name, and the participants that it has seen since it started."""
+
+    coordinator: str
+    connected: tuple[str, ...]
+    known: tuple[str, ...]
+    received: dict[str, int]
+    """Bytes of ciphertexts received from each."""
+
+
+class Remote:
+    """The ``Studies`` service of one coordinator; made by :func:`connect`.
+
+    Every method raises ``UnreachableError`` if the coordinator is gone and ``Misuse`` or ``StateError`` with the
+    coordinator's own words if it rejects the call.
+    """
+
+    def __init__(self, channel: grpc.Channel, coordinator: str, way: Route, identity: Path) -> None:
+        self._stub = StudiesStub(channel)
+        self._coordinator, self._way, self._identity = coordinator, way, identity
+
+    def describe(self) -> CoordinatorInfo:
+        """Who the coordinator is and who is connected."""
+        with self._explained():
+            reply = self._stub.Describe(pb.DescribeRequest(), timeout=CALL_SECONDS)
+        seen = sorted((printable(item.name), item.connected) for item in reply.participants)
+        return CoordinatorInfo(
+            self._coordinator,
+            connected=tuple(name for name, connected in seen if connected),
+            known=tuple(name for name, _ in seen),
+            received={printable(item.name): item.bytes_received for item in reply.participants},
+        )
+
+    def spending(self, dataset: str) -> dict[str, Counter[Mechanism]] | None:
+        """What this coordinator's studies have released of a dataset, by participant: mechanisms and how often.
+
+        Returns:
+            None where the coordinator cannot tell: its software is too old.
+
+        Raises:
+            HostileInput: the answer is malformed.
+        """
+        try:
+            reply = self._stub.Spending(pb.SpendingRequest(dataset=dataset), timeout=CALL_SECONDS)
+        except grpc.RpcError as error:
+            if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                return None
+            raise explain(error, self._way, self._identity) from error
+        return {printable(item.participant): read_spending(item.events) for item in reply.participants}
+
+    def submit(self, study: Study, analyst: Credentials) -> bytes:
+        """Sign and submit a study; returns its digest."""
+        data = study.to_bytes()
+        signature = analyst.signing_key.sign(Label.STUDY, data)
+        message = pb.StudyObject(study=data, signature=signature, certificate=analyst.identity.certificate)
+        with self._explained():
+            return bytes(self._stub.Submit(pb.SubmitRequest(study=message), timeout=CALL_SECONDS).study)
+
+    def list(self) -> list[StudyInfo]:
+        """The caller's studies, oldest first; an operator's are all."""
+        with self._explained():
+            return [StudyInfo.parse(item) for item in self._stub.List(pb.ListRequest(), timeout=CALL_SECONDS).studies]
+
+    def find(self, prefix: str) -> bytes:
+        """The digest of the one study whose hexadecimal digest begins with ``prefix``.
+
+        Raises:
+            Misuse: not hexadecimal, too short, or no study or several begin so.
+        """
+        text = prefix.lower()
+        if not SHORTEST_ID <= len(text) <= 64 or not re.fullmatch("[0-9a-f]+", text):
+            raise Misuse(f"A study is named by {SHORTEST_ID} to 64 hexadecimal digits.", "See `veilsum study list`.")
+        if len(text) == 64:
+            return bytes.fromhex(text)
+        found = [item.study for item in self.list() if item.study.startswith(text)]
+        if len(found) != 1:
+            what = "No study begins" if not found else f"{len(found)} studies begin"
+            advice = "See `veilsum study list`." if not found else "Give more digits."
+            raise Misuse(f"{what} with {text}.", advice)
+        return bytes.fromhex(found[0])
+
+    def show(self, study: bytes) -> StudyInfo:
+        """A study's state."""
+        with self._explained():
+            return StudyInfo.parse(self._stub.Show(pb.ShowRequest(study=study), timeout=CALL_SECONDS))
+
+    def abort(self, study: bytes) -> StudyInfo:
+        """Stop a study; returns its state after."""
+        with self._explained():
+            return StudyInfo.parse(self._stub.Abort(pb.ShowRequest(study=study), timeout=CALL_SECONDS))
+
+    def watch(self, study: bytes) -> Iterator[StudyInfo]:
+        """Yield the study's state at every change until it is over; a coordinator that restarts is waited for."""
+        away_since: float | None = None
+        while True:
+            try:
+                for status in self._stub.Watch(pb.ShowRequest(study=study)):
+                    away_since = None
+                    yield StudyInfo.parse(status)
+                return
+            except grpc.RpcError as error:
+                code = error.code() if isinstance(error, grpc.Call) else None
+                now = time.monotonic()
+                away_since = now if away_since is None else away_since
+                if code not in _AWAY or now - away_since > PATIENCE_SECONDS:
+                    raise explain(error, self._way, self._identity) from error
+            time.sleep(1.0)
+
+    def fetch(self, study: bytes, directory: Path, *, proof: bool = True) -> Result:
+        """Fetch the files of a finished study's result into ``directory``, the manifest last, and check their hashes.
+
+        Args:
+            study: its digest.
+            directory: must hold no result yet.
+            proof: whether to fetch what :func:`veilsum.verification.verify_result` needs, if the result has a proof.
+
+        Raises:
+            StateError: the study has no result, or the directory holds one or cannot be written.
+            HostileInput: a file name or size is not acceptable, or a file is not the one that the manifest names.
+        """
+        info = self.show(study)
+        if not info.results:
+            raise StateError(f"The study has no result: it is {info.phase}.", info.reason)
+        if (directory / MANIFEST).exists():
+            raise StateError(f"{directory} holds a result already.", "Choose another directory.")
+        names = sorted(info.results, key=lambda name: (name == MANIFEST, name))
+        for name in names:
+            if not _FILE_NAME.fullmatch(name):
+                raise HostileInput("The coordinator names a result file that cannot be written here.")
+        for name in names:
+            data = self._file(study, name)
+            if proof and name == MANIFEST:
+                for part in _proof_files(data):
+                    replace_file(directory / part, self._file(study, part))
+            replace_file(directory / name, data)
+        return load_result(directory)
+
+    def fetch_checkpoint(self, study: bytes, directory: Path, number: int | None = None) -> tuple[Result, int]:
+        """Fetch the model that a study kept after a round, the newest one by default, and check its hashes.
+
+        Returns:
+            the checkpoint and its round.
+
+        Raises:
+            StateError: the study has kept no such model, or the directory holds a result or cannot be written.
+            HostileInput: a size is not acceptable, or a file is not the one that the manifest names.
+        """
+        info = self.show(study)
+        chosen = number if number is not None else max(info.checkpoints, default=0)
+        if chosen not in info.checkpoints:
+            kept = ", ".join(map(str, info.checkpoints)) or "none; its parameters say how often: checkpoint_every"
+            raise StateError("The study has kept no such model.", f"Rounds with one: {kept}.")
+        if (directory / MANIFEST).exists():
+            raise StateError(f"{directory} holds a result already.", "Choose another directory.")
+        for name in (ARRAYS, MANIFEST):
+            replace_file(directory / name, self._file(study, name, chosen))
+        return load_result(directory), chosen
+
+    def _file(self, study: bytes, name: str, checkpoint: int = 0) -> bytes:
+        parts: list[bytes] = []
+        size, total = 0, 0
+        with self._explained():
+            for chunk in self._stub.Result(pb.ResultRequest(study=study, file=name, checkpoint=checkpoint)):
+                size, total = size + len(chunk.data), chunk.total
+                if max(size, total) > MAX_OBJECT_BYTES:
+                    raise HostileInput("A result file is larger than allowed.")
+                parts.append(chunk.data)
+        if size != total:
+            raise HostileInput("A result file ended early.", "Fetch the result again.")
+        return b"".join(parts)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except grpc.RpcError as error:
+            raise explain(error, self._way, self._identity) from error
+
+
+def _proof_files(manifest: bytes) -> list[str]:
+    """The files of a result's proof; none of a result that has no proof.
+
+    Raises:
+        HostileInput: the manifest is malformed.
+    """
+    try:
+        entries = [ReleaseEntry.parse(item) for item in json.loads(manifest).get("releases", ())]
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
+        raise HostileInput("The result's manifest is malformed.", "Fetch the result again.") from error
+    if not entries or not all(entry.decrypted_by for entry in entries):
+        return []
+    return [STUDY_FILE, *(round_file(entry.round) for entry in entries)]
+
+
+@contextmanager
+def connect(way: Route | str, credentials: Credentials, identity: Path, at: int) -> Iterator[Remote]:
+    """Connect to a coordinator, agree on the protocol's version, and let it prove its name.
+
+    Args:
+        way: the route to it, or host:port for the straight one.
+        credentials: of the caller, loaded from ``identity``.
+        identity: the caller's identity directory.
+        at: the time to judge the coordinator's certificate by, Unix seconds.
+
+    Raises:
+        UnreachableError: nothing listens there, or TLS failed; says which and why.
+        StateError: no common version.
+        HostileInput: the coordinator does not prove its name.
+    """
+    way = as_route(way)
+    split_address(way.address)
+    with open_channel(way, credentials) as channel:
+        try:
+            greeting = hello(channel, credentials, at)
+        except grpc.RpcError as error:
+            raise explain(error, way, identity) from error
+        yield Remote(channel, greeting.coordinator, way, identity)

@@ -1,0 +1,184 @@
+"""A study's method run again on releases that were proven, and its result compared with what was handed out.
+
+A method is a function of what was released to it. So whoever holds the releases makes the same result again, to the bit on the
+same kind of processor; another one may round otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum_coordinator.parts.federation import Release
+from veilsum_coordinator.service.runner import read_release
+from veilsum_privacy.results.proof_check import CheckedRelease, ProofFault
+from veilsum_privacy.results.proof_files import round_file
+from veilsum_privacy.results.result import ARRAYS, MANIFEST, Result
+from veilsum_privacy.securesum.context import broadcast_digest, encode_broadcast
+from veilsum_privacy.study.study import Study
+
+Floats = NDArray[np.float64]
+
+LARGEST_TOLERANCE = 1e-6
+"""Relative difference up to which two numbers may be one, rounded otherwise."""
+
+
+class Replayed:
+    """Implements :class:`~veilsum_coordinator.parts.federation.Federation` on releases that were proven.
+
+    Args:
+        study: that they are of.
+        releases: in order; taken one at a time.
+        encoder: arrays that every round broadcasts.
+        exact: whether what the method would broadcast must be what was, to the bit.
+
+    Attributes:
+        differing: rounds whose broadcast is not the method's to the bit.
+        releases: how many were asked for.
+    """
+
+    def __init__(
+        self, study: Study, releases: Iterator[CheckedRelease], encoder: Mapping[str, Floats], *, exact: bool
+    ) -> None:
+        self._study, self._left, self._encoder, self._exact = study, releases, dict(encoder), exact
+        self.differing: list[int] = []
+        self.releases = 0
+
+    @property
+    def study(self) -> Study:
+        """The study that everyone agreed to."""
+        return self._study
+
+    @property
+    def encoder(self) -> Mapping[str, Floats]:
+        """Arrays of the study's projection; empty without one."""
+        return self._encoder
+
+    def sum(
+        self, label: str, broadcast: Mapping[str, Floats] | None = None, *, members: Collection[str] | None = None
+    ) -> Release:
+        """The next release, if it is the one that the method asks for.
+
+        Raises:
+            ProofFault: it does not hold, is another one, or there is none left.
+        """
+        found = next(self._left, None)
+        if found is None:
+            raise ProofFault(MANIFEST, f"The method asks for a release of {label} that the manifest does not name.")
+        self.releases += 1
+        where, assignment = round_file(found.assignment.round), found.assignment
+        if assignment.label != label:
+            raise ProofFault(where, f"It is a release of {assignment.label}, where the method asks for one of {label}.")
+        if members is not None and not set(assignment.names) <= set(members):
+            raise ProofFault(where, "Its cohort has members whom the method does not ask for.")
+        if broadcast_digest(encode_broadcast({**self._encoder, **(broadcast or {})})) != assignment.broadcast:
+            if self._exact:
+                raise ProofFault(
+                    where, "What was broadcast to its cohort is not what the method makes of the releases before it."
+                )
+            self.differing.append(assignment.round)
+        return read_release(self._study, found.plan, found.values, assignment.round, assignment.names, found.digest)
+
+    def checkpoint(self, arrays: Mapping[str, Floats], summary: Mapping[str, Any]) -> None:
+        """Keeps nothing."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How a result agrees with the one that its releases make.
+
+    Attributes:
+        exact: whether every byte does.
+        largest: the largest relative difference of two numbers; 0 if exact.
+    """
+
+    exact: bool
+    largest: float
+
+
+def compare(
+    manifest: Mapping[str, Any], found: Mapping[str, bytes], made: Mapping[str, bytes], result: Result, again: Result,
+    tolerance: float,
+) -> Comparison:  # fmt: skip
+    """Compare a result with the one that its releases make.
+
+    Args:
+        manifest: of the result, parsed.
+        found: its files by name.
+        made: the other's.
+        result: as it was read.
+        again: as it was made.
+        tolerance: largest relative difference of two numbers that is let pass.
+
+    Raises:
+        ProofFault: names the first number, or other value, that differs.
+    """
+    if found == made:
+        return Comparison(True, 0.0)
+    largest = 0.0
+    wanted = json.loads(made[MANIFEST])
+    for name in dict.fromkeys((*wanted, *manifest)):
+        if name != "files":  # their hashes follow from what is in them
+            largest = max(largest, _apart(MANIFEST, name, manifest.get(name), wanted.get(name), tolerance))
+    for name in dict.fromkeys((*again.arrays, *result.arrays)):
+        one, other = result.arrays.get(name), again.arrays.get(name)
+        if one is None or other is None or (one.shape, one.dtype) != (other.shape, other.dtype):
+            raise ProofFault(ARRAYS, f"The array {name} is not one that the releases make.")
+        largest = max(largest, _array_apart(name, one, other, tolerance))
+    if largest == 0.0:
+        name = ARRAYS if found.get(ARRAYS) != made.get(ARRAYS) else MANIFEST
+        raise ProofFault(name, "It holds the same values as the releases make, but is written otherwise.", _AGAIN)
+    return Comparison(False, largest)
+
+
+_AGAIN = "Fetch the result again."
+_ROUNDING = "A processor of another kind may round otherwise: --tolerance 1e-9 lets such a difference pass."
+
+
+def _apart(where: str, name: str, found: Any, made: Any, tolerance: float) -> float:
+    """Largest relative difference of two JSON values."""
+    if isinstance(found, dict) and isinstance(made, dict) and list(found) == list(made):
+        return max((_apart(where, f"{name}.{key}", found[key], made[key], tolerance) for key in made), default=0.0)
+    if isinstance(found, list) and isinstance(made, list) and len(found) == len(made):
+        pairs = enumerate(zip(found, made, strict=True))
+        return max((_apart(where, f"{name}[{place}]", *pair, tolerance) for place, pair in pairs), default=0.0)
+    if type(found) is type(made) and found == made and not isinstance(found, dict):
+        return 0.0
+    if isinstance(found, float) and isinstance(made, float):
+        apart = abs(found - made) / max(abs(found), abs(made))
+        if apart <= tolerance:
+            return apart
+        raise _differs(where, name, found, made, apart)
+    raise ProofFault(where, f"{name} is {_short(found)}, but the releases make {_short(made)}.")
+
+
+def _array_apart(name: str, found: NDArray[Any], made: NDArray[Any], tolerance: float) -> float:
+    differs = (found != made) & ~((found != found) & (made != made))  # NaN is itself here
+    if not differs.any():
+        return 0.0
+    place = tuple(int(index) for index in np.argwhere(differs)[0])
+    one, other = found[place].item(), made[place].item()
+    label = f"{name}[{', '.join(map(str, place))}]"
+    if found.dtype.kind != "f":
+        raise ProofFault(ARRAYS, f"{label} is {one}, but the releases make {other}.")
+    scale = float(np.abs(made).max())
+    apart = float(np.abs(found - made).max()) / scale if scale and math.isfinite(scale) else math.inf
+    if not apart <= tolerance:
+        raise _differs(ARRAYS, label, one, other, apart)
+    return apart
+
+
+def _differs(where: str, name: str, found: float, made: float, apart: float) -> ProofFault:
+    advice = _ROUNDING if apart <= LARGEST_TOLERANCE else ""
+    return ProofFault(where, f"{name} is {found!r}, but the releases make {made!r}.", advice)
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False) if value is not None else "absent"
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,191 @@
+"""What an analyst writes: a study.toml, validated and with the schema that it points to. Nothing is filled in here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
+
+from veilsum_coordinator.results.projections import result_projection
+from veilsum_coordinator.results.released_models import result_model
+from veilsum_node.config import load_toml
+from veilsum_node.errors import ConfigurationError, HostileInput, VeilsumError
+from veilsum_node.fields import Frozen, Name
+from veilsum_privacy.results.result import load_result
+from veilsum_privacy.study.encoder import Program, Projection
+from veilsum_privacy.study.schema import DatasetSchema
+from veilsum_privacy.study.schema_file import load_schema
+from veilsum_privacy.study.study import NoiseKind, Unit
+
+LARGEST_EPSILON = 1e4
+
+EVALUATION = "federated-evaluation"
+"""The method whose parameter ``result`` names a directory, as ``[encoder]`` does."""
+
+
+class PrivacyRequest(Frozen):
+    """The ``[privacy]`` table of a study.toml; ``noise = "none"`` takes neither epsilon nor error.
+
+    Attributes:
+        epsilon: what the study may cost.
+        error: in its place, the largest 95% half-width of the method's main quantities that noise may cause, as a share of
+            their expected size at ``expected_records``; epsilon is then the smallest that reaches it.
+        max_epsilon: with an error, the largest epsilon that it may cost.
+        unit: whose presence the guarantee hides, a record's or a subject's with all its records.
+    """
+
+    epsilon: float | None = Field(default=None, gt=0, le=LARGEST_EPSILON)
+    error: float | None = Field(default=None, gt=0, le=1)
+    max_epsilon: float | None = Field(default=None, gt=0, le=LARGEST_EPSILON)
+    delta: float = Field(default=1e-5, gt=0, lt=0.5)
+    noise: NoiseKind = "distributed"
+    assumed_colluders: int = Field(default=1, ge=1, le=1024)
+    min_cohort: int | None = Field(default=None, ge=2, le=1024)
+    cohort_difference: Literal["strict", "allowed"] | None = None
+    unit: Unit = "record"
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if [self.epsilon is not None, self.error is not None, self.noise == "none"].count(True) != 1:
+            raise ValueError('state epsilon or error or noise = "none", and only one of them')
+        if self.max_epsilon is not None and self.error is None:
+            raise ValueError("max_epsilon bounds what an error may cost; state it with error")
+        if self.noise == "none" and self.cohort_difference == "allowed":
+            raise ValueError('a study without noise needs cohort_difference = "strict"')
+        return self
+
+
+class ReleasedProjection(Frozen):
+    """The ``[encoder]`` table that names the projection which an earlier study released.
+
+    Attributes:
+        result: directory of that study's result, relative to the study's file.
+    """
+
+    kind: Literal["released"] = "released"
+    result: str = Field(min_length=1)
+
+
+def _encoder_form(value: Any) -> str:
+    """Which of the three an ``[encoder]`` table is meant to be, so that its faults are named as that one's."""
+    if not isinstance(value, Mapping):
+        return str(getattr(value, "kind", "released"))
+    kind = value.get("kind", "program" if {"format", "inputs"} & value.keys() else "released")
+    return kind if kind in ("projection", "released") else "program"
+
+
+class StudyRequest(Frozen):
+    """An analyst's study.toml.
+
+    Attributes:
+        name: of the study.
+        method: registered method.
+        dataset: the dataset's name as sites offer it.
+        parameters: the method's parameters.
+        privacy: what it may cost; ``min_cohort`` is by default all participants.
+        schema_file: key ``schema``: path of the dataset's schema, relative to the study's file.
+        data: key ``data``: the schema itself, in place of ``schema``.
+        encoder: what makes features of the dataset's columns; None for the columns themselves.
+        participants: who shall take part; by default everyone in the federation.
+        expires_hours: how long the study may run, in hours.
+        expected_records: records that a site is expected to have, for planning and for ``privacy.error``; by default, and at
+            most, the schema's ``max_records``.
+    """
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    name: Name
+    method: str
+    dataset: Name
+    privacy: PrivacyRequest
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    schema_file: str | None = Field(default=None, alias="schema")
+    data: DatasetSchema | None = None
+    encoder: (
+        Annotated[
+            Annotated[Projection, Tag("projection")]
+            | Annotated[Program, Tag("program")]
+            | Annotated[ReleasedProjection, Tag("released")],
+            Discriminator(_encoder_form),
+        ]
+        | None
+    ) = None
+    participants: tuple[Name, ...] = ()
+    expires_hours: int = Field(default=24, ge=1, le=24 * 366)
+    expected_records: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _one_schema(self) -> Self:
+        if (self.schema_file is None) == (self.data is None):
+            raise ValueError('state either schema = "file.toml" or a [data] table')
+        return self
+
+
+def load_study_request(path: Path) -> StudyRequest:
+    """Read a study.toml and the schema it points to; the result carries the schema in ``data``.
+
+    Raises:
+        ConfigurationError: a file cannot be read or is invalid; the message names file and keys.
+    """
+    request = with_projection(load_toml(path, StudyRequest), path.parent)
+    if request.schema_file is not None:
+        data = load_schema(path.parent / request.schema_file)
+        request = request.model_copy(update={"schema_file": None, "data": data})
+    return with_model(request, path.parent)
+
+
+def with_projection(request: StudyRequest, base: Path) -> StudyRequest:
+    """The request with the digest of the projection in place of the result that released it.
+
+    Args:
+        base: directory that the result's path is relative to.
+
+    Raises:
+        ConfigurationError: there is no such result, or it holds no projection.
+    """
+    if not isinstance(request.encoder, ReleasedProjection):
+        return request
+    try:
+        projection, _ = result_projection(load_result(base / request.encoder.result))
+    except HostileInput as error:
+        raise ConfigurationError(f"study {request.name!r}, [encoder]: {error.message}", error.advice) from error
+    return request.model_copy(update={"encoder": projection})
+
+
+def with_model(request: StudyRequest, base: Path) -> StudyRequest:
+    """The request with the digest of the model that it evaluates, and that model's encoder, in place of the result.
+
+    Args:
+        request: with its schema in ``data``.
+        base: directory that the result's path is relative to.
+
+    Raises:
+        ConfigurationError: there is no such result, it holds no model, or it reads other columns than the study.
+    """
+    if request.method != EVALUATION or "result" not in request.parameters:
+        return request
+    what = f"study {request.name!r}, parameters.result"
+    given = {key: value for key, value in request.parameters.items() if key != "result"}
+    try:
+        released = result_model(load_result(base / str(request.parameters["result"])))
+    except VeilsumError as error:
+        raise ConfigurationError(f"{what}: {error.message}", error.advice) from error
+    if request.data is not None and request.data.columns != released.columns:
+        raise ConfigurationError(
+            f"{what}: the model reads other columns than the schema has.", "Use the schema of the study that released it."
+        )
+    if request.encoder not in (None, released.encoder):
+        raise ConfigurationError(
+            f"{what}: the model's features are made by another encoder.", "Leave out [encoder]: the result names it."
+        )
+    if taken := sorted({"model", "sha256", "classes"} & given.keys()):
+        raise ConfigurationError(f"{what}: says {', '.join(taken)} itself.", f"Leave out {', '.join(taken)}.")
+    told = {
+        "model": released.model.model_dump(mode="json"),
+        "sha256": released.sha256,
+        "classes": list(released.classes),
+        "missing": given.get("missing", released.missing),
+    }
+    return request.model_copy(update={"parameters": {**given, **told}, "encoder": released.encoder})

@@ -1,0 +1,85 @@
+"""What studies have cost participants, as a coordinator's mirror tells it, and what one more study would add.
+
+A mirror knows its own coordinator's studies only, and no budget. Every participant's own ledger is the authority.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from veilsum_coordinator.parts.expectations import finite
+from veilsum_node.canonical import parse_canonical
+from veilsum_node.errors import HostileInput
+from veilsum_privacy.ledger.entries import Budget, Mechanism
+from veilsum_privacy.ledger.totals import Sum
+from veilsum_privacy.mechanism.noise import task_noise
+from veilsum_privacy.study.study import Study
+
+
+@dataclass(frozen=True)
+class ParticipantLoss:
+    """Epsilon by RDP of one participant's releases of a dataset at the study's delta; infinite after one without noise."""
+
+    participant: str
+    before: float
+    after: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; None where there is no bound."""
+        return {"participant": self.participant, "epsilon_so_far": finite(self.before), "epsilon_after": finite(self.after)}
+
+
+def read_spending(events: bytes) -> Counter[Mechanism]:
+    """Parse a participant's releases: canonical JSON, a list of [mechanism, colluders, releases].
+
+    Raises:
+        HostileInput: it is no such list.
+    """
+    value = parse_canonical(events, what="list of releases")
+    counted: Counter[Mechanism] = Counter()
+    try:
+        for mechanism, colluders, releases in value:
+            if not (type(colluders) is int and type(releases) is int and 0 < releases < 2**53):
+                raise HostileInput("A list of releases holds a number that is out of range.")
+            counted[Mechanism.from_json(mechanism, colluders)] += releases
+    except (TypeError, ValueError) as error:
+        raise HostileInput("A list of releases is malformed.") from error
+    return counted
+
+
+def study_mechanisms(study: Study) -> Counter[Mechanism]:
+    """All that a study releases if every round is that of all its participants, with how often."""
+    counted = Counter[Mechanism]()
+    for task in study.tasks:
+        counted[Mechanism.of(task, task_noise(study, task, study.sites))] += task.releases
+    return counted
+
+
+def epsilon_alone(study: Study) -> float | None:
+    """Epsilon by RDP of a study against all other parties together, who take off every noise share but the site's own.
+
+    What is left is S^2 / h of the variance S^2 (all of it where noise is local). None without noise.
+    """
+    return finite(_sum(study_mechanisms(study)).alone(_budget(study)))
+
+
+def participant_losses(study: Study, spent: Mapping[str, Mapping[Mechanism, int]]) -> tuple[ParticipantLoss, ...]:
+    """What each of a study's participants has spent, and what it will have spent after it; nobody unknown has spent."""
+    added, budget = study_mechanisms(study), _budget(study)
+    before = {name: _sum(spent.get(name, {})) for name in study.participants}
+    return tuple(ParticipantLoss(name, total.epsilon(budget), total.epsilon(budget, added)) for name, total in before.items())
+
+
+def _sum(mechanisms: Mapping[Mechanism, int]) -> Sum:
+    total = Sum()
+    for mechanism, count in mechanisms.items():
+        total.add(mechanism, count)
+    return total
+
+
+def _budget(study: Study) -> Budget:
+    """Whatever sites allow, the study's own delta is what it is priced at."""
+    return Budget(None, study.privacy.delta)

@@ -1,0 +1,267 @@
+"""Verifies a result on disk by the proof that lies beside it: offline, with the federation's authority certificate alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cryptography import x509
+from numpy.typing import NDArray
+
+from veilsum.replay import Comparison, Replayed, compare
+from veilsum_coordinator.methods import get_method
+from veilsum_coordinator.results.projections import result_projection
+from veilsum_coordinator.results.released_models import find_released
+from veilsum_coordinator.results.reproduction import one_thread
+from veilsum_node.errors import HostileInput, VeilsumError
+from veilsum_privacy.results.proof_check import CheckedRelease, CheckedStudy, ProofFault, ReleaseChecker, check_study, part
+from veilsum_privacy.results.proof_files import STUDY_FILE, ReleaseEntry, ReleaseProof, StudyProof, round_file
+from veilsum_privacy.results.result import ARRAYS, MANIFEST, Result, load_result, result_files
+from veilsum_privacy.study.encoder import Projection
+from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.evaluation import Evaluation
+
+Floats = NDArray[np.float64]
+
+ROUNDING = 1e-9
+"""Largest relative difference that a client lets pass in what it fetched: a processor of another kind may round otherwise."""
+
+_WHOLE = "Fetch the result again."
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What was verified of a result.
+
+    Attributes:
+        study: the study and its roster.
+        releases: that the result was made of, without their values.
+        comparison: how its numbers agree with those that the releases make.
+        replayed: whether all that was broadcast is what the method makes of the releases before it.
+        proof_bytes: size of the proof's files.
+    """
+
+    study: CheckedStudy
+    releases: tuple[CheckedRelease, ...]
+    comparison: Comparison
+    replayed: bool
+    proof_bytes: int
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What was found, as JSON values."""
+        study, roster = self.study.study, self.study.roster
+        pairs = {item.decryptors for item in self.releases}
+        return {
+            "study": self.study.digest.hex(),
+            "name": study.name,
+            "method": study.method,
+            "federation": study.federation,
+            "analyst": self.study.analyst.name,
+            "coordinator": study.coordinator,
+            "roster": {member.name: member.identity.fingerprint for member in roster.members},
+            "releases": len(self.releases),
+            "values": sum(item.plan.encoding.size for item in self.releases),
+            "decrypted_by": sorted({name for pair in pairs for name in pair}),
+            "exact": self.comparison.exact,
+            "largest_difference": self.comparison.largest,
+            "broadcasts": self.replayed,
+            "proof_bytes": self.proof_bytes,
+        }
+
+    @property
+    def proves(self) -> list[str]:
+        """What follows from it."""
+        study, count = self.study.study, len(self.releases)
+        numbers = (
+            "Every number of the result is what the method makes of these sums: it was computed again, to the bit."
+            if self.comparison.exact
+            else "Every number of the result is what the method makes of these sums, up to a relative difference of "
+            f"{self.comparison.largest:.1g}: this machine rounds otherwise."
+        )
+        found = [
+            f"{self.study.analyst.name} signed this study, and every member of its roster signed that it takes part; the keys "
+            "are certified by the authority whose certificate was given.",
+            f"The result was made of {count} sum{'s' if count != 1 else ''}, none missing and no more than the study declares."
+            " Every member of each cohort signed for the same study, roster, cohort, task, noise and broadcast,"
+            " and consented.",
+            "Two members of each cohort, who hold the key, signed that the sum opened to exactly these values.",
+            numbers,
+        ]
+        if self.replayed:
+            found.append("What was broadcast for each sum is what the method makes of the sums before it.")
+        return found if study.privacy.epsilon is None else [*found, self._noise]
+
+    @property
+    def _noise(self) -> str:
+        return "Every receipt names the noise that the study declares for its sum."
+
+    @property
+    def leaves_open(self) -> list[str]:
+        """What it cannot show."""
+        left = [
+            "That the sites' records are true, and that each site computed its part and drew its noise as it signed.",
+            "That the members are who they should be: the authority may certify whom it likes. Compare the roster's key "
+            "fingerprints with those that the sites tell you.",
+            "That a sum is that of its cohort's contributions, if the coordinator conspires with a member: every member holds "
+            "the study's keys, so these two can have another sum decrypted and signed for. The coordinator alone cannot.",
+            "When it was signed: certificates must only have been valid at some time of the study's life.",
+        ]
+        if not self.replayed:
+            left.append("What was broadcast for each sum: it could not be computed again, to the bit, here.")
+        return left
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a client says of a result that it fetched.
+
+    Attributes:
+        verified: what was verified; None if it was not.
+        rounded: whether that needed a tolerance, as this machine rounds otherwise than the coordinator's.
+        fault: what does not hold; empty if all does, or if there is no proof.
+        missing: why there is nothing to verify; empty if there is.
+    """
+
+    verified: Verified | None
+    rounded: bool = False
+    fault: str = ""
+    missing: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values."""
+        if self.verified is None:
+            return {"verified": False, "fault": self.fault or None, "missing": self.missing or None}
+        count, size = len(self.verified.releases), self.verified.proof_bytes
+        return {"verified": True, "rounded": self.rounded, "releases": count, "bytes": size}
+
+
+def look_at(directory: Path, authority: x509.Certificate) -> Look:
+    """Verify a result that was just fetched; one that agrees up to rounding passes, and that is said."""
+    if not (directory / STUDY_FILE).exists():
+        return Look(
+            None,
+            missing="The coordinator gives no proof of it. Software before 0.2 kept none; --no-proof takes a result as it is.",
+        )
+    try:
+        try:
+            return Look(verify_result(directory, authority))
+        except ProofFault:  # on another kind of processor numbers may be rounded otherwise
+            return Look(verify_result(directory, authority, tolerance=ROUNDING), rounded=True)
+    except ProofFault as fault:
+        return Look(None, fault=str(fault))
+
+
+def verify_result(
+    directory: Path, authority: x509.Certificate, *, uses: Path | None = None, tolerance: float = 0.0
+) -> Verified:
+    """Verify a result by its proof, part by part.
+
+    Args:
+        directory: of the result, with its proof.
+        authority: the federation's certificate.
+        uses: folder of results that the study builds on, for one that evaluates a released model.
+        tolerance: largest relative difference of two numbers that is let pass, for machines that round otherwise.
+
+    Raises:
+        ProofFault: names the first thing that is wrong, or missing.
+        StateError: ``uses`` holds no result that the study names.
+    """
+    size = 0
+
+    def read(name: str) -> bytes:
+        nonlocal size
+        data = _read(directory, name)
+        size += len(data)
+        return data
+
+    found = {MANIFEST: _read(directory, MANIFEST)}
+    manifest, entries = _manifest(found[MANIFEST])
+    with part(STUDY_FILE):
+        proof = StudyProof.parse(read(STUDY_FILE))
+    checked = check_study(proof, authority)
+    checker, releases = ReleaseChecker(checked), []
+    for entry in entries:
+        release = checker.check(entry, lambda number: ReleaseProof.parse(read(round_file(number))))
+        releases.append(replace(release, values=release.values[:0]))  # as large as a model, each
+    with part(MANIFEST):
+        result = load_result(directory)
+    if ARRAYS in manifest["files"]:
+        found[ARRAYS] = _read(directory, ARRAYS)
+    replayed, made, again = _replay(directory, checked, entries, releases, result, uses, exact=tolerance == 0.0)
+    return Verified(checked, tuple(releases), compare(manifest, found, made, result, again, tolerance), replayed, size)
+
+
+def _manifest(data: bytes) -> tuple[dict[str, Any], list[ReleaseEntry]]:
+    with part(MANIFEST):
+        try:
+            manifest = json.loads(data)
+            text = json.dumps(manifest, indent=2, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+            releases = manifest.get("releases") or ()
+        except (ValueError, AttributeError, RecursionError) as error:
+            raise HostileInput("It is malformed.", _WHOLE) from error
+        if text != data or not isinstance(manifest.get("files"), dict):
+            raise HostileInput("It is written in another way than results are.", _WHOLE)
+        entries = [ReleaseEntry.parse(item) for item in releases]
+        if not entries or not all(entry.decrypted_by for entry in entries):
+            raise HostileInput(
+                "It names no release with the signatures of who decrypted it, so nothing can be proven.",
+                "Results of simulations, checkpoints, and results of older software have no proof.",
+            )
+    return manifest, entries
+
+
+def _replay(
+    directory: Path,
+    checked: CheckedStudy,
+    entries: list[ReleaseEntry],
+    releases: list[CheckedRelease],
+    result: Result,
+    uses: Path | None,
+    *,
+    exact: bool,
+) -> tuple[bool, dict[str, bytes], Result]:
+    """Run the method again; whether its broadcasts were those of the proof, and the files and result that it makes."""
+    study = checked.study
+    encoder, known = _encoder(study, result, uses)
+
+    def again() -> Iterator[CheckedRelease]:
+        for release in releases:
+            name = round_file(release.assignment.round)
+            with part(name):
+                yield replace(release, values=ReleaseProof.parse(_read(directory, name)).values)
+
+    federation = Replayed(study, again(), encoder, exact=exact and known)
+    with one_thread(), part(MANIFEST, "The method cannot be run again on the releases:"):
+        made = get_method(study.method).run(federation)
+    if federation.releases != len(releases):
+        raise ProofFault(MANIFEST, f"It names {len(releases)} releases, but the method asks for {federation.releases}.")
+    about = {"name": study.name, "digest": checked.digest.hex(), "method": study.method}
+    return known and not federation.differing, result_files(made, study=about, releases=entries), made
+
+
+def _encoder(study: Study, result: Result, uses: Path | None) -> tuple[Mapping[str, Floats], bool]:
+    """Arrays that every round broadcasts, and whether they are all there."""
+    evaluates = any(declaration.task == Evaluation.name for declaration in study.tasks)
+    if uses is not None:
+        return find_released(uses, study), True
+    if not isinstance(study.encoder, Projection):
+        return {}, not evaluates
+    try:
+        projection, arrays = result_projection(result)
+    except VeilsumError:  # an evaluation repeats no projection
+        return {}, False
+    if projection != study.encoder:
+        raise ProofFault(ARRAYS, "The projection in it is not the one that the study names.")
+    return arrays, not evaluates
+
+
+def _read(directory: Path, name: str) -> bytes:
+    try:
+        return (directory / name).read_bytes()
+    except OSError as error:
+        raise ProofFault(name, f"It cannot be read ({error.strerror}).", _WHOLE) from error

@@ -1,0 +1,214 @@
+"""Load a TOML file into a validated model and say everything that is wrong with it at once.
+
+Serves every configuration of the project: schemas, studies, participants, coordinators. It does not resolve paths inside a
+file or read the environment (:mod:`veilsum_node.overrides` does); a model's own validators do what is particular to it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from veilsum_node.errors import ConfigurationError
+from veilsum_node.fields import Hex32, Name
+
+MAX_CONFIGURATION_BYTES = 1 << 22
+"""Largest configuration file that is parsed, in bytes."""
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+_FORMS = {
+    get_args(Name)[1].pattern: "must be 1 to 64 lower-case letters, digits, dots, hyphens or underscores, "
+    "with a letter or digit at both ends",
+    get_args(Hex32)[1].pattern: "must be 64 hexadecimal digits in lower case",
+}
+"""What a pattern asks for, in words: an operator reads no regular expressions."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that resembles ``name`` most, or None when none comes near."""
+    by_lower = {item.lower(): item for item in known}
+    found = difflib.get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.6)
+    return by_lower[found[0]] if found else None
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Advice for an unknown ``name``: the nearest known one, or all of them (the first 20)."""
+    names = sorted(known)
+    close = nearest(name, names)
+    if close is not None:
+        return f"Did you mean {close!r}?"
+    return f"Known: {', '.join(names[:20])}{', ...' if len(names) > 20 else ''}." if names else ""
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Parse a TOML file.
+
+    Raises:
+        ConfigurationError: missing, unreadable, too large, not UTF-8, or not TOML; the message names the file.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_CONFIGURATION_BYTES + 1)
+    except FileNotFoundError as error:
+        raise ConfigurationError(f"{path}: there is no such file.", "Check the path.") from error
+    except OSError as error:
+        raise ConfigurationError(f"{path}: cannot be read ({error.strerror}).", "Check path and permissions.") from error
+    if len(data) > MAX_CONFIGURATION_BYTES:
+        raise ConfigurationError(f"{path}: larger than {MAX_CONFIGURATION_BYTES} bytes.", "Is this a configuration file?")
+    try:
+        return tomllib.loads(data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{path}: is not UTF-8 text.", "Save the file as UTF-8.") from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits is none of TOML's own errors
+        raise ConfigurationError(f"{path}: is not valid TOML: {error}.", "Texts need quotes, tables [brackets].") from error
+
+
+def load_toml(path: Path, model: type[ModelT]) -> ModelT:
+    """Read ``path`` and validate it as ``model``.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or its content is not a valid ``model``; the message lists every
+            problem with its key, and for an unknown key the nearest known one.
+    """
+    return validate(read_toml(path), model, source=str(path))
+
+
+def validate(
+    value: Mapping[str, Any],
+    model: type[ModelT],
+    *,
+    source: str,
+    variables: Mapping[tuple[str, ...], str] | None = None,
+) -> ModelT:
+    """Validate parsed configuration as ``model``; ``source`` names where it came from, ``variables`` who else set a key.
+
+    Raises:
+        ConfigurationError: as :func:`load_toml`.
+    """
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        problems = explain(error, model, variables)
+        text = "".join(f"\n  {problem}" for problem in problems)
+        what = "has a problem" if len(problems) == 1 else f"has {len(problems)} problems"
+        raise ConfigurationError(f"{source} {what}:{text}") from error
+
+
+def explain(
+    error: ValidationError, model: type[BaseModel], variables: Mapping[tuple[str, ...], str] | None = None
+) -> list[str]:
+    """One line for each problem of ``error``: key, what is wrong, and the nearest known key where the key is unknown.
+
+    Args:
+        variables: the environment variable that set a key, which then stands before it.
+    """
+    lines = []
+    items = error.errors(include_url=False, include_input=False)
+    for item in items:
+        if item["type"] == "too_short" and any(_inside(other["loc"], item["loc"]) for other in items):
+            continue  # the list is short only because its items are invalid, which is said already
+        places = list(_walk(model, item["loc"]))
+        key = _key(item["loc"], places, literal=item["type"] in ("extra_forbidden", "missing"))
+        if variable := _variable(item["loc"], variables or {}):
+            key = f"{variable} ({key})"
+        if item["type"] == "extra_forbidden":
+            known = {name for candidate in places[-1] for name in _fields(candidate)} if places else set()
+            lines.append(f"{key}: unknown key. {did_you_mean(str(item['loc'][-1]), known)}".rstrip())
+        elif item["type"] == "missing":
+            lines.append(f"{key}: is missing.")
+        elif item["type"] == "string_pattern_mismatch":
+            form = _FORMS.get(item["ctx"]["pattern"], "is not written in the form that this key takes")
+            lines.append(f"{key}: {form}.")
+        elif item["type"] == "tuple_type":
+            lines.append(f"{key}: must be a list, in [brackets].")
+        else:
+            message = item["msg"].removeprefix("Value error, ")
+            lines.append(f"{key}: {message[:1].lower()}{message[1:]}." if key else f"{message}.")
+    return lines
+
+
+def _variable(location: tuple[int | str, ...], variables: Mapping[tuple[str, ...], str]) -> str:
+    """The variable that set the key at a location, or the table around it."""
+    for end in range(len(location), 0, -1):
+        if (found := variables.get(tuple(str(part) for part in location[:end]))) is not None:
+            return found
+    return ""
+
+
+def keys_of(annotation: Any) -> list[str]:
+    """Keys of a model, in order; none for anything else."""
+    return list(_fields(annotation))
+
+
+def _fields(annotation: Any) -> dict[str, Any]:
+    """Keys of a model with their annotations; empty for anything else."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return {field.alias or name: field.annotation for name, field in annotation.model_fields.items()}
+    return {}
+
+
+def alternatives(annotation: Any) -> list[Any]:
+    """The types a value may have: members of unions, without ``Annotated``."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return alternatives(get_args(annotation)[0])
+    if origin is Union or origin is types.UnionType:
+        return [item for member in get_args(annotation) for item in alternatives(member)]
+    return [annotation]
+
+
+def _walk(model: type[BaseModel], location: tuple[int | str, ...]) -> Iterator[list[Any]]:
+    """Yield, for each part of a location, the types that the part is looked up in; a union's tag narrows them."""
+    candidates: list[Any] = [model]
+    for part in location:
+        yield candidates
+        found = [step(candidate, part) for candidate in candidates]
+        inner = [item for annotation in found if annotation is not None for item in alternatives(annotation)]
+        candidates = inner or [item for item in candidates if _tagged(item, part)] or candidates
+
+
+def step(annotation: Any, part: int | str) -> Any:
+    """The annotation of ``part`` inside ``annotation``, or None."""
+    if isinstance(part, str) and part in (fields := _fields(annotation)):
+        return fields[part]
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if not isinstance(origin, type) or not arguments:
+        return None
+    if isinstance(part, int) and issubclass(origin, Sequence | AbstractSet):
+        return arguments[0] if len(arguments) <= part or arguments[-1] is Ellipsis else arguments[part]
+    if isinstance(part, str) and issubclass(origin, Mapping):
+        return arguments[1]
+    return None
+
+
+def _tagged(annotation: Any, tag: int | str) -> bool:
+    """Whether a model has a literal field that holds ``tag``: pydantic puts a union's tag into the location."""
+    return any(get_origin(field) is Literal and tag in get_args(field) for field in _fields(annotation).values())
+
+
+def _inside(location: tuple[int | str, ...], outer: tuple[int | str, ...]) -> bool:
+    return len(location) > len(outer) and location[: len(outer)] == outer
+
+
+def _key(location: tuple[int | str, ...], places: list[list[Any]], *, literal: bool) -> str:
+    """Write a location as a user would: ``columns[3].low``, without tags; ``literal`` keeps the last part as it is."""
+    text = ""
+    for index, part in enumerate(location):
+        if isinstance(part, int):
+            text += f"[{part}]"
+            continue
+        if part == "[key]":  # pydantic's word for the name of a table's entry, which stands before it
+            continue
+        known = any(step(candidate, part) is not None for candidate in places[index])
+        tag = not known and any(_tagged(candidate, part) for candidate in places[index])
+        if not tag or (literal and index == len(location) - 1):
+            text += f".{part}" if text else part
+    return text

@@ -1,0 +1,384 @@
+"""The database that holds a party's state: durable, private to its owner, one writer at a time.
+
+SQLite files are opened in write-ahead mode with full synchronisation, so that a committed transaction survives a power cut.
+Ledger and protocol state share one file and one transaction. A coordinator may use PostgreSQL instead; there an advisory lock
+makes writers queue as SQLite's write lock does. This module defines no tables: each component brings its own migrations
+(:func:`migrate`).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import Connection, Engine, create_engine, event, inspect
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+from sqlalchemy.pool import NullPool, StaticPool
+
+from veilsum_node.driver_faults import DatabaseAwayError, DatabaseDamagedError, newer_version, typed_faults
+from veilsum_node.errors import ConfigurationError, StateError
+
+SCHEMA_VERSION = 2
+"""Layout of a file as a whole (``PRAGMA user_version``), so that old software refuses it. 1: tables were made in place; 2: by
+migrations, whose versions each component counts in a table of its own."""
+
+BUSY_SECONDS = 30.0
+"""How long a transaction waits for another process's."""
+
+CONNECT_SECONDS = 5
+"""How long a server may take to accept a connection. Who can wait for it longer tries again."""
+
+SILENT_SECONDS = 30
+"""How long a server may leave what was sent to it unacknowledged."""
+
+_faults: WeakKeyDictionary[Engine, StateError] = WeakKeyDictionary()
+_guards: WeakKeyDictionary[Engine, Callable[[Connection], object]] = WeakKeyDictionary()
+
+_MEMORY = ":memory:"
+_BEGIN = "veilsum_begin"
+_LOCK = 0x7665696C73756D  # PostgreSQL's advisory lock of every write transaction in one database
+
+
+def open_database(url_or_path: str | Path) -> Engine:
+    """Open, and create if needed, a database.
+
+    Args:
+        url_or_path: a file's path, ``:memory:`` (one connection, for tests), or an SQLAlchemy URL of SQLite or PostgreSQL.
+
+    Raises:
+        ConfigurationError: the URL is malformed, its driver missing, or the file's directory missing or not writable.
+        StateError: the file is no database, or a newer version's; the server cannot be reached.
+    """
+    url = _parse_url(url_or_path)
+    if url.get_backend_name() != "sqlite":
+        engine = _create_server_engine(url)
+    elif url.database == _MEMORY:
+        engine = create_engine(
+            "sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False}, hide_parameters=True
+        )
+    else:
+        _create_private(Path(str(url.database)))
+        engine = create_engine(url, connect_args={"timeout": BUSY_SECONDS}, hide_parameters=True)
+    if engine.dialect.name == "sqlite":
+        event.listen(engine, "connect", _configure)
+        event.listen(engine, "begin", _begin)
+    try:
+        with transaction(engine) as connection:
+            if _check_version(connection) < SCHEMA_VERSION:
+                connection.exec_driver_sql(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    except BaseException:
+        engine.dispose()
+        raise
+    return engine
+
+
+def open_readonly(url_or_path: str | Path) -> Engine:
+    """Open an existing database to read, without the right to write to it or to its directory; nothing is created or changed.
+
+    A file that a running process writes is read as of its last commit. A file without a write-ahead log is taken as it lies:
+    start nothing on it meanwhile. One whose log was left behind is read as a private copy.
+
+    Raises:
+        ConfigurationError: the URL is malformed or its driver missing.
+        StateError: there is no such database, it cannot be read, or it is a newer version's.
+    """
+    url = _parse_url(url_or_path)
+    if url.get_backend_name() != "sqlite":
+        engine = _create_server_engine(url, "-c default_transaction_read_only=on")
+    else:
+        engine = _open_file_readonly(Path(str(url.database)))
+    try:
+        with reading(engine) as connection:
+            _check_version(connection)
+    except BaseException:
+        engine.dispose()
+        raise
+    return engine
+
+
+@contextmanager
+def transaction(engine: Engine) -> Iterator[Connection]:
+    """One durable write transaction: committed at the end of the block, undone by an exception.
+
+    It takes the write lock at once (on PostgreSQL an advisory lock), so what is read inside stays true until the commit.
+
+    Raises:
+        DatabaseAwayError: the server is away for the moment, or the disk full or failing; whether a commit was done must be
+            read back.
+        StateError: the database is locked, damaged, or forbids what was written.
+    """
+    wrote = True
+    try:
+        with typed_faults():
+            options = {_BEGIN: "BEGIN IMMEDIATE"} if engine.dialect.name == "sqlite" else {}
+            with engine.connect().execution_options(**options) as connection, connection.begin():
+                if engine.dialect.name == "postgresql":
+                    connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
+                if (guard := _guards.get(engine)) is not None:
+                    guard(connection)
+                before = _changes(connection)
+                yield connection
+                wrote = before is None or _changes(connection) != before
+    except (DatabaseAwayError, DatabaseDamagedError) as error:
+        _faults[engine] = error
+        raise
+    # one that changed nothing says nothing about the disk, and damage does not pass
+    if wrote and not isinstance(_faults.get(engine), DatabaseDamagedError):
+        _faults.pop(engine, None)
+
+
+def guard_writes(engine: Engine, check: Callable[[Connection], object]) -> None:
+    """Let ``check`` begin every write transaction from here on, under its lock; what it raises undoes the transaction."""
+    _guards[engine] = check
+
+
+def write_fault(engine: Engine) -> str:
+    """Why the last transaction that should have written could not, with what to do; empty if it could."""
+    return str(_faults.get(engine, ""))
+
+
+def probe(engine: Engine) -> None:
+    """Write what stands there already, so that :func:`write_fault` tells how it is now.
+
+    Raises:
+        StateError: the database still takes nothing.
+    """
+    if isinstance(fault := _faults.get(engine), DatabaseDamagedError):
+        raise fault
+    with transaction(engine) as connection:
+        if engine.dialect.name == "sqlite":
+            connection.exec_driver_sql(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    _faults.pop(engine, None)
+
+
+def after_commit(connection: Connection, action: Callable[[], None]) -> None:
+    """Let ``action`` follow if the transaction of this connection is committed, and not if it is undone."""
+    event.listen(connection, "commit", lambda _: action(), once=True)
+
+
+@contextmanager
+def reading(engine: Engine) -> Iterator[Connection]:
+    """A connection whose reads all see one committed state; it never waits for a writer.
+
+    Raises:
+        StateError: the database is damaged or out of reach.
+    """
+    with typed_faults():
+        options = {"isolation_level": "REPEATABLE READ"} if engine.dialect.name == "postgresql" else {}
+        with engine.connect().execution_options(**options) as connection:
+            yield connection
+
+
+def answers(engine: Engine) -> bool:
+    """Ask the database anything; one that could not be written to lately must take something first.
+
+    Raises:
+        StateError: it is damaged, out of reach, full or can only be read.
+    """
+    if write_fault(engine):
+        probe(engine)
+    with reading(engine) as connection:
+        return connection.exec_driver_sql("SELECT 1").scalar() == 1
+
+
+def migrate(engine: Engine, package: str, component: str) -> None:
+    """Bring a component's tables to the layout that this software knows; one transaction, nothing to do if they have it.
+
+    A component is a set of tables with one line of versions, counted in the table ``<component>_version``. Its package holds
+    Alembic scripts in ``versions`` and names the last one as ``HEAD``; the first script leaves tables alone that exist from
+    before there were migrations. Components of one database upgrade on their own.
+
+    Args:
+        engine: from :func:`open_database`.
+        package: the migrations' package, for example ``veilsum_privacy.ledger.migrations``.
+        component: its name, for example ``ledger``.
+
+    Raises:
+        StateError: a newer version has been at these tables, or the database refuses.
+    """
+    head: str = import_module(package).HEAD
+    with transaction(engine) as connection:
+        found = _component_version(connection, component)
+        if found == head:
+            return
+        from veilsum_node.migration import upgrade
+
+        upgrade(connection, package, component, found)
+
+
+def check_component(connection: Connection, package: str, component: str) -> str | None:
+    """The version of a component's tables, None where migrations have not made them; to read what one cannot migrate.
+
+    Raises:
+        StateError: a newer version has been at these tables.
+    """
+    found = _component_version(connection, component)
+    if found is not None and found > import_module(package).HEAD:
+        raise newer_version(component, found)
+    return found
+
+
+def scrub(engine: Engine) -> None:
+    """Empty SQLite's write-ahead log, so that what was just erased is not found there; a busy log is emptied later.
+
+    Raises:
+        DatabaseAwayError: the disk is full or failing.
+        StateError: the file is damaged.
+    """
+    if engine.dialect.name == "sqlite":
+        with typed_faults(), engine.connect() as connection:
+            # it holds the write lock while it waits for readers, so it must not wait: the next one empties the log
+            connection.exec_driver_sql("PRAGMA busy_timeout = 0")
+            try:
+                connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+            finally:
+                connection.exec_driver_sql(f"PRAGMA busy_timeout = {int(BUSY_SECONDS * 1000)}")
+
+
+def database_file(url_or_path: str | Path) -> Path | None:
+    """The file of an SQLite database that outlives its process; None for a server's.
+
+    Raises:
+        ConfigurationError: the URL is malformed, or names a database in memory.
+    """
+    url = _parse_url(url_or_path)
+    if url.get_backend_name() != "sqlite":
+        return None
+    if url.database in (None, "", _MEMORY):
+        raise ConfigurationError(
+            "A database in memory would be lost with its process.", "Name a file, or a PostgreSQL database by its URL."
+        )
+    return Path(str(url.database))
+
+
+def _parse_url(url_or_path: str | Path) -> URL:
+    text = str(url_or_path)
+    if "://" not in text:
+        if text.startswith(("//", "postgres", "sqlite:")) and ("@" in text or ":/" in text):
+            raise ConfigurationError("The database URL is malformed.", "Use a path or, say, postgresql://host/name.")
+        return URL.create("sqlite", database=text)
+    try:
+        url = make_url(text)
+        backend = url.get_backend_name()
+    except (ArgumentError, NoSuchModuleError, ValueError) as error:
+        raise ConfigurationError("The database URL is malformed.", "Use a path or, say, postgresql://host/name.") from error
+    if backend == "sqlite":
+        return URL.create("sqlite", database=url.database or _MEMORY)
+    if backend != "postgresql":
+        raise ConfigurationError(f"Databases of kind {backend[:32]!r} are not supported.", "Use SQLite or PostgreSQL.")
+    return url.set(drivername="postgresql+psycopg") if url.drivername == "postgresql" else url
+
+
+def _create_server_engine(url: URL, options: str = "") -> Engine:
+    settings = f"-c lock_timeout={int(BUSY_SECONDS * 1000)} -c synchronous_commit=on {options}".strip()
+    arguments = {
+        "connect_timeout": CONNECT_SECONDS,
+        "tcp_user_timeout": 1000 * SILENT_SECONDS,  # a server whose machine vanished is given up, not waited for by the hour
+        "application_name": "veilsum",
+        "options": settings,
+    }
+    try:
+        return create_engine(
+            url, connect_args=arguments, hide_parameters=True, pool_pre_ping=True, isolation_level="READ COMMITTED"
+        )
+    except (ArgumentError, NoSuchModuleError) as error:
+        raise ConfigurationError("The database URL is malformed.", "Use a path or, say, postgresql://host/name.") from error
+    except ImportError as error:
+        raise ConfigurationError("The database's driver is not installed.", f"Install {error.name}.") from error
+
+
+def _open_file_readonly(path: Path) -> Engine:
+    if not path.is_file():
+        raise StateError(f"There is no database {path}.", "Check the path.")
+    log, index = (path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))
+    try:
+        logged = log.is_file() and log.stat().st_size > 0
+        if logged and not index.is_file():
+            # Nobody has it open, and reading it in place would finish what the log holds: that is the owner's to do.
+            copies = Path(tempfile.mkdtemp(prefix="veilsum-"))
+            copies.chmod(0o700)
+            for source in (path, log):
+                shutil.copyfile(source, copies / source.name)
+            engine = _readonly_engine(copies / path.name, "mode=ro")
+            event.listen(engine, "engine_disposed", lambda _: shutil.rmtree(copies, ignore_errors=True))
+            return engine
+    except OSError as error:
+        raise StateError(f"The database {path} cannot be read: {error.strerror}.", "Ask its owner for an export.") from error
+    return _readonly_engine(path, "mode=ro" if logged or index.is_file() else "mode=ro&immutable=1")
+
+
+def _readonly_engine(path: Path, parameters: str) -> Engine:
+    place = f"file:{quote(str(path.absolute()))}?{parameters}"
+
+    def connect() -> sqlite3.Connection:
+        return sqlite3.connect(place, uri=True, timeout=BUSY_SECONDS, check_same_thread=False)
+
+    engine = create_engine("sqlite://", creator=connect, hide_parameters=True, poolclass=NullPool)
+    event.listen(engine, "connect", _configure_reader)
+    event.listen(engine, "begin", _begin)
+    return engine
+
+
+def _changes(connection: Connection) -> int | None:
+    """Rows that an SQLite connection has changed so far; None for a server's."""
+    driver = connection.connection.driver_connection
+    return driver.total_changes if isinstance(driver, sqlite3.Connection) else None
+
+
+def _configure(connection: Any, _record: Any) -> None:
+    connection.isolation_level = None  # SQLAlchemy's events begin transactions, not the driver
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "recursive_triggers=ON", "secure_delete=ON"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _configure_reader(connection: Any, _record: Any) -> None:
+    connection.isolation_level = None
+    connection.execute("PRAGMA query_only=ON")
+
+
+def _begin(connection: Connection) -> None:
+    connection.exec_driver_sql(connection.get_execution_options().get(_BEGIN, "BEGIN"))
+
+
+def _create_private(path: Path) -> None:
+    """Create the file with mode 0600 before SQLite would with a wider one; narrow an existing file's mode."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        if stat.S_IMODE(path.stat().st_mode) & 0o077:
+            path.chmod(0o600)
+    except OSError as error:
+        raise ConfigurationError(
+            f"The database {path} cannot be opened: {error.strerror}.", "Check the directory and its owner."
+        ) from error
+
+
+def _check_version(connection: Connection) -> int:
+    """The layout's version, the present one for a server's databases."""
+    if connection.dialect.name != "sqlite":
+        return SCHEMA_VERSION
+    version = int(connection.exec_driver_sql("PRAGMA user_version").scalar_one())
+    if version > SCHEMA_VERSION:
+        raise StateError(
+            f"The database was written by a newer version (schema {version}, this software knows {SCHEMA_VERSION}).",
+            "Install the newer version.",
+        )
+    return version
+
+
+def _component_version(connection: Connection, component: str) -> str | None:
+    table = f"{component}_version"
+    if not inspect(connection).has_table(table):
+        return None
+    version = connection.exec_driver_sql(f"SELECT version_num FROM {table}").scalar()  # noqa: S608 - a component's own name
+    return None if version is None else str(version)

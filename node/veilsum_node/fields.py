@@ -1,0 +1,51 @@
+"""Types of the fields of everything that is configured or agreed on: bounded numbers, names, digests, frozen models."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, StringConstraints
+
+SMALLEST, LARGEST = 1e-100, 1e100
+"""Magnitudes that agreed numbers, what tasks make of them, and broadcast values may have beside 0.
+
+Squares and products of a few of them neither overflow nor vanish, so that no arithmetic fails on some records only.
+"""
+
+
+def _real(value: object) -> object:
+    """Accept a number, or a float's hexadecimal form as canonical JSON writes it."""
+    if isinstance(value, str) and "0x" in value:
+        try:
+            return float.fromhex(value)
+        except OverflowError as error:  # the only one that pydantic does not take for a wrong value
+            raise ValueError("is larger than any float") from error
+    return value
+
+
+def _in_range(value: float) -> float:
+    if value != 0.0 and not SMALLEST <= abs(value) <= LARGEST:
+        raise ValueError(f"must be 0, or {SMALLEST:g} to {LARGEST:g} in size")
+    return value
+
+
+Real = Annotated[
+    float,
+    BeforeValidator(_real),
+    AfterValidator(_in_range),
+    PlainSerializer(float.hex, return_type=str, when_used="json"),
+    Field(allow_inf_nan=False),
+]
+"""A float that canonical JSON carries as ``float.hex``: 0, or of a magnitude from :data:`SMALLEST` to :data:`LARGEST`."""
+
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$")]
+"""A lower-case identifier of 1 to 64 characters: participants, datasets, studies, columns of a result."""
+
+Hex32 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+"""32 bytes as 64 hexadecimal digits."""
+
+
+class Frozen(BaseModel):
+    """Base of all agreed values: immutable, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

@@ -1,0 +1,296 @@
+"""The federation's certificate authority: one key, one self-signed certificate, and a record of everything it signed.
+
+It decides names and roles; a request only proves that its sender holds the key. It sees no private key but its own, keeps no
+revocation list and takes no part in studies. Keys and serial numbers come from the cryptographic library's own randomness.
+
+    key.pem              private key, mode 0600, encrypted if a passphrase was given
+    certificate.pem      what every party of the federation trusts
+    issued/index.jsonl   one line for each certificate, written before it is handed out
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    KeySerializationEncryption,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import NameOID
+
+from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
+from veilsum_node.identity import certificate as certificates
+from veilsum_node.identity.certificate import NAME_PATTERN, Role, key_fingerprint
+from veilsum_node.identity.files import MAX_FILE_BYTES, read_file, read_private, write_new
+from veilsum_node.identity.record import Issued, IssuedRecord
+from veilsum_node.identity.signing import SigningKey
+
+DEFAULT_DAYS = 365
+"""How long a party's certificate is valid unless told otherwise."""
+
+_CA_DAYS = 3653
+_DAY = 86_400
+_BACKDATE = 300  # seconds: a site's clock may be a little behind the authority's
+_HOST = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*")
+
+
+def new_key_and_csr(name: str, role: Role) -> tuple[bytes, bytes]:
+    """Make a private key and a request for a certificate, at the site that will use them.
+
+    Returns:
+        The private key and the request, both in PEM. The request states name and role for the authority's operator to see.
+
+    Raises:
+        Misuse: ``name`` is not a name.
+    """
+    _check_name(name, "name")
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name(
+        [x509.NameAttribute(NameOID.COMMON_NAME, name), x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, role.value)]
+    )
+    request = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, hashes.SHA256())
+    return SigningKey(key).to_pem(), request.public_bytes(Encoding.PEM)
+
+
+class Authority:
+    """A certificate authority in a directory; use :meth:`create` or :meth:`load`."""
+
+    def __init__(
+        self, directory: Path, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate, clock: Callable[[], int]
+    ) -> None:
+        self.directory = directory
+        self.certificate = certificate
+        self._key = key
+        self._clock = clock
+        self._record = IssuedRecord(directory)
+
+    @classmethod
+    def create(
+        cls, directory: Path, federation_name: str, clock: Callable[[], int], *, passphrase: bytes | None = None
+    ) -> Authority:
+        """Make a new authority: a key and a certificate valid for ten years.
+
+        Raises:
+            Misuse: ``federation_name`` is not a name, or the passphrase is empty.
+            StateError: the directory holds an authority already, or cannot be written.
+        """
+        _check_name(federation_name, "federation's name")
+        if passphrase is not None and not passphrase:
+            raise Misuse("The passphrase is empty.", "Give one, or none at all.")
+        key = ec.generate_private_key(ec.SECP256R1())
+        now = clock()
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, federation_name)])
+        identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+        certificate = (
+            _builder(subject, subject, key.public_key(), now - _BACKDATE, now + _CA_DAYS * _DAY)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(certificates.key_usage(key_cert_sign=True, crl_sign=True), critical=True)
+            .add_extension(identifier, critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
+            .sign(key, hashes.SHA256())
+        )
+        encryption: KeySerializationEncryption = BestAvailableEncryption(passphrase) if passphrase else NoEncryption()
+        pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption)
+        write_new(directory / "key.pem", pem, mode=0o600)
+        IssuedRecord(directory).create()
+        write_new(directory / "certificate.pem", certificate.public_bytes(Encoding.PEM))
+        return cls(directory, key, certificate, clock)
+
+    @classmethod
+    def load(cls, directory: Path, clock: Callable[[], int], *, passphrase: bytes | None = None) -> Authority:
+        """Open an authority that :meth:`create` made.
+
+        Raises:
+            ConfigurationError: a file is missing, malformed or readable by others, or the passphrase is wrong.
+        """
+        advice = "Make an authority first with `veilsum federation init`."
+        pem = read_private(directory / "key.pem", "authority's key", advice=advice)
+        data = read_file(directory / "certificate.pem", "authority's certificate", advice=advice)
+        try:
+            key = load_pem_private_key(pem, passphrase)
+        except Exception as error:
+            raise ConfigurationError(
+                f"The authority's key {directory / 'key.pem'} cannot be opened.", "Check the passphrase and the file."
+            ) from error
+        try:
+            certificate = certificates.load_authority_certificate(data)
+        except HostileInput as error:
+            raise ConfigurationError(f"{directory / 'certificate.pem'}: {error.message}", error.advice) from error
+        if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+            raise ConfigurationError(
+                f"Key and certificate in {directory} do not belong together.", "Restore both from one backup."
+            )
+        return cls(directory, key, certificate, clock)
+
+    @property
+    def federation_name(self) -> str:
+        """The name in the authority's certificate."""
+        return certificates.federation_name(self.certificate)
+
+    @property
+    def federation_id(self) -> str:
+        """SHA-256 of the authority's certificate in DER, 64 hexadecimal digits."""
+        return certificates.federation_id(self.certificate)
+
+    @property
+    def certificate_pem(self) -> bytes:
+        """The authority's certificate in PEM: ``authority.pem`` of every party."""
+        return self.certificate.public_bytes(Encoding.PEM)
+
+    def sign(
+        self,
+        csr: bytes,
+        *,
+        role: Role,
+        name: str,
+        hosts: Sequence[str] = (),
+        days: int = DEFAULT_DAYS,
+        replace: bool = False,
+    ) -> bytes:
+        """Sign a request; the same key may be certified again, for renewal.
+
+        Args:
+            csr: the request, PEM.
+            role: the role to certify; a request that states another one is refused.
+            name: the name to certify; the request must ask for exactly it.
+            hosts: host names and IP addresses under which a coordinator is dialled.
+            days: how long the certificate is valid, 1 to 3653, and not beyond the authority's own.
+            replace: let the name go to another key or role than before. Peers that pinned the old key do not follow.
+
+        Returns:
+            The certificate in PEM.
+
+        Raises:
+            HostileInput: the request is malformed, badly signed, of another curve, or states another name or role.
+            Misuse: hosts or days are wrong.
+            StateError: the name or the key is taken.
+        """
+        _check_name(name, "name")
+        alternatives: list[x509.GeneralName] = [
+            x509.UniformResourceIdentifier(certificates.identity_uri(self.federation_name, role, name)),
+            *_host_names(role, hosts),
+        ]
+        public_key = _request_key(csr, name, role)
+        now = self._clock()
+        expires = self._expiry(now, days)
+        certificate = (
+            _builder(
+                x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]),
+                self.certificate.subject,
+                public_key,
+                now - _BACKDATE,
+                expires,
+            )
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(certificates.LEAF_KEY_USAGE, critical=True)
+            .add_extension(x509.ExtendedKeyUsage(role.key_usages), critical=False)
+            .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()),
+                critical=False,
+            )
+            .sign(self._key, hashes.SHA256())
+        )
+        pem = certificate.public_bytes(Encoding.PEM)
+        entry = Issued(
+            name=name,
+            role=role,
+            fingerprint=key_fingerprint(public_key),
+            serial=f"{certificate.serial_number:x}",
+            issued=now,
+            expires=expires,
+            certificate=pem.decode(),
+        )
+        self._record.add(entry, replace=replace)  # before it is handed out: what is not on record could be signed over
+        return pem
+
+    def issued(self) -> list[Issued]:
+        """Every certificate ever signed, oldest first.
+
+        Raises:
+            StateError: the record is missing or damaged.
+        """
+        return self._record.entries()
+
+    def _expiry(self, now: int, days: int) -> int:
+        if not 1 <= days <= _CA_DAYS:
+            raise Misuse(f"A certificate cannot be valid for {days} days.", f"Choose 1 to {_CA_DAYS} days.")
+        expires = now + days * _DAY
+        if expires > int(self.certificate.not_valid_after_utc.timestamp()):
+            raise Misuse("The certificate would outlive its authority.", "Choose fewer days, or set up a new authority.")
+        return expires
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, public_key: ec.EllipticCurvePublicKey, not_before: int, not_after: int
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public_key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(datetime.fromtimestamp(not_before, UTC))
+        .not_valid_after(datetime.fromtimestamp(not_after, UTC))
+    )
+
+
+def _check_name(name: str, what: str) -> None:
+    if not NAME_PATTERN.fullmatch(name):
+        raise Misuse(
+            f"The {what} {name!r} is not valid.",
+            "Use 1 to 64 of the characters a-z, 0-9, '.', '_' and '-', beginning and ending with a letter or digit.",
+        )
+
+
+def _host_names(role: Role, hosts: Sequence[str]) -> list[x509.GeneralName]:
+    if role is Role.COORDINATOR and not hosts:
+        raise Misuse("A coordinator needs a host name.", "Give the names and addresses under which it is dialled (--host).")
+    if role is not Role.COORDINATOR and hosts:
+        raise Misuse(f"A {role} is never dialled and has no host name.", "Leave the hosts out.")
+    names: list[x509.GeneralName] = []
+    for host in dict.fromkeys(hosts):
+        try:
+            names.append(x509.IPAddress(ipaddress.ip_address(host)))
+        except ValueError:
+            if not _HOST.fullmatch(host.lower()):
+                raise Misuse(
+                    f"{host!r} is neither a host name nor an IP address.", "Give it without scheme and port."
+                ) from None
+            names.append(x509.DNSName(host.lower()))
+    return names
+
+
+def _request_key(csr: bytes, name: str, role: Role) -> ec.EllipticCurvePublicKey:
+    if not 0 < len(csr) <= MAX_FILE_BYTES:
+        raise HostileInput("The request is empty or too large.")
+    try:
+        request = x509.load_pem_x509_csr(csr)
+        valid = request.is_signature_valid
+        public_key = request.public_key()
+        units = [item.value for item in request.subject.get_attributes_for_oid(NameOID.ORGANIZATIONAL_UNIT_NAME)]
+    except Exception as error:
+        raise HostileInput(
+            "The request is not a certificate signing request in PEM.", "Ask the site to send it again."
+        ) from error
+    key = certificates.p256_key(public_key, "request")
+    if not valid:
+        raise HostileInput("The request's own signature is invalid.", "Ask the site to send it again.")
+    requested = certificates.common_name(request.subject, "request")
+    if requested != name:
+        raise HostileInput(f"The request asks for the name {requested!r}, not {name!r}.", "Check whose request this is.")
+    if units not in ([], [role.value]):
+        raise HostileInput(f"The request states another role than {role}.", "Check whose request this is.")
+    return key

@@ -1,0 +1,97 @@
+"""Signatures over labelled data: ECDSA P-256 with SHA-256.
+
+What is signed is the label and the data, each behind its length (:func:`veilsum_node.canonical.digest`), so a signature
+under one label never verifies under another. Who a key belongs to is the certificate's business; signatures are malleable
+(r, -s verifies as well), so nothing may be named by the hash of one.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec, utils
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+
+from veilsum_node.canonical import digest
+from veilsum_node.errors import ConfigurationError, HostileInput
+from veilsum_node.identity.certificate import key_fingerprint
+
+_ALGORITHM = ec.ECDSA(utils.Prehashed(hashes.SHA256()))  # the digest is SHA-256 of the encoded label and data already
+
+
+class Label(StrEnum):
+    """Everything that is ever signed; no label serves two purposes."""
+
+    STUDY = "veilsum/1/study"
+    ENROLMENT = "veilsum/1/enrolment"
+    SEEDS = "veilsum/1/seeds"
+    KEYS = "veilsum/1/keys"
+    RECEIPT = "veilsum/1/receipt"
+    COUNTERSIGN = "veilsum/1/countersign"
+    DECRYPTION = "veilsum/1/decryption"
+    LEDGER = "veilsum/1/ledger"
+    HELLO = "veilsum/1/hello"
+    REFUSAL = "veilsum/1/refusal"
+
+
+class SigningKey:
+    """A party's ECDSA P-256 private key; it signs and never prints."""
+
+    __slots__ = ("_key", "fingerprint", "public_key")
+
+    def __init__(self, key: ec.EllipticCurvePrivateKey) -> None:
+        self._key = key
+        self.public_key = key.public_key()
+        self.fingerprint = key_fingerprint(self.public_key)
+
+    @classmethod
+    def generate(cls) -> SigningKey:
+        """Make a fresh key; the randomness is the cryptographic library's own."""
+        return cls(ec.generate_private_key(ec.SECP256R1()))
+
+    @classmethod
+    def from_pem(cls, pem: bytes, passphrase: bytes | None = None) -> SigningKey:
+        """Load a private key in PEM.
+
+        Raises:
+            ConfigurationError: not a P-256 private key, or the passphrase is wrong, missing or superfluous.
+        """
+        try:
+            key = load_pem_private_key(pem, passphrase)
+        except Exception as error:
+            raise ConfigurationError(
+                "The private key cannot be loaded.", "Check that it is a private key in PEM, and its passphrase if it has one."
+            ) from error
+        if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
+            raise ConfigurationError("The private key is not an ECDSA P-256 key.", "Make a new one with `veilsum ... init`.")
+        return cls(key)
+
+    def to_pem(self) -> bytes:
+        """The unencrypted private key in PEM (PKCS #8), for a file with mode 0600."""
+        return self._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+    def sign(self, label: Label, data: bytes) -> bytes:
+        """Return the DER signature of ``data`` under ``label``."""
+        return self._key.sign(digest(label, data), _ALGORITHM)
+
+    def __repr__(self) -> str:
+        return f"SigningKey({self.fingerprint[:16]})"
+
+
+def hello_digest(challenge: bytes, caller: str, coordinator: str) -> bytes:
+    """What a coordinator signs to prove its name to one caller (32 bytes)."""
+    return digest("hello", challenge, caller.encode(), coordinator.encode())
+
+
+def verify(public_key: ec.EllipticCurvePublicKey, label: Label, data: bytes, signature: bytes) -> None:
+    """Check that ``signature`` was made over ``data`` under ``label`` by the key's owner.
+
+    Raises:
+        HostileInput: it was not.
+    """
+    try:
+        public_key.verify(signature, digest(label, data), _ALGORITHM)
+    except InvalidSignature as error:
+        raise HostileInput(f"The signature under {label.value} is invalid.") from error

@@ -1,0 +1,137 @@
+"""A party's identity directory: private key, certificate and the authority's certificate, checked before use.
+
+The PEM bytes are what mutual TLS takes. Nothing here opens a connection or knows a transport.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
+
+from veilsum_node.errors import ConfigurationError, HostileInput
+from veilsum_node.identity.certificate import (
+    Identity,
+    Role,
+    federation_id,
+    load_authority_certificate,
+    moment,
+    verify_certificate,
+)
+from veilsum_node.identity.files import read_file, read_private
+from veilsum_node.identity.signing import SigningKey
+
+KEY_FILE = "key.pem"
+REQUEST_FILE = "request.csr"
+CERTIFICATE_FILE = "certificate.pem"
+AUTHORITY_FILE = "authority.pem"
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """What a party proves itself with, over TLS and in signatures.
+
+    Attributes:
+        identity: what its certificate says.
+        signing_key: its private key.
+        authority: the federation's authority.
+        key_pem: private key, certificate and authority's certificate in PEM, as TLS libraries take them: a server
+            presents ``key_pem`` and ``certificate_pem`` and demands a client certificate under ``authority_pem``; a
+            client does the same the other way round.
+    """
+
+    identity: Identity
+    signing_key: SigningKey
+    authority: x509.Certificate = field(repr=False)
+    key_pem: bytes = field(repr=False)
+    certificate_pem: bytes = field(repr=False)
+    authority_pem: bytes = field(repr=False)
+
+    @property
+    def federation_id(self) -> str:
+        """SHA-256 of the authority's certificate, 64 hexadecimal digits."""
+        return federation_id(self.authority)
+
+
+def load_credentials(directory: Path, at: int, role: Role | None = None) -> Credentials:
+    """Load and check ``key.pem``, ``certificate.pem`` and ``authority.pem`` of an identity directory.
+
+    Args:
+        directory: the party's ``identity`` directory.
+        at: the time to judge validity by, Unix seconds.
+        role: the role that the certificate must have, or None for any.
+
+    Raises:
+        ConfigurationError: a file is missing, malformed or readable by others; the certificate is not the authority's, not
+            valid at ``at``, of another role, or belongs to another key.
+    """
+    key_path, certificate_path, authority_path = (directory / name for name in (KEY_FILE, CERTIFICATE_FILE, AUTHORITY_FILE))
+    key = read_private(key_path, "private key", advice="Make an identity first with `veilsum participant init` or its like.")
+    advice = f"Let the authority sign {directory / REQUEST_FILE} and put what it answers there."
+    certificate = read_file(certificate_path, "certificate", advice=advice)
+    authority = read_file(authority_path, "authority's certificate", advice=advice)
+    try:
+        signing_key = SigningKey.from_pem(key)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{key_path}: {error.message}", error.advice) from error
+    try:
+        ca = load_authority_certificate(authority)
+    except HostileInput as error:
+        raise ConfigurationError(f"{authority_path}: {error.message}", error.advice or advice) from error
+    try:
+        identity = verify_certificate(certificate, ca, at, role)
+    except HostileInput as error:
+        raise ConfigurationError(f"{certificate_path}: {error.message}", error.advice or advice) from error
+    if identity.fingerprint != signing_key.fingerprint:
+        raise ConfigurationError(f"{certificate_path} does not belong to {key_path}.", advice)
+    return Credentials(identity, signing_key, ca, key, certificate, ca.public_bytes(Encoding.PEM))
+
+
+@dataclass(frozen=True)
+class ServerPair:
+    """What a TLS server presents where that is not the federation's own certificate.
+
+    Attributes:
+        key_pem: the private key.
+        chain_pem: its certificate, and those of intermediate authorities after it.
+        name: the certificate's subject, for people.
+        not_after: last valid second of the certificate, Unix time.
+    """
+
+    key_pem: bytes = field(repr=False)
+    chain_pem: bytes = field(repr=False)
+    name: str
+    not_after: int
+
+
+def load_server_pair(certificate: Path, key: Path, at: int) -> ServerPair:
+    """Load a key and a certificate chain of any authority, for a TLS server.
+
+    Raises:
+        ConfigurationError: a file is missing, malformed or readable by others; the certificate belongs to another key or is
+            not valid at ``at``.
+    """
+    key_pem = read_private(key, "TLS server's private key")
+    chain = read_file(certificate, "TLS server's certificate")
+    try:
+        first = x509.load_pem_x509_certificates(chain)[0]
+        private = load_pem_private_key(key_pem, None)
+        mine = private.public_key() == first.public_key()
+        name = first.subject.rfc4514_string() or "without a subject"
+    except Exception as error:  # the parsers' faults are many and undocumented
+        raise ConfigurationError(
+            f"{certificate} and {key} are not a certificate chain and an unencrypted private key in PEM.",
+            "The server's own certificate comes first.",
+        ) from error
+    if not mine:
+        raise ConfigurationError(f"{certificate} does not belong to {key}.", "Replace both, the key first.")
+    begin, end = int(first.not_valid_before_utc.timestamp()), int(first.not_valid_after_utc.timestamp())
+    if at < begin:
+        raise ConfigurationError(f"{certificate}: the certificate of {name} is not valid yet: it begins on {moment(begin)}.")
+    if at > end:
+        raise ConfigurationError(
+            f"{certificate}: the certificate of {name} has expired: it ended on {moment(end)}.", "Have it renewed."
+        )
+    return ServerPair(key_pem, chain, name, end)

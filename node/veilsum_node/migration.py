@@ -1,0 +1,49 @@
+"""Run a component's Alembic scripts on a connection that holds the write lock; imported only where there is something to run.
+
+There is no configuration file and no environment script: scripts are found in their package, versions are counted in the
+component's own table, and everything happens inside the caller's transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+from alembic.config import Config
+from alembic.runtime.environment import EnvironmentContext
+from alembic.script import ScriptDirectory
+from alembic.script.revision import ResolutionError
+from alembic.util.exc import CommandError
+from sqlalchemy import Connection
+
+from veilsum_node.driver_faults import newer_version
+
+
+def upgrade(connection: Connection, package: str, component: str, found: str | None) -> None:
+    """Run what lies between version ``found`` and the last one.
+
+    Raises:
+        StateError: the tables are of a version that the package does not know.
+    """
+    script = scripts(package)
+    try:
+        if found is not None:
+            script.get_revision(found)
+    except (CommandError, ResolutionError) as error:
+        raise newer_version(component, str(found)) from error
+
+    def steps(revision: Any, _context: Any) -> Any:
+        return script._upgrade_revs("head", revision)  # Alembic's own commands run upgrades by this call
+
+    run: Callable[..., Any] = steps
+    with EnvironmentContext(Config(), script, fn=run) as environment:
+        environment.configure(connection=connection, version_table=f"{component}_version")
+        environment.run_migrations()
+
+
+@lru_cache
+def scripts(package: str) -> ScriptDirectory:
+    """The scripts in a package's ``versions``."""
+    return ScriptDirectory(str(files(package)))

@@ -1,0 +1,127 @@
+"""How commands print: a table for people, JSON for programs, and errors that say what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, TextIO
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from veilsum_node.errors import Refusal, VeilsumError
+
+EXIT_REFUSED = 2
+"""A typed error: the message says what is wrong, the advice what to do."""
+
+EXIT_INTERNAL = 70
+"""A fault of veilsum itself."""
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+"""The ``--json`` flag that every command with a result takes."""
+
+
+def print_rows(rows: Sequence[Mapping[str, object]], *, title: str, as_json: bool, empty: str = "Nothing to show.") -> None:
+    """Print rows of like keys: a table whose headings are the keys, or a JSON list of objects."""
+    if as_json:
+        print_json(list(rows))
+    elif not rows:
+        print_line(empty)
+    else:
+        table = Table(title=Text(title), title_justify="left")
+        for heading in rows[0]:
+            table.add_column(Text(heading), overflow="fold")
+        for row in rows:
+            table.add_row(*(Text(_cell(value)) for value in row.values()))
+        _console().print(table)
+
+
+def print_fields(fields: Mapping[str, object], *, title: str, as_json: bool) -> None:
+    """Print one result: a table of two columns, or a JSON object."""
+    if as_json:
+        print_json(fields)
+        return
+    table = Table(title=Text(title), title_justify="left", show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for key, value in fields.items():
+        table.add_row(Text(key), Text(_cell(value)))
+    _console().print(table)
+
+
+def print_json(value: object, *, compact: bool = False) -> None:
+    """Print JSON to standard output; paths become strings. ``compact``: on one line, where several objects follow."""
+    indent = None if compact else 2
+    ascii_only = not _writes_unicode(sys.stdout)
+    text = json.dumps(value, indent=indent, ensure_ascii=ascii_only, allow_nan=False, default=_json_default)
+    typer.echo(text)
+
+
+def print_line(text: str) -> None:
+    """Print a line for people to standard output, as it is."""
+    Console(soft_wrap=True).print(Text(text))
+
+
+def moment(seconds: int) -> str:
+    """Unix seconds as a date and time in UTC, ISO 8601."""
+    known = min(max(seconds, 0), 253402300799)  # the years that a datetime knows
+    return datetime.fromtimestamp(known, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def report_error(error: VeilsumError, *, as_json: bool) -> int:
+    """Print a typed error to standard error and return the exit status."""
+    if as_json:
+        body: dict[str, Any] = {"error": type(error).__name__, "message": error.message, "advice": error.advice}
+        if isinstance(error, Refusal):
+            body["code"] = error.code.value
+        typer.echo(json.dumps(body, ensure_ascii=not _writes_unicode(sys.stderr)), err=True)
+    else:
+        console = Console(stderr=True, soft_wrap=True)
+        console.print(Text("Error: ", style="bold red") + Text(error.message, style="default"))
+        if error.advice:
+            console.print(Text(error.advice))
+    return EXIT_REFUSED
+
+
+def report_crash(error: Exception, *, as_json: bool) -> int:
+    """Print what to do about a fault of veilsum itself and return the exit status; the whole trace only under VEILSUM_DEBUG=1.
+
+    The exception's text stays out, for it may quote a record.
+    """
+    message = f"Internal error: {type(error).__name__}."
+    advice = "Run again with VEILSUM_DEBUG=1 for the full trace."
+    if os.environ.get("VEILSUM_DEBUG") == "1":
+        traceback.print_exception(error, file=sys.stderr)
+        advice = ""
+    report_error(VeilsumError(message, advice), as_json=as_json)
+    return EXIT_INTERNAL
+
+
+def _writes_unicode(stream: TextIO) -> bool:
+    return (stream.encoding or "").lower().replace("-", "") == "utf8"
+
+
+def _console() -> Console:
+    """Fit a terminal; let nothing wrap in a pipe or a log."""
+    return Console() if sys.stdout.isatty() else Console(width=1000)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ", ".join(str(item) for item in value)
+    return "" if value is None else str(value)
+
+
+def _json_default(value: object) -> str:
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form")

@@ -1,0 +1,114 @@
+"""Asks a party's own endpoint whether it is ready: what ``veilsum … health`` and a container's health check run.
+
+The endpoint is asked where it listens on this machine, and over TLS it must show the very certificate that the configuration
+names. No token is sent: readiness shows no value.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from veilsum_node.errors import ConfigurationError
+from veilsum_node.process.console import print_json, print_line
+from veilsum_node.telemetry.logs import printable
+from veilsum_node.telemetry.monitoring import MetricsSettings
+
+SECONDS = 5.0
+"""How long an answer may take."""
+
+_LONGEST = 200  # bytes of an answer that are shown
+_EVERY = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104  every interface: asked on loopback
+
+
+@dataclass(frozen=True)
+class Health:
+    """What a party said of itself.
+
+    Attributes:
+        ready: it serves, or its session is open.
+        endpoint: what was asked.
+        reason: why it is not ready; empty if it is.
+    """
+
+    ready: bool
+    endpoint: str
+    reason: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+def ask_ready(settings: MetricsSettings | None) -> Health:
+    """Ask ``/readyz`` of the endpoint that a configuration's ``[metrics]`` describes. A party that is away is not ready.
+
+    Raises:
+        ConfigurationError: there is no endpoint, or its address or certificate cannot be read.
+    """
+    if settings is None:
+        raise ConfigurationError("Nothing can be asked: the configuration has no [metrics].", "Add it, with a key listen.")
+    host, _, port = _address(settings).rpartition(":")
+    host = _EVERY.get(host, host)
+    scheme = "http" if settings.certificate is None else "https"
+    endpoint = f"{scheme}://{host}:{port}/readyz"
+    connection = _connection(host.strip("[]"), int(port), settings)
+    try:
+        connection.request("GET", "/readyz")
+        answer = connection.getresponse()
+        word = printable(answer.read(_LONGEST).decode("utf-8", "replace").strip())
+    except ssl.SSLCertVerificationError as error:
+        return Health(False, endpoint, f"its certificate is not {settings.certificate} ({error.verify_message})")
+    except TimeoutError:
+        return Health(False, endpoint, f"no answer within {SECONDS:g} s")
+    except OSError as error:
+        return Health(False, endpoint, f"it cannot be reached ({error.strerror or type(error).__name__})")
+    except http.client.HTTPException:
+        return Health(False, endpoint, "what listens there does not speak HTTP")
+    finally:
+        connection.close()
+    ready = answer.status == http.client.OK
+    return Health(ready, endpoint, "" if ready else word or f"status {answer.status}")
+
+
+def show_health(health: Health, *, as_json: bool) -> int:
+    """Print it; returns the exit status, 0 if ready and else 1."""
+    if as_json:
+        print_json(health.to_json())
+    else:
+        print_line(f"ready: {health.endpoint}" if health.ready else f"not ready: {health.endpoint}: {health.reason}")
+    return 0 if health.ready else 1
+
+
+def _address(settings: MetricsSettings) -> str:
+    """Where the endpoint listens; by its ready file where the system chose the port."""
+    if settings.listen.rpartition(":")[2] != "0":
+        return settings.listen
+    if settings.ready_file is None:
+        raise ConfigurationError(
+            "The endpoint's port is chosen by the system, and nothing tells which.",
+            "Set metrics.ready_file, or a fixed port in metrics.listen.",
+        )
+    try:
+        address = settings.ready_file.read_text(encoding="utf-8").strip()
+        int(address.rpartition(":")[2])
+    except (OSError, ValueError) as error:
+        advice = "The endpoint writes it when it starts."
+        raise ConfigurationError(f"{settings.ready_file} holds no address of an endpoint.", advice) from error
+    return address
+
+
+def _connection(host: str, port: int, settings: MetricsSettings) -> http.client.HTTPConnection:
+    if settings.certificate is None:
+        return http.client.HTTPConnection(host, port, timeout=SECONDS)
+    try:
+        context = ssl.create_default_context(cafile=str(settings.certificate))
+    except (OSError, ssl.SSLError) as error:
+        advice = "Check metrics.certificate and its permissions."
+        raise ConfigurationError(f"The metrics certificate {settings.certificate} cannot be read.", advice) from error
+    # The certificate itself is trusted, and no authority: it need not be certified for a loopback address.
+    context.check_hostname = False
+    context.verify_flags = ssl.VERIFY_X509_PARTIAL_CHAIN
+    return http.client.HTTPSConnection(host, port, timeout=SECONDS, context=context)

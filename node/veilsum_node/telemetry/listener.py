@@ -1,0 +1,187 @@
+"""A small HTTP server on a thread: bounded in what a caller may hold, and in how long.
+
+It serves GET and HEAD, reads nothing of a request but its path and a few headers, and closes the connection after each answer.
+What is answered is the caller's business.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import socketserver
+import ssl
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+from veilsum_node.errors import ConfigurationError
+from veilsum_node.identity.files import read_file, read_private
+
+LOG = logging.getLogger("veilsum.monitoring")
+
+REQUEST_SECONDS = 15.0
+"""A connection that is older is closed, whatever it does."""
+
+MOST_REQUESTS = 8
+"""Connections that are served at once; further ones are closed."""
+
+MOST_OF_ONE = 4
+"""The same from one address: one caller cannot take a health check's place, whose failure may restart the process."""
+
+_READ_SECONDS = 5.0  # without a byte from the caller
+
+Answer = tuple[HTTPStatus, Mapping[str, str], bytes]
+"""Status, headers and body."""
+
+Answerer = Callable[[str, Any], Answer]
+"""Answers a path and a request's headers."""
+
+
+class ServerTls:
+    """A server's certificate and key, read again when the files change; TLS 1.2 or newer.
+
+    Raises:
+        ConfigurationError: a file is missing, the key can be read by others, or they are no pair.
+    """
+
+    def __init__(self, certificate: Path, key: Path) -> None:
+        self._certificate, self._key = certificate, key
+        self._marks = self._look()
+        self._context = self._load()
+
+    @property
+    def context(self) -> ssl.SSLContext:
+        """For the next connection. A pair that cannot be used is logged once, and the one before serves on."""
+        if (marks := self._look()) != self._marks:
+            self._marks = marks
+            try:
+                self._context = self._load()
+            except ConfigurationError as error:
+                LOG.warning("the certificate of the metrics stays as it was: %s", error)
+        return self._context
+
+    def _look(self) -> list[tuple[int, int]]:
+        marks = []
+        for path in (self._certificate, self._key):
+            with suppress(OSError):
+                status = path.stat()
+                marks.append((status.st_mtime_ns, status.st_ino))
+        return marks
+
+    def _load(self) -> ssl.SSLContext:
+        read_file(self._certificate, "metrics certificate")
+        read_private(self._key, "metrics key")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            context.load_cert_chain(self._certificate, self._key, password=lambda: b"")  # never asks on a terminal
+        except (ssl.SSLError, OSError) as error:
+            raise ConfigurationError(
+                f"The metrics certificate {self._certificate} and key {self._key} are no pair of PEM files.",
+                "Check both; the key must not be encrypted.",
+            ) from error
+        return context
+
+
+class Listener(socketserver.ThreadingTCPServer):
+    """Accepts connections, and answers each in a thread of its own.
+
+    Args:
+        family: of the address.
+        place: to bind.
+        answer: called in the connection's thread.
+        tls: speaks TLS with every caller; None for plain HTTP.
+
+    Raises:
+        OSError: the address cannot be listened on.
+    """
+
+    allow_reuse_address = True
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 16
+
+    def __init__(self, family: socket.AddressFamily, place: Any, answer: Answerer, tls: ServerTls | None) -> None:
+        self.address_family = family
+        self.answer, self._tls = answer, tls
+        self._lock = threading.Lock()
+        self._callers: Counter[str] = Counter()
+        self._since: dict[socket.socket, tuple[str, float]] = {}
+        super().__init__(place, _Handler)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Accept a connection; its handshake is its own thread's, so that nobody waits for a slow caller."""
+        connection, caller = self.socket.accept()
+        if self._tls is not None:
+            connection = self._tls.context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+        return connection, caller
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Whether there is room for it."""
+        with self._lock:
+            return self._callers.total() < MOST_REQUESTS and self._callers[client_address[0]] < MOST_OF_ONE
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve it in a thread."""
+        with self._lock:
+            self._callers[client_address[0]] += 1
+            self._since[request] = client_address[0], time.monotonic()
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close it, and free its place if it had one."""
+        with self._lock:
+            if (held := self._since.pop(request, None)) is not None:
+                self._callers.subtract((held[0],))
+                self._callers = +self._callers  # no entry for who has left
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Between requests: cut off who takes too long."""
+        limit = time.monotonic() - REQUEST_SECONDS
+        with self._lock:
+            late = [request for request, (_, since) in self._since.items() if since < limit]
+        for request in late:
+            with suppress(OSError):
+                socket.socket.shutdown(request, socket.SHUT_RDWR)  # its thread then fails in what it does, and closes it
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A caller that went away or speaks no TLS is no event; what failed in here is."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            LOG.error("internal error at an endpoint", exc_info=error)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Listener
+    timeout = _READ_SECONDS
+    server_version, sys_version = "veilsum", ""
+    error_message_format, error_content_type = "%(code)d %(explain)s\n", "text/plain; charset=utf-8"
+
+    def setup(self) -> None:
+        if isinstance(self.request, ssl.SSLSocket):
+            self.request.settimeout(_READ_SECONDS)
+            self.request.do_handshake()
+        super().setup()
+
+    def do_GET(self) -> None:
+        status, headers, body = self.server.answer(self.path, self.headers)
+        self.send_response(status)
+        for name, value in ({"Content-Type": "text/plain; charset=utf-8", **headers}).items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    do_HEAD = do_GET  # noqa: N815
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the library's name
+        """Scrapes are no events."""

@@ -1,0 +1,254 @@
+"""The way to a coordinator: straight or through an HTTP proxy, and which roots its TLS certificate may come from.
+
+Everything that connects takes the same way: sessions, ``check``, an analyst's calls. No other way is taken when this one
+fails, and the environment is read only where the operator says so: gRPC's own ideas about proxies are switched off.
+
+With roots beside the federation's own, a connection is pinned: see
+:func:`veilsum_node.transport.handshake.server_certificate`.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import socket
+import ssl
+import time
+import urllib.parse
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
+from veilsum_node.identity.files import MAX_FILE_BYTES, read_private
+
+PROBE_SECONDS = 5.0
+
+ENVIRONMENT = "environment"
+"""Value of the key ``proxy`` that lets the variables https_proxy and no_proxy decide."""
+
+ANSWER_SECONDS = 15.0
+"""How long the head of a proxy's answer may take, however its bytes come."""
+
+MAX_ANSWER_BYTES = 16 * 1024
+"""Longest head of a proxy's answer that is read."""
+
+
+class UnreachableError(HostileInput):
+    """The coordinator cannot be reached, or what answers is not one of this federation."""
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of ``host:port``.
+
+    Raises:
+        Misuse: it is not such an address.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or any(character.isspace() for character in host) or not port.isascii() or not port.isdigit():
+        raise Misuse(f"{address!r} is not HOST:PORT.", "For example: coordinator.example:8461.")
+    if not 0 < int(port) < 65536:
+        raise Misuse(f"{address!r} has no valid port.", "Ports are 1 to 65535.")
+    return host, int(port)
+
+
+@dataclass(frozen=True)
+class Proxy:
+    """An HTTP proxy that tunnels by CONNECT (RFC 9110, section 9.3.6), with user and password (RFC 7617) if it wants them."""
+
+    address: str
+    user: str = field(default="", repr=False)
+    password: str = field(default="", repr=False)
+
+    @property
+    def authorization(self) -> str:
+        """The header field that carries user and password, empty without a user."""
+        if not self.user:
+            return ""
+        return "Proxy-Authorization: Basic " + base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
+
+    def connect(self, target: str) -> socket.socket:
+        """Open a tunnel to ``target``, host:port.
+
+        Raises:
+            UnreachableError: says what the proxy answered and what to do.
+        """
+        raw = dial(self.address, f"The proxy {self.address}", "Check `proxy` in the configuration, and the network.")
+        try:
+            fields = [f"CONNECT {target} HTTP/1.1", f"Host: {target}", self.authorization]
+            raw.sendall(("\r\n".join(item for item in fields if item) + "\r\n\r\n").encode())
+            status = self._answer(raw)
+        except OSError as error:
+            raw.close()
+            raise UnreachableError(f"The proxy {self.address} broke off while it was asked for {target}.") from error
+        if not 200 <= status < 300:
+            raw.close()
+            raise self._refused(status, target)
+        return raw
+
+    def _answer(self, raw: socket.socket) -> int:
+        """The status of the proxy's answer; -1 where it is no HTTP. Reads nothing past its head: that is the tunnel's."""
+        head, end = b"", time.monotonic() + ANSWER_SECONDS
+        while not head.endswith(b"\r\n\r\n") and len(head) < MAX_ANSWER_BYTES:
+            if time.monotonic() > end:  # a byte now and then would keep it here for hours
+                raise TimeoutError("the proxy answers too slowly")
+            piece = raw.recv(1)
+            head += piece
+            if not piece or (len(head) >= 5 and not head.startswith(b"HTTP/")):
+                break
+        first = head.split(b"\r\n", 1)[0].split(b" ")
+        proper = head.endswith(b"\r\n\r\n") and first[0].startswith(b"HTTP/1.") and len(first) > 1 and first[1].isdigit()
+        return int(first[1][:3]) if proper else -1
+
+    def _refused(self, status: int, target: str) -> UnreachableError:
+        proxy = f"The proxy {self.address}"
+        if status == -1:
+            return UnreachableError(f"What listens on {self.address} is not an HTTP proxy.", "Check `proxy`: host and port.")
+        if status in (401, 407) and not self.user:
+            advice = "Set `proxy_user` and `proxy_password_file`; only basic authentication is spoken."
+            return UnreachableError(f"{proxy} asks for a user and a password ({status}).", advice)
+        if status in (401, 407):  # some answer a wrong password with 401
+            advice = "Check both; only basic authentication is spoken."
+            return UnreachableError(f"{proxy} does not take the user and password ({status}).", advice)
+        if status == 403:
+            return UnreachableError(f"{proxy} does not allow {target} (403).", f"Let its operator allow CONNECT to {target}.")
+        if status in (400, 405, 501):
+            return UnreachableError(f"{proxy} does not tunnel ({status}).", "It must allow the method CONNECT.")
+        if status in (502, 503, 504):
+            return UnreachableError(
+                f"{proxy} cannot reach {target} ({status}).",
+                "Check that address; the proxy looks up its name.",
+            )
+        return UnreachableError(f"{proxy} refuses {target} with status {status}.", "Ask its operator.")
+
+
+@dataclass(frozen=True)
+class Route:
+    """How to reach one coordinator.
+
+    Attributes:
+        address: host:port, as its TLS certificate names it.
+        proxy: tunnels to it; None for the straight way.
+        roots: PEM of further authorities that may have issued the coordinator's TLS certificate; empty for none but the
+            federation's. Who the coordinator is, it proves by the federation's certificate in any case.
+    """
+
+    address: str
+    proxy: Proxy | None = None
+    roots: bytes = field(default=b"", repr=False)
+
+    def __str__(self) -> str:
+        return self.address if self.proxy is None else f"{self.address} through the proxy {self.proxy.address}"
+
+    def connect(self) -> socket.socket:
+        """Open a TCP connection, or a tunnel that serves as one.
+
+        Raises:
+            UnreachableError: says at which step it failed.
+        """
+        split_address(self.address)
+        if self.proxy is not None:
+            return self.proxy.connect(self.address)
+        return dial(self.address, self.address, "Check host and port, and that the coordinator is running.")
+
+
+def as_route(way: Route | str) -> Route:
+    """A bare address is the straight way."""
+    return Route(way) if isinstance(way, str) else way
+
+
+def plan_route(
+    address: str,
+    *,
+    proxy: str | None = None,
+    user: str | None = None,
+    password_file: Path | None = None,
+    ca_bundle: Path | None = None,
+) -> Route:
+    """The route that a configuration asks for; files are read anew at each call.
+
+    Raises:
+        ConfigurationError: a file is missing or malformed, or the environment's proxy is of a kind that is not spoken.
+    """
+    roots = b"" if ca_bundle is None else read_roots(ca_bundle)
+    if proxy is None:
+        return Route(address, None, roots)
+    if proxy == ENVIRONMENT:
+        return Route(address, _environment_proxy(address), roots)
+    password = "" if password_file is None else _read_password(password_file)
+    return Route(address, Proxy(proxy, user or "", password), roots)
+
+
+def unused_proxy_variables() -> list[str]:
+    """Names of proxy variables that are set; they are not used unless the configuration says so."""
+    names = ("https_proxy", "HTTPS_PROXY", "http_proxy", "grpc_proxy", "GRPC_ADDRESS_HTTP_PROXY")
+    return [name for name in names if os.environ.get(name)]
+
+
+def read_roots(path: Path) -> bytes:
+    """Read a bundle of authorities' certificates.
+
+    Raises:
+        ConfigurationError: it cannot be read, or holds no certificate.
+    """
+    try:
+        data = path.read_bytes() if path.stat().st_size <= 64 * MAX_FILE_BYTES else b""
+    except OSError as error:
+        raise ConfigurationError(f"The CA bundle {path} cannot be read ({error.strerror}).", "Check `ca_bundle`.") from error
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=data.decode())
+    except (ValueError, TypeError, ssl.SSLError) as error:
+        raise ConfigurationError(f"The CA bundle {path} holds no certificates in PEM.", "Check `ca_bundle`.") from error
+    return data
+
+
+def _read_password(path: Path) -> str:
+    data = read_private(path, "proxy's password")
+    try:
+        password = data.decode().removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"The proxy's password {path} is not UTF-8 text.") from error
+    if not password or not password.isprintable():
+        raise ConfigurationError(f"The proxy's password {path} must be one line of printable characters.")
+    return password
+
+
+def _environment_proxy(address: str) -> Proxy | None:
+    """What https_proxy and no_proxy say of an address."""
+    host, port = split_address(address)
+    found = urllib.request.getproxies_environment()
+    value = found.get("https")
+    if not value or urllib.request.proxy_bypass(f"{host.strip('[]')}:{port}", found):
+        return None
+    try:
+        parts = urllib.parse.urlsplit(value if "://" in value else f"http://{value}")
+        place = f"{parts.hostname or ''}:{parts.port or 0}"
+        if parts.scheme != "http":
+            raise Misuse("not HTTP")
+        split_address(place)
+    except (ValueError, Misuse) as error:
+        raise ConfigurationError(
+            "The variable https_proxy names no HTTP proxy with a port.", "For example: http://proxy.example:3128."
+        ) from error
+    return Proxy(place, urllib.parse.unquote(parts.username or ""), urllib.parse.unquote(parts.password or ""))
+
+
+def dial(address: str, whose: str, advice: str) -> socket.socket:
+    """Open a TCP connection; ``whose`` begins the message if it cannot be opened.
+
+    Raises:
+        UnreachableError: it cannot.
+    """
+    host, port = split_address(address)
+    try:
+        return socket.create_connection((host.strip("[]"), port), PROBE_SECONDS)
+    except TimeoutError as error:
+        raise UnreachableError(
+            f"{whose} does not answer within {PROBE_SECONDS:g} s.", "Check address, routes and firewalls."
+        ) from error
+    except socket.gaierror as error:
+        raise UnreachableError(f"The host of {address} is not known.", "Check the name, or the name server.") from error
+    except ConnectionRefusedError as error:
+        raise UnreachableError(f"Nothing listens on {address}.", advice) from error
+    except OSError as error:
+        raise UnreachableError(f"{whose} cannot be reached ({error.strerror}).", "Check address and routes.") from error

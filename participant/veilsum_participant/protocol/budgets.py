@@ -1,0 +1,201 @@
+"""Whether the site's ledger bears a study, before anyone enrols: what it declares beside what is charged, open and promised.
+
+A study that is enrolled may ask for every release that it declares. So a new one is held against the releases charged and
+reserved so far and those that the other enrolled studies of the population may still ask for; otherwise two studies would be
+let in that only fit one at a time, and one of them would end in its middle. The same figures serve the operator's commands.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+from sqlalchemy import Connection, RowMapping, inspect
+
+from veilsum_node.errors import Misuse, Refusal, RefusalCode
+from veilsum_participant import store
+from veilsum_participant.config import ParticipantConfig
+from veilsum_participant.site import LOG, Site
+from veilsum_privacy.ledger import Budget, Headroom, Kind, Mechanism, Reservation
+from veilsum_privacy.ledger.receipts import parse_receipt
+from veilsum_privacy.mechanism.noise import task_noise
+from veilsum_privacy.study.study import Study, TaskDeclaration, parse_study
+
+MOST_REFUSALS = 256
+"""Refusals that the ledger takes up in a day; more are only logged, so that nobody can fill the site's disk with them."""
+
+_DAY = 86_400
+_Price = tuple[int, int, float, int, bool]
+"""Sensitivity, variance, sampling rate and steps of a release, and whether the noise is of the study's distributed kind."""
+
+
+class Books(Protocol):
+    """What is asked of a site's ledger."""
+
+    def budget(self, population: str, connection: Connection | None = None) -> Budget | None: ...
+
+    def headroom(
+        self, population: str, mechanisms: Mapping[Mechanism, int], connection: Connection | None = None
+    ) -> Headroom: ...
+
+
+def declared(study: Study) -> Counter[Mechanism]:
+    """Every release that a study may ask for, at the noise plan of all its participants.
+
+    Raises:
+        Misuse: a noise share is too small to be drawn.
+    """
+    releases: Counter[Mechanism] = Counter()
+    for task in study.tasks:
+        releases[Mechanism.of(task, task_noise(study, task, study.sites))] += task.releases
+    return releases
+
+
+def remaining(connection: Connection, key: bytes, study: Study, *, paid_only: bool = False) -> Counter[Mechanism]:
+    """What a study may still ask for: declared, less what was charged or is open; ``paid_only``: less what was charged."""
+    used = _used(connection, key, study, store.PAID if paid_only else (*store.OPEN, *store.PAID))
+    left = Counter({mechanism: count - used[_price(mechanism)] for mechanism, count in declared(study).items()})
+    return +left
+
+
+def releases_used(connection: Connection, key: bytes, study: Study, label: str, counted: store.Tally) -> bool:
+    """Whether the releases that the study declares for a task are charged.
+
+    Releases that are known from receipts only, after a backup was restored, bear no label: they count for all tasks of the
+    same price together, so that the study never costs more than it declared.
+    """
+    declaration = study.task(label)
+    if counted.labels(store.PAID)[label] >= declaration.releases:
+        return True
+    price = _task_price(study, declaration)
+    return _used(connection, key, study, store.PAID, counted)[price] >= _priced(study)[price]
+
+
+def budget_faults(
+    connection: Connection, config: ParticipantConfig, books: Books, key: bytes, study: Study
+) -> Iterator[Refusal]:
+    """Whether the budget of the study's population bears it; nothing for a dataset that is not offered.
+
+    Args:
+        books: the site's ledger.
+        key: the study's digest; what it may ask for itself is not counted twice.
+    """
+    if study.dataset not in config.datasets:
+        return
+    population = config.population(study.dataset)
+    budget = books.budget(population, connection)
+    if budget is None:
+        advice = f"Set one: veilsum ledger budget set {population}."
+        yield Refusal(RefusalCode.BUDGET, f"The population {population} has no budget.", advice)
+        return
+    try:
+        own = declared(study)
+    except Misuse:
+        return  # such noise cannot be drawn, which the policy's checks say
+    others = promised(connection, config, population, key)
+    room = books.headroom(population, others + own, connection)
+    if not room.admits:
+        beside = f" and {others.total()} that other studies here may still ask for" if others else ""
+        yield Refusal(
+            RefusalCode.BUDGET,
+            f"The population {population} stands at epsilon {room.reserved:.6g} of {budget.epsilon:g} at delta"
+            f" {budget.delta:g}; the study's {own.total()} releases{beside} would bring it to {room.after:.6g}.",
+            "Ask for more noise or fewer releases, or let the operator raise the budget.",
+        )
+
+
+def promised(connection: Connection, config: ParticipantConfig, population: str, but: bytes = b"") -> Counter[Mechanism]:
+    """What studies on the population, other than the study ``but``, may still ask for: enrolled ones, and those that the
+    operator approved and the participant has not yet joined.
+    """
+    tables = inspect(connection).get_table_names()  # a file may be of an older layout, or have been opened for its ledger only
+    total: Counter[Mechanism] = Counter()
+
+    def concerned(row: RowMapping) -> Study | None:
+        study = parse_study(row["study"])
+        offered = study.dataset in config.datasets
+        return study if row["digest"] != but and offered and config.population(study.dataset) == population else None
+
+    for row in store.open_studies(connection) if store.STUDIES.name in tables else ():
+        if (study := concerned(row)) is not None:
+            total += remaining(connection, row["digest"], study)
+    for row in store.pending(connection) if store.PENDING.name in tables else ():
+        if row["state"] == "approved" and (study := concerned(row)) is not None:
+            total += declared(study)
+    return total
+
+
+def record_refused_study(
+    connection: Connection, site: Site, key: bytes, study: Study, refusal: Refusal, *, by_operator: bool = False
+) -> None:
+    """Enter a refused study into the ledger, with every reason and the budget's figures; the same words only once.
+
+    Args:
+        by_operator: it is the operator's own word, which no bound on refusals holds back.
+    """
+    earlier = site.ledger.entries(kind=Kind.REFUSAL, study=key, connection=connection)
+    same = any(entry.context is None and entry.detail.get("message") == refusal.message for entry in earlier)
+    if same or (not by_operator and _too_many_refusals(connection, site)):
+        return
+    try:
+        cost = [dataclasses.replace(mechanism, steps=mechanism.steps * count) for mechanism, count in declared(study).items()]
+    except Misuse:
+        cost = []
+    offered = study.dataset in site.config.datasets
+    site.ledger.refuse(
+        connection,
+        refusal,
+        population=site.config.population(study.dataset) if offered else None,
+        study=key,
+        dataset=study.dataset,
+        cost=cost,
+    )
+
+
+def record_refused_release(connection: Connection, site: Site, reservation: Reservation, refusal: Refusal) -> None:
+    """Enter a refused release into the ledger, with the budget's figures; once for each context."""
+    known = site.ledger.entries(kind=Kind.REFUSAL, context=reservation.context, connection=connection)
+    if not known and not _too_many_refusals(connection, site):
+        site.ledger.refuse(connection, refusal, reservation=reservation)
+
+
+def _too_many_refusals(connection: Connection, site: Site) -> bool:
+    """Whether the ledger has taken up as many refusals today as it takes."""
+    today = site.ledger.entries(kind=Kind.REFUSAL, since=site.clock() - _DAY + 1, connection=connection)
+    if len(today) < MOST_REFUSALS:
+        return False
+    LOG.error("%d refusals within a day: the ledger takes up no more; this log has them", len(today))
+    return True
+
+
+def _price(mechanism: Mechanism) -> _Price:
+    noise = mechanism.noise
+    return mechanism.sensitivity, noise.variance, mechanism.sampling_rate, mechanism.steps, noise.kind == "distributed"
+
+
+def _task_price(study: Study, task: TaskDeclaration) -> _Price:
+    return _price(Mechanism.of(task, task_noise(study, task, study.sites)))
+
+
+def _priced(study: Study) -> Counter[_Price]:
+    releases: Counter[_Price] = Counter()
+    for task in study.tasks:
+        releases[_task_price(study, task)] += task.releases
+    return releases
+
+
+def _used(
+    connection: Connection, key: bytes, study: Study, states: tuple[str, ...], counted: store.Tally | None = None
+) -> Counter[_Price]:
+    """Attempts of a study in some states, counted by price; those without a label by their receipts."""
+    prices = {task.label: _task_price(study, task) for task in study.tasks}
+    used: Counter[_Price] = Counter()
+    counted = store.tally(connection, key, 0) if counted is None else counted
+    for label, count in (+counted.labels([state for state in states if state != "recovered"])).items():
+        used[prices[label]] += count
+    if "recovered" in states and counted.total(("recovered",)):
+        for receipt in store.recovered_receipts(connection, key):
+            used[_price(parse_receipt(receipt).mechanism)] += 1
+    return used

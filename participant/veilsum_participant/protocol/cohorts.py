@@ -1,0 +1,192 @@
+"""Which cohorts a population's sums had, over all studies, and what may come beside them.
+
+Two sums of one population whose cohorts differ in a few members show those members' own numbers by subtraction, whatever the
+two studies asked for. Noise covers that where each sum has its own; so this rule is about sums without noise, and those whose
+study promises one cohort only. Every such cohort that this site consented to is remembered for good, in the transaction that
+charges, and a later one must be the same or differ in at least ``policy.min_cohort`` members.
+
+Members are the same if their keys are; a name whose key has changed counts as another member, unless it is this site's own or
+the new key is pinned. Sums of more than two cohorts may be combined so that fewer members are left than any two differ in:
+that is not looked for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, combinations
+
+from sqlalchemy import Connection, bindparam, inspect, or_, select, update
+from sqlalchemy.dialects.sqlite import insert as upsert
+
+from veilsum_node.errors import Refusal, RefusalCode
+from veilsum_participant.config import ParticipantConfig, Policy
+from veilsum_participant.store import COHORTS
+from veilsum_privacy.securesum.roster import Member
+from veilsum_privacy.study.study import Study
+
+Cohort = Mapping[str, str]
+"""Members' key fingerprints by name; an empty one where only the name is known."""
+
+MOST_COMPARISONS = 20_000
+"""How many pairs of cohorts are compared in search of one that an invited study could have; beyond them, rounds decide."""
+
+FORGOTTEN = "Run `veilsum ledger recover --from` with the export of a site that took part; its receipts show who was in it."
+"""What to do where a restored site does not know a cohort."""
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """A cohort that this site consented to.
+
+    Attributes:
+        study: digest of the study.
+        members: None after a restored backup whose receipts do not show them.
+    """
+
+    study: bytes
+    members: Cohort | None
+
+
+def is_held(study: Study) -> bool:
+    """Whether the cohorts of a study's sums are held to earlier ones; a study without noise is always strict."""
+    return study.privacy.cohort_difference == "strict"
+
+
+def remember(
+    connection: Connection, key: bytes, dataset: str, population: str, context: bytes, members: Cohort | None
+) -> None:
+    """Remember the cohort of a sum that is charged; belongs into the same transaction. Nothing if its study is known to have
+    had that cohort.
+
+    Args:
+        key: the study's digest.
+        context: of the attempt.
+        members: None if they are not known.
+    """
+    text = None if members is None else _dump(members)
+    same = select(COHORTS.c.context).where(COHORTS.c.study == key, COHORTS.c.members == text)
+    if text is None or connection.execute(same.limit(1)).first() is None:
+        values = {"context": context, "study": key, "dataset": dataset, "population": population, "members": text}
+        connection.execute(upsert(COHORTS).values(values).on_conflict_do_nothing())
+
+
+def is_unknown(connection: Connection, context: bytes) -> bool:
+    """Whether it is remembered that there was this sum, but not of whom."""
+    row = connection.execute(select(COHORTS.c.members).where(COHORTS.c.context == context)).first()
+    return row is not None and row.members is None
+
+
+def complete(connection: Connection, context: bytes, members: Cohort) -> None:
+    """Fill in the members of a cohort that was not known."""
+    unknown = update(COHORTS).where(COHORTS.c.context == context, COHORTS.c.members.is_(None))
+    connection.execute(unknown.values(members=_dump(members)))
+
+
+def remembered(connection: Connection, config: ParticipantConfig, population: str) -> list[Remembered]:
+    """The cohorts of a population: of its name, and of the datasets that are counted to it now."""
+    if not inspect(connection).has_table(COHORTS.name):  # a file of an older layout, or none yet, opened to read
+        return []
+    datasets = [name for name in config.datasets if config.population(name) == population]
+    rows = connection.execute(_OF_POPULATION, {"population": population, "datasets": datasets})
+    return [Remembered(bytes(row.study), None if row.members is None else json.loads(row.members)) for row in rows]
+
+
+_OF_POPULATION = select(COHORTS.c.study, COHORTS.c.members).where(
+    or_(COHORTS.c.population == bindparam("population"), COHORTS.c.dataset.in_(bindparam("datasets", expanding=True)))
+)
+
+
+def by_key(members: Sequence[Member]) -> dict[str, str]:
+    """A cohort of verified members."""
+    return {member.name: member.identity.fingerprint for member in members}
+
+
+def difference(one: Cohort, other: Cohort, policy: Policy, own: str) -> set[str]:
+    """Names of those who are in one of two cohorts only, ``one`` being the present one."""
+    if one == other:
+        return set()
+    keys, others = set(one.values()), set(other.values())
+    apart = {name for name, key in one.items() if key not in others} | {name for name, key in other.items() if key not in keys}
+    return {name for name in apart if not (name in one and name in other and _same(name, one, other, policy, own))}
+
+
+def _same(name: str, one: Cohort, other: Cohort, policy: Policy, own: str) -> bool:
+    return name == own or not other[name] or policy.trusted.get(name) == one[name]
+
+
+def cohort_faults(
+    connection: Connection, key: bytes, study: Study, config: ParticipantConfig, members: Sequence[Member], own: str
+) -> Iterator[Refusal]:
+    """Whether a sum would stand beside an earlier one that it must not be subtracted from.
+
+    Args:
+        key: the study's digest.
+        members: of the cohort.
+        own: this site's certified name.
+    """
+    if not is_held(study):
+        return
+    present, population, policy = by_key(members), config.population(study.dataset), config.policy
+    earlier = remembered(connection, config, population)
+    known = [(item.study, item.members) for item in earlier if item.members is not None]
+    apart = [(of, difference(present, cohort, policy, own)) for of, cohort in known]
+    if any(of == key and names for of, names in apart):
+        yield Refusal(RefusalCode.COHORT_CHANGED, "The study allows one cohort only, and this is another.")
+        return
+    if len(known) < len(earlier):
+        yield _forgotten(population)
+        return
+    close = sorted({tuple(sorted(names)) for _, names in apart if 0 < len(names) < policy.min_cohort}, key=len)
+    if close:
+        yield Refusal(
+            RefusalCode.COHORT_CHANGED,
+            f"An earlier sum of the population {population} had a cohort that differs from this one only by"
+            f" {', '.join(close[0])}, whose own numbers the two would show; policy.min_cohort is {policy.min_cohort}.",
+            'Ask for the same cohort, or for a study with noise and cohort_difference = "allowed".'
+            + (" If a site changed its key, confirm the new fingerprint and pin it." if set(close[0]) & set(present) else ""),
+        )
+
+
+def joining_faults(connection: Connection, study: Study, config: ParticipantConfig, own: str) -> Iterator[Refusal]:
+    """Whether the sites that a study invites can form a cohort that :func:`cohort_faults` lets pass, as far as names tell."""
+    if not is_held(study) or study.dataset not in config.datasets:
+        return
+    population, policy = config.population(study.dataset), config.policy
+    earlier = remembered(connection, config, population)
+    if any(item.members is None for item in earlier):
+        yield _forgotten(population)
+        return
+    cohorts = {frozenset(item.members) for item in earlier if item.members is not None}
+    smallest = max(policy.min_cohort, study.privacy.min_cohort)
+    if not _possible(study.participants, own, smallest, cohorts, policy.min_cohort):
+        yield Refusal(
+            RefusalCode.COHORT_CHANGED,
+            f"Each cohort that the invited sites can form differs from one of an earlier sum of the population {population} by"
+            f" fewer than {policy.min_cohort} (policy.min_cohort), whose own numbers would show.",
+            'Invite the same sites as before, or ask for noise and cohort_difference = "allowed".',
+        )
+
+
+def _possible(invited: Sequence[str], own: str, smallest: int, cohorts: Collection[frozenset[str]], least: int) -> bool:
+    whole, others = frozenset(invited), [name for name in invited if name != own]
+    smaller = (whole.difference(away) for size in range(len(invited) - smallest + 1) for away in combinations(others, size))
+    again = (cohort for cohort in cohorts if own in cohort and cohort <= whole and len(cohort) >= smallest)
+    compared = 0
+    for cohort in chain(again, smaller):
+        if all(not 0 < len(cohort ^ item) < least for item in cohorts):
+            return True
+        compared += len(cohorts)
+        if compared > MOST_COMPARISONS:
+            return True
+    return len(invited) < smallest  # another rule's business
+
+
+def _forgotten(population: str) -> Refusal:
+    message = f"A restored backup does not know who was in a sum of the population {population}, so none can stand beside it."
+    return Refusal(RefusalCode.COHORT_CHANGED, message, FORGOTTEN)
+
+
+def _dump(members: Cohort) -> str:
+    return json.dumps(dict(sorted(members.items())))

@@ -1,0 +1,424 @@
+"""From an assignment to a durable payload: check, reserve, compute, add noise, mask, encrypt, sign the receipt.
+
+Whatever is checked is checked without records, and the budget is reserved before any is read. After that only a payload
+leaves, whatever the records are: a computation that fails contributes what a site without records would, and pays for it.
+
+One payload for each context, ever: its ciphertexts and the self-mask's seed are durable in one row before the first byte
+leaves; after a crash the same bytes go out, or none.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sqlalchemy import Connection, RowMapping
+
+from veilsum_node.database import after_commit, scrub, transaction
+from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode
+from veilsum_node.telemetry.logs import about
+from veilsum_participant import store
+from veilsum_participant.observer import Outcome, Step
+from veilsum_participant.policy import member_faults, noise_faults, refuse
+from veilsum_participant.protocol.budgets import record_refused_release
+from veilsum_participant.protocol.cohorts import cohort_faults
+from veilsum_participant.protocol.limits import count_faults, kept_weights, weight_faults
+from veilsum_participant.session.patience import patiently
+from veilsum_participant.site import LOG, OpenStudy, Site, check_certificates, load_open_study
+from veilsum_participant.store import Kept
+from veilsum_privacy.computation.contribution import Place, contribute, kept_part
+from veilsum_privacy.computation.rehearsal import rehearse
+from veilsum_privacy.ledger import Reservation
+from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, consent_commitment, consent_proof, sign_receipt
+from veilsum_privacy.securesum.context import (
+    Assignment,
+    RoundPlan,
+    broadcast_digest,
+    context_digest,
+    decode_broadcast,
+    encode_broadcast,
+    kept_origin,
+    parse_assignment,
+    plan_round,
+)
+from veilsum_privacy.securesum.contribution import (
+    SECRET_BYTES,
+    Integers,
+    consent_key,
+    encrypt_contribution,
+    keys_digest,
+    masked_words,
+    payload_digest,
+)
+from veilsum_privacy.securesum.roster import Roster
+from veilsum_privacy.tasks.base import Floats
+
+
+@dataclass(frozen=True)
+class Payload:
+    """A durable contribution, ready to upload.
+
+    Attributes:
+        round, attempt: what it answers.
+        ciphertexts: in order.
+        receipt: signed; goes last.
+    """
+
+    round: int
+    attempt: int
+    ciphertexts: list[bytes] = field(repr=False)
+    receipt: SignedReceipt
+
+
+def give_up_open(connection: Connection, site: Site, study: bytes, attempt: int | None = None) -> None:
+    """Tombstone attempts that never got consent, erase their seeds and payloads, free their reservations; one transaction."""
+    rows = [row for row in store.attempts_in(connection, store.OPEN, study) if attempt in (None, row["attempt"])]
+    for row in rows:
+        store.change_attempt(
+            connection, study, row["attempt"], state="tombstone", self_seed=None, consent=None, payload=None, sizes=None
+        )
+        site.ledger.free(connection, row["context"])
+    method = store.find_method(connection, study) if rows else None
+    if method is not None:
+        after_commit(connection, lambda: site.observer.ended(method, Outcome.GIVEN_UP, len(rows)))
+
+
+@dataclass(frozen=True)
+class _Checked:
+    assignment: Assignment
+    roster: Roster
+    plan: RoundPlan
+    context: bytes
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """All that a contribution is computed from, beside the records.
+
+    Attributes:
+        arrays: what was broadcast.
+        place: what the site brings to the round.
+        kept: the vector that the site kept from an earlier attempt, its noise in it; None to compute one.
+    """
+
+    arrays: Mapping[str, Floats] = field(repr=False)
+    place: Place = field(repr=False)
+    kept: Integers | None = field(repr=False)
+
+
+@dataclass(frozen=True)
+class _Computed:
+    """A vector for the sum.
+
+    Attributes:
+        values: in grid units.
+        noised: whether its noise is in it already.
+        state: what was trained for the next round, encoded.
+        fault: what went wrong while it was computed.
+    """
+
+    values: Integers = field(repr=False)
+    noised: bool = field(repr=False)
+    state: bytes = field(default=b"", repr=False)
+    fault: Exception | None = field(default=None, repr=False)
+
+
+_MOST_TRIED = 1024
+
+
+class Contributions:
+    """The part of a round before consent."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._tried: set[tuple[object, ...]] = set()
+
+    def on_assignment(self, key: bytes, data: bytes, broadcast: bytes) -> Payload:
+        """Answer an assignment with a payload; the same assignment again gets the same bytes.
+
+        Args:
+            key: the study's digest.
+            data: the assignment's canonical JSON.
+            broadcast: the encoded broadcast that was fetched for it.
+
+        Raises:
+            Refusal: the assignment is wrong, the ledger at fault, or policy or budget against it, all of which is found
+                before a record is read; or the attempt's time ran out while it was computed.
+        """
+        site = self._site
+        site.check_ledger()
+        try:
+            assignment = parse_assignment(data)
+        except HostileInput as error:
+            raise Refusal(RefusalCode.CONTEXT, error.message) from error
+        with transaction(site.engine) as connection:
+            opened = load_open_study(connection, site, key)
+            row = store.find_attempt(connection, key, assignment.attempt)
+            checked = self._check(connection, opened, assignment, broadcast, resumed=row is not None)
+            if row is not None and site.steady() >= row["deadline"]:
+                raise Refusal(RefusalCode.ROUND, "The attempt's deadline has passed.")
+        if row is not None:
+            return _resume(row, checked)
+        ready = self._prepare(opened, checked, broadcast)
+        try:
+            with transaction(site.engine) as connection:
+                self._reserve(connection, opened, checked, data)
+        except Refusal as refusal:
+            self._record_refusal(opened, checked, refusal)
+            raise
+        with site.observer.timed(Step.COMPUTE):
+            computed = self._compute(opened, checked, ready)
+        with site.observer.timed(Step.ENCRYPT):
+            return self._seal(opened, checked, computed)
+
+    def give_up(self, key: bytes, attempt: int) -> None:
+        """The attempt is over before consent. Idempotent; an attempt with consent stays as it is."""
+        with transaction(self._site.engine) as connection:
+            give_up_open(connection, self._site, key, attempt)
+        scrub(self._site.engine)
+
+    def expire(self) -> None:
+        """Give up attempts past their deadline, and those whose payload was never finished by an earlier process."""
+        site = self._site
+        now = site.steady()
+        with transaction(site.engine) as connection:
+            for row in store.attempts_in(connection, store.OPEN):
+                if now >= row["deadline"]:
+                    where = {"digest": row["study"], "round": row["round"], "attempt": row["attempt"]}
+                    fields = about("given-up", label=row["label"], **where)
+                    LOG.warning(
+                        "attempt %d of study %s passed its deadline", row["attempt"], row["study"].hex()[:12], extra=fields
+                    )
+                    give_up_open(connection, site, row["study"], row["attempt"])
+
+    def _check(
+        self, connection: Connection, opened: OpenStudy, assignment: Assignment, broadcast: bytes, *, resumed: bool
+    ) -> _Checked:
+        site = self._site
+        row, study = opened.row, opened.study
+        if row["status"] != "ready":
+            raise Refusal(RefusalCode.KEYS, "The study's keys are not complete at this site.")
+        if not resumed and (assignment.attempt <= row["attempt"] or assignment.round < row["round"]):
+            raise Refusal(RefusalCode.ROUND, "Rounds and attempts only rise; this one was seen before.")
+        if not resumed and assignment.deadline <= site.clock():  # a time of day; what is left of it passes, whatever the clock
+            raise Refusal(RefusalCode.ROUND, "The attempt's deadline has passed.")
+        if broadcast_digest(broadcast) != assignment.broadcast:
+            raise Refusal(RefusalCode.CONTEXT, "The broadcast is not the one that the assignment names.")
+        roster = opened.roster(site)
+        names = assignment.names
+        if list(names) != [name for name in roster.names if name in set(names)] or site.name not in names:
+            raise Refusal(RefusalCode.CONTEXT, "The cohort is not a part of the roster, in its order, with this site in it.")
+        if not resumed and dict(assignment.cohort)[site.name] != site.nonce:
+            raise Refusal(RefusalCode.CONTEXT, "The assignment was made for an earlier session of this site.")
+        if not set(names) - {site.name} <= set(opened.seeds):
+            raise Refusal(RefusalCode.KEYS, "The cohort holds a member without a pair seed.")
+        members = [roster.member(name) for name in names]
+        check_certificates(members, site)
+        policy = site.config.policy
+        refuse(member_faults(members, study, policy, site.name))
+        refuse(cohort_faults(connection, opened.digest, study, site.config, members, site.name))
+        try:
+            plan = plan_round(study, assignment.label, len(roster.members), len(names))
+        except HostileInput as error:
+            raise Refusal(RefusalCode.TASK, error.message) from error
+        except Misuse as error:
+            raise Refusal(RefusalCode.NOISE, error.message) from error
+        counts = count_faults(connection, opened, assignment, policy, resumed=resumed)
+        refuse([*noise_faults(plan.noise, members, policy, site.name), *counts])
+        secret, tag = row["secret_key"], row["tag_key"]
+        context = context_digest(study, opened.digest, roster, keys_digest(secret, tag), assignment, plan)
+        return _Checked(assignment, roster, plan, context)
+
+    def _prepare(self, opened: OpenStudy, checked: _Checked, broadcast: bytes) -> _Ready:
+        """Gather all that the round's task takes beside records, and try it without any.
+
+        Raises:
+            Refusal: something is missing or wrong; no record had a part in that.
+        """
+        site, study, declaration = self._site, opened.study, checked.plan.declaration
+        try:
+            arrays = decode_broadcast(broadcast)
+        except HostileInput as error:
+            raise Refusal(RefusalCode.CONTEXT, error.message) from error
+        origin = kept_origin(study, opened.digest, declaration, checked.assignment.broadcast)
+        with transaction(site.engine) as connection:
+            kept = store.find_kept(connection, opened.digest, declaration.label) if declaration.keep else None
+            sources = [] if declaration.source is None else [declaration.source]
+            found = {label: store.find_kept(connection, opened.digest, label) for label in sources}
+            state = store.paid_state(connection, opened.digest, declaration.label)
+        if kept is not None and kept.origin != origin:
+            raise Refusal(RefusalCode.CONTEXT, "What the site kept of this task was computed from another broadcast.")
+        kept_of = {label: vector.own for label, vector in found.items() if vector is not None}
+        if missing := [label for label in sources if label not in kept_of]:
+            raise Refusal(RefusalCode.TASK, f"This site kept no statistic of the task {missing[0]!r}.")
+        participants = study.participants
+        place = Place(
+            participants.index(site.name),
+            kept_of,
+            site.encoder(study.encoder),
+            tuple(participants.index(name) for name in checked.assignment.names),
+            decode_broadcast(state or b""),
+            site.noise_random,
+        )
+        refuse(weight_faults(study, declaration, arrays, place, site.config.policy))
+        refuse(site.structure_faults(study.dataset, study.data))
+        self._try(opened, declaration.label, arrays)
+        return _Ready(arrays, place, None if kept is None else kept.whole)
+
+    def _try(self, opened: OpenStudy, label: str, arrays: Mapping[str, Floats]) -> None:
+        """Compute the task without records, once for every set of arrays of other names or shapes."""
+        tried = (opened.digest, label, *sorted((name, array.shape) for name, array in arrays.items()))
+        if tried in self._tried:
+            return
+        try:
+            rehearse(opened.study, label, arrays)
+        except HostileInput as error:
+            raise Refusal(RefusalCode.CONTEXT, error.message, error.advice) from error
+        if len(self._tried) >= _MOST_TRIED:
+            self._tried.clear()
+        self._tried.add(tried)
+
+    def _compute(self, opened: OpenStudy, checked: _Checked, ready: _Ready) -> _Computed:
+        """The site's vector, of its records or of what it kept. Raises nothing, whatever the records are."""
+        site, study, declaration, task = self._site, opened.study, checked.plan.declaration, checked.assignment
+        if ready.kept is not None:
+            return _Computed(ready.kept, True)
+        place = ready.place
+        part = contribute(study, checked.plan, lambda: site.records(study.dataset, study.data), ready.arrays, place)
+        trained = place.state if part.fault is not None and not part.state else part.state
+        state = encode_broadcast({**trained, **kept_weights(study, declaration, ready.arrays, place)})
+        fields = about(
+            "contributed", study=study.name, digest=opened.digest, round=task.round, attempt=task.attempt, label=task.label
+        )
+        if part.fault is not None:
+            site.observer.failed()
+            LOG.error(
+                "study %s: round %d (%s) failed on this site's records; records that failed count as none, and the round is"
+                " charged",
+                study.name,
+                task.round,
+                task.label,
+                exc_info=part.fault,
+                extra=fields,
+            )
+        LOG.info("study %s: round %d (%s) is computed", study.name, task.round, task.label, extra=fields)
+        # how many records there are is the site's own business: only who asks for it finds it in the log
+        LOG.debug("task %s: %d clipped, %d invalid", task.label, part.clipped, part.invalid, extra=fields)
+        return _Computed(part.total, False, state, part.fault)
+
+    def _reserve(self, connection: Connection, opened: OpenStudy, checked: _Checked, data: bytes) -> None:
+        site, assignment = self._site, checked.assignment
+        left = min(assignment.deadline, opened.study.expires) - site.clock()
+        give_up_open(connection, site, opened.digest)
+        site.ledger.reserve(connection, self._reservation(opened, checked))
+        store.add_attempt(
+            connection,
+            study=opened.digest,
+            attempt=assignment.attempt,
+            round=assignment.round,
+            state="reserved",
+            context=checked.context,
+            assignment=data,
+            deadline=site.steady() + min(left, 3600 * site.config.policy.attempt_hours),
+            label=assignment.label,
+        )
+        store.change_study(connection, opened.digest, round=assignment.round, attempt=assignment.attempt)
+
+    def _reservation(self, opened: OpenStudy, checked: _Checked) -> Reservation:
+        return Reservation(
+            study=opened.digest,
+            round=checked.assignment.round,
+            attempt=checked.assignment.attempt,
+            population=self._site.config.population(opened.study.dataset),
+            dataset=opened.study.dataset,
+            sensitivity=checked.plan.declaration.grid,
+            noise=checked.plan.noise,
+            sampling_rate=checked.plan.declaration.sampling_rate,
+            steps=checked.plan.declaration.steps,
+            unit=opened.study.privacy.unit,
+            cohort_size=len(checked.assignment.cohort),
+            context=checked.context,
+        )
+
+    def _record_refusal(self, opened: OpenStudy, checked: _Checked, refusal: Refusal) -> None:
+        site = self._site
+        with transaction(site.engine) as connection:
+            give_up_open(connection, site, opened.digest)
+            record_refused_release(connection, site, self._reservation(opened, checked), refusal)
+
+    def _seal(self, opened: OpenStudy, checked: _Checked, computed: _Computed) -> Payload:
+        site, assignment, plan, context = self._site, checked.assignment, checked.plan, checked.context
+        values = computed.values
+        secret, tag = opened.keys(len(checked.roster.members))
+        self_seed = site.random.bytes(SECRET_BYTES)
+        if not computed.noised:
+            values = values + plan.noise.draw(plan.encoding.size, site.noise_random)
+        words = masked_words(values, plan.encoding, context, site.name, assignment.names, opened.seeds, self_seed)
+        ciphertexts = list(encrypt_contribution(words, context, site.name, secret, tag))
+        consent = consent_key(self_seed, context)
+
+        def keep() -> SignedReceipt:
+            with transaction(site.engine) as connection:
+                row = store.find_study(connection, opened.digest)
+                kept = store.find_attempt(connection, opened.digest, assignment.attempt)
+                if row is None or row["status"] != "ready" or kept is None or kept["state"] != "reserved":
+                    raise Refusal(RefusalCode.ROUND, "The attempt was given up while it was computed.")
+                if site.steady() >= kept["deadline"]:
+                    raise Refusal(RefusalCode.ROUND, "The attempt's deadline passed while it was computed.")
+                declaration = plan.declaration
+                if declaration.keep and store.find_kept(connection, opened.digest, declaration.label) is None:
+                    part = kept_part(opened.study, declaration, values, opened.study.participants.index(site.name))
+                    origin = kept_origin(opened.study, opened.digest, declaration, assignment.broadcast)
+                    store.keep_vector(connection, opened.digest, declaration.label, Kept(part, values, origin))
+                if computed.state:
+                    store.keep_state(connection, opened.digest, assignment.attempt, declaration.label, computed.state)
+                if computed.fault is not None:
+                    site.ledger.fault(connection, context, type(computed.fault).__name__)
+                number = row["receipts"] + 1
+                receipt = Receipt(
+                    study=opened.digest,
+                    participant=site.name,
+                    round=assignment.round,
+                    attempt=assignment.attempt,
+                    context=context,
+                    payload=payload_digest(ciphertexts),
+                    number=number,
+                    head=site.ledger.head(connection),
+                    dataset=opened.study.dataset,
+                    mechanism=self._reservation(opened, checked).mechanism,
+                    unit=opened.study.privacy.unit,
+                    cohort_size=len(assignment.cohort),
+                    consent=consent_commitment(consent_proof(consent)),
+                )
+                signed = sign_receipt(receipt, site.credentials.signing_key)
+                store.change_study(connection, opened.digest, receipts=number)
+                store.change_attempt(
+                    connection,
+                    opened.digest,
+                    assignment.attempt,
+                    state="payload",
+                    self_seed=self_seed,
+                    consent=consent,
+                    consent_digest=consent_proof(consent),
+                    sizes=json.dumps([len(ciphertext) for ciphertext in ciphertexts]),
+                    payload=b"".join(ciphertexts),
+                    receipt=signed.body,
+                    receipt_signature=signed.signature,
+                )
+            return signed
+
+        # what was drawn for this context is drawn once: a disk that takes nothing for the moment is waited for with it in hand
+        signed = patiently(keep, site.patience, threading.Event())
+        return Payload(assignment.round, assignment.attempt, ciphertexts, signed)
+
+
+def _resume(row: RowMapping, checked: _Checked) -> Payload:
+    if row["context"] != checked.context or row["round"] != checked.assignment.round:
+        raise Refusal(RefusalCode.CONTEXT, "The attempt was assigned before under another context.")
+    if row["state"] != "payload":
+        raise Refusal(RefusalCode.ROUND, f"The attempt cannot be uploaded; it is {row['state']}.")
+    return Payload(
+        row["round"], row["attempt"], store.split_payload(row), SignedReceipt(row["receipt"], row["receipt_signature"])
+    )

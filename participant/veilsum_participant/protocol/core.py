@@ -1,0 +1,264 @@
+"""A participant's answer to every directive, over any channel: gRPC in production, the same process in simulation.
+
+Directives are handled one at a time. A refusal sends its codes and keeps its words in the site's own log and ledger.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+from google.protobuf.message import DecodeError
+
+from veilsum_node.database import reading
+from veilsum_node.driver_faults import DatabaseAwayError
+from veilsum_node.errors import HostileInput, Refusal, RefusalCode, VeilsumError
+from veilsum_node.telemetry.logs import about
+from veilsum_participant import store
+from veilsum_participant.observer import Outcome, Stage, Step
+from veilsum_participant.protocol.approval import decided_studies
+from veilsum_participant.protocol.contributions import Contributions, Payload
+from veilsum_participant.protocol.membership import Membership
+from veilsum_participant.protocol.openings import Openings, Shown
+from veilsum_participant.protocol.recovery import MirroredReceipt, settle, settled_entry
+from veilsum_participant.site import LOG, Site
+from veilsum_privacy.ledger.receipts import SignedReceipt
+from veilsum_privacy.securesum.boxes import Box, Purpose
+from veilsum_privacy.securesum.context import parse_assignment
+from veilsum_privacy.securesum.contribution import Slots
+from veilsum_privacy.securesum.decryption import SignedStatement
+from veilsum_privacy.securesum.roster import Enrolment
+from veilsum_proto import federation_pb2 as pb
+
+LARGEST_NUMBER = 2**53 - 1
+"""Largest round or attempt, as in an assignment; the wire carries 64 bits, the store does not."""
+
+
+class Channel(Protocol):
+    """What a participant can say to its coordinator."""
+
+    coordinator: str
+    """The coordinator's certified name."""
+
+    coordinator_certificate: bytes
+    """DER of the certificate by which it proved that name."""
+
+    def greet_again(self) -> bool: ...
+    def fetch(self, kind: pb.ObjectKind.ValueType, study: bytes, number: int = 0, attempt: int = 0) -> bytes: ...
+    def enrol(self, study: bytes, enrolment: Enrolment) -> None: ...
+    def refuse(
+        self, study: bytes, codes: Sequence[RefusalCode], number: int, attempt: int, answers: pb.DirectiveKind.ValueType
+    ) -> None: ...
+    def seal(self, study: bytes, boxes: Sequence[Box]) -> None: ...
+    def ready(self, study: bytes) -> None: ...
+    def upload(self, study: bytes, payload: Payload) -> None: ...
+    def consent(self, study: bytes, number: int, attempt: int, consent: bytes) -> None: ...
+    def decrypted(self, study: bytes, number: int, attempt: int, words: Sequence[Slots], signed: SignedStatement) -> None: ...
+    def confirm(self, study: bytes, kind: pb.DirectiveKind.ValueType, number: int, attempt: int) -> None: ...
+
+
+class ParticipantCore:
+    """Dispatches directives to the site's protocol."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.membership = Membership(site)
+        self.contributions = Contributions(site)
+        self.openings = Openings(site)
+
+    def catch_up(self, channel: Channel) -> list[int]:
+        """Charge what the coordinator's mirror shows and this site's ledger does not know: after a backup was restored.
+
+        Belongs at the beginning of every session, before a directive is answered or a deadline acted on.
+
+        Returns:
+            Numbers of the ledger's new entries.
+
+        Raises:
+            StateError: what it shows cannot be kept.
+            Exception: what the channel raises.
+        """
+        after = settled_entry(self.site, channel.coordinator)
+        try:
+            mirrored = pb.MirroredObject.FromString(channel.fetch(pb.OBJECT_KIND_MIRRORED, bytes(32), after))
+        except (HostileInput, DecodeError) as error:
+            self.without_mirror(channel.coordinator, f"what it shows is malformed: {error}")
+            return []
+        shown = [
+            MirroredReceipt(SignedReceipt(item.receipt.body, item.receipt.signature), item.number, item.consent)
+            for item in mirrored.receipts
+        ]
+        entries = settle(self.site, channel.coordinator, shown)
+        self.site.mirror_read = True
+        if self.site.restored() is not None:
+            self.site.lift_trusted()
+        return entries
+
+    def without_mirror(self, coordinator: str, why: str) -> None:
+        """Tell that a coordinator shows no mirror of this site's receipts: an error where a restored site waits for it."""
+        try:
+            restored = self.site.restored() is not None
+        except VeilsumError:
+            restored = True  # the safer one of two guesses
+        LOG.log(
+            logging.ERROR if restored else logging.WARNING,
+            "coordinator %s shows no mirror of this site's receipts (%s)%s",
+            coordinator,
+            why,
+            ": what this restored site spent since its backup stays unknown" if restored else "",
+        )
+
+    def decided(self) -> list[pb.Directive]:
+        """Directives that the operator's word on waiting studies gives cause to: to enrol, or to tell that it declines."""
+        return [pb.Directive(kind=pb.DIRECTIVE_KIND_ENROL, study=key) for key in decided_studies(self.site)]
+
+    def expire(self) -> None:
+        """Act on the site's own deadlines."""
+        self.contributions.expire()
+        self.membership.expire()
+
+    def handle(self, directive: pb.Directive, channel: Channel) -> None:
+        """Answer one directive; the same directive again is answered the same.
+
+        Raises:
+            DatabaseAwayError: the site's disk takes nothing for the moment; nothing was decided and nothing said.
+            Exception: what the channel raises (a broken connection); everything else becomes a refusal.
+        """
+        key = bytes(directive.study)
+        number, attempt = directive.round, directive.attempt
+        try:
+            if len(key) != 32:
+                raise HostileInput("A directive names no study.")
+            if max(number, attempt) > LARGEST_NUMBER:
+                raise HostileInput("A directive's round or attempt is out of range.")
+            self._answer(directive, key, channel)
+        except Refusal as refusal:
+            self._refuse(directive, refusal, channel)
+        except DatabaseAwayError:
+            raise
+        except (VeilsumError, DecodeError) as error:
+            if isinstance(error, HostileInput | DecodeError):
+                self.site.observer.unreadable(Stage.MESSAGE)
+            self.unable(directive, error, channel)
+
+    def unable(self, directive: pb.Directive, error: Exception, channel: Channel) -> None:
+        """Refuse a directive for a fault of the site's own, or for one that no rule names.
+
+        Raises:
+            Exception: what the channel raises.
+        """
+        self._refuse(directive, Refusal(RefusalCode.INTERNAL, f"{type(error).__name__}: {error}"), channel)
+
+    def _refuse(self, directive: pb.Directive, refusal: Refusal, channel: Channel) -> None:
+        key, number, attempt = bytes(directive.study), directive.round, directive.attempt
+        for reason in refusal.reasons:
+            fields = about("refused", digest=key, round=number or None, attempt=attempt or None, reason=reason.code.value)
+            LOG.warning("refused %s: %s (%s)", key.hex()[:12], reason.code.value, reason, extra=fields)
+        self.site.observer.refused(refusal.codes)
+        if number and (method := self._method(key)) is not None:
+            self.site.observer.ended(method, Outcome.REFUSED)
+        channel.refuse(key, refusal.codes, number, attempt, directive.kind)
+
+    def _method(self, key: bytes) -> str | None:
+        try:
+            with reading(self.site.engine) as connection:
+                return store.find_method(connection, key)
+        except VeilsumError:  # what is refused may be the database's own fault
+            return None
+
+    def _answer(self, directive: pb.Directive, key: bytes, channel: Channel) -> None:
+        number, attempt = directive.round, directive.attempt
+        match directive.kind:
+            case pb.DIRECTIVE_KIND_ENROL:
+                self.site.check_ledger()
+                submitted = pb.StudyObject.FromString(channel.fetch(pb.OBJECT_KIND_STUDY, key))
+                enrolment = self.membership.on_study(
+                    key, submitted.study, submitted.signature, submitted.certificate, channel.coordinator
+                )
+                if enrolment is not None:
+                    channel.enrol(key, enrolment)
+            case pb.DIRECTIVE_KIND_SEAL:
+                roster = pb.RosterObject.FromString(channel.fetch(pb.OBJECT_KIND_ROSTER, key))
+                enrolments = [Enrolment(item.certificate, item.body, item.signature) for item in roster.enrolments]
+                channel.seal(key, self.membership.on_roster(key, enrolments, dealer=directive.dealer))
+            case pb.DIRECTIVE_KIND_UNSEAL:
+                boxes = pb.BoxesObject.FromString(channel.fetch(pb.OBJECT_KIND_BOXES, key))
+                self.membership.on_boxes(key, [_box(message) for message in boxes.boxes])
+                channel.ready(key)
+            case pb.DIRECTIVE_KIND_CONTRIBUTE:
+                self._contribute(directive, key, channel)
+            case pb.DIRECTIVE_KIND_CONSENT:
+                channel.consent(key, number, attempt, self._consent(key, number, attempt, channel))
+            case pb.DIRECTIVE_KIND_DECRYPT:
+                self._decrypt(key, number, attempt, channel)
+            case pb.DIRECTIVE_KIND_GIVE_UP:
+                self.contributions.give_up(key, attempt)
+                channel.confirm(key, directive.kind, number, attempt)
+            case pb.DIRECTIVE_KIND_RELEASED:
+                self.openings.on_released(key, attempt)
+                channel.confirm(key, directive.kind, number, attempt)
+            case pb.DIRECTIVE_KIND_END:
+                self.membership.leave(key, "ended")
+                channel.confirm(key, directive.kind, number, attempt)
+            case _:
+                raise HostileInput("A directive has an unknown kind.")
+
+    def _consent(self, key: bytes, number: int, attempt: int, channel: Channel) -> bytes:
+        try:
+            return self.openings.on_receipts(key, number, attempt, _shown(key, number, attempt, channel))
+        except Refusal as refusal:
+            # its certificate or key may have been renewed since it proved its name: nothing but that is asked for again
+            if refusal.code is not RefusalCode.RECEIPT or not _greeted_again(channel):
+                raise
+        return self.openings.on_receipts(key, number, attempt, _shown(key, number, attempt, channel))
+
+    def _contribute(self, directive: pb.Directive, key: bytes, channel: Channel) -> None:
+        # the attempt is in the assignment; a refusal must name it, so parse before anything can go wrong
+        try:
+            assignment = parse_assignment(directive.assignment)
+        except HostileInput as error:
+            raise Refusal(RefusalCode.CONTEXT, error.message) from error
+        number, attempt = assignment.round, assignment.attempt
+        if (number, attempt) != (directive.round, directive.attempt):
+            raise Refusal(RefusalCode.CONTEXT, "A directive and its assignment name different rounds or attempts.")
+        broadcast = channel.fetch(pb.OBJECT_KIND_BROADCAST, key, number, attempt)
+        payload = self.contributions.on_assignment(key, directive.assignment, broadcast)
+        with self.site.observer.timed(Step.UPLOAD):
+            channel.upload(key, payload)
+        self.site.observer.contributed(sum(map(len, payload.ciphertexts)))
+
+    def _decrypt(self, key: bytes, number: int, attempt: int, channel: Channel) -> None:
+        total = pb.SumObject.FromString(channel.fetch(pb.OBJECT_KIND_SUM, key, number, attempt))
+        try:
+            opened = self.openings.on_sum(key, number, attempt, list(total.ciphertexts))
+        except Refusal as refusal:
+            if refusal.code is RefusalCode.TAG:
+                self.membership.leave(key, "left")
+            raise
+        channel.decrypted(key, number, attempt, opened.words, opened.signed)
+
+
+def _shown(key: bytes, number: int, attempt: int, channel: Channel) -> Shown:
+    sent = pb.ReceiptsObject.FromString(channel.fetch(pb.OBJECT_KIND_RECEIPTS, key, number, attempt))
+    return Shown(
+        [SignedReceipt(item.body, item.signature) for item in sent.receipts],
+        SignedReceipt(sent.countersigned.body, sent.countersigned.signature),
+        channel.coordinator_certificate,
+    )
+
+
+def _greeted_again(channel: Channel) -> bool:
+    try:
+        return channel.greet_again()
+    except HostileInput as error:
+        LOG.warning("coordinator %s does not prove its name again: %s", channel.coordinator, error)
+        return False
+
+
+def _box(message: pb.SealedBox) -> Box:
+    try:
+        purpose = Purpose(message.purpose)
+    except ValueError as error:
+        raise Refusal(RefusalCode.KEYS, "A box has an unknown purpose.") from error
+    return Box(message.sender, message.recipient, purpose, message.ciphertext, message.signature)

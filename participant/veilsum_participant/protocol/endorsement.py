@@ -1,0 +1,81 @@
+"""Who vouches that a restored site's ledger is whole again: a peer's ledger, or the operator, who trusts the coordinator.
+
+A backup lacks what was spent since. Receipts bring it back, but the coordinator decides what its mirror shows: one that hides
+them would give back budget that was spent on its own releases. Hence the mark (:mod:`veilsum_privacy.ledger.restored`).
+"""
+
+from __future__ import annotations
+
+from veilsum_node.database import transaction
+from veilsum_node.errors import Misuse
+from veilsum_node.identity import Role
+from veilsum_node.identity.certificate import moment
+from veilsum_node.telemetry.logs import about
+from veilsum_participant.site import LOG, Site
+from veilsum_privacy.ledger import LedgerFault, LedgerReader, verify_ledger
+from veilsum_privacy.ledger.restored import lift_mark, read_mark, trust_mirror
+
+
+def vouch(site: Site, others: LedgerReader) -> str:
+    """Lift the mark of a restored site by a ledger whose receipts were just recovered.
+
+    Returns:
+        Why the mark stands; empty if none does now.
+    """
+    mark = site.restored()
+    if mark is None:
+        return ""
+    try:
+        found = verify_ledger(others, authority=site.credentials.authority)
+    except LedgerFault as error:
+        return f"That ledger does not verify: {error.message}"
+    if found.role is not Role.PARTICIPANT:
+        return f"That is the mirror of {found.site}: it rests on the coordinator's word. Take the export of another site."
+    if found.site == site.name:
+        return "That is this site's own ledger. Take the export of another site."
+    if (last := others.entries()[-1].time) < mark.made:
+        ends = f"The ledger of {found.site} ends at {moment(last)}, before the backup was made ({moment(mark.made)})"
+        return f"{ends}. Let that site run `veilsum ledger checkpoint`, and export it anew."
+    with transaction(site.engine) as connection:
+        lift_mark(connection)
+    LOG.warning(
+        "the restored ledger is complete by the ledger of %s", found.site, extra=about("recovered", participant=found.site)
+    )
+    return ""
+
+
+def trust_coordinator(site: Site, reason: str, operator: str) -> list[int]:
+    """Take the coordinator's mirror for the whole truth about what a restored site spent.
+
+    The ledger keeps the operator's word: every population's budget is set once more as it is, with that reason. The mark is
+    lifted when a session has read the mirror.
+
+    Returns:
+        Numbers of the ledger's new entries.
+
+    Raises:
+        Misuse: the site was not restored, or a ledger vouched for it since.
+    """
+    with transaction(site.engine) as connection:
+        mark = read_mark(connection)
+        if mark is None:
+            raise Misuse(
+                "No restored backup waits for a word.", "--trust-coordinator belongs to `veilsum participant restore`."
+            )
+        said = f"{reason} (restored from the backup of {moment(mark.made)}; spent since, by the coordinator's word alone)"
+        entries = []
+        for population in site.ledger.populations(connection):
+            budget = site.ledger.budget(population, connection)
+            if budget is not None and not mark.trusted:
+                number = site.ledger.set_budget(
+                    connection,
+                    population,
+                    budget.epsilon,
+                    budget.delta,
+                    reason=said,
+                    operator=operator,
+                    adaptive=budget.adaptive,
+                )
+                entries.append(number)
+        trust_mirror(connection)
+    return entries

@@ -1,0 +1,101 @@
+"""How often a study may ask this site for anything: one consent a round, bounded attempts, declared releases, lost charges.
+
+What is counted are the attempts in the store, so that a coordinator which lets everything fail grows neither store nor ledger
+without end. Each check yields a :class:`Refusal` for what is exceeded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+from sqlalchemy import Connection
+
+from veilsum_node.errors import HostileInput, Refusal, RefusalCode
+from veilsum_participant import store
+from veilsum_participant.config import Policy
+from veilsum_participant.protocol.budgets import releases_used
+from veilsum_participant.site import OpenStudy
+from veilsum_privacy.computation.contribution import Place
+from veilsum_privacy.mechanism.weights import cohort_factors, largest_share
+from veilsum_privacy.securesum.context import Assignment
+from veilsum_privacy.study.study import Study, TaskDeclaration
+from veilsum_privacy.tasks import build_declared
+from veilsum_privacy.tasks.base import Floats, SiteTask, TrainingTask
+
+FACTORS = "participation.factors"
+"""Array of a weighted task's state: the factors of its last paid round."""
+
+
+def count_faults(
+    connection: Connection, opened: OpenStudy, assignment: Assignment, policy: Policy, *, resumed: bool
+) -> Iterator[Refusal]:
+    """What an assignment asks too often.
+
+    Args:
+        assignment: of a task that the study declares.
+        resumed: it was answered before and is asked for again, so it is no further attempt.
+    """
+    key, study = opened.digest, opened.study
+    counted = store.tally(connection, key, assignment.round)
+    if counted.total(store.PAID, present=True):
+        yield Refusal(RefusalCode.ROUND, "This site consented in this round already.")
+    if releases_used(connection, key, study, assignment.label, counted):
+        yield Refusal(RefusalCode.TASK, "The task's releases are used up.")
+    source = study.task(assignment.label).source
+    if source is not None and not counted.labels(store.PAID)[source]:
+        yield Refusal(RefusalCode.TASK, f"The task computes from {source!r}, which was not released yet.")
+    lost = counted.total(("consented",))
+    if lost >= policy.max_lost:
+        yield Refusal(RefusalCode.LOST, f"{lost} charges of this study were followed by no release.")
+    if resumed:
+        return
+    tries = counted.total(store.ALL, present=True)
+    if tries >= policy.max_attempts:
+        yield Refusal(
+            RefusalCode.ATTEMPTS,
+            f"Round {assignment.round} was tried {tries} times; policy.max_attempts is {policy.max_attempts}.",
+        )
+    most = policy.max_attempts * sum(task.releases for task in study.tasks)
+    if counted.total(store.ALL) >= most:
+        yield Refusal(RefusalCode.ATTEMPTS, f"The study made {most} attempts, as many as its releases could need.")
+
+
+def weight_faults(
+    study: Study, declaration: TaskDeclaration, broadcast: Mapping[str, Floats], place: Place, policy: Policy
+) -> Iterator[Refusal]:
+    """Whether one member weighs so much in a weighted sum as if fewer than the policy's ``min_cohort`` took part; and, in a
+    study of one cohort, whether its members had other weights before: sums of one cohort at unlike weights can be solved for
+    what each member adds, as sums of unlike cohorts can.
+    """
+    if not build_declared(study, declaration).weighted():
+        return
+    try:
+        factors = cohort_factors(broadcast, place.cohort or tuple(range(study.sites)), study.sites)
+    except HostileInput as error:
+        yield Refusal(RefusalCode.CONTEXT, error.message)
+        return
+    if (share := largest_share(factors)) > (1.0 + 1e-9) / policy.min_cohort:
+        yield Refusal(
+            RefusalCode.DISCLOSURE,
+            f"A member has {share:.3g} of the sum's weight, above 1 / min_cohort = 1/{policy.min_cohort}.",
+        )
+    if study.privacy.cohort_difference != "strict":
+        return
+    vectors = [task for task in study.tasks if isinstance(build_declared(study, task), SiteTask | TrainingTask)]
+    if len(vectors) > 1:
+        yield Refusal(RefusalCode.COHORT_CHANGED, "A weighted sum stands alone in a study that allows one cohort only.")
+    before = place.state.get(FACTORS)
+    if before is not None and not np.array_equal(before, factors):
+        yield Refusal(
+            RefusalCode.COHORT_CHANGED, "The study allows one cohort only, and its members had other weights before."
+        )
+
+
+def kept_weights(
+    study: Study, declaration: TaskDeclaration, broadcast: Mapping[str, Floats], place: Place
+) -> Mapping[str, Floats]:
+    """What a round's state must hold for :func:`weight_faults` of the next one."""
+    if study.privacy.cohort_difference != "strict" or not build_declared(study, declaration).weighted():
+        return {}
+    return {FACTORS: cohort_factors(broadcast, place.cohort or tuple(range(study.sites)), study.sites)}

@@ -1,0 +1,263 @@
+"""Joining and leaving a study: enrolment, roster, sealed boxes, dealt keys, erasure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from veilsum_node.database import reading, scrub, transaction
+from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode
+from veilsum_node.identity.certificate import moment
+from veilsum_node.telemetry.logs import about
+from veilsum_participant import store
+from veilsum_participant.policy import member_faults, refuse
+from veilsum_participant.protocol.approval import UNDECIDED, SignedStudy, decide, verify_study
+from veilsum_participant.site import LOG, Site, dump_enrolments, load_enrolments, load_open_study
+from veilsum_privacy.securesum.bfv import SecretKey
+from veilsum_privacy.securesum.boxes import SHARE_BYTES, Box, BoxKey, Purpose, pair_seed, seal, unseal
+from veilsum_privacy.securesum.context import study_parameters
+from veilsum_privacy.securesum.contribution import SECRET_BYTES
+from veilsum_privacy.securesum.roster import Enrolment, Roster, enrol, verify_roster
+from veilsum_privacy.securesum.tags import TagKey
+from veilsum_privacy.study.study import parse_study
+
+
+class Membership:
+    """The part of the protocol before the first round and after the last."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    def on_study(self, key: bytes, data: bytes, signature: bytes, certificate: bytes, coordinator: str) -> Enrolment | None:
+        """Hold a signed study against certificates, clock, policy and budget, and enrol; the same study again gets the same
+        answer.
+
+        Args:
+            key: the digest under which the coordinator announced it.
+            data: the exact bytes that the analyst signed.
+            signature: the analyst's.
+            certificate: DER of the analyst's certificate.
+            coordinator: the certified name of the coordinator that sent it.
+
+        Returns:
+            The enrolment; None while the study waits for the operator's word.
+
+        Raises:
+            Refusal: with everything that speaks against it; a signed study's refusal stands in the ledger then.
+        """
+        site = self._site
+        signed = SignedStudy(data, signature, certificate, coordinator)
+        study, analyst = verify_study(site, key, signed)
+        box_key = BoxKey.generate()
+        enrolment = enrol(key, site.credentials.identity, box_key.public, site.credentials.signing_key)
+        with transaction(site.engine) as connection:
+            row = store.find_study(connection, key)
+            if row is not None and row["status"] in ("enrolled", "ready"):
+                return load_enrolments(row["enrolment"])[0]
+            if row is not None or store.took_part(connection, key):
+                raise Refusal(RefusalCode.STUDY_REPLAYED, "This study was enrolled before and is over; a digest serves once.")
+            refusal = decide(connection, site, key, signed, study, analyst)
+            if refusal is None and store.find_pending(connection, key) is not None:
+                return None
+            if refusal is None:
+                store.add_study(
+                    connection,
+                    digest=key,
+                    status="enrolled",
+                    study=data,
+                    analyst=analyst,
+                    enrolment=dump_enrolments([enrolment]),
+                    box_key=box_key.to_bytes(),
+                )
+        if refusal is not None:
+            raise refusal
+        LOG.info(
+            "enrolled in study %s (%s)", study.name, key.hex()[:12], extra=about("enrolled", study=study.name, digest=key)
+        )
+        ends = site.credentials.identity.not_after
+        if ends < study.expires:  # the roster keeps it, and members check it at every consent
+            LOG.warning(
+                "the certificate by which study %s knows this site ends on %s: renewed or not, the site can take part until"
+                " then; renew before enrolling in a long study",
+                study.name,
+                moment(ends),
+                extra=about("certificate", study=study.name, digest=key),
+            )
+        return enrolment
+
+    def on_roster(self, key: bytes, enrolments: Sequence[Enrolment], *, dealer: bool) -> list[Box]:
+        """Verify the roster, once and for all, and seal to everyone else a share of the pair's seed; as dealer the keys too.
+
+        Shares are drawn once, and durable before they are sealed.
+
+        Raises:
+            Refusal: the roster is invalid, misses this site, differs from the one before, or breaks the policy.
+        """
+        site = self._site
+        with transaction(site.engine) as connection:
+            opened = load_open_study(connection, site, key)
+            dumped = dump_enrolments(list(enrolments))
+            if opened.row["roster"] not in (None, dumped):
+                raise Refusal(RefusalCode.ROSTER, "The coordinator sent a second, different roster.")
+            try:
+                roster = verify_roster(enrolments, opened.study, key, site.credentials.authority, site.clock())
+            except HostileInput as error:
+                raise Refusal(RefusalCode.ROSTER, error.message) from error
+            own = load_enrolments(opened.row["enrolment"])[0]
+            if [member.enrolment for member in roster.members].count(own) != 1:
+                raise Refusal(RefusalCode.ROSTER, "The roster does not hold this site's own enrolment exactly once.")
+            refuse(member_faults(roster.members, opened.study, site.config.policy, site.name))
+            shares, others = opened.shares, [name for name in roster.names if name != site.name]
+            for name in others:
+                shares.setdefault(name, site.random.bytes(SHARE_BYTES))
+            values: dict[str, object] = {"roster": dumped, "shares": _dump_secrets(shares)}
+            if opened.row["roster"] is None:
+                values["roster_time"] = site.clock()
+            if dealer and opened.row["secret_key"] is None:
+                values["secret_key"] = SecretKey.generate(study_parameters(opened.study, len(roster.members))).to_bytes()
+                values["tag_key"] = site.random.bytes(SECRET_BYTES)
+                values["dealer"] = site.name
+            store.change_study(connection, key, **values)
+            opened = load_open_study(connection, site, key)
+        boxes = [self._seal(key, roster, name, Purpose.PAIR_SHARE, shares[name]) for name in others]
+        if dealer and opened.row["dealer"] == site.name:
+            dealt = opened.row["tag_key"] + opened.row["secret_key"]
+            boxes += [self._seal(key, roster, name, Purpose.DEALT_KEYS, dealt) for name in others]
+        return boxes
+
+    def on_boxes(self, key: bytes, boxes: Sequence[Box]) -> None:
+        """Open the boxes for this site, with the others' shares of the pairs' seeds and the dealt keys; mix the seeds.
+
+        A member whose box is missing can be in no cohort with this site. The first dealt keys that verify are kept.
+
+        Raises:
+            Refusal: a box does not verify, comes twice or before this site drew its own share, or keys are missing or of
+                other BFV parameters.
+        """
+        site = self._site
+        with transaction(site.engine) as connection:
+            opened = load_open_study(connection, site, key)
+            if opened.row["status"] == "ready":
+                return
+            roster = opened.roster(site)
+            try:
+                theirs, dealt = self._open(boxes, roster, key, opened.box_key)
+                seeds = self._mix(key, roster, opened.shares, theirs)
+                values: dict[str, object] = {"status": "ready", "seeds": _dump_secrets(seeds)}
+                if opened.row["secret_key"] is None:
+                    if dealt is None:
+                        raise HostileInput("No box holds the study's keys.")
+                    dealer, secret = dealt
+                    TagKey(secret[:SECRET_BYTES])
+                    SecretKey.parse(secret[SECRET_BYTES:], study_parameters(opened.study, len(roster.members)))
+                    values |= {"tag_key": secret[:SECRET_BYTES], "secret_key": secret[SECRET_BYTES:], "dealer": dealer}
+            except HostileInput as error:
+                raise Refusal(RefusalCode.KEYS, error.message) from error
+            store.change_study(connection, key, **values)
+
+    def leave(self, key: bytes, status: str) -> None:
+        """End this site's part: give up open attempts, erase keys, seeds and payloads; what waited is dropped. Idempotent."""
+        from veilsum_participant.protocol.contributions import give_up_open
+
+        site = self._site
+        with transaction(site.engine) as connection:
+            waiting = store.find_pending(connection, key)
+            if waiting is not None and waiting["state"] in UNDECIDED:
+                store.drop_pending(connection, key)
+            row = store.find_study(connection, key)
+            if row is None or row["status"] in ("left", "ended"):
+                return
+            give_up_open(connection, site, key)
+            store.drop_states(connection, key)
+            for attempt in store.attempts_in(connection, ("consented", "released"), key):
+                store.change_attempt(connection, key, attempt["attempt"], payload=None, self_seed=None)
+            store.change_study(
+                connection,
+                key,
+                status=status,
+                box_key=None,
+                secret_key=None,
+                tag_key=None,
+                shares=None,
+                seeds=None,
+                roster=None,
+            )
+        scrub(site.engine)
+
+    def expire(self) -> None:
+        """Leave studies whose time is over, and drop those that waited for too long."""
+        now = self._site.clock()
+        with transaction(self._site.engine) as connection:
+            rows = store.open_studies(connection)
+            for row in store.pending(connection):
+                if now >= parse_study(row["study"]).expires:
+                    store.drop_pending(connection, row["digest"])
+        for row in rows:
+            if now >= parse_study(row["study"]).expires:
+                self.leave(row["digest"], "ended")
+
+    def _mix(self, key: bytes, roster: Roster, own: Mapping[str, bytes], theirs: Mapping[str, bytes]) -> dict[str, bytes]:
+        if not set(theirs) <= set(own):
+            raise HostileInput("A share of a pair's seed came before this site had drawn its own.")
+        return {
+            name: pair_seed({self._site.name: own[name], name: share}, study=key, roster=roster.digest)
+            for name, share in theirs.items()
+        }
+
+    def _seal(self, key: bytes, roster: Roster, recipient: str, purpose: Purpose, secret: bytes) -> Box:
+        return seal(
+            secret,
+            purpose,
+            study=key,
+            roster=roster.digest,
+            sender=self._site.name,
+            recipient=recipient,
+            public=roster.member(recipient).public,
+            key=self._site.credentials.signing_key,
+        )
+
+    def _open(
+        self, boxes: Sequence[Box], roster: Roster, key: bytes, box_key: BoxKey
+    ) -> tuple[dict[str, bytes], tuple[str, bytes] | None]:
+        shares: dict[str, bytes] = {}
+        dealt: tuple[str, bytes] | None = None
+        for box in boxes:
+            member = roster.member(box.sender)
+            secret = unseal(
+                box,
+                study=key,
+                roster=roster.digest,
+                sender=member.identity,
+                recipient=self._site.name,
+                purpose=box.purpose,
+                key=box_key,
+            )
+            if box.purpose is Purpose.DEALT_KEYS:
+                if dealt is not None:
+                    raise HostileInput("Two boxes hold keys.")
+                dealt = (box.sender, secret)
+                continue
+            if box.sender == self._site.name or box.sender in shares or len(secret) != SHARE_BYTES:
+                raise HostileInput("A share of a pair's seed comes twice, from this site itself, or with the wrong length.")
+            shares[box.sender] = secret
+        return shares, dealt
+
+
+def leave_study(site: Site, name: str) -> bytes:
+    """Leave the one open study whose digest begins with ``name`` (hexadecimal); returns its digest.
+
+    Raises:
+        Misuse: no open study or several begin so.
+    """
+    with reading(site.engine) as connection:
+        keys = [bytes(row["digest"]) for row in store.open_studies(connection)]
+    found = [key for key in keys if len(name) >= 4 and key.hex().startswith(name.lower())]
+    if len(found) != 1:
+        known = ", ".join(key.hex()[:12] for key in keys) or "none"
+        raise Misuse(f"{len(found)} open studies begin with {name!r}.", f"Open studies: {known}.")
+    Membership(site).leave(found[0], "left")
+    return found[0]
+
+
+def _dump_secrets(secrets: Mapping[str, bytes]) -> bytes:
+    return json.dumps({name: secret.hex() for name, secret in secrets.items()}).encode()

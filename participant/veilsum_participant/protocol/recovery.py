@@ -1,0 +1,230 @@
+"""What a site restored from a backup charges before it goes on: everything that its own receipts show and its ledger misses.
+
+A receipt leaves the site before its consent, so a receipt alone does not prove a charge; but a site that does not know a
+context that it signed for has lost what it knew, and takes it for spent. For a context that it knows, only the consent itself
+proves that it was given: the digest of each is kept. Who shows the receipts is not trusted: the site's signature on each is
+verified, so a lying mirror can cost no more than what the site once signed.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from sqlalchemy import Connection, RowMapping
+
+from veilsum_node.database import reading, transaction
+from veilsum_node.errors import HostileInput, VeilsumError
+from veilsum_node.identity import Role, key_fingerprint
+from veilsum_node.identity.certificate import common_name, issued, load_certificate, p256_key
+from veilsum_node.telemetry.logs import about
+from veilsum_participant import store
+from veilsum_participant.protocol.cohorts import Cohort, complete, is_held, is_unknown, remember
+from veilsum_participant.site import LOG, Site, load_enrolments
+from veilsum_privacy.ledger import Kind
+from veilsum_privacy.ledger.kept_receipts import KeptReceipt
+from veilsum_privacy.ledger.receipts import (
+    Receipt,
+    SignedReceipt,
+    consent_commitment,
+    consent_proof,
+    parse_receipt,
+    verify_receipt,
+)
+from veilsum_privacy.securesum.context import parse_assignment
+from veilsum_privacy.study.study import parse_study
+
+LARGEST_ENTRY = 2**53 - 1
+
+BATCH = 1000
+"""Receipts that are settled in one transaction: the operator's commands need not wait for a long mirror."""
+
+
+@dataclass(frozen=True)
+class MirroredReceipt:
+    """One of the site's own receipts as a mirror shows it.
+
+    Attributes:
+        receipt: as this site signed it.
+        entry: number of the mirror's entry that holds it.
+        consent: the consent that came for it, empty if none did.
+    """
+
+    receipt: SignedReceipt
+    entry: int
+    consent: bytes = field(repr=False)
+
+
+def settled_entry(site: Site, coordinator: str) -> int:
+    """The entry of a coordinator's mirror up to which this site has settled everything."""
+    with reading(site.engine) as connection:
+        return store.mirror_entry(connection, coordinator)
+
+
+def settle(site: Site, coordinator: str, shown: Sequence[MirroredReceipt]) -> list[int]:
+    """Charge what a mirror shows and the ledger does not know as charged; remember how far the mirror is settled.
+
+    A receipt of an attempt that is still open stays unsettled: its consent may come later.
+
+    Returns:
+        Numbers of the ledger's new entries.
+    """
+    valid = [item for item in shown if 0 < item.entry <= LARGEST_ENTRY]
+    outcomes: list[_Outcome] = []
+    for start in range(0, len(valid), BATCH):
+        with transaction(site.engine) as connection:
+            outcomes += [
+                _settle_one(connection, site, item.receipt, consent_proof(item.consent))
+                for item in valid[start : start + BATCH]
+            ]
+    unsettled = [item.entry for item, outcome in zip(valid, outcomes, strict=True) if outcome.again]
+    settled = min([max((item.entry for item in valid), default=0), *(entry - 1 for entry in unsettled)])
+    with transaction(site.engine) as connection:
+        if settled > store.mirror_entry(connection, coordinator):
+            store.keep_mirror_entry(connection, coordinator, settled)
+    return _tell(outcomes)
+
+
+def recover_receipts(
+    site: Site, receipts: Iterable[KeptReceipt], beside: Callable[[int], Sequence[KeptReceipt]] | None = None
+) -> list[int]:
+    """The same for receipts that another ledger kept: a mirror's or a peer's, or its export. Other sites' are passed over.
+
+    Args:
+        beside: all receipts that an entry of that ledger covers, by its number: who was in the sum.
+
+    Returns:
+        Numbers of the ledger's new entries.
+    """
+    own = [kept for kept in receipts if kept.parsed.participant == site.name]
+    with transaction(site.engine) as connection:
+        outcomes = [_settle_one(connection, site, kept.receipt, kept.consent, kept.certificate) for kept in own]
+        for kept in own:
+            receipt = kept.parsed
+            if beside is not None and is_unknown(connection, receipt.context):
+                members = _cohort(receipt, beside(kept.entry), site)
+                if members is not None:
+                    complete(connection, receipt.context, members)
+    return _tell(outcomes)
+
+
+def _cohort(own: Receipt, kept: Sequence[KeptReceipt], site: Site) -> Cohort | None:
+    """Who signed receipts for a sum; None unless they are as many as the site's own receipt says."""
+    members = {}
+    try:
+        for item in kept:
+            signer = issued(item.certificate, site.credentials.authority, Role.PARTICIPANT)
+            members[verify_receipt(item.receipt, signer, own.study, own.context).participant] = signer.fingerprint
+    except HostileInput as error:
+        LOG.error("who was in a sum is not taken from these receipts: %s", error)
+        return None
+    return members if site.name in members and len(members) == len(kept) == own.cohort_size else None
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What became of a receipt: the entry that charged it now, why it was passed over, whether to look at it again."""
+
+    entry: int | None = None
+    fault: str = ""
+    again: bool = False
+
+
+def _tell(outcomes: Sequence[_Outcome]) -> list[int]:
+    entries = [outcome.entry for outcome in outcomes if outcome.entry is not None]
+    faults = [outcome.fault for outcome in outcomes if outcome.fault]
+    if entries:
+        LOG.warning(
+            "%d charges were recovered from receipts: this site was restored from an older copy",
+            len(entries),
+            extra=about("recovered"),
+        )
+    if faults:
+        LOG.error("%d receipts were passed over; the first: %s", len(faults), faults[0])
+    return entries
+
+
+def _settle_one(
+    connection: Connection, site: Site, signed: SignedReceipt, proof: bytes | None, certificate: bytes | None = None
+) -> _Outcome:
+    """Settle one receipt.
+
+    Args:
+        proof: SHA-256 of the consent that came for it, which nobody knows whom it was not given.
+        certificate: of the key that signed it, if known.
+    """
+    try:
+        receipt = parse_receipt(signed.body)
+    except HostileInput as error:
+        return _Outcome(fault=error.message)
+    if receipt.participant != site.name:
+        return _Outcome(fault=f"It is of {receipt.participant}.")
+    row = store.find_context(connection, receipt.context)
+    if row is not None and row["state"] in store.PAID:
+        return _Outcome()
+    if row is not None and not _proven(receipt, proof):
+        return _Outcome(again=row["state"] in store.OPEN)
+    try:  # verifies the signature before anything else
+        entry = site.ledger.recover(connection, signed, _population(connection, site, receipt), certificate=certificate)
+    except HostileInput as error:
+        return _Outcome(fault=error.message)
+    except VeilsumError as error:
+        return _Outcome(fault=str(error), again=True)
+    _remember(connection, site, receipt, signed, row)
+    return _Outcome(entry)
+
+
+def _proven(receipt: Receipt, proof: bytes | None) -> bool:
+    """Whether it proves that the consent was given which the receipt, whose signature is yet to be verified, commits to."""
+    return proof is not None and hmac.compare_digest(receipt.consent, consent_commitment(proof))
+
+
+def _population(connection: Connection, site: Site, receipt: Receipt) -> str:
+    reserved = site.ledger.entries(kind=Kind.RESERVE, context=receipt.context, connection=connection)
+    if reserved:
+        return str(reserved[0].population)
+    if receipt.dataset in site.config.datasets:
+        return site.config.population(receipt.dataset)
+    LOG.warning("dataset %s is offered no longer: its receipts are charged to a population of that name", receipt.dataset)
+    return receipt.dataset
+
+
+def _remember(connection: Connection, site: Site, receipt: Receipt, signed: SignedReceipt, row: RowMapping | None) -> None:
+    """Keep the attempt as paid, and let rounds, attempts and receipts go on above it."""
+    study = receipt.study
+    if row is not None:
+        state = "consented" if row["state"] == "payload" else "recovered"
+        store.change_attempt(connection, study, row["attempt"], state=state)
+    elif store.find_attempt(connection, study, receipt.attempt) is None:
+        store.add_attempt(
+            connection,
+            study=study,
+            attempt=receipt.attempt,
+            round=receipt.round,
+            state="recovered",
+            context=receipt.context,
+            assignment=b"",
+            deadline=0,
+            label="",
+            receipt=signed.body,
+            receipt_signature=signed.signature,
+        )
+    kept = store.find_study(connection, study)
+    if kept is not None:
+        highest = {name: max(kept[name], getattr(receipt, name)) for name in ("round", "attempt")}
+        store.change_study(connection, study, receipts=max(kept["receipts"], receipt.number), **highest)
+    if kept is None or is_held(parse_study(kept["study"])):
+        members = None if row is None or kept is None else _members(row, kept)
+        population = _population(connection, site, receipt)
+        remember(connection, study, receipt.dataset, population, receipt.context, members)
+
+
+def _members(row: RowMapping, kept: RowMapping) -> Cohort:
+    """The cohort of an attempt that the site knows; keys as far as it still has the roster."""
+    enrolled = [load_certificate(item.certificate) for item in load_enrolments(kept["roster"] or b"[]")]
+    keys = {
+        common_name(certificate.subject, "certificate"): key_fingerprint(p256_key(certificate.public_key(), "enrolled key"))
+        for certificate in enrolled
+    }
+    return {name: keys.get(name, "") for name in parse_assignment(row["assignment"]).names}

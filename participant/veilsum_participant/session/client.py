@@ -1,0 +1,349 @@
+"""The participant's process: keeps one session to the coordinator open, answers directives, minds its own deadlines."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import grpc
+from sqlalchemy import Engine
+
+from veilsum_node.database import open_database, probe, reading, transaction, write_fault
+from veilsum_node.driver_faults import DatabaseAwayError, DatabaseDamagedError
+from veilsum_node.errors import ConfigurationError, HostileInput, StateError, VeilsumError
+from veilsum_node.identity import Credentials, Role, load_credentials
+from veilsum_node.overrides import set_variables
+from veilsum_node.process.steady_clock import RETURN_SECONDS, SteadyClock
+from veilsum_node.randomness import SYSTEM_RANDOM
+from veilsum_node.state_lock import StateLock
+from veilsum_node.telemetry.logs import about
+from veilsum_node.transport.channel import open_channel
+from veilsum_node.transport.connection import explain, spread
+from veilsum_node.transport.route import unused_proxy_variables
+from veilsum_participant.config import ParticipantConfig
+from veilsum_participant.protocol.core import ParticipantCore
+from veilsum_participant.session.channel import GrpcChannel
+from veilsum_participant.session.patience import REFUSING_SECONDS, StoreWatch, patience, patiently
+from veilsum_participant.session.renewal import OwnCertificate
+from veilsum_participant.session.workers import Workers
+from veilsum_participant.site import Site, check_key
+from veilsum_participant.store import create_tables
+from veilsum_participant.telemetry.monitoring import monitored
+from veilsum_privacy.ledger import Ledger
+from veilsum_proto import federation_pb2 as pb
+
+LOG = logging.getLogger("veilsum.participant")
+
+TICK_SECONDS = 1.0
+ANSWER_SECONDS = 3.0  # how long a participant that is told to stop lets the answers that it is giving be sent
+FIRST_BACKOFF = 0.5
+LONGEST_BACKOFF = 30.0
+CATCH_UP_SECONDS = 3600  # how long deadlines wait, after a start, for the coordinator to show its mirror
+WAITING = 64  # directives read ahead; the rest wait in the stream
+
+
+def now() -> int:
+    """Unix seconds."""
+    return int(time.time())
+
+
+def open_site(config: ParticipantConfig, *, clock: Callable[[], int] = now, same_key: bool = False) -> Site:
+    """Open a participant's identity, store and ledger; sets the first budgets that the configuration names.
+
+    Args:
+        config: the site's.
+        clock: Unix seconds.
+        same_key: refuse an identity whose key is another one than open studies know the site by.
+
+    Raises:
+        ConfigurationError, StateError: identity, files or ledger are not in order.
+    """
+    credentials = load_credentials(config.identity, clock(), Role.PARTICIPANT)
+    engine = open_database(config.state)
+    ledger = open_ledger(engine, credentials, clock, same_key=same_key)
+    with transaction(engine) as connection:
+        for population, budget in config.budgets.items():
+            if ledger.budget(population, connection) is None:
+                epsilon = None if budget.epsilon == "unlimited" else budget.epsilon
+                ledger.set_budget(
+                    connection, population, epsilon, budget.delta, reason="first budget", operator="participant.toml"
+                )
+    steady = SteadyClock(clock, LOG, rest=RETURN_SECONDS).keep() if clock is now else clock  # a test moves its own
+    return Site(config, credentials, engine, ledger, clock, SYSTEM_RANDOM, elapsed=steady)
+
+
+def open_ledger(engine: Engine, credentials: Credentials, clock: Callable[[], int], *, same_key: bool = False) -> Ledger:
+    """Open the site's ledger, signing with the site's key.
+
+    Raises:
+        StateError: open studies know the site by another key, and ``same_key`` demands it.
+    """
+    if same_key:
+        create_tables(engine)
+        with reading(engine) as connection:
+            check_key(connection, credentials)
+    return Ledger(engine, credentials=credentials, clock=clock, random=SYSTEM_RANDOM)
+
+
+class Client:
+    """Runs a participant until :meth:`stop`."""
+
+    def __init__(self, site: Site) -> None:
+        self.core = ParticipantCore(site)
+        self._site = site
+        site.patience = REFUSING_SECONDS
+        self._stopping, self._ended = threading.Event(), threading.Event()
+        self._channel: grpc.Channel | None = None
+        self._inbox: queue.Queue[pb.Directive | Exception | None] = queue.Queue(maxsize=WAITING)
+        self._opened = False
+        self._caught_up = False
+        self._started = site.steady()
+        self._told: set[bytes] = set()
+        self._certificate = OwnCertificate(site)
+        self._store = StoreWatch(site.engine)
+        self._anew = False
+
+    def stop(self) -> None:
+        """Ask the loop to end: what is being answered may still be sent for some seconds, then calls are cut off.
+
+        From another thread only: a signal handler may have interrupted who holds a lock.
+        """
+        self._stopping.set()
+        with contextlib.suppress(queue.Full):  # who has that much to read looks up by itself
+            self._inbox.put_nowait(None)
+        self._ended.wait(ANSWER_SECONDS + 2 * TICK_SECONDS)
+        if self._channel is not None:
+            self._channel.close()
+
+    def run(self) -> None:
+        """Keep a session open; reconnect with growing pauses.
+
+        Raises:
+            StateError: coordinator and participant speak no common protocol version.
+        """
+        try:
+            self._keep_connected()
+        finally:
+            self._ended.set()
+
+    def _keep_connected(self) -> None:
+        pause = FIRST_BACKOFF
+        while not self._stopping.is_set():
+            self._opened = self._anew = False
+            try:
+                self._session()
+                if self._anew:
+                    continue
+                if not self._stopping.is_set():
+                    LOG.info("the coordinator ended the session", extra=about("session"))
+            except grpc.RpcError as error:
+                if self._stopping.is_set():
+                    return
+                where = self._site.config.coordinator
+                LOG.warning("session to %s ended: %s", where, self._explained(error), extra=about("session"))
+            except (HostileInput, ValueError) as error:  # a closed channel raises ValueError
+                self._opened = False  # pauses grow
+                LOG.warning("session to %s ended: %s", self._site.config.coordinator, error, extra=about("session"))
+            except DatabaseAwayError as error:  # the site's own; nothing is answered meanwhile
+                self._opened = False  # pauses grow
+                LOG.warning("no session to %s: %s", self._site.config.coordinator, error, extra=about("session"))
+            except StateError:
+                raise
+            except ConfigurationError as error:  # a file that the route needs, which was there at the start
+                LOG.warning("no session to %s: %s", self._site.config.coordinator, error, extra=about("session"))
+            except Exception as error:  # whatever it was, the site's deadlines must still be minded
+                self._opened = False  # what is asked again would end the next session as soon
+                LOG.error("session to %s ended: internal error", self._site.config.coordinator, exc_info=error)
+            if self._opened:
+                pause = FIRST_BACKOFF
+            self._idle(spread(pause, self._site.random))
+            pause = min(2 * pause, LONGEST_BACKOFF)
+
+    def _explained(self, error: grpc.RpcError) -> str:
+        """What an operator can do something about: gRPC says "unavailable" to most that can be wrong with a connection."""
+        if not isinstance(error, grpc.Call):
+            return "UNKNOWN"
+        if error.code() is grpc.StatusCode.UNAVAILABLE and not self._opened and not self._stopping.is_set():
+            try:
+                return str(explain(error, self._site.config.route, self._site.config.identity))
+            except VeilsumError as fault:
+                return str(fault)
+        return f"{error.code().name} {error.details()}"
+
+    def _idle(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not self._stopping.is_set() and (left := end - time.monotonic()) > 0:
+            self._expire()
+            self._certificate.look()
+            self._stopping.wait(min(left, TICK_SECONDS))
+
+    def _session(self) -> None:
+        self._certificate.look()
+        self._certificate.take()
+        self._certificate.check()
+        with open_channel(self._site.config.route, self._site.credentials) as raw:
+            self._channel = raw
+            if self._stopping.is_set():  # whoever stopped may have looked for a channel before there was one
+                return
+            channel = GrpcChannel(raw, self._site.credentials, self._site.clock)
+            reply = channel.hello(self._site.random.bytes(32), self._site.clock())
+            skew = reply.now - self._site.clock()
+            if abs(skew) > 60:
+                LOG.warning("the coordinator's clock differs by %d s", skew)
+            self._opened = True
+            LOG.info("session with coordinator %s open", channel.coordinator, extra=about("session"))
+            self._catch_up(channel)
+            self._told.clear()
+            inbox = self._inbox = queue.Queue(maxsize=WAITING)
+            reader = threading.Thread(target=_read, args=(channel.work(self._site.nonce), inbox), daemon=True)
+            over = threading.Event()
+            workers = Workers(lambda directive: self._answer(directive, channel, over), inbox.put)
+            reader.start()
+            self._site.observer.session_opened(channel.report)
+            try:
+                self._serve(inbox, workers, channel)
+            finally:
+                self._site.observer.session_ended()
+                over.set()
+                workers.stop()
+                if self._stopping.is_set():
+                    workers.end_within(ANSWER_SECONDS)  # a consent that was paid for should still reach the coordinator
+                raw.close()  # calls that a worker still waits for end now
+                if self._stopping.is_set() and not workers.end_within(TICK_SECONDS):
+                    LOG.info("stopping in the middle of a computation; it begins again with the next start")
+                # a study's next session must not answer beside its last one
+                while not self._stopping.is_set() and not workers.wait(TICK_SECONDS):
+                    self._drain(inbox)
+                    self._expire()
+
+    def _catch_up(self, channel: GrpcChannel) -> None:
+        try:
+            self.core.catch_up(channel)
+        except grpc.RpcError as error:
+            unknown = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED)
+            if not isinstance(error, grpc.Call) or error.code() not in unknown:
+                raise
+            self.core.without_mirror(channel.coordinator, "it does not know them")
+        except DatabaseAwayError:
+            raise
+        except StateError as error:  # no directive is answered before this is done; the next session tries again
+            raise RuntimeError("what the coordinator's mirror shows cannot be kept") from error
+        self._caught_up = True
+
+    def _serve(self, inbox: queue.Queue[pb.Directive | Exception | None], workers: Workers, channel: GrpcChannel) -> None:
+        due = time.monotonic()
+        while not self._stopping.is_set():
+            if (left := due - time.monotonic()) <= 0:  # not with every directive: it takes the database's lock
+                self._expire()
+                self._act_on_decisions(workers)
+                self._certificate.look()
+                self._certificate.check(channel)
+                left = TICK_SECONDS
+                due = time.monotonic() + left
+            if self._certificate.waiting and workers.idle:  # what has come meanwhile is sent again in the new session
+                LOG.info("a renewed certificate lies there: the session is opened anew", extra=about("certificate"))
+                self._anew = True
+                return
+            try:
+                item = inbox.get(timeout=left)
+            except queue.Empty:
+                continue
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                return
+            if self._certificate.waiting and workers.idle:
+                continue
+            self._site.observer.heard()
+            if item.kind != pb.DIRECTIVE_KIND_PING:
+                workers.put(item)
+
+    @staticmethod
+    def _drain(inbox: queue.Queue[pb.Directive | Exception | None]) -> None:
+        """Let nobody block on a session that is over."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                inbox.get_nowait()
+
+    def _handle(self, directive: pb.Directive, channel: GrpcChannel) -> None:
+        if write_fault(self._site.engine):  # nothing is fetched or computed for a disk that takes nothing
+            with contextlib.suppress(DatabaseDamagedError):  # of which the answer tells
+                probe(self._site.engine)
+        self.core.handle(directive, channel)
+
+    def _answer(self, directive: pb.Directive, channel: GrpcChannel, over: threading.Event) -> None:
+        try:
+            try:
+                patiently(lambda: self._handle(directive, channel), patience(directive.kind), over)
+            except DatabaseAwayError as error:
+                if not over.is_set():
+                    self.core.unable(directive, error, channel)
+        except grpc.RpcError as error:
+            stale = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.OUT_OF_RANGE)
+            if not isinstance(error, grpc.Call) or error.code() not in stale:
+                raise
+            fields = about(digest=directive.study, round=directive.round or None, attempt=directive.attempt or None)
+            LOG.info("the coordinator no longer wants that answer: %s", error.details(), extra=fields)
+
+    def _act_on_decisions(self, workers: Workers) -> None:
+        """Let the operator's word on waiting studies be acted on, once in a session for each."""
+        try:
+            decided = [directive for directive in self.core.decided() if directive.study not in self._told]
+        except VeilsumError as error:
+            if not write_fault(self._site.engine):  # which is told once, and not every second
+                LOG.error("cannot read the operator's decisions: %s", error)
+            return
+        for directive in decided:
+            self._told.add(directive.study)
+            workers.put(directive)
+
+    def _expire(self) -> None:
+        self._site.observer.turned()
+        self._site.steady()
+        self._store.look()
+        # A site restored from a backup must first hear what it consented to: freeing that would be wrong. A coordinator that
+        # stays away must not hold reservations for ever either; what was freed in error is charged once it is back.
+        if not self._caught_up and self._site.steady() - self._started < CATCH_UP_SECONDS:
+            return
+        try:
+            self.core.expire()
+        except VeilsumError as error:
+            if not write_fault(self._site.engine):  # which is told once, and not every second
+                LOG.error("cannot act on deadlines: %s", error)
+
+
+def _read(directives: Iterator[pb.Directive], inbox: queue.Queue[pb.Directive | Exception | None]) -> None:
+    try:
+        for directive in directives:
+            inbox.put(directive)
+    except (grpc.RpcError, ValueError) as error:
+        inbox.put(error)
+    finally:
+        inbox.put(None)
+
+
+def run_participant(config: ParticipantConfig) -> None:
+    """Run a participant until SIGINT or SIGTERM."""
+    way = config.route
+    if config.proxy is None and (ignored := unused_proxy_variables()):
+        LOG.info("%s is set but not used: participant.toml names no proxy", ", ".join(ignored))
+    if given := set_variables():
+        LOG.info("the environment sets %s", ", ".join(given))
+    LOG.info("the coordinator is dialled at %s", way)
+    identity = load_credentials(config.identity, now(), Role.PARTICIPANT).identity
+    lock = StateLock(config.state, f"participant {identity.name}")
+    lock.hold("Stop it first: two processes on one ledger would be two sites to the federation.", LOG)
+    client = Client(open_site(config, same_key=True))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: threading.Thread(target=client.stop, daemon=True).start())
+    LOG.info("participant %s starts", client.core.site.name, extra=about("started", participant=client.core.site.name))
+    with contextlib.suppress(KeyboardInterrupt), monitored(client.core.site):
+        client.run()
+    client.core.site.engine.dispose()
+    lock.release()
+    LOG.info("stopped", extra=about("stopped"))

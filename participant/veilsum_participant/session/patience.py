@@ -1,0 +1,91 @@
+"""What a site does while its own disk takes nothing, be it full, failing or mounted to be read only: it waits.
+
+Nothing was decided then, so nothing is said to the coordinator, whose deadlines go on. Before its consent a site holds up the
+others for a minute at most and then refuses; from there on others may have paid, so it answers as soon as it can.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from sqlalchemy import Engine
+
+from veilsum_node.database import probe, write_fault
+from veilsum_node.driver_faults import DatabaseAwayError
+from veilsum_node.errors import StateError
+from veilsum_node.telemetry.logs import about
+from veilsum_proto import federation_pb2 as pb
+
+LOG = logging.getLogger("veilsum.participant")
+
+REFUSING_SECONDS = 60.0
+"""How long a site tries to answer what costs nobody anything yet, before it refuses."""
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.2, 2.0
+PROBE_SECONDS = 2.0
+
+_BEFORE_CONSENT = (
+    pb.DIRECTIVE_KIND_ENROL,
+    pb.DIRECTIVE_KIND_SEAL,
+    pb.DIRECTIVE_KIND_UNSEAL,
+    pb.DIRECTIVE_KIND_CONTRIBUTE,
+)
+
+Result = TypeVar("Result")
+
+
+def patience(kind: pb.DirectiveKind.ValueType) -> float:
+    """Seconds for which a directive of this kind is tried again."""
+    return REFUSING_SECONDS if kind in _BEFORE_CONSENT else math.inf
+
+
+def patiently(work: Callable[[], Result], seconds: float, over: threading.Event) -> Result:
+    """Do ``work``, again with growing pauses while the site's disk takes nothing.
+
+    Args:
+        work: decides nothing, and says nothing, before what it writes is durable.
+        seconds: how long at most.
+        over: nobody waits for the answer any more.
+
+    Raises:
+        DatabaseAwayError: the disk took nothing within the time.
+        Exception: what ``work`` raises besides.
+    """
+    end, pause = time.monotonic() + seconds, FIRST_PAUSE
+    while True:
+        try:
+            return work()
+        except DatabaseAwayError:
+            if time.monotonic() + pause > end or over.wait(pause):
+                raise
+        pause = min(2 * pause, LONGEST_PAUSE)
+
+
+class StoreWatch:
+    """Tells in the log, once each, that the site's state cannot be written and that it can again."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._since: float | None = None
+        self._due = 0.0
+
+    def look(self) -> None:
+        """Look, and try to write where that failed before; call it every second or so."""
+        now, fault = time.monotonic(), write_fault(self._engine)
+        if fault and self._since is None:
+            self._since, self._due = now, now + PROBE_SECONDS
+            LOG.error("this site's state cannot be written, and what needs it waits: %s", fault, extra=about("database"))
+        elif fault and now >= self._due:
+            self._due = now + PROBE_SECONDS
+            try:
+                probe(self._engine)
+            except StateError:
+                return
+        if self._since is not None and not write_fault(self._engine):
+            LOG.info("this site's state can be written again after %.1f s", now - self._since, extra=about("database"))
+            self._since = None

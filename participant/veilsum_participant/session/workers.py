@@ -1,0 +1,107 @@
+"""Answers the directives of several studies side by side: in order within a study, and no study waits for another's slow work.
+
+Without it one study's long computation or stalled upload could hold back another's consent until its deadline, and the other
+sites of that study would have paid for nothing.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from veilsum_node.errors import HostileInput
+from veilsum_proto import federation_pb2 as pb
+
+MOST_WORKERS = 16
+"""Threads at most; further studies share the least busy one."""
+
+WAITING = 64
+"""Directives that may wait at one worker; a coordinator that sends more is not served."""
+
+_Item = pb.Directive | None
+
+
+class _Worker:
+    def __init__(self, answer: Callable[[pb.Directive], None], failed: Callable[[Exception], None]) -> None:
+        self.inbox: queue.Queue[_Item] = queue.Queue(maxsize=WAITING + 1)
+        self.busy = False
+        self.stopping = False
+        self._answer, self._failed = answer, failed
+        self.thread = threading.Thread(target=self._loop, name="study", daemon=True)
+        self.thread.start()
+
+    @property
+    def load(self) -> int:
+        return self.inbox.qsize() + self.busy
+
+    def _loop(self) -> None:
+        while (item := self.inbox.get()) is not None and not self.stopping:
+            self.busy = True
+            try:
+                self._answer(item)
+            except Exception as error:  # noqa: BLE001 - raised again in the session
+                self._failed(error)
+                return
+            finally:
+                self.busy = False
+
+
+class Workers:
+    """The workers of one session.
+
+    Args:
+        answer: answers one directive; called from a worker's thread.
+        failed: told of an exception that ``answer`` raised; the session then ends.
+    """
+
+    def __init__(self, answer: Callable[[pb.Directive], None], failed: Callable[[Exception], None]) -> None:
+        self._answer, self._failed = answer, failed
+        self._workers: list[_Worker] = []
+        self._of: dict[bytes, _Worker] = {}
+
+    def put(self, directive: pb.Directive) -> None:
+        """Hand a directive to its study's worker.
+
+        Raises:
+            HostileInput: more directives wait than an honest coordinator sends.
+        """
+        key = bytes(directive.study)
+        worker = self._of.get(key)
+        if worker is None:
+            worker = min(self._workers, key=lambda item: item.load, default=None)
+            if worker is None or (worker.load and len(self._workers) < MOST_WORKERS):
+                worker = _Worker(self._answer, self._failed)
+                self._workers.append(worker)
+            if len(self._of) >= MOST_WORKERS * WAITING:
+                raise HostileInput("The coordinator names more studies than can run at once.")
+            self._of[key] = worker
+        if worker.inbox.qsize() >= WAITING:
+            raise HostileInput("The coordinator sends directives faster than they can be answered.")
+        worker.inbox.put(directive)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is being answered and nothing waits."""
+        return not any(worker.load for worker in self._workers)
+
+    def stop(self) -> None:
+        """Let every worker end after what it is doing now; what waits is dropped, and sent again in the next session."""
+        for worker in self._workers:
+            worker.stopping = True
+            if worker.inbox.qsize() <= WAITING:
+                worker.inbox.put(None)
+
+    def end_within(self, seconds: float) -> bool:
+        """Wait up to ``seconds`` in all for the workers to end; returns whether all have."""
+        end = time.monotonic() + seconds
+        for worker in self._workers:
+            worker.thread.join(max(0.0, end - time.monotonic()))
+        return not any(worker.thread.is_alive() for worker in self._workers)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the workers to end, up to ``seconds`` for each; returns whether all have."""
+        for worker in self._workers:
+            worker.thread.join(seconds)
+        return not any(worker.thread.is_alive() for worker in self._workers)

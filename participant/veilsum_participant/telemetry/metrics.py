@@ -1,0 +1,215 @@
+"""Prometheus metrics of a participant: a closed list with bounded labels. docs/metrics.md says what each one tells.
+
+Counters are kept as events come; what the site's database knows is read when somebody asks, in short transactions that only
+read and not more often than every few seconds. No round waits for it. Everything stays at the site but what its policy shares
+(:mod:`.sharing`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from veilsum_node.database import reading, write_fault
+from veilsum_node.errors import RefusalCode
+from veilsum_node.telemetry.monitoring import Heartbeat
+from veilsum_node.telemetry.process_metrics import ProcessMetrics
+from veilsum_node.telemetry.refresh import Refreshed
+from veilsum_participant import store
+from veilsum_participant.observer import Observer, Outcome, Stage, Step
+from veilsum_participant.site import Site
+from veilsum_participant.telemetry.figures import SiteFigures
+from veilsum_participant.telemetry.shared_metrics import Reporter
+from veilsum_privacy.ledger.metrics import SITE_KINDS, LedgerWatch
+
+OTHER = "other"
+"""The label of methods that are not, or no longer, among the policy's."""
+
+_SECONDS = (0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60, 120, 300, 600, 1800)
+
+
+class SiteMetrics(Observer):
+    """A participant's metrics in a registry of their own.
+
+    Args:
+        site: whose; it is not told to observe it, see :func:`veilsum_participant.telemetry.monitoring.monitored`.
+
+    Attributes:
+        figures: what the site's database knows, some seconds old at most.
+        verified: whether the ledger's last verification succeeded; None before the first.
+    """
+
+    def __init__(self, site: Site) -> None:
+        registry = self.registry = CollectorRegistry()
+        self._site, self._clock, self._methods = site, site.clock, set(site.config.policy.methods)
+        self._reporter: Reporter | None = None
+        process = ProcessMetrics("participant", registry)
+        process.watch(lambda: site.credentials)
+        self._refusals, self._unreadable = process.refusals, process.decode_failures
+        self._connected = Gauge(
+            "veilsum_session_connected", "Whether the session with the coordinator is open.", registry=registry
+        )
+        self._contact = Gauge(
+            "veilsum_session_last_contact_timestamp_seconds",
+            "When the coordinator last said something; 0 before.",
+            registry=registry,
+        )
+        self._rounds = Counter(
+            "veilsum_site_rounds_total", "Attempts at rounds that ended here.", ["method", "outcome"], registry=registry
+        )
+        self._steps = Histogram(
+            "veilsum_site_step_seconds", "How long steps of rounds took.", ["step"], buckets=_SECONDS, registry=registry
+        )
+        self._contributions = Counter("veilsum_site_contributions_total", "Contributions uploaded.", registry=registry)
+        self._faults = Counter(
+            "veilsum_site_computation_faults_total",
+            "Rounds whose computation failed on this site's records.",
+            registry=registry,
+        )
+        self._bytes = Counter(
+            "veilsum_site_contribution_bytes_total", "Bytes of ciphertexts of these contributions.", registry=registry
+        )
+        self._verified = Gauge(
+            "veilsum_ledger_verified", "Whether the last verification of the ledger succeeded.", registry=registry
+        )
+        self._verified_at = Gauge(
+            "veilsum_ledger_verified_timestamp_seconds",
+            "When the ledger was last verified, with whatever result; 0 before.",
+            registry=registry,
+        )
+        self.verified: bool | None = None
+        self._opened = False
+        self._verified.set(math.nan)
+        self._heartbeat = Heartbeat()
+        self._preset()
+        watch = LedgerWatch(site.engine)
+
+        def read() -> SiteFigures:
+            with reading(site.engine) as connection:
+                enrolled, waiting = store.count_open(connection)
+            return SiteFigures(watch.read(), enrolled, waiting)
+
+        self.figures = Refreshed(read, "ledger")
+        registry.register(_SiteCollector(self.figures))
+
+    def _preset(self) -> None:
+        for method in (*sorted(self._methods), OTHER):
+            for outcome in Outcome:
+                self._rounds.labels(method, outcome.value)
+        for step in Step:
+            self._steps.labels(step.value)
+
+    def alive(self) -> bool:
+        """Whether the client's loop turned lately."""
+        return self._heartbeat.alive()
+
+    def not_ready(self) -> str:
+        """Why the site cannot take part in a round now, in a word; empty if it can."""
+        if write_fault(self._site.engine):
+            return "database"
+        return "" if self._opened else "session"
+
+    def means(self) -> dict[Step, float]:
+        """Mean time of each step that was done, in seconds."""
+        found: dict[Step, float] = {}
+        for family in self._steps.collect():
+            values = {(sample.name.rpartition("_")[2], sample.labels["step"]): sample.value for sample in family.samples}
+            for step in Step:
+                if count := values["count", step.value]:
+                    found[step] = values["sum", step.value] / count
+        return found
+
+    def verification(self, succeeded: bool) -> None:
+        """The ledger was verified."""
+        self.verified = succeeded
+        self._verified.set(float(succeeded))
+        self._verified_at.set(self._clock())
+
+    # -- what the site's protocol and client tell --------------------------------------------------------------------------
+
+    def took(self, step: Step, seconds: float) -> None:
+        """Count a step."""
+        self._steps.labels(step.value).observe(seconds)
+
+    def ended(self, method: str, outcome: Outcome, count: int = 1) -> None:
+        """Count attempts that ended."""
+        self._rounds.labels(method if method in self._methods else OTHER, outcome.value).inc(count)
+
+    def refused(self, codes: Collection[RefusalCode]) -> None:
+        """Count a refusal's reasons."""
+        for code in codes:
+            self._refusals.labels(code.value).inc()
+
+    def failed(self) -> None:
+        """Count a computation that failed."""
+        self._faults.inc()
+
+    def contributed(self, size: int) -> None:
+        """Count a contribution."""
+        self._contributions.inc()
+        self._bytes.inc(size)
+
+    def unreadable(self, stage: Stage) -> None:
+        """Count what could not be decoded."""
+        self._unreadable.labels(stage.value).inc()
+
+    def session_opened(self, send: Callable[..., None]) -> None:
+        """Remember that the session is open, and report in it what the policy shares."""
+        self._opened = True
+        self._connected.set(1.0)
+        self.heard()
+        self._reporter = Reporter(self._site, self, send)
+
+    def session_ended(self) -> None:
+        """Remember that the session has ended."""
+        self._opened = False
+        self._connected.set(0.0)
+        if self._reporter is not None:
+            self._reporter.stop()
+
+    def heard(self) -> None:
+        """Remember when the coordinator last said something."""
+        self._contact.set(self._clock())
+
+    def turned(self) -> None:
+        """Remember that the client's loop turned."""
+        self._heartbeat.beat()
+
+
+class _SiteCollector(Collector):
+    """What the site's database knows."""
+
+    def __init__(self, figures: Refreshed[SiteFigures]) -> None:
+        self._figures = figures
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics."""
+        figures = self._figures.get()
+        families = [
+            GaugeMetricFamily(f"veilsum_{name}", text, labels=["population"])
+            for name, text in (
+                ("epsilon_spent", "Epsilon of all charged releases, by RDP at the budget's delta."),
+                ("epsilon_reserved", "Epsilon of charged and open releases together."),
+                ("epsilon_budget", "The budget's epsilon; infinite where it is unlimited."),
+                ("epsilon_left", "The budget's epsilon less what is charged and open."),
+                ("budget_delta", "The budget's delta."),
+            )
+        ]
+        entries = GaugeMetricFamily("veilsum_ledger_entries", "Entries of the ledger.", labels=["kind"])
+        waiting = GaugeMetricFamily("veilsum_studies_waiting", "Studies that wait for the operator's word.")
+        enrolled = GaugeMetricFamily("veilsum_enrolled_studies", "Studies that the site is enrolled in.")
+        if figures is not None:
+            for name, found in figures.ledger.populations.items():
+                bound = math.inf if found.budget.epsilon is None else found.budget.epsilon
+                values = (found.spent, found.reserved, bound, found.left, found.budget.delta)
+                for family, value in zip(families, values, strict=True):
+                    family.add_metric([name], value)
+            for kind in SITE_KINDS:
+                entries.add_metric([kind.value], float(figures.ledger.entries[kind]))
+            waiting.add_metric([], float(figures.waiting))
+            enrolled.add_metric([], float(figures.enrolled))
+        yield from (*families, entries, waiting, enrolled)

@@ -1,0 +1,121 @@
+"""What a site reports of itself to the coordinator: the groups that ``policy.share_metrics`` names, and nothing else.
+
+A report goes out when a session opens and every minute after. What is not granted is never put together.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import grpc
+
+from veilsum_node.errors import VeilsumError
+from veilsum_node.telemetry.refresh import Refreshed
+from veilsum_participant.config import ShareGroup
+from veilsum_participant.observer import Step
+from veilsum_participant.site import Site
+from veilsum_participant.telemetry.figures import SiteFigures
+from veilsum_proto import SOFTWARE
+from veilsum_proto import federation_pb2 as pb
+
+LOG = logging.getLogger("veilsum.participant")
+
+REPORT_SECONDS = 60.0
+"""Between two reports of a session."""
+
+MOST_POPULATIONS = 16
+"""Populations that a report names; more are not taken."""
+
+SHARED: dict[ShareGroup, str] = {
+    "software": "name and version of this software",
+    "budget": "epsilon that each population spent, and its budget",
+    "ledger": "whether the ledger's last verification succeeded",
+    "timings": "mean time of each step of a round",
+    "certificate": "when this site's certificate expires",
+}
+"""What each group tells the coordinator, in words."""
+
+
+class Known(Protocol):
+    """What the site's own metrics know, of which a report is a part.
+
+    Attributes:
+        figures: the ledger's, refreshed.
+        verified: how the last verification ended; None before the first.
+    """
+
+    figures: Refreshed[SiteFigures]
+    verified: bool | None
+
+    def means(self) -> dict[Step, float]:
+        """Mean time of each step that was done, in seconds."""
+        ...
+
+
+def samples(site: Site, metrics: Known) -> list[pb.SharedSample]:
+    """What the site's policy shares, as it is now. Figures that are not known or not finite are left out."""
+    makers: dict[ShareGroup, Callable[[], Iterator[tuple[pb.SharedMetric.ValueType, str, float]]]] = {
+        "software": lambda: iter([(pb.SHARED_METRIC_SOFTWARE, SOFTWARE, 1.0)]),
+        "budget": lambda: _budget(metrics),
+        "ledger": lambda: _ledger(metrics),
+        "timings": lambda: ((pb.SHARED_METRIC_STEP_SECONDS, step.value, mean) for step, mean in metrics.means().items()),
+        "certificate": lambda: iter([(pb.SHARED_METRIC_CERTIFICATE_EXPIRY, "", float(site.credentials.identity.not_after))]),
+    }
+    granted = site.config.policy.share_metrics
+    found = [item for group in makers if group in granted for item in makers[group]()]
+    return [pb.SharedSample(metric=metric, label=label, value=value) for metric, label, value in found if math.isfinite(value)]
+
+
+def _budget(metrics: Known) -> Iterator[tuple[pb.SharedMetric.ValueType, str, float]]:
+    figures = metrics.figures.get()
+    if figures is None:
+        return
+    for name, found in list(figures.ledger.populations.items())[:MOST_POPULATIONS]:
+        yield pb.SHARED_METRIC_EPSILON_SPENT, name, found.spent
+        yield pb.SHARED_METRIC_EPSILON_BUDGET, name, math.inf if found.budget.epsilon is None else found.budget.epsilon
+
+
+def _ledger(metrics: Known) -> Iterator[tuple[pb.SharedMetric.ValueType, str, float]]:
+    if metrics.verified is not None:
+        yield pb.SHARED_METRIC_LEDGER_VERIFIED, "", float(metrics.verified)
+
+
+class Reporter:
+    """Reports during one session, on a thread of its own; does nothing where the policy shares nothing.
+
+    Args:
+        site: whose policy decides.
+        metrics: what there is to share.
+        send: sends a report.
+    """
+
+    def __init__(self, site: Site, metrics: Known, send: Callable[[list[pb.SharedSample]], None]) -> None:
+        self._site, self._metrics, self._send = site, metrics, send
+        self._stopping = threading.Event()
+        if site.config.policy.share_metrics:
+            threading.Thread(target=self._loop, name="report", daemon=True).start()
+
+    def stop(self) -> None:
+        """Send no further report."""
+        self._stopping.set()
+
+    def _loop(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                if found := samples(self._site, self._metrics):
+                    self._send(found)
+            except (grpc.RpcError, ValueError) as error:  # a closed channel raises ValueError
+                if self._stopping.is_set():
+                    return
+                code = error.code() if isinstance(error, grpc.Call) else None
+                if code is grpc.StatusCode.UNIMPLEMENTED:
+                    LOG.warning("the coordinator takes no reports of metrics: it is of an older version")
+                    return
+                LOG.warning("metrics cannot be reported: %s", code.name if code is not None else type(error).__name__)
+            except VeilsumError as error:
+                LOG.warning("metrics cannot be reported: %s", error.message)
+            self._stopping.wait(REPORT_SECONDS)

@@ -1,0 +1,347 @@
+"""What releases cost: epsilon derived from recorded events, by two accountants.
+
+RDP is the guarantee and alone decides (:class:`RdpGate`); the estimate beside it is tighter and decides nothing. Neighbouring
+data sets differ by one record added or removed. Opacus' RDP and PRV accountants and dp-accounting are the oracles of the
+tests; Opacus' GDP accountant is used nowhere, because it underestimates. This module stores nothing and knows no budget.
+
+The noise of releases is a discrete Gaussian on the grid and is priced as the continuous Gaussian of the same variance. Without
+sampling its Renyi divergence is at most the Gaussian's at every order (Canonne, Kamath, Steinke 2020); with it, the integer
+orders follow term by term, and between them the two differ by less than 1e-60 once a share has a standard deviation of 4 grid
+units (Kairouz, Liu, Steinke 2021). The estimate is that of the continuous Gaussian.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property, lru_cache
+from numbers import Integral, Rational, Real
+from types import MappingProxyType
+from typing import Literal
+
+import numpy as np
+
+from veilsum_node.errors import Misuse
+from veilsum_privacy.accounting.estimate import PRV_ERROR, composed_epsilon
+from veilsum_privacy.accounting.gaussian import analytic_gaussian_epsilon
+from veilsum_privacy.accounting.losses import Steps
+from veilsum_privacy.accounting.renyi import (
+    ORDERS,
+    SCALE_BITS,
+    STRICT_ORDERS,
+    Curve,
+    conversion,
+    standard_epsilon,
+    step_curve,
+    strict_epsilon,
+    to_floats,
+)
+
+__all__ = [
+    "ORDERS",
+    "PRV_ERROR",
+    "STRICT_ORDERS",
+    "Adaptive",
+    "GaussianEvent",
+    "History",
+    "RdpGate",
+    "analytic_gaussian_epsilon",
+    "at_sites",
+    "calibrate_noise_multiplier",
+    "disjoint_epsilon",
+    "estimated_epsilon",
+    "prv_epsilon",
+    "rdp_epsilon",
+]
+
+_MAX_STEPS = 10**9
+_LARGEST_RATIO = 2.0**256
+_ROUNDING_UP = 1e-5  # of the estimate without sampling: accountants that round up on a grid are not above it
+
+Adaptive = Literal["standard", "strict"]
+"""How releases compose: see :meth:`RdpGate.epsilon`."""
+
+Groups = Mapping[tuple[float, float], int]
+"""(sampling rate, (D / sigma)^2) -> steps."""
+
+
+@dataclass(frozen=True)
+class GaussianEvent:
+    """One release, or ``steps`` equal ones: a Gaussian mechanism on a Poisson sample of the records.
+
+    Attributes:
+        sensitivity: D, L2 bound on what one record changes, in grid units.
+        variance: variance of the noise that is counted, in grid units squared.
+        sampling_rate: public q in (0, 1]; 1 means every record takes part.
+        steps: how many such releases, each with fresh noise and a fresh sample.
+
+    Raises:
+        Misuse: a value is out of range, not a number or of another type.
+    """
+
+    sensitivity: int
+    variance: Fraction
+    sampling_rate: float = 1.0
+    steps: int = 1
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.sensitivity, Integral) and 1 <= self.sensitivity <= 2**62):
+            raise Misuse("An event's sensitivity must be a whole number of grid units between 1 and 2^62.")
+        if not (isinstance(self.variance, Rational) and 0 < self.variance <= 2**128):
+            raise Misuse("An event's noise variance must be a positive fraction and at most 2^128.")
+        if not (isinstance(self.sampling_rate, Real) and 0.0 < self.sampling_rate <= 1.0):
+            raise Misuse("A sampling rate must lie in (0, 1].")
+        if not (isinstance(self.steps, Integral) and 1 <= self.steps <= _MAX_STEPS):
+            raise Misuse(f"An event has 1 to {_MAX_STEPS} steps.")
+        if self.sensitivity**2 > _LARGEST_RATIO * self.variance:
+            raise Misuse("An event's noise is too small beside its sensitivity.")
+
+    @property
+    def noise_multiplier(self) -> float:
+        """sigma / D."""
+        return math.sqrt(self.variance) / self.sensitivity
+
+    @cached_property
+    def ratio(self) -> float:
+        """(D / sigma)^2, from exact arithmetic: equal events have equal ratios whatever their grid."""
+        return float(Fraction(self.sensitivity**2) / self.variance)
+
+
+class RdpGate:
+    """The releases so far, merged, and the epsilon they cost by Renyi differential privacy. Immutable.
+
+    Beside the releases it keeps the sum of their RDP curves in whole multiples of 2^-60, every step's rounded up. So adding,
+    removing and merging are exact, take the same time however many releases there are (but for copying their index), and
+    epsilon depends on the multiset of events only, to the last bit.
+    """
+
+    __slots__ = ("_curve", "_groups")
+
+    def __init__(self) -> None:
+        self._groups: dict[tuple[float, float], int] = {}
+        self._curve: Curve = (0,) * len(ORDERS)
+
+    @property
+    def groups(self) -> Groups:
+        """How many steps were taken at each sampling rate and (D / sigma)^2."""
+        return MappingProxyType(self._groups)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RdpGate) and self._groups == other._groups
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._groups.items()))
+
+    def __repr__(self) -> str:
+        return f"RdpGate({self._groups!r})"
+
+    def with_event(self, event: GaussianEvent, count: int = 1) -> RdpGate:
+        """The gate after ``count`` more such events."""
+        return self.with_events([(event, count)])
+
+    def with_events(self, counted: Iterable[tuple[GaussianEvent, int]]) -> RdpGate:
+        """The gate after more events, each as often as counted.
+
+        Raises:
+            Misuse: something in it is no event, or a count is negative.
+        """
+        return self._changed(_steps(counted), 1)
+
+    def without_event(self, event: GaussianEvent, count: int = 1) -> RdpGate:
+        """The gate as if ``count`` such events had never been added."""
+        return self.without_events([(event, count)])
+
+    def without_events(self, counted: Iterable[tuple[GaussianEvent, int]]) -> RdpGate:
+        """The gate as if these events, each as often as counted, had never been added.
+
+        Raises:
+            Misuse: the gate does not hold them all, or as for :meth:`with_events`.
+        """
+        return self._changed(_steps(counted), -1)
+
+    def merged(self, other: RdpGate) -> RdpGate:
+        """The gate of both gates' releases together."""
+        gate = self._changed({}, 1)
+        for key, steps in other._groups.items():
+            gate._groups[key] = gate._groups.get(key, 0) + steps
+        gate._curve = tuple(map(sum, zip(self._curve, other._curve, strict=True)))
+        return gate
+
+    def _changed(self, steps: Groups, sign: int) -> RdpGate:
+        gate = RdpGate()
+        gate._groups, curve = self._groups.copy(), list(self._curve)
+        for key, number in steps.items():
+            left = gate._groups.get(key, 0) + sign * number
+            if left < 0:
+                raise Misuse("A gate cannot give back a release that it does not hold.")
+            if left:
+                gate._groups[key] = left
+            else:
+                del gate._groups[key]
+            factor = sign * number
+            curve = [total + factor * value for total, value in zip(curve, step_curve(*key), strict=True)]
+        gate._curve = tuple(curve)
+        return gate
+
+    @property
+    def curve_units(self) -> Curve:
+        """RDP of all releases at ``ORDERS``, in units of 2^-60."""
+        return self._curve
+
+    def epsilon(self, delta: float, adaptive: Adaptive = "standard") -> float:
+        """Epsilon at ``delta`` (Mironov 2017; conversion of Balle et al. 2020, theorem 21); 0 without events.
+
+        At one order fixed beforehand RDP adds up even if each mechanism is chosen by what earlier ones released, and a bound
+        on the sum is a filter: releases that stay within it are private together (Rogers et al. 2016; Feldman and Zrnic 2021).
+
+        ``standard`` takes the smallest epsilon over all orders. It is proven for mechanisms whose parameters were fixed in
+        advance, and, whatever was chosen later, where nothing is sampled: then every order's bound is a bound on the same
+        sum of (D / sigma)^2, and the loosest of them is one order's, fixed with epsilon and delta.
+
+        ``strict`` takes the smallest over eight fixed orders, each at an eighth of delta. Whichever of them a history ends
+        within, that order's filter was never exceeded; the eight chances of failure add up to delta. It is proven for any
+        adaptive choice of mechanisms and costs more: of epsilon about 12 % without sampling and 20 % with it, for delta 1e-5.
+        """
+        _check_delta(delta)
+        if adaptive not in ("standard", "strict"):
+            raise Misuse("Composition is standard or strict.")
+        if not self._groups:
+            return 0.0
+        curve = to_floats(self._curve)
+        return standard_epsilon(curve, delta) if adaptive == "standard" else strict_epsilon(curve, delta)
+
+
+History = RdpGate | Mapping[GaussianEvent, int] | Iterable[GaussianEvent]
+"""Releases of any kind in any order: a gate that holds them, how often each happened, or one by one."""
+
+
+def rdp_epsilon(events: History, delta: float, adaptive: Adaptive = "standard") -> float:
+    """Epsilon of all events together at ``delta``: the guarantee. ``adaptive`` as for :meth:`RdpGate.epsilon`."""
+    return _gate(events).epsilon(delta, adaptive)
+
+
+def disjoint_epsilon(sites: Iterable[History], delta: float, adaptive: Adaptive = "standard") -> float:
+    """Epsilon by RDP for one record when several sites, no two of which hold it, make releases: the largest of any site.
+
+    Parallel composition: a record is in one site's data only, the others' releases do not depend on it. A joint sum stands in
+    the history of every site that took part. It does not hold for a person with records at several sites: :func:`at_sites`.
+    """
+    return max((rdp_epsilon(events, delta, adaptive) for events in sites), default=0.0)
+
+
+def at_sites(events: History, sites: int) -> dict[GaussianEvent, int]:
+    """The same joint sums as seen by a person who has one record at each of several sites.
+
+    The sum changes by up to ``sites`` times D if the person is added or removed: (D / sigma)^2 and rho grow by ``sites``^2.
+
+    Args:
+        events: joint sums without sampling, one site's entries of them.
+        sites: m, at how many of the sites that took part the person has a record.
+
+    Raises:
+        Misuse: an event is sampled (each site draws its own sample, and m^2 does not hold), or a number is out of range.
+    """
+    if not (isinstance(sites, Integral) and sites >= 1):
+        raise Misuse("A person's records lie at one or more sites.")
+    if isinstance(events, RdpGate):
+        raise Misuse("A gate has forgotten its releases' sensitivities.", "Give the events themselves.")
+    scaled: dict[GaussianEvent, int] = {}
+    for event, count in _counted(events):
+        _check_event(event, count)
+        if sites > 1 and event.sampling_rate < 1:
+            raise Misuse("For sampled releases nothing can be said about a person at several sites.")
+        person = GaussianEvent(event.sensitivity * sites, event.variance, event.sampling_rate, event.steps)
+        scaled[person] = scaled.get(person, 0) + count
+    return scaled
+
+
+def prv_epsilon(events: History, delta: float) -> float | None:
+    """Upper end of the epsilon of composed privacy losses (PRV), within 0.011 of the Gaussian mechanism's true one.
+
+    Returns:
+        0 without events. None where it is out of reach, and RDP stands alone: RDP's epsilon above 500, or more than about a
+        hundred different sampled steps that have hardly ever seen a record (their losses' standard deviation together is below
+        0.01 for 300 different steps, 0.03 for 1000, 0.1 for 10,000) and no release without sampling beside them.
+    """
+    _check_delta(delta)
+    return _composed(_gate(events), delta)
+
+
+def estimated_epsilon(events: History, delta: float) -> float | None:
+    """The figure reported beside RDP's, never above it; None as for :func:`prv_epsilon`.
+
+    Where nothing was sampled it is the analytic Gaussian's epsilon rounded up by 1e-5, otherwise that of :func:`prv_epsilon`.
+    """
+    _check_delta(delta)
+    gate = _gate(events)
+    if all(rate == 1.0 for rate, _ in gate.groups):
+        exact = analytic_gaussian_epsilon(_unsampled_ratio(gate), delta)
+        return min(exact + _ROUNDING_UP, gate.epsilon(delta))
+    return _composed(gate, delta)
+
+
+def calibrate_noise_multiplier(epsilon: float, delta: float, releases: int) -> float:
+    """Smallest sigma / D at which ``releases`` equal unsampled releases cost at most ``epsilon`` by RDP, rounded up by 1e-9.
+
+    Raises:
+        Misuse: no noise reaches so small an epsilon at this delta, or an argument is out of range.
+    """
+    _check_delta(delta)
+    if not (math.isfinite(epsilon) and epsilon > 0 and 1 <= releases <= _MAX_STEPS):
+        raise Misuse("Calibration needs a positive epsilon and at least one release.")
+    # At order a, epsilon = a n / (2 z^2) + c(a): solved for z, the best order needs the least noise. Curves are rounded up.
+    left = epsilon - conversion(delta) - releases * 2.0**-SCALE_BITS
+    reachable = left > 0
+    if not reachable.any():
+        raise Misuse(f"No noise reaches epsilon {epsilon:g} at delta {delta:g} by RDP.", "Ask for a larger epsilon or delta.")
+    return float(np.sqrt(np.min(ORDERS[reachable] / left[reachable]) * releases / 2)) * (1 + 1e-9)
+
+
+def _check_delta(delta: float) -> None:
+    if not (isinstance(delta, Real) and 0.0 < delta < 0.5):
+        raise Misuse("Delta must lie in (0, 1/2).")
+
+
+def _check_event(event: GaussianEvent, count: int) -> None:
+    if not isinstance(event, GaussianEvent):
+        raise Misuse("Something among the releases is no event: a release without noise has no epsilon.")
+    if not (isinstance(count, Integral) and 0 <= count <= _MAX_STEPS):
+        raise Misuse(f"A release is counted 0 to {_MAX_STEPS} times.")
+
+
+def _steps(counted: Iterable[tuple[GaussianEvent, int]]) -> Groups:
+    steps: dict[tuple[float, float], int] = {}
+    for event, count in counted:
+        _check_event(event, count)
+        if count:
+            key = (event.sampling_rate, event.ratio)
+            steps[key] = steps.get(key, 0) + event.steps * count
+    return steps
+
+
+def _counted(events: Mapping[GaussianEvent, int] | Iterable[GaussianEvent]) -> Iterable[tuple[GaussianEvent, int]]:
+    return events.items() if isinstance(events, Mapping) else ((event, 1) for event in events)
+
+
+def _gate(events: History) -> RdpGate:
+    return events if isinstance(events, RdpGate) else RdpGate().with_events(_counted(events))
+
+
+def _unsampled_ratio(gate: RdpGate) -> float:
+    """All unsampled releases are one Gaussian mechanism whose (D / sigma)^2 is their sum."""
+    return math.fsum(ratio * steps for (rate, ratio), steps in gate.groups.items() if rate == 1.0)
+
+
+def _composed(gate: RdpGate, delta: float) -> float | None:
+    if not gate.groups:
+        return 0.0
+    sampled = sorted((rate, ratio, steps) for (rate, ratio), steps in gate.groups.items() if rate < 1.0)
+    return _prv(tuple(sampled), _unsampled_ratio(gate), gate.curve_units, delta)
+
+
+@lru_cache(maxsize=64)
+def _prv(sampled: tuple[tuple[float, float, int], ...], unsampled: float, curve: Curve, delta: float) -> float | None:
+    rate, ratio, steps = np.array(sampled, dtype=np.float64).reshape(-1, 3).T
+    return composed_epsilon(Steps(rate, np.sqrt(ratio), steps, unsampled), delta, to_floats(curve))

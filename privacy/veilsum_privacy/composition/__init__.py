@@ -1,1 +1,0 @@
-"""The numbers behind accounting: Renyi curves and composed privacy losses of Gaussian mechanisms."""

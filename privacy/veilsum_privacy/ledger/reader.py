@@ -1,0 +1,299 @@
+"""Read a ledger, a site's or a coordinator's mirror: what was spent, every entry, the receipts kept with them, and the proof.
+
+Reads open their own connection, or use that of a transaction they belong to. Nothing here writes, and no key is needed: an
+engine from :func:`veilsum_node.database.open_readonly` will do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Any
+
+from cryptography import x509
+from sqlalchemy import Connection, Engine, Select, bindparam, func, inspect, select
+
+from veilsum_node.canonical import parse_canonical
+from veilsum_node.database import check_component, reading
+from veilsum_node.errors import HostileInput, Refusal, RefusalCode, StateError
+from veilsum_node.identity import Role
+from veilsum_privacy.ledger.entries import Budget, Entry, Headroom, Kind, Mechanism, Spending
+from veilsum_privacy.ledger.kept_receipts import KeptReceipt, KeptRow
+from veilsum_privacy.ledger.migrations import COMPONENT, PACKAGE
+from veilsum_privacy.ledger.rows import read_row, unhex
+from veilsum_privacy.ledger.tables import certificate_table, ledger_table, receipt_table
+from veilsum_privacy.ledger.totals import Follower
+from veilsum_privacy.ledger.verification import Source, Step, Verification, Walk, verify_ledger
+
+_COLUMNS = ledger_table.c
+_KEPT = receipt_table.c
+_LAST = select(_COLUMNS.seq, _COLUMNS.hash).order_by(_COLUMNS.seq.desc()).limit(1)
+_POSITION = select(_COLUMNS.seq).where(_COLUMNS.hash == bindparam("hash"))
+_KEPT_QUERY = select(receipt_table).order_by(_KEPT.entry, _KEPT.position)
+
+
+class ChainReader:
+    """Entries and kept receipts, of a site's ledger or of a mirror.
+
+    Args:
+        engine: of the database it lies in.
+
+    Raises:
+        StateError: there is no ledger in it, it is a newer version's, or it cannot be read.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        with reading(engine) as connection:
+            check_component(connection, PACKAGE, COMPONENT)
+            tables = set(inspect(connection).get_table_names())
+        if ledger_table.name not in tables:
+            raise StateError("The database holds no ledger.", "Name a participant's or coordinator's state file.")
+        self._keeps_receipts = receipt_table.name in tables  # a file of the first layout has none yet
+
+    @property
+    def site(self) -> str:
+        """Whose ledger its first entry says it is; ``unknown`` if it says nothing, as verification finds out."""
+        return str(self._genesis().get("site", "unknown"))
+
+    @property
+    def role(self) -> Role:
+        """Of its owner: a participant's own ledger, or a coordinator's mirror."""
+        try:
+            return Role(self._genesis().get("role", Role.PARTICIPANT.value))
+        except ValueError as error:
+            raise HostileInput("The ledger's first entry names an unknown role.") from error
+
+    def lost_charges(self, study: bytes, connection: Connection | None = None) -> int:
+        """How many rounds of a study were charged whose release was never seen."""
+        query = select(_COLUMNS.kind, func.count()).where(_COLUMNS.study == study.hex()).group_by(_COLUMNS.kind)
+        with self._reading(connection) as reader:
+            counts = {str(kind): int(count) for kind, count in reader.execute(query)}
+        return counts.get("charge", 0) + counts.get("recovery", 0) - counts.get("release-seen", 0)
+
+    def entries(
+        self,
+        *,
+        kind: Kind | None = None,
+        study: bytes | None = None,
+        population: str | None = None,
+        dataset: str | None = None,
+        context: bytes | None = None,
+        since: int | None = None,
+        until: int | None = None,
+        first: int = 1,
+        connection: Connection | None = None,
+    ) -> list[Entry]:
+        """Entries that fit every filter, in order.
+
+        Args:
+            kind, study, population, dataset, context: what they must have.
+            since: earliest time, Unix seconds.
+            until: time before which they were written, Unix seconds.
+            first: number of the first that is wanted.
+            connection: of a transaction to read in.
+
+        Raises:
+            HostileInput: an entry is malformed.
+        """
+        wanted = {
+            "kind": None if kind is None else kind.value,
+            "study": None if study is None else study.hex(),
+            "population": population,
+            "dataset": dataset,
+            "context": None if context is None else context.hex(),
+        }
+        query = select(ledger_table).where(_COLUMNS.seq >= first).order_by(_COLUMNS.seq)
+        for name, value in wanted.items():
+            if value is not None:
+                query = query.where(_COLUMNS[name] == value)
+        if since is not None:
+            query = query.where(_COLUMNS.time >= since)
+        if until is not None:
+            query = query.where(_COLUMNS.time < until)
+        with self._reading(connection) as reader:
+            return [read_row(row) for row in _rows(reader, query)]
+
+    def receipts(
+        self,
+        *,
+        study: bytes | None = None,
+        participant: str | None = None,
+        context: bytes | None = None,
+        entry: int | None = None,
+        first: int = 1,
+        connection: Connection | None = None,
+    ) -> list[KeptReceipt]:
+        """Receipts kept with entries from number ``first`` on that fit every filter, in order.
+
+        Raises:
+            HostileInput: what is kept is malformed.
+        """
+        wanted = {
+            "study": None if study is None else study.hex(),
+            "participant": participant,
+            "context": None if context is None else context.hex(),
+            "entry": entry,
+        }
+        if not self._keeps_receipts:
+            return []
+        query = _KEPT_QUERY.where(_KEPT.entry >= first)
+        for name, value in wanted.items():
+            if value is not None:
+                query = query.where(_KEPT[name] == value)
+        with self._reading(connection) as reader:
+            rows = list(_rows(reader, query))
+            signers = select(certificate_table).where(
+                certificate_table.c.fingerprint.in_({row["certificate"] for row in rows})
+            )
+            certificates = _certificates(reader.execute(signers))
+        return [KeptRow(row).read(certificates) for row in rows]
+
+    def head(self, connection: Connection | None = None) -> bytes:
+        """Hash of the last entry (32 bytes): names the whole ledger."""
+        with self._reading(connection) as reader:
+            return self._last(reader)[1]
+
+    def position(self, head: bytes, connection: Connection | None = None) -> int | None:
+        """Number of the entry with this hash; None if it is not on this chain."""
+        with self._reading(connection) as reader:
+            found = reader.scalar(_POSITION, {"hash": head.hex()})
+        return None if found is None else int(found)
+
+    def verify(
+        self, *, authority: x509.Certificate | None = None, head: bytes | None = None, against: Sequence[Source] = ()
+    ) -> Verification:
+        """Re-read and check everything (:func:`veilsum_privacy.ledger.verification.verify_ledger`).
+
+        Raises:
+            LedgerFault: names the first entry that fails.
+            StateError: the database cannot be read.
+        """
+        return verify_ledger(self, authority=authority, head=head, against=against)
+
+    @contextmanager
+    def walk(self) -> Iterator[Walk]:
+        """Everything, as one state of the database: for verification and export.
+
+        Raises:
+            StateError: the database cannot be read.
+        """
+        with reading(self._engine) as reader:
+            certificates = _certificates(reader.execute(select(certificate_table))) if self._keeps_receipts else {}
+            yield Walk(certificates, self._steps(reader))
+
+    def _steps(self, reader: Connection) -> Iterator[Step]:
+        kept = iter(_rows(reader, _KEPT_QUERY)) if self._keeps_receipts else iter(())
+        ahead = next(kept, None)
+        for row in _rows(reader, select(ledger_table).order_by(_COLUMNS.seq)):
+            mine: list[KeptRow] = []
+            while ahead is not None and type(ahead["entry"]) is type(row["seq"]) is int and ahead["entry"] <= row["seq"]:
+                mine.append(KeptRow(ahead))
+                ahead = next(kept, None)
+            yield Step(row, mine)
+        if ahead is not None:
+            yield Step({}, [KeptRow(ahead)])
+
+    def _reading(self, connection: Connection | None) -> AbstractContextManager[Connection]:
+        return reading(self._engine) if connection is None else nullcontext(connection)
+
+    def _genesis(self) -> Mapping[str, Any]:
+        with self._reading(None) as reader:
+            detail = reader.scalar(select(_COLUMNS.detail).where(_COLUMNS.seq == 1))
+        value = None if detail is None else parse_canonical(str(detail).encode(), what="ledger entry")
+        return value if isinstance(value, dict) else {}
+
+    def _own_certificates(self, connection: Connection) -> list[bytes]:
+        """Certificates of the owner that the entries name, the latest first; DER."""
+        kinds = [Kind.GENESIS.value, Kind.KEY.value]
+        query = select(_COLUMNS.detail).where(_COLUMNS.kind.in_(kinds)).order_by(_COLUMNS.seq.desc())
+        details = [parse_canonical(str(text).encode(), what="ledger entry") for text in connection.scalars(query)]
+        try:
+            return [unhex(detail["certificate"]) for detail in details if "certificate" in detail]
+        except (AttributeError, TypeError, ValueError) as error:
+            raise HostileInput("A certificate that the ledger names is malformed.", "Run veilsum ledger verify.") from error
+
+    @staticmethod
+    def _last(connection: Connection) -> tuple[int, bytes]:
+        last = connection.execute(_LAST).first()
+        if last is None:
+            raise StateError("The ledger is empty: it lacks even its first entry.", "Restore the file.")
+        return int(last.seq), bytes.fromhex(last.hash)
+
+
+class LedgerReader(ChainReader):
+    """An existing ledger, to read: what populations spent, and everything else that stands in it. Reads a mirror as well."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self._totals = Follower()
+
+    def budget(self, population: str, connection: Connection | None = None) -> Budget | None:
+        """The population's budget now in force, or None."""
+        with self._reading(connection) as reader:
+            return self._totals.standing(reader, population).budget
+
+    def populations(self, connection: Connection | None = None) -> list[str]:
+        """Populations that ever had a budget, sorted."""
+        with self._reading(connection) as reader:
+            query = select(_COLUMNS.population).where(_COLUMNS.kind == Kind.BUDGET.value).distinct()
+            return sorted(str(name) for name in reader.scalars(query))
+
+    def spending(self, population: str, connection: Connection | None = None) -> Spending:
+        """Where a population stands.
+
+        Raises:
+            StateError: it has no budget.
+        """
+        with self._reading(connection) as reader:
+            standing = self._totals.standing(reader, population)
+        budget = standing.budget
+        if budget is None:
+            raise StateError(f"The population {population} has no budget.", "Set one first.")
+        reserved = standing.held.epsilon(budget)
+        return Spending(
+            population=population,
+            budget=budget,
+            spent=standing.charged.epsilon(budget),
+            estimate=standing.charged.estimate(budget),
+            reserved=reserved,
+            left=math.inf if budget.epsilon is None else max(0.0, budget.epsilon - reserved),
+            releases=standing.charged.counts.total(),
+            alone=standing.charged.alone(budget),
+        )
+
+    def headroom(self, population: str, mechanisms: Mapping[Mechanism, int], connection: Connection | None = None) -> Headroom:
+        """Where a population would stand if these releases came on top of all that is charged and open.
+
+        Raises:
+            Refusal: ``BUDGET``: the population has no budget.
+        """
+        with self._reading(connection) as reader:
+            budget, figures = self._totals.epsilon_held(reader, population, {}, mechanisms)
+        return Headroom(require_budget(budget, population), *figures)
+
+
+def require_budget(budget: Budget | None, population: str) -> Budget:
+    """The budget, if there is one.
+
+    Raises:
+        Refusal: ``BUDGET``: there is none.
+    """
+    if budget is None:
+        raise Refusal(RefusalCode.BUDGET, f"The population {population} has no budget.", "The operator sets one.")
+    return budget
+
+
+def _certificates(rows: Iterable[Any]) -> dict[str, bytes]:
+    """Certificates by fingerprint; what is none is missed where it is needed."""
+    certificates: dict[str, bytes] = {}
+    for row in rows:
+        with suppress(TypeError, ValueError):
+            certificates[str(row.fingerprint)] = unhex(row.certificate)
+    return certificates
+
+
+def _rows(connection: Connection, query: Select[Any]) -> Iterator[dict[str, Any]]:
+    for row in connection.execute(query.execution_options(yield_per=1000)).mappings():
+        yield {str(name): value for name, value in row.items()}

@@ -1,0 +1,231 @@
+"""Put a backup back: verified again, never over a newer or foreign ledger unasked, and with the file that it replaces kept.
+
+What a restored participant forgot it hears from the coordinator's mirror before it answers anything: every receipt that it
+signed since is charged (:mod:`veilsum_participant.protocol.recovery`). That is the coordinator's word alone, so the restored
+state bears a mark, and while that stands nothing is released (:mod:`veilsum_privacy.ledger.restored`). What nobody else holds
+does not come
+back: budgets that were set since, and the keys of studies that it has enrolled in since.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from veilsum_node.database import open_readonly, reading
+from veilsum_node.errors import HostileInput, StateError
+from veilsum_node.identity import Role
+from veilsum_node.identity.certificate import common_name, load_certificate
+from veilsum_node.identity.files import write_new
+from veilsum_node.identity.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
+from veilsum_privacy.ledger import LedgerReader
+from veilsum_privacy.ledger.backup import DATABASE, IDENTITY, IDENTITY_FILES, RESULTS, Manifest, Party, describe, open_archive
+from veilsum_privacy.ledger.restored import read_mark, write_mark
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What was done.
+
+    Attributes:
+        manifest: of the backup.
+        kept: where the file that was replaced lies now; None if there was none.
+        behind: how many entries of that file's ledger the backup lacks; None where they cannot be counted.
+        identity: whether an identity was written.
+        results: how many files of results were written; those that were there stay.
+        marked: whether a participant may release nothing until its ledger was completed
+            (:mod:`veilsum_privacy.ledger.restored`).
+    """
+
+    manifest: Manifest
+    kept: Path | None
+    behind: int | None
+    identity: bool
+    results: int
+    marked: bool
+
+
+def restore(archive: Path, party: Party, *, with_identity: bool = False, force: bool = False) -> Restored:
+    """Put a backup in the place of a party's state. The party must not run.
+
+    Args:
+        archive: a file that :func:`veilsum_privacy.ledger.backup.back_up` made.
+        party: whose.
+        with_identity: write the identity that is in it, where there is none.
+        force: over a ledger that is newer, another one, or unreadable.
+
+    Raises:
+        HostileInput: the file is no whole backup.
+        StateError: it is another party's, its ledger does not verify, the party runs, or the state here is not to be replaced.
+    """
+    with open_archive(archive) as (manifest, places):
+        if manifest.role != party.role.value:
+            raise StateError(f"The backup is a {manifest.role}'s, not a {party.role}'s.", "Check the file.")
+        missing = _missing_identity(manifest, places, party) if with_identity else {}
+        certificate, authority = (missing.get(name, party.identity / name) for name in (CERTIFICATE_FILE, AUTHORITY_FILE))
+        _require_own(manifest, party, certificate)
+        if describe(places[DATABASE], party, {}, authority=authority).head != manifest.head:
+            raise HostileInput(f"{archive}: its ledger ends elsewhere than its manifest says.", "Take another backup.")
+        behind = _compare(places[DATABASE], party.state, force=force)
+        marked = party.role is Role.PARTICIPANT and not _proven_last(manifest, party.state)
+        if marked:
+            write_mark(places[DATABASE], manifest.made, bytes.fromhex(manifest.head))
+        _require_stopped(party.state)
+        kept = _set_aside(party.state)
+        _put(places[DATABASE], party.state)
+        for name, source in missing.items():  # the key last, when nothing can refuse any more
+            write_new(party.identity / name, source.read_bytes(), mode=0o600 if name == KEY_FILE else 0o644)
+        return Restored(manifest, kept, behind, bool(missing), _restore_results(places, party.results), marked)
+
+
+def _require_own(manifest: Manifest, party: Party, certificate: Path) -> None:
+    if not certificate.exists():
+        raise StateError(f"There is no identity in {party.identity}.", "Put it there first, or add --with-identity.")
+    name = common_name(load_certificate(certificate.read_bytes()).subject, "certificate")
+    if name != manifest.party:
+        raise StateError(f"The backup is that of {manifest.party}, not of {name}.", "Check file and configuration.")
+
+
+def _missing_identity(manifest: Manifest, places: Mapping[str, Path], party: Party) -> dict[str, Path]:
+    """The files of the backup's identity that are not there yet, by name, the key last.
+
+    Raises:
+        StateError: the backup holds none, or another one is there.
+    """
+    if not manifest.identity:
+        raise StateError("The backup holds no identity: it was made without one.", "Put the identity there yourself.")
+    missing = {}
+    for name in sorted(IDENTITY_FILES, key=lambda name: name == KEY_FILE):
+        source, place = places[f"{IDENTITY}/{name}"], party.identity / name
+        if not place.exists():
+            missing[name] = source
+        elif place.read_bytes() != source.read_bytes():
+            raise StateError(f"{place} is another one than the backup's.", "Leave out --with-identity, or move it away.")
+    return missing
+
+
+def _proven_last(manifest: Manifest, state: Path) -> bool:
+    """Whether the state here ends where the backup does, and was itself whole: then nothing was spent since."""
+    if not state.exists():
+        return False
+    try:
+        engine = open_readonly(state)
+    except (StateError, HostileInput):
+        return False
+    try:
+        with reading(engine) as connection:
+            return LedgerReader(engine).head().hex() == manifest.head and read_mark(connection) is None
+    except (StateError, HostileInput):
+        return False
+    finally:
+        engine.dispose()
+
+
+def _compare(copy: Path, state: Path, *, force: bool) -> int | None:
+    """How many entries of the present ledger the backup lacks.
+
+    Raises:
+        StateError: the present one is newer, another one or unreadable, and ``force`` is not set.
+    """
+    if not state.exists():
+        return 0
+    with _reader(copy) as backup:
+        try:
+            with _reader(state) as present:
+                obstacle, behind = _relation(backup, present)
+        except (StateError, HostileInput) as error:
+            obstacle, behind = f"The state {state} cannot be read: {error.message}", None
+    if obstacle and not force:
+        raise StateError(obstacle, "Add --force to replace it; it is kept beside the restored one.")
+    return behind
+
+
+def _relation(backup: LedgerReader, present: LedgerReader) -> tuple[str, int | None]:
+    """What speaks against putting one in the place of the other, and how many entries that would forget."""
+    if backup.position(present.head()) is not None:
+        return "", 0
+    known = present.position(backup.head())
+    if known is not None:
+        lacking = len(present.entries(first=known + 1))
+        return f"The ledger here is newer: it has {lacking} entries that the backup lacks.", lacking
+    if backup.entries()[0].hash == present.entries()[0].hash:
+        return "The ledger here has gone another way than the backup's.", None
+    return "The ledger here is another one than the backup's.", None
+
+
+@contextmanager
+def _reader(path: Path) -> Iterator[LedgerReader]:
+    engine = open_readonly(path)
+    try:
+        yield LedgerReader(engine)
+    finally:
+        engine.dispose()
+
+
+def _require_stopped(state: Path) -> None:
+    """Refuse while somebody has the database open: only then can it not leave its write-ahead mode."""
+    if not state.exists():
+        return
+    try:
+        with closing(sqlite3.connect(f"{state.absolute().as_uri()}?mode=rw", uri=True, timeout=1)) as connection:
+            connection.execute("PRAGMA journal_mode=DELETE")  # puts the rest of the log into the file as well
+    except sqlite3.OperationalError as error:
+        if "locked" in str(error):
+            raise StateError(f"The party runs: it has {state} open.", "Stop it first.") from error
+    except sqlite3.DatabaseError:
+        pass  # damaged: that is why it is replaced
+
+
+def _set_aside(state: Path) -> Path | None:
+    """Rename the present files; the new name says when."""
+    if not state.exists():
+        return None
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    kept = state.with_name(f"{state.name}.before-restore-{stamp}")
+    number = 1
+    while kept.exists():
+        number += 1
+        kept = state.with_name(f"{state.name}.before-restore-{stamp}-{number}")
+    for suffix in ("-wal", "-shm", ""):
+        place = state.with_name(state.name + suffix)
+        if place.exists():
+            place.rename(kept.with_name(kept.name + suffix))
+    return kept
+
+
+def _put(copy: Path, state: Path) -> None:
+    try:
+        state.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        temporary = state.with_name(f".{state.name}.{os.getpid()}")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as out, copy.open("rb") as data:
+            shutil.copyfileobj(data, out)
+            out.flush()
+            os.fsync(out.fileno())
+        temporary.replace(state)
+        descriptor = os.open(state.parent, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+    except OSError as error:
+        raise StateError(f"{state} cannot be written ({error.strerror}).", "Check the directory and its owner.") from error
+
+
+def _restore_results(places: Mapping[str, Path], results: Path | None) -> int:
+    wrote = 0
+    for name, source in places.items():
+        parts = PurePosixPath(name).parts
+        if results is None or parts[0] != RESULTS:
+            continue
+        if ".." in parts or PurePosixPath(name).is_absolute() or len(parts) < 2:
+            raise HostileInput("The backup names a file of results that cannot be written here.")
+        target = results.joinpath(*parts[1:])
+        if not target.exists():
+            write_new(target, source.read_bytes(), mode=0o600)
+            wrote += 1
+    return wrote

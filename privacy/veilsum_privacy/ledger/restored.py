@@ -1,0 +1,74 @@
+"""The mark of a restored participant: its ledger may lack what was spent since the backup, so that nothing may be released.
+
+It lies in the state itself, written before that is put in its place. A peer's ledger lifts it, or the operator's word
+(:mod:`veilsum_participant.protocol.endorsement`). A backup of a marked state is marked.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import Boolean, Column, Connection, Integer, LargeBinary, MetaData, Table, delete, inspect, select, update
+
+from veilsum_node.errors import StateError
+
+RESTORED = Table(
+    "participant_restored",
+    MetaData(),
+    Column("made", Integer, nullable=False),  # when the backup was made, Unix seconds
+    Column("head", LargeBinary(32), nullable=False),  # where its ledger ends
+    Column("trusted", Boolean, nullable=False),  # the operator takes the coordinator's mirror for the whole truth
+)
+"""One row while the mark stands; there is no table where nothing was ever restored."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What a restored state says of itself.
+
+    Attributes:
+        made: when the backup was made, Unix seconds.
+        head: hash of its last entry, 32 bytes.
+        trusted: whether the next reading of the coordinator's mirror lifts the mark, by the operator's word.
+    """
+
+    made: int
+    head: bytes
+    trusted: bool
+
+
+def write_mark(state: Path, made: int, head: bytes) -> None:
+    """Mark a copy of a state that nobody has open; an earlier mark, and an operator's word on it, is replaced.
+
+    Raises:
+        StateError: it cannot be written.
+    """
+    try:
+        with closing(sqlite3.connect(state)) as connection, connection:
+            connection.execute(f"DROP TABLE IF EXISTS {RESTORED.name}")
+            columns = "made INTEGER NOT NULL, head BLOB NOT NULL, trusted BOOLEAN NOT NULL"
+            connection.execute(f"CREATE TABLE {RESTORED.name} ({columns})")
+            connection.execute(f"INSERT INTO {RESTORED.name} VALUES (?, ?, 0)", (made, head))  # noqa: S608 - our own name
+    except sqlite3.Error as error:
+        raise StateError(f"The restored state cannot be marked: {error}.", "Check the disk.") from error
+
+
+def read_mark(connection: Connection) -> Mark | None:
+    """The mark that stands; None where there is none."""
+    if not inspect(connection).has_table(RESTORED.name):
+        return None
+    row = connection.execute(select(RESTORED).order_by(RESTORED.c.made).limit(1)).first()
+    return None if row is None else Mark(int(row.made), bytes(row.head), bool(row.trusted))
+
+
+def trust_mirror(connection: Connection) -> None:
+    """Let the next reading of the coordinator's mirror lift the mark."""
+    connection.execute(update(RESTORED).values(trusted=True))
+
+
+def lift_mark(connection: Connection) -> None:
+    """Take the mark away."""
+    connection.execute(delete(RESTORED))

@@ -1,1 +1,0 @@
-"""What all processes of veilsum share, beside their role: the terminal, the log, the command line's frame."""

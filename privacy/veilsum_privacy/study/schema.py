@@ -1,0 +1,145 @@
+"""What a dataset must look like: columns with public bounds, categories and missing values.
+
+A schema is public and agreed before anyone looks at data: bounds come from medicine or measurement, never from the records.
+Features are scaled to [-1, 1] by these bounds. This module describes; reading files is the participant's.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, StringConstraints, model_validator
+
+from veilsum_node.fields import SMALLEST, Frozen, Name, Real
+
+ColumnName = Annotated[str, StringConstraints(min_length=1, max_length=128)]
+
+
+class NumberColumn(Frozen):
+    """A numeric feature with public bounds ``low < high``, in the column's own unit.
+
+    ``impute`` is the public value that stands in for a missing one; without it a record with a missing value contributes
+    zero to every block that needs the value.
+    """
+
+    kind: Literal["number"] = "number"
+    name: ColumnName
+    low: Real
+    high: Real
+    impute: Real | None = None
+    unit: str = ""
+
+    @model_validator(mode="after")
+    def _bounds(self) -> Self:
+        if not self.low < self.high:
+            raise ValueError(f"column {self.name!r}: low must be below high")
+        if not self.high / 2.0 - self.low / 2.0 >= SMALLEST:
+            raise ValueError(f"column {self.name!r}: low and high lie too close together")
+        if self.impute is not None and not self.low <= self.impute <= self.high:
+            raise ValueError(f"column {self.name!r}: impute must lie within [low, high]")
+        return self
+
+    @property
+    def width(self) -> int:
+        """How many features the column becomes."""
+        return 1
+
+
+class CategoryColumn(Frozen):
+    """A categorical feature: an indicator for each of at least two categories. Values compare as text, numbers by value."""
+
+    kind: Literal["category"] = "category"
+    name: ColumnName
+    categories: tuple[str, ...] = Field(min_length=2, max_length=256)
+    impute: str | None = None
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Self:
+        if len(set(self.categories)) != len(self.categories):
+            raise ValueError(f"column {self.name!r}: a category stands twice")
+        if self.impute is not None and self.impute not in self.categories:
+            raise ValueError(f"column {self.name!r}: impute is not one of the categories")
+        return self
+
+    @property
+    def width(self) -> int:
+        return len(self.categories)
+
+
+class ClassValues(Frozen):
+    """One class of the label and the raw values that mean it."""
+
+    name: Name
+    values: tuple[str, ...] = Field(min_length=1)
+
+
+class Label(Frozen):
+    """The column that says which class a record belongs to."""
+
+    column: ColumnName
+    classes: tuple[ClassValues, ...] = Field(min_length=2, max_length=1000)
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Self:
+        values = [value for item in self.classes for value in item.values]
+        names = [item.name for item in self.classes]
+        if len(set(values)) != len(values) or len(set(names)) != len(names):
+            raise ValueError("label: a class or one of its values stands twice")
+        return self
+
+
+Column = Annotated[NumberColumn | CategoryColumn, Field(discriminator="kind")]
+
+
+class DatasetSchema(Frozen):
+    """The agreed shape of a dataset.
+
+    Attributes:
+        columns: the features, in order.
+        label: the class column, or None.
+        header: whether CSV files carry column names; without it ``order`` names the file's columns in order.
+        order: all columns of a file without a header, unused ones included.
+        missing: texts that mean "no value" (an empty cell and NaN always do).
+        max_records: public bound on the records of one site; a larger site uses all, its sums clamped to this bound.
+    """
+
+    columns: tuple[Column, ...] = Field(min_length=1, max_length=4096)
+    label: Label | None = None
+    header: bool = True
+    order: tuple[ColumnName, ...] = ()
+    missing: tuple[str, ...] = ("", "?", "NA", "nan")
+    max_records: int = Field(default=100_000, ge=1, le=2**24)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        names = [column.name for column in self.columns]
+        if self.label is not None:
+            names.append(self.label.column)
+        if len(set(names)) != len(names):
+            raise ValueError("a column stands twice")
+        if not self.header:
+            unknown = [name for name in names if name not in self.order]
+            if unknown:
+                raise ValueError(f"header = false needs `order` to name every column; missing: {', '.join(unknown)}")
+        return self
+
+    @property
+    def width(self) -> int:
+        """Number of features after scaling and indicators."""
+        return sum(column.width for column in self.columns)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, in order; empty without a label."""
+        return tuple(item.name for item in self.label.classes) if self.label is not None else ()
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """One name for each feature: the column, or ``column=category``."""
+        names: list[str] = []
+        for column in self.columns:
+            if isinstance(column, NumberColumn):
+                names.append(column.name)
+            else:
+                names.extend(f"{column.name}={category}" for category in column.categories)
+        return tuple(names)

@@ -1,0 +1,204 @@
+"""A study as everyone agrees to it: the exact bytes that the analyst signs, and what they mean.
+
+An analyst writes ``study.toml``; the method turns it into a :class:`Study` that names every task with its parameters, its
+grid, its noise and its largest number of releases. Nothing else is ever computed for it. The study's name in the protocol is
+the SHA-256 of its canonical bytes. This module holds no defaults that a later version could change under a signed study.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, StringConstraints, ValidationError, model_validator
+
+from veilsum_node.canonical import canonical, parse_canonical
+from veilsum_node.errors import HostileInput
+from veilsum_node.fields import Frozen, Hex32, Name, Real
+from veilsum_privacy.study.encoder import Encoder
+from veilsum_privacy.study.schema import DatasetSchema
+
+MAX_STUDY_BYTES = 1 << 20
+"""Largest signed study that is parsed, in bytes."""
+
+MAX_STEPS = 10**9
+"""Most noised steps of all releases of a study, which one event can hold."""
+
+Nonce = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
+Disclosure = Literal["joint", "per-site"]
+NoiseKind = Literal["distributed", "local", "none"]
+Unit = Literal["record", "subject"]
+
+
+class TaskDeclaration(Frozen):
+    """One task of a study: what is computed, how often at most, and at what noise.
+
+    Attributes:
+        label: unique in the study; ``federation.sum`` names it.
+        task: the registered task's name.
+        parameters: the task's parameters, resolved; no default is left open.
+        disclosure: ``joint``: only the sum over the cohort is seen. ``per-site``: the vector has one block a site, of which a
+            site fills its own; every site adds noise to all of them, and the sum shows each site's block.
+        releases: how many rounds of it may be released.
+        grid: L2 norm bound of one record, or one subject, in grid units (the sensitivity D of the sum).
+        variance: variance S^2 of the sum's noise in grid units squared that the honest shares together reach; 0 is no noise.
+        keep: each site keeps its own noised vector, whose noise is then its own alone, whatever the study's kind of noise.
+            Later tasks may compute from it.
+        source: label of an earlier kept task: that a derived task computes from, at no cost and without noise of its own, or
+            that a site's alignment is made from.
+        sampling_rate: public q in (0, 1]: each record, or subject, takes part in a release with this probability, by itself.
+        local_steps: of a task that trains with noise: it samples and adds noise of ``variance`` so many times a release, and
+            no more is added to its vector; 0 for all others.
+        resolution: of a task that trains: grid units of the largest value of its vector; 0 for all others.
+    """
+
+    label: Name
+    task: Name
+    parameters: dict[str, Any]
+    disclosure: Disclosure
+    releases: int = Field(ge=1, le=100_000)
+    grid: int = Field(ge=1, le=2**40)
+    variance: int = Field(ge=0, le=2**62)
+    keep: bool = False
+    source: Name | None = None
+    sampling_rate: Real = Field(default=1.0, gt=0, le=1)
+    local_steps: int = Field(default=0, ge=0, le=100_000)
+    resolution: int = Field(default=0, ge=0, le=2**40)
+
+    @property
+    def steps(self) -> int:
+        """Noised steps of one release."""
+        return max(1, self.local_steps)
+
+
+class PrivacyDemand(Frozen):
+    """What the study demands and costs.
+
+    Attributes:
+        epsilon: what the whole study costs each site at ``delta`` by RDP if nothing else is ever released; None without noise.
+        delta: of the datasets' budgets as the study assumes it.
+        noise: ``distributed`` over honest shares, ``local`` (each site alone reaches S), or ``none``.
+        assumed_colluders: k, participants whose noise is not counted.
+        min_cohort: smallest cohort of any sum.
+        cohort_difference: ``strict`` (one cohort for the whole study) or ``allowed``.
+        unit: the unit of privacy: one ``record``, or one ``subject`` with all its records at a site.
+    """
+
+    epsilon: Real | None
+    delta: Real = Field(gt=0, lt=0.5)
+    noise: NoiseKind
+    assumed_colluders: int = Field(ge=1, le=1024)
+    min_cohort: int = Field(ge=2, le=1024)
+    cohort_difference: Literal["strict", "allowed"]
+    unit: Unit
+
+
+class Study(Frozen):
+    """A compiled study.
+
+    ``encoder`` makes features of the dataset's columns, None for none. ``weights`` is one public table for all sites; v1 sums
+    are unweighted, so it maps to ones.
+    """
+
+    version: Literal[1]
+    name: Name
+    federation: Hex32
+    coordinator: Name
+    nonce: Nonce
+    created: int = Field(ge=0)
+    expires: int = Field(ge=0)
+    method: Name
+    parameters: dict[str, Any]
+    dataset: Name
+    data: DatasetSchema
+    encoder: Encoder | None = None
+    privacy: PrivacyDemand
+    tasks: tuple[TaskDeclaration, ...] = Field(min_length=1, max_length=256)
+    participants: tuple[Name, ...] = Field(min_length=2, max_length=1024)
+    weights: dict[Name, int]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        labels = [task.label for task in self.tasks]
+        if len(set(labels)) != len(labels):
+            raise ValueError("a task label stands twice")
+        if list(self.participants) != sorted(set(self.participants), key=str.encode):
+            raise ValueError("participants must be sorted and distinct")
+        if set(self.weights) != set(self.participants):
+            raise ValueError("weights must name exactly the participants")
+        if self.encoder is not None and self.encoder.size != self.data.width:
+            raise ValueError(f"the encoder takes {self.encoder.size} features; the columns give {self.data.width}")
+        if not self.created < self.expires:
+            raise ValueError("expires must come after created")
+        if self.privacy.min_cohort > len(self.participants):
+            raise ValueError("min_cohort exceeds the number of participants")
+        if sum(task.steps * task.releases for task in self.tasks) > MAX_STEPS:
+            raise ValueError("the study declares more than 10^9 noised steps")
+        kept: set[str] = set()
+        for task in self.tasks:
+            if task.source is not None and task.source not in kept:
+                raise ValueError(f"task {task.label}: its source {task.source!r} is no kept task before it")
+            if task.keep and task.releases != 1:
+                raise ValueError(f"task {task.label}: what a site keeps is released once")
+            if task.keep and task.sampling_rate < 1:
+                raise ValueError(f"task {task.label}: what a site keeps is of all its records")
+            if task.local_steps and (self.privacy.noise == "none" or task.keep):
+                raise ValueError(f"task {task.label}: steps with noise need a study with noise, and are not kept")
+            if task.keep:
+                kept.add(task.label)
+            if task.source is not None and task.variance == 0:
+                continue  # derived: whether the task is one, build_declared tells
+            if (task.variance == 0) != (self.privacy.noise == "none"):
+                raise ValueError(f"task {task.label}: noise = {self.privacy.noise!r} contradicts variance {task.variance}")
+        if kept and self.privacy.cohort_difference != "strict":
+            raise ValueError("a study that keeps statistics is always strict: two cohorts would show one site's noised vector")
+        if self.privacy.noise == "none" and self.privacy.cohort_difference != "strict":
+            raise ValueError("a study without noise is always strict: differencing two cohorts would show one site")
+        return self
+
+    @property
+    def sites(self) -> int:
+        """How many participants the study names: the blocks of a vector that is disclosed per site."""
+        return len(self.participants)
+
+    def task(self, label: str) -> TaskDeclaration:
+        """Return the declared task with this label.
+
+        Raises:
+            KeyError: no task of the study has it.
+        """
+        for declaration in self.tasks:
+            if declaration.label == label:
+                return declaration
+        raise KeyError(label)
+
+    def to_bytes(self) -> bytes:
+        """The canonical bytes that the analyst signs."""
+        return canonical(self.model_dump(mode="json", by_alias=True))
+
+
+def study_digest(data: bytes) -> bytes:
+    """SHA-256 of the exact signed bytes: the study's name in the protocol (32 bytes)."""
+    return hashlib.sha256(data).digest()
+
+
+@lru_cache(maxsize=32)
+def parse_study(data: bytes) -> Study:
+    """Parse and validate signed study bytes; remembered, for every message of a study needs it again.
+
+    Raises:
+        HostileInput: too large, not canonical JSON, or not a valid study.
+    """
+    if not 0 < len(data) <= MAX_STUDY_BYTES:
+        raise HostileInput("The study is empty or larger than allowed.")
+    value = parse_canonical(data, what="study")
+    try:
+        study = Study.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise HostileInput(f"The study is invalid at {place or 'its top level'}: {first['msg']}.") from error
+    if study.to_bytes() != data:
+        raise HostileInput("The study's bytes leave something to defaults; they must state every value.")
+    return study
