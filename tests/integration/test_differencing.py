@@ -20,8 +20,8 @@ from veilsum_participant.config import DatasetConfig
 from veilsum_participant.protocol.endorsement import vouch
 from veilsum_participant.protocol.recovery import recover_receipts
 from veilsum_participant.site import Site
-from veilsum_privacy.ledger.backup import Party, back_up
-from veilsum_privacy.ledger.restore import restore
+from veilsum_privacy.backup.backup import Party, back_up
+from veilsum_privacy.backup.restore import restore
 from veilsum_privacy.study.study import Study
 from veilsum_proto import federation_pb2 as pb
 

@@ -23,9 +23,9 @@ from veilsum_participant.protocol.endorsement import trust_coordinator, vouch
 from veilsum_participant.protocol.recovery import recover_receipts
 from veilsum_participant.session.client import Client
 from veilsum_participant.site import Site
+from veilsum_privacy.backup.backup import Party, back_up
+from veilsum_privacy.backup.restore import Restored, restore
 from veilsum_privacy.ledger import Kind
-from veilsum_privacy.ledger.backup import Party, back_up
-from veilsum_privacy.ledger.restore import Restored, restore
 from veilsum_proto import federation_pb2 as pb
 
 

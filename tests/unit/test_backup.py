@@ -20,9 +20,9 @@ from veilsum_node.errors import HostileInput, StateError
 from veilsum_node.identity import Role, load_credentials
 from veilsum_node.identity.provision import Kit, make_kit
 from veilsum_participant.session.client import open_ledger
+from veilsum_privacy.backup.backup import Manifest, Party, back_up, copy_database, open_archive
+from veilsum_privacy.backup.restore import restore
 from veilsum_privacy.ledger import Ledger, LedgerReader
-from veilsum_privacy.ledger.backup import Manifest, Party, back_up, copy_database, open_archive
-from veilsum_privacy.ledger.restore import restore
 
 CLOCK = Clock()
 

@@ -37,8 +37,8 @@ from veilsum_participant.cli.places import find_ledger
 from veilsum_participant.config import load_participant_config
 from veilsum_participant.ledgers import entry_fields, epsilon_text, new_file, open_source, study_labels
 from veilsum_participant.session.client import open_ledger, open_site
+from veilsum_privacy.backup.restored import write_mark
 from veilsum_privacy.ledger import Mechanism, read_export
-from veilsum_privacy.ledger.restored import write_mark
 from veilsum_privacy.mechanism.noise import NoisePlan
 from veilsum_privacy.study.study import study_digest
 

@@ -22,7 +22,7 @@ from veilsum_node.errors import ConfigurationError, DataError, HostileInput
 from veilsum_node.overrides import _parse
 from veilsum_node.transport.route import read_roots
 from veilsum_participant.data.encode import load_records
-from veilsum_privacy.ledger.backup import MANIFEST, open_archive
+from veilsum_privacy.backup.backup import MANIFEST, open_archive
 from veilsum_privacy.securesum.bfv import Adder
 from veilsum_privacy.securesum.parameters import BFV_8192
 from veilsum_privacy.study.study import parse_study

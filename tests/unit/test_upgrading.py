@@ -26,9 +26,9 @@ from veilsum_node.migration import scripts
 from veilsum_participant import store
 from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.session.client import open_site
+from veilsum_privacy.backup.backup import Party, back_up
+from veilsum_privacy.backup.restore import restore
 from veilsum_privacy.ledger import Kind, LedgerReader
-from veilsum_privacy.ledger.backup import Party, back_up
-from veilsum_privacy.ledger.restore import restore
 
 OLD = Path(__file__).parents[1] / "data" / "ledger-layout-1.sqlite3"
 OLD_SECRET = 20260101

@@ -23,7 +23,7 @@ from veilsum_participant.cli.operations import (
 )
 
 if TYPE_CHECKING:
-    from veilsum_privacy.ledger.backup import Party
+    from veilsum_privacy.backup.backup import Party
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -103,7 +103,7 @@ def restore(
 
 def _party(config: Path) -> Party:
     from veilsum_coordinator.protocol.settings import load_coordinator_config
-    from veilsum_privacy.ledger.backup import Party
+    from veilsum_privacy.backup.backup import Party
 
     settings = load_coordinator_config(config)
     place = require_file(settings.database_place)

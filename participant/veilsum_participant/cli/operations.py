@@ -17,7 +17,7 @@ from veilsum_node.process.console import moment, print_fields, print_json, print
 
 if TYPE_CHECKING:
     from veilsum_node.overrides import Loaded
-    from veilsum_privacy.ledger.backup import Manifest, Party
+    from veilsum_privacy.backup.backup import Manifest, Party
 
 _BARE = re.compile("[A-Za-z0-9_-]+")
 
@@ -34,7 +34,7 @@ ForceOption = Annotated[bool, typer.Option("--force", help="Over a newer, other 
 
 def run_backup(party: Party, file: Path, *, with_identity: bool, force: bool, as_json: bool) -> None:
     """Make a backup and say what is in it."""
-    from veilsum_privacy.ledger.backup import back_up
+    from veilsum_privacy.backup.backup import back_up
 
     software = f"veilsum {installed_version()}"
     manifest = back_up(party, file, software=software, with_identity=with_identity, force=force)
@@ -50,7 +50,7 @@ def run_backup(party: Party, file: Path, *, with_identity: bool, force: bool, as
 
 def run_restore(party: Party, file: Path, *, with_identity: bool, force: bool, as_json: bool) -> None:
     """Put a backup back and say what that means."""
-    from veilsum_privacy.ledger.restore import restore
+    from veilsum_privacy.backup.restore import restore
 
     done = restore(file, party, with_identity=with_identity, force=force)
     fields: dict[str, Any] = {

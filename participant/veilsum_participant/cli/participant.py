@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from veilsum_participant.config import ParticipantConfig
     from veilsum_participant.protocol.approval import Waiting
     from veilsum_participant.site import Site
-    from veilsum_privacy.ledger.backup import Party
+    from veilsum_privacy.backup.backup import Party
     from veilsum_privacy.study.schema import DatasetSchema
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -112,7 +112,7 @@ def restore(
 
 def _party(config: Path) -> Party:
     from veilsum_participant.config import load_participant_config
-    from veilsum_privacy.ledger.backup import Party
+    from veilsum_privacy.backup.backup import Party
 
     settings = load_participant_config(config)
     return Party(Role.PARTICIPANT, settings.state, settings.identity)

@@ -25,7 +25,7 @@ from veilsum_participant.policy import member_faults, noise_faults, refuse
 from veilsum_participant.protocol.budgets import record_refused_release
 from veilsum_participant.protocol.cohorts import cohort_faults
 from veilsum_participant.protocol.limits import count_faults, kept_weights, weight_faults
-from veilsum_participant.session.patience import patiently
+from veilsum_participant.protocol.patience import patiently
 from veilsum_participant.site import LOG, OpenStudy, Site, check_certificates, load_open_study
 from veilsum_participant.store import Kept
 from veilsum_privacy.computation.contribution import Place, contribute, kept_part

@@ -1,7 +1,7 @@
 """Who vouches that a restored site's ledger is whole again: a peer's ledger, or the operator, who trusts the coordinator.
 
 A backup lacks what was spent since. Receipts bring it back, but the coordinator decides what its mirror shows: one that hides
-them would give back budget that was spent on its own releases. Hence the mark (:mod:`veilsum_privacy.ledger.restored`).
+them would give back budget that was spent on its own releases. Hence the mark (:mod:`veilsum_privacy.backup.restored`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from veilsum_node.identity import Role
 from veilsum_node.identity.certificate import moment
 from veilsum_node.telemetry.logs import about
 from veilsum_participant.site import LOG, Site
+from veilsum_privacy.backup.restored import lift_mark, read_mark, trust_mirror
 from veilsum_privacy.ledger import LedgerFault, LedgerReader, verify_ledger
-from veilsum_privacy.ledger.restored import lift_mark, read_mark, trust_mirror
 
 
 def vouch(site: Site, others: LedgerReader) -> str:

@@ -1,1 +1,1 @@
-"""A participant's session with its coordinator: the client's loop, the channel, workers, patience with a failing disk."""
+"""A participant's session with its coordinator: the client's loop, the channel, workers, renewed certificates."""

@@ -27,8 +27,8 @@ from veilsum_node.transport.connection import explain, spread
 from veilsum_node.transport.route import unused_proxy_variables
 from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.protocol.core import ParticipantCore
+from veilsum_participant.protocol.patience import REFUSING_SECONDS, StoreWatch, patience, patiently
 from veilsum_participant.session.channel import GrpcChannel
-from veilsum_participant.session.patience import REFUSING_SECONDS, StoreWatch, patience, patiently
 from veilsum_participant.session.renewal import OwnCertificate
 from veilsum_participant.session.workers import Workers
 from veilsum_participant.site import Site, check_key

@@ -16,9 +16,9 @@ from support.federation import make_bed
 from support.ledgers import OTHER_STUDY, START, Trial, federation
 from veilsum_node.errors import VeilsumError
 from veilsum_node.identity import Role
+from veilsum_privacy.backup.backup import MANIFEST, Party, back_up, open_archive
+from veilsum_privacy.backup.restore import restore
 from veilsum_privacy.ledger import LedgerFault, read_export, write_csv, write_jsonl
-from veilsum_privacy.ledger.backup import MANIFEST, Party, back_up, open_archive
-from veilsum_privacy.ledger.restore import restore
 
 
 class Exports(Corpus):

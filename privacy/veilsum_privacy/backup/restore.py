@@ -2,7 +2,7 @@
 
 What a restored participant forgot it hears from the coordinator's mirror before it answers anything: every receipt that it
 signed since is charged (:mod:`veilsum_participant.protocol.recovery`). That is the coordinator's word alone, so the restored
-state bears a mark, and while that stands nothing is released (:mod:`veilsum_privacy.ledger.restored`). What nobody else holds
+state bears a mark, and while that stands nothing is released (:mod:`veilsum_privacy.backup.restored`). What nobody else holds
 does not come
 back: budgets that were set since, and the keys of studies that it has enrolled in since.
 """
@@ -24,9 +24,9 @@ from veilsum_node.identity import Role
 from veilsum_node.identity.certificate import common_name, load_certificate
 from veilsum_node.identity.files import write_new
 from veilsum_node.identity.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
+from veilsum_privacy.backup.backup import DATABASE, IDENTITY, IDENTITY_FILES, RESULTS, Manifest, Party, describe, open_archive
+from veilsum_privacy.backup.restored import read_mark, write_mark
 from veilsum_privacy.ledger import LedgerReader
-from veilsum_privacy.ledger.backup import DATABASE, IDENTITY, IDENTITY_FILES, RESULTS, Manifest, Party, describe, open_archive
-from veilsum_privacy.ledger.restored import read_mark, write_mark
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Restored:
         identity: whether an identity was written.
         results: how many files of results were written; those that were there stay.
         marked: whether a participant may release nothing until its ledger was completed
-            (:mod:`veilsum_privacy.ledger.restored`).
+            (:mod:`veilsum_privacy.backup.restored`).
     """
 
     manifest: Manifest
@@ -55,7 +55,7 @@ def restore(archive: Path, party: Party, *, with_identity: bool = False, force: 
     """Put a backup in the place of a party's state. The party must not run.
 
     Args:
-        archive: a file that :func:`veilsum_privacy.ledger.backup.back_up` made.
+        archive: a file that :func:`veilsum_privacy.backup.backup.back_up` made.
         party: whose.
         with_identity: write the identity that is in it, where there is none.
         force: over a ledger that is newer, another one, or unreadable.
