@@ -241,7 +241,7 @@ _SAVE = """
 import os, signal, sys
 from pathlib import Path
 import numpy as np
-from veilsum_privacy.results import Result, save_result
+from veilsum_privacy.results.result import Result, save_result
 os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
 save_result(Path(sys.argv[1]), Result("statistics", {}, {"x": np.ones(9)}))
 """

@@ -355,7 +355,7 @@ TRAINS = """
 import sys
 import numpy as np
 from support.studies import compiled, shifted_sites
-from veilsum_privacy.computing import Place, compute_sum
+from veilsum_privacy.computation.contribution import Place, compute_sum
 from veilsum_privacy.securesum.context import plan_round
 from veilsum_privacy.tasks import build_declared
 private = {"epsilon": 4.0, "cohort_difference": "allowed", "min_cohort": 2}

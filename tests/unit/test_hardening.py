@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 CHILD = """
 import ctypes, os, resource, signal, sys
 import numpy as np
-from veilsum_privacy.runtime.hardening import harden
+from veilsum_node.process.hardening import harden
 from veilsum_privacy.securesum.bfv import Adder, SecretKey
 from veilsum_privacy.securesum.parameters import BFV_4096
 SecretKey.generate(BFV_4096)

@@ -448,7 +448,7 @@ def test_a_records_scores_do_not_depend_on_the_others(n: int, seed: int) -> None
 OWN = """
 from veilsum_privacy.training.models.base import Architecture
 from veilsum_privacy.training.models.networks import Network, linear, named
-from veilsum_privacy.schema import Frozen
+from veilsum_node.fields import Frozen
 
 class Options(Frozen):
     hidden: int = 3

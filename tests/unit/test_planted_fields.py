@@ -12,9 +12,11 @@ from typing import NamedTuple
 import pydantic
 import pytest
 
+import veilsum
 import veilsum_aggregation
 import veilsum_coordinator
 import veilsum_deploy
+import veilsum_node
 import veilsum_participant
 import veilsum_privacy
 from veilsum_coordinator.protocol.settings import CoordinatorConfig
@@ -28,7 +30,15 @@ from veilsum_privacy.securesum.boxes import BoxKey
 from veilsum_privacy.securesum.parameters import BFV_4096
 from veilsum_privacy.securesum.tags import TagKey
 
-PACKAGES = (veilsum_privacy, veilsum_participant, veilsum_coordinator, veilsum_deploy, veilsum_aggregation)
+PACKAGES = (
+    veilsum_node,
+    veilsum_privacy,
+    veilsum,
+    veilsum_participant,
+    veilsum_coordinator,
+    veilsum_deploy,
+    veilsum_aggregation,
+)
 NAMES = re.compile(
     r"key|secret|seed|password|passphrase|token|consent|noise|share|private|credential|auth|nonce|mask|payload|database|url"
 )

@@ -345,7 +345,7 @@ def test_what_passes_the_frame_check_inflates_to_one_object_at_most(form: str) -
     script = f"""
         import sys
         from pathlib import Path
-        from veilsum_privacy.errors import HostileInput
+        from veilsum_node.errors import HostileInput
         from veilsum_privacy.securesum.bfv import Adder, SecretKey
         from veilsum_privacy.securesum.parameters import BFV_8192
 

@@ -27,7 +27,7 @@ HONEST = [
     sample(VERIFIED, value=0.0),
     sample(STEP, "compute", 0.25),
     sample(EXPIRY, value=1.9e9),
-    sample(SOFTWARE, "veilsum 0.1.0"),
+    sample(SOFTWARE, "veilsum 0.2.0"),
 ]
 
 
@@ -68,7 +68,7 @@ def test_a_report_is_shown_as_it_came(shared: Shared) -> None:
         ("ledger_verified", "a"): 0.0,
         ("step_seconds", "a", "compute"): 0.25,
         ("certificate_expiry_timestamp_seconds", "a"): 1.9e9,
-        ("software_info", "a", "veilsum 0.1.0"): 1.0,
+        ("software_info", "a", "veilsum 0.2.0"): 1.0,
     }
 
 

@@ -24,7 +24,7 @@ LOG = logging.getLogger("veilsum.test")
 HOLD = """
 import sys
 from pathlib import Path
-from veilsum_privacy.holding import StateLock
+from veilsum_node.state_lock import StateLock
 assert not StateLock(Path(sys.argv[1]), "participant north").take()
 print("held", flush=True)
 sys.stdin.read()
