@@ -13,12 +13,12 @@ ARGS ?=
 # Tests wait for processes half of the time, so one worker more than there are cores.
 WORKERS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
 
-.PHONY: help venv tools demo deploy-local pictures test lint format bench audit mutants proto proto-check constraints clean
+.PHONY: help venv tools tools-debian tools-helm tools-if-possible demo deploy-local pictures test lint style types format bench audit mutants proto proto-check constraints clean
 
 help:
 	@echo "make demo         a coordinator and four participants on this machine (ARGS=\"--json\" for programs)"
 	@echo "make deploy-local the services of deploy/compose.yaml without containers, and a study (ARGS=\"--keep\" to look around)"
-	@echo "make test         formatting, lint, types, imports, generated code and all tests"
+	@echo "make test         formatting, lint, types, imports, generated code and the tests (fetches the tools that they run)"
 	@echo "make tools        Prometheus, Alertmanager, their checkers and Helm into .tools, for the tests and deployments that run them"
 	@echo "make pictures     docs/pictures anew, of a run under Prometheus (needs Chromium)"
 	@echo "make audit        known advisories on every pinned version, and bills of materials, into audit/ (needs the network)"
@@ -43,9 +43,17 @@ help:
 
 venv: .venv/.installed
 
-tools:
+tools: tools-debian tools-helm
+
+tools-debian:
 	@deploy/tools/fetch.sh
+
+tools-helm:
 	@"$(PYTHON)" deploy/helm/fetch.py
+
+# Tests that need a program which cannot be fetched are skipped, and say so in the end; VEILSUM_REQUIRE_TOOLS=1 demands it.
+tools-if-possible: .venv/.installed
+	@make --no-print-directory --keep-going tools || test "$${VEILSUM_REQUIRE_TOOLS:-}" != 1
 
 deploy-local: .venv/.installed tools
 	@$(BIN)/python -m veilsum_deploy.native $(ARGS)
@@ -57,12 +65,23 @@ demo: .venv/.runtime
 pictures: .venv/.installed tools
 	$(BIN)/python -m veilsum_deploy.dashboards pictures --out docs/pictures
 
-test: lint proto-check
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-lint: .venv/.installed
+# Types, imports and generated code are checked while the tests run; their output comes last.
+test: style tools-if-possible
+	@checks=$$(mktemp); trap 'rm -f "$$checks"' EXIT; \
+	make --no-print-directory --keep-going types proto-check > "$$checks" 2>&1 & beside=$$!; \
+	status=0; $(PYTEST) $(ARGS) || status=$$?; \
+	wait $$beside || status=1; \
+	cat "$$checks"; exit $$status
+
+lint: style types
+
+style: .venv/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: .venv/.installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

@@ -21,7 +21,7 @@ from veilsum.compile import load_study_request
 from veilsum_coordinator.protocol.settings import load_coordinator_config
 from veilsum_deploy.native.compose import Compose, load_compose
 from veilsum_deploy.native.places import Places, free_ports, lay_out
-from veilsum_deploy.native.programs import image_name, runnable
+from veilsum_deploy.native.programs import TOOLS, image_name, runnable
 from veilsum_deploy.native.provision import provision
 from veilsum_node.errors import ConfigurationError, Misuse
 from veilsum_participant.config import load_participant_config
@@ -37,8 +37,15 @@ def compose() -> Compose:
     return load_compose(FILE, {})
 
 
+def services_here(compose: Compose) -> tuple[list[str], list[str]]:
+    """Services that run on this machine and those left out; needs the programs that they start."""
+    for program in TOOLS.values():
+        need_tool(program)
+    return runnable(compose)
+
+
 def places_of(compose: Compose, directory: Path) -> Places:
-    here, _ = runnable(compose)
+    here, _ = services_here(compose)
     return lay_out(compose, directory, here)
 
 
@@ -330,7 +337,7 @@ def test_ports_are_all_different_and_the_directorys_name_is_plain(compose: Compo
 
 
 def test_what_is_left_out_is_grafana_alone(compose: Compose) -> None:
-    here, out = runnable(compose)
+    here, out = services_here(compose)
     assert out == ["grafana"]
     assert set(here) == set(compose.services) - {"grafana"}
     for name in here:
