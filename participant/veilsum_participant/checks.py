@@ -39,10 +39,11 @@ from veilsum_participant.protocol.budgets import Books, budget_faults, promised
 from veilsum_participant.protocol.cohorts import FORGOTTEN, joining_faults, remembered
 from veilsum_participant.site import COMPLETE, RESTORED
 from veilsum_participant.telemetry.shared_metrics import SHARED
+from veilsum_privacy.agreed import AgreedStudy
 from veilsum_privacy.backup.restored import read_mark
 from veilsum_privacy.ledger import LedgerReader
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.study.study import Study, study_digest
+from veilsum_privacy.study.study import Study
 
 CLOCK_WARNING, CLOCK_LIMIT = 60, 300
 """Seconds; beyond the limit new studies are refused."""
@@ -331,14 +332,15 @@ class SiteCheck:
         request, config = self._study, self._config
         assert request is not None  # noqa: S101  run() asks for this check only with a study
         own = "this-site" if self._credentials is None else self._credentials.identity.name
-        study = self._compile(request, own)
+        agreed = AgreedStudy(self._compile(request, own))
+        study = agreed.study
         with open_books(self._config) as (connection, books):
             budget = books.budget(config.population(study.dataset), connection) if study.dataset in config.datasets else None
-            faults = [*term_faults(study, config, own, None if budget is None else budget.delta)]
+            faults = [*term_faults(agreed, config, own, None if budget is None else budget.delta)]
             if request.participants:
                 faults += invited_faults(study, config.policy, own)
                 faults += joining_faults(connection, study, config, own)
-            faults += budget_faults(connection, config, books, study_digest(study.to_bytes()), study)
+            faults += budget_faults(connection, config, books, agreed.digest, study)
         refusal = Refusal.of(faults)
         if refusal is None:
             cost = (

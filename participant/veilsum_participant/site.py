@@ -26,11 +26,12 @@ from veilsum_participant.data import check_structure, load_records
 from veilsum_participant.data.encoders import find_encoder
 from veilsum_participant.observer import Observer
 from veilsum_participant.policy import analyst_faults, refuse
+from veilsum_privacy.agreed import AgreedStudy
 from veilsum_privacy.backup.restored import Mark, lift_mark, read_mark
 from veilsum_privacy.ledger import Ledger
 from veilsum_privacy.securesum.bfv import SecretKey
 from veilsum_privacy.securesum.boxes import BoxKey
-from veilsum_privacy.securesum.context import NONCE_BYTES, study_parameters
+from veilsum_privacy.securesum.context import NONCE_BYTES
 from veilsum_privacy.securesum.roster import Enrolment, Member, Roster, verify_roster
 from veilsum_privacy.securesum.tags import TagKey
 from veilsum_privacy.study.encoder import Encoder, Program
@@ -40,6 +41,9 @@ from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.feature_maps import Encode
 
 LOG = logging.getLogger("veilsum.participant")
+
+MOST_STUDIES = 32
+"""Studies that a site remembers with all that follows from them; another one is worked out again."""
 
 RESTORED = "This site was restored from a backup; until it is shown what was spent since, nothing is enrolled in or released."
 COMPLETE = (
@@ -61,6 +65,7 @@ class Site:
         elapsed: seconds that pass whatever becomes of the clock, from the time of day at the start; None stands for the clock.
         patience: how long a payload that is drawn waits, in seconds, for a disk that takes nothing.
         nonce: the session nonce, drawn when the process starts; a restarted process has another.
+        agreed: the study of signed bytes; remembered, for every message of a study needs it.
     """
 
     config: ParticipantConfig
@@ -77,6 +82,7 @@ class Site:
     patience: float = 0.0
     elapsed: Callable[[], int] | None = None
     nonce: bytes = field(init=False)
+    agreed: Callable[[bytes], AgreedStudy] = field(init=False, repr=False)
     _records: dict[tuple[str, str], Records] = field(init=False, default_factory=dict, repr=False)
     _latest: tuple[str, DatasetSchema, Records] | None = field(init=False, default=None, repr=False)
     _encoders: dict[Program, Encode] = field(init=False, default_factory=dict, repr=False)
@@ -84,6 +90,7 @@ class Site:
 
     def __post_init__(self) -> None:
         self.nonce = self.random.bytes(NONCE_BYTES)
+        self.agreed = lru_cache(maxsize=MOST_STUDIES)(AgreedStudy.parse)
         self.ledger_known.set()
         store.create_tables(self.engine)
 
@@ -238,8 +245,17 @@ class OpenStudy:
     """A study that the site is enrolled in, loaded from the store and verified again."""
 
     row: RowMapping = field(repr=False)  # holds keys and seeds
-    study: Study
-    digest: bytes
+    agreed: AgreedStudy
+
+    @property
+    def study(self) -> Study:
+        """As its analyst signed it."""
+        return self.agreed.study
+
+    @property
+    def digest(self) -> bytes:
+        """The study's name in the protocol."""
+        return self.agreed.digest
 
     @property
     def box_key(self) -> BoxKey:
@@ -264,8 +280,7 @@ class OpenStudy:
         """The dealt keys."""
         if self.row["secret_key"] is None or self.row["tag_key"] is None:
             raise Refusal(RefusalCode.KEYS, "The study's keys were not dealt to this site.")
-        parameters = study_parameters(self.study, roster_size)
-        return SecretKey.parse(self.row["secret_key"], parameters), TagKey(self.row["tag_key"])
+        return SecretKey.parse(self.row["secret_key"], self.agreed.parameters(roster_size)), TagKey(self.row["tag_key"])
 
     @property
     def shares(self) -> dict[str, bytes]:
@@ -308,11 +323,12 @@ def load_open_study(connection: Connection, site: Site, digest: bytes) -> OpenSt
     if row["status"] not in ("enrolled", "ready"):
         raise Refusal(RefusalCode.CLOSED, f"This site's part in the study is over ({row['status']}).")
     refuse(analyst_faults(row["analyst"], site.config.policy))
-    study = parse_study(row["study"])
+    agreed = site.agreed(row["study"])
+    study = agreed.study
     if site.clock() >= study.expires:
         raise Refusal(RefusalCode.STUDY_EXPIRED, "The study has expired.")
     if study.dataset not in site.config.datasets:
         raise StateError(
             f"Dataset {study.dataset!r} is no longer offered.", "Restore it in participant.toml, or end the study."
         )
-    return OpenStudy(row, study, digest)
+    return OpenStudy(row, agreed)

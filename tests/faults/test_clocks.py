@@ -20,9 +20,9 @@ from support.network import wait_for
 from support.processes import open_contexts
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_node.database import open_readonly
+from veilsum_privacy.agreed import AgreedStudy
 from veilsum_privacy.ledger.reader import LedgerReader
 from veilsum_privacy.ledger.verification import verify_ledger
-from veilsum_privacy.securesum.context import plan_round
 from veilsum_privacy.study.study import parse_study
 
 NAMES = "abc"
@@ -182,7 +182,7 @@ def test_a_participant_stands_still_in_its_upload(network: FaultedProcesses, sec
 @long
 def test_a_participant_stands_still_when_consent_is_asked_for(network: FaultedProcesses) -> None:
     key = _begin(network)
-    fresh = plan_round(parse_study(network.study_row("b", key)["study"]), "statistics", 3, 3).encoding  # type: ignore[index]
+    fresh = AgreedStudy(parse_study(network.study_row("b", key)["study"])).task("statistics").plan(3, 3).encoding  # type: ignore[index]
     whole = 2 * fresh.ciphertexts * fresh.parameters.fresh.least
     network.await_status(key, lambda shown: shown.rounds[-1].bytes_received >= whole, "two uploads")
     time.sleep(0.5)  # the receipt follows the last ciphertext

@@ -14,9 +14,9 @@ from support.federation import make_request, schema_of
 from support.network import wait_for
 from support.processes import Processes, count, open_contexts, running_processes
 from veilsum_coordinator.protocol.settings import Waits
+from veilsum_privacy.agreed import AgreedStudy
 from veilsum_privacy.ledger.entries import Kind
 from veilsum_privacy.results.result import load_result
-from veilsum_privacy.securesum.context import plan_round
 
 NAMES = "abc"
 WAITS = Waits(enrol=20, seal=10, contribute=8, consent=2, decrypt=4, grace=5)
@@ -42,7 +42,7 @@ def _begin(network: Processes) -> bytes:
     """Submit a study that stands still with two uploads in and the third at its first bytes."""
     network.proxies["c"].limit(BEFORE_UPLOAD)
     study = network.compile(make_request(schema_of(3), epsilon=None))
-    encoding = plan_round(study, "statistics", 3, 3).encoding
+    encoding = AgreedStudy(study).task("statistics").plan(3, 3).encoding
     assert encoding.parameters.fresh.least > BEFORE_UPLOAD
     key = network.submit(study)
     wait_for(network.proxies["c"].stalled.is_set, 30, "the third participant at its limit")

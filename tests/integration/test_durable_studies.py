@@ -22,7 +22,7 @@ from support.postgres import server
 from veilsum.compile import StudyRequest
 from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.parts.federation import Release
-from veilsum_coordinator.protocol.machine import RETURN_SECONDS
+from veilsum_coordinator.protocol.machine import RESTART_SECONDS
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.protocol.restoration import ReplayError
 from veilsum_coordinator.protocol.rounds import RoundPhase
@@ -225,7 +225,7 @@ def test_rounds_wait_for_members_that_dial_again(trial: Trial) -> None:
     machine = hub.studies[key].machine
     for name in "abc":
         hub.connect(name, trial.bed.sites[name].nonce)
-    trial.bed.clock.now += RETURN_SECONDS - 1
+    trial.bed.clock.now += RESTART_SECONDS - 1
     hub.tick()
     assert (machine.phase, machine.returning) == (StudyPhase.RUNNING, True)
     trial.bed.clock.now += 1

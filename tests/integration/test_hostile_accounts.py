@@ -20,10 +20,10 @@ from veilsum_node.identity.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_participant.protocol import contributions
 from veilsum_participant.protocol.core import ParticipantCore
+from veilsum_privacy.agreed import AgreedStudy
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt
 from veilsum_privacy.mechanism.clipping import SiteSum
-from veilsum_privacy.securesum.context import plan_round
 from veilsum_privacy.securesum.masks import MaskStream, derive
 from veilsum_proto import federation_pb2 as pb
 
@@ -410,8 +410,8 @@ def test_noise_is_not_lost_to_the_clamp(tmp_path: Path, monkeypatch: pytest.Monk
     attack.set_up()
     real = contributions.contribute
 
-    def at_bound(study: Any, plan: Any, *rest: Any) -> SiteSum:
-        return real(study, plan, *rest)._replace(total=np.full(plan.encoding.size, side * plan.encoding.bound))
+    def at_bound(plan: Any, *rest: Any) -> SiteSum:
+        return real(plan, *rest)._replace(total=np.full(plan.encoding.size, side * plan.encoding.bound))
 
     monkeypatch.setattr(contributions, "contribute", at_bound)
     attack.collect(("a", "b", "c"))
@@ -428,6 +428,6 @@ def test_noise_is_not_lost_to_the_clamp(tmp_path: Path, monkeypatch: pytest.Monk
 def test_shares_without_the_colluders_reach_the_stated_noise(attack: Adversary) -> None:
     """A site that subtracts its own share (k = 1) leaves at least S^2 among the others, in every cohort that is allowed."""
     for size in (2, 3, 4):
-        noise = plan_round(attack.study, LABEL, 4, size).noise
+        noise = AgreedStudy(attack.study).task(LABEL).plan(4, size).noise
         assert noise.colluders >= 1
         assert (size - noise.colluders) * noise.share_variance >= attack.study.tasks[0].variance

@@ -23,13 +23,12 @@ from veilsum_node.errors import HostileInput, RefusalCode, StateError
 from veilsum_participant import store
 from veilsum_privacy.accounting.accountant import GaussianEvent, rdp_epsilon
 from veilsum_privacy.accounting.prices import study_epsilon
-from veilsum_privacy.computation.contribution import kept_blocks
-from veilsum_privacy.ledger import Kind, Reservation
+from veilsum_privacy.agreed import AgreedStudy
+from veilsum_privacy.ledger import Kind, Mechanism, Reservation
 from veilsum_privacy.ledger.faults import LedgerFault
 from veilsum_privacy.mechanism.noise import NoisePlan
 from veilsum_privacy.securesum.context import encode_broadcast
 from veilsum_privacy.study.study import Study, TaskDeclaration
-from veilsum_privacy.tasks import build_declared
 from veilsum_proto import federation_pb2 as pb
 
 WIDTH = 3
@@ -88,7 +87,7 @@ def test_steps_are_sums_over_what_the_sites_kept_and_cost_nothing(tmp_path: Path
         with transaction(site.engine) as connection:
             vector = store.kept_vector(connection, key, "moments")
         assert vector is not None
-        kept[name] = kept_blocks(study, "moments", vector)
+        kept[name] = AgreedStudy(study).task("moments").kept_blocks(vector)
     for block, values in moments.values.items():
         np.testing.assert_allclose(values, sum(blocks[block] for blocks, _ in kept.values()), rtol=1e-12)
     stds = {std["count"] for _, std in kept.values()}
@@ -177,8 +176,7 @@ def test_a_ledger_does_not_verify_whose_post_processing_has_no_source(tmp_path: 
         attempt=1,
         population="records",
         dataset="records",
-        sensitivity=GRID,
-        noise=NoisePlan("kept", 0, 1, 1),
+        mechanism=Mechanism(GRID, NoisePlan("kept", 0, 1, 1)),
         unit="record",
         cohort_size=3,
         context=bytes(32),
@@ -202,7 +200,7 @@ def test_a_declaration_that_contradicts_its_task_is_refused(tmp_path: Path) -> N
     ):
         other = with_tasks(study, tasks)
         with pytest.raises(HostileInput, match=message):
-            _ = [build_declared(other, declaration) for declaration in other.tasks]
+            _ = AgreedStudy(other).tasks
         attack = Adversary(bed, other)
         assert RefusalCode.STUDY_INVALID in attack.enrol("a").codes
     for changed, fault in (

@@ -17,8 +17,8 @@ from support.network import wait_for
 from support.processes import Processes, count, open_contexts, running_processes
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_node.database import open_database
+from veilsum_privacy.agreed import AgreedStudy
 from veilsum_privacy.ledger import Kind, LedgerReader
-from veilsum_privacy.securesum.context import plan_round
 
 NAMES = "abc"
 WAITS = Waits(enrol=60, seal=60, contribute=60, consent=60, decrypt=60, grace=20)
@@ -56,7 +56,7 @@ def contributing(network: Processes) -> bytes:
     study = network.compile(make_request(schema_of(3), epsilon=None))
     key = network.submit(study)
     wait_for(network.proxies["c"].stalled.is_set, 60, "the third participant in its upload")
-    encoding = plan_round(study, "statistics", 3, 3).encoding
+    encoding = AgreedStudy(study).task("statistics").plan(3, 3).encoding
     whole = 2 * encoding.ciphertexts * encoding.parameters.fresh.least
     network.await_status(key, lambda shown: shown.rounds[-1].bytes_received >= whole, "two uploads")
     time.sleep(0.5)  # the receipt follows the last ciphertext

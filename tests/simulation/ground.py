@@ -27,12 +27,12 @@ from veilsum_node.identity.provision import make_kit
 from veilsum_participant.config import DatasetConfig, ParticipantConfig, Policy
 from veilsum_participant.session.client import open_ledger
 from veilsum_participant.store import create_tables
+from veilsum_privacy.agreed import AgreedStudy
 from veilsum_privacy.backup.restored import write_mark
 from veilsum_privacy.ledger import Ledger
 from veilsum_privacy.ledger.entries import Mechanism
 from veilsum_privacy.ledger.mirror import Mirror
 from veilsum_privacy.results.result import Result
-from veilsum_privacy.securesum.context import plan_round
 from veilsum_privacy.study.study import Study, study_digest
 from veilsum_proto import federation_pb2 as pb
 
@@ -171,7 +171,7 @@ class Ground:
 
     def _tighten(self, time: Time, study: Study) -> None:
         """Images of sites whose budget bears one release of ``study``, whatever its cohort, and never two."""
-        plans = [plan_round(study, "statistics", len(NAMES), cohort) for cohort in (2, 3)]
+        plans = [AgreedStudy(study).task("statistics").plan(len(NAMES), cohort) for cohort in (2, 3)]
         mechanisms = [Mechanism.of(plan.declaration, plan.noise) for plan in plans]
         for name in NAMES:
             engine = self.disks[name].engine

@@ -30,11 +30,12 @@ from veilsum_participant import store
 from veilsum_participant.protocol.contributions import Payload
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.site import OpenStudy
+from veilsum_privacy.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.receipts import Countersignature, SignedReceipt, countersign, parse_receipt, receipts_digest
 from veilsum_privacy.securesum.bfv import Adder
 from veilsum_privacy.securesum.boxes import Box
-from veilsum_privacy.securesum.context import Assignment, RoundPlan, broadcast_digest, plan_round
+from veilsum_privacy.securesum.context import Assignment, broadcast_digest
 from veilsum_privacy.securesum.contribution import Integers, Slots, open_sum
 from veilsum_privacy.securesum.decryption import SignedStatement
 from veilsum_privacy.securesum.parameters import BfvParameters
@@ -344,7 +345,7 @@ class Adversary:
 
     def plan(self, attempt: int = 1) -> RoundPlan:
         """The public plan of an attempt."""
-        return plan_round(self.study, LABEL, len(self.bed.sites), len(self.assignments[attempt].cohort))
+        return AgreedStudy(self.study).task(LABEL).plan(len(self.bed.sites), len(self.assignments[attempt].cohort))
 
     def sum(self, attempt: int = 1, names: Iterable[str] | None = None) -> list[bytes]:
         """Add ciphertexts of kept payloads; of the whole cohort by default."""
@@ -376,7 +377,7 @@ class Adversary:
 
     def spied(self, colluder: str) -> OpenStudy:
         """Everything that a colluding participant holds of the study: BFV key, tag key, its pair seeds."""
-        return OpenStudy(self.row(colluder), self.study, self.key)
+        return OpenStudy(self.row(colluder), AgreedStudy(self.study))
 
     def words(self, colluder: str, ciphertexts: Sequence[bytes]) -> list[Slots]:
         """Decrypt anything with a colluder's key, tags unchecked: masked words without the tags."""

@@ -22,7 +22,7 @@ from support.certificates import DAY, Forge
 from support.randomness import SeededRandom
 from veilsum_node.database import open_database, transaction
 from veilsum_node.identity import Credentials, Role, SigningKey, verify_certificate
-from veilsum_privacy.ledger import Ledger, LedgerReader, Mirror, Receipt, Reservation, SignedReceipt, Witness
+from veilsum_privacy.ledger import Ledger, LedgerReader, Mechanism, Mirror, Receipt, Reservation, SignedReceipt, Witness
 from veilsum_privacy.ledger.receipts import consent_commitment, consent_proof, sign_receipt
 from veilsum_privacy.mechanism.noise import plan_noise
 
@@ -128,12 +128,9 @@ def make_reservation(
         context=context,
         population=population,
         dataset="heart-2024",
-        sensitivity=GRID,
-        noise=plan_noise(kind, variance, cohort_size, 1),  # type: ignore[arg-type]
+        mechanism=Mechanism(GRID, plan_noise(kind, variance, cohort_size, 1), rate, steps),  # type: ignore[arg-type]
         unit="record",
         cohort_size=cohort_size,
-        sampling_rate=rate,
-        steps=steps,
     )
 
 

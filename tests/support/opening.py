@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from support.hostile import Adversary, flat
-from veilsum_privacy.securesum.context import RoundPlan, plan_round
+from veilsum_privacy.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.securesum.contribution import Integers, open_sum
 from veilsum_privacy.securesum.masks import MaskStream, derive
 
@@ -13,7 +13,7 @@ from veilsum_privacy.securesum.masks import MaskStream, derive
 def plan_of(attack: Adversary, attempt: int) -> RoundPlan:
     """The public plan of an attempt of any task."""
     assignment = attack.assignments[attempt]
-    return plan_round(attack.study, assignment.label, len(attack.bed.sites), len(assignment.cohort))
+    return AgreedStudy(attack.study).task(assignment.label).plan(len(attack.bed.sites), len(assignment.cohort))
 
 
 def own_vector(attack: Adversary, name: str, attempt: int) -> Integers:

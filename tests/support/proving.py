@@ -23,6 +23,7 @@ from veilsum_node.database import reading
 from veilsum_node.identity import Credentials
 from veilsum_participant import store
 from veilsum_participant.site import Site
+from veilsum_privacy.agreed import AgreedStudy
 from veilsum_privacy.ledger import Mechanism, Receipt
 from veilsum_privacy.ledger.receipts import (
     Countersignature,
@@ -43,7 +44,7 @@ from veilsum_privacy.results.proof_files import (
     round_file,
 )
 from veilsum_privacy.results.result import MANIFEST
-from veilsum_privacy.securesum.context import Assignment, context_digest, plan_round
+from veilsum_privacy.securesum.context import Assignment, context_digest
 from veilsum_privacy.securesum.contribution import Slots, keys_digest, masked_sum
 from veilsum_privacy.securesum.decryption import SignedStatement, Statement, sign_statement, words_digest
 
@@ -138,8 +139,8 @@ class Conspiracy:
         names, signer = checked.roster.names, coordinator or self._bed.hub.credentials
         cohort = tuple((name, bytes(16)) for name in names)
         assignment = Assignment(number, attempt, label, cohort, bytes(32), study.expires)
-        plan = plan_round(study, label, len(names), len(names))
-        context = context_digest(study, checked.digest, checked.roster, self._keys, assignment, plan)
+        plan = AgreedStudy(study).task(label).plan(len(names), len(names))
+        context = context_digest(plan, checked.roster, self._keys, assignment)
         consents = tuple(hashlib.sha256(name.encode()).digest() for name in names)
         receipts = tuple(
             sign_receipt(

@@ -75,8 +75,8 @@ class Site:
         noise = plan_noise(kind, variance, cohort, colluders)  # type: ignore[arg-type]
         context = hashlib.sha256(b"%d" % self._count).digest()
         return Reservation(
-            digest(study), self._count, 1, context, population, dataset or f"{population}-2025", GRID, noise, unit, cohort,
-            rate, steps,
+            digest(study), self._count, 1, context, population, dataset or f"{population}-2025",
+            Mechanism(GRID, noise, rate, steps), unit, cohort,
         )  # fmt: skip
 
     def release(self, *arguments: Any, end: str = "seen", **options: Any) -> Reservation:

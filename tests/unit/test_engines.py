@@ -29,10 +29,10 @@ from veilsum_deploy.simulation.record import ROUNDS, RunRecorder
 from veilsum_node.errors import HostileInput, Misuse, StateError
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_privacy.accounting.prices import study_epsilon
+from veilsum_privacy.agreed import AgreedStudy
 from veilsum_privacy.mechanism.noise import NoisePlan
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks import build_declared
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.gradient import CENTRE
 
@@ -142,7 +142,7 @@ def test_engines_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_gradients_of_many_sites_are_the_tasks_own_vectors() -> None:
     for parameters in ({"steps": 1}, MLP):
         study = compiled("fedsgd", parameters, sites=SITES)
-        task = build_declared(study, study.task("gradient"))
+        task = AgreedStudy(study).task("gradient").task
         vectors = perceptron_vectors(task)
         assert vectors is not None
         records = list(uneven(3).values())

@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ from veilsum_privacy.accounting.accountant import (
     prv_epsilon,
     rdp_epsilon,
 )
-from veilsum_privacy.ledger import Budget, Kind, Ledger, LedgerReader, Reservation, Witness
+from veilsum_privacy.ledger import Budget, Kind, Ledger, LedgerReader, Mechanism, Reservation, Witness
 from veilsum_privacy.ledger.totals import Follower
 from veilsum_privacy.mechanism.noise import plan_noise
 
@@ -156,14 +156,14 @@ def test_spending_is_derived_from_events(ledger: Ledger) -> None:
 def test_alone_counts_the_sites_own_share_only(ledger: Ledger) -> None:
     """Against all others together h = 3 shares shrink to one: sigma is sqrt(3) times less, exactly."""
     item = make_reservation(multiplier=12.0)
-    assert item.mechanism.event_alone == GaussianEvent(1000, item.noise.share_variance)
+    assert item.mechanism.event_alone == GaussianEvent(1000, item.mechanism.noise.share_variance)
     reserve(ledger, item)
     charge(ledger, item)
     spending = ledger.spending("heart")
     assert spending.alone == rdp_epsilon([item.mechanism.event_alone], DELTA)
     exact = analytic_gaussian_epsilon(3 / 144, DELTA)
     assert spending.spent < exact < spending.alone < 1.1 * exact
-    local = replace(item, noise=plan_noise("local", 144_000_000, 4, 1))
+    local = replace(item, mechanism=replace(item.mechanism, noise=plan_noise("local", 144_000_000, 4, 1)))
     assert local.mechanism.event_alone == local.mechanism.event
 
 
@@ -624,8 +624,11 @@ def test_who_has_no_ledger(tmp_path: Path) -> None:
     ],
 )
 def test_reservations_that_cannot_be_priced_cannot_be_made(change: dict) -> None:
+    release = make_reservation()
+    costs = {name: value for name, value in change.items() if name in {each.name for each in fields(Mechanism)}}
+    own = {name: value for name, value in change.items() if name not in costs}
     with pytest.raises(Misuse):
-        Reservation(**{**vars(make_reservation()), **change})
+        replace(release, mechanism=replace(release.mechanism, **costs), **own)
 
 
 @pytest.mark.parametrize(

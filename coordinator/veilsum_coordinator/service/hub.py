@@ -145,7 +145,6 @@ class Hub:
 
     def tick(self) -> None:
         """Act on deadlines in every study; wakes others only if something came of it."""
-        self._steady()
         if self.stopping:  # the sessions end because the process does
             return
         with self.changed:

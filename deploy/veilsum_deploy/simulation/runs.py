@@ -31,7 +31,7 @@ from veilsum_deploy.simulation.study import Beside, Draft, Outcome, Run, Simulat
 from veilsum_node.errors import Misuse, StateError, VeilsumError
 from veilsum_node.identity import load_credentials
 from veilsum_participant.store import kept_vector
-from veilsum_privacy.computation.contribution import kept_blocks
+from veilsum_privacy.agreed import AgreedStudy
 from veilsum_privacy.results.result import Result, load_result, save_result
 from veilsum_privacy.study.study import Study, study_digest
 from veilsum_privacy.tasks.base import Floats
@@ -207,6 +207,6 @@ def _kept(local: LocalFederation, study: Study, key: bytes) -> Kept:
             vector = kept_vector(connection, key, label)
         if vector is None:
             raise StateError(f"{site} kept nothing of {label!r}.")
-        return kept_blocks(study, label, vector)[0]
+        return AgreedStudy(study).task(label).kept_blocks(vector)[0]
 
     return kept

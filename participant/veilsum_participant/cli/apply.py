@@ -215,8 +215,7 @@ def kept_statistic(settings: ParticipantConfig, study: bytes, label: str) -> tup
     """
     from veilsum_node.database import open_readonly, reading
     from veilsum_participant import store
-    from veilsum_privacy.computation.contribution import kept_blocks
-    from veilsum_privacy.study.study import parse_study
+    from veilsum_privacy.agreed import AgreedStudy
 
     engine = open_readonly(settings.state)
     try:
@@ -230,7 +229,7 @@ def kept_statistic(settings: ParticipantConfig, study: bytes, label: str) -> tup
             f"{settings.state}: this site kept nothing of the study's task {label!r}.",
             "Only a site that took part in that task can be aligned; use the state file of that time.",
         )
-    return kept_blocks(parse_study(row["study"]), label, vector)
+    return AgreedStudy.parse(row["study"]).task(label).kept_blocks(vector)
 
 
 def write_table(path: Path, heading: list[str], lines: Any, *, force: bool) -> None:

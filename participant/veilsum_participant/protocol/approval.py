@@ -23,6 +23,7 @@ from veilsum_participant.protocol.budgets import budget_faults, declared, promis
 from veilsum_participant.protocol.cohorts import joining_faults
 from veilsum_participant.site import LOG, Site
 from veilsum_privacy.accounting.prices import study_epsilon
+from veilsum_privacy.agreed import AgreedStudy
 from veilsum_privacy.computation.rehearsal import rehearse
 from veilsum_privacy.study.study import Study, parse_study, study_digest
 
@@ -53,7 +54,7 @@ class SignedStudy:
     coordinator: str
 
 
-def verify_study(site: Site, key: bytes, signed: SignedStudy) -> tuple[Study, str]:
+def verify_study(site: Site, key: bytes, signed: SignedStudy) -> tuple[AgreedStudy, str]:
     """Verify a study's digest, signature, federation, coordinator and time; returns it with its analyst's certified name.
 
     Raises:
@@ -68,32 +69,35 @@ def verify_study(site: Site, key: bytes, signed: SignedStudy) -> tuple[Study, st
     except HostileInput as error:
         raise Refusal(RefusalCode.STUDY_SIGNATURE, error.message) from error
     try:
-        study = parse_study(signed.data)
+        agreed = site.agreed(signed.data)
     except HostileInput as error:
         raise Refusal(RefusalCode.STUDY_INVALID, error.message) from error
+    study = agreed.study
     if study.federation != site.credentials.federation_id or study.coordinator != signed.coordinator:
         raise Refusal(RefusalCode.STUDY_REPLAYED, "The study is for another federation or coordinator.")
     if not study.created - 300 <= now < study.expires:
         raise Refusal(RefusalCode.STUDY_EXPIRED, "The study has expired, or this site's clock is behind.")
-    return study, analyst.name
+    return agreed, analyst.name
 
 
-def policy_refusals(connection: Connection, site: Site, study: Study, analyst: str) -> list[Refusal]:
+def policy_refusals(connection: Connection, site: Site, agreed: AgreedStudy, analyst: str) -> list[Refusal]:
     """Everything that speaks against a verified study, but for what its population has spent."""
+    study = agreed.study
     delta = site.budget_delta(study.dataset, connection)
-    faults = study_faults(study, analyst, site.config, site.name, delta)
+    faults = study_faults(agreed, analyst, site.config, site.name, delta)
     return [*faults, *joining_faults(connection, study, site.config, site.name)]
 
 
-def study_refusal(connection: Connection, site: Site, key: bytes, study: Study, analyst: str) -> Refusal | None:
+def study_refusal(connection: Connection, site: Site, agreed: AgreedStudy, analyst: str) -> Refusal | None:
     """Everything in policy and budget that speaks against a verified study, as one refusal; None for nothing."""
-    budget = budget_faults(connection, site.config, site.ledger, key, study)
-    return Refusal.of([*policy_refusals(connection, site, study, analyst), *budget])
+    budget = budget_faults(connection, site.config, site.ledger, agreed.digest, agreed.study)
+    return Refusal.of([*policy_refusals(connection, site, agreed, analyst), *budget])
 
 
-def _answer(connection: Connection, site: Site, key: bytes, study: Study, analyst: str) -> Refusal | None:
+def _answer(connection: Connection, site: Site, agreed: AgreedStudy, analyst: str) -> Refusal | None:
     """What an analyst is told of a study, which says something of the budget and so is not told without end."""
-    policy, asked = policy_refusals(connection, site, study, analyst), answer_fault(connection, site, key, study, analyst)
+    key, study = agreed.digest, agreed.study
+    policy, asked = policy_refusals(connection, site, agreed, analyst), answer_fault(connection, site, key, study, analyst)
     if asked is not None:  # the budget is not looked at, so that nothing about this refusal depends on it
         return Refusal.of([*policy, asked])
     budget = list(budget_faults(connection, site.config, site.ledger, key, study))
@@ -101,29 +105,31 @@ def _answer(connection: Connection, site: Site, key: bytes, study: Study, analys
     return Refusal.of([*policy, *budget])
 
 
-def rehearsal_faults(site: Site, study: Study) -> Iterator[Refusal]:
+def rehearsal_faults(site: Site, agreed: AgreedStudy) -> Iterator[Refusal]:
     """What would go wrong in any round of a study that the policy accepts, found without reading a record."""
+    study = agreed.study
     yield from site.structure_faults(study.dataset, study.data)
     for declaration in study.tasks:
         try:
-            rehearse(study, declaration.label)
+            rehearse(agreed.task(declaration.label))
         except HostileInput as error:
             yield Refusal(RefusalCode.STUDY_INVALID, error.message, error.advice)
 
 
-def decide(connection: Connection, site: Site, key: bytes, signed: SignedStudy, study: Study, analyst: str) -> Refusal | None:
+def decide(connection: Connection, site: Site, signed: SignedStudy, agreed: AgreedStudy, analyst: str) -> Refusal | None:
     """Decide on a verified study in the caller's transaction, which may enrol at once if it does not wait in the store.
 
     Returns:
         Why it is refused, entered into the ledger; None if it is accepted or waits.
     """
+    key, study = agreed.digest, agreed.study
     row = store.find_pending(connection, key)
     if row is not None and row["state"] not in UNDECIDED:
         store.change_pending(connection, key, state="refused")
         return Refusal(RefusalCode.APPROVAL, _declined(row["reason"]))
     approved = row is not None and row["state"] == "approved"  # the operator's word, which no bound holds back
-    refusal = (study_refusal if approved else _answer)(connection, site, key, study, analyst)
-    refusal = refusal or Refusal.of(rehearsal_faults(site, study))
+    refusal = (study_refusal if approved else _answer)(connection, site, agreed, analyst)
+    refusal = refusal or Refusal.of(rehearsal_faults(site, agreed))
     if refusal is not None:
         store.drop_pending(connection, key)
         record_refused_study(connection, site, key, study, refusal)
@@ -250,10 +256,11 @@ def _row(connection: Connection, digest: bytes) -> RowMapping:
 
 def _waiting(connection: Connection, site: Site, row: RowMapping) -> Waiting:
     signed = SignedStudy(row["study"], row["signature"], row["certificate"], row["coordinator"])
-    study, analyst, obstacle = parse_study(row["study"]), row["analyst"], None
+    agreed, analyst, obstacle = site.agreed(row["study"]), row["analyst"], None
+    study = agreed.study
     try:
         verify_study(site, row["digest"], signed)
-        obstacle = study_refusal(connection, site, row["digest"], study, analyst)
+        obstacle = study_refusal(connection, site, agreed, analyst)
     except Refusal as refusal:  # its certificate or its time has run out since
         obstacle = refusal
     delta = site.budget_delta(study.dataset, connection)

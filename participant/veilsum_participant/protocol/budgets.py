@@ -70,7 +70,7 @@ def releases_used(connection: Connection, key: bytes, study: Study, label: str, 
     if counted.labels(store.PAID)[label] >= declaration.releases:
         return True
     price = _task_price(study, declaration)
-    return _used(connection, key, study, store.PAID, counted)[price] >= _priced(study)[price]
+    return _used(connection, key, study, store.PAID, counted)[price] >= _prices(study)[price]
 
 
 def budget_faults(
@@ -179,7 +179,7 @@ def _task_price(study: Study, task: TaskDeclaration) -> _Price:
     return _price(Mechanism.of(task, task_noise(study, task, study.sites)))
 
 
-def _priced(study: Study) -> Counter[_Price]:
+def _prices(study: Study) -> Counter[_Price]:
     releases: Counter[_Price] = Counter()
     for task in study.tasks:
         releases[_task_price(study, task)] += task.releases

@@ -28,20 +28,18 @@ from veilsum_participant.protocol.limits import count_faults, kept_weights, weig
 from veilsum_participant.protocol.patience import patiently
 from veilsum_participant.site import LOG, OpenStudy, Site, check_certificates, load_open_study
 from veilsum_participant.store import Kept
-from veilsum_privacy.computation.contribution import Place, contribute, kept_part
+from veilsum_privacy.agreed import AgreedTask, RoundPlan
+from veilsum_privacy.computation.contribution import Place, contribute
 from veilsum_privacy.computation.rehearsal import rehearse
-from veilsum_privacy.ledger import Reservation
+from veilsum_privacy.ledger import Mechanism, Reservation
 from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, consent_commitment, consent_proof, sign_receipt
 from veilsum_privacy.securesum.context import (
     Assignment,
-    RoundPlan,
     broadcast_digest,
     context_digest,
     decode_broadcast,
     encode_broadcast,
-    kept_origin,
     parse_assignment,
-    plan_round,
 )
 from veilsum_privacy.securesum.contribution import (
     SECRET_BYTES,
@@ -220,7 +218,7 @@ class Contributions:
         refuse(member_faults(members, study, policy, site.name))
         refuse(cohort_faults(connection, opened.digest, study, site.config, members, site.name))
         try:
-            plan = plan_round(study, assignment.label, len(roster.members), len(names))
+            plan = opened.agreed.task(assignment.label).plan(len(roster.members), len(names))
         except HostileInput as error:
             raise Refusal(RefusalCode.TASK, error.message) from error
         except Misuse as error:
@@ -228,7 +226,7 @@ class Contributions:
         counts = count_faults(connection, opened, assignment, policy, resumed=resumed)
         refuse([*noise_faults(plan.noise, members, policy, site.name), *counts])
         secret, tag = row["secret_key"], row["tag_key"]
-        context = context_digest(study, opened.digest, roster, keys_digest(secret, tag), assignment, plan)
+        context = context_digest(plan, roster, keys_digest(secret, tag), assignment)
         return _Checked(assignment, roster, plan, context)
 
     def _prepare(self, opened: OpenStudy, checked: _Checked, broadcast: bytes) -> _Ready:
@@ -237,12 +235,13 @@ class Contributions:
         Raises:
             Refusal: something is missing or wrong; no record had a part in that.
         """
-        site, study, declaration = self._site, opened.study, checked.plan.declaration
+        site, study, task = self._site, opened.study, checked.plan.task
+        declaration = task.declaration
         try:
             arrays = decode_broadcast(broadcast)
         except HostileInput as error:
             raise Refusal(RefusalCode.CONTEXT, error.message) from error
-        origin = kept_origin(study, opened.digest, declaration, checked.assignment.broadcast)
+        origin = task.kept_origin(checked.assignment.broadcast)
         with transaction(site.engine) as connection:
             kept = store.find_kept(connection, opened.digest, declaration.label) if declaration.keep else None
             sources = [] if declaration.source is None else [declaration.source]
@@ -262,18 +261,18 @@ class Contributions:
             decode_broadcast(state or b""),
             site.noise_random,
         )
-        refuse(weight_faults(study, declaration, arrays, place, site.config.policy))
+        refuse(weight_faults(task, arrays, place, site.config.policy))
         refuse(site.structure_faults(study.dataset, study.data))
-        self._try(opened, declaration.label, arrays)
+        self._try(task, arrays)
         return _Ready(arrays, place, None if kept is None else kept.whole)
 
-    def _try(self, opened: OpenStudy, label: str, arrays: Mapping[str, Floats]) -> None:
+    def _try(self, task: AgreedTask, arrays: Mapping[str, Floats]) -> None:
         """Compute the task without records, once for every set of arrays of other names or shapes."""
-        tried = (opened.digest, label, *sorted((name, array.shape) for name, array in arrays.items()))
+        tried = (task.agreed.digest, task.label, *sorted((name, array.shape) for name, array in arrays.items()))
         if tried in self._tried:
             return
         try:
-            rehearse(opened.study, label, arrays)
+            rehearse(task, arrays)
         except HostileInput as error:
             raise Refusal(RefusalCode.CONTEXT, error.message, error.advice) from error
         if len(self._tried) >= _MOST_TRIED:
@@ -282,13 +281,13 @@ class Contributions:
 
     def _compute(self, opened: OpenStudy, checked: _Checked, ready: _Ready) -> _Computed:
         """The site's vector, of its records or of what it kept. Raises nothing, whatever the records are."""
-        site, study, declaration, task = self._site, opened.study, checked.plan.declaration, checked.assignment
+        site, study, plan, task = self._site, opened.study, checked.plan, checked.assignment
         if ready.kept is not None:
             return _Computed(ready.kept, True)
         place = ready.place
-        part = contribute(study, checked.plan, lambda: site.records(study.dataset, study.data), ready.arrays, place)
+        part = contribute(plan, lambda: site.records(study.dataset, study.data), ready.arrays, place)
         trained = place.state if part.fault is not None and not part.state else part.state
-        state = encode_broadcast({**trained, **kept_weights(study, declaration, ready.arrays, place)})
+        state = encode_broadcast({**trained, **kept_weights(plan.task, ready.arrays, place)})
         fields = about(
             "contributed", study=study.name, digest=opened.digest, round=task.round, attempt=task.attempt, label=task.label
         )
@@ -333,10 +332,7 @@ class Contributions:
             attempt=checked.assignment.attempt,
             population=self._site.config.population(opened.study.dataset),
             dataset=opened.study.dataset,
-            sensitivity=checked.plan.declaration.grid,
-            noise=checked.plan.noise,
-            sampling_rate=checked.plan.declaration.sampling_rate,
-            steps=checked.plan.declaration.steps,
+            mechanism=Mechanism.of(checked.plan.declaration, checked.plan.noise),
             unit=opened.study.privacy.unit,
             cohort_size=len(checked.assignment.cohort),
             context=checked.context,
@@ -367,13 +363,13 @@ class Contributions:
                     raise Refusal(RefusalCode.ROUND, "The attempt was given up while it was computed.")
                 if site.steady() >= kept["deadline"]:
                     raise Refusal(RefusalCode.ROUND, "The attempt's deadline passed while it was computed.")
-                declaration = plan.declaration
-                if declaration.keep and store.find_kept(connection, opened.digest, declaration.label) is None:
-                    part = kept_part(opened.study, declaration, values, opened.study.participants.index(site.name))
-                    origin = kept_origin(opened.study, opened.digest, declaration, assignment.broadcast)
-                    store.keep_vector(connection, opened.digest, declaration.label, Kept(part, values, origin))
+                task = plan.task
+                if plan.declaration.keep and store.find_kept(connection, opened.digest, task.label) is None:
+                    part = task.kept_part(values, opened.study.participants.index(site.name))
+                    kept_vector = Kept(part, values, task.kept_origin(assignment.broadcast))
+                    store.keep_vector(connection, opened.digest, task.label, kept_vector)
                 if computed.state:
-                    store.keep_state(connection, opened.digest, assignment.attempt, declaration.label, computed.state)
+                    store.keep_state(connection, opened.digest, assignment.attempt, task.label, computed.state)
                 if computed.fault is not None:
                     site.ledger.fault(connection, context, type(computed.fault).__name__)
                 number = row["receipts"] + 1
@@ -387,7 +383,7 @@ class Contributions:
                     number=number,
                     head=site.ledger.head(connection),
                     dataset=opened.study.dataset,
-                    mechanism=self._reservation(opened, checked).mechanism,
+                    mechanism=Mechanism.of(plan.declaration, plan.noise),
                     unit=opened.study.privacy.unit,
                     cohort_size=len(assignment.cohort),
                     consent=consent_commitment(consent_proof(consent)),

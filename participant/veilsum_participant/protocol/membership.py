@@ -15,7 +15,6 @@ from veilsum_participant.protocol.approval import UNDECIDED, SignedStudy, decide
 from veilsum_participant.site import LOG, Site, dump_enrolments, load_enrolments, load_open_study
 from veilsum_privacy.securesum.bfv import SecretKey
 from veilsum_privacy.securesum.boxes import SHARE_BYTES, Box, BoxKey, Purpose, pair_seed, seal, unseal
-from veilsum_privacy.securesum.context import study_parameters
 from veilsum_privacy.securesum.contribution import SECRET_BYTES
 from veilsum_privacy.securesum.roster import Enrolment, Roster, enrol, verify_roster
 from veilsum_privacy.securesum.tags import TagKey
@@ -47,7 +46,8 @@ class Membership:
         """
         site = self._site
         signed = SignedStudy(data, signature, certificate, coordinator)
-        study, analyst = verify_study(site, key, signed)
+        agreed, analyst = verify_study(site, key, signed)
+        study = agreed.study
         box_key = BoxKey.generate()
         enrolment = enrol(key, site.credentials.identity, box_key.public, site.credentials.signing_key)
         with transaction(site.engine) as connection:
@@ -56,7 +56,7 @@ class Membership:
                 return load_enrolments(row["enrolment"])[0]
             if row is not None or store.took_part(connection, key):
                 raise Refusal(RefusalCode.STUDY_REPLAYED, "This study was enrolled before and is over; a digest serves once.")
-            refusal = decide(connection, site, key, signed, study, analyst)
+            refusal = decide(connection, site, signed, agreed, analyst)
             if refusal is None and store.find_pending(connection, key) is not None:
                 return None
             if refusal is None:
@@ -114,7 +114,7 @@ class Membership:
             if opened.row["roster"] is None:
                 values["roster_time"] = site.clock()
             if dealer and opened.row["secret_key"] is None:
-                values["secret_key"] = SecretKey.generate(study_parameters(opened.study, len(roster.members))).to_bytes()
+                values["secret_key"] = SecretKey.generate(opened.agreed.parameters(len(roster.members))).to_bytes()
                 values["tag_key"] = site.random.bytes(SECRET_BYTES)
                 values["dealer"] = site.name
             store.change_study(connection, key, **values)
@@ -149,7 +149,7 @@ class Membership:
                         raise HostileInput("No box holds the study's keys.")
                     dealer, secret = dealt
                     TagKey(secret[:SECRET_BYTES])
-                    SecretKey.parse(secret[SECRET_BYTES:], study_parameters(opened.study, len(roster.members)))
+                    SecretKey.parse(secret[SECRET_BYTES:], opened.agreed.parameters(len(roster.members)))
                     values |= {"tag_key": secret[:SECRET_BYTES], "secret_key": secret[SECRET_BYTES:], "dealer": dealer}
             except HostileInput as error:
                 raise Refusal(RefusalCode.KEYS, error.message) from error

@@ -25,7 +25,7 @@ from veilsum_participant.protocol.contributions import give_up_open
 from veilsum_participant.site import LOG, OpenStudy, Site, check_certificates, load_open_study
 from veilsum_privacy.ledger import Kind, Receipt, SignedReceipt, Witness
 from veilsum_privacy.ledger.receipts import Countersignature, verify_countersignature, verify_receipt
-from veilsum_privacy.securesum.context import Assignment, parse_assignment, plan_round
+from veilsum_privacy.securesum.context import Assignment, parse_assignment
 from veilsum_privacy.securesum.contribution import Slots, decrypt_sum, keys_digest
 from veilsum_privacy.securesum.decryption import SignedStatement, Statement, sign_statement, words_digest
 from veilsum_privacy.securesum.roster import Roster
@@ -96,38 +96,44 @@ class Openings:
                 return bytes(row["consent"])
             if row["state"] != "payload":
                 raise Refusal(RefusalCode.ROUND, f"The attempt is {row['state']}; it cannot be consented to.")
-            if site.steady() >= row["deadline"]:
+            in_time = site.steady() < row["deadline"]
+            if in_time:
+                self._pay(connection, opened, row, shown)
+        if not in_time:
+            with transaction(site.engine) as connection:
                 give_up_open(connection, site, key, attempt)
-                late = True
-            else:
-                late = False
-                roster = opened.roster(site)
-                assignment = parse_assignment(row["assignment"])
-                self._check_policy(connection, opened, roster, assignment)
-                if store.count_attempts(connection, key, store.PAID, round=round_number):
-                    raise Refusal(RefusalCode.ROUND, "This site consented to another attempt of this round.")
-                verified = self._verify(shown.receipts, row, roster, assignment, key)
-                word = self._verify_coordinator(shown, opened.study, key, row["context"])
-                seen = store.peer_numbers(connection, key)
-                for receipt in verified:
-                    if receipt.number <= seen[receipt.participant]:
-                        raise Refusal(RefusalCode.RECEIPT, f"A receipt of {receipt.participant} has a number seen before.")
-                store.keep_peers(connection, key, [(item.participant, item.number, item.head) for item in verified])
-                self._follow_mirror(connection, word)
-                certificates = {name: roster.member(name).enrolment.certificate for name in assignment.names}
-                certificates[word.coordinator] = shown.certificate
-                self._charge(connection, row["context"], Witness(tuple(shown.receipts), shown.countersigned, certificates))
-                store.change_attempt(connection, key, attempt, state="consented")
-                consented = about(
-                    "consented", study=opened.study.name, digest=key, round=round_number, attempt=attempt, label=row["label"]
-                )
-                if is_held(opened.study):
-                    dataset, members = opened.study.dataset, by_key([roster.member(name) for name in assignment.names])
-                    remember(connection, key, dataset, site.config.population(dataset), row["context"], members)
-        if late:
             raise Refusal(RefusalCode.ROUND, "The attempt's deadline passed before consent was asked for.")
-        LOG.info("study %s: round %d is paid for and consented to", opened.study.name, round_number, extra=consented)
+        study, label = opened.study.name, row["label"]
+        fields = about("consented", study=study, digest=key, round=round_number, attempt=attempt, label=label)
+        LOG.info("study %s: round %d is paid for and consented to", study, round_number, extra=fields)
         return bytes(row["consent"])
+
+    def _pay(self, connection: Connection, opened: OpenStudy, row: RowMapping, shown: Shown) -> None:
+        """Charge the ledger for an attempt and note the consent, if nothing speaks against it.
+
+        Raises:
+            Refusal: something does.
+        """
+        site, key, roster = self._site, opened.digest, opened.roster(self._site)
+        assignment = parse_assignment(row["assignment"])
+        self._check_policy(connection, opened, roster, assignment)
+        if store.count_attempts(connection, key, store.PAID, round=assignment.round):
+            raise Refusal(RefusalCode.ROUND, "This site consented to another attempt of this round.")
+        verified = self._verify(shown.receipts, row, roster, assignment, key)
+        word = self._verify_coordinator(shown, opened.study, key, row["context"])
+        seen = store.peer_numbers(connection, key)
+        for receipt in verified:
+            if receipt.number <= seen[receipt.participant]:
+                raise Refusal(RefusalCode.RECEIPT, f"A receipt of {receipt.participant} has a number seen before.")
+        store.keep_peers(connection, key, [(item.participant, item.number, item.head) for item in verified])
+        self._follow_mirror(connection, word)
+        certificates = {name: roster.member(name).enrolment.certificate for name in assignment.names}
+        certificates[word.coordinator] = shown.certificate
+        self._charge(connection, row["context"], Witness(tuple(shown.receipts), shown.countersigned, certificates))
+        store.change_attempt(connection, key, assignment.attempt, state="consented")
+        if is_held(opened.study):
+            dataset, members = opened.study.dataset, by_key([roster.member(name) for name in assignment.names])
+            remember(connection, key, dataset, site.config.population(dataset), row["context"], members)
 
     def on_sum(self, key: bytes, round_number: int, attempt: int, ciphertexts: Sequence[bytes]) -> Opened:
         """Decrypt the sum of an attempt that this site consented to, and sign for what it opened to.
@@ -148,7 +154,7 @@ class Openings:
             store.change_attempt(connection, key, attempt, decrypted=mark)
             roster = opened.roster(site)
         assignment = parse_assignment(row["assignment"])
-        plan = plan_round(opened.study, assignment.label, len(roster.members), len(assignment.cohort))
+        plan = opened.agreed.task(assignment.label).plan(len(roster.members), len(assignment.cohort))
         secret, tag = opened.keys(len(roster.members))
         try:
             with site.observer.timed(Step.DECRYPT):
@@ -181,10 +187,10 @@ class Openings:
         delta = site.budget_delta(study.dataset, connection)
         members = [roster.member(name) for name in assignment.names]
         check_certificates(members, site)
-        noise = plan_round(study, assignment.label, len(roster.members), len(members)).noise
+        noise = opened.agreed.task(assignment.label).noise(len(members))
         refuse(
             [
-                *term_faults(study, site.config, site.name, delta),
+                *term_faults(opened.agreed, site.config, site.name, delta),
                 *member_faults(members, study, policy, site.name),
                 *noise_faults(noise, members, policy, site.name),
                 *cohort_faults(connection, opened.digest, study, site.config, members, site.name),

@@ -42,7 +42,6 @@ LOG = logging.getLogger("veilsum.participant")
 TICK_SECONDS = 1.0
 ANSWER_SECONDS = 3.0  # how long a participant that is told to stop lets the answers that it is giving be sent
 FIRST_BACKOFF = 0.5
-LONGEST_BACKOFF = 30.0
 CATCH_UP_SECONDS = 3600  # how long deadlines wait, after a start, for the coordinator to show its mirror
 WAITING = 64  # directives read ahead; the rest wait in the stream
 
@@ -162,7 +161,7 @@ class Client:
             if self._opened:
                 pause = FIRST_BACKOFF
             self._idle(spread(pause, self._site.random))
-            pause = min(2 * pause, LONGEST_BACKOFF)
+            pause = min(2 * pause, RETURN_SECONDS)
 
     def _explained(self, error: grpc.RpcError) -> str:
         """What an operator can do something about: gRPC says "unavailable" to most that can be wrong with a connection."""
@@ -304,7 +303,6 @@ class Client:
 
     def _expire(self) -> None:
         self._site.observer.turned()
-        self._site.steady()
         self._store.look()
         # A site restored from a backup must first hear what it consented to: freeing that would be wrong. A coordinator that
         # stays away must not hold reservations for ever either; what was freed in error is charged once it is back.
