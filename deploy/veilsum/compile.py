@@ -23,7 +23,7 @@ from veilsum_node.fields import Frozen
 from veilsum_node.randomness import RandomSource
 from veilsum_privacy.accounting.accountant import GaussianEvent, calibrate_noise_multiplier, rdp_epsilon
 from veilsum_privacy.accounting.prices import declared_event
-from veilsum_privacy.agreed import AgreedStudy
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.encoder import Projection
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Study, TaskDeclaration

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from veilsum.quantisation import rounding_share
-from veilsum_privacy.agreed import AgreedStudy, RoundPlan
+from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.study.study import Study
 
 # CPU seconds of one core, rounded up from docs/performance.md; measured again by `make bench`.

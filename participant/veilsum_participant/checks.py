@@ -39,9 +39,9 @@ from veilsum_participant.protocol.budgets import Books, budget_faults, promised
 from veilsum_participant.protocol.cohorts import FORGOTTEN, joining_faults, remembered
 from veilsum_participant.site import COMPLETE, RESTORED
 from veilsum_participant.telemetry.shared_metrics import SHARED
-from veilsum_privacy.agreed import AgreedStudy
 from veilsum_privacy.backup.restored import read_mark
 from veilsum_privacy.ledger import LedgerReader
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Study
 

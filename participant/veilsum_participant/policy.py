@@ -14,8 +14,8 @@ from veilsum_participant.config import ParticipantConfig, Policy
 from veilsum_participant.data.encoders import find_path
 from veilsum_participant.data.readers import header_conflict, is_csv
 from veilsum_privacy.accounting.prices import study_epsilon
-from veilsum_privacy.agreed import AgreedStudy
 from veilsum_privacy.mechanism.noise import NoisePlan
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.securesum.roster import Member
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.study import Study, TaskDeclaration

@@ -26,9 +26,9 @@ from veilsum_participant.data import check_structure, load_records
 from veilsum_participant.data.encoders import find_encoder
 from veilsum_participant.observer import Observer
 from veilsum_participant.policy import analyst_faults, refuse
-from veilsum_privacy.agreed import AgreedStudy
 from veilsum_privacy.backup.restored import Mark, lift_mark, read_mark
 from veilsum_privacy.ledger import Ledger
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.securesum.bfv import SecretKey
 from veilsum_privacy.securesum.boxes import BoxKey
 from veilsum_privacy.securesum.context import NONCE_BYTES

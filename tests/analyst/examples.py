@@ -15,8 +15,8 @@ from support.federation import TestBed
 from veilsum_node.canonical import parse_canonical
 from veilsum_node.errors import VeilsumError
 from veilsum_privacy.accounting.prices import study_epsilon
-from veilsum_privacy.agreed import AgreedStudy
 from veilsum_privacy.computation.rehearsal import legal_broadcast
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study, parse_study
 
 Floats = NDArray[np.float64]

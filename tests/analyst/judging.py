@@ -15,9 +15,9 @@ from analyst.examples import REALS, Example, Floats, examples
 from analyst.worlds import SITES, WIDTH, World
 from veilsum_node.errors import HostileInput, Refusal, VeilsumError
 from veilsum_participant.policy import study_faults
-from veilsum_privacy.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.computation.contribution import Place, SitePart, contribute
 from veilsum_privacy.computation.rehearsal import made_up_statistics, rehearse
+from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.securesum.context import decode_broadcast, encode_broadcast
 from veilsum_privacy.study.study import Study, parse_study
 from veilsum_privacy.tasks.base import Records, TrainingTask

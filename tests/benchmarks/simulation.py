@@ -18,7 +18,7 @@ from threadpoolctl import threadpool_limits
 
 from support.studies import compiled
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
-from veilsum_privacy.agreed import AgreedStudy
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import ClassValues, DatasetSchema, Label, NumberColumn
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Floats, Records

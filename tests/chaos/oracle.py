@@ -22,9 +22,9 @@ from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.parts.federation import Release
 from veilsum_coordinator.service.runner import read_release
 from veilsum_node.errors import VeilsumError
-from veilsum_privacy.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.computation.contribution import Place, compute_sum
 from veilsum_privacy.results.result import Result, load_result
+from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.securesum.context import broadcast_digest, decode_broadcast, encode_broadcast
 from veilsum_privacy.study.study import Study, TaskDeclaration, parse_study
 from veilsum_privacy.tasks.base import Records

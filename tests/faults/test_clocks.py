@@ -20,9 +20,9 @@ from support.network import wait_for
 from support.processes import open_contexts
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_node.database import open_readonly
-from veilsum_privacy.agreed import AgreedStudy
 from veilsum_privacy.ledger.reader import LedgerReader
 from veilsum_privacy.ledger.verification import verify_ledger
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import parse_study
 
 NAMES = "abc"

@@ -14,9 +14,9 @@ from support.federation import make_request, schema_of
 from support.network import wait_for
 from support.processes import Processes, count, open_contexts, running_processes
 from veilsum_coordinator.protocol.settings import Waits
-from veilsum_privacy.agreed import AgreedStudy
 from veilsum_privacy.ledger.entries import Kind
 from veilsum_privacy.results.result import load_result
+from veilsum_privacy.securesum.agreed import AgreedStudy
 
 NAMES = "abc"
 WAITS = Waits(enrol=20, seal=10, contribute=8, consent=2, decrypt=4, grace=5)

@@ -17,7 +17,7 @@ from support.federation import make_request, schema_of
 from support.network import wait_for
 from support.processes import Processes, running_processes
 from veilsum_coordinator.protocol.settings import Waits
-from veilsum_privacy.agreed import AgreedStudy
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import build_task

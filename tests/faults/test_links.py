@@ -25,7 +25,7 @@ from veilsum_node.identity import load_credentials
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_node.transport.channel import open_channel
 from veilsum_participant.session.channel import GrpcChannel
-from veilsum_privacy.agreed import AgreedStudy
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
 from veilsum_privacy.study.study import Study
 from veilsum_proto import federation_pb2 as pb

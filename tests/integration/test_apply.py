@@ -31,8 +31,8 @@ from veilsum_node.database import open_database, transaction
 from veilsum_node.identity.provision import Kit, make_kit
 from veilsum_participant import store
 from veilsum_participant.applying.model import Model, load_model
-from veilsum_privacy.agreed import AgreedStudy
 from veilsum_privacy.results.result import Result, save_result
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Study, parse_study, study_digest
 from veilsum_privacy.tasks import TASKS

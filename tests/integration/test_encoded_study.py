@@ -15,7 +15,7 @@ from support.federation import TestBed, make_bed, make_request, schema_of
 from veilsum_node.errors import ConfigurationError, HostileInput, RefusalCode
 from veilsum_participant.config import EncoderConfig
 from veilsum_participant.policy import term_faults
-from veilsum_privacy.agreed import AgreedStudy
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.study import Study, parse_study
 

@@ -20,11 +20,11 @@ from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.service.runner import RoundLostError
 from veilsum_privacy.accounting.accountant import GaussianEvent, rdp_epsilon
 from veilsum_privacy.accounting.prices import study_epsilon
-from veilsum_privacy.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.mechanism.noise import discrete_gaussian
 from veilsum_privacy.mechanism.steps import poisson_sample
 from veilsum_privacy.results.result import Result, load_result
+from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.training.models import build_architecture

@@ -19,7 +19,7 @@ from scipy import stats
 from support.federation import TestBed, make_bed, make_request, schema_of
 from support.hostile import NAMES, Adversary, altered, make_data
 from support.opening import own_vector, plan_of
-from veilsum_privacy.agreed import AgreedStudy, AgreedTask
+from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.securesum.context import encode_broadcast
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import TrainingTask

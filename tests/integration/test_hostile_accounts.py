@@ -20,10 +20,10 @@ from veilsum_node.identity.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_participant.protocol import contributions
 from veilsum_participant.protocol.core import ParticipantCore
-from veilsum_privacy.agreed import AgreedStudy
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt
 from veilsum_privacy.mechanism.clipping import SiteSum
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.securesum.masks import MaskStream, derive
 from veilsum_proto import federation_pb2 as pb
 

@@ -19,10 +19,10 @@ from support.hostile import Adversary, Said, make_data
 from veilsum_node.canonical import canonical, parse_canonical
 from veilsum_node.errors import HostileInput, RefusalCode
 from veilsum_participant import site as site_module
-from veilsum_privacy.agreed import AgreedStudy
 from veilsum_privacy.computation.contribution import Place, contribute
 from veilsum_privacy.computation.rehearsal import legal_broadcast
 from veilsum_privacy.ledger import Kind
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.securesum.context import encode_broadcast
 from veilsum_privacy.study.study import Study, parse_study
 from veilsum_privacy.tasks.base import RecordTask

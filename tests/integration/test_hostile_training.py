@@ -14,10 +14,10 @@ from support.hostile import Adversary, altered, make_adversary, make_data
 from veilsum_coordinator.parts.local_rounds import LOCAL
 from veilsum_coordinator.service.runner import HubFederation, RoundLostError
 from veilsum_node.errors import HostileInput, RefusalCode
-from veilsum_privacy.agreed import AgreedStudy
 from veilsum_privacy.ledger import Kind, Mechanism
 from veilsum_privacy.mechanism.noise import task_noise
 from veilsum_privacy.mechanism.weights import WEIGHTS
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks.local_training import SEEDS, LocalTraining

@@ -23,10 +23,10 @@ from veilsum_node.errors import HostileInput, RefusalCode, StateError
 from veilsum_participant import store
 from veilsum_privacy.accounting.accountant import GaussianEvent, rdp_epsilon
 from veilsum_privacy.accounting.prices import study_epsilon
-from veilsum_privacy.agreed import AgreedStudy
 from veilsum_privacy.ledger import Kind, Mechanism, Reservation
 from veilsum_privacy.ledger.faults import LedgerFault
 from veilsum_privacy.mechanism.noise import NoisePlan
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.securesum.context import encode_broadcast
 from veilsum_privacy.study.study import Study, TaskDeclaration
 from veilsum_proto import federation_pb2 as pb

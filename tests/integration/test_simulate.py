@@ -40,9 +40,9 @@ from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_node.transport.channel import open_channel
 from veilsum_participant.data import load_records
 from veilsum_participant.session.client import open_site
-from veilsum_privacy.agreed import AgreedStudy
 from veilsum_privacy.mechanism.noise import discrete_gaussian
 from veilsum_privacy.results.result import load_result
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study, study_digest
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import StudiesStub

@@ -17,8 +17,8 @@ from support.network import wait_for
 from support.processes import Processes, count, open_contexts, running_processes
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_node.database import open_database
-from veilsum_privacy.agreed import AgreedStudy
 from veilsum_privacy.ledger import Kind, LedgerReader
+from veilsum_privacy.securesum.agreed import AgreedStudy
 
 NAMES = "abc"
 WAITS = Waits(enrol=60, seal=60, contribute=60, consent=60, decrypt=60, grace=20)

@@ -27,12 +27,12 @@ from veilsum_node.identity.provision import make_kit
 from veilsum_participant.config import DatasetConfig, ParticipantConfig, Policy
 from veilsum_participant.session.client import open_ledger
 from veilsum_participant.store import create_tables
-from veilsum_privacy.agreed import AgreedStudy
 from veilsum_privacy.backup.restored import write_mark
 from veilsum_privacy.ledger import Ledger
 from veilsum_privacy.ledger.entries import Mechanism
 from veilsum_privacy.ledger.mirror import Mirror
 from veilsum_privacy.results.result import Result
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study, study_digest
 from veilsum_proto import federation_pb2 as pb
 

@@ -30,9 +30,9 @@ from veilsum_participant import store
 from veilsum_participant.protocol.contributions import Payload
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.site import OpenStudy
-from veilsum_privacy.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.receipts import Countersignature, SignedReceipt, countersign, parse_receipt, receipts_digest
+from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.securesum.bfv import Adder
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.context import Assignment, broadcast_digest

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_privacy.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.computation.contribution import compute_sum
+from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, Column, DatasetSchema, Label, NumberColumn
 from veilsum_privacy.study.study import NoiseKind, PrivacyDemand, Study, TaskDeclaration, Unit
 from veilsum_privacy.tasks import TASKS, build_task

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from support.hostile import Adversary, flat
-from veilsum_privacy.agreed import AgreedStudy, RoundPlan
+from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.securesum.contribution import Integers, open_sum
 from veilsum_privacy.securesum.masks import MaskStream, derive
 

@@ -23,7 +23,6 @@ from veilsum_node.database import reading
 from veilsum_node.identity import Credentials
 from veilsum_participant import store
 from veilsum_participant.site import Site
-from veilsum_privacy.agreed import AgreedStudy
 from veilsum_privacy.ledger import Mechanism, Receipt
 from veilsum_privacy.ledger.receipts import (
     Countersignature,
@@ -44,6 +43,7 @@ from veilsum_privacy.results.proof_files import (
     round_file,
 )
 from veilsum_privacy.results.result import MANIFEST
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.securesum.context import Assignment, context_digest
 from veilsum_privacy.securesum.contribution import Slots, keys_digest, masked_sum
 from veilsum_privacy.securesum.decryption import SignedStatement, Statement, sign_statement, words_digest

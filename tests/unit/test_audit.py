@@ -21,10 +21,10 @@ from support.audit import COUNT, LEVEL, audit, mu_lower_bound, upper_limits
 from support.neighbours import NEIGHBOURS, SETTINGS, Setting, add_unit, repeated, with_subjects
 from support.randomness import SeededRandom
 from veilsum_node.randomness import RandomSource
-from veilsum_privacy.agreed import RoundPlan
 from veilsum_privacy.ledger.entries import Mechanism
 from veilsum_privacy.mechanism.clipping import site_sum
 from veilsum_privacy.mechanism.noise import NoisePlan
+from veilsum_privacy.securesum.agreed import RoundPlan
 from veilsum_privacy.study.study import NoiseKind, Study, Unit
 from veilsum_privacy.tasks import TASKS, build_task
 from veilsum_privacy.tasks.base import DerivedTask, Floats, Records, TrainingTask

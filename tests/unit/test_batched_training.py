@@ -25,10 +25,10 @@ from veilsum_deploy.simulation.training import SiteTraining, site_training
 from veilsum_deploy.simulation.walking import NoisedSteps, Sites, filled_up
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.randomness import SYSTEM_RANDOM
-from veilsum_privacy.agreed import AgreedStudy
 from veilsum_privacy.mechanism.noise import NoisePlan, task_noise
 from veilsum_privacy.mechanism.steps import Steps
 from veilsum_privacy.mechanism.weights import WEIGHTS
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import NumberColumn
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Records
@@ -354,7 +354,7 @@ TRAINS = """
 import sys
 import numpy as np
 from support.studies import compiled, shifted_sites
-from veilsum_privacy.agreed import AgreedStudy
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.computation.contribution import Place, compute_sum
 private = {"epsilon": 4.0, "cohort_difference": "allowed", "min_cohort": 2}
 for method, label, parameters in (("fedsgd", "gradient", {"steps": 2}), ("fedavg", "local-training", {"rounds": 2})):

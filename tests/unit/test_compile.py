@@ -16,7 +16,7 @@ from veilsum.compile import StudyRequest, compile_study, load_study_request
 from veilsum.quantisation import plan_grid, rounding_share
 from veilsum_node.errors import ConfigurationError
 from veilsum_privacy.accounting.accountant import GaussianEvent, calibrate_noise_multiplier, rdp_epsilon
-from veilsum_privacy.agreed import AgreedStudy, AgreedTask
+from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.study.study import Study, parse_study
 from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks.base import TrainingTask

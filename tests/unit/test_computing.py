@@ -16,9 +16,9 @@ from pydantic import ValidationError
 
 from support.neighbours import SETTINGS, TASK_LABEL, Setting, exact_norm, moments_parameters, random_records
 from veilsum_node.errors import HostileInput, Misuse
-from veilsum_privacy.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.computation.contribution import Place, compute_sum
 from veilsum_privacy.mechanism.noise import task_noise
+from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.study.study import Study, TaskDeclaration
 from veilsum_privacy.tasks import TASKS, build_task
 from veilsum_privacy.tasks.barycenter_step import FACTOR, TOTAL

@@ -29,9 +29,9 @@ from veilsum_deploy.simulation.record import ROUNDS, RunRecorder
 from veilsum_node.errors import HostileInput, Misuse, StateError
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_privacy.accounting.prices import study_epsilon
-from veilsum_privacy.agreed import AgreedStudy
 from veilsum_privacy.mechanism.noise import NoisePlan
 from veilsum_privacy.results.result import Result
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.gradient import CENTRE

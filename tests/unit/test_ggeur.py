@@ -23,8 +23,8 @@ from veilsum_coordinator.parts.server_heads import mlp_head
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_participant.applying.model import Model, load_model
-from veilsum_privacy.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.results.result import Result, load_result, save_result
+from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Study, parse_study
 from veilsum_privacy.tasks.base import Records

@@ -17,9 +17,9 @@ import pytest
 
 from support.ledgers import any_receipt, make_reservation
 from veilsum_node.canonical import canonical
-from veilsum_privacy.agreed import AgreedStudy
 from veilsum_privacy.ledger.entries import Mechanism
 from veilsum_privacy.ledger.receipts import Countersignature
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.securesum.context import Assignment, context_digest, encode_broadcast
 from veilsum_privacy.securesum.roster import Enrolment, Roster
 from veilsum_privacy.study.study import Study, parse_study

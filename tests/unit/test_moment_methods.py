@@ -20,8 +20,8 @@ from veilsum_deploy.simulation.plain import PlainFederation
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
 from veilsum_participant.applying.model import Model
 from veilsum_privacy.accounting.accountant import GaussianEvent, rdp_epsilon
-from veilsum_privacy.agreed import AgreedStudy
 from veilsum_privacy.results.result import Result
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import TASKS

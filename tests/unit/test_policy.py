@@ -19,7 +19,7 @@ from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_participant.config import DatasetConfig, ParticipantConfig, Policy
 from veilsum_participant.policy import study_faults
 from veilsum_privacy.accounting.prices import study_epsilon
-from veilsum_privacy.agreed import AgreedStudy
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import TASKS
 

@@ -15,8 +15,8 @@ from support.neighbours import schema as small
 from veilsum_aggregation.feature_moments import REFERENCE_MEAN, moment_terms, moments_of_sums, reference_arrays
 from veilsum_aggregation.moment_alignment import moment_map
 from veilsum_node.errors import HostileInput, Misuse
-from veilsum_privacy.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.computation.contribution import Place, compute_sum
+from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import NoiseKind, PrivacyDemand, Study, TaskDeclaration

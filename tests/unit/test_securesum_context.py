@@ -18,7 +18,7 @@ from support.federation import DATASET, schema_of
 from veilsum_node.canonical import canonical
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.identity import Identity, Role
-from veilsum_privacy.agreed import AgreedStudy, AgreedTask, RoundPlan
+from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask, RoundPlan
 from veilsum_privacy.securesum.context import (
     Assignment,
     broadcast_digest,

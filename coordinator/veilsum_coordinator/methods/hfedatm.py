@@ -32,8 +32,8 @@ from veilsum_coordinator.parts.stations import Station, adopt, begin, check_stud
 from veilsum_node.errors import ConfigurationError, Misuse
 from veilsum_node.fields import Frozen, Name, Real
 from veilsum_privacy.accounting.prices import study_epsilon
-from veilsum_privacy.agreed import AgreedStudy
 from veilsum_privacy.results.result import Result
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.grams import DIAGONAL, PRODUCTS, GramsParameters, checked_sizes
 from veilsum_privacy.training.arrays import to_broadcast

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from veilsum_aggregation.moments import NotEstimable, Statistic
-from veilsum_privacy.agreed import AgreedStudy
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study
 
 Z95 = 1.959963984540054

@@ -26,8 +26,8 @@ from veilsum_coordinator.storage.records import KeptRelease, KeptStudy, KeptSum,
 from veilsum_node.driver_faults import DatabaseAwayError
 from veilsum_node.errors import HostileInput, RefusalCode, StateError, VeilsumError
 from veilsum_node.process.steady_clock import RETURN_SECONDS
-from veilsum_privacy.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt
+from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.context import Assignment, broadcast_digest
 from veilsum_privacy.securesum.contribution import SECRET_BYTES, Slots

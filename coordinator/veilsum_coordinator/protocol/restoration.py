@@ -14,7 +14,7 @@ from veilsum_coordinator.protocol.members import Seat
 from veilsum_coordinator.protocol.rounds import Round, RoundPhase
 from veilsum_coordinator.storage.records import KeptRelease, KeptRound, KeptSum, RoundStart
 from veilsum_node.errors import StateError
-from veilsum_privacy.agreed import AgreedStudy, RoundPlan
+from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan
 
 
 class ReplayError(StateError):

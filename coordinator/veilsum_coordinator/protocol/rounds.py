@@ -17,9 +17,9 @@ import numpy as np
 from veilsum_coordinator.protocol.accumulator import Accumulator
 from veilsum_coordinator.storage.records import KeptProof
 from veilsum_node.errors import HostileInput, StateError
-from veilsum_privacy.agreed import RoundPlan
 from veilsum_privacy.ledger import Mechanism
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, verify_receipt
+from veilsum_privacy.securesum.agreed import RoundPlan
 from veilsum_privacy.securesum.context import Assignment, context_digest
 from veilsum_privacy.securesum.contribution import Slots
 from veilsum_privacy.securesum.decryption import SignedStatement, Statement, parse_statement, verify_statement, words_digest

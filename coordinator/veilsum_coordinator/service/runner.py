@@ -29,8 +29,8 @@ from veilsum_coordinator.service.hub import Hub
 from veilsum_coordinator.service.status import spent_epsilon
 from veilsum_node.errors import HostileInput, StateError, VeilsumError
 from veilsum_node.telemetry.logs import about
-from veilsum_privacy.agreed import RoundPlan
 from veilsum_privacy.results.result import Result, checkpoint_directory, remove_partial, save_result
+from veilsum_privacy.securesum.agreed import RoundPlan
 from veilsum_privacy.securesum.context import broadcast_digest, encode_broadcast
 from veilsum_privacy.securesum.contribution import Integers, open_sum
 from veilsum_privacy.study.study import Study

@@ -29,7 +29,7 @@ from veilsum_node.errors import Misuse, VeilsumError
 from veilsum_participant import store
 from veilsum_participant.applying.model import Model
 from veilsum_participant.data import load_records
-from veilsum_privacy.agreed import AgreedStudy
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Floats, Records
 

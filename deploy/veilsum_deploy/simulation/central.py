@@ -16,10 +16,10 @@ from veilsum_coordinator.parts.federation import Release
 from veilsum_coordinator.service.runner import RoundLostError
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
-from veilsum_privacy.agreed import AgreedStudy, AgreedTask, RoundPlan
 from veilsum_privacy.computation.contribution import Place, compute_sum
 from veilsum_privacy.mechanism.noise import NoisePlan
 from veilsum_privacy.results.proof_files import release_digest
+from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask, RoundPlan
 from veilsum_privacy.securesum.context import decode_broadcast, encode_broadcast
 from veilsum_privacy.study.study import Study, study_digest
 from veilsum_privacy.tasks.base import Floats, Records, RecordTask, TrainingTask

@@ -22,12 +22,12 @@ from veilsum_deploy.simulation.training import SiteTraining, site_training
 from veilsum_deploy.simulation.walking import of_system
 from veilsum_node.errors import Misuse
 from veilsum_node.randomness import RandomSource
-from veilsum_privacy.agreed import AgreedStudy, AgreedTask, RoundPlan
 from veilsum_privacy.computation.contribution import Place, compute_sum
 from veilsum_privacy.mechanism.clipping import scattered_sum, site_sum
 from veilsum_privacy.mechanism.noise import NoisePlan, discrete_gaussian
 from veilsum_privacy.mechanism.steps import poisson_sample
 from veilsum_privacy.mechanism.weights import cohort_factors
+from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask, RoundPlan
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import FeatureParameters, Floats, Records, RecordTask, Task
 from veilsum_privacy.tasks.feature_maps import ENCODER_MATRIX, ENCODER_OFFSET, Encode, map_records

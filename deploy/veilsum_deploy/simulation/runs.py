@@ -31,8 +31,8 @@ from veilsum_deploy.simulation.study import Beside, Draft, Outcome, Run, Simulat
 from veilsum_node.errors import Misuse, StateError, VeilsumError
 from veilsum_node.identity import load_credentials
 from veilsum_participant.store import kept_vector
-from veilsum_privacy.agreed import AgreedStudy
 from veilsum_privacy.results.result import Result, load_result, save_result
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study, study_digest
 from veilsum_privacy.tasks.base import Floats
 

@@ -20,8 +20,8 @@ from veilsum_deploy.simulation.stacks import PerceptronStack
 from veilsum_deploy.simulation.walking import NoisedSteps, Pull, Sites, Walk, by_owner, filled_up, shuffled
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.randomness import RandomSource
-from veilsum_privacy.agreed import AgreedTask
 from veilsum_privacy.mechanism.noise import NoisePlan
+from veilsum_privacy.securesum.agreed import AgreedTask
 from veilsum_privacy.tasks.base import Floats, Records
 from veilsum_privacy.tasks.features import clipped, usable
 from veilsum_privacy.tasks.generation import finite_array

@@ -215,7 +215,7 @@ def kept_statistic(settings: ParticipantConfig, study: bytes, label: str) -> tup
     """
     from veilsum_node.database import open_readonly, reading
     from veilsum_participant import store
-    from veilsum_privacy.agreed import AgreedStudy
+    from veilsum_privacy.securesum.agreed import AgreedStudy
 
     engine = open_readonly(settings.state)
     try:

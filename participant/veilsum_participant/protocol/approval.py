@@ -23,8 +23,8 @@ from veilsum_participant.protocol.budgets import budget_faults, declared, promis
 from veilsum_participant.protocol.cohorts import joining_faults
 from veilsum_participant.site import LOG, Site
 from veilsum_privacy.accounting.prices import study_epsilon
-from veilsum_privacy.agreed import AgreedStudy
 from veilsum_privacy.computation.rehearsal import rehearse
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study, parse_study, study_digest
 
 MOST_WAITING = 256

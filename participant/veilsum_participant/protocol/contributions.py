@@ -28,11 +28,11 @@ from veilsum_participant.protocol.limits import count_faults, kept_weights, weig
 from veilsum_participant.protocol.patience import patiently
 from veilsum_participant.site import LOG, OpenStudy, Site, check_certificates, load_open_study
 from veilsum_participant.store import Kept
-from veilsum_privacy.agreed import AgreedTask, RoundPlan
 from veilsum_privacy.computation.contribution import Place, contribute
 from veilsum_privacy.computation.rehearsal import rehearse
 from veilsum_privacy.ledger import Mechanism, Reservation
 from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, consent_commitment, consent_proof, sign_receipt
+from veilsum_privacy.securesum.agreed import AgreedTask, RoundPlan
 from veilsum_privacy.securesum.context import (
     Assignment,
     broadcast_digest,

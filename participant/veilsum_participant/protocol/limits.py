@@ -16,9 +16,9 @@ from veilsum_participant import store
 from veilsum_participant.config import Policy
 from veilsum_participant.protocol.budgets import releases_used
 from veilsum_participant.site import OpenStudy
-from veilsum_privacy.agreed import AgreedTask
 from veilsum_privacy.computation.contribution import Place
 from veilsum_privacy.mechanism.weights import cohort_factors, largest_share
+from veilsum_privacy.securesum.agreed import AgreedTask
 from veilsum_privacy.securesum.context import Assignment
 from veilsum_privacy.tasks.base import Floats, SiteTask, TrainingTask
 

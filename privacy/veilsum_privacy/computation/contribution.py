@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
-from veilsum_privacy.agreed import AgreedTask, RoundPlan
 from veilsum_privacy.mechanism.clipping import scattered_sum, site_sum
 from veilsum_privacy.mechanism.steps import Steps, poisson_sample
 from veilsum_privacy.mechanism.weights import cohort_factors
+from veilsum_privacy.securesum.agreed import AgreedTask, RoundPlan
 from veilsum_privacy.securesum.context import in_range
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import DerivedTask, Floats, Records, RecordTask, SiteTask, TrainingTask

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from veilsum_aggregation.alignment import example_reference
 from veilsum_aggregation.feature_moments import FeatureMoments, reference_arrays
 from veilsum_node.errors import HostileInput, Misuse
-from veilsum_privacy.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.computation.contribution import Place, compute_sum, no_records
+from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.study.encoder import Projection, projection_digest
 from veilsum_privacy.study.study import Study, TaskDeclaration
 from veilsum_privacy.tasks.base import Floats, Records, Task, TrainingTask

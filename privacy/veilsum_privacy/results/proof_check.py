@@ -17,7 +17,6 @@ from cryptography import x509
 from veilsum_node.errors import HostileInput, VeilsumError
 from veilsum_node.identity import Identity, Label, Role, verify
 from veilsum_node.identity.certificate import federation_id, issued
-from veilsum_privacy.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.ledger.entries import Mechanism
 from veilsum_privacy.ledger.receipts import (
     Receipt,
@@ -36,6 +35,7 @@ from veilsum_privacy.results.proof_files import (
     release_digest,
     round_file,
 )
+from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.securesum.context import Assignment, context_digest, parse_assignment
 from veilsum_privacy.securesum.contribution import masked_sum
 from veilsum_privacy.securesum.decryption import SignedStatement, Statement, verify_statement, words_digest

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from veilsum_node.canonical import canonical, digest, parse_canonical
 from veilsum_node.errors import HostileInput
 from veilsum_node.fields import LARGEST
-from veilsum_privacy.agreed import RoundPlan
+from veilsum_privacy.securesum.agreed import RoundPlan
 from veilsum_privacy.securesum.roster import Roster
 
 NONCE_BYTES = 16
