@@ -27,7 +27,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 from sqlalchemy.pool import NullPool, StaticPool
 
 from veilsum_node.driver_faults import DatabaseAwayError, DatabaseDamagedError, newer_version, typed_faults
-from veilsum_node.errors import ConfigurationError, StateError
+from veilsum_node.errors import ConfigurationError, StateError, VeilsumError
 
 SCHEMA_VERSION = 2
 """Layout of a file as a whole (``PRAGMA user_version``), so that old software refuses it. 1: tables were made in place; 2: by
@@ -42,7 +42,7 @@ CONNECT_SECONDS = 5
 SILENT_SECONDS = 30
 """How long a server may leave what was sent to it unacknowledged."""
 
-_faults: WeakKeyDictionary[Engine, StateError] = WeakKeyDictionary()
+_faults: WeakKeyDictionary[Engine, VeilsumError] = WeakKeyDictionary()
 _guards: WeakKeyDictionary[Engine, Callable[[Connection], object]] = WeakKeyDictionary()
 
 _MEMORY = ":memory:"

@@ -23,7 +23,7 @@ from veilsum_coordinator.service.runner import HubFederation, RoundLostError
 from veilsum_coordinator.service.server import CoordinatorServer
 from veilsum_deploy.local import LocalFederation
 from veilsum_node.database import after_commit, open_database, transaction
-from veilsum_node.errors import ConfigurationError, HostileInput, Refusal, RefusalCode, StateError
+from veilsum_node.errors import ConfigurationError, Damage, HostileInput, Refusal, RefusalCode
 from veilsum_node.telemetry.monitoring import MetricsSettings
 from veilsum_node.telemetry.refresh import Refreshed
 from veilsum_participant.protocol.contributions import Contributions
@@ -269,7 +269,7 @@ def test_a_watch_follows_a_ledger_that_was_replaced(watched: Watched, tmp_path: 
     assert watch.read().entries == before.entries == LedgerWatch(watched.bed.sites["b"].engine).read().entries
     other = open_database(tmp_path / "empty.db")
     watch._engine = other
-    with pytest.raises(StateError):
+    with pytest.raises(Damage):
         watch.read()
 
 

@@ -30,7 +30,7 @@ from veilsum_coordinator.storage.fence import Fence, FencedError
 from veilsum_node import state_lock
 from veilsum_node.database import open_database, transaction
 from veilsum_node.driver_faults import DatabaseAwayError
-from veilsum_node.errors import ConfigurationError, StateError
+from veilsum_node.errors import ConfigurationError, StateError, Unavailable
 from veilsum_node.state_lock import HeldError
 
 STUDY = bytes(32)
@@ -360,7 +360,7 @@ def test_it_waits_no_longer_than_it_was_told(bed: TestBed, tmp_path: Path) -> No
     away = "postgresql://nobody@127.0.0.1:1/none"
     coordinator = Coordinator(bed, away, tmp_path, Waits(database=0))
     coordinator.thread.join(20)
-    assert isinstance(coordinator.error, StateError)
+    assert isinstance(coordinator.error, Unavailable)
     assert "did not answer within 0 s" in coordinator.error.message
     assert "start the coordinator again" in coordinator.error.advice
     patient = Coordinator(bed, away, tmp_path, Waits(database=600))

@@ -21,7 +21,7 @@ from support.backends import SHARED, new_place
 from veilsum_node import database
 from veilsum_node.database import SCHEMA_VERSION, open_database, open_readonly, reading, scrub, transaction
 from veilsum_node.driver_faults import DatabaseAwayError
-from veilsum_node.errors import ConfigurationError, StateError, VeilsumError
+from veilsum_node.errors import ConfigurationError, Damage, StateError, Unavailable, VeilsumError
 
 
 def pragma(engine: Engine, name: str) -> object:
@@ -106,7 +106,7 @@ def test_a_newer_file_is_refused_untouched(tmp_path: Path) -> None:
 def test_a_file_that_is_no_database(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("not a database, but long enough to have the room for a header of one hundred bytes" * 10)
-    with pytest.raises(StateError):
+    with pytest.raises(Damage):
         open_database(path)
     assert path.read_text().startswith("not a database")
 
@@ -128,7 +128,7 @@ def test_urls_that_cannot_be_opened(url: str) -> None:
 
 def test_errors_name_no_values() -> None:
     engine = open_database(":memory:")
-    with pytest.raises(StateError) as caught, transaction(engine) as connection:
+    with pytest.raises(Damage) as caught, transaction(engine) as connection:
         connection.exec_driver_sql("INSERT INTO nowhere VALUES (?)", ("a secret",))
     assert "a secret" not in str(caught.value)
     assert "a secret" not in str(caught.value.__cause__)
@@ -140,7 +140,7 @@ def test_a_log_that_cannot_be_emptied_is_a_typed_error(tmp_path: Path) -> None:
     scrub(engine)
     engine.dispose()
     path.write_bytes(b"no database" * 1000)
-    with pytest.raises(StateError, match="damaged"):
+    with pytest.raises(Damage, match="damaged"):
         scrub(engine)
 
 
@@ -154,7 +154,7 @@ def server(tmp_path: Path) -> Engine:
 
 def test_a_server_that_is_not_there(tmp_path: Path) -> None:
     for opening in (open_database, open_readonly):
-        with pytest.raises(StateError, match="connection to the database was lost") as caught:
+        with pytest.raises(Unavailable, match="connection to the database was lost") as caught:
             opening(f"postgresql://someone:secret@/name?host={tmp_path}")
         assert "secret" not in str(caught.value) + str(caught.value.__cause__)
         assert "\n" not in str(caught.value)
@@ -174,7 +174,7 @@ def test_a_connection_that_is_lost_takes_nothing_with_it(server: Engine) -> None
                 connection.execute(text(statement))
 
     for statement in ("INSERT INTO t VALUES (2)", ""):  # it shows in the next statement, or in the commit
-        with pytest.raises(StateError, match="connection to the database was lost"):
+        with pytest.raises(Unavailable, match="connection to the database was lost"):
             lose(statement)
     with transaction(server) as connection:
         assert connection.execute(text("SELECT count(*) FROM t")).scalar_one() == 0
@@ -195,7 +195,7 @@ def test_a_connection_that_is_lost_takes_nothing_with_it(server: Engine) -> None
 )
 def test_conditions_that_the_server_reports(server: Engine, code: str, message: str, passes: bool) -> None:
     statement = f"DO $$ BEGIN RAISE EXCEPTION 'row 7' USING ERRCODE = '{code}', DETAIL = 'Key (x)=(a secret)'; END $$"
-    with pytest.raises(StateError, match=message) as caught, transaction(server) as connection:
+    with pytest.raises((Unavailable, Damage), match=message) as caught, transaction(server) as connection:
         connection.execute(text(statement))
     assert "a secret" not in str(caught.value)
     assert caught.value.advice
@@ -223,7 +223,7 @@ def test_a_deadlock_is_ended_with_a_typed_error(server: Engine) -> None:
                 locked.set()
                 connection.execute(text("LOCK TABLE t"))
 
-        with pytest.raises(StateError, match="end a deadlock"):
+        with pytest.raises(Unavailable, match="end a deadlock"):
             fall_into_it()
         thread.join(30)
         other.rollback()
@@ -235,7 +235,7 @@ def test_a_writer_does_not_wait_for_ever(backend: str, tmp_path: Path, monkeypat
     patient = open_database(place)
     monkeypatch.setattr(database, "BUSY_SECONDS", 0.05 if backend == "file" else 1.0)
     hasty = open_database(place)
-    with transaction(patient), pytest.raises(StateError, match="Another process holds"), transaction(hasty):
+    with transaction(patient), pytest.raises(Unavailable, match="Another process holds"), transaction(hasty):
         pass
     with transaction(hasty):
         pass
@@ -250,7 +250,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
             connection.exec_driver_sql("CREATE TABLE t (x BLOB)")
             connection.exec_driver_sql("INSERT INTO t VALUES (zeroblob(100000))")
 
-    with pytest.raises(StateError, match="has no room") as caught:
+    with pytest.raises(Unavailable, match="has no room") as caught:
         fill()
     assert "disk" in caught.value.advice
 
@@ -266,7 +266,7 @@ def test_a_damaged_file(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[4096 * 2 :] = b"\xff" * (len(data) - 4096 * 2)
     path.write_bytes(data)
-    with pytest.raises(StateError, match="damaged"), reading(open_readonly(path)) as connection:
+    with pytest.raises(Damage, match="damaged"), reading(open_readonly(path)) as connection:
         connection.exec_driver_sql("SELECT x FROM t").all()
 
 
@@ -413,9 +413,9 @@ def test_a_reader_cannot_write(backend: str, tmp_path: Path) -> None:
         connection.execute(text("CREATE TABLE t (x INTEGER)"))
     engine = open_readonly(place)
     for statement in ("INSERT INTO t VALUES (1)", "DROP TABLE t", "CREATE TABLE u (x INTEGER)"):
-        with pytest.raises(StateError, match="can only be read"), reading(engine) as connection:
+        with pytest.raises(Unavailable, match="can only be read"), reading(engine) as connection:
             connection.execute(text(statement))
-    with pytest.raises(StateError), transaction(engine) as connection:
+    with pytest.raises(VeilsumError), transaction(engine) as connection:
         connection.execute(text("INSERT INTO t VALUES (1)"))
     with transaction(owner) as connection:
         assert connection.execute(text("SELECT count(*) FROM t")).scalar_one() == 0
@@ -429,10 +429,10 @@ def test_what_cannot_be_read(directory: Path) -> None:
     secret = directory / "secret.db"
     _filled(secret).dispose()
     if os.geteuid() == 0:
-        assert _as_nobody(lambda: _count(secret)).startswith("StateError: The database cannot be opened")
+        assert _as_nobody(lambda: _count(secret)).startswith("Unavailable: The database cannot be opened")
     text_file = directory / "notes.txt"
     text_file.write_text("not a database, but long enough to have room for a header of one hundred bytes" * 10)
-    with pytest.raises(StateError, match="damaged, or is none"):
+    with pytest.raises(Damage, match="damaged, or is none"):
         open_readonly(text_file)
     newer = directory / "newer.db"
     with sqlite3.connect(newer) as raw:

@@ -33,7 +33,7 @@ from support.ledgers import (
     ticking,
 )
 from veilsum_node.database import open_database, transaction
-from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode, StateError, VeilsumError
+from veilsum_node.errors import Damage, HostileInput, Misuse, Refusal, RefusalCode, StateError, VeilsumError
 from veilsum_node.identity import Role
 from veilsum_privacy.accounting.accountant import (
     GaussianEvent,
@@ -506,7 +506,7 @@ def test_the_table_is_append_only(ledger: Ledger, statement: str) -> None:
     reserve(ledger, make_reservation())
     charge(ledger, make_reservation())
     before = [entry.hash for entry in ledger.entries()]
-    with pytest.raises(StateError, match=r"append-only|UNIQUE|unique"), transaction(ledger._engine) as connection:
+    with pytest.raises(Damage, match=r"append-only|UNIQUE|unique"), transaction(ledger._engine) as connection:
         connection.execute(text(statement))
     assert [entry.hash for entry in ledger.entries()] == before
 
@@ -515,7 +515,7 @@ def test_the_database_itself_charges_a_round_once(ledger: Ledger) -> None:
     for attempt in (1, 2):
         reserve(ledger, make_reservation(1, attempt))
     charge(ledger, make_reservation(1, 1))
-    with pytest.raises(StateError, match=r"UNIQUE|unique"), transaction(ledger._engine) as connection:
+    with pytest.raises(Damage, match=r"UNIQUE|unique"), transaction(ledger._engine) as connection:
         connection.execute(text("INSERT INTO ledger " + _COPY.format(seq=6, kind="'charge'")))
 
 
@@ -573,7 +573,7 @@ def test_opening_again(place: str) -> None:
         else:
             connection.execute(text("DROP TRIGGER ledger_no_change ON ledger"))
         connection.execute(text("UPDATE ledger SET time = 0 WHERE seq = 1"))
-    with pytest.raises(StateError, match="first entry is damaged"):
+    with pytest.raises(Damage, match="first entry is damaged"):
         open_ledger(engine)
 
 
@@ -792,9 +792,9 @@ def test_kept_receipts_are_append_only(trial: Trial) -> None:
             "UPDATE ledger_certificate SET certificate = 'aa'",
             "DELETE FROM ledger_certificate",
         ):
-            with pytest.raises(StateError, match="append-only"), transaction(ledger._engine) as connection:
+            with pytest.raises(Damage, match="append-only"), transaction(ledger._engine) as connection:
                 connection.execute(text(statement))
-    with pytest.raises(StateError, match="append-only"), transaction(trial.mirror._engine) as connection:
+    with pytest.raises(Damage, match="append-only"), transaction(trial.mirror._engine) as connection:
         connection.execute(text("UPDATE ledger_receipt SET consent = 'aa'"))  # set once already
 
 

@@ -19,7 +19,7 @@ from support.backends import BACKENDS, new_place
 from support.ledgers import START, credentials_of, federation, make_reservation, open_ledger, set_budget, ticking
 from support.tampering import Copy
 from veilsum_node.database import SCHEMA_VERSION, migrate, open_database, open_readonly, transaction
-from veilsum_node.errors import StateError
+from veilsum_node.errors import Damage, StateError
 from veilsum_node.identity import Credentials, Role, SigningKey, verify_certificate
 from veilsum_node.migration import scripts
 from veilsum_privacy.accounting.accountant import rdp_epsilon
@@ -176,7 +176,7 @@ def component(tmp_path: Path) -> Iterator[ModuleType]:
 
 
 def test_a_migration_that_fails_leaves_nothing(engine: Engine, component: ModuleType) -> None:
-    with pytest.raises(StateError):
+    with pytest.raises(Damage):
         migrate(engine, component.__name__, "some")
     assert not [name for name in inspect(engine).get_table_names() if name.startswith("some")]
     component.HEAD = "0001"

@@ -30,7 +30,7 @@ from support.ledgers import (
 from support.tampering import Change, Copy
 from veilsum_node.canonical import digest
 from veilsum_node.database import transaction
-from veilsum_node.errors import HostileInput, Misuse, StateError
+from veilsum_node.errors import Damage, HostileInput, Misuse, StateError
 from veilsum_node.identity import Role
 from veilsum_privacy.ledger import Kind, LedgerFault, LedgerReader, Mirrored, verify_ledger
 from veilsum_privacy.ledger.receipts import parse_countersignature, receipts_digest, verify_countersignature
@@ -193,7 +193,7 @@ def test_the_database_shows_a_context_once(trial: Trial) -> None:
             "INSERT INTO ledger SELECT 5, time, kind, study, round, attempt, population, dataset, event, delta, unit, "
             f"cohort_size, colluders, context, detail, 'p', 'h', signature FROM ledger WHERE seq = {number}"
         )
-        with pytest.raises(StateError, match=r"(?i)unique"), transaction(trial.mirror._engine) as connection:
+        with pytest.raises(Damage, match=r"(?i)unique"), transaction(trial.mirror._engine) as connection:
             connection.execute(text(copied))
         assert trial.mirror.entries()[number - 1].kind == kind
 

@@ -18,7 +18,7 @@ from support.backends import SHARED, new_place
 from support.ledgers import credentials_of, make_reservation, open_ledger, set_budget
 from support.racing import racers
 from veilsum_node.database import open_database, transaction
-from veilsum_node.errors import Refusal, StateError
+from veilsum_node.errors import Damage, Refusal
 from veilsum_privacy.accounting.accountant import rdp_epsilon
 from veilsum_privacy.ledger import Kind, LedgerReader
 
@@ -165,7 +165,7 @@ def test_charge_and_the_sites_own_tables_are_one_transaction(place: str) -> None
             consent(connection)
             connection.execute(text("INSERT INTO consent VALUES ('c')"))
 
-    with pytest.raises(StateError):
+    with pytest.raises(Damage):
         consent_twice()
     assert ledger.spending("heart").releases == 0
     with transaction(ledger._engine) as connection:

@@ -17,7 +17,7 @@ from veilsum_coordinator.service import runner
 from veilsum_coordinator.service.runner import run_study
 from veilsum_node.database import answers, open_database, probe, transaction, write_fault
 from veilsum_node.driver_faults import DatabaseAwayError, DatabaseDamagedError
-from veilsum_node.errors import StateError
+from veilsum_node.errors import Unavailable
 from veilsum_participant.protocol import contributions
 from veilsum_participant.protocol.patience import StoreWatch, patiently
 from veilsum_participant.session import client as client_module
@@ -69,12 +69,12 @@ def test_a_write_that_failed_is_remembered_until_one_succeeds(engine: Engine) ->
 def test_a_probe_writes(engine: Engine) -> None:
     with engine.connect() as connection:
         connection.exec_driver_sql("PRAGMA query_only = ON")
-    with pytest.raises(StateError):
+    with pytest.raises(Unavailable):
         _write(engine)
     assert "can only be read" in write_fault(engine)
-    with pytest.raises(StateError):
+    with pytest.raises(Unavailable):
         probe(engine)
-    with pytest.raises(StateError):
+    with pytest.raises(Unavailable):
         answers(engine)  # what a coordinator's readiness asks
     with engine.connect() as connection:
         connection.exec_driver_sql("PRAGMA query_only = OFF")
@@ -180,7 +180,7 @@ def test_a_result_waits_for_its_folder(bed: TestBed, monkeypatch: pytest.MonkeyP
     def full(*arguments: Any, **named: Any) -> Path:
         tries.append(1)
         if len(tries) < 3 or not comes_back:
-            raise StateError("the result cannot be written (No space left on device).", "Check path and space.")
+            raise Unavailable("the result cannot be written (No space left on device).", "Check path and space.")
         return real(*arguments, **named)
 
     monkeypatch.setattr(runner, "save_result", full)

@@ -22,12 +22,12 @@ from veilsum_coordinator.service.hub import Hub
 from veilsum_coordinator.service.metrics import Metrics
 from veilsum_coordinator.service.runner import Supervisor
 from veilsum_coordinator.service.studies import Studies
-from veilsum_coordinator.storage.fence import Fence, FencedError
+from veilsum_coordinator.storage.fence import Fence
 from veilsum_coordinator.storage.journal import SqlJournal
 from veilsum_coordinator.storage.outage import Outage
 from veilsum_node.database import answers, open_database
 from veilsum_node.driver_faults import DatabaseAwayError
-from veilsum_node.errors import ConfigurationError, StateError
+from veilsum_node.errors import ConfigurationError, StateError, Unavailable
 from veilsum_node.identity import Role, load_credentials
 from veilsum_node.identity.tls import load_server_pair
 from veilsum_node.overrides import set_variables
@@ -132,12 +132,9 @@ class CoordinatorServer:
         """
         try:
             self._outage.wait(self._open)
-        except FencedError:
-            self._fence.release()
-            raise
         except DatabaseAwayError as error:
             self._fence.release()
-            raise StateError(
+            raise Unavailable(
                 f"The database did not answer within {self._config.waits.database} s: {error.message}",
                 "Check that it runs, its URL and its password, then start the coordinator again.",
             ) from error
@@ -226,7 +223,7 @@ class CoordinatorServer:
         if not opening.done():
             LOG.info("stopping before the database was open", extra=about("stopping"))
             self._outage.stop()
-            with contextlib.suppress(StateError):
+            with contextlib.suppress(StateError, Unavailable):
                 await opening
             self._fence.release()
             return False

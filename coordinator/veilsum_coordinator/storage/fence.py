@@ -37,8 +37,7 @@ from sqlalchemy import (
 
 from veilsum_coordinator.storage.server_lock import ServerLock
 from veilsum_node.database import database_file, guard_writes, migrate, reading, transaction
-from veilsum_node.driver_faults import DatabaseAwayError
-from veilsum_node.errors import StateError
+from veilsum_node.errors import Unavailable, VeilsumError
 from veilsum_node.state_lock import StateLock, process_name, wait_to_hold
 from veilsum_node.telemetry.logs import about
 
@@ -64,7 +63,7 @@ _ADVICE = (
 _FILE_ADVICE = "Stop it first, or leave the work to it: a database has one coordinator."
 
 
-class FencedError(DatabaseAwayError):
+class FencedError(Unavailable):
     """Another coordinator has taken the database over. This process can write nothing any more, and is about to end."""
 
 
@@ -187,7 +186,7 @@ class Fence:
                     lock.release()
                     return
                 self._look()
-            except StateError:
+            except VeilsumError:
                 continue  # the server is away, so nobody else can take it either
             if not holder and not self.lost:
                 away, since = time.monotonic() - since, 0.0

@@ -51,7 +51,7 @@ from veilsum_coordinator.storage.records import (
     write_progress,
 )
 from veilsum_node.database import migrate, reading, transaction
-from veilsum_node.errors import HostileInput, StateError
+from veilsum_node.errors import Damage, HostileInput, StateError, Unavailable
 from veilsum_node.identity import Credentials
 from veilsum_privacy.ledger.mirror import Mirror
 from veilsum_privacy.ledger.receipts import SignedReceipt
@@ -78,7 +78,7 @@ STUDIES = Table(
 )
 
 
-class NotStoredError(StateError):
+class NotStoredError(Unavailable):
     """What a participant sent could not be made durable, and was not taken: it should send it again."""
 
 
@@ -376,7 +376,7 @@ class SqlJournal:
         """One transaction for a participant, which sends it again if it fails."""
         try:
             self._try(store)
-        except StateError as error:
+        except (StateError, Unavailable, Damage) as error:
             raise NotStoredError(f"The {what} could not be stored. {error.message}", error.advice) from error
 
     def _write(self, work: Callable[[Connection], Result]) -> Result:

@@ -10,7 +10,7 @@ from sqlalchemy import text as sql
 
 from veilsum_node.database import open_database
 from veilsum_node.driver_faults import typed_faults
-from veilsum_node.errors import StateError
+from veilsum_node.errors import VeilsumError
 
 _CLASS: BindParameter[int] = bindparam("class", 0x7665696C)
 """The first half of the lock's key. The second is the schema, so that coordinators in schemas of one database do not meet."""
@@ -80,7 +80,7 @@ class ServerLock:
         try:
             with typed_faults():
                 return bool(self._connection.scalar(_HELD))
-        except StateError:
+        except VeilsumError:
             return False
 
     def release(self) -> None:

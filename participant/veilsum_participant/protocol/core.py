@@ -12,8 +12,7 @@ from typing import Protocol
 from google.protobuf.message import DecodeError
 
 from veilsum_node.database import reading
-from veilsum_node.driver_faults import DatabaseAwayError
-from veilsum_node.errors import HostileInput, Refusal, RefusalCode, VeilsumError
+from veilsum_node.errors import Damage, HostileInput, Misuse, Refusal, RefusalCode, VeilsumError
 from veilsum_node.telemetry.logs import about
 from veilsum_participant import store
 from veilsum_participant.observer import Outcome, Stage, Step
@@ -76,7 +75,7 @@ class ParticipantCore:
             Numbers of the ledger's new entries.
 
         Raises:
-            StateError: what it shows cannot be kept.
+            StateError, Unavailable, Damage: what it shows cannot be kept.
             Exception: what the channel raises.
         """
         after = settled_entry(self.site, channel.coordinator)
@@ -122,7 +121,7 @@ class ParticipantCore:
         """Answer one directive; the same directive again is answered the same.
 
         Raises:
-            DatabaseAwayError: the site's disk takes nothing for the moment; nothing was decided and nothing said.
+            Unavailable: the site's disk takes nothing for the moment; nothing was decided and nothing said.
             Exception: what the channel raises (a broken connection); everything else becomes a refusal.
         """
         key = bytes(directive.study)
@@ -135,11 +134,10 @@ class ParticipantCore:
             self._answer(directive, key, channel)
         except Refusal as refusal:
             self._refuse(directive, refusal, channel)
-        except DatabaseAwayError:
-            raise
-        except (VeilsumError, DecodeError) as error:
-            if isinstance(error, HostileInput | DecodeError):
-                self.site.observer.unreadable(Stage.MESSAGE)
+        except (HostileInput, DecodeError) as error:
+            self.site.observer.unreadable(Stage.MESSAGE)
+            self.unable(directive, error, channel)
+        except (Misuse, Damage) as error:
             self.unable(directive, error, channel)
 
     def unable(self, directive: pb.Directive, error: Exception, channel: Channel) -> None:

@@ -16,8 +16,7 @@ from typing import TypeVar
 from sqlalchemy import Engine
 
 from veilsum_node.database import probe, write_fault
-from veilsum_node.driver_faults import DatabaseAwayError
-from veilsum_node.errors import StateError
+from veilsum_node.errors import Damage, Unavailable
 from veilsum_node.telemetry.logs import about
 from veilsum_proto import federation_pb2 as pb
 
@@ -53,14 +52,14 @@ def patiently(work: Callable[[], Result], seconds: float, over: threading.Event)
         over: nobody waits for the answer any more.
 
     Raises:
-        DatabaseAwayError: the disk took nothing within the time.
+        Unavailable: the disk took nothing within the time.
         Exception: what ``work`` raises besides.
     """
     end, pause = time.monotonic() + seconds, FIRST_PAUSE
     while True:
         try:
             return work()
-        except DatabaseAwayError:
+        except Unavailable:
             if time.monotonic() + pause > end or over.wait(pause):
                 raise
         pause = min(2 * pause, LONGEST_PAUSE)
@@ -84,7 +83,7 @@ class StoreWatch:
             self._due = now + PROBE_SECONDS
             try:
                 probe(self._engine)
-            except StateError:
+            except (Unavailable, Damage):
                 return
         if self._since is not None and not write_fault(self._engine):
             LOG.info("this site's state can be written again after %.1f s", now - self._since, extra=about("database"))

@@ -14,8 +14,7 @@ import grpc
 from sqlalchemy import Engine
 
 from veilsum_node.database import open_database, probe, reading, transaction, write_fault
-from veilsum_node.driver_faults import DatabaseAwayError, DatabaseDamagedError
-from veilsum_node.errors import ConfigurationError, HostileInput, StateError, VeilsumError
+from veilsum_node.errors import ConfigurationError, Damage, HostileInput, StateError, Unavailable, VeilsumError
 from veilsum_node.identity import Credentials, Role, load_credentials
 from veilsum_node.overrides import set_variables
 from veilsum_node.process.steady_clock import RETURN_SECONDS, SteadyClock
@@ -149,13 +148,11 @@ class Client:
             except (HostileInput, ValueError) as error:  # a closed channel raises ValueError
                 self._opened = False  # pauses grow
                 LOG.warning("session to %s ended: %s", self._site.config.coordinator, error, extra=about("session"))
-            except DatabaseAwayError as error:  # the site's own; nothing is answered meanwhile
-                self._opened = False  # pauses grow
+            except (Unavailable, ConfigurationError) as error:  # the site's own disk; or a file that the route needs is gone
+                self._opened = False  # pauses grow; nothing is answered meanwhile
                 LOG.warning("no session to %s: %s", self._site.config.coordinator, error, extra=about("session"))
-            except StateError:
+            except (StateError, Damage):
                 raise
-            except ConfigurationError as error:  # a file that the route needs, which was there at the start
-                LOG.warning("no session to %s: %s", self._site.config.coordinator, error, extra=about("session"))
             except Exception as error:  # whatever it was, the site's deadlines must still be minded
                 self._opened = False  # what is asked again would end the next session as soon
                 LOG.error("session to %s ended: internal error", self._site.config.coordinator, exc_info=error)
@@ -229,9 +226,7 @@ class Client:
             if not isinstance(error, grpc.Call) or error.code() not in unknown:
                 raise
             self.core.without_mirror(channel.coordinator, "it does not know them")
-        except DatabaseAwayError:
-            raise
-        except StateError as error:  # no directive is answered before this is done; the next session tries again
+        except (StateError, Damage) as error:  # no directive is answered before this is done; the next session tries again
             raise RuntimeError("what the coordinator's mirror shows cannot be kept") from error
         self._caught_up = True
 
@@ -272,7 +267,7 @@ class Client:
 
     def _handle(self, directive: pb.Directive, channel: GrpcChannel) -> None:
         if write_fault(self._site.engine):  # nothing is fetched or computed for a disk that takes nothing
-            with contextlib.suppress(DatabaseDamagedError):  # of which the answer tells
+            with contextlib.suppress(Damage):  # of which the answer tells
                 probe(self._site.engine)
         self.core.handle(directive, channel)
 
@@ -280,7 +275,7 @@ class Client:
         try:
             try:
                 patiently(lambda: self._handle(directive, channel), patience(directive.kind), over)
-            except DatabaseAwayError as error:
+            except Unavailable as error:
                 if not over.is_set():
                     self.core.unable(directive, error, channel)
         except grpc.RpcError as error:

@@ -25,7 +25,7 @@ from typing import Any
 from sqlalchemy import inspect
 
 from veilsum_node.database import open_readonly, reading
-from veilsum_node.errors import HostileInput, StateError
+from veilsum_node.errors import Damage, HostileInput, StateError
 from veilsum_node.identity import Role, load_authority_certificate
 from veilsum_node.identity.files import read_file, read_private
 from veilsum_node.identity.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
@@ -152,7 +152,7 @@ def copy_database(source: Path, target: Path) -> None:
     except sqlite3.Error as error:
         raise StateError(f"The database {source} cannot be copied: {error}.", "Check the file and the disk.") from error
     if found != ["ok"] or broken:
-        raise StateError(f"The database {source} is damaged.", "Keep it as it is, and restore an earlier backup.")
+        raise Damage(f"The database {source} is damaged.", "Keep it as it is, and restore an earlier backup.")
     descriptor = os.open(target, os.O_RDONLY)
     os.fsync(descriptor)
     os.close(descriptor)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from veilsum_node.database import open_readonly, reading
-from veilsum_node.errors import HostileInput, StateError
+from veilsum_node.errors import HostileInput, StateError, VeilsumError
 from veilsum_node.identity import Role
 from veilsum_node.identity.certificate import common_name, load_certificate
 from veilsum_node.identity.files import write_new
@@ -116,12 +116,12 @@ def _proven_last(manifest: Manifest, state: Path) -> bool:
         return False
     try:
         engine = open_readonly(state)
-    except (StateError, HostileInput):
+    except VeilsumError:
         return False
     try:
         with reading(engine) as connection:
             return LedgerReader(engine).head().hex() == manifest.head and read_mark(connection) is None
-    except (StateError, HostileInput):
+    except VeilsumError:
         return False
     finally:
         engine.dispose()
@@ -139,7 +139,7 @@ def _compare(copy: Path, state: Path, *, force: bool) -> int | None:
         try:
             with _reader(state) as present:
                 obstacle, behind = _relation(backup, present)
-        except (StateError, HostileInput) as error:
+        except VeilsumError as error:
             obstacle, behind = f"The state {state} cannot be read: {error.message}", None
     if obstacle and not force:
         raise StateError(obstacle, "Add --force to replace it; it is kept beside the restored one.")

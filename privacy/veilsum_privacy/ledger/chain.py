@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Engine, bindparam, insert, select
 
 from veilsum_node.canonical import canonical, parse_canonical
 from veilsum_node.database import migrate, transaction
-from veilsum_node.errors import HostileInput, Misuse, StateError
+from veilsum_node.errors import Damage, HostileInput, Misuse, StateError
 from veilsum_node.identity import Credentials, Label, SigningKey, key_fingerprint, verify_certificate
 from veilsum_node.identity.certificate import load_certificate, p256_key
 from veilsum_node.randomness import RandomSource
@@ -186,7 +186,7 @@ class Chain:
         except HostileInput:
             damaged = True
         if damaged:
-            raise StateError("The ledger's first entry is damaged.", "Restore the file and charge what the receipts show.")
+            raise Damage("The ledger's first entry is damaged.", "Restore the file and charge what the receipts show.")
         owner, role = detail.get("site"), detail.get("role", "participant")
         if owner != self.name:
             raise StateError(f"The ledger is that of {owner}, not of {self.name}.", "Check the name and the file.")

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Engine, Select, bindparam, func, inspect, sel
 
 from veilsum_node.canonical import parse_canonical
 from veilsum_node.database import check_component, reading
-from veilsum_node.errors import HostileInput, Refusal, RefusalCode, StateError
+from veilsum_node.errors import Damage, HostileInput, Refusal, RefusalCode, StateError
 from veilsum_node.identity import Role
 from veilsum_privacy.ledger.entries import Budget, Entry, Headroom, Kind, Mechanism, Spending
 from veilsum_privacy.ledger.kept_receipts import KeptReceipt, KeptRow
@@ -218,7 +218,7 @@ class ChainReader:
     def _last(connection: Connection) -> tuple[int, bytes]:
         last = connection.execute(_LAST).first()
         if last is None:
-            raise StateError("The ledger is empty: it lacks even its first entry.", "Restore the file.")
+            raise Damage("The ledger is empty: it lacks even its first entry.", "Restore the file.")
         return int(last.seq), bytes.fromhex(last.hash)
 
 
