@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from cryptography import x509
-from sqlalchemy import Connection, Engine, RowMapping
+from sqlalchemy import Connection, RowMapping
 
-from veilsum_node.database import reading, transaction
+from veilsum_node.database import Database
 from veilsum_node.errors import DataError, HostileInput, Refusal, RefusalCode, StateError, VeilsumError
 from veilsum_node.identity import Credentials, Role, key_fingerprint, verify_certificate
 from veilsum_node.identity.certificate import load_certificate, p256_key
@@ -65,7 +65,7 @@ class Site:
 
     config: ParticipantConfig
     credentials: Credentials
-    engine: Engine
+    database: Database
     ledger: Ledger
     clock: Callable[[], int]
     random: RandomSource
@@ -85,7 +85,7 @@ class Site:
     def __post_init__(self) -> None:
         self.nonce = self.random.bytes(NONCE_BYTES)
         self.ledger_known.set()
-        store.create_tables(self.engine)
+        store.create_tables(self.database)
 
     @property
     def name(self) -> str:
@@ -112,12 +112,12 @@ class Site:
 
     def restored(self) -> Mark | None:
         """The mark of a restored state whose ledger nobody has vouched for yet; None without one."""
-        with reading(self.engine) as connection:
+        with self.database.reading() as connection:
             return read_mark(connection)
 
     def lift_trusted(self) -> bool:
         """Lift the mark if the operator trusts the mirror and this process has read it. Returns whether none stands now."""
-        with transaction(self.engine) as connection:
+        with self.database.transaction() as connection:
             mark = read_mark(connection)
             if mark is not None and mark.trusted and self.mirror_read:
                 lift_mark(connection)
@@ -133,7 +133,7 @@ class Site:
         """
 
         def run(work: Callable[[Connection], object]) -> None:
-            with transaction(self.engine) as connection:
+            with self.database.transaction() as connection:
                 check_key(connection, credentials)
                 work(connection)
 

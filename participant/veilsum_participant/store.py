@@ -22,7 +22,6 @@ from sqlalchemy import (
     Boolean,
     Column,
     Connection,
-    Engine,
     Integer,
     LargeBinary,
     MetaData,
@@ -40,7 +39,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.sqlite import insert as upsert
 
-from veilsum_node.database import migrate
+from veilsum_node.database import Database
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.study.study import parse_study
 
@@ -169,13 +168,13 @@ MIRRORS = Table(
 )
 
 
-def create_tables(engine: Engine) -> None:
+def create_tables(database: Database) -> None:
     """Create what is missing, and bring an older version's tables up to date.
 
     Raises:
         StateError: the tables are of a newer version.
     """
-    migrate(engine, "veilsum_participant.migrations", "participant")
+    database.migrate("veilsum_participant.migrations", "participant")
 
 
 def add_study(connection: Connection, **values: Any) -> None:

@@ -13,7 +13,6 @@ import pytest
 
 from support.federation import make_bed, make_request, open_test_site, schema_of
 from support.hostile import LABEL, NAMES, Adversary, altered, context_of, make_adversary, make_data
-from veilsum_node.database import transaction
 from veilsum_node.errors import RefusalCode
 from veilsum_node.identity import Authority, Credentials, Role, load_credentials, new_key_and_csr
 from veilsum_node.identity.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
@@ -39,7 +38,7 @@ def attack(tmp_path: Path) -> Iterator[Adversary]:
 def _reopen(attack: Adversary, name: str) -> None:
     """The site's process dies and starts again from its database."""
     site = attack.bed.sites[name]
-    site.engine.dispose()
+    site.database.close()
     again = open_test_site(site.config, attack.bed.clock, SYSTEM_RANDOM)
     attack.bed.sites[name] = again
     attack.cores[name] = ParticipantCore(again)
@@ -118,7 +117,7 @@ def test_strict_study_with_another_cohort(attack: Adversary) -> None:
 
 def _set_budget(attack: Adversary, name: str, epsilon: float) -> None:
     site = attack.bed.sites[name]
-    with transaction(site.engine) as connection:
+    with site.database.transaction() as connection:
         site.ledger.set_budget(connection, "records", epsilon, 1e-5, reason="less", operator="test")
 
 
@@ -323,7 +322,7 @@ def test_rolled_back_site_is_found_by_its_peers(attack: Adversary, tmp_path: Pat
         source.backup(target)
     attack.collect()
     attack.finish()
-    site.engine.dispose()
+    site.database.close()
     for suffix in ("-wal", "-shm"):
         site.config.state.with_name(site.config.state.name + suffix).unlink(missing_ok=True)
     site.config.state.write_bytes(copy.read_bytes())

@@ -28,9 +28,9 @@ DATA = {name: (np.full((ROWS, 2), 0.25), np.arange(ROWS) % 2) for name in "abc"}
 
 
 def _hub(bed: TestBed, url: str) -> Hub:
-    engine = open_database(url)
-    mirror = Mirror(engine, credentials=bed.hub.credentials, clock=bed.clock, random=SYSTEM_RANDOM)
-    return Hub(bed.hub.credentials, SqlJournal(engine, mirror), waits=Waits(), clock=bed.clock)
+    database = open_database(url)
+    mirror = Mirror(database, credentials=bed.hub.credentials, clock=bed.clock, random=SYSTEM_RANDOM)
+    return Hub(bed.hub.credentials, SqlJournal(database, mirror), waits=Waits(), clock=bed.clock)
 
 
 def test_a_study_and_its_mirror(tmp_path: Path) -> None:

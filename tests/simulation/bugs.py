@@ -10,7 +10,6 @@ from typing import Any
 from veilsum_coordinator.protocol.accumulator import Accumulator, Upload
 from veilsum_coordinator.protocol.machine import StudyMachine
 from veilsum_coordinator.storage.journal import SqlJournal
-from veilsum_node import database
 from veilsum_node.errors import Refusal
 from veilsum_participant import store
 from veilsum_participant.protocol import contributions, core, openings
@@ -54,7 +53,7 @@ def _consent_before_charge(stack: ExitStack) -> None:
     consent = ParticipantCore._consent
 
     def early(self: ParticipantCore, key: bytes, number: int, attempt: int, channel: Any) -> bytes:
-        with database.reading(self.site.engine) as connection:
+        with self.site.database.reading() as connection:
             row = store.find_attempt(connection, key, attempt)
         if row is not None and row["consent"] is not None:
             channel.consent(key, number, attempt, bytes(row["consent"]))

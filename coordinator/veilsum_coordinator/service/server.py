@@ -25,7 +25,7 @@ from veilsum_coordinator.service.studies import Studies
 from veilsum_coordinator.storage.fence import Fence
 from veilsum_coordinator.storage.journal import SqlJournal
 from veilsum_coordinator.storage.outage import Outage
-from veilsum_node.database import answers, open_database
+from veilsum_node.database import open_database
 from veilsum_node.driver_faults import DatabaseAwayError
 from veilsum_node.errors import ConfigurationError, StateError, Unavailable
 from veilsum_node.identity import Role, load_credentials
@@ -147,20 +147,20 @@ class CoordinatorServer:
         config, clock = self._config, self._clock
         config.state.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._fence.hold(self._outage.stopping)
-        engine = open_database(config.database_place)
+        database = open_database(config.database_place)
         try:
-            self._fence.claim(engine)
-            mirror = Mirror(engine, credentials=self._credentials, clock=clock, random=SYSTEM_RANDOM)
-            journal = SqlJournal(engine, mirror, self._outage)
+            self._fence.claim(database)
+            mirror = Mirror(database, credentials=self._credentials, clock=clock, random=SYSTEM_RANDOM)
+            journal = SqlJournal(database, mirror, self._outage)
             steady = SteadyClock(clock, LOG, rest=RETURN_SECONDS).keep() if clock is now else clock  # a test moves its own
             hub = Hub(self._credentials, journal, waits=config.waits, clock=clock, observer=self.metrics, steady=steady)
             self._certificates = Certificates(config, hub, clock)
             self._fence.listen(lambda: setattr(hub, "stopping", True))  # so that no study is failed for it
         except BaseException:
-            engine.dispose()
+            database.close()
             raise
-        self._database = Refreshed(lambda: answers(engine), "database", seconds=1.0)
-        self.metrics.watch(hub, Refreshed(lambda: read_mirror(engine), "mirror"), lambda: self._certificates.tls_end)
+        self._database = Refreshed(database.answers, "database", seconds=1.0)
+        self.metrics.watch(hub, Refreshed(lambda: read_mirror(database), "mirror"), lambda: self._certificates.tls_end)
         self._hub = hub
         self._fence.watch()
 

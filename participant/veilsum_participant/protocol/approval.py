@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, RowMapping
 
-from veilsum_node.database import reading, transaction
 from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_node.identity import Label, Role, verify, verify_certificate
 from veilsum_node.telemetry.logs import about
@@ -179,7 +178,7 @@ class Waiting:
 
 def waiting_studies(site: Site) -> list[Waiting]:
     """Every study that waits or was decided on lately, oldest first."""
-    with reading(site.engine) as connection:
+    with site.database.reading() as connection:
         return [_waiting(connection, site, row) for row in store.pending(connection)]
 
 
@@ -193,7 +192,7 @@ def approve(site: Site, name: str) -> Waiting:
         Misuse: no study, or several, wait under that name.
         Refusal: policy or budget speak against it now.
     """
-    with transaction(site.engine) as connection:
+    with site.database.transaction() as connection:
         row = _find(connection, name, ("waiting",))
         found = _waiting(connection, site, row)
         if found.obstacle is not None:
@@ -215,7 +214,7 @@ def decline(site: Site, name: str, reason: str) -> Waiting:
     reason = " ".join(reason.split())
     if not 0 < len(reason) <= _LONGEST_REASON or not reason.isprintable():
         raise Misuse(f"A reason is a text of 1 to {_LONGEST_REASON} characters.", "Say in a sentence why the site declines.")
-    with transaction(site.engine) as connection:
+    with site.database.transaction() as connection:
         row = _find(connection, name, UNDECIDED)
         store.change_pending(connection, row["digest"], state="declined", reason=reason)
         refusal = Refusal(RefusalCode.APPROVAL, _declined(reason))
@@ -225,7 +224,7 @@ def decline(site: Site, name: str, reason: str) -> Waiting:
 
 def decided_studies(site: Site) -> list[bytes]:
     """Digests of studies that the operator decided on and the coordinator has not heard of."""
-    with reading(site.engine) as connection:
+    with site.database.reading() as connection:
         return [row["digest"] for row in store.pending(connection) if row["state"] in ("approved", "declined")]
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from sqlalchemy import Connection, RowMapping
 
-from veilsum_node.database import after_commit, scrub, transaction
+from veilsum_node.database import after_commit
 from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_node.telemetry.logs import about
 from veilsum_participant import store
@@ -153,7 +153,7 @@ class Contributions:
             assignment = parse_assignment(data)
         except HostileInput as error:
             raise Refusal(RefusalCode.CONTEXT, error.message) from error
-        with transaction(site.engine) as connection:
+        with site.database.transaction() as connection:
             opened = load_open_study(connection, site, key)
             row = store.find_attempt(connection, key, assignment.attempt)
             checked = self._check(connection, opened, assignment, broadcast, resumed=row is not None)
@@ -163,7 +163,7 @@ class Contributions:
             return _resume(row, checked)
         ready = self._prepare(opened, checked, broadcast)
         try:
-            with transaction(site.engine) as connection:
+            with site.database.transaction() as connection:
                 self._reserve(connection, opened, checked, data)
         except Refusal as refusal:
             self._record_refusal(opened, checked, refusal)
@@ -175,15 +175,15 @@ class Contributions:
 
     def give_up(self, key: bytes, attempt: int) -> None:
         """The attempt is over before consent. Idempotent; an attempt with consent stays as it is."""
-        with transaction(self._site.engine) as connection:
+        with self._site.database.transaction() as connection:
             give_up_open(connection, self._site, key, attempt)
-        scrub(self._site.engine)
+        self._site.database.scrub()
 
     def expire(self) -> None:
         """Give up attempts past their deadline, and those whose payload was never finished by an earlier process."""
         site = self._site
         now = site.steady()
-        with transaction(site.engine) as connection:
+        with site.database.transaction() as connection:
             for row in store.attempts_in(connection, store.OPEN):
                 if now >= row["deadline"]:
                     where = {"digest": row["study"], "round": row["round"], "attempt": row["attempt"]}
@@ -243,7 +243,7 @@ class Contributions:
         except HostileInput as error:
             raise Refusal(RefusalCode.CONTEXT, error.message) from error
         origin = kept_origin(study, opened.digest, declaration, checked.assignment.broadcast)
-        with transaction(site.engine) as connection:
+        with site.database.transaction() as connection:
             kept = store.find_kept(connection, opened.digest, declaration.label) if declaration.keep else None
             sources = [] if declaration.source is None else [declaration.source]
             found = {label: store.find_kept(connection, opened.digest, label) for label in sources}
@@ -344,7 +344,7 @@ class Contributions:
 
     def _record_refusal(self, opened: OpenStudy, checked: _Checked, refusal: Refusal) -> None:
         site = self._site
-        with transaction(site.engine) as connection:
+        with site.database.transaction() as connection:
             give_up_open(connection, site, opened.digest)
             record_refused_release(connection, site, self._reservation(opened, checked), refusal)
 
@@ -360,7 +360,7 @@ class Contributions:
         consent = consent_key(self_seed, context)
 
         def keep() -> SignedReceipt:
-            with transaction(site.engine) as connection:
+            with site.database.transaction() as connection:
                 row = store.find_study(connection, opened.digest)
                 kept = store.find_attempt(connection, opened.digest, assignment.attempt)
                 if row is None or row["status"] != "ready" or kept is None or kept["state"] != "reserved":

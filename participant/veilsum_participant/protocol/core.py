@@ -11,7 +11,6 @@ from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
-from veilsum_node.database import reading
 from veilsum_node.errors import Damage, HostileInput, Misuse, Refusal, RefusalCode, VeilsumError
 from veilsum_node.telemetry.logs import about
 from veilsum_participant import store
@@ -160,7 +159,7 @@ class ParticipantCore:
 
     def _method(self, key: bytes) -> str | None:
         try:
-            with reading(self.site.engine) as connection:
+            with self.site.database.reading() as connection:
                 return store.find_method(connection, key)
         except VeilsumError:  # what is refused may be the database's own fault
             return None

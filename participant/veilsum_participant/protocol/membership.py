@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from veilsum_node.database import reading, scrub, transaction
 from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_node.identity.certificate import moment
 from veilsum_node.telemetry.logs import about
@@ -50,7 +49,7 @@ class Membership:
         study, analyst = verify_study(site, key, signed)
         box_key = BoxKey.generate()
         enrolment = enrol(key, site.credentials.identity, box_key.public, site.credentials.signing_key)
-        with transaction(site.engine) as connection:
+        with site.database.transaction() as connection:
             row = store.find_study(connection, key)
             if row is not None and row["status"] in ("enrolled", "ready"):
                 return load_enrolments(row["enrolment"])[0]
@@ -94,7 +93,7 @@ class Membership:
             Refusal: the roster is invalid, misses this site, differs from the one before, or breaks the policy.
         """
         site = self._site
-        with transaction(site.engine) as connection:
+        with site.database.transaction() as connection:
             opened = load_open_study(connection, site, key)
             dumped = dump_enrolments(list(enrolments))
             if opened.row["roster"] not in (None, dumped):
@@ -135,7 +134,7 @@ class Membership:
                 other BFV parameters.
         """
         site = self._site
-        with transaction(site.engine) as connection:
+        with site.database.transaction() as connection:
             opened = load_open_study(connection, site, key)
             if opened.row["status"] == "ready":
                 return
@@ -160,7 +159,7 @@ class Membership:
         from veilsum_participant.protocol.contributions import give_up_open
 
         site = self._site
-        with transaction(site.engine) as connection:
+        with site.database.transaction() as connection:
             waiting = store.find_pending(connection, key)
             if waiting is not None and waiting["state"] in UNDECIDED:
                 store.drop_pending(connection, key)
@@ -182,12 +181,12 @@ class Membership:
                 seeds=None,
                 roster=None,
             )
-        scrub(site.engine)
+        site.database.scrub()
 
     def expire(self) -> None:
         """Leave studies whose time is over, and drop those that waited for too long."""
         now = self._site.clock()
-        with transaction(self._site.engine) as connection:
+        with self._site.database.transaction() as connection:
             rows = store.open_studies(connection)
             for row in store.pending(connection):
                 if now >= parse_study(row["study"]).expires:
@@ -249,7 +248,7 @@ def leave_study(site: Site, name: str) -> bytes:
     Raises:
         Misuse: no open study or several begin so.
     """
-    with reading(site.engine) as connection:
+    with site.database.reading() as connection:
         keys = [bytes(row["digest"]) for row in store.open_studies(connection)]
     found = [key for key in keys if len(name) >= 4 and key.hex().startswith(name.lower())]
     if len(found) != 1:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from sqlalchemy import Connection, RowMapping
 
 from veilsum_node.canonical import digest
-from veilsum_node.database import transaction
 from veilsum_node.errors import HostileInput, Refusal, RefusalCode
 from veilsum_node.identity import Role, verify_certificate
 from veilsum_node.telemetry.logs import about
@@ -87,7 +86,7 @@ class Openings:
 
     def _consent(self, key: bytes, round_number: int, attempt: int, shown: Shown) -> bytes:
         site = self._site
-        with transaction(site.engine) as connection:
+        with site.database.transaction() as connection:
             opened = load_open_study(connection, site, key)
             row = store.find_attempt(connection, key, attempt)
             if row is None or row["round"] != round_number:
@@ -137,7 +136,7 @@ class Openings:
                 cohort's or wrong tags (the caller must then leave the study: each such answer tells something of the key).
         """
         site = self._site
-        with transaction(site.engine) as connection:
+        with site.database.transaction() as connection:
             opened = load_open_study(connection, site, key)
             row = store.find_attempt(connection, key, attempt)
             if row is None or row["round"] != round_number or row["state"] != "consented":
@@ -163,7 +162,7 @@ class Openings:
     def on_released(self, key: bytes, attempt: int) -> None:
         """The sum opened: the payload is no longer needed. Idempotent."""
         site = self._site
-        with transaction(site.engine) as connection:
+        with site.database.transaction() as connection:
             row = store.find_attempt(connection, key, attempt)
             if row is None or row["state"] not in ("consented", "recovered"):
                 return
@@ -193,7 +192,7 @@ class Openings:
 
     def _record_refusal(self, key: bytes, attempt: int, refusal: Refusal) -> None:
         site = self._site
-        with transaction(site.engine) as connection:
+        with site.database.transaction() as connection:
             row = store.find_attempt(connection, key, attempt)
             if row is not None:
                 reserved = site.ledger.entries(kind=Kind.RESERVE, context=row["context"], connection=connection)

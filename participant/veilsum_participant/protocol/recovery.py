@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 
 from sqlalchemy import Connection, RowMapping
 
-from veilsum_node.database import reading, transaction
 from veilsum_node.errors import HostileInput, VeilsumError
 from veilsum_node.identity import Role, key_fingerprint
 from veilsum_node.identity.certificate import common_name, issued, load_certificate, p256_key
@@ -58,7 +57,7 @@ class MirroredReceipt:
 
 def settled_entry(site: Site, coordinator: str) -> int:
     """The entry of a coordinator's mirror up to which this site has settled everything."""
-    with reading(site.engine) as connection:
+    with site.database.reading() as connection:
         return store.mirror_entry(connection, coordinator)
 
 
@@ -73,14 +72,14 @@ def settle(site: Site, coordinator: str, shown: Sequence[MirroredReceipt]) -> li
     valid = [item for item in shown if 0 < item.entry <= LARGEST_ENTRY]
     outcomes: list[_Outcome] = []
     for start in range(0, len(valid), BATCH):
-        with transaction(site.engine) as connection:
+        with site.database.transaction() as connection:
             outcomes += [
                 _settle_one(connection, site, item.receipt, consent_proof(item.consent))
                 for item in valid[start : start + BATCH]
             ]
     unsettled = [item.entry for item, outcome in zip(valid, outcomes, strict=True) if outcome.again]
     settled = min([max((item.entry for item in valid), default=0), *(entry - 1 for entry in unsettled)])
-    with transaction(site.engine) as connection:
+    with site.database.transaction() as connection:
         if settled > store.mirror_entry(connection, coordinator):
             store.keep_mirror_entry(connection, coordinator, settled)
     return _tell(outcomes)
@@ -98,7 +97,7 @@ def recover_receipts(
         Numbers of the ledger's new entries.
     """
     own = [kept for kept in receipts if kept.parsed.participant == site.name]
-    with transaction(site.engine) as connection:
+    with site.database.transaction() as connection:
         outcomes = [_settle_one(connection, site, kept.receipt, kept.consent, kept.certificate) for kept in own]
         for kept in own:
             receipt = kept.parsed
