@@ -70,7 +70,7 @@ def test_a_study_waits_neither_enrolled_nor_refused(attack: Adversary) -> None:
     assert [directive.study for directive in attack.cores["a"].decided()] == [attack.key]
     assert ask(attack) == "enrol"
     assert (wait_list(site), attack.cores["a"].decided()) == ([], [])
-    assert attack.row("a")["status"] == "enrolled"
+    assert attack.row("a").status == "enrolled"
 
 
 def test_what_an_approved_study_would_cost_counts_what_others_may_ask(attack: Adversary) -> None:

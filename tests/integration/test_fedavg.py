@@ -119,7 +119,7 @@ def test_what_an_attempt_trained_counts_only_once_it_is_paid_for(bed: TestBed) -
     assert first is not None
     assert set(decode_broadcast(first)) == {"gradient"}
     with site.database.transaction() as connection:
-        assert store.attempts_in(connection, store.PAID, attack.key)[0]["attempt"] == 2
+        assert store.attempts_in(connection, store.PAID, attack.key)[0].attempt == 2
     again = attack.assignment(SITES, number=2, attempt=3, broadcast=sent, label=task.label)
     assert attack.assign("a", again, sent).call == "upload"
     assert paid() == first

@@ -197,7 +197,7 @@ def test_a_known_attempt_is_charged_only_by_its_consent(attack: Adversary, tmp_p
     assert show(attack, (own(attack), 7, consent)) == []
     row = attack.attempt_row("a")
     assert row is not None
-    assert row["state"] == ("consented" if end == "open" else "recovered")
+    assert row.state == ("consented" if end == "open" else "recovered")
     spending = site.ledger.spending(DATASET)
     assert (spending.releases, spending.spent) == (1, spending.reserved)
 

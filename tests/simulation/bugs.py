@@ -55,8 +55,8 @@ def _consent_before_charge(stack: ExitStack) -> None:
     def early(self: ParticipantCore, key: bytes, number: int, attempt: int, channel: Any) -> bytes:
         with self.site.database.reading() as connection:
             row = store.find_attempt(connection, key, attempt)
-        if row is not None and row["consent"] is not None:
-            channel.consent(key, number, attempt, bytes(row["consent"]))
+        if row is not None and row.consent is not None:
+            channel.consent(key, number, attempt, bytes(row.consent))
         return consent(self, key, number, attempt, channel)
 
     _set(stack, core.ParticipantCore, "_consent", early)
@@ -172,7 +172,7 @@ def _one_study_frees_the_other(stack: ExitStack) -> None:
     def eager(connection: Any, site: Any, study: bytes, attempt: int | None = None) -> None:
         if attempt is None:
             for row in store.open_studies(connection):
-                give_up(connection, site, row["digest"])
+                give_up(connection, site, row.digest)
         give_up(connection, site, study, attempt)
 
     _set(stack, contributions, "give_up_open", eager)

@@ -17,7 +17,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from scipy.stats import chisquare
-from sqlalchemy import RowMapping
 
 from support.federation import TestBed, make_bed, make_request, open_test_site, schema_of
 from support.securesum import whole
@@ -361,14 +360,14 @@ class Adversary:
             totals.append(adder.serialise(total))
         return totals
 
-    def row(self, name: str) -> RowMapping:
+    def row(self, name: str) -> store.StudyRow:
         """A site's own row of the study."""
         with self.bed.sites[name].database.transaction() as connection:
             found = store.find_study(connection, self.key)
         assert found is not None
         return found
 
-    def attempt_row(self, name: str, attempt: int = 1) -> RowMapping | None:
+    def attempt_row(self, name: str, attempt: int = 1) -> store.AttemptRow | None:
         """A site's own row of an attempt."""
         with self.bed.sites[name].database.transaction() as connection:
             return store.find_attempt(connection, self.key, attempt)
@@ -406,7 +405,7 @@ class Adversary:
             freed = {entry.reservation.context for entry in entries if entry.kind is Kind.FREE}
             reserved = {entry.reservation.context for entry in entries if entry.kind is Kind.RESERVE}
             with site.database.transaction() as connection:
-                states = {row["context"]: row["state"] for row in store.attempts_in(connection, _STATES)}
+                states = {row.context: row.state for row in store.attempts_in(connection, tuple(store.AttemptState))}
             paid = {context for context, state in states.items() if state in ("consented", "released")}
             assert {item.context for item in charged} == paid, "charges and consents differ"
             assert freed == {context for context, state in states.items() if state == "tombstone"}
@@ -422,9 +421,6 @@ class Adversary:
             assert all(type(code) is RefusalCode for code in codes)
             assert list(codes) == [code for code in RefusalCode if code in codes], "each once, in the list's order"
             assert (type(number), type(attempt)) == (int, int)
-
-
-_STATES = ("reserved", "payload", "tombstone", "consented", "released")
 
 
 def make_adversary(directory: Path, names: Iterable[str] = NAMES, rows: int = 20, **options: Any) -> Adversary:

@@ -74,7 +74,7 @@ def signed_words(site: Site, study: bytes, current: Round, words: list[Slots], /
         "round": current.number,
         "attempt": current.assignment.attempt,
         "context": current.context,
-        "keys": keys_digest(row["secret_key"], row["tag_key"]),
+        "keys": keys_digest(row.secret_key, row.tag_key),
         "words": words_digest(words),
     }
     return sign_statement(Statement(**(values | changes)), site.credentials.signing_key)

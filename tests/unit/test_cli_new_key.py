@@ -68,8 +68,8 @@ def test_a_study_is_left_where_its_key_is_lost(enrolled: tuple[TestBed, bytes]) 
     with site.database.reading() as connection:
         row = store.find_study(connection, key)
     assert row is not None
-    assert row["status"] == "left"
-    assert all(row[secret] is None for secret in ("box_key", "secret_key", "tag_key", "seeds"))
+    assert row.status == "left"
+    assert all(getattr(row, secret) is None for secret in ("box_key", "secret_key", "tag_key", "seeds"))
     opened = open_site(site.config, clock=bed.clock, same_key=True)
     opened.ledger.verify(authority=site.credentials.authority)
     assert len(opened.ledger.entries(kind=Kind.KEY)) == 1

@@ -90,9 +90,9 @@ def test_a_participants_older_tables_are_brought_up_to_date(tmp_path: Path, vers
         row = store.find_attempt(connection, bytes(32), 1)
     database.close()
     assert row is not None
-    assert (row["state"], bytes(row["consent"])) == ("consented", CONSENT)
+    assert (row.state, row.consent) == ("consented", CONSENT)
     if version == "0001":
-        assert bytes(row["consent_digest"]) == hashlib.sha256(CONSENT).digest()
+        assert row.consent_digest == hashlib.sha256(CONSENT).digest()
     fresh = open_database(tmp_path / "fresh.db")
     store.create_tables(fresh)
     fresh.close()

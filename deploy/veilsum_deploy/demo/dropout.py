@@ -24,8 +24,6 @@ AFTER_KEYS_SECONDS = 0.02
 ROUND_SECONDS = 3.0
 SAMPLE_BYTES = 32
 
-_EVERY_STATE = ("reserved", "payload", "tombstone", "consented", "released")
-
 
 @dataclass(frozen=True)
 class Kill:
@@ -75,7 +73,7 @@ def _wait_for_keys(study: bytes, victim: Process, database: Database) -> None:
     while time.monotonic() < deadline:
         with database.engine.connect() as connection:
             row = store.find_study(connection, study)
-        if row is not None and row["status"] != "enrolled":
+        if row is not None and row.status is not store.StudyState.ENROLLED:
             return
         victim.check()
         time.sleep(POLL_SECONDS / 10)
@@ -84,16 +82,16 @@ def _wait_for_keys(study: bytes, victim: Process, database: Database) -> None:
 
 def _attempts(database: Database, study: bytes) -> int:
     with database.engine.connect() as connection:
-        return len(store.attempts_in(connection, _EVERY_STATE, study))
+        return len(store.attempts_in(connection, tuple(store.AttemptState), study))
 
 
 def _contribution(study: bytes, others: Sequence[tuple[str, Database]]) -> tuple[str, bytes]:
     """Some bytes of the first payload found in another hospital's database: exactly what it uploads."""
     for name, database in others:
         with database.engine.connect() as connection:
-            for attempt in store.attempts_in(connection, ("payload",), study):
-                row = store.find_attempt(connection, study, attempt["attempt"])
-                payload = bytes(row["payload"] or b"") if row is not None else b""
+            for attempt in store.attempts_in(connection, (store.AttemptState.PAYLOAD,), study):
+                row = store.find_attempt(connection, study, attempt.attempt)
+                payload = (row.payload or b"") if row is not None else b""
                 if payload:
                     middle = len(payload) // 2
                     return name, payload[middle : middle + SAMPLE_BYTES]

@@ -226,7 +226,7 @@ def kept_statistic(settings: ParticipantConfig, study: bytes, label: str) -> tup
             f"{settings.state}: this site kept nothing of the study's task {label!r}.",
             "Only a site that took part in that task can be aligned; use the state file of that time.",
         )
-    return kept_blocks(parse_study(row["study"]), label, vector)
+    return kept_blocks(parse_study(row.study), label, vector)
 
 
 def write_table(path: Path, heading: list[str], lines: Any, *, force: bool) -> None:

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sqlalchemy import Connection, RowMapping
+from sqlalchemy import Connection
 
 from veilsum_node.database import after_commit
 from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode
@@ -27,7 +27,7 @@ from veilsum_participant.protocol.cohorts import cohort_faults
 from veilsum_participant.protocol.limits import count_faults, kept_weights, weight_faults
 from veilsum_participant.protocol.patience import patiently
 from veilsum_participant.site import LOG, OpenStudy, Site, check_certificates, load_open_study
-from veilsum_participant.store import Kept
+from veilsum_participant.store import AttemptRow, AttemptState, Kept, StudyState
 from veilsum_privacy.computation.contribution import Place, contribute, kept_part
 from veilsum_privacy.computation.rehearsal import rehearse
 from veilsum_privacy.ledger import Reservation
@@ -74,12 +74,19 @@ class Payload:
 
 def give_up_open(connection: Connection, site: Site, study: bytes, attempt: int | None = None) -> None:
     """Tombstone attempts that never got consent, erase their seeds and payloads, free their reservations; one transaction."""
-    rows = [row for row in store.attempts_in(connection, store.OPEN, study) if attempt in (None, row["attempt"])]
+    rows = [row for row in store.attempts_in(connection, store.OPEN, study) if attempt in (None, row.attempt)]
     for row in rows:
         store.change_attempt(
-            connection, study, row["attempt"], state="tombstone", self_seed=None, consent=None, payload=None, sizes=None
+            connection,
+            study,
+            row.attempt,
+            state=AttemptState.TOMBSTONE,
+            self_seed=None,
+            consent=None,
+            payload=None,
+            sizes=None,
         )
-        site.ledger.free(connection, row["context"])
+        site.ledger.free(connection, row.context)
     method = store.find_method(connection, study) if rows else None
     if method is not None:
         after_commit(connection, lambda: site.observer.ended(method, Outcome.GIVEN_UP, len(rows)))
@@ -153,11 +160,11 @@ class Contributions:
             assignment = parse_assignment(data)
         except HostileInput as error:
             raise Refusal(RefusalCode.CONTEXT, error.message) from error
-        with site.database.transaction() as connection:
+        with site.database.reading() as connection:
             opened = load_open_study(connection, site, key)
             row = store.find_attempt(connection, key, assignment.attempt)
             checked = self._check(connection, opened, assignment, broadcast, resumed=row is not None)
-            if row is not None and site.steady() >= row["deadline"]:
+            if row is not None and site.steady() >= row.deadline:
                 raise Refusal(RefusalCode.ROUND, "The attempt's deadline has passed.")
         if row is not None:
             return _resume(row, checked)
@@ -185,22 +192,19 @@ class Contributions:
         now = site.steady()
         with site.database.transaction() as connection:
             for row in store.attempts_in(connection, store.OPEN):
-                if now >= row["deadline"]:
-                    where = {"digest": row["study"], "round": row["round"], "attempt": row["attempt"]}
-                    fields = about("given-up", label=row["label"], **where)
-                    LOG.warning(
-                        "attempt %d of study %s passed its deadline", row["attempt"], row["study"].hex()[:12], extra=fields
-                    )
-                    give_up_open(connection, site, row["study"], row["attempt"])
+                if now >= row.deadline:
+                    fields = about("given-up", label=row.label, digest=row.study, round=row.round, attempt=row.attempt)
+                    LOG.warning("attempt %d of study %s passed its deadline", row.attempt, row.study.hex()[:12], extra=fields)
+                    give_up_open(connection, site, row.study, row.attempt)
 
     def _check(
         self, connection: Connection, opened: OpenStudy, assignment: Assignment, broadcast: bytes, *, resumed: bool
     ) -> _Checked:
         site = self._site
         row, study = opened.row, opened.study
-        if row["status"] != "ready":
+        if row.status != StudyState.READY:
             raise Refusal(RefusalCode.KEYS, "The study's keys are not complete at this site.")
-        if not resumed and (assignment.attempt <= row["attempt"] or assignment.round < row["round"]):
+        if not resumed and (assignment.attempt <= row.attempt or assignment.round < row.round):
             raise Refusal(RefusalCode.ROUND, "Rounds and attempts only rise; this one was seen before.")
         if not resumed and assignment.deadline <= site.clock():  # a time of day; what is left of it passes, whatever the clock
             raise Refusal(RefusalCode.ROUND, "The attempt's deadline has passed.")
@@ -227,8 +231,8 @@ class Contributions:
             raise Refusal(RefusalCode.NOISE, error.message) from error
         counts = count_faults(connection, opened, assignment, policy, resumed=resumed)
         refuse([*noise_faults(plan.noise, members, policy, site.name), *counts])
-        secret, tag = row["secret_key"], row["tag_key"]
-        context = context_digest(study, opened.digest, roster, keys_digest(secret, tag), assignment, plan)
+        keys = keys_digest(store.promised(row.secret_key), store.promised(row.tag_key))
+        context = context_digest(study, opened.digest, roster, keys, assignment, plan)
         return _Checked(assignment, roster, plan, context)
 
     def _prepare(self, opened: OpenStudy, checked: _Checked, broadcast: bytes) -> _Ready:
@@ -243,7 +247,7 @@ class Contributions:
         except HostileInput as error:
             raise Refusal(RefusalCode.CONTEXT, error.message) from error
         origin = kept_origin(study, opened.digest, declaration, checked.assignment.broadcast)
-        with site.database.transaction() as connection:
+        with site.database.reading() as connection:
             kept = store.find_kept(connection, opened.digest, declaration.label) if declaration.keep else None
             sources = [] if declaration.source is None else [declaration.source]
             found = {label: store.find_kept(connection, opened.digest, label) for label in sources}
@@ -318,7 +322,7 @@ class Contributions:
             study=opened.digest,
             attempt=assignment.attempt,
             round=assignment.round,
-            state="reserved",
+            state=AttemptState.RESERVED,
             context=checked.context,
             assignment=data,
             deadline=site.steady() + min(left, 3600 * site.config.policy.attempt_hours),
@@ -363,9 +367,9 @@ class Contributions:
             with site.database.transaction() as connection:
                 row = store.find_study(connection, opened.digest)
                 kept = store.find_attempt(connection, opened.digest, assignment.attempt)
-                if row is None or row["status"] != "ready" or kept is None or kept["state"] != "reserved":
+                if row is None or row.status != StudyState.READY or kept is None or kept.state != AttemptState.RESERVED:
                     raise Refusal(RefusalCode.ROUND, "The attempt was given up while it was computed.")
-                if site.steady() >= kept["deadline"]:
+                if site.steady() >= kept.deadline:
                     raise Refusal(RefusalCode.ROUND, "The attempt's deadline passed while it was computed.")
                 declaration = plan.declaration
                 if declaration.keep and store.find_kept(connection, opened.digest, declaration.label) is None:
@@ -376,7 +380,7 @@ class Contributions:
                     store.keep_state(connection, opened.digest, assignment.attempt, declaration.label, computed.state)
                 if computed.fault is not None:
                     site.ledger.fault(connection, context, type(computed.fault).__name__)
-                number = row["receipts"] + 1
+                number = row.receipts + 1
                 receipt = Receipt(
                     study=opened.digest,
                     participant=site.name,
@@ -398,7 +402,7 @@ class Contributions:
                     connection,
                     opened.digest,
                     assignment.attempt,
-                    state="payload",
+                    state=AttemptState.PAYLOAD,
                     self_seed=self_seed,
                     consent=consent,
                     consent_digest=consent_proof(consent),
@@ -414,11 +418,9 @@ class Contributions:
         return Payload(assignment.round, assignment.attempt, ciphertexts, signed)
 
 
-def _resume(row: RowMapping, checked: _Checked) -> Payload:
-    if row["context"] != checked.context or row["round"] != checked.assignment.round:
+def _resume(row: AttemptRow, checked: _Checked) -> Payload:
+    if row.context != checked.context or row.round != checked.assignment.round:
         raise Refusal(RefusalCode.CONTEXT, "The attempt was assigned before under another context.")
-    if row["state"] != "payload":
-        raise Refusal(RefusalCode.ROUND, f"The attempt cannot be uploaded; it is {row['state']}.")
-    return Payload(
-        row["round"], row["attempt"], store.split_payload(row), SignedReceipt(row["receipt"], row["receipt_signature"])
-    )
+    if row.state != AttemptState.PAYLOAD:
+        raise Refusal(RefusalCode.ROUND, f"The attempt cannot be uploaded; it is {row.state}.")
+    return Payload(row.round, row.attempt, row.ciphertexts, row.signed_receipt)

@@ -21,6 +21,7 @@ from veilsum_participant.protocol.membership import Membership
 from veilsum_participant.protocol.openings import Openings, Shown
 from veilsum_participant.protocol.recovery import MirroredReceipt, settle, settled_entry
 from veilsum_participant.site import LOG, Site
+from veilsum_participant.store import StudyState
 from veilsum_privacy.ledger.receipts import SignedReceipt
 from veilsum_privacy.securesum.boxes import Box, Purpose
 from veilsum_privacy.securesum.context import parse_assignment
@@ -196,7 +197,7 @@ class ParticipantCore:
                 self.openings.on_released(key, attempt)
                 channel.confirm(key, directive.kind, number, attempt)
             case pb.DIRECTIVE_KIND_END:
-                self.membership.leave(key, "ended")
+                self.membership.leave(key, StudyState.ENDED)
                 channel.confirm(key, directive.kind, number, attempt)
             case _:
                 raise HostileInput("A directive has an unknown kind.")
@@ -231,7 +232,7 @@ class ParticipantCore:
             opened = self.openings.on_sum(key, number, attempt, list(total.ciphertexts))
         except Refusal as refusal:
             if refusal.code is RefusalCode.TAG:
-                self.membership.leave(key, "left")
+                self.membership.leave(key, StudyState.LEFT)
             raise
         channel.decrypted(key, number, attempt, opened.words, opened.signed)
 
