@@ -13,10 +13,10 @@ import io
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,49 +86,119 @@ OPEN = (AttemptState.RESERVED, AttemptState.PAYLOAD)
 PAID = (AttemptState.CONSENTED, AttemptState.RELEASED, AttemptState.RECOVERED)
 """States of an attempt that was charged; ``recovered`` is known from its receipt only."""
 
+Value = TypeVar("Value", bytes, str)
+
+
+def promised(value: Value | None) -> Value:
+    """A column that is never empty in the row's present state.
+
+    Raises:
+        Damage: it is empty.
+    """
+    if value is None:
+        raise Damage("The store lacks what the state of a study or attempt promises.", "Restore a backup.")
+    return value
+
+
+@dataclass(frozen=True, repr=False)
+class StudyRow:
+    """A study that the site enrolled in. It holds keys and seeds, so it shows nothing of itself."""
+
+    digest: bytes
+    status: StudyState
+    study: bytes
+    analyst: str
+    enrolment: bytes  # JSON of hexadecimal: certificate, body, signature
+    box_key: bytes | None
+    roster: bytes | None  # JSON: list of enrolments
+    roster_time: int | None  # when the whole roster was verified
+    secret_key: bytes | None
+    tag_key: bytes | None
+    dealer: str | None
+    shares: bytes | None  # JSON: name -> hexadecimal; this site's own of the pairs' seeds
+    seeds: bytes | None  # JSON: name -> hexadecimal
+    receipts: int = 0
+    round: int = 0
+    attempt: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "status", StudyState(self.status))
+
+
+@dataclass(frozen=True, repr=False)
+class AttemptRow:
+    """One attempt at a round."""
+
+    study: bytes
+    attempt: int
+    round: int
+    state: AttemptState
+    context: bytes
+    assignment: bytes
+    deadline: int
+    label: str
+    self_seed: bytes | None
+    consent: bytes | None
+    sizes: str | None  # JSON: sizes of the ciphertexts in order
+    receipt: bytes | None
+    receipt_signature: bytes | None
+    decrypted: bytes | None  # digest of the sum that was decrypted for this context
+    consent_digest: bytes | None  # SHA-256 of the consent; outlives it, to know it again
+    payload: bytes | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "state", AttemptState(self.state))
+
+    @property
+    def ciphertexts(self) -> list[bytes]:
+        """The stored payload's, in order."""
+        data = io.BytesIO(promised(self.payload))
+        return [data.read(size) for size in json.loads(promised(self.sizes))]
+
+    @property
+    def signed_receipt(self) -> SignedReceipt:
+        """The site's own receipt; there is one as soon as there is a payload."""
+        return SignedReceipt(promised(self.receipt), promised(self.receipt_signature))
+
+
+@dataclass(frozen=True)
+class PendingRow:
+    """A study that waits for the operator's word, or had it."""
+
+    digest: bytes
+    study: bytes
+    signature: bytes
+    certificate: bytes  # the analyst's, DER
+    coordinator: str
+    analyst: str
+    time: int  # when it came
+    state: PendingState
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "state", PendingState(self.state))
+
+
+Row = TypeVar("Row", StudyRow, AttemptRow, PendingRow)
+
 METADATA = MetaData()
+_KINDS = {bytes: LargeBinary, int: Integer}
 
-STUDIES = Table(
-    "participant_study",
-    METADATA,
-    Column("digest", LargeBinary(32), primary_key=True),
-    Column("status", String(16), nullable=False),
-    Column("study", LargeBinary, nullable=False),
-    Column("analyst", String(64), nullable=False),
-    Column("enrolment", LargeBinary, nullable=False),  # JSON of hexadecimal: certificate, body, signature
-    Column("box_key", LargeBinary),
-    Column("roster", LargeBinary),  # JSON: list of enrolments
-    Column("roster_time", Integer),  # when the whole roster was verified
-    Column("secret_key", LargeBinary),
-    Column("tag_key", LargeBinary),
-    Column("dealer", String(64)),
-    Column("shares", LargeBinary),  # JSON: name -> hexadecimal; this site's own of the pairs' seeds
-    Column("seeds", LargeBinary),  # JSON: name -> hexadecimal
-    Column("receipts", Integer, nullable=False, default=0),
-    Column("round", Integer, nullable=False, default=0),
-    Column("attempt", Integer, nullable=False, default=0),
-)
 
-ATTEMPTS = Table(
-    "participant_attempt",
-    METADATA,
-    Column("study", LargeBinary(32), primary_key=True),
-    Column("attempt", Integer, primary_key=True),
-    Column("round", Integer, nullable=False),
-    Column("state", String(16), nullable=False),
-    Column("context", LargeBinary(32), nullable=False, unique=True),
-    Column("assignment", LargeBinary, nullable=False),
-    Column("deadline", Integer, nullable=False),
-    Column("label", String(64), nullable=False),
-    Column("self_seed", LargeBinary(32)),
-    Column("consent", LargeBinary(32)),
-    Column("sizes", Text),  # JSON: sizes of the ciphertexts in order
-    Column("payload", LargeBinary),
-    Column("receipt", LargeBinary),
-    Column("receipt_signature", LargeBinary),
-    Column("decrypted", LargeBinary(32)),  # digest of the sum that was decrypted for this context
-    Column("consent_digest", LargeBinary(32)),  # SHA-256 of the consent; outlives it, to know it again
-)
+def _table(name: str, row: type[Row], *keys: str) -> Table:
+    """The table of such rows, as the migrations make it: a column for each field."""
+    hints, columns = get_type_hints(row), list[Column[Any]]()
+    for item in fields(row):
+        kind, *rest = get_args(hints[item.name]) or (hints[item.name],)
+        default = None if item.default is MISSING else item.default
+        key = item.name in keys
+        columns.append(Column(item.name, _KINDS.get(kind, Text), primary_key=key, nullable=bool(rest), default=default))
+    return Table(name, METADATA, *columns)
+
+
+STUDIES = _table("participant_study", StudyRow, "digest")
+ATTEMPTS = _table("participant_attempt", AttemptRow, "study", "attempt")
+PENDING = _table("participant_pending", PendingRow, "digest")
 
 PEERS = Table(
     "participant_peer",
@@ -160,20 +230,6 @@ ANSWERS = Table(
     Column("time", Integer, nullable=False),
 )
 
-PENDING = Table(
-    "participant_pending",
-    METADATA,
-    Column("digest", LargeBinary(32), primary_key=True),
-    Column("study", LargeBinary, nullable=False),
-    Column("signature", LargeBinary, nullable=False),
-    Column("certificate", LargeBinary, nullable=False),  # the analyst's, DER
-    Column("coordinator", String(64), nullable=False),
-    Column("analyst", String(64), nullable=False),
-    Column("time", Integer, nullable=False),  # when it came
-    Column("state", String(16), nullable=False),
-    Column("reason", Text, nullable=False, default=""),
-)
-
 KEPT = Table(
     "participant_kept",
     METADATA,
@@ -199,100 +255,6 @@ MIRRORS = Table(
     Column("coordinator", String(64), primary_key=True),
     Column("entry", Integer, nullable=False),  # every receipt of ours up to this entry of its mirror is settled here
 )
-
-
-@dataclass(frozen=True, repr=False)
-class StudyRow:
-    """A study that the site enrolled in; the columns of :data:`STUDIES`. It holds keys and seeds, so it has no words."""
-
-    digest: bytes
-    status: StudyState
-    study: bytes
-    analyst: str
-    enrolment: bytes
-    box_key: bytes | None
-    roster: bytes | None
-    roster_time: int | None
-    secret_key: bytes | None
-    tag_key: bytes | None
-    dealer: str | None
-    shares: bytes | None
-    seeds: bytes | None
-    receipts: int
-    round: int
-    attempt: int
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "status", StudyState(self.status))
-
-
-@dataclass(frozen=True, repr=False)
-class AttemptRow:
-    """One attempt at a round; the columns of :data:`ATTEMPTS`."""
-
-    study: bytes
-    attempt: int
-    round: int
-    state: AttemptState
-    context: bytes
-    assignment: bytes
-    deadline: int
-    label: str
-    self_seed: bytes | None
-    consent: bytes | None
-    sizes: str | None
-    receipt: bytes | None
-    receipt_signature: bytes | None
-    decrypted: bytes | None
-    consent_digest: bytes | None
-    payload: bytes | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "state", AttemptState(self.state))
-
-    @property
-    def ciphertexts(self) -> list[bytes]:
-        """The stored payload's, in order."""
-        data = io.BytesIO(promised(self.payload))
-        return [data.read(size) for size in json.loads(promised(self.sizes))]
-
-    @property
-    def signed_receipt(self) -> SignedReceipt:
-        """The site's own receipt; there is one as soon as there is a payload."""
-        return SignedReceipt(promised(self.receipt), promised(self.receipt_signature))
-
-
-@dataclass(frozen=True)
-class PendingRow:
-    """A study that waits for the operator's word, or had it; the columns of :data:`PENDING`."""
-
-    digest: bytes
-    study: bytes
-    signature: bytes
-    certificate: bytes
-    coordinator: str
-    analyst: str
-    time: int
-    state: PendingState
-    reason: str
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "state", PendingState(self.state))
-
-
-Row = TypeVar("Row", StudyRow, AttemptRow, PendingRow)
-Value = TypeVar("Value", bytes, str)
-
-
-def promised(value: Value | None) -> Value:
-    """A column that is never empty in the row's present state.
-
-    Raises:
-        Damage: it is empty.
-    """
-    if value is None:
-        raise Damage("The store lacks what the state of a study or attempt promises.", "Restore a backup.")
-    return value
 
 
 def _all(kind: type[Row], found: Result[Any]) -> list[Row]:
