@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from sqlalchemy import Connection
 
 from veilsum_node.config import did_you_mean
-from veilsum_node.database import open_readonly, reading
+from veilsum_node.database import open_readonly
 from veilsum_node.errors import HostileInput, Refusal, VeilsumError
 from veilsum_node.identity import Credentials, Role, load_credentials
 from veilsum_node.identity.certificate import certificate_end, moment
@@ -208,17 +208,14 @@ class SiteCheck:
         if not self._config.state.exists():
             yield Check("ledger", Outcome.WARNING, "there is none yet", "It is made when the participant starts.")
             return
-        engine = open_readonly(self._config.state)
-        try:
-            ledger = LedgerReader(engine)
+        with open_readonly(self._config.state) as database:
+            ledger = LedgerReader(database)
             if self._credentials is not None and ledger.site != self._credentials.identity.name:
                 raise HostileInput(f"The ledger is that of {printable(ledger.site)}.", "Check identity and state file.")
             authority = None if self._credentials is None else self._credentials.authority
             count = ledger.verify(authority=authority).entries
-            with reading(engine) as connection:
+            with database.reading() as connection:
                 mark = read_mark(connection)
-        finally:
-            engine.dispose()
         yield Check("ledger", Outcome.OK, f"{count} entries: chain, signatures, receipts and budgets hold")
         if mark is not None and mark.trusted:
             detail = f"the backup of {moment(mark.made)}; by the operator's word the coordinator's mirror completes it"

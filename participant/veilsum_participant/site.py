@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from cryptography import x509
-from sqlalchemy import Connection, Engine, RowMapping
+from sqlalchemy import Connection
 
-from veilsum_node.database import reading, transaction
+from veilsum_node.database import Database
 from veilsum_node.errors import DataError, HostileInput, Refusal, RefusalCode, StateError, VeilsumError
 from veilsum_node.identity import Credentials, Role, key_fingerprint, verify_certificate
 from veilsum_node.identity.certificate import load_certificate, p256_key
@@ -26,6 +26,7 @@ from veilsum_participant.data import check_structure, load_records
 from veilsum_participant.data.encoders import find_encoder
 from veilsum_participant.observer import Observer
 from veilsum_participant.policy import analyst_faults, refuse
+from veilsum_participant.store import TAKING_PART, StudyRow
 from veilsum_privacy.backup.restored import Mark, lift_mark, read_mark
 from veilsum_privacy.ledger import Ledger
 from veilsum_privacy.securesum.agreed import AgreedStudy
@@ -70,7 +71,7 @@ class Site:
 
     config: ParticipantConfig
     credentials: Credentials
-    engine: Engine
+    database: Database
     ledger: Ledger
     clock: Callable[[], int]
     random: RandomSource
@@ -92,7 +93,7 @@ class Site:
         self.nonce = self.random.bytes(NONCE_BYTES)
         self.agreed = lru_cache(maxsize=MOST_STUDIES)(AgreedStudy.parse)
         self.ledger_known.set()
-        store.create_tables(self.engine)
+        store.create_tables(self.database)
 
     @property
     def name(self) -> str:
@@ -119,12 +120,12 @@ class Site:
 
     def restored(self) -> Mark | None:
         """The mark of a restored state whose ledger nobody has vouched for yet; None without one."""
-        with reading(self.engine) as connection:
+        with self.database.reading() as connection:
             return read_mark(connection)
 
     def lift_trusted(self) -> bool:
         """Lift the mark if the operator trusts the mirror and this process has read it. Returns whether none stands now."""
-        with transaction(self.engine) as connection:
+        with self.database.transaction() as connection:
             mark = read_mark(connection)
             if mark is not None and mark.trusted and self.mirror_read:
                 lift_mark(connection)
@@ -140,7 +141,7 @@ class Site:
         """
 
         def run(work: Callable[[Connection], object]) -> None:
-            with transaction(self.engine) as connection:
+            with self.database.transaction() as connection:
                 check_key(connection, credentials)
                 work(connection)
 
@@ -209,9 +210,9 @@ def check_key(connection: Connection, credentials: Credentials) -> None:
         StateError: it is a new one.
     """
     for row in store.open_studies(connection):
-        enrolled = load_enrolments(row["enrolment"])[0].certificate
+        enrolled = load_enrolments(row.enrolment)[0].certificate
         known = key_fingerprint(p256_key(load_certificate(enrolled).public_key(), "enrolled certificate"))
-        study = row["digest"].hex()[:12]
+        study = row.digest.hex()[:12]
         if known != credentials.signing_key.fingerprint:
             raise StateError(
                 f"The identity holds a new key, but the open study {study} knows this site by the key {known[:16]}.",
@@ -244,7 +245,7 @@ def _verified_roster(data: bytes, study: bytes, digest: bytes, authority: x509.C
 class OpenStudy:
     """A study that the site is enrolled in, loaded from the store and verified again."""
 
-    row: RowMapping = field(repr=False)  # holds keys and seeds
+    row: StudyRow = field(repr=False)  # holds keys and seeds
     agreed: AgreedStudy
 
     @property
@@ -260,7 +261,7 @@ class OpenStudy:
     @property
     def box_key(self) -> BoxKey:
         """The site's HPKE key for the study."""
-        return BoxKey.parse(self.row["box_key"])
+        return BoxKey.parse(store.promised(self.row.box_key))
 
     def roster(self, site: Site) -> Roster:
         """The roster, verified at the time when it was accepted: a member that has left may let its certificate expire.
@@ -268,29 +269,29 @@ class OpenStudy:
         Whoever asks for a contribution or a consent checks the cohort's certificates at the present time as well
         (:func:`check_certificates`).
         """
-        if self.row["roster"] is None:
+        if self.row.roster is None:
             raise Refusal(RefusalCode.ROSTER, "No roster was received for this study yet.")
         row = self.row
         try:
-            return _verified_roster(row["roster"], row["study"], self.digest, site.credentials.authority, row["roster_time"])
+            return _verified_roster(row.roster, row.study, self.digest, site.credentials.authority, row.roster_time)
         except HostileInput as error:
             raise Refusal(RefusalCode.ROSTER, error.message) from error
 
     def keys(self, roster_size: int) -> tuple[SecretKey, TagKey]:
         """The dealt keys."""
-        if self.row["secret_key"] is None or self.row["tag_key"] is None:
+        if self.row.secret_key is None or self.row.tag_key is None:
             raise Refusal(RefusalCode.KEYS, "The study's keys were not dealt to this site.")
-        return SecretKey.parse(self.row["secret_key"], self.agreed.parameters(roster_size)), TagKey(self.row["tag_key"])
+        return SecretKey.parse(self.row.secret_key, self.agreed.parameters(roster_size)), TagKey(self.row.tag_key)
 
     @property
     def shares(self) -> dict[str, bytes]:
         """What this site drew for its pairs' seeds, by the other member's name."""
-        return _secrets(self.row["shares"])
+        return _secrets(self.row.shares)
 
     @property
     def seeds(self) -> dict[str, bytes]:
         """Pair seeds by the other member's name."""
-        return _secrets(self.row["seeds"])
+        return _secrets(self.row.seeds)
 
 
 def _secrets(stored: bytes | None) -> dict[str, bytes]:
@@ -320,10 +321,10 @@ def load_open_study(connection: Connection, site: Site, digest: bytes) -> OpenSt
     row = store.find_study(connection, digest)
     if row is None:
         raise Refusal(RefusalCode.CLOSED, "This site is not enrolled in that study.")
-    if row["status"] not in ("enrolled", "ready"):
-        raise Refusal(RefusalCode.CLOSED, f"This site's part in the study is over ({row['status']}).")
-    refuse(analyst_faults(row["analyst"], site.config.policy))
-    agreed = site.agreed(row["study"])
+    if row.status not in TAKING_PART:
+        raise Refusal(RefusalCode.CLOSED, f"This site's part in the study is over ({row.status}).")
+    refuse(analyst_faults(row.analyst, site.config.policy))
+    agreed = site.agreed(row.study)
     study = agreed.study
     if site.clock() >= study.expires:
         raise Refusal(RefusalCode.STUDY_EXPIRED, "The study has expired.")

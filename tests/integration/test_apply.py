@@ -27,7 +27,7 @@ from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.parts.application import application
 from veilsum_deploy import cli
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
-from veilsum_node.database import open_database, transaction
+from veilsum_node.database import open_database
 from veilsum_node.identity.provision import Kit, make_kit
 from veilsum_participant import store
 from veilsum_participant.applying.model import Model, load_model
@@ -265,20 +265,20 @@ def test_a_site_aligns_by_what_it_kept_in_its_state_file(here: Path, capsys: pyt
     write_csv(here / "new.csv", x, None)
     _, config = participant(here)
 
-    engine = open_database(config.parent / "participant.db")
-    store.create_tables(engine)
-    with transaction(engine) as connection:
+    database = open_database(config.parent / "participant.db")
+    store.create_tables(database)
+    with database.transaction() as connection:
         store.add_study(
             connection, digest=key, status="ended", study=study.to_bytes(), analyst="a", enrolment=b"[]", box_key=b""
         )
-    engine.dispose()
+    database.close()
     code, _, err = run(capsys, "result", "--data", "new.csv", "--config", config)
     assert code == 2
     assert f"kept nothing of the study's task '{label}'" in err
-    engine = open_database(config.parent / "participant.db")
-    with transaction(engine) as connection:
+    database = open_database(config.parent / "participant.db")
+    with database.transaction() as connection:
         store.keep_vector(connection, key, label, store.Kept(vector, vector, None))
-    engine.dispose()
+    database.close()
 
     code, _, err = run(capsys, "result", "--data", "new.csv", "--config", config, "--site", "rome")
     assert code == 2

@@ -18,7 +18,6 @@ from support.hostile import Adversary, Said, altered
 from veilsum_aggregation.alignment import site_gaussian
 from veilsum_aggregation.gaussian import barycenter_term, factor
 from veilsum_coordinator.service.runner import RoundLostError
-from veilsum_node.database import transaction
 from veilsum_node.errors import HostileInput, RefusalCode, StateError
 from veilsum_participant import store
 from veilsum_privacy.accounting.accountant import GaussianEvent, rdp_epsilon
@@ -84,7 +83,7 @@ def test_steps_are_sums_over_what_the_sites_kept_and_cost_nothing(tmp_path: Path
     total = moments.values["count"]
     kept = {}
     for name, site in bed.sites.items():
-        with transaction(site.engine) as connection:
+        with site.database.transaction() as connection:
             vector = store.kept_vector(connection, key, "moments")
         assert vector is not None
         kept[name] = AgreedStudy(study).task("moments").kept_blocks(vector)
@@ -128,7 +127,7 @@ def test_nothing_is_derived_from_a_statistic_that_was_never_paid_for(tmp_path: P
         return attack.assign("a", assignment, broadcast)
 
     def kept() -> NDArray[np.int64] | None:
-        with transaction(site.engine) as connection:
+        with site.database.transaction() as connection:
             return store.kept_vector(connection, attack.key, "moments")
 
     assert ask("moments", 1).call == "upload"
@@ -159,7 +158,7 @@ def test_a_site_that_lost_what_it_kept_takes_no_further_part(tmp_path: Path) -> 
     key = bed.local.submit(study, bed.analyst)
     federation = bed.local.prepare(key)
     total = federation.sum("moments").values["count"]
-    with transaction(bed.sites["b"].engine) as connection:
+    with bed.sites["b"].database.transaction() as connection:
         connection.execute(delete(store.KEPT))
     with pytest.raises((RoundLostError, StateError)):
         federation.sum("step", {"reference.count": total})
@@ -181,7 +180,7 @@ def test_a_ledger_does_not_verify_whose_post_processing_has_no_source(tmp_path: 
         cohort_size=3,
         context=bytes(32),
     )
-    with transaction(site.engine) as connection:
+    with site.database.transaction() as connection:
         site.ledger.reserve(connection, reservation)
     with pytest.raises(LedgerFault, match="never paid for"):
         site.ledger.verify()

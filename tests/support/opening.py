@@ -20,7 +20,7 @@ def own_vector(attack: Adversary, name: str, attempt: int) -> Integers:
     """What one site added to the sum of an attempt whose payload it still holds: (size,) in grid units, noise included."""
     row = attack.attempt_row(name, attempt)
     assert row is not None
-    cohort, context = attack.assignments[attempt].names, row["context"]
+    cohort, context = attack.assignments[attempt].names, row.context
     encoding = plan_of(attack, attempt).encoding
     modulus = encoding.parameters.plain_modulus
     place = cohort.index(name)
@@ -31,4 +31,4 @@ def own_vector(attack: Adversary, name: str, attempt: int) -> Integers:
             mask = MaskStream(derive(seed, "pair", context), modulus).take(len(rest))
             rest = (rest + (mask if cohort.index(other) < place else modulus - mask)) % modulus
     alone = replace(encoding, cohort=1)
-    return open_sum([rest[start : start + width] for start in range(0, len(rest), width)], alone, [row["consent"]])
+    return open_sum([rest[start : start + width] for start in range(0, len(rest), width)], alone, [row.consent])

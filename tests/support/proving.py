@@ -19,7 +19,6 @@ from veilsum_coordinator.protocol.rounds import Round
 from veilsum_coordinator.results.proof import proof_file
 from veilsum_coordinator.storage.journal import SqlJournal
 from veilsum_node.canonical import canonical
-from veilsum_node.database import reading
 from veilsum_node.identity import Credentials
 from veilsum_participant import store
 from veilsum_participant.site import Site
@@ -67,7 +66,7 @@ def proven(journal: SqlJournal, directory: Path, authority: x509.Certificate, us
 
 def signed_words(site: Site, study: bytes, current: Round, words: list[Slots], /, **changes: Any) -> SignedStatement:
     """A member's signed word on a decryption of the present attempt; ``changes`` make it say something else."""
-    with reading(site.engine) as connection:
+    with site.database.reading() as connection:
         row = store.find_study(connection, study)
     assert row is not None
     values: dict[str, Any] = {
@@ -76,7 +75,7 @@ def signed_words(site: Site, study: bytes, current: Round, words: list[Slots], /
         "round": current.number,
         "attempt": current.assignment.attempt,
         "context": current.context,
-        "keys": keys_digest(row["secret_key"], row["tag_key"]),
+        "keys": keys_digest(row.secret_key, row.tag_key),
         "words": words_digest(words),
     }
     return sign_statement(Statement(**(values | changes)), site.credentials.signing_key)

@@ -23,8 +23,7 @@ from veilsum_coordinator.protocol.rounds import DecryptionsDiffer, Round, RoundP
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_coordinator.storage.journal import Journal
 from veilsum_coordinator.storage.records import KeptRelease, KeptStudy, KeptSum, RoundStart
-from veilsum_node.driver_faults import DatabaseAwayError
-from veilsum_node.errors import HostileInput, RefusalCode, StateError, VeilsumError
+from veilsum_node.errors import HostileInput, RefusalCode, StateError, Unavailable, VeilsumError
 from veilsum_node.process.steady_clock import RETURN_SECONDS
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt
 from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan
@@ -406,7 +405,7 @@ class StudyMachine:
                 current.receipts(),
                 {name: certificates[name] for name in current.cohort},
             )
-        except (HostileInput, StateError) as error:  # no consent was asked for, so it costs nobody a charge
+        except VeilsumError as error:  # no consent was asked for, so it costs nobody a charge
             if self._lost(error, now):
                 self.fail(f"the sum of round {current.number} could not be stored: {error.message}")
             return
@@ -482,7 +481,7 @@ class StudyMachine:
         try:
             sealed = self.phase is StudyPhase.RUNNING
             self._journal.keep_progress(self.digest, self.progress(), begun, sealed=sealed)
-        except StateError as error:  # nobody was asked for anything that depends on it
+        except VeilsumError as error:  # nobody was asked for anything that depends on it
             self._unsaved = True
             if self._lost(error, now):
                 self.fail(f"the study's state could not be stored: {error.message}")
@@ -492,7 +491,7 @@ class StudyMachine:
     def _lost(self, error: VeilsumError, now: int) -> bool:
         """Whether what could not be stored will not be any more, rather than with a later tick."""
         self._away = now if self._away is None else self._away
-        return not isinstance(error, DatabaseAwayError) or now - self._away >= self._waits.database
+        return not isinstance(error, Unavailable) or now - self._away >= self._waits.database
 
     def progress(self) -> dict[str, Any]:
         """What the journal keeps of the study's decisions, as JSON values; :meth:`restore` reads it."""

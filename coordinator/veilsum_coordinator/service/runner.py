@@ -27,7 +27,7 @@ from veilsum_coordinator.results.proof import release_entries
 from veilsum_coordinator.results.released_models import find_released
 from veilsum_coordinator.service.hub import Hub
 from veilsum_coordinator.service.status import spent_epsilon
-from veilsum_node.errors import HostileInput, StateError, VeilsumError
+from veilsum_node.errors import HostileInput, Unavailable, VeilsumError
 from veilsum_node.telemetry.logs import about
 from veilsum_privacy.results.result import Result, checkpoint_directory, remove_partial, save_result
 from veilsum_privacy.securesum.agreed import RoundPlan
@@ -216,7 +216,7 @@ class HubFederation:
         directory = checkpoint_directory(self._results, self._key, self._round)
         try:
             save_result(directory, checkpoint_result(self, arrays, summary), study=described)
-        except StateError as error:  # the study does without it; the next one may find room
+        except Unavailable as error:  # the study does without it; the next one may find room
             LOG.warning("study %s: no checkpoint after round %d: %s", study.name, self._round, error)
             shutil.rmtree(directory, ignore_errors=True)
             return
@@ -259,7 +259,7 @@ def _save(hub: Hub, study: Study, directory: Path, result: Result) -> None:
     """Write a result. Its releases are paid for, so a folder that takes nothing is waited for as long as the database is.
 
     Raises:
-        StateError: it took nothing all that time, or the coordinator is stopping.
+        Unavailable: it took nothing all that time, or the coordinator is stopping.
     """
     key = bytes.fromhex(directory.name)
     releases = hub.journal.outage.wait(lambda: release_entries(hub.journal, key))
@@ -268,7 +268,7 @@ def _save(hub: Hub, study: Study, directory: Path, result: Result) -> None:
         try:
             described = {"name": study.name, "digest": directory.name, "method": study.method}
             save_result(directory, result, study=described, releases=releases)
-        except StateError as error:
+        except Unavailable as error:
             if hub.stopping or time.monotonic() >= end:
                 raise
             if not told:

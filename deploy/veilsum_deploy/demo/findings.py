@@ -90,11 +90,10 @@ def _bytes_per_value(done: Finished) -> dict[str, Any]:
 
 def released(kit: Kit, finished: Sequence[Finished]) -> list[dict[str, Any]]:
     """Every released sum in the coordinator's journal: all that it ever learned of the records."""
-    engine = open_database(kit.coordinator.directory / "state" / "coordinator.db")
     rows = []
-    try:
+    with open_database(kit.coordinator.directory / "state" / "coordinator.db") as database:
         for done in finished:
-            for row in read_releases(engine, done.key):
+            for row in read_releases(database, done.key):
                 cohort = tuple(json.loads(row["cohort"]))
                 plan = AgreedStudy(done.study).task(row["label"]).plan(len(done.info.enrolled), len(cohort))
                 values = np.frombuffer(row["values"], dtype="<i8").astype(np.int64)
@@ -110,8 +109,6 @@ def released(kit: Kit, finished: Sequence[Finished]) -> list[dict[str, Any]]:
                         "noise_std": {name: round(std, 4) for name, std in release.noise_std.items()},
                     }
                 )
-    finally:
-        engine.dispose()
     return rows
 
 

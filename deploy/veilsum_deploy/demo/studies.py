@@ -165,12 +165,8 @@ def _kept(done: Finished, site: str, directory: Path) -> dict[str, Floats] | Non
     source = next((task.source for task in done.study.tasks if task.source is not None), None)
     if source is None:
         return None
-    engine = open_readonly(directory / "participants" / site / "participant.db")
-    try:
-        with engine.connect() as connection:
-            vector = store.kept_vector(connection, done.key, source)
-    finally:
-        engine.dispose()
+    with open_readonly(directory / "participants" / site / "participant.db") as database, database.reading() as connection:
+        vector = store.kept_vector(connection, done.key, source)
     return None if vector is None else AgreedStudy(done.study).task(source).kept_blocks(vector)[0]
 
 

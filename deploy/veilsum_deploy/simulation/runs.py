@@ -203,7 +203,7 @@ def _kept(local: LocalFederation, study: Study, key: bytes) -> Kept:
     """What sites kept, from their own state."""
 
     def kept(site: str, label: str) -> Mapping[str, Floats]:
-        with local.cores[site].site.engine.connect() as connection:
+        with local.cores[site].site.database.engine.connect() as connection:
             vector = kept_vector(connection, key, label)
         if vector is None:
             raise StateError(f"{site} kept nothing of {label!r}.")

@@ -14,9 +14,9 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sqlalchemy import Connection, RowMapping
+from sqlalchemy import Connection
 
-from veilsum_node.database import after_commit, scrub, transaction
+from veilsum_node.database import after_commit
 from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_node.telemetry.logs import about
 from veilsum_participant import store
@@ -27,7 +27,7 @@ from veilsum_participant.protocol.cohorts import cohort_faults
 from veilsum_participant.protocol.limits import count_faults, kept_weights, weight_faults
 from veilsum_participant.protocol.patience import patiently
 from veilsum_participant.site import LOG, OpenStudy, Site, check_certificates, load_open_study
-from veilsum_participant.store import Kept
+from veilsum_participant.store import AttemptRow, AttemptState, Kept, StudyState
 from veilsum_privacy.computation.contribution import Place, contribute
 from veilsum_privacy.computation.rehearsal import rehearse
 from veilsum_privacy.ledger import Mechanism, Reservation
@@ -72,12 +72,19 @@ class Payload:
 
 def give_up_open(connection: Connection, site: Site, study: bytes, attempt: int | None = None) -> None:
     """Tombstone attempts that never got consent, erase their seeds and payloads, free their reservations; one transaction."""
-    rows = [row for row in store.attempts_in(connection, store.OPEN, study) if attempt in (None, row["attempt"])]
+    rows = [row for row in store.attempts_in(connection, store.OPEN, study) if attempt in (None, row.attempt)]
     for row in rows:
         store.change_attempt(
-            connection, study, row["attempt"], state="tombstone", self_seed=None, consent=None, payload=None, sizes=None
+            connection,
+            study,
+            row.attempt,
+            state=AttemptState.TOMBSTONE,
+            self_seed=None,
+            consent=None,
+            payload=None,
+            sizes=None,
         )
-        site.ledger.free(connection, row["context"])
+        site.ledger.free(connection, row.context)
     method = store.find_method(connection, study) if rows else None
     if method is not None:
         after_commit(connection, lambda: site.observer.ended(method, Outcome.GIVEN_UP, len(rows)))
@@ -151,17 +158,17 @@ class Contributions:
             assignment = parse_assignment(data)
         except HostileInput as error:
             raise Refusal(RefusalCode.CONTEXT, error.message) from error
-        with transaction(site.engine) as connection:
+        with site.database.reading() as connection:
             opened = load_open_study(connection, site, key)
             row = store.find_attempt(connection, key, assignment.attempt)
             checked = self._check(connection, opened, assignment, broadcast, resumed=row is not None)
-            if row is not None and site.steady() >= row["deadline"]:
+            if row is not None and site.steady() >= row.deadline:
                 raise Refusal(RefusalCode.ROUND, "The attempt's deadline has passed.")
         if row is not None:
             return _resume(row, checked)
         ready = self._prepare(opened, checked, broadcast)
         try:
-            with transaction(site.engine) as connection:
+            with site.database.transaction() as connection:
                 self._reserve(connection, opened, checked, data)
         except Refusal as refusal:
             self._record_refusal(opened, checked, refusal)
@@ -173,32 +180,29 @@ class Contributions:
 
     def give_up(self, key: bytes, attempt: int) -> None:
         """The attempt is over before consent. Idempotent; an attempt with consent stays as it is."""
-        with transaction(self._site.engine) as connection:
+        with self._site.database.transaction() as connection:
             give_up_open(connection, self._site, key, attempt)
-        scrub(self._site.engine)
+        self._site.database.scrub()
 
     def expire(self) -> None:
         """Give up attempts past their deadline, and those whose payload was never finished by an earlier process."""
         site = self._site
         now = site.steady()
-        with transaction(site.engine) as connection:
+        with site.database.transaction() as connection:
             for row in store.attempts_in(connection, store.OPEN):
-                if now >= row["deadline"]:
-                    where = {"digest": row["study"], "round": row["round"], "attempt": row["attempt"]}
-                    fields = about("given-up", label=row["label"], **where)
-                    LOG.warning(
-                        "attempt %d of study %s passed its deadline", row["attempt"], row["study"].hex()[:12], extra=fields
-                    )
-                    give_up_open(connection, site, row["study"], row["attempt"])
+                if now >= row.deadline:
+                    fields = about("given-up", label=row.label, digest=row.study, round=row.round, attempt=row.attempt)
+                    LOG.warning("attempt %d of study %s passed its deadline", row.attempt, row.study.hex()[:12], extra=fields)
+                    give_up_open(connection, site, row.study, row.attempt)
 
     def _check(
         self, connection: Connection, opened: OpenStudy, assignment: Assignment, broadcast: bytes, *, resumed: bool
     ) -> _Checked:
         site = self._site
         row, study = opened.row, opened.study
-        if row["status"] != "ready":
+        if row.status != StudyState.READY:
             raise Refusal(RefusalCode.KEYS, "The study's keys are not complete at this site.")
-        if not resumed and (assignment.attempt <= row["attempt"] or assignment.round < row["round"]):
+        if not resumed and (assignment.attempt <= row.attempt or assignment.round < row.round):
             raise Refusal(RefusalCode.ROUND, "Rounds and attempts only rise; this one was seen before.")
         if not resumed and assignment.deadline <= site.clock():  # a time of day; what is left of it passes, whatever the clock
             raise Refusal(RefusalCode.ROUND, "The attempt's deadline has passed.")
@@ -225,8 +229,8 @@ class Contributions:
             raise Refusal(RefusalCode.NOISE, error.message) from error
         counts = count_faults(connection, opened, assignment, policy, resumed=resumed)
         refuse([*noise_faults(plan.noise, members, policy, site.name), *counts])
-        secret, tag = row["secret_key"], row["tag_key"]
-        context = context_digest(plan, roster, keys_digest(secret, tag), assignment)
+        keys = keys_digest(store.promised(row.secret_key), store.promised(row.tag_key))
+        context = context_digest(plan, roster, keys, assignment)
         return _Checked(assignment, roster, plan, context)
 
     def _prepare(self, opened: OpenStudy, checked: _Checked, broadcast: bytes) -> _Ready:
@@ -242,7 +246,7 @@ class Contributions:
         except HostileInput as error:
             raise Refusal(RefusalCode.CONTEXT, error.message) from error
         origin = task.kept_origin(checked.assignment.broadcast)
-        with transaction(site.engine) as connection:
+        with site.database.reading() as connection:
             kept = store.find_kept(connection, opened.digest, declaration.label) if declaration.keep else None
             sources = [] if declaration.source is None else [declaration.source]
             found = {label: store.find_kept(connection, opened.digest, label) for label in sources}
@@ -317,7 +321,7 @@ class Contributions:
             study=opened.digest,
             attempt=assignment.attempt,
             round=assignment.round,
-            state="reserved",
+            state=AttemptState.RESERVED,
             context=checked.context,
             assignment=data,
             deadline=site.steady() + min(left, 3600 * site.config.policy.attempt_hours),
@@ -340,7 +344,7 @@ class Contributions:
 
     def _record_refusal(self, opened: OpenStudy, checked: _Checked, refusal: Refusal) -> None:
         site = self._site
-        with transaction(site.engine) as connection:
+        with site.database.transaction() as connection:
             give_up_open(connection, site, opened.digest)
             record_refused_release(connection, site, self._reservation(opened, checked), refusal)
 
@@ -356,12 +360,12 @@ class Contributions:
         consent = consent_key(self_seed, context)
 
         def keep() -> SignedReceipt:
-            with transaction(site.engine) as connection:
+            with site.database.transaction() as connection:
                 row = store.find_study(connection, opened.digest)
                 kept = store.find_attempt(connection, opened.digest, assignment.attempt)
-                if row is None or row["status"] != "ready" or kept is None or kept["state"] != "reserved":
+                if row is None or row.status != StudyState.READY or kept is None or kept.state != AttemptState.RESERVED:
                     raise Refusal(RefusalCode.ROUND, "The attempt was given up while it was computed.")
-                if site.steady() >= kept["deadline"]:
+                if site.steady() >= kept.deadline:
                     raise Refusal(RefusalCode.ROUND, "The attempt's deadline passed while it was computed.")
                 task = plan.task
                 if plan.declaration.keep and store.find_kept(connection, opened.digest, task.label) is None:
@@ -372,7 +376,7 @@ class Contributions:
                     store.keep_state(connection, opened.digest, assignment.attempt, task.label, computed.state)
                 if computed.fault is not None:
                     site.ledger.fault(connection, context, type(computed.fault).__name__)
-                number = row["receipts"] + 1
+                number = row.receipts + 1
                 receipt = Receipt(
                     study=opened.digest,
                     participant=site.name,
@@ -394,7 +398,7 @@ class Contributions:
                     connection,
                     opened.digest,
                     assignment.attempt,
-                    state="payload",
+                    state=AttemptState.PAYLOAD,
                     self_seed=self_seed,
                     consent=consent,
                     consent_digest=consent_proof(consent),
@@ -410,11 +414,9 @@ class Contributions:
         return Payload(assignment.round, assignment.attempt, ciphertexts, signed)
 
 
-def _resume(row: RowMapping, checked: _Checked) -> Payload:
-    if row["context"] != checked.context or row["round"] != checked.assignment.round:
+def _resume(row: AttemptRow, checked: _Checked) -> Payload:
+    if row.context != checked.context or row.round != checked.assignment.round:
         raise Refusal(RefusalCode.CONTEXT, "The attempt was assigned before under another context.")
-    if row["state"] != "payload":
-        raise Refusal(RefusalCode.ROUND, f"The attempt cannot be uploaded; it is {row['state']}.")
-    return Payload(
-        row["round"], row["attempt"], store.split_payload(row), SignedReceipt(row["receipt"], row["receipt_signature"])
-    )
+    if row.state != AttemptState.PAYLOAD:
+        raise Refusal(RefusalCode.ROUND, f"The attempt cannot be uploaded; it is {row.state}.")
+    return Payload(row.round, row.attempt, row.ciphertexts, row.signed_receipt)

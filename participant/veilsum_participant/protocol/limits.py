@@ -16,6 +16,7 @@ from veilsum_participant import store
 from veilsum_participant.config import Policy
 from veilsum_participant.protocol.budgets import releases_used
 from veilsum_participant.site import OpenStudy
+from veilsum_participant.store import AttemptState
 from veilsum_privacy.computation.contribution import Place
 from veilsum_privacy.mechanism.weights import cohort_factors, largest_share
 from veilsum_privacy.securesum.agreed import AgreedTask
@@ -44,19 +45,19 @@ def count_faults(
     source = study.task(assignment.label).source
     if source is not None and not counted.labels(store.PAID)[source]:
         yield Refusal(RefusalCode.TASK, f"The task computes from {source!r}, which was not released yet.")
-    lost = counted.total(("consented",))
+    lost = counted.total((AttemptState.CONSENTED,))
     if lost >= policy.max_lost:
         yield Refusal(RefusalCode.LOST, f"{lost} charges of this study were followed by no release.")
     if resumed:
         return
-    tries = counted.total(store.ALL, present=True)
+    tries = counted.total(tuple(AttemptState), present=True)
     if tries >= policy.max_attempts:
         yield Refusal(
             RefusalCode.ATTEMPTS,
             f"Round {assignment.round} was tried {tries} times; policy.max_attempts is {policy.max_attempts}.",
         )
     most = policy.max_attempts * sum(task.releases for task in study.tasks)
-    if counted.total(store.ALL) >= most:
+    if counted.total(tuple(AttemptState)) >= most:
         yield Refusal(RefusalCode.ATTEMPTS, f"The study made {most} attempts, as many as its releases could need.")
 
 
