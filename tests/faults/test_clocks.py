@@ -5,7 +5,6 @@ Whatever the clocks do, nobody is charged twice, every wait ends, the ledgers ve
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Iterator
@@ -32,8 +31,6 @@ AHEAD = 2 * DAY
 """Everybody is so far ahead of the certificates' first day, so that a clock can be set back."""
 
 BEFORE_UPLOAD = 20_000
-ALL = os.environ.get("VEILSUM_FAULTS_ALL") == "1"
-long = pytest.mark.skipif(not ALL, reason="takes minutes: VEILSUM_FAULTS_ALL=1 runs it")
 
 
 @pytest.fixture(scope="module")
@@ -102,14 +99,14 @@ def _set_back(network: FaultedProcesses, name: str) -> tuple[int, ...]:
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        ("c", HOUR),
+        pytest.param("c", HOUR, marks=pytest.mark.system),
         ("c", -HOUR),
-        pytest.param("c", DAY, marks=long),
-        pytest.param("c", -DAY, marks=long),
-        (COORDINATOR, HOUR),
-        pytest.param(COORDINATOR, -HOUR, marks=long),
-        pytest.param(COORDINATOR, DAY, marks=long),
-        pytest.param(COORDINATOR, -DAY, marks=long),
+        pytest.param("c", DAY, marks=pytest.mark.system),
+        pytest.param("c", -DAY, marks=pytest.mark.system),
+        pytest.param(COORDINATOR, HOUR, marks=pytest.mark.system),
+        pytest.param(COORDINATOR, -HOUR, marks=pytest.mark.system),
+        pytest.param(COORDINATOR, DAY, marks=pytest.mark.system),
+        pytest.param(COORDINATOR, -DAY, marks=pytest.mark.system),
     ],
 )
 def test_a_clock_is_set_in_the_middle_of_a_round(network: FaultedProcesses, name: str, change: int) -> None:
@@ -134,7 +131,7 @@ def test_the_greeting_tells_the_difference(network: FaultedProcesses) -> None:
     assert line.endswith(("by 3599 s", "by 3600 s", "by 3601 s"))
 
 
-@long
+@pytest.mark.system
 @pytest.mark.parametrize("name", ["c", COORDINATOR])
 def test_a_clock_before_the_certificates_first_day(network: FaultedProcesses, name: str) -> None:
     """Nothing is signed at such a time: the study ends with its reason or goes on without the site, and nothing is stuck."""
@@ -153,7 +150,7 @@ def test_a_clock_before_the_certificates_first_day(network: FaultedProcesses, na
         wait_for(lambda site=site: not open_contexts(network.entries(site, key)), 40, site)  # type: ignore[misc]
 
 
-@long
+@pytest.mark.system
 def test_a_study_expires_where_the_clock_says_so(network: FaultedProcesses) -> None:
     key = _begin(network)
     network.clocks[COORDINATOR].set(AHEAD + 200 * DAY)
@@ -163,7 +160,7 @@ def test_a_study_expires_where_the_clock_says_so(network: FaultedProcesses) -> N
     network.audit(key, charged="")
 
 
-@long
+@pytest.mark.system
 @pytest.mark.parametrize("seconds", [WAITS.contribute + 10, 50])
 def test_a_participant_stands_still_in_its_upload(network: FaultedProcesses, seconds: int) -> None:
     """A suspended laptop: the others go on, and it is charged nothing."""
@@ -179,7 +176,7 @@ def test_a_participant_stands_still_in_its_upload(network: FaultedProcesses, sec
     _check_finished(network, key, "ab")
 
 
-@long
+@pytest.mark.system
 def test_a_participant_stands_still_when_consent_is_asked_for(network: FaultedProcesses) -> None:
     key = _begin(network)
     fresh = plan_round(parse_study(network.study_row("b", key)["study"]), "statistics", 3, 3).encoding  # type: ignore[index]
@@ -197,7 +194,7 @@ def test_a_participant_stands_still_when_consent_is_asked_for(network: FaultedPr
     network.audit(key, charged=charged)
 
 
-@long
+@pytest.mark.system
 @pytest.mark.parametrize("seconds", [WAITS.consent + 10, 50])
 def test_the_coordinator_stands_still(network: FaultedProcesses, seconds: int) -> None:
     """For longer than the deadline: nobody is held to a time in which it could hear nobody."""
@@ -215,15 +212,17 @@ def test_the_coordinator_stands_still(network: FaultedProcesses, seconds: int) -
     _check_finished(network, key)
 
 
-def test_everybody_stands_still(network: FaultedProcesses) -> None:
-    """All at once, as on one suspended machine; for some seconds, or under VEILSUM_FAULTS_ALL=1 for longer than every wait."""
+@pytest.mark.system
+@pytest.mark.parametrize("seconds", [2, 50])
+def test_everybody_stands_still(network: FaultedProcesses, seconds: int) -> None:
+    """All at once, as on one suspended machine; for some seconds, and for longer than every wait."""
     key = _begin(network)
     network.proxies["c"].release()
     everyone = [network.coordinator, *network.participants.values()]
     for process in everyone:
         assert process is not None
         process.pause()
-    time.sleep(50 if ALL else 2)
+    time.sleep(seconds)
     for process in everyone:
         assert process is not None
         process.resume()

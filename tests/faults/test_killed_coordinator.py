@@ -73,6 +73,7 @@ def _check_goes_on(network: Processes, key: bytes, least: int = 1) -> None:
     network.audit(key, charged=NAMES, released=NAMES)
 
 
+@pytest.mark.system
 def test_killed_before_consent(network: Processes) -> None:
     key = _begin(network)
     _kill(network)
@@ -95,6 +96,7 @@ def test_killed_after_some_consents(network: Processes) -> None:
     assert _states(network, key) == ["released"] * 3  # of the one attempt
 
 
+@pytest.mark.system
 def test_killed_while_it_decrypts(network: Processes) -> None:
     """Everybody has paid and one of two decryptions has come: the same sum is decrypted again, to the same words."""
     key = _begin(network)
@@ -109,6 +111,7 @@ def test_killed_while_it_decrypts(network: Processes) -> None:
     assert _states(network, key) == ["released"] * 3  # of the one attempt
 
 
+@pytest.mark.system
 def test_killed_while_the_result_is_written(network: Processes) -> None:
     """The last round is released; the method runs again and writes the same result."""
     key = _begin(network)
@@ -126,6 +129,7 @@ def test_killed_while_the_result_is_written(network: Processes) -> None:
     assert [path.name for path in place.iterdir() if path.name.startswith(".")] == []
 
 
+@pytest.mark.system
 def test_killed_twice_while_keys_are_exchanged(network: Processes) -> None:
     network.participants["b"].pause()
     key = network.submit(network.compile(make_request(schema_of(3), epsilon=None)))
@@ -140,6 +144,7 @@ def test_killed_twice_while_keys_are_exchanged(network: Processes) -> None:
     _check_goes_on(network, key)
 
 
+@pytest.mark.system
 def test_asked_to_stop_while_it_decrypts(network: Processes) -> None:
     """A clean stop ends no study either."""
     key = _begin(network)
@@ -151,6 +156,7 @@ def test_asked_to_stop_while_it_decrypts(network: Processes) -> None:
     _check_goes_on(network, key)
 
 
+@pytest.mark.system
 def test_a_coordinator_that_vanishes_leaves_no_reservation_behind(network: Processes) -> None:
     key = _begin(network)
     deadlines = [network.attempts(name, key)[0]["deadline"] for name in NAMES]
@@ -170,6 +176,7 @@ def test_a_coordinator_that_vanishes_leaves_no_reservation_behind(network: Proce
     _check_goes_on(network, key, 2)
 
 
+@pytest.mark.system
 def test_a_study_after_all_that(network: Processes) -> None:
     key = network.submit(network.compile(make_request(schema_of(3), epsilon=None)))
     assert network.await_end(key).phase == "finished"

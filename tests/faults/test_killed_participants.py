@@ -118,7 +118,7 @@ def _check_sum(network: Processes, study: Study, key: bytes, cohort: str) -> Non
     assert network.kept_sums(key) == 0
 
 
-@pytest.mark.parametrize(("limit", "ciphertexts"), [(BEFORE_UPLOAD, 0), (MID_UPLOAD, 1)])
+@pytest.mark.parametrize(("limit", "ciphertexts"), [pytest.param(BEFORE_UPLOAD, 0, marks=pytest.mark.system), (MID_UPLOAD, 1)])
 def test_killed_during_its_upload(network: Processes, limit: int, ciphertexts: int) -> None:
     study, key = _begin(network, c=limit)
     _stalled(network, "c")
@@ -137,6 +137,7 @@ def test_killed_during_its_upload(network: Processes, limit: int, ciphertexts: i
     network.audit(key, charged="abd", released="abd")
 
 
+@pytest.mark.system
 def test_killed_after_its_upload_while_another_still_uploads(network: Processes) -> None:
     study, key = _begin(network, d=BEFORE_UPLOAD)
     _stalled(network, "d")
@@ -150,6 +151,7 @@ def test_killed_after_its_upload_while_another_still_uploads(network: Processes)
     network.audit(key, charged="acd", released="acd")
 
 
+@pytest.mark.system
 def test_killed_between_the_receipts_and_its_consent(network: Processes) -> None:
     study, key = _begin(network, d=BEFORE_UPLOAD)
     _stalled(network, "d")
@@ -166,6 +168,7 @@ def test_killed_between_the_receipts_and_its_consent(network: Processes) -> None
     network.audit(key, charged="abd")
 
 
+@pytest.mark.system
 def test_killed_between_the_receipts_and_its_consent_and_back_in_time(network: Processes) -> None:
     study, key = _begin(network, d=BEFORE_UPLOAD)
     _stalled(network, "d")
@@ -182,6 +185,7 @@ def test_killed_between_the_receipts_and_its_consent_and_back_in_time(network: P
     network.audit(key, charged="abcd", released="abcd")
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("asked", [False, True])
 def test_killed_after_its_consent(network: Processes, asked: bool) -> None:
     """Asked: it is one of the two that shall decrypt, and falls silent before it answers."""
@@ -206,6 +210,7 @@ def test_killed_after_its_consent(network: Processes, asked: bool) -> None:
     network.audit(key, charged="abcd", released="abcd")
 
 
+@pytest.mark.system
 def test_dealer_killed_while_it_seals(network: Processes) -> None:
     study, key = _begin(network, a=BEFORE_BOXES)
     network.await_status(key, lambda shown: shown.phase == "sealing", "sealing")
@@ -230,6 +235,7 @@ def test_an_upload_that_is_cut_goes_on_at_the_next_ciphertext(network: Processes
     network.audit(key, charged="abcd", released="abcd")
 
 
+@pytest.mark.system
 def test_a_restarted_participant_sends_the_rest_of_the_same_payload(network: Processes) -> None:
     study, key = _begin(network, c=MID_UPLOAD)
     _stalled(network, "c")
@@ -246,6 +252,7 @@ def test_a_restarted_participant_sends_the_rest_of_the_same_payload(network: Pro
     network.audit(key, charged="abcd", released="abcd")
 
 
+@pytest.mark.system
 def test_a_silent_connection_is_waited_for_until_the_deadline_only(network: Processes) -> None:
     study, key = _begin(network, d=MID_UPLOAD)
     _stalled(network, "d")
@@ -256,6 +263,7 @@ def test_a_silent_connection_is_waited_for_until_the_deadline_only(network: Proc
     network.audit(key, charged="abc", released="abc")
 
 
+@pytest.mark.system
 def test_with_noise_the_survivors_sum_carries_it(network: Processes) -> None:
     study, key = _begin(network, epsilon=8.0, b=MID_UPLOAD)
     _stalled(network, "b")
@@ -271,6 +279,7 @@ def test_with_noise_the_survivors_sum_carries_it(network: Processes) -> None:
     network.audit(key, charged="acd", released="acd")
 
 
+@pytest.mark.system
 def test_too_few_survivors_fail_with_a_reason(network: Processes) -> None:
     _, key = _begin(network, c=BEFORE_UPLOAD, d=BEFORE_UPLOAD)
     for name in "cd":

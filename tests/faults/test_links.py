@@ -5,7 +5,6 @@ Nobody else waits for longer than a deadline, memory stays bounded, and an uploa
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -37,8 +36,6 @@ SLOW = WAITS.model_copy(update={"enrol": 60})
 BEFORE_UPLOAD, BEFORE_WORDS = 20_000, 20_000
 READERS = 10
 MIB = 1 << 20
-ALL = os.environ.get("VEILSUM_FAULTS_ALL") == "1"
-long = pytest.mark.skipif(not ALL, reason="takes minutes: VEILSUM_FAULTS_ALL=1 runs it")
 
 
 def _schema() -> DatasetSchema:
@@ -133,6 +130,7 @@ def test_who_never_reads_holds_up_nobody(network: FaultedProcesses) -> None:
             stream.cancel()
 
 
+@pytest.mark.system
 def test_a_slow_reader_of_a_result(network: FaultedProcesses) -> None:
     """An analyst asks for a result and reads one piece: another study runs meanwhile."""
     key = network.submit(_study(network, NAMES))
@@ -155,7 +153,7 @@ def link(tmp_path: Path) -> Iterator[tuple[FaultedProcesses, BadLink]]:
         yield network, made
 
 
-@long
+@pytest.mark.system
 def test_a_link_goes_dead_in_the_middle_of_an_upload(link: tuple[FaultedProcesses, BadLink]) -> None:
     """No byte and no word any more: both ends notice within their keepalive, and the upload goes on at the next ciphertext."""
     network, wire = link
@@ -184,7 +182,7 @@ def test_a_link_goes_dead_in_the_middle_of_an_upload(link: tuple[FaultedProcesse
     network.audit(key, charged=NAMES, released=NAMES)
 
 
-@long
+@pytest.mark.system
 def test_a_link_that_loses_delays_and_throttles(link: tuple[FaultedProcesses, BadLink]) -> None:
     """10% of packets lost, 300 ms each way, 1 Mbit/s: slow, and right."""
     network, wire = link

@@ -58,6 +58,7 @@ def ledger_of(network: Processes, name: str) -> LedgerReader:
     return LedgerReader(open_database(network.directory(name) / "participant.db"))
 
 
+@pytest.mark.system
 def test_parties_are_restored_between_releases(tmp_path: Path, veilsum: Command) -> None:
     rng = np.random.default_rng(2)
     data = {name: (rng.uniform(-1, 1, (20, 2)), np.arange(20) % 2) for name in NAMES}

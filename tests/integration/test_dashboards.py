@@ -22,8 +22,6 @@ from veilsum_deploy.dashboards.watching import Watched, watching
 from veilsum_deploy.demo.hospitals import packaged_hospitals
 from veilsum_deploy.demo.run import wait_for_ledgers
 
-pytestmark = pytest.mark.slow  # five real processes and a Prometheus
-
 BUDGETS = {"north": 20.0, "east": 4.0, "south": 40.0, "west": 0.7}
 STEPS = 40
 

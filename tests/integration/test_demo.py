@@ -27,8 +27,6 @@ from veilsum_participant.ledgers import open_source
 from veilsum_privacy.ledger import Kind
 
 DEMO = [str(Path(sys.executable).with_name("veilsum")), "demo"]
-pytestmark = pytest.mark.slow  # every test waits for five real processes
-
 EPSILON = {"statistics": 1.0, "classifier-epsilon-1": 1.0, "classifier-epsilon-3": 3.0}
 
 

@@ -158,7 +158,7 @@ def federation(tmp_path: Path) -> Iterator[Federation]:
         made.walk.close()
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_the_guides_do_what_they_say(federation: Federation) -> None:
     walks = [federation.walk.walk(page) for page in (OPERATOR, HOSPITAL, SCIENTIST, OFFICER)]
     for walk in (*walks, walks[1], walks[0]):  # the hospital's and the operator's pages pause until a study has run

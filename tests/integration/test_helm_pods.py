@@ -184,6 +184,7 @@ def test_a_coordinator_runs_from_the_rendered_files(tmp_path: Path, kit: Kit) ->
     assert not list((machine.folder / "var/lib/veilsum").glob("*.db"))  # the journal is in PostgreSQL
 
 
+@pytest.mark.system
 def test_a_participant_runs_from_the_rendered_files(tmp_path: Path, kit: Kit) -> None:
     release = render("participant-trial")
     pod = release.pod("participant")

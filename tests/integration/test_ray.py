@@ -39,7 +39,9 @@ STUDIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize(
+    "name", ["records", *(pytest.param(name, marks=pytest.mark.system) for name in STUDIES if name != "records")]
+)
 def test_a_cluster_gives_the_same_to_the_bit(name: str, ray: Engine) -> None:
     method, parameters, privacy = STUDIES[name]
     study = compiled(method, parameters, **privacy)
@@ -69,11 +71,13 @@ def test_a_map_keeps_order_and_types_of_errors(ray: Engine) -> None:
     assert list(ray.map(square, [3])) == [9]  # an error ends the map, not the engine
 
 
+@pytest.mark.system
 def test_what_a_lost_worker_had_is_worked_on_again(ray: Engine, tmp_path: Path) -> None:
     assert list(ray.map(partial(leave, tmp_path / "marker"), list(range(4)))) == list(range(4))
     assert (tmp_path / "marker").exists()
 
 
+@pytest.mark.system
 def test_a_sweep_over_a_cluster_is_the_local_one(ray: Engine, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "study.toml").write_text('name = "trial"\ndataset = "d"\nmethod = "fedcgs"\nprivacy = { noise = "none" }\n')
     found = []
