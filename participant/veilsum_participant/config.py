@@ -103,7 +103,7 @@ class Policy(Frozen):
             studies without noise are). Two cohorts that differ in one site show that site's noised numbers by subtraction;
             its own charge covers that. A strict study's cohort is also held to those of all earlier strict ones of the
             population: it is the same, or differs in at least ``min_cohort`` members
-                (:mod:`veilsum_participant.protocol.cohorts`).
+            (:mod:`veilsum_participant.protocol.cohorts`).
         units: units of privacy it accepts: one record, or all records of one subject.
         max_epsilon: largest epsilon of one study.
         max_attempts: how often one round may be tried; each try is two entries of the ledger.
