@@ -18,10 +18,9 @@ from veilsum_coordinator.service.runner import run_study
 from veilsum_node.database import answers, open_database, probe, transaction, write_fault
 from veilsum_node.driver_faults import DatabaseAwayError, DatabaseDamagedError
 from veilsum_node.errors import StateError
-from veilsum_participant.protocol import contributions
+from veilsum_participant.protocol import contributions, patience
 from veilsum_participant.protocol.patience import StoreWatch, patiently
 from veilsum_participant.session import client as client_module
-from veilsum_participant.session import patience
 from veilsum_participant.session.client import Client
 from veilsum_proto import federation_pb2 as pb
 
