@@ -13,7 +13,7 @@ ARGS ?=
 # Tests wait for processes half of the time, so one worker more than there are cores.
 WORKERS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
 
-.PHONY: help venv tools tools-debian tools-helm tools-if-possible demo deploy-local pictures test test-system lint style types format bench audit mutants proto proto-check constraints clean
+.PHONY: help venv tools tools-debian tools-helm tools-if-possible demo deploy-local pictures test test-system test-loaded lint style types format bench audit mutants proto proto-check constraints clean
 
 help:
 	@echo "make demo         a coordinator and four participants on this machine (ARGS=\"--json\" for programs)"
@@ -79,6 +79,10 @@ test: style tools-if-possible
 # Whole federations for long, and properties with all their examples: for a release, and for whoever changes the protocol.
 test-system: .venv/.installed tools-if-possible
 	$(PYTEST) -m "system or hypothesis" --hypothesis-profile=thorough $(ARGS)
+
+# Tests that once waited by the clock, three times beside four busy processes (ARGS="--busy 8 --times 20 tests/...").
+test-loaded: .venv/.installed tools-if-possible
+	$(BIN)/python tests/loaded.py $(ARGS)
 
 lint: style types
 

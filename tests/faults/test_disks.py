@@ -109,8 +109,8 @@ def _stall_upload(network: FaultedProcesses, **privacy: Any) -> bytes:
     """A study in which c has its payload and has sent its first bytes."""
     network.proxies["c"].limit(BEFORE_UPLOAD)
     key = _submit(network, **privacy)
-    wait_for(network.proxies["c"].stalled.is_set, 30, "the third participant at its limit")
-    wait_for(lambda: set(network.attempt_states(key).values()) == {"payload"}, 10, "three payloads")
+    wait_for(network.proxies["c"].stalled.is_set, "the third participant at its limit")
+    wait_for(lambda: set(network.attempt_states(key).values()) == {"payload"}, "three payloads")
     return key
 
 
@@ -123,7 +123,7 @@ def test_failing_between_payload_and_charge(network: FaultedProcesses, fault: Ca
     failing.begin()
     network.proxies["c"].release()
     network.await_round(key, "consenting")
-    wait_for(lambda: network.attempt_states(key)["a"] == "consented", 10, "another's consent")
+    wait_for(lambda: network.attempt_states(key)["a"] == "consented", "another's consent")
     network.await_health("c", "database")
     time.sleep(1)
     assert network.attempt_states(key)["c"] == "payload"
@@ -157,7 +157,7 @@ def test_full_when_the_release_is_told(network: FaultedProcesses) -> None:
 def test_full_at_the_reservation_and_at_the_payload(network: FaultedProcesses, leave: int) -> None:
     """With some room left there is enough for the reservation, not for the payload: what was drawn is kept in hand."""
     key = _submit(network)
-    wait_for(lambda: (network.study_row("c", key) or {}).get("status") == "ready", 20, "keys")
+    wait_for(lambda: (network.study_row("c", key) or {}).get("status") == "ready", "keys")
     network.fill("c", leave)
     network.await_health("c", "database")
     network.disks["c"].free()
@@ -195,7 +195,7 @@ def test_the_coordinators_disk_is_full_at_every_step(network: FaultedProcesses) 
     disk.free()
     sender.join(20)
     (key,) = keys
-    wait_for(network.proxies["c"].stalled.is_set, 30, "the third participant at its limit")
+    wait_for(network.proxies["c"].stalled.is_set, "the third participant at its limit")
     network.await_health(COORDINATOR, "")
     network.fill(COORDINATOR)
     network.proxies["c"].release()
@@ -267,7 +267,7 @@ def _refused_start(network: FaultedProcesses, name: str) -> str:
     start = len(network.log(name))
     role, home = network._home(name)
     process = network.launch(role, home)
-    wait_for(lambda: not process.alive, 60, "the end of the process")
+    wait_for(lambda: not process.alive, "the end of the process")
     assert process.status == 2, network.log(name)[start:]
     return network.log(name)[start:]
 
@@ -304,7 +304,7 @@ def test_started_on_a_full_disk_for_the_first_time(tmp_path: Path, name: str) ->
         if name == COORDINATOR:  # it waits for its database, up to waits.database
             start = len(network.log(name))
             process = network.launch(name, network.kit.coordinator.directory)
-            assert "Make room on the disk" in network.await_log(name, "has no room", start, 60)
+            assert "Make room on the disk" in network.await_log(name, "has no room", start)
             process.kill()
         else:
             said = _refused_start(network, name)

@@ -49,7 +49,7 @@ def asked(watched: Watched) -> list[Answer]:
     )
     study = analyst.compile_request(training)
     key = analyst.submit(study)
-    wait_for(lambda: len(analyst.remote.show(key).rounds) >= STEPS // 2, 60, "half of the rounds")
+    wait_for(lambda: len(analyst.remote.show(key).rounds) >= STEPS // 2, "half of the rounds")
     time.sleep(1.5)  # a scrape
     answers = check(read_boards(), watched.prometheus, watched.window())
     finished = analyst.finish(study, key)
@@ -70,7 +70,7 @@ def test_what_is_shown_is_what_happened(watched: Watched, asked: list[Answer]) -
     def one(expr: str) -> float:
         return watched.prometheus.instant(expr, time.time())[0].last
 
-    wait_for(lambda: one("sum(veilsum_rounds_total)") == STEPS + 1, 20, "the last scrape")
+    wait_for(lambda: one("sum(veilsum_rounds_total)") == STEPS + 1, "the last scrape")
     expected = {
         'sum(veilsum_rounds_total{method="fedsgd",outcome="released"})': STEPS,
         'sum(veilsum_refusals_total{job="veilsum-coordinator",reason="budget-exceeded"})': 1,

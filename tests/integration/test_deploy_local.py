@@ -57,7 +57,7 @@ def running(directory: Path) -> Iterator[Local]:
         )
     try:
         assert process.stdout is not None
-        wait_for(lambda: "stays up" in errors.read_text() or process.poll() is not None, SECONDS, "the deployment")
+        wait_for(lambda: "stays up" in errors.read_text() or process.poll() is not None, "the deployment")
         assert process.poll() is None, errors.read_text()
         lines = []
         while not lines or lines[-1] != "}\n":

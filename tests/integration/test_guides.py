@@ -99,7 +99,7 @@ class Federation:
             self.walk.check_running()
             return path.exists() and text in path.read_text()
 
-        wait_for(holds, 60, f"{text!r} in {log}")
+        wait_for(holds, f"{text!r} in {log}")
 
     def request(self) -> None:
         """Two sites make their keys and send their requests."""
