@@ -13,12 +13,13 @@ ARGS ?=
 # Tests wait for processes half of the time, so one worker more than there are cores.
 WORKERS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
 
-.PHONY: help venv tools tools-debian tools-helm tools-if-possible demo deploy-local test lint style types format bench audit mutants proto proto-check constraints clean
+.PHONY: help venv tools tools-debian tools-helm tools-if-possible demo deploy-local test test-system test-loaded lint style types format bench audit mutants proto proto-check constraints clean
 
 help:
 	@echo "make demo         a coordinator and four participants on this machine (ARGS=\"--json\" for programs)"
 	@echo "make deploy-local the services of deploy/compose.yaml without containers, and a study (ARGS=\"--keep\" to look around)"
 	@echo "make test         formatting, lint, types, imports, generated code and the tests (fetches the tools that they run)"
+	@echo "make test-system  what takes long: deaths at every write, chaos, load, guides, Ray, images, every planted fault"
 	@echo "make tools        Prometheus, Alertmanager, their checkers and Helm into .tools, for the tests and deployments that run them"
 	@echo "make audit        known advisories on every pinned version, and bills of materials, into audit/ (needs the network)"
 	@echo "make mutants      faults planted one by one in the code that guards records, judged by its tests (ARGS=\"--sample 300\")"
@@ -69,6 +70,14 @@ test: style tools-if-possible
 	status=0; $(PYTEST) $(ARGS) || status=$$?; \
 	wait $$beside || status=1; \
 	cat "$$checks"; exit $$status
+
+# Whole federations for long, and properties with all their examples: for a release, and for whoever changes the protocol.
+test-system: .venv/.installed tools-if-possible
+	$(PYTEST) -m "system or hypothesis" --hypothesis-profile=thorough $(ARGS)
+
+# Tests that once waited by the clock, three times beside four busy processes (ARGS="--busy 8 --times 20 tests/...").
+test-loaded: .venv/.installed tools-if-possible
+	$(BIN)/python tests/loaded.py $(ARGS)
 
 lint: style types
 

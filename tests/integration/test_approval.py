@@ -250,14 +250,14 @@ def test_an_operator_decides_while_the_participant_runs(tmp_path: Path) -> None:
         first = submit(bed, stub, bed.compile(make_request(schema_of(2), min_cohort=2)))
         machine = server.hub.studies[first].machine
         for site in operators.values():
-            wait_for(lambda site=site: len(wait_list(site)) == 1, 20, "the study's arrival")  # type: ignore[misc]
+            wait_for(lambda site=site: len(wait_list(site)) == 1, "the study's arrival")  # type: ignore[misc]
         words = [threading.Thread(target=approve, args=(operators[name], first.hex()[:12])) for name in "ab"]
         words.append(threading.Thread(target=decline, args=(operators["c"], first.hex()[:12], "not ours to give")))
         for word in words:
             word.start()
         for word in words:
             word.join()
-        wait_for(lambda: machine.phase.over, 40, "the study's end")
+        wait_for(lambda: machine.phase.over, "the study's end")
         assert machine.phase.value == "finished", (machine.reason, machine.refusals)
         assert [(name, code) for name, code, _ in machine.refusals] == [("c", "approval-declined")]
         (release,) = server.hub.journal.releases(first)
@@ -293,7 +293,7 @@ def test_commands_decide_beside_real_participants(network: Processes, capsys: py
     key = network.submit(study)
     shown = key.hex()[:12]
     for name in "ab":
-        wait_for(lambda name=name: bool(command(network, name, "studies", capsys=capsys)[1]), 20, "the study")  # type: ignore[misc]
+        wait_for(lambda name=name: bool(command(network, name, "studies", capsys=capsys)[1]), "the study")  # type: ignore[misc]
     (listed,) = command(network, "a", "studies", capsys=capsys)[1]
     expected = {
         "id": key.hex(), "state": "waiting", "name": study.name, "analyst": "analyst", "method": "statistics",
@@ -312,7 +312,7 @@ def test_commands_decide_beside_real_participants(network: Processes, capsys: py
     assert status.phase == "finished", (status.reason, status.refusals)
 
     second = network.submit(network.compile(make_request(schema_of(2), min_cohort=2)))
-    wait_for(lambda: bool(command(network, "b", "studies", capsys=capsys)[1]), 20, "the second study")
+    wait_for(lambda: bool(command(network, "b", "studies", capsys=capsys)[1]), "the second study")
     assert command(network, "b", "decline", second.hex()[:12], "--reason", "enough for now", capsys=capsys)[0] == 0
     status = network.await_status(second, lambda found: bool(found.refusals), "the refusal")
     assert [(item.participant, item.code) for item in status.refusals] == [("b", "approval-declined")]
@@ -326,7 +326,7 @@ def test_a_word_given_while_the_participant_is_down_is_acted_on_at_its_start(
     key = network.submit(network.compile(make_request(schema_of(2), min_cohort=2)))
     shown = key.hex()[:12]
     for name in "ab":
-        wait_for(lambda name=name: shown in str(command(network, name, "studies", capsys=capsys)[1]), 20, "it")  # type: ignore[misc]
+        wait_for(lambda name=name: shown in str(command(network, name, "studies", capsys=capsys)[1]), "it")  # type: ignore[misc]
     assert network.participants["a"].stop() == 0
     for name in "ab":
         assert command(network, name, "approve", shown, capsys=capsys)[0] == 0

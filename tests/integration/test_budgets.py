@@ -225,7 +225,7 @@ def test_every_code_reaches_the_coordinator_over_the_wire(tmp_path: Path) -> Non
         stub = StudiesStub(stack.enter_context(open_channel(address, bed.analyst)))
         key = bytes(stub.Submit(pb.SubmitRequest(study=message)).study)
         machine = server.hub.studies[key].machine
-        wait_for(lambda: machine.phase.over, 20, "the study's end")
+        wait_for(lambda: machine.phase.over, "the study's end")
         shown = stub.Show(pb.ShowRequest(study=key)).refusals
     codes = ["epsilon-too-large", "budget-exceeded", "unit-not-accepted"]
     for name in "ab":

@@ -57,7 +57,7 @@ def running(directory: Path) -> Iterator[Local]:
         )
     try:
         assert process.stdout is not None
-        wait_for(lambda: "stays up" in errors.read_text() or process.poll() is not None, SECONDS, "the deployment")
+        wait_for(lambda: "stays up" in errors.read_text() or process.poll() is not None, "the deployment")
         assert process.poll() is None, errors.read_text()
         lines = []
         while not lines or lines[-1] != "}\n":
@@ -163,6 +163,7 @@ def test_a_deployment_from_its_start_to_its_end(tmp_path: Path) -> None:
         a_signal_stops_everything_and_nothing_is_left(local)
 
 
+@pytest.mark.system
 def test_a_service_that_cannot_start_ends_all_with_its_log_and_a_status(tmp_path: Path) -> None:
     need_tool("prometheus")
     text = (ROOT / "deploy" / "compose.yaml").read_text()

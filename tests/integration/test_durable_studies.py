@@ -5,7 +5,6 @@ Every method in every phase is in ``test_durable_methods``.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -39,10 +38,10 @@ from veilsum_proto import federation_pb2 as pb
 METHODS = ("fedcgs", "fedsgd", "hfedatm", "slot-align")
 """One-shot, iterated, with rounds of stations whose members differ, with a statistic that sites keep for later rounds."""
 
-ALL = os.environ.get("VEILSUM_DURABLE_ALL") == "1"
-DYING = (
-    [*((method, "file") for method in METHODS), ("fedsgd", "server")] if ALL else [("hfedatm", "file"), ("fedsgd", "server")]
-)
+DYING = [
+    *(pytest.param(method, "file", marks=[] if method == "hfedatm" else pytest.mark.system) for method in METHODS),
+    ("fedsgd", "server"),
+]
 
 
 @pytest.fixture(scope="module")

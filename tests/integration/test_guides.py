@@ -99,7 +99,7 @@ class Federation:
             self.walk.check_running()
             return path.exists() and text in path.read_text()
 
-        wait_for(holds, 60, f"{text!r} in {log}")
+        wait_for(holds, f"{text!r} in {log}")
 
     def request(self) -> None:
         """Two sites make their keys and send their requests."""
@@ -158,7 +158,7 @@ def federation(tmp_path: Path) -> Iterator[Federation]:
         made.walk.close()
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_the_guides_do_what_they_say(federation: Federation) -> None:
     walks = [federation.walk.walk(page) for page in (OPERATOR, HOSPITAL, SCIENTIST, OFFICER)]
     for walk in (*walks, walks[1], walks[0]):  # the hospital's and the operator's pages pause until a study has run

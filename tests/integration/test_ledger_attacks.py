@@ -152,10 +152,10 @@ def test_a_consent_that_could_not_be_stored_is_sent_again(tmp_path: Path) -> Non
         signature = bed.analyst.signing_key.sign(Label.STUDY, data)
         message = pb.StudyObject(study=data, signature=signature, certificate=bed.analyst.identity.certificate)
         machine = server.hub.studies[bytes(stub.Submit(pb.SubmitRequest(study=message)).study)].machine
-        wait_for(lambda: all(site.ledger.entries(kind=Kind.CHARGE) for site in bed.sites.values()), 30, "every charge")
+        wait_for(lambda: all(site.ledger.entries(kind=Kind.CHARGE) for site in bed.sites.values()), "every charge")
         with database.transaction() as connection:
             connection.exec_driver_sql("DROP TRIGGER full")
-        wait_for(lambda: machine.phase.over, 30, "the study's end")
+        wait_for(lambda: machine.phase.over, "the study's end")
         assert machine.phase is StudyPhase.FINISHED, machine.reason
         assert server.hub.journal.mirror.verify().entries == 4  # genesis, receipts, consent, release
     assert all(len(site.ledger.entries(kind=Kind.CHARGE)) == 1 for site in bed.sites.values())

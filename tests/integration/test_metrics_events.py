@@ -280,7 +280,7 @@ def test_a_ledger_that_was_tampered_with_is_shown_and_logged(watched: Watched, c
     assert metrics.registry.get_sample_value("veilsum_ledger_verified_timestamp_seconds") == 0
     with caplog.at_level(logging.INFO):
         verifier = Verifier(site, metrics)
-        wait_for(lambda: metrics.verified is True, 10, "the verification of the start")
+        wait_for(lambda: metrics.verified is True, "the verification of the start")
         with site.database.transaction() as connection:
             connection.execute(text("DROP TRIGGER IF EXISTS ledger_no_update"))
             connection.execute(text("UPDATE ledger SET cohort_size = 2 WHERE kind = 'charge'"))
@@ -327,7 +327,7 @@ def test_a_ledger_that_cannot_be_read_keeps_the_last_result(watched: Watched, ca
     site.config = site.config.model_copy(update={"state": site.config.state.with_name("gone.db")})
     watched.bed.clock.now += 5
     Verifier(site, metrics).stop()
-    wait_for(lambda: "cannot be verified" in caplog.text, 10, "the word in the log")
+    wait_for(lambda: "cannot be verified" in caplog.text, "the word in the log")
     assert metrics.verified is True
     assert metrics.registry.get_sample_value("veilsum_ledger_verified_timestamp_seconds") == watched.bed.clock() - 5
 

@@ -87,7 +87,7 @@ class Coordinator:
             self.error = error
 
     def serves(self) -> Coordinator:
-        wait_for(lambda: self.ready.is_set() or self.error is not None, 30, "the coordinator")
+        wait_for(lambda: self.ready.is_set() or self.error is not None, "the coordinator")
         assert self.error is None, self.error
         return self
 
@@ -220,7 +220,7 @@ def test_a_lock_that_was_lost_is_taken_again(bed: TestBed, tmp_path: Path, caplo
         before = sessions(place)
         end_sessions(place)
         first.server.hub.journal.change_study(STUDY, phase="failed")
-        wait_for(lambda: len(found := sessions(place)) == 1 and found != before, 20, "the lock")
+        wait_for(lambda: len(found := sessions(place)) == 1 and found != before, "the lock")
         assert first.error is None
         second = start()
         second.thread.join(20)
@@ -260,7 +260,7 @@ def test_a_restart_of_the_server_leaves_one_coordinator(bed: TestBed, tmp_path: 
             first = start().serves()
             postgres.halt(immediate=True)
             postgres.resume()
-            wait_for(lambda: len(sessions(place)) == 1, 30, "the lock")
+            wait_for(lambda: len(sessions(place)) == 1, "the lock")
             first.server.hub.journal.outage.wait(
                 lambda: first.server.hub.journal._transact(lambda connection: connection.exec_driver_sql("SELECT 1"))
             )
@@ -345,7 +345,7 @@ def test_a_coordinator_waits_for_its_database(bed: TestBed, tmp_path: Path, capl
         postgres.halt()
         with coordinators(bed, place, tmp_path) as start:
             first = start()
-            wait_for(lambda: first.server._not_ready() == "database", 20, "the word for who asks")
+            wait_for(lambda: first.server._not_ready() == "database", "the word for who asks")
             assert not first.ready.is_set()
             postgres.resume()
             first.serves()
@@ -364,6 +364,6 @@ def test_it_waits_no_longer_than_it_was_told(bed: TestBed, tmp_path: Path) -> No
     assert "did not answer within 0 s" in coordinator.error.message
     assert "start the coordinator again" in coordinator.error.advice
     patient = Coordinator(bed, away, tmp_path, Waits(database=600))
-    wait_for(lambda: patient.server._not_ready() == "database", 20, "the wait")
+    wait_for(lambda: patient.server._not_ready() == "database", "the wait")
     patient.stop()  # told to stop, it does not wait on
     assert patient.error is None

@@ -85,9 +85,9 @@ def test_a_restored_site_pays_once_for_what_it_released(tmp_path: Path) -> None:
         def run(epsilon: float = 1.0) -> bytes:
             key = submit(bed, stub, bed.compile(make_request(schema_of(2), epsilon=epsilon)))
             machine = server.hub.studies[key].machine
-            wait_for(lambda: machine.phase.over, 40, "the study's end")
+            wait_for(lambda: machine.phase.over, "the study's end")
             assert machine.phase.value == "finished", (machine.reason, machine.refusals)
-            wait_for(lambda: all(seat.ended for seat in machine.seats.values()), 20, "the end everywhere")
+            wait_for(lambda: all(seat.ended for seat in machine.seats.values()), "the end everywhere")
             return key
 
         with running_client(bed.sites["a"], address):
@@ -96,7 +96,7 @@ def test_a_restored_site_pays_once_for_what_it_released(tmp_path: Path) -> None:
         assert charged(site) == []
         for start in range(2):  # the second session finds nothing more
             with running_client(site, address):
-                wait_for(lambda: len(charged(site)) == 1, 20, "the charge")
+                wait_for(lambda: len(charged(site)) == 1, "the charge")
                 run(0.3) if start else None
         (kind, context), *later = charged(site)
         assert kind is Kind.RECOVERY
@@ -433,7 +433,7 @@ def test_a_session_catches_up_before_anything_else(tmp_path: Path) -> None:
         client.core = core = Ordered(site)
         thread = threading.Thread(target=client.run, daemon=True)
         thread.start()
-        wait_for(lambda: "expire" in core.calls, 20, "the first deadline check")
+        wait_for(lambda: "expire" in core.calls, "the first deadline check")
         client.stop()
         thread.join(10)
         assert core.calls[0] == "catch_up"
@@ -495,7 +495,7 @@ def test_a_store_that_fails_ends_the_session_not_the_process(tmp_path: Path, mon
 
         monkeypatch.setattr(ParticipantCore, "catch_up", fail)
         with running_client(site, address):
-            wait_for(lambda: server.hub.sessions.get("a") is not None, 20, "the next session")
+            wait_for(lambda: server.hub.sessions.get("a") is not None, "the next session")
     assert len(failures) == 1
 
 

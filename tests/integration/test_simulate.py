@@ -415,7 +415,7 @@ def test_one_study_is_taken_up_wherever_it_was_killed(tmp_path: Path, capsys: py
         command = [sys.executable, "-m", "veilsum_deploy.cli", *map(str, options), *resume]
         child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ})
         least = len(kept) + 4000
-        wait_for(lambda: rounds.exists() and rounds.stat().st_size > least, what="some rounds", seconds=120)  # noqa: B023
+        wait_for(lambda: rounds.exists() and rounds.stat().st_size > least, "some rounds")  # noqa: B023
         child.kill()
         assert child.wait() == -signal.SIGKILL
         assert child.stderr is not None

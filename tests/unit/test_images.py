@@ -123,6 +123,7 @@ def native(role: str, scratch: Path) -> Iterator[str]:
         yield line
 
 
+@pytest.mark.system
 def test_the_build_steps_run_here_and_yield_an_environment_with_a_bill_of_materials(tmp_path: Path) -> None:
     # Dependencies are left out (PIP_NO_DEPS): the same steps with all of them take minutes.
     without = {"PIP_NO_DEPS": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}

@@ -37,7 +37,7 @@ TIDY = "import signal, sys\nsignal.signal(signal.SIGINT, lambda *_: sys.exit(0))
 
 
 def up(log: Path) -> None:
-    wait_for(lambda: "up" in log.read_text(), 30, "the program")
+    wait_for(lambda: "up" in log.read_text(), "the program")
 
 
 # -- processes -------------------------------------------------------------------------------------------------------------
@@ -61,7 +61,7 @@ def test_leaving_stops_all_by_their_own_signals_the_last_first(tmp_path: Path) -
 def test_one_that_ends_by_itself_is_named_with_its_last_words(tmp_path: Path) -> None:
     with Processes() as processes:
         process = processes.start("brief", program("import sys; print('no such key'); sys.exit(3)"), tmp_path / "log", 5)
-        wait_for(lambda: process.status is not None, 30, "its end")
+        wait_for(lambda: process.status is not None, "its end")
         with pytest.raises(StateError, match=r"(?s)brief ended by itself \(status 3\).*no such key"):
             processes.check()
     assert processes.statuses == {}
@@ -101,7 +101,7 @@ def test_if_we_are_killed_the_kernel_ends_them(tmp_path: Path) -> None:
     up(tmp_path / "log")
     parent.kill()
     parent.wait()
-    wait_for(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, 30, "the child's end")
+    wait_for(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, "the child's end")
 
 
 def test_a_task_that_takes_too_long_is_ended(tmp_path: Path) -> None:
