@@ -26,7 +26,7 @@ Solver = Literal["exact", "sinkhorn"]
 _STAY = 1e-9  # how much nearer a filter counts that already stands in its place, so that ties move nothing
 
 
-class Member(NamedTuple):
+class GroupMember(NamedTuple):
     """An axis of an array that channels lie along.
 
     Attributes:
@@ -54,12 +54,12 @@ class ChannelGroup(NamedTuple):
 
     name: str
     size: int
-    produced: tuple[Member, ...]
-    consumed: tuple[Member, ...]
+    produced: tuple[GroupMember, ...]
+    consumed: tuple[GroupMember, ...]
     blocks: int = 1
 
 
-class Aligned(NamedTuple):
+class AlignedGroups(NamedTuple):
     """A network in the order of a reference.
 
     Attributes:
@@ -145,7 +145,7 @@ def permute(
     return result
 
 
-def permute_gram(gram: Floats, member: Member, permutation: Permutation) -> Floats:
+def permute_gram(gram: Floats, member: GroupMember, permutation: Permutation) -> Floats:
     """The Gram (m, m) of a layer's inputs after these were renumbered, of the axis that ``member`` describes.
 
     Rows and columns move alike. What stands behind the channels, as the appended one does, keeps its place.
@@ -183,7 +183,7 @@ def align_filters(
     groups: Sequence[ChannelGroup],
     solver: Solver = "exact",
     regularisation: float = 0.05,
-) -> Aligned:
+) -> AlignedGroups:
     """Renumber a network's channels so that its filters come to lie on the reference's, layer by layer (HFedATM's FOT).
 
     A filter is all that one channel's weights are, flattened and divided by its norm; the cost of a place is the squared
@@ -217,10 +217,10 @@ def align_filters(
         permutations[group.name] = _assign(cost, group.blocks, solver, regularisation)
         _renumber(result, group, permutations[group.name])
     moved = sum(int(np.sum(order != np.arange(len(order)))) for order in permutations.values())
-    return Aligned(result, permutations, moved / max(sum(group.size for group in groups), 1))
+    return AlignedGroups(result, permutations, moved / max(sum(group.size for group in groups), 1))
 
 
-def _filters(arrays: Mapping[str, Floats], group: ChannelGroup) -> list[Member]:
+def _filters(arrays: Mapping[str, Floats], group: ChannelGroup) -> list[GroupMember]:
     """The produced weights; biases and norms have one axis and are carried along."""
     return [member for member in group.produced if arrays[member.array].ndim > 1]
 
@@ -243,7 +243,7 @@ def _renumber(arrays: dict[str, Floats], group: ChannelGroup, permutation: Permu
         arrays[member.array] = np.take(arrays[member.array], order, axis=member.axis)
 
 
-def _distances(reference: Mapping[str, Floats], arrays: Mapping[str, Floats], member: Member, size: int) -> Floats:
+def _distances(reference: Mapping[str, Floats], arrays: Mapping[str, Floats], member: GroupMember, size: int) -> Floats:
     """Squared distances (size, size) of normalised filters, the reference's by row; a filter of zeros stays one."""
     units = []
     for model in (reference, arrays):

@@ -17,7 +17,7 @@ from scipy.linalg import LinAlgError, cho_factor, cho_solve
 from veilsum_aggregation.filters import (
     ChannelGroup,
     Floats,
-    Member,
+    GroupMember,
     Permutation,
     Solver,
     align_filters,
@@ -183,7 +183,7 @@ def merge_stations(
     return Merged(arrays, moved, permutations, ridges)
 
 
-def _turn(gram: Floats, inputs: Mapping[str, Member], permutations: Mapping[str, Permutation]) -> Floats:
+def _turn(gram: Floats, inputs: Mapping[str, GroupMember], permutations: Mapping[str, Permutation]) -> Floats:
     """A Gram after the groups that a layer reads were renumbered."""
     for group, member in inputs.items():
         if group in permutations:

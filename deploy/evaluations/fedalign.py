@@ -32,7 +32,7 @@ from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_participant.applying.model import Model
 from veilsum_privacy.results.result import Result
-from veilsum_privacy.study.schema import ClassValues, DatasetSchema, Label, NumberColumn
+from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Floats, Records
 from veilsum_privacy.tasks.parts import part_of
@@ -126,7 +126,7 @@ def deal(arrays: Mapping[str, Any], chosen: argparse.Namespace, *, seed: int, be
     classes = tuple(ClassValues(name=str(digit), values=(str(digit),)) for digit in range(10))
     columns = tuple(NumberColumn(name=f"p{index}", low=0, high=1) for index in range((SIDE // pool) ** 2))
     most = chosen.records * chosen.sites
-    schema = DatasetSchema(columns=columns, label=Label(column="digit", classes=classes), max_records=most)
+    schema = DatasetSchema(columns=columns, label=LabelColumn(column="digit", classes=classes), max_records=most)
     return Sites(records, _records(test, expected, pool), skewed, schema)
 
 

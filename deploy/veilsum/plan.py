@@ -66,7 +66,7 @@ _VERDICTS = {
 
 
 @dataclass(frozen=True)
-class Part:
+class PlannedPart:
     """One part of a result.
 
     Attributes:
@@ -122,7 +122,7 @@ class StudyPlan:
     records_stated: bool
     cost: StudyCost
     alone: float | None
-    parts: tuple[Part, ...]
+    parts: tuple[PlannedPart, ...]
     verdict: Verdict
     error: float
     error_epsilon: float | None
@@ -196,7 +196,7 @@ def plan_study(
     )
 
 
-def notes(study: Study, parts: Sequence[Part]) -> Iterator[str]:
+def notes(study: Study, parts: Sequence[PlannedPart]) -> Iterator[str]:
     """Sentences on what a study shows of single sites, and on covariances that drown in the noise."""
     private = study.privacy.noise != "none"
     apart = [task.label for task in study.tasks if task.disclosure == "per-site"]
@@ -237,13 +237,13 @@ def notes(study: Study, parts: Sequence[Part]) -> Iterator[str]:
             )
 
 
-def divide(expectations: Sequence[Expectation]) -> tuple[Part, ...]:
+def divide(expectations: Sequence[Expectation]) -> tuple[PlannedPart, ...]:
     """Expectations by block, in the order in which the blocks come first."""
     parts = []
     for name in dict.fromkeys(item.block for item in expectations):
         items = tuple(item for item in expectations if item.block == name)
         parts.append(
-            Part(
+            PlannedPart(
                 name=name,
                 number=sum(item.number for item in items),
                 typical=typical_share(items),

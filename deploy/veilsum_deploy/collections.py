@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from veilsum_deploy.datasets import Dataset, read_dataset
 from veilsum_node.config import did_you_mean
 from veilsum_node.errors import ConfigurationError, DataError
-from veilsum_privacy.study.schema import ClassValues, DatasetSchema, Label, NumberColumn
+from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.schema_file import load_schema
 
 TEST_SHARE = 0.3
@@ -160,7 +160,7 @@ COLLECTIONS = tuple(_READERS)
 def _labelled(columns: tuple[NumberColumn, ...], classes: Sequence[str], records: int, first: int = 0) -> DatasetSchema:
     """Classes numbered from ``first`` in the column "label"."""
     values = tuple(ClassValues(name=name, values=(str(first + number),)) for number, name in enumerate(classes))
-    return DatasetSchema(columns=columns, label=Label(column="label", classes=values), max_records=records)
+    return DatasetSchema(columns=columns, label=LabelColumn(column="label", classes=values), max_records=records)
 
 
 def _table(name: str, schema: DatasetSchema, x: NDArray[Any], labels: NDArray[Any]) -> Dataset:

@@ -24,7 +24,7 @@ from veilsum_node.errors import ConfigurationError, DataError, Misuse
 from veilsum_participant.data.cells import judge_labels
 from veilsum_participant.data.encode import encode_table
 from veilsum_participant.data.readers import Table, read_table
-from veilsum_privacy.study.schema import ClassValues, DatasetSchema, Label, NumberColumn
+from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.schema_file import load_schema
 from veilsum_privacy.tasks.base import Records
 
@@ -169,4 +169,4 @@ def _digits() -> tuple[NDArray[np.float64], Rows]:
 def _digits_schema() -> DatasetSchema:
     columns = tuple(NumberColumn(name=f"pixel_{row}_{column}", low=0, high=16) for row in range(8) for column in range(8))
     classes = tuple(ClassValues(name=f"digit-{digit}", values=(str(digit),)) for digit in range(10))
-    return DatasetSchema(columns=columns, label=Label(column="target", classes=classes), max_records=2000)
+    return DatasetSchema(columns=columns, label=LabelColumn(column="target", classes=classes), max_records=2000)

@@ -67,7 +67,7 @@ class AskedStudy(Protocol):
     def compile(self, federation: str, participants: list[str], clock: Callable[[], int]) -> Study: ...
 
 
-class Outcome(StrEnum):
+class CheckOutcome(StrEnum):
     """How a check ended."""
 
     OK = "ok"
@@ -80,7 +80,7 @@ class Check:
     """One check: what was found, and for a warning or failure what to do."""
 
     check: str
-    status: Outcome
+    status: CheckOutcome
     detail: str
     advice: str = ""
 
@@ -134,13 +134,13 @@ class SiteCheck:
         found: list[Check] = []
         for name, check in checks:
             if self._unreachable and name in ("TLS", "protocol"):
-                found.append(Check(name, Outcome.FAILED, "not tried without a TCP connection"))
+                found.append(Check(name, CheckOutcome.FAILED, "not tried without a TCP connection"))
                 continue
             try:
                 found += check()
             except VeilsumError as error:
                 self._unreachable = self._unreachable or name == "TCP connection"
-                found.append(Check(name, Outcome.FAILED, printable(error.message), printable(error.advice)))
+                found.append(Check(name, CheckOutcome.FAILED, printable(error.message), printable(error.advice)))
         return found
 
     def _key(self) -> Iterator[Check]:
@@ -148,14 +148,14 @@ class SiteCheck:
         try:
             status = path.stat()
         except OSError as error:
-            yield Check("key permissions", Outcome.FAILED, f"{path}: {error.strerror}", "Run `veilsum participant init`.")
+            yield Check("key permissions", CheckOutcome.FAILED, f"{path}: {error.strerror}", "Run `veilsum participant init`.")
             return
         mode = stat.S_IMODE(status.st_mode)
         if open_to_others(status):
             detail = f"{path} has mode {mode:03o}: others can read it"
-            yield Check("key permissions", Outcome.FAILED, detail, f"Run: chmod 600 {path}")
+            yield Check("key permissions", CheckOutcome.FAILED, detail, f"Run: chmod 600 {path}")
         else:
-            yield Check("key permissions", Outcome.OK, f"mode {mode:03o}")
+            yield Check("key permissions", CheckOutcome.OK, f"mode {mode:03o}")
 
     def _certificate(self) -> Iterator[Check]:
         now = self._clock()
@@ -164,28 +164,33 @@ class SiteCheck:
         days = (identity.not_after - now) // DAY
         detail = f"{identity.name}, fingerprint {identity.fingerprint}, until {moment(identity.not_after)}, {days} days left"
         if days < FEW_DAYS:
-            yield Check("certificate", Outcome.WARNING, detail, "Let the authority sign the request again before it expires.")
+            yield Check(
+                "certificate", CheckOutcome.WARNING, detail, "Let the authority sign the request again before it expires."
+            )
         else:
-            yield Check("certificate", Outcome.OK, detail)
+            yield Check("certificate", CheckOutcome.OK, detail)
         if soon := expiry_warning("the federation's authority", certificate_end(self._credentials.authority), now):
-            yield Check("authority", Outcome.WARNING, soon, "Ask the authority's operator what follows it.")
+            yield Check("authority", CheckOutcome.WARNING, soon, "Ask the authority's operator what follows it.")
 
     def _tcp(self) -> Iterator[Check]:
         way = self._config.route
         probe_tcp(way)
-        yield Check("TCP connection", Outcome.OK, f"{way} answers")
+        yield Check("TCP connection", CheckOutcome.OK, f"{way} answers")
         if self._config.proxy is None and (ignored := unused_proxy_variables()):
             detail = f"{', '.join(ignored)} is set but not used: the way is straight"
-            yield Check("proxy", Outcome.OK, detail, 'Name a proxy, or set proxy = "environment", to use one.')
+            yield Check("proxy", CheckOutcome.OK, detail, 'Name a proxy, or set proxy = "environment", to use one.')
 
     def _tls(self) -> Iterator[Check]:
         probe_tls(self._config.route, self._config.identity)
-        yield Check("TLS", Outcome.OK, "both certificates are accepted")
+        yield Check("TLS", CheckOutcome.OK, "both certificates are accepted")
 
     def _hello(self) -> Iterator[Check]:
         if self._credentials is None:
             yield Check(
-                "protocol", Outcome.FAILED, "cannot be tried without a valid identity", "See the check of the certificate."
+                "protocol",
+                CheckOutcome.FAILED,
+                "cannot be tried without a valid identity",
+                "See the check of the certificate.",
             )
             return
         way = self._config.route
@@ -196,17 +201,17 @@ class SiteCheck:
                 raise explain(error, way, self._config.identity) from error
             skew = reply.now - self._clock()
         detail = f"version {reply.version}; coordinator {reply.coordinator} proved its name; {reply.software}"
-        yield Check("protocol", Outcome.OK, detail)
+        yield Check("protocol", CheckOutcome.OK, detail)
         if soon := expiry_warning(f"coordinator {reply.coordinator}", reply.not_after, self._clock()):
-            yield Check("coordinator's certificate", Outcome.WARNING, soon, "Tell the coordinator's operator.")
-        status = Outcome.OK if abs(skew) <= CLOCK_WARNING else Outcome.WARNING
-        status = Outcome.FAILED if abs(skew) > CLOCK_LIMIT else status
-        advice = "" if status is Outcome.OK else "Let both machines take their time from a time server."
+            yield Check("coordinator's certificate", CheckOutcome.WARNING, soon, "Tell the coordinator's operator.")
+        status = CheckOutcome.OK if abs(skew) <= CLOCK_WARNING else CheckOutcome.WARNING
+        status = CheckOutcome.FAILED if abs(skew) > CLOCK_LIMIT else status
+        advice = "" if status is CheckOutcome.OK else "Let both machines take their time from a time server."
         yield Check("clock", status, f"the coordinator's clock differs by {skew:+d} s", advice)
 
     def _ledger(self) -> Iterator[Check]:
         if not self._config.state.exists():
-            yield Check("ledger", Outcome.WARNING, "there is none yet", "It is made when the participant starts.")
+            yield Check("ledger", CheckOutcome.WARNING, "there is none yet", "It is made when the participant starts.")
             return
         with open_readonly(self._config.state) as database:
             ledger = LedgerReader(database)
@@ -216,19 +221,19 @@ class SiteCheck:
             count = ledger.verify(authority=authority).entries
             with database.reading() as connection:
                 mark = read_mark(connection)
-        yield Check("ledger", Outcome.OK, f"{count} entries: chain, signatures, receipts and budgets hold")
+        yield Check("ledger", CheckOutcome.OK, f"{count} entries: chain, signatures, receipts and budgets hold")
         if mark is not None and mark.trusted:
             detail = f"the backup of {moment(mark.made)}; by the operator's word the coordinator's mirror completes it"
-            yield Check("restored", Outcome.WARNING, detail, "It is lifted by the next session with the coordinator.")
+            yield Check("restored", CheckOutcome.WARNING, detail, "It is lifted by the next session with the coordinator.")
         elif mark is not None:
-            yield Check("restored", Outcome.FAILED, f"the backup of {moment(mark.made)}. {RESTORED}", COMPLETE)
+            yield Check("restored", CheckOutcome.FAILED, f"the backup of {moment(mark.made)}. {RESTORED}", COMPLETE)
 
     def _budgets(self) -> Iterator[Check]:
         config = self._config
         populations = sorted({config.population(name) for name in config.datasets})
         for name in sorted(set(config.budgets) - set(populations)):
             advice = did_you_mean(name, populations)
-            yield Check(f"budget {name}", Outcome.WARNING, "no dataset is of this population", advice)
+            yield Check(f"budget {name}", CheckOutcome.WARNING, "no dataset is of this population", advice)
         with open_books(self._config) as (connection, books):
             for name in populations:
                 yield self._budget(connection, books, name)
@@ -237,15 +242,15 @@ class SiteCheck:
         label, budget = f"budget {name}", books.budget(name, connection)
         if budget is None:
             advice = f"Add [budgets.{name}], or use `veilsum ledger budget set {name}`."
-            return Check(label, Outcome.FAILED, "there is none: every study is refused", advice)
+            return Check(label, CheckOutcome.FAILED, "there is none: every study is refused", advice)
         room = books.headroom(name, promised(connection, self._config, name), connection)
         held = f"{_shown(room.reserved)} spent and set aside, {_shown(room.after)} if enrolled studies use all that they may"
         if budget.epsilon is None:
-            return Check(label, Outcome.WARNING, f"unlimited; {held}", "No guarantee is demanded.")
+            return Check(label, CheckOutcome.WARNING, f"unlimited; {held}", "No guarantee is demanded.")
         detail = f"epsilon {budget.epsilon:g} at delta {budget.delta:g}: {held}"
         if room.after >= budget.epsilon:
-            return Check(label, Outcome.WARNING, detail, "Nothing is left: every study is refused.")
-        return Check(label, Outcome.OK, detail)
+            return Check(label, CheckOutcome.WARNING, detail, "Nothing is left: every study is refused.")
+        return Check(label, CheckOutcome.OK, detail)
 
     def _policy(self) -> Iterator[Check]:
         policy = self._config.policy
@@ -253,21 +258,21 @@ class SiteCheck:
         own = None if self._credentials is None else self._credentials.identity
         if own is not None and policy.trusted.get(own.name, own.fingerprint) != own.fingerprint:
             advice = f"Pin {own.fingerprint}, or leave {own.name} out: a site trusts itself."
-            yield Check("pinned peers", Outcome.FAILED, "this site's own name is pinned to another key", advice)
+            yield Check("pinned peers", CheckOutcome.FAILED, "this site's own name is pinned to another key", advice)
         peers = [name for name in pinned if own is None or name != own.name]
         detail = f"{len(peers)}: {', '.join(peers)}" if peers else "none"
         if len(peers) + 1 < policy.min_trusted:
             advice = "Pin more peers under [policy.trusted], or lower min_trusted."
-            yield Check("pinned peers", Outcome.FAILED, f"{detail}; min_trusted is {policy.min_trusted}", advice)
+            yield Check("pinned peers", CheckOutcome.FAILED, f"{detail}; min_trusted is {policy.min_trusted}", advice)
         elif not peers and "distributed" in policy.noise:
             advice = "Pin peers' key fingerprints, or expect to join studies with local noise only."
-            yield Check("pinned peers", Outcome.WARNING, f"{detail}: nobody else's noise counts", advice)
+            yield Check("pinned peers", CheckOutcome.WARNING, f"{detail}: nobody else's noise counts", advice)
         else:
-            yield Check("pinned peers", Outcome.OK, detail)
+            yield Check("pinned peers", CheckOutcome.OK, detail)
         if policy.analysts:
-            yield Check("analysts", Outcome.OK, ", ".join(policy.analysts))
+            yield Check("analysts", CheckOutcome.OK, ", ".join(policy.analysts))
         else:
-            yield Check("analysts", Outcome.WARNING, "none: every study is refused", "Name them under policy.analysts.")
+            yield Check("analysts", CheckOutcome.WARNING, "none: every study is refused", "Name them under policy.analysts.")
 
     def _cohorts(self) -> Iterator[Check]:
         config = self._config
@@ -277,22 +282,22 @@ class SiteCheck:
                 known = {tuple(item.members) for item in earlier if item.members is not None}
                 if any(item.members is None for item in earlier):
                     detail = "who was in a sum that this restored site took part in is not known: no such study is accepted"
-                    yield Check(f"cohorts {name}", Outcome.WARNING, detail, FORGOTTEN)
+                    yield Check(f"cohorts {name}", CheckOutcome.WARNING, detail, FORGOTTEN)
                 elif known:
                     detail = "; ".join(", ".join(names) for names in sorted(known, key=lambda names: (len(names), names)))
                     said = f"studies without noise or of one cohort only are held to: {printable(detail)}"
-                    yield Check(f"cohorts {name}", Outcome.OK, said)
+                    yield Check(f"cohorts {name}", CheckOutcome.OK, said)
 
     def _metrics(self) -> Iterator[Check]:
         settings, granted = self._config.metrics, self._config.policy.share_metrics
         if settings is None:
-            yield Check("metrics endpoint", Outcome.OK, "none")
+            yield Check("metrics endpoint", CheckOutcome.OK, "none")
         else:
             MetricsServer(CollectorRegistry(), settings, ready=str)  # its files and address, without listening
             how = ["TLS"] * (settings.certificate is not None) + ["a token"] * (settings.token_file is not None)
-            yield Check("metrics endpoint", Outcome.OK, f"{settings.listen}, {' and '.join(how) or 'loopback only'}")
+            yield Check("metrics endpoint", CheckOutcome.OK, f"{settings.listen}, {' and '.join(how) or 'loopback only'}")
         told = "; ".join(SHARED[group] for group in SHARED if group in granted)
-        yield Check("shared metrics", Outcome.OK, f"the coordinator is told: {told}" if told else "none: nothing is told")
+        yield Check("shared metrics", CheckOutcome.OK, f"the coordinator is told: {told}" if told else "none: nothing is told")
 
     def _dataset(self, name: str) -> Iterator[Check]:
         offered, label = self._config.datasets[name], f"dataset {name}"
@@ -300,9 +305,9 @@ class SiteCheck:
         schema = self._schemas.get(name)
         if schema is None:
             if path.is_file():
-                yield Check(label, Outcome.OK, f"{path} is there; give a schema to check what it holds")
+                yield Check(label, CheckOutcome.OK, f"{path} is there; give a schema to check what it holds")
             else:
-                yield Check(label, Outcome.FAILED, f"{path} is not there", "Check the path in participant.toml.")
+                yield Check(label, CheckOutcome.FAILED, f"{path} is not there", "Check the path in participant.toml.")
             return
         report = check_dataset(path, schema, shown=LISTED, header=offered.header)
         counts = [
@@ -312,17 +317,17 @@ class SiteCheck:
         ]
         detail = "; ".join([f"{report.records} records", *counts])
         if report.ok:
-            yield Check(label, Outcome.OK, detail)
+            yield Check(label, CheckOutcome.OK, detail)
         else:
             advice = "Violations are clamped or left out, as the schema says. Correct the file, or agree on another schema."
-            yield Check(label, Outcome.WARNING, detail, advice)
+            yield Check(label, CheckOutcome.WARNING, detail, advice)
         for violation in report.violations:
-            status = Outcome.OK if report.ok else Outcome.WARNING
+            status = CheckOutcome.OK if report.ok else CheckOutcome.WARNING
             yield Check(label, status, str(violation))
 
     def _encoder(self, name: str) -> Iterator[Check]:
         path = self._config.encoders[name].path
-        yield Check(f"encoder {name}", Outcome.OK, f"{path}: SHA-256 {file_digest(path)}")
+        yield Check(f"encoder {name}", CheckOutcome.OK, f"{path}: SHA-256 {file_digest(path)}")
 
     def _terms(self) -> Iterator[Check]:
         """Hold a study against policy and budget by the functions that decide on enrolment."""
@@ -345,15 +350,15 @@ class SiteCheck:
                 if study.privacy.epsilon is None
                 else f"costs epsilon {epsilon_text(study.privacy.epsilon)}"
             )
-            yield Check("study", Outcome.OK, f"policy and budget bear it; it {cost}")
+            yield Check("study", CheckOutcome.OK, f"policy and budget bear it; it {cost}")
         else:
             for reason in refusal.reasons:
-                yield Check("study", Outcome.FAILED, f"{reason.code.value}: {reason.message}", reason.advice)
+                yield Check("study", CheckOutcome.FAILED, f"{reason.code.value}: {reason.message}", reason.advice)
         if not request.participants:
             detail = "who takes part is not stated: pins and the size of the cohort are checked when it is submitted"
-            yield Check("study", Outcome.OK, detail, "Name the participants in the study, to check them now.")
+            yield Check("study", CheckOutcome.OK, detail, "Name the participants in the study, to check them now.")
         if config.policy.approval == "manual":
-            yield Check("study", Outcome.OK, "it would wait for `veilsum participant approve`")
+            yield Check("study", CheckOutcome.OK, "it would wait for `veilsum participant approve`")
 
     def _compile(self, request: AskedStudy, own: str) -> Study:
         """The study as it would come, for the participants that it names or as many as the policy wants."""

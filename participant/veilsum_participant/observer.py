@@ -10,7 +10,7 @@ from enum import StrEnum
 from veilsum_node.errors import RefusalCode
 
 
-class Step(StrEnum):
+class SiteStep(StrEnum):
     """A part of a round that takes a site time."""
 
     COMPUTE = "compute"
@@ -20,7 +20,7 @@ class Step(StrEnum):
     DECRYPT = "decrypt"
 
 
-class Outcome(StrEnum):
+class AttemptOutcome(StrEnum):
     """How an attempt at a round ended for a site."""
 
     RELEASED = "released"
@@ -35,20 +35,20 @@ class Stage(StrEnum):
     SUM = "sum"
 
 
-class Observer:
+class SiteObserver:
     """Observes nothing; a subclass overrides what it wants to know."""
 
     @contextmanager
-    def timed(self, step: Step) -> Iterator[None]:
+    def timed(self, step: SiteStep) -> Iterator[None]:
         """Tell how long the block took, if it did what it should."""
         start = time.perf_counter()
         yield
         self.took(step, time.perf_counter() - start)
 
-    def took(self, step: Step, seconds: float) -> None:
+    def took(self, step: SiteStep, seconds: float) -> None:
         """A step of a round was done."""
 
-    def ended(self, method: str, outcome: Outcome, count: int = 1) -> None:
+    def ended(self, method: str, outcome: AttemptOutcome, count: int = 1) -> None:
         """Attempts at rounds of a method ended."""
 
     def refused(self, codes: Collection[RefusalCode]) -> None:

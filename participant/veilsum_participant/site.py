@@ -24,7 +24,7 @@ from veilsum_participant import store
 from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.data import check_structure, load_records
 from veilsum_participant.data.encoders import find_encoder
-from veilsum_participant.observer import Observer
+from veilsum_participant.observer import SiteObserver
 from veilsum_participant.policy import analyst_faults, refuse
 from veilsum_participant.store import TAKING_PART, StudyRow
 from veilsum_privacy.backup.restored import Mark, lift_mark, read_mark
@@ -76,7 +76,7 @@ class Site:
     clock: Callable[[], int]
     random: RandomSource
     noise_random: RandomSource = SYSTEM_RANDOM
-    observer: Observer = field(default_factory=Observer)
+    observer: SiteObserver = field(default_factory=SiteObserver)
     ledger_fault: str = ""
     ledger_known: threading.Event = field(default_factory=threading.Event)
     mirror_read: bool = False

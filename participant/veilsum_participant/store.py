@@ -361,7 +361,7 @@ def _count(equal: tuple[str, ...]) -> Select[Any]:
 
 
 @dataclass(frozen=True)
-class Tally:
+class AttemptTally:
     """A study's attempts, counted in one reading.
 
     Attributes:
@@ -390,10 +390,12 @@ _TALLY = (
 )
 
 
-def tally(connection: Connection, study: bytes, number: int) -> Tally:
+def tally(connection: Connection, study: bytes, number: int) -> AttemptTally:
     """Count the study's attempts; ``number``: of the round to tell apart."""
     rows = connection.execute(_TALLY, {"study": study, "round": number})
-    return Tally(Counter({(str(label), AttemptState(state), bool(here)): int(count) for label, state, here, count in rows}))
+    return AttemptTally(
+        Counter({(str(label), AttemptState(state), bool(here)): int(count) for label, state, here, count in rows})
+    )
 
 
 def find_context(connection: Connection, context: bytes) -> AttemptRow | None:

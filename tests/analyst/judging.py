@@ -15,7 +15,7 @@ from analyst.examples import REALS, Example, Floats, examples
 from analyst.worlds import SITES, WIDTH, World
 from veilsum_node.errors import HostileInput, Refusal, VeilsumError
 from veilsum_participant.policy import study_faults
-from veilsum_privacy.computation.contribution import Place, SitePart, contribute
+from veilsum_privacy.computation.contribution import SitePart, SitePlace, contribute
 from veilsum_privacy.computation.rehearsal import made_up_statistics, rehearse
 from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.securesum.context import decode_broadcast, encode_broadcast
@@ -111,7 +111,7 @@ class Judge:
         declaration = study.task(example.label)
         plan = AgreedStudy(study).task(example.label).plan(study.sites, study.sites)
         arrays = decode_broadcast(encode_broadcast(example.broadcast(study)))
-        place = Place(0, made_up_statistics(AgreedStudy(study).task(example.label)))
+        place = SitePlace(0, made_up_statistics(AgreedStudy(study).task(example.label)))
         parts = [contribute(plan, lambda given=given: given, arrays, place) for given in _records(study, rng)]  # type: ignore[misc]
         self.report.computed += 1
         assert {part.total.shape for part in parts} == {(plan.encoding.size,)}, "a contribution's length depends on records"

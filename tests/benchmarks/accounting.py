@@ -13,7 +13,13 @@ from fractions import Fraction
 from typing import Any
 
 from veilsum_privacy.accounting import accountant, renyi
-from veilsum_privacy.accounting.accountant import GaussianEvent, RdpGate, calibrate_noise_multiplier, prv_epsilon, rdp_epsilon
+from veilsum_privacy.accounting.accountant import (
+    GaussianEvent,
+    RdpFilter,
+    calibrate_noise_multiplier,
+    prv_epsilon,
+    rdp_epsilon,
+)
 
 EVENTS = 10_000
 DISTINCT = (10, 100, 1000, 10_000)
@@ -61,7 +67,7 @@ def measure_history(distinct: int) -> dict[str, Any]:
     """
     events = mixed_events(distinct)
     _forget()
-    gate, first, again, seen = RdpGate(), [], [], set()
+    gate, first, again, seen = RdpFilter(), [], [], set()
     for event in events:
         start = time.process_time()
         gate = gate.with_event(event)
@@ -79,7 +85,7 @@ def measure_history(distinct: int) -> dict[str, Any]:
     for event in events:
         emptied = emptied.without_event(event)
     free_seconds = time.process_time() - start
-    if at_once != epsilon or emptied != RdpGate() or any(emptied.curve_units):
+    if at_once != epsilon or emptied != RdpFilter() or any(emptied.curve_units):
         raise AssertionError("the gate depends on the order of its events")
     if estimate is None or not estimate <= epsilon:
         raise AssertionError("the estimate is missing or above the guarantee")

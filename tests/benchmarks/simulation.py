@@ -19,7 +19,7 @@ from threadpoolctl import threadpool_limits
 from support.studies import compiled
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_privacy.securesum.agreed import AgreedStudy
-from veilsum_privacy.study.schema import ClassValues, DatasetSchema, Label, NumberColumn
+from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Floats, Records
 from veilsum_privacy.tasks.gradient import CENTRE
@@ -41,7 +41,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 SCHEMA = DatasetSchema(
     columns=tuple(NumberColumn(name=f"x{index}", low=-1, high=1) for index in range(WIDTH)),
-    label=Label(column="y", classes=tuple(ClassValues(name=name, values=(name,)) for name in CLASSES)),
+    label=LabelColumn(column="y", classes=tuple(ClassValues(name=name, values=(name,)) for name in CLASSES)),
     max_records=100,
 )
 

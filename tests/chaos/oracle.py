@@ -22,7 +22,7 @@ from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.parts.federation import Release
 from veilsum_coordinator.service.runner import read_release
 from veilsum_node.errors import VeilsumError
-from veilsum_privacy.computation.contribution import Place, compute_sum
+from veilsum_privacy.computation.contribution import SitePlace, compute_sum
 from veilsum_privacy.results.result import Result, load_result
 from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.securesum.context import broadcast_digest, decode_broadcast, encode_broadcast
@@ -137,7 +137,7 @@ class Replay:
         study, task = self.study, self.study.task(label)
         kept = {} if task.source is None else {task.source: self._kept(name, task.source)}
         places = tuple(study.participants.index(member) for member in cohort)
-        place = Place(study.participants.index(name), kept, None, places, self._state.get((name, label), {}))
+        place = SitePlace(study.participants.index(name), kept, None, places, self._state.get((name, label), {}))
         plan = AgreedStudy(study).task(label).plan(self._roster, len(cohort))
         found = compute_sum(plan, self._records[name], decode_broadcast(encoded), place)
         self._state[name, label] = found.state

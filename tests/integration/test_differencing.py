@@ -15,12 +15,12 @@ from support.federation import DATASET, make_bed, make_request, schema_of
 from support.hostile import Adversary, altered, make_data
 from veilsum_node.errors import RefusalCode
 from veilsum_node.identity import Role
-from veilsum_participant.checks import Check, Outcome, SiteCheck
+from veilsum_participant.checks import Check, CheckOutcome, SiteCheck
 from veilsum_participant.config import DatasetConfig
 from veilsum_participant.protocol.endorsement import vouch
 from veilsum_participant.protocol.recovery import recover_receipts
 from veilsum_participant.site import Site
-from veilsum_privacy.backup.backup import Party, back_up
+from veilsum_privacy.backup.backup import BackupOwner, back_up
 from veilsum_privacy.backup.restore import restore
 from veilsum_privacy.study.study import Study
 from veilsum_proto import federation_pb2 as pb
@@ -235,7 +235,7 @@ def test_a_restored_backup_knows_its_cohorts(scene: Scene, tmp_path: Path) -> No
     scene.begin(scene.study())
     scene.release(ABCD)
     site = scene.sites["a"]
-    party = Party(Role.PARTICIPANT, site.config.state, site.config.identity)
+    party = BackupOwner(Role.PARTICIPANT, site.config.state, site.config.identity)
     back_up(party, tmp_path / "a.backup", software="test")
     site.database.close()
     site.config.state.unlink()
@@ -245,7 +245,7 @@ def test_a_restored_backup_knows_its_cohorts(scene: Scene, tmp_path: Path) -> No
     scene.sites["b"].ledger.checkpoint()
     assert vouch(scene.sites["a"], scene.sites["b"].ledger) == ""
     (check,) = checked(scene.sites["a"])
-    assert (check.status, "a, b, c, d" in check.detail) == (Outcome.OK, True)
+    assert (check.status, "a, b, c, d" in check.detail) == (CheckOutcome.OK, True)
     scene.begin(scene.study())
     assert scene.asked("abc") == refused("abc")
 
@@ -257,7 +257,7 @@ def test_what_a_backup_lacks_is_closed_until_a_peer_shows_who_took_part(
 ) -> None:
     """The mirror shows that there was a sum, and not of whom; receipts that a peer kept show that."""
     site = scene.sites["a"]
-    party = Party(Role.PARTICIPANT, site.config.state, site.config.identity)
+    party = BackupOwner(Role.PARTICIPANT, site.config.state, site.config.identity)
     back_up(party, tmp_path / "a.backup", software="test")
     scene.begin(scene.study(noise))
     scene.release(ABCD)
@@ -276,7 +276,7 @@ def test_what_a_backup_lacks_is_closed_until_a_peer_shows_who_took_part(
         peer.checkpoint()
         assert vouch(site, peer) == ""  # somebody vouched; of that sum nobody has shown the cohort
         (check,) = checked(site)
-        assert check.status is Outcome.WARNING
+        assert check.status is CheckOutcome.WARNING
         scene.attack.use(scene.study())
         assert scene.attack.enrol("a").refused is RefusalCode.COHORT_CHANGED
         scene.attack.use(scene.study("distributed", "allowed"))
@@ -291,7 +291,7 @@ def test_what_a_backup_lacks_is_closed_until_a_peer_shows_who_took_part(
     scene.attack.use(scene.study())
     assert scene.attack.enrol("a").refused is RefusalCode.COHORT_CHANGED
     recover_receipts(site, shown, lambda entry: peer.receipts(entry=entry))
-    assert [item.status for item in checked(site)] == [Outcome.OK]
+    assert [item.status for item in checked(site)] == [CheckOutcome.OK]
     scene.begin(scene.study())
     assert scene.asked("abc") == refused("abc")
     scene.release(ABCD, 2)

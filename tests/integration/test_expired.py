@@ -24,7 +24,7 @@ from veilsum_node.identity.renewal import DAY
 from veilsum_node.identity.tls import CERTIFICATE_FILE
 from veilsum_node.transport.channel import open_channel
 from veilsum_node.transport.connection import UnreachableError, probe_tls
-from veilsum_participant.checks import Outcome, SiteCheck
+from veilsum_participant.checks import CheckOutcome, SiteCheck
 from veilsum_participant.session.channel import GrpcChannel
 from veilsum_participant.site import check_certificates, load_open_study
 from veilsum_privacy.securesum.boxes import BoxKey
@@ -179,25 +179,25 @@ def test_check_warns_thirty_days_before(bed: TestBed) -> None:
     with running_server(bed) as (_, address):
         config = site.config.model_copy(update={"coordinator": address})
 
-        def found(at: int) -> dict[str, tuple[Outcome, str]]:
+        def found(at: int) -> dict[str, tuple[CheckOutcome, str]]:
             return {item.check: (item.status, item.detail) for item in SiteCheck(config, lambda: at).run()}
 
         calm = found(bed.clock())
-        assert calm["certificate"][0] is Outcome.OK
+        assert calm["certificate"][0] is CheckOutcome.OK
         assert {"authority", "coordinator's certificate"}.isdisjoint(calm)
         end = site.credentials.identity.not_after
         soon = found(end - 29 * DAY)
-        assert soon["certificate"][0] is Outcome.WARNING
+        assert soon["certificate"][0] is CheckOutcome.WARNING
         assert moment(end) in soon["certificate"][1]
         status, detail = soon["coordinator's certificate"]
-        assert status is Outcome.WARNING
+        assert status is CheckOutcome.WARNING
         assert f"coordinator coordinator ends on {moment(end)}, in 29 days" in detail
         root = certificate_end(site.credentials.authority)
         replace_file(party.identity / CERTIFICATE_FILE, sign_again(bed.kit, party, bed.clock, days=3652))
         late = found(root - 20 * DAY)
         assert late["authority"] == (
-            Outcome.WARNING, f"the certificate of the federation's authority ends on {moment(root)}, in 20 days"
+            CheckOutcome.WARNING, f"the certificate of the federation's authority ends on {moment(root)}, in 20 days"
         )  # fmt: skip
         status, detail = found(end + 1)["protocol"]
-        assert status is Outcome.FAILED
+        assert status is CheckOutcome.FAILED
         assert f"coordinator coordinator has expired: it ended on {moment(end)}" in detail

@@ -19,7 +19,7 @@ from support.hostile import Adversary, Said, make_data
 from veilsum_node.canonical import canonical, parse_canonical
 from veilsum_node.errors import HostileInput, RefusalCode
 from veilsum_participant import site as site_module
-from veilsum_privacy.computation.contribution import Place, contribute
+from veilsum_privacy.computation.contribution import SitePlace, contribute
 from veilsum_privacy.computation.rehearsal import legal_broadcast
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.securesum.agreed import AgreedStudy
@@ -144,7 +144,7 @@ def test_a_record_that_cannot_be_computed_on_counts_as_none(worlds: Beside, monk
     assert [len(entries) for entries in worlds.entries(Kind.RESERVE)] == [1, 1, 1, 1]
     plan = AgreedStudy(study).task("statistics").plan(4, 4)
     parts = [
-        contribute(plan, lambda site=attack.bed.sites["a"]: site.records("records", study.data), {}, Place())  # type: ignore[misc]
+        contribute(plan, lambda site=attack.bed.sites["a"]: site.records("records", study.data), {}, SitePlace())  # type: ignore[misc]
         for attack in worlds.attacks
     ]
     np.testing.assert_array_equal(parts[0].total, parts[1].total)

@@ -16,13 +16,13 @@ from veilsum_node.errors import Misuse, Refusal, RefusalCode
 from veilsum_node.identity import Role
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_participant import store
-from veilsum_participant.checks import Outcome, SiteCheck
+from veilsum_participant.checks import CheckOutcome, SiteCheck
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.protocol.endorsement import trust_coordinator, vouch
 from veilsum_participant.protocol.recovery import recover_receipts
 from veilsum_participant.session.client import Client
 from veilsum_participant.site import Site
-from veilsum_privacy.backup.backup import Party, back_up
+from veilsum_privacy.backup.backup import BackupOwner, back_up
 from veilsum_privacy.backup.restore import Restored, restore
 from veilsum_privacy.ledger import Kind
 from veilsum_proto import federation_pb2 as pb
@@ -35,7 +35,7 @@ class Scene:
         self.attack: Adversary = make_adversary(directory, budget=(50.0, 1e-5))
         self.attack.set_up()
         config = self.site.config
-        self.party = Party(Role.PARTICIPANT, config.state, config.identity)
+        self.party = BackupOwner(Role.PARTICIPANT, config.state, config.identity)
         self.archive = directory / "a.backup"
         self.manifest = back_up(self.party, self.archive, software="test")
         self.attack.bed.clock.now = self.manifest.made + 60
@@ -216,15 +216,15 @@ def test_a_missing_mirror_is_an_error_where_it_is_needed(
 
 
 def test_check_shows_what_waits(scene: Scene) -> None:
-    def found() -> Outcome | None:
+    def found() -> CheckOutcome | None:
         checks = SiteCheck(scene.site.config, scene.attack.bed.clock).run()
         return next((item.status for item in checks if item.check == "restored"), None)
 
     assert found() is None
     scene.put_back()
-    assert found() is Outcome.FAILED
+    assert found() is CheckOutcome.FAILED
     trust_coordinator(scene.site, "known to us", "A. Berg")
-    assert found() is Outcome.WARNING
+    assert found() is CheckOutcome.WARNING
     scene.site.mirror_read = True
     assert scene.site.lift_trusted()
     assert found() is None

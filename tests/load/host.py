@@ -23,7 +23,7 @@ import grpc
 from veilsum_node.process.hardening import allow_files
 from veilsum_participant import site
 from veilsum_participant.config import ParticipantConfig
-from veilsum_participant.observer import Observer
+from veilsum_participant.observer import SiteObserver
 from veilsum_participant.protocol.contributions import Payload
 from veilsum_participant.session import channel as wire
 from veilsum_participant.session.client import Client, open_site
@@ -61,7 +61,7 @@ class Spec:
         path.write_text(json.dumps(asdict(self)))
 
 
-class Record(Observer):
+class Record(SiteObserver):
     """Writes down what one participant does."""
 
     def __init__(self, name: str, output: TextIO) -> None:

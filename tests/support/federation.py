@@ -25,7 +25,7 @@ from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.session.client import open_ledger
 from veilsum_participant.site import Site
 from veilsum_privacy.ledger.mirror import Mirror
-from veilsum_privacy.study.schema import ClassValues, DatasetSchema, Label, NumberColumn
+from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.study import Study
 
 DATASET = "records"
@@ -52,7 +52,7 @@ def schema_of(width: int, classes: int = 2, max_records: int = 1000) -> DatasetS
     """Numeric columns x0.. in [-1, 1] and a label of ``classes`` classes."""
     columns = tuple(NumberColumn(name=f"x{index}", low=-1.0, high=1.0) for index in range(width))
     values = tuple(ClassValues(name=f"c{index}", values=(str(index),)) for index in range(classes))
-    return DatasetSchema(columns=columns, label=Label(column="y", classes=values), max_records=max_records)
+    return DatasetSchema(columns=columns, label=LabelColumn(column="y", classes=values), max_records=max_records)
 
 
 def write_records(path: Path, features: NDArray[np.float64], labels: NDArray[np.int64]) -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from veilsum_privacy.computation.contribution import compute_sum
 from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan
-from veilsum_privacy.study.schema import CategoryColumn, ClassValues, Column, DatasetSchema, Label, NumberColumn
+from veilsum_privacy.study.schema import CategoryColumn, ClassValues, Column, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.study import NoiseKind, PrivacyDemand, Study, TaskDeclaration, Unit
 from veilsum_privacy.tasks import TASKS, build_task
 from veilsum_privacy.tasks.base import Floats, Records, RecordTask
@@ -26,7 +26,7 @@ from veilsum_privacy.training.arrays import to_broadcast
 from veilsum_privacy.training.models import ModelSpec, build_architecture
 from veilsum_privacy.training.released import model_digest
 
-LABEL = Label(column="y", classes=tuple(ClassValues(name=f"c{i}", values=(str(i),)) for i in range(3)))
+LABEL = LabelColumn(column="y", classes=tuple(ClassValues(name=f"c{i}", values=(str(i),)) for i in range(3)))
 TASK_LABEL = "audited"
 
 
@@ -314,7 +314,7 @@ class _Evaluation(Neighbours):
     """A record whose class the model all but rules out: its loss is cut."""
 
     def settings(self) -> tuple[Setting, ...]:
-        two = schema(2).model_copy(update={"label": Label(column="y", classes=LABEL.classes[:2])})
+        two = schema(2).model_copy(update={"label": LabelColumn(column="y", classes=LABEL.classes[:2])})
         common = {"clip": 1e6, "missing": "centre", "score_weight": 0.6, "loss_weight": 0.4}
         linear = {"name": "linear", "inputs": None, "options": {"scale": 1.0, "bias": 1.0}}
         hidden = {"name": "mlp", "inputs": None, "options": {"hidden": 4, "scale": 1.0}}

@@ -14,7 +14,7 @@ from veilsum_coordinator.methods import get_method
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.encoder import Projection, projection_digest
-from veilsum_privacy.study.schema import ClassValues, DatasetSchema, Label, NumberColumn
+from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.study import Study, parse_study
 from veilsum_privacy.tasks.base import Records
 
@@ -25,7 +25,7 @@ WIDTH, CLASSES = 6, ("p", "q", "r")
 
 SCHEMA = DatasetSchema(
     columns=tuple(NumberColumn(name=f"x{index}", low=-1, high=1) for index in range(WIDTH)),
-    label=Label(column="y", classes=tuple(ClassValues(name=name, values=(name,)) for name in CLASSES)),
+    label=LabelColumn(column="y", classes=tuple(ClassValues(name=name, values=(name,)) for name in CLASSES)),
     max_records=800,
 )
 

@@ -10,12 +10,12 @@ import pyarrow.compute as pc
 
 from veilsum_participant.data import load_records
 from veilsum_participant.data.readers import Table
-from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, Label, NumberColumn
+from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, LabelColumn, NumberColumn
 
 ORDER = ("who", "age", "town", "ill")
 SCHEMA = DatasetSchema(
     columns=(NumberColumn(name="age", low=0, high=100), CategoryColumn(name="town", categories=("Köln", "Ulm"))),
-    label=Label(column="ill", classes=(ClassValues(name="no", values=("0",)), ClassValues(name="yes", values=("1",)))),
+    label=LabelColumn(column="ill", classes=(ClassValues(name="no", values=("0",)), ClassValues(name="yes", values=("1",)))),
 )
 
 

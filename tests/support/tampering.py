@@ -12,9 +12,9 @@ from typing import Any
 
 from veilsum_node.canonical import canonical
 from veilsum_node.identity import Credentials, Label
-from veilsum_privacy.ledger import Source
+from veilsum_privacy.ledger import LedgerSource
 from veilsum_privacy.ledger.kept_receipts import KeptRow
-from veilsum_privacy.ledger.verification import Step, Walk
+from veilsum_privacy.ledger.verification import ChainStep, ChainWalk
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Copy:
     certificates: dict[str, bytes]
 
     @staticmethod
-    def of(source: Source) -> Copy:
+    def of(source: LedgerSource) -> Copy:
         """Everything that a ledger holds."""
         with source.walk() as walk:
             steps = list(walk.steps)
@@ -44,10 +44,10 @@ class Copy:
         return copy.deepcopy(self)
 
     @contextmanager
-    def walk(self) -> Iterator[Walk]:
+    def walk(self) -> Iterator[ChainWalk]:
         """As a ledger is read."""
-        steps = (Step(row, [KeptRow(item) for item in kept]) for row, kept in zip(self.rows, self.kept, strict=True))
-        yield Walk(self.certificates, steps)
+        steps = (ChainStep(row, [KeptRow(item) for item in kept]) for row, kept in zip(self.rows, self.kept, strict=True))
+        yield ChainWalk(self.certificates, steps)
 
     def drop(self, number: int) -> None:
         """Take an entry out."""

@@ -24,7 +24,7 @@ from veilsum_privacy.accounting.accountant import (
     ORDERS,
     STRICT_ORDERS,
     GaussianEvent,
-    RdpGate,
+    RdpFilter,
     analytic_gaussian_epsilon,
     at_sites,
     calibrate_noise_multiplier,
@@ -254,10 +254,10 @@ MECHANISMS = st.builds(
 def test_adding_removing_and_merging_are_exact(
     kept: list[tuple[GaussianEvent, int]], passing: list[tuple[GaussianEvent, int]], order: random.Random
 ) -> None:
-    gate = RdpGate().with_events(kept)
+    gate = RdpFilter().with_events(kept)
     changes = [(item, count, True) for item, count in kept + passing]
     order.shuffle(changes)
-    other = RdpGate()
+    other = RdpFilter()
     for item, count, _ in changes:
         other = other.with_event(item, count)
     leaving = [item for item, count in passing for _ in range(count)]
@@ -267,13 +267,13 @@ def test_adding_removing_and_merging_are_exact(
     assert other == gate
     assert other.curve_units == gate.curve_units
     assert [other.epsilon(delta) for delta in (1e-3, 1e-9)] == [gate.epsilon(delta) for delta in (1e-3, 1e-9)]
-    assert gate.without_events(kept) == RdpGate()
+    assert gate.without_events(kept) == RdpFilter()
     assert set(gate.without_events(kept).curve_units) == {0}
     assert gate.without_events(kept).epsilon(DELTA) == 0.0
 
 
 def test_the_gate_is_immutable_and_grows() -> None:
-    empty = RdpGate()
+    empty = RdpFilter()
     one = empty.with_event(event(4.0))
     more = one.with_event(event(4.0), count=2)
     assert empty.epsilon(DELTA) == 0.0
@@ -290,11 +290,11 @@ def test_the_gate_is_immutable_and_grows() -> None:
 
 def test_every_step_costs_something() -> None:
     least = event(1e6, 1e-300)
-    assert RdpGate().with_event(least).curve_units[0] == 1
+    assert RdpFilter().with_event(least).curve_units[0] == 1
 
 
 def test_what_was_never_added_cannot_be_removed() -> None:
-    gate = RdpGate().with_event(event(4.0), 2)
+    gate = RdpFilter().with_event(event(4.0), 2)
     for item, count in [(event(4.0), 3), (event(4.0, 0.5), 1), (event(5.0), 1)]:
         with pytest.raises(Misuse, match="give back"):
             gate.without_event(item, count)
@@ -322,7 +322,14 @@ def test_a_person_at_several_sites_pays_the_square(sites: int) -> None:
 
 def test_a_person_at_several_sites_of_sampled_releases_is_not_covered() -> None:
     assert at_sites(SAMPLED, 1) == {SAMPLED[0]: 1}
-    for arguments in [(SAMPLED, 2), (ONE, 0), (ONE, -2), (ONE, 1.5), ([GaussianEvent(2**61, Fraction(1))], 3), (RdpGate(), 2)]:
+    for arguments in [
+        (SAMPLED, 2),
+        (ONE, 0),
+        (ONE, -2),
+        (ONE, 1.5),
+        ([GaussianEvent(2**61, Fraction(1))], 3),
+        (RdpFilter(), 2),
+    ]:
         with pytest.raises(Misuse):
             at_sites(*arguments)
 
@@ -396,7 +403,7 @@ def test_a_delta_out_of_range_is_refused(delta: float) -> None:
             with pytest.raises(Misuse):
                 function(events, delta)
     with pytest.raises(Misuse):
-        RdpGate().epsilon(delta)
+        RdpFilter().epsilon(delta)
 
 
 def test_an_unknown_way_of_composing_is_refused() -> None:

@@ -20,7 +20,7 @@ from veilsum_node.errors import HostileInput, StateError
 from veilsum_node.identity import Role, load_credentials
 from veilsum_node.identity.provision import Kit, make_kit
 from veilsum_participant.session.client import open_ledger
-from veilsum_privacy.backup.backup import Manifest, Party, back_up, copy_database, open_archive
+from veilsum_privacy.backup.backup import BackupOwner, Manifest, back_up, copy_database, open_archive
 from veilsum_privacy.backup.restore import restore
 from veilsum_privacy.ledger import Ledger, LedgerReader
 
@@ -32,11 +32,11 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> Kit:
     return make_kit(tmp_path_factory.mktemp("kit"), ["a", "b"], clock=CLOCK)
 
 
-def site_of(kit: Kit, name: str, directory: Path) -> tuple[Party, Ledger]:
+def site_of(kit: Kit, name: str, directory: Path) -> tuple[BackupOwner, Ledger]:
     """A participant's state in a directory of its own, with a budget."""
     identity = next(party.identity for party in kit.participants if party.name == name)
     directory.mkdir(exist_ok=True)
-    party = Party(Role.PARTICIPANT, directory / "participant.db", identity)
+    party = BackupOwner(Role.PARTICIPANT, directory / "participant.db", identity)
     database = open_database(party.state)
     ledger = open_ledger(database, load_credentials(identity, CLOCK()), CLOCK)
     budget(ledger, 1.0)
@@ -57,7 +57,7 @@ def heads(path: Path) -> list[bytes]:
         return [entry.hash for entry in LedgerReader(database).entries()]
 
 
-def make(party: Party, tmp_path: Path, name: str = "backup.tar", **options: bool) -> tuple[Path, Manifest]:
+def make(party: BackupOwner, tmp_path: Path, name: str = "backup.tar", **options: bool) -> tuple[Path, Manifest]:
     path = tmp_path / name
     return path, back_up(party, path, software="veilsum test", **options)
 
@@ -235,7 +235,7 @@ def test_other_ledgers(kit: Kit, tmp_path: Path) -> None:
     stop(again)
     with pytest.raises(StateError, match="another way"):
         restore(ahead, fork)
-    broken = Party(Role.PARTICIPANT, tmp_path / "broken.db", party.identity)
+    broken = BackupOwner(Role.PARTICIPANT, tmp_path / "broken.db", party.identity)
     broken.state.write_bytes(b"SQLite format 3\0" + bytes(4000))
     with pytest.raises(StateError, match="cannot be read"):
         restore(path, broken)
@@ -244,7 +244,7 @@ def test_other_ledgers(kit: Kit, tmp_path: Path) -> None:
     assert done.kept is not None
     assert done.kept.read_bytes().startswith(b"SQLite format 3\0\0")
     with pytest.raises(StateError, match="participant's, not a coordinator's"):
-        restore(path, Party(Role.COORDINATOR, tmp_path / "c.db", party.identity))
+        restore(path, BackupOwner(Role.COORDINATOR, tmp_path / "c.db", party.identity))
 
 
 def test_an_identity_only_when_asked_for(kit: Kit, tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_an_identity_only_when_asked_for(kit: Kit, tmp_path: Path) -> None:
     assert key not in bare.read_bytes()
     assert key in full.read_bytes()
     assert manifest.identity
-    new = Party(Role.PARTICIPANT, tmp_path / "new" / "participant.db", tmp_path / "new" / "identity")
+    new = BackupOwner(Role.PARTICIPANT, tmp_path / "new" / "participant.db", tmp_path / "new" / "identity")
     with pytest.raises(StateError, match="no identity"):
         restore(full, new)
     with pytest.raises(StateError, match="holds no identity"):
@@ -276,11 +276,11 @@ def test_a_refused_restore_writes_no_identity(kit: Kit, tmp_path: Path) -> None:
     full, _ = make(party, tmp_path, with_identity=True)
     fresh, anew = site_of(kit, "a", tmp_path / "new")
     stop(anew)
-    moved = Party(Role.PARTICIPANT, fresh.state, tmp_path / "new" / "identity")
+    moved = BackupOwner(Role.PARTICIPANT, fresh.state, tmp_path / "new" / "identity")
     with pytest.raises(StateError, match="another one than the backup's"):
         restore(full, moved, with_identity=True)
     assert not moved.identity.exists()
-    running = Party(Role.PARTICIPANT, party.state, moved.identity)
+    running = BackupOwner(Role.PARTICIPANT, party.state, moved.identity)
     with pytest.raises(StateError, match="runs"):
         restore(full, running, with_identity=True)
     assert not moved.identity.exists()

@@ -26,7 +26,7 @@ from veilsum_privacy.accounting.accountant import GaussianEvent, rdp_epsilon
 from veilsum_privacy.ledger.entries import Mechanism
 from veilsum_privacy.mechanism.noise import NoisePlan
 from veilsum_privacy.results.result import Result
-from veilsum_privacy.study.schema import ClassValues, DatasetSchema, Label, NumberColumn
+from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.tasks import build_task
 from veilsum_proto import federation_pb2 as pb
 
@@ -35,7 +35,7 @@ KEY = bytes(range(32))
 
 SCHEMA = DatasetSchema(
     columns=tuple(NumberColumn(name=f"x{index}", low=-1.0, high=1.0) for index in range(3)),
-    label=Label(column="y", classes=tuple(ClassValues(name=name, values=(name,)) for name in ("c0", "c1"))),
+    label=LabelColumn(column="y", classes=tuple(ClassValues(name=name, values=(name,)) for name in ("c0", "c1"))),
     max_records=1000,
 )
 

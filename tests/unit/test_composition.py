@@ -17,7 +17,7 @@ from veilsum_privacy.accounting.estimate import composed_epsilon
 from veilsum_privacy.accounting.gaussian import analytic_gaussian_epsilon
 from veilsum_privacy.accounting.grid import GRID_ERROR, epsilon_by_grid
 from veilsum_privacy.accounting.inversion import choose_line, epsilon_by_inversion, surely_within
-from veilsum_privacy.accounting.losses import Direction, Steps
+from veilsum_privacy.accounting.losses import Direction, LossSteps
 from veilsum_privacy.accounting.renyi import (
     ORDERS,
     SCALE_BITS,
@@ -34,13 +34,13 @@ RATES = st.floats(-12, -1e-6).map(math.exp)
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 
 
-def make_steps(groups: list[tuple[float, float, int]], unsampled: float = 0.0) -> tuple[Steps, Floats]:
+def make_steps(groups: list[tuple[float, float, int]], unsampled: float = 0.0) -> tuple[LossSteps, Floats]:
     """Steps of (rate, sigma / D, number), and the RDP curve of all."""
     rate, sigma, count = np.array(groups, dtype=np.float64).reshape(-1, 3).T
     curve = ORDERS * (unsampled / 2)
     for q, z, n in groups:
         curve = curve + n * to_floats(step_curve(q, z**-2))
-    return Steps(rate, 1 / sigma, count, unsampled), curve
+    return LossSteps(rate, 1 / sigma, count, unsampled), curve
 
 
 @settings(max_examples=25, deadline=None)

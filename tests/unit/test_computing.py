@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from support.neighbours import SETTINGS, TASK_LABEL, Setting, exact_norm, moments_parameters, random_records
 from veilsum_node.errors import HostileInput, Misuse
-from veilsum_privacy.computation.contribution import Place, compute_sum
+from veilsum_privacy.computation.contribution import SitePlace, compute_sum
 from veilsum_privacy.mechanism.noise import task_noise
 from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.study.study import Study, TaskDeclaration
@@ -61,7 +61,7 @@ def test_a_per_site_vector_has_its_own_block_alone(setting: Setting) -> None:
     alone = setting.total(joint, some)
     assert alone.any()
     for index in range(4):
-        found = compute_sum(plan_of(each, TASK_LABEL), some, broadcast, Place(index)).total.reshape(4, -1)
+        found = compute_sum(plan_of(each, TASK_LABEL), some, broadcast, SitePlace(index)).total.reshape(4, -1)
         np.testing.assert_array_equal(found[index], alone)
         assert not np.delete(found, index, axis=0).any()
         np.testing.assert_array_equal(AgreedStudy(each).tasks[0].kept_part(found.ravel(), index), alone)
@@ -81,13 +81,13 @@ def test_a_task_is_given_its_own_row() -> None:
     joint = study_of(declare("m", "class-mixtures", mixed))
     sums = []
     for index in range(4):
-        own = compute_sum(plan_of(study, "m"), records(), {CENTRES: centres}, Place(index)).total
+        own = compute_sum(plan_of(study, "m"), records(), {CENTRES: centres}, SitePlace(index)).total
         sums.append(compute_sum(plan_of(joint, "m"), records(), {CENTRES: centres[index]}).total)
         np.testing.assert_array_equal(own, sums[-1])
     assert any((sums[0] != other).any() for other in sums[1:])
     for wrong in ({}, {CENTRES: centres[:3]}, {CENTRES: np.array(1.0)}):
         with pytest.raises(HostileInput, match="one row for each participant"):
-            compute_sum(plan_of(study, "m"), records(), wrong, Place(0))
+            compute_sum(plan_of(study, "m"), records(), wrong, SitePlace(0))
 
 
 def kept_study(noise: str = "none", **source: Any) -> Study:
@@ -134,7 +134,7 @@ def test_a_hostile_reference_ends_in_a_typed_error_or_a_bounded_vector(task: str
     step = declare("t", task, {**parameters, **MAPPED}, source="kept", variance=0 if derived else 2**40)
     study = study_of(kept, step, noise="local")
     vector = compute_sum(plan_of(study, "kept"), records(), {}).total
-    place = Place(0, {"kept": vector * int(rng.choice([0, 1, 100]))})
+    place = SitePlace(0, {"kept": vector * int(rng.choice([0, 1, 100]))})
 
     def array(*shape: int) -> Any:
         if rng.random() < 0.1:
@@ -195,7 +195,7 @@ def test_a_derived_vector_is_a_function_of_what_was_kept_alone() -> None:
     """Other records, or none: the same vector. And it is that of the task, on the grid."""
     study = kept_study("local")
     kept = compute_sum(plan_of(study, "kept"), records(), {}).total
-    place = Place(0, {"kept": kept})
+    place = SitePlace(0, {"kept": kept})
     given = {TOTAL: np.array([200.0])}
     found = [
         compute_sum(plan_of(study, "step"), some, given, place).total for some in (records(), records(7, seed=9), records(0))
@@ -208,7 +208,7 @@ def test_a_derived_vector_is_a_function_of_what_was_kept_alone() -> None:
     vector = task.vector(*AgreedStudy(study).task("kept").kept_blocks(kept), given)
     np.testing.assert_array_equal(found[0], np.rint(np.clip(vector / 4.0, -1, 1) * 2**30))
     with pytest.raises(Misuse, match="kept no statistic"):
-        compute_sum(plan_of(study, "step"), records(), given, Place(0))
+        compute_sum(plan_of(study, "step"), records(), given, SitePlace(0))
 
 
 def test_a_derived_vector_is_clamped() -> None:
@@ -216,7 +216,7 @@ def test_a_derived_vector_is_clamped() -> None:
     kept = compute_sum(plan_of(study, "kept"), records(), {}).total
     loud = kept.copy()
     loud[9:11] *= 10**6  # the squares
-    found = compute_sum(plan_of(study, "step"), records(), {TOTAL: np.array([50.0])}, Place(0, {"kept": loud})).total
+    found = compute_sum(plan_of(study, "step"), records(), {TOTAL: np.array([50.0])}, SitePlace(0, {"kept": loud})).total
     assert np.abs(found).max() == 2**30
 
 
@@ -235,14 +235,14 @@ def test_a_site_aligns_by_its_noised_statistic_and_not_by_its_records() -> None:
     noised = kept + 10**5
     one = records(1, seed=8)
     sums = [
-        compute_sum(plan_of(study, "aligned"), some, reference, Place(0, {"kept": vector})).total
+        compute_sum(plan_of(study, "aligned"), some, reference, SitePlace(0, {"kept": vector})).total
         for some, vector in ((one, kept), (one, noised))
     ]
     assert (sums[0] != sums[1]).any(), "what is kept makes the map"
     both = records(20, seed=3)
-    whole = compute_sum(plan_of(study, "aligned"), both, reference, Place(0, {"kept": kept})).total
+    whole = compute_sum(plan_of(study, "aligned"), both, reference, SitePlace(0, {"kept": kept})).total
     rows = [type(both)(both.features[i : i + 1], both.present[i : i + 1], both.labels[i : i + 1]) for i in range(20)]
-    each = [compute_sum(plan_of(study, "aligned"), row, reference, Place(0, {"kept": kept})).total for row in rows]
+    each = [compute_sum(plan_of(study, "aligned"), row, reference, SitePlace(0, {"kept": kept})).total for row in rows]
     np.testing.assert_array_equal(whole, np.sum(each, axis=0))
 
 

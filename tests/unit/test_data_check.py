@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from veilsum_node.errors import DataError
-from veilsum_participant.data import Kind, check_dataset, load_records
-from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, Label, NumberColumn
+from veilsum_participant.data import FindingKind, check_dataset, load_records
+from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.schema_file import load_schema
 
 SCHEMA = DatasetSchema(
@@ -17,7 +17,7 @@ SCHEMA = DatasetSchema(
         NumberColumn(name="age", low=20, high=100, unit="years"),
         CategoryColumn(name="sex", categories=("f", "m")),
     ),
-    label=Label(column="ill", classes=(ClassValues(name="no", values=("0",)), ClassValues(name="yes", values=("1",)))),
+    label=LabelColumn(column="ill", classes=(ClassValues(name="no", values=("0",)), ClassValues(name="yes", values=("1",)))),
     max_records=6,
 )
 
@@ -53,21 +53,21 @@ def test_every_violation_is_placed(tmp_path: Path) -> None:
     report = check_dataset(write(tmp_path, "\n".join(lines) + "\n"), SCHEMA)
     places = [(violation.kind, violation.row, violation.line, violation.column) for violation in report.violations]
     assert places == [
-        (Kind.NOT_A_NUMBER, 2, 4, "age"),
-        (Kind.BROKEN_ROW, 3, 5, None),
-        (Kind.OUT_OF_BOUNDS, 4, 6, "age"),
-        (Kind.UNKNOWN_CATEGORY, 5, 7, "sex"),
-        (Kind.UNKNOWN_CLASS, 6, 9, "ill"),
-        (Kind.MISSING, 7, 10, "age"),
-        (Kind.TOO_MANY_RECORDS, 8, 11, None),
+        (FindingKind.NOT_A_NUMBER, 2, 4, "age"),
+        (FindingKind.BROKEN_ROW, 3, 5, None),
+        (FindingKind.OUT_OF_BOUNDS, 4, 6, "age"),
+        (FindingKind.UNKNOWN_CATEGORY, 5, 7, "sex"),
+        (FindingKind.UNKNOWN_CLASS, 6, 9, "ill"),
+        (FindingKind.MISSING, 7, 10, "age"),
+        (FindingKind.TOO_MANY_RECORDS, 8, 11, None),
     ]
     assert not report.ok
     assert report.records == 8
     assert report.totals == {
-        "age": {Kind.NOT_A_NUMBER: 1, Kind.OUT_OF_BOUNDS: 1, Kind.MISSING: 1},
-        "sex": {Kind.UNKNOWN_CATEGORY: 1},
-        "ill": {Kind.UNKNOWN_CLASS: 1},
-        None: {Kind.BROKEN_ROW: 1, Kind.TOO_MANY_RECORDS: 1},
+        "age": {FindingKind.NOT_A_NUMBER: 1, FindingKind.OUT_OF_BOUNDS: 1, FindingKind.MISSING: 1},
+        "sex": {FindingKind.UNKNOWN_CATEGORY: 1},
+        "ill": {FindingKind.UNKNOWN_CLASS: 1},
+        None: {FindingKind.BROKEN_ROW: 1, FindingKind.TOO_MANY_RECORDS: 1},
     }
     text = str(report.violations[2])
     assert "data.csv, row 4 (line 6), column 'age': out of bounds; expected a number in [20, 100] years" in text
@@ -79,7 +79,7 @@ def test_records_without_an_identifier_are_placed(tmp_path: Path) -> None:
     report = check_dataset(path, SCHEMA, subject="who")
     assert report.ok
     assert [(violation.row, violation.column) for violation in report.violations] == [(2, "who"), (4, "who")]
-    assert report.totals == {"who": {Kind.MISSING: 2}}
+    assert report.totals == {"who": {FindingKind.MISSING: 2}}
     assert "counts as a person of its own" in str(report.violations[0])
     assert check_dataset(path, SCHEMA).totals == {}
     with pytest.raises(DataError, match="column 'patient' is missing"):
@@ -96,13 +96,13 @@ def test_shown_is_capped_and_totals_are_not(tmp_path: Path) -> None:
     schema = SCHEMA.model_copy(update={"max_records": 10_000})
     report = check_dataset(write(tmp_path, "age,sex,ill\n" + "5,q,7\n" * 500), schema, shown=4)
     assert [(violation.row, violation.line) for violation in report.violations] == [(1, 2), (1, 2), (1, 2), (2, 3)]
-    assert report.totals["sex"] == {Kind.UNKNOWN_CATEGORY: 500}
+    assert report.totals["sex"] == {FindingKind.UNKNOWN_CATEGORY: 500}
 
 
 def test_other_formats_have_no_lines(tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", age=[30.0, 300.0], sex=["f", "m"], ill=[0, 1])
     (violation,) = check_dataset(tmp_path / "d.npz", SCHEMA).violations
-    assert (violation.kind, violation.row, violation.line) == (Kind.OUT_OF_BOUNDS, 2, None)
+    assert (violation.kind, violation.row, violation.line) == (FindingKind.OUT_OF_BOUNDS, 2, None)
 
 
 ROOT = Path(__file__).parents[2]
@@ -123,5 +123,5 @@ def test_heart_disease(name: str, rows: int) -> None:
     np.testing.assert_array_equal(records.labels, [int(float(line[-1]) > 0) for line in lines])
     np.testing.assert_allclose(records.features[:, 0], [(float(line[0]) - 55) / 35 for line in lines], atol=1e-12)
     report = check_dataset(path, schema)
-    assert {kind for kinds in report.totals.values() for kind in kinds} <= {Kind.MISSING, Kind.OUT_OF_BOUNDS}
-    assert report.totals["chol"].get(Kind.MISSING, 0) == sum(line[4] in ("?", "-9") for line in lines)
+    assert {kind for kinds in report.totals.values() for kind in kinds} <= {FindingKind.MISSING, FindingKind.OUT_OF_BOUNDS}
+    assert report.totals["chol"].get(FindingKind.MISSING, 0) == sum(line[4] in ("?", "-9") for line in lines)

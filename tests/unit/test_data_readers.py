@@ -16,10 +16,10 @@ from veilsum_node.errors import DataError
 from veilsum_participant.data import check_dataset, load_records, readers
 from veilsum_participant.data.lines import Fault
 from veilsum_participant.data.readers import read_table
-from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, Label, NumberColumn
+from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.tasks.base import Records
 
-LABEL = Label(column="num", classes=(ClassValues(name="no", values=("0",)), ClassValues(name="yes", values=("1", "2"))))
+LABEL = LabelColumn(column="num", classes=(ClassValues(name="no", values=("0",)), ClassValues(name="yes", values=("1", "2"))))
 SCHEMA = DatasetSchema(
     columns=(
         NumberColumn(name="age", low=20, high=100),

@@ -23,7 +23,7 @@ from support.tables import (
     trimmed,
 )
 from veilsum_node.errors import DataError
-from veilsum_participant.data import Kind, check_dataset, lines, load_records, readers
+from veilsum_participant.data import FindingKind, check_dataset, lines, load_records, readers
 from veilsum_participant.data.cells import judge_numbers
 from veilsum_participant.data.lines import Fault, split_line
 from veilsum_participant.data.readers import check_structure, read_table
@@ -173,11 +173,11 @@ def test_a_quotation_mark_left_open_costs_its_own_line(tmp_path: Path) -> None:
     assert table.broken == {2: Fault.QUOTE, 4: Fault.CELLS}
     report = check_dataset(path, SCHEMA)
     assert [(found.kind, found.row, found.line) for found in report.violations] == [
-        (Kind.OPEN_QUOTE, 2, 4),
-        (Kind.BROKEN_ROW, 4, 6),
-        (Kind.UNKNOWN_CATEGORY, 5, 7),
+        (FindingKind.OPEN_QUOTE, 2, 4),
+        (FindingKind.BROKEN_ROW, 4, 6),
+        (FindingKind.UNKNOWN_CATEGORY, 5, 7),
     ]
-    assert report.totals[None] == {Kind.OPEN_QUOTE: 1, Kind.BROKEN_ROW: 1}
+    assert report.totals[None] == {FindingKind.OPEN_QUOTE: 1, FindingKind.BROKEN_ROW: 1}
     assert "cannot reach beyond its line" in report.violations[0].expected
     assert "Parquet" in report.violations[0].expected
 
@@ -200,7 +200,7 @@ def test_a_line_without_end_costs_itself(tmp_path: Path, monkeypatch: pytest.Mon
         table = read_table(path, HEADLESS)
         assert table.columns["age"].to_pylist() == ["30", "31", "32"]
         assert table.broken == {3: Fault.LENGTH, 5: Fault.LENGTH}
-    assert check_dataset(path, HEADLESS).totals[None] == {Kind.LONG_LINE: 2}
+    assert check_dataset(path, HEADLESS).totals[None] == {FindingKind.LONG_LINE: 2}
     assert split_line(b'"' * lines.MAX_LINE) == [b'"' * (lines.MAX_LINE // 2 - 1)]
 
 

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
-from veilsum_participant.checks import Outcome, SiteCheck
+from veilsum_participant.checks import CheckOutcome, SiteCheck
 from veilsum_participant.config import EncoderConfig, load_participant_config
 from veilsum_participant.data.encoders import ProgramEncoder, file_digest, find_encoder, load_encoder
 from veilsum_privacy.study.encoder import MAX_INPUTS, Program, Projection, check_projection, projection_digest
@@ -421,9 +421,9 @@ def test_the_sites_check_shows_each_encoders_hash(tmp_path: Path) -> None:
         'coordinator = "127.0.0.1:1"\n[datasets.d]\npath = "d.csv"\n[encoders.a]\npath = "a.pt"\n[encoders.b]\npath = "b.pt"\n'
     )
     checks = {item.check: item for item in SiteCheck(load_participant_config(path), lambda: 1).run()}
-    assert checks["encoder a"].status is Outcome.OK
+    assert checks["encoder a"].status is CheckOutcome.OK
     assert hashlib.sha256(b"anything").hexdigest() in checks["encoder a"].detail
-    assert checks["encoder b"].status is Outcome.FAILED
+    assert checks["encoder b"].status is CheckOutcome.FAILED
     assert "b.pt" in checks["encoder b"].detail
 
 

@@ -12,7 +12,7 @@ from veilsum.plan import Outlook, Verdict, plan_study
 from veilsum_coordinator.parts.expected_moments import DIRECTIONS, Noised, direction_expectations
 from veilsum_coordinator.parts.joint_moments import joined
 from veilsum_deploy.cli.planned import print_plan
-from veilsum_privacy.study.schema import DatasetSchema, Label, NumberColumn
+from veilsum_privacy.study.schema import DatasetSchema, LabelColumn, NumberColumn
 
 DRAWS = 60
 
@@ -23,7 +23,7 @@ def alignment(reference: str = "two-way", mode: str = "one-shot") -> dict[str, A
 
 def wide(columns: int, records: int) -> DatasetSchema:
     label = SCHEMA.label
-    assert isinstance(label, Label)
+    assert isinstance(label, LabelColumn)
     return DatasetSchema(
         columns=tuple(NumberColumn(name=f"x{index}", low=-1, high=1) for index in range(columns)),
         label=label,

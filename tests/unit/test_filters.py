@@ -14,7 +14,7 @@ from torch import nn
 
 from veilsum_aggregation.filters import (
     ChannelGroup,
-    Member,
+    GroupMember,
     align_filters,
     check_groups,
     convolutions,
@@ -43,9 +43,15 @@ class LeNet(nn.Module):
 
 
 LENET = (
-    ChannelGroup("first", 5, (Member("first.weight", 0), Member("first.bias", 0)), (Member("second.weight", 1),)),
-    ChannelGroup("second", 7, (Member("second.weight", 0), Member("second.bias", 0)), (Member("hidden.weight", 1, 9),)),
-    ChannelGroup("hidden", 11, (Member("hidden.weight", 0), Member("hidden.bias", 0)), (Member("head.weight", 1),)),
+    ChannelGroup(
+        "first", 5, (GroupMember("first.weight", 0), GroupMember("first.bias", 0)), (GroupMember("second.weight", 1),)
+    ),
+    ChannelGroup(
+        "second", 7, (GroupMember("second.weight", 0), GroupMember("second.bias", 0)), (GroupMember("hidden.weight", 1, 9),)
+    ),
+    ChannelGroup(
+        "hidden", 11, (GroupMember("hidden.weight", 0), GroupMember("hidden.bias", 0)), (GroupMember("head.weight", 1),)
+    ),
 )
 
 
@@ -73,16 +79,17 @@ VGG = (
         "first",
         8,
         tuple(
-            Member(name, 0) for name in ("first.weight", "first_norm.weight", "first_norm.bias", "depth.weight", "depth.bias")
+            GroupMember(name, 0)
+            for name in ("first.weight", "first_norm.weight", "first_norm.bias", "depth.weight", "depth.bias")
         ),
-        (Member("second.weight", 1),),
+        (GroupMember("second.weight", 1),),
         blocks=4,
     ),
     ChannelGroup(
         "second",
         12,
-        tuple(Member(f"{name}.{part}", 0) for name in ("second", "second_norm") for part in ("weight", "bias")),
-        (Member("head.weight", 1, 4),),
+        tuple(GroupMember(f"{name}.{part}", 0) for name in ("second", "second_norm") for part in ("weight", "bias")),
+        (GroupMember("head.weight", 1, 4),),
         blocks=2,
     ),
 )
@@ -118,10 +125,10 @@ class Residual(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
-def produced(*layers: str) -> tuple[Member, ...]:
+def produced(*layers: str) -> tuple[GroupMember, ...]:
     """Convolutions without bias, and norms with one."""
     parts = [f"{name}.{part}" for name in layers for part in (("weight", "bias") if "norm" in name else ("weight",))]
-    return tuple(Member(part, 0) for part in parts)
+    return tuple(GroupMember(part, 0) for part in parts)
 
 
 RESIDUAL = (
@@ -129,19 +136,19 @@ RESIDUAL = (
         "stream.1",
         6,
         produced("stem", "norm", "one.b", "one.b_norm"),
-        (Member("one.a.weight", 1), Member("two.a.weight", 1), Member("two.down.weight", 1)),
+        (GroupMember("one.a.weight", 1), GroupMember("two.a.weight", 1), GroupMember("two.down.weight", 1)),
         blocks=2,
     ),
-    ChannelGroup("one", 6, produced("one.a", "one.a_norm"), (Member("one.b.weight", 1),), blocks=2),
+    ChannelGroup("one", 6, produced("one.a", "one.a_norm"), (GroupMember("one.b.weight", 1),), blocks=2),
     ChannelGroup(
         "stream.2",
         8,
         produced("two.down", "two.b", "two.b_norm", "three.b", "three.b_norm"),
-        (Member("three.a.weight", 1), Member("head.weight", 1)),
+        (GroupMember("three.a.weight", 1), GroupMember("head.weight", 1)),
         blocks=2,
     ),
-    ChannelGroup("two", 8, produced("two.a", "two.a_norm"), (Member("two.b.weight", 1),), blocks=2),
-    ChannelGroup("three", 8, produced("three.a", "three.a_norm"), (Member("three.b.weight", 1),), blocks=2),
+    ChannelGroup("two", 8, produced("two.a", "two.a_norm"), (GroupMember("two.b.weight", 1),), blocks=2),
+    ChannelGroup("three", 8, produced("three.a", "three.a_norm"), (GroupMember("three.b.weight", 1),), blocks=2),
 )
 
 NETWORKS = [(LeNet, LENET), (Vgg, VGG), (Residual, RESIDUAL)]
@@ -319,7 +326,7 @@ def test_the_named_networks_keep_their_function(name: str, options: dict[str, ob
 @pytest.mark.parametrize("blocks", [1, 3, 6])
 def test_ties_move_nothing(solver: str, blocks: int) -> None:
     """Filters of zeros, and filters that are alike but for rounding, which scales of their own bring about."""
-    group = (ChannelGroup("all", 18, (Member("w", 0),), (), blocks=blocks),)
+    group = (ChannelGroup("all", 18, (GroupMember("w", 0),), (), blocks=blocks),)
     rng = np.random.default_rng(0)
     for weights in (np.zeros((18, 7)), np.ones((18, 7)), np.tile(rng.standard_normal((3, 7)), (6, 1))):
         for _ in range(4):
@@ -339,7 +346,7 @@ def test_no_permutation_of_blocks_is_cheaper(seed: int, sizes: tuple[int, int], 
     blocks, block = sizes
     a, b = rng.standard_normal((2, blocks * block, 2, 3))
     bias = rng.standard_normal(len(a))
-    group = (ChannelGroup("all", len(a), (Member("w", 0), Member("b", 0)), (), blocks=blocks),)
+    group = (ChannelGroup("all", len(a), (GroupMember("w", 0), GroupMember("b", 0)), (), blocks=blocks),)
     aligned = align_filters({"w": scale * b, "b": bias}, {"w": a, "b": bias}, group)
     order = aligned.permutations["all"]
     np.testing.assert_array_equal(aligned.arrays["b"], bias[order])
@@ -365,7 +372,7 @@ def _products(block: int, blocks: int) -> list[tuple[tuple[int, ...], ...]]:
 def test_the_assignment_costs_what_optimal_transport_costs(size: int) -> None:
     rng = np.random.default_rng(size)
     a, b = rng.standard_normal((2, size, 9))
-    group = (ChannelGroup("all", size, (Member("w", 1),), ()),)
+    group = (ChannelGroup("all", size, (GroupMember("w", 1),), ()),)
     cost = ot.dist(normalised(a), normalised(b), metric="sqeuclidean")
     share = np.full(size, 1.0 / size)
     best = ot.emd2(share, share, cost)
@@ -379,8 +386,8 @@ def test_settled_weights_decide_first() -> None:
     """A stream that a layer with unsettled inputs also adds to is aligned by the layer that reads the data, in any order."""
     rng = np.random.default_rng(0)
     reference = {"stem": rng.standard_normal((6, 3)), "inner": rng.standard_normal((6, 6)), "out": rng.standard_normal((6, 6))}
-    stream = ChannelGroup("stream", 6, (Member("out", 0), Member("stem", 0)), (Member("inner", 1),))
-    inner = ChannelGroup("inner", 6, (Member("inner", 0),), (Member("out", 1),))
+    stream = ChannelGroup("stream", 6, (GroupMember("out", 0), GroupMember("stem", 0)), (GroupMember("inner", 1),))
+    inner = ChannelGroup("inner", 6, (GroupMember("inner", 0),), (GroupMember("out", 1),))
     permutations = {"stream": rng.permutation(6), "inner": rng.permutation(6)}
     arrays = permute(reference, (stream, inner), permutations)
     for groups in ((stream, inner), (inner, stream)):
@@ -397,7 +404,7 @@ def test_a_gram_is_permuted_as_its_inputs(seed: int, size: int, repeat: int, app
     moved = x[:, [c * repeat + i for c in order for i in range(repeat)]]
     if appended:
         x, moved = (np.column_stack([item, np.ones(10)]) for item in (x, moved))
-    np.testing.assert_array_equal(permute_gram(x.T @ x, Member("w", 1, repeat), order), moved.T @ moved)
+    np.testing.assert_array_equal(permute_gram(x.T @ x, GroupMember("w", 1, repeat), order), moved.T @ moved)
 
 
 @settings(max_examples=30, deadline=None)
@@ -418,13 +425,13 @@ def test_what_does_not_fit_is_refused() -> None:
     wrong = [
         ((first, first), "must differ"),
         ((first._replace(blocks=2),), "do not divide"),
-        ((first._replace(consumed=(Member("third.weight", 1),)),), "does not exist"),
-        ((first._replace(consumed=(Member("second.weight", 0),)),), "does not hold 5 channels"),
-        ((first._replace(consumed=(Member("second.weight", 4),)),), "does not hold 5 channels"),
-        ((first._replace(consumed=(Member("second.weight", 1, 2),)),), "does not hold 5 channels of 2"),
-        ((first._replace(consumed=(Member("second.weight", 1),) * 2),), "named twice"),
-        ((first, LENET[1]._replace(size=5, produced=(Member("first.weight", 0),), consumed=())), "named twice"),
-        ((first._replace(produced=(Member("first.bias", 0),)),), "no weights"),
+        ((first._replace(consumed=(GroupMember("third.weight", 1),)),), "does not exist"),
+        ((first._replace(consumed=(GroupMember("second.weight", 0),)),), "does not hold 5 channels"),
+        ((first._replace(consumed=(GroupMember("second.weight", 4),)),), "does not hold 5 channels"),
+        ((first._replace(consumed=(GroupMember("second.weight", 1, 2),)),), "does not hold 5 channels of 2"),
+        ((first._replace(consumed=(GroupMember("second.weight", 1),) * 2),), "named twice"),
+        ((first, LENET[1]._replace(size=5, produced=(GroupMember("first.weight", 0),), consumed=())), "named twice"),
+        ((first._replace(produced=(GroupMember("first.bias", 0),)),), "no weights"),
     ]
     for groups, reason in wrong:
         with pytest.raises(ValueError, match=reason):
@@ -445,9 +452,9 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="solver"):
         align_filters(arrays, arrays, LENET, "greedy")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="Gram"):
-        permute_gram(np.eye(5), Member("w", 1, 2), np.arange(3))
+        permute_gram(np.eye(5), GroupMember("w", 1, 2), np.arange(3))
     with pytest.raises(ValueError, match="Gram"):
-        permute_gram(np.ones((6, 7)), Member("w", 1, 2), np.arange(3))
+        permute_gram(np.ones((6, 7)), GroupMember("w", 1, 2), np.arange(3))
     for models, counts in (([], []), ([arrays], [0.0]), ([arrays], [1.0, 1.0]), ([arrays], [float("nan")])):
         with pytest.raises(ValueError, match="counts"):
             weighted_mean(models, counts)

@@ -17,7 +17,7 @@ from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
 from veilsum_aggregation.geometry import ClassGeometry
 from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.parts.federation import Release
-from veilsum_coordinator.parts.generated import Generation, released_geometry, released_prototypes
+from veilsum_coordinator.parts.generated import GeneratedFeatures, released_geometry, released_prototypes
 from veilsum_coordinator.parts.generation import GEOMETRY
 from veilsum_coordinator.parts.server_heads import mlp_head
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
@@ -133,7 +133,7 @@ def test_any_noised_release_gives_a_finite_geometry(seed: int, std: float, numbe
     assert all(np.isfinite(part).all() for part in (geometry.means, geometry.values, geometry.vectors))
     assert np.all(geometry.values >= 0.0)
     assert set(np.flatnonzero(geometry.counts > 0)) == set(np.flatnonzero(values["counts"] > 3 * std))
-    generation = Generation.around_means(geometry, 5, "std", 0)
+    generation = GeneratedFeatures.around_means(geometry, 5, "std", 0)
     if generation.known:
         assert np.isfinite(generation.samples()[0]).all()
 
@@ -148,7 +148,7 @@ def test_samples_tend_to_the_stated_moments(scale: Any) -> None:
     rng = np.random.default_rng(0)
     geometry = simple_geometry(rng)
     centres, classes = rng.standard_normal((5, D)), np.array([0, 0, 1, 2, 2])
-    found = Generation(geometry, centres, classes, np.arange(5), 40_000, scale, 3)
+    found = GeneratedFeatures(geometry, centres, classes, np.arange(5), 40_000, scale, 3)
     x, y = found.samples()
     expected = found.moments()
     for c in range(K):
@@ -156,7 +156,7 @@ def test_samples_tend_to_the_stated_moments(scale: Any) -> None:
         assert len(own) == expected["counts"][c]
         np.testing.assert_allclose(own.mean(axis=0), expected["sums"][c] / len(own), atol=0.05)
         np.testing.assert_allclose(own.T @ own / len(own), expected["second"][c] / len(own), atol=0.2)
-    one = Generation(geometry, centres[3:4], classes[3:4], np.zeros(1, dtype=np.int64), 40_000, scale, 3)
+    one = GeneratedFeatures(geometry, centres[3:4], classes[3:4], np.zeros(1, dtype=np.int64), 40_000, scale, 3)
     values = geometry.values[2] if scale == "std" else geometry.values[2] ** 2
     expected_covariance = geometry.vectors[2] @ np.diag(values) @ geometry.vectors[2].T
     np.testing.assert_allclose(np.cov(one.samples()[0].T), expected_covariance, atol=0.15)
@@ -165,7 +165,7 @@ def test_samples_tend_to_the_stated_moments(scale: Any) -> None:
 def test_similarities_are_those_of_pairs() -> None:
     geometry = simple_geometry(np.random.default_rng(1))
     geometry.counts[1] = 0.0
-    found = Generation.around_means(geometry, 1, "std", 0).similarities(2)
+    found = GeneratedFeatures.around_means(geometry, 1, "std", 0).similarities(2)
     for a in range(K):
         for b in range(K):
             inner = np.einsum("dm,dm->m", geometry.vectors[a], geometry.vectors[b])

@@ -18,7 +18,7 @@ from veilsum_coordinator.methods import METHODS, get_method
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
 from veilsum_participant.data import load_records
 from veilsum_privacy.results.result import Result, load_result, save_result
-from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, Label, NumberColumn
+from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.schema_file import load_schema
 from veilsum_privacy.study.study import Study, parse_study
 from veilsum_privacy.tasks.base import Records
@@ -76,7 +76,7 @@ MIXED = DatasetSchema(
         NumberColumn(name="bmi", low=10, high=60, impute=25),
         CategoryColumn(name="sex", categories=("f", "m")),
     ),
-    label=Label(column="ill", classes=(ClassValues(name="no", values=("0",)), ClassValues(name="yes", values=("1",)))),
+    label=LabelColumn(column="ill", classes=(ClassValues(name="no", values=("0",)), ClassValues(name="yes", values=("1",)))),
 )
 
 
@@ -177,7 +177,7 @@ def test_fedcgs_survives_noise_that_swallows_everything(breast_cancer: tuple[Dat
 def test_fedcgs_with_missing_labels_a_missing_class_and_a_constant_feature(epsilon: float | None, priors: str) -> None:
     classes = tuple(ClassValues(name=name, values=(name,)) for name in ("a", "b", "never"))
     columns = tuple(NumberColumn(name=f"x{index}", low=-3, high=3) for index in range(4))
-    schema = DatasetSchema(columns=columns, label=Label(column="y", classes=classes))
+    schema = DatasetSchema(columns=columns, label=LabelColumn(column="y", classes=classes))
     rng = np.random.default_rng(0)
     labels = rng.integers(-1, 2, 4000)
     features = (rng.standard_normal((4000, 4)) / 3 + labels[:, None] * np.array([0.5, 0, 0, 0])).clip(-1, 1)

@@ -30,7 +30,7 @@ from veilsum_participant.applying import model as model_module
 from veilsum_participant.applying.model import Model, load_model, probabilities
 from veilsum_privacy.results.result import Result, save_result
 from veilsum_privacy.study.encoder import projection_digest
-from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, Label, NumberColumn
+from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.training.arrays import load
 from veilsum_privacy.training.models import Architecture, ModelSpec, build_architecture, resolve_model
@@ -41,7 +41,7 @@ SCHEMA = DatasetSchema(
         NumberColumn(name="bmi", low=10, high=60, impute=25),
         CategoryColumn(name="sex", categories=("f", "m")),
     ),
-    label=Label(column="ill", classes=(ClassValues(name="no", values=("0",)), ClassValues(name="yes", values=("1",)))),
+    label=LabelColumn(column="ill", classes=(ClassValues(name="no", values=("0",)), ClassValues(name="yes", values=("1",)))),
 )
 WIDTH, SITES = 4, ("berlin", "oslo")
 

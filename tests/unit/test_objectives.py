@@ -18,7 +18,7 @@ from veilsum_privacy.training.descent import Descended, descend, mean_gradient
 from veilsum_privacy.training.mlp import Descent
 from veilsum_privacy.training.models import Architecture, ModelSpec, build_architecture
 from veilsum_privacy.training.objectives import OBJECTIVES, ObjectiveSpec, build_objective, resolve_objective
-from veilsum_privacy.training.objectives.base import Done, Floats, LocalObjective, Objective, Outcome, Received
+from veilsum_privacy.training.objectives.base import Done, Floats, LocalObjective, LocalOutcome, Objective, Received
 from veilsum_privacy.training.objectives.sr import SMALLEST_STD, own_normals
 from veilsum_privacy.training.per_record import PerRecordGradients
 from veilsum_privacy.training.predict import representations, scores
@@ -64,7 +64,7 @@ def plain_sum(x: Floats, y: np.ndarray) -> Callable[..., Floats]:
     return lambda rows, size: rows(x, y).sum(axis=0)
 
 
-def trained(own: Objective, received: Received, descent: Descent, x: Floats, y: np.ndarray) -> tuple[Descended, Outcome]:
+def trained(own: Objective, received: Received, descent: Descent, x: Floats, y: np.ndarray) -> tuple[Descended, LocalOutcome]:
     local = own.begin(received)
     gradient = mean_gradient(own.trained(), local)
     found = descend(received.start, x, y, gradient, local, descent, np.random.default_rng(received.seed))

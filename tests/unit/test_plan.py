@@ -41,7 +41,7 @@ from veilsum_node.fields import Frozen
 from veilsum_privacy.accounting.accountant import GaussianEvent, rdp_epsilon
 from veilsum_privacy.ledger.entries import Mechanism
 from veilsum_privacy.mechanism.noise import NoisePlan
-from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, Label, NumberColumn
+from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks.base import Records
@@ -62,7 +62,9 @@ SCHEMA = DatasetSchema(
         CategoryColumn(name="sex", categories=("f", "m")),
         CategoryColumn(name="smoker", categories=("no", "yes")),
     ),
-    label=Label(column="ill", classes=tuple(ClassValues(name=name, values=(name,)) for name in ("no", "mild", "severe"))),
+    label=LabelColumn(
+        column="ill", classes=tuple(ClassValues(name=name, values=(name,)) for name in ("no", "mild", "severe"))
+    ),
     max_records=PER_SITE,
 )
 

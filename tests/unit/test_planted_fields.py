@@ -24,7 +24,7 @@ from veilsum_node.identity.signing import SigningKey
 from veilsum_node.identity.tls import Credentials
 from veilsum_node.overrides import Override
 from veilsum_node.transport.route import Proxy
-from veilsum_participant.cli.places import Place
+from veilsum_participant.cli.places import LedgerPlace
 from veilsum_privacy.securesum.bfv import SecretKey
 from veilsum_privacy.securesum.boxes import BoxKey
 from veilsum_privacy.securesum.parameters import BFV_4096
@@ -155,7 +155,7 @@ def test_what_holds_a_secret_shows_nothing_of_it() -> None:
         assert re.fullmatch(r"<?[\w.]+( object at 0x[0-9a-f]+>|\([^)]{0,90}\))", repr(opaque)), repr(opaque)
     word = "a-pass-word-of-somebody"
     url = f"postgresql://user:{word}@host/name"
-    shown = [Proxy("proxy:1", "user", word), Place(url), Override(("database",), "VEILSUM__DATABASE", url)]
+    shown = [Proxy("proxy:1", "user", word), LedgerPlace(url), Override(("database",), "VEILSUM__DATABASE", url)]
     shown.append(CoordinatorConfig(database=url))  # type: ignore[arg-type]
     for item in shown:
         assert word not in f"{item!r} {item} {item!s}"

@@ -15,7 +15,7 @@ from support.neighbours import schema as small
 from veilsum_aggregation.feature_moments import REFERENCE_MEAN, moment_terms, moments_of_sums, reference_arrays
 from veilsum_aggregation.moment_alignment import moment_map
 from veilsum_node.errors import HostileInput, Misuse
-from veilsum_privacy.computation.contribution import Place, compute_sum
+from veilsum_privacy.computation.contribution import SitePlace, compute_sum
 from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.schema import DatasetSchema
@@ -219,13 +219,13 @@ def test_sites_align_by_what_they_kept_to_what_was_summed() -> None:
     for records, (gain, offset) in zip(sites, ((0.5, 0.2), (0.9, -0.05)), strict=True):
         records.features[:, :3] = np.where(records.present[:, :3], offset + gain * records.features[:, :3] ** 3, 0.0)
     plan = AgreedStudy(asked).task("power-moments").plan(2, 2)
-    kept = [compute_sum(plan, records, {}, Place(index)).total for index, records in enumerate(sites)]
+    kept = [compute_sum(plan, records, {}, SitePlace(index)).total for index, records in enumerate(sites)]
     own = [AgreedStudy(asked).task("power-moments").kept_blocks(vector) for vector in kept]
     total = {name: own[0][0][name] + own[1][0][name] for name in own[0][0]}
     reference = moments_of_sums(total, {})
     plan = AgreedStudy(asked).task("sums").plan(2, 2)
     for index, records in enumerate(sites):
-        place = Place(index, {"power-moments": kept[index]})
+        place = SitePlace(index, {"power-moments": kept[index]})
         got = compute_sum(plan, records, reference_arrays(reference), place).total
         task = AgreedStudy(asked).task("sums").task
         unit = task.clip() / 2**20
@@ -237,7 +237,7 @@ def test_sites_align_by_what_they_kept_to_what_was_summed() -> None:
         np.testing.assert_allclose(sums, x[labelled].sum(axis=0), atol=600 * unit)
         assert np.abs(x[:, :3] - records.features[:, :3]).max() > 0.1
         with pytest.raises(Misuse, match="kept no statistic"):
-            compute_sum(plan, records, reference_arrays(reference), Place(index))
+            compute_sum(plan, records, reference_arrays(reference), SitePlace(index))
         with pytest.raises(HostileInput, match="reference"):
             compute_sum(plan, records, {REFERENCE_MEAN: np.zeros(3)}, place)
 

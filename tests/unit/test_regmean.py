@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.linalg import lstsq
 
-from veilsum_aggregation.filters import ChannelGroup, Member, permute, weighted_mean
+from veilsum_aggregation.filters import ChannelGroup, GroupMember, permute, weighted_mean
 from veilsum_aggregation.regmean import RIDGE, merge_stations, noise_ridge, regmean, shrink_gram
 from veilsum_aggregation.shrinkage import project_psd
 
@@ -146,8 +146,12 @@ def test_what_does_not_fit_is_refused() -> None:
 # A small network: features from a matrix of "filters", ReLU, each channel flattened to two places, hidden layer, head.
 
 GROUPS = (
-    ChannelGroup("filters", 5, (Member("conv.weight", 0), Member("conv.bias", 0)), (Member("hidden.weight", 1, 2),)),
-    ChannelGroup("hidden", 6, (Member("hidden.weight", 0), Member("hidden.bias", 0)), (Member("head.weight", 1),)),
+    ChannelGroup(
+        "filters", 5, (GroupMember("conv.weight", 0), GroupMember("conv.bias", 0)), (GroupMember("hidden.weight", 1, 2),)
+    ),
+    ChannelGroup(
+        "hidden", 6, (GroupMember("hidden.weight", 0), GroupMember("hidden.bias", 0)), (GroupMember("head.weight", 1),)
+    ),
 )
 LAYERS = ("hidden", "head")
 

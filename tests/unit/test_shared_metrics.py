@@ -15,10 +15,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 from support import reports
 from support.reports import BUDGET, EXPIRY, HOSTILE, SOFTWARE, SPENT, STEP, VERIFIED, sample
 from veilsum_coordinator.service.metrics import Metrics
-from veilsum_coordinator.service.shared import KEPT_SECONDS, MOST_LABELS, MOST_PARTICIPANTS, STEPS, Shared, read_report
+from veilsum_coordinator.service.shared import KEPT_SECONDS, MOST_LABELS, MOST_PARTICIPANTS, STEPS, SharedMetrics, read_report
 from veilsum_node.errors import HostileInput
 from veilsum_node.identity import Identity
-from veilsum_participant.observer import Step
+from veilsum_participant.observer import SiteStep
 from veilsum_proto import federation_pb2 as pb
 
 HONEST = [
@@ -44,11 +44,11 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def shared(clock: Clock) -> Shared:
-    return Shared(clock)
+def shared(clock: Clock) -> SharedMetrics:
+    return SharedMetrics(clock)
 
 
-def shown(shared: Shared) -> dict[tuple[str, ...], float]:
+def shown(shared: SharedMetrics) -> dict[tuple[str, ...], float]:
     return {
         (item.name.removeprefix("veilsum_shared_"), *item.labels.values()): item.value
         for family in shared.collect()
@@ -56,11 +56,11 @@ def shown(shared: Shared) -> dict[tuple[str, ...], float]:
     }
 
 
-def take(shared: Shared, name: str, *found: pb.SharedSample) -> None:
+def take(shared: SharedMetrics, name: str, *found: pb.SharedSample) -> None:
     shared.take(name, read_report(pb.ReportRequest(samples=found)))
 
 
-def test_a_report_is_shown_as_it_came(shared: Shared) -> None:
+def test_a_report_is_shown_as_it_came(shared: SharedMetrics) -> None:
     take(shared, "a", *HONEST)
     assert shown(shared) == {
         ("epsilon_spent", "a", "records"): 0.5,
@@ -72,7 +72,7 @@ def test_a_report_is_shown_as_it_came(shared: Shared) -> None:
     }
 
 
-def test_the_next_report_takes_its_place_and_an_old_one_goes(shared: Shared, clock: Clock) -> None:
+def test_the_next_report_takes_its_place_and_an_old_one_goes(shared: SharedMetrics, clock: Clock) -> None:
     take(shared, "a", *HONEST)
     take(shared, "b", sample(VERIFIED))
     take(shared, "a", sample(SPENT, "records", 0.75))
@@ -85,7 +85,7 @@ def test_the_next_report_takes_its_place_and_an_old_one_goes(shared: Shared, clo
 
 
 @pytest.mark.parametrize("fault", HOSTILE)
-def test_hostile_reports_change_nothing(shared: Shared, fault: str) -> None:
+def test_hostile_reports_change_nothing(shared: SharedMetrics, fault: str) -> None:
     take(shared, "a", *HONEST)
     before = shown(shared)
     for name in ("a", "b"):
@@ -94,7 +94,7 @@ def test_hostile_reports_change_nothing(shared: Shared, fault: str) -> None:
     assert shown(shared) == before
 
 
-def test_no_site_has_more_populations_or_versions_than_its_share(shared: Shared) -> None:
+def test_no_site_has_more_populations_or_versions_than_its_share(shared: SharedMetrics) -> None:
     """Not in one report, and not in many of them."""
     accepted = 0
     for number in range(100):
@@ -115,7 +115,7 @@ def test_no_site_has_more_populations_or_versions_than_its_share(shared: Shared)
     assert ("epsilon_budget", "a", "p3") in shown(shared)
 
 
-def test_no_more_sites_report_than_a_federation_has(shared: Shared) -> None:
+def test_no_more_sites_report_than_a_federation_has(shared: SharedMetrics) -> None:
     for number in range(MOST_PARTICIPANTS):
         take(shared, f"site-{number}", sample(VERIFIED))
     with pytest.raises(HostileInput, match="More participants"):
@@ -137,7 +137,7 @@ def test_no_more_sites_report_than_a_federation_has(shared: Shared) -> None:
 )
 def test_whatever_is_taken_is_well_formed(found: list[tuple[int, str, float]]) -> None:
     """Any report ends in a typed error, or in samples that all are finite and of known names, and in text that parses back."""
-    shared = Shared(Clock())
+    shared = SharedMetrics(Clock())
     try:
         take(shared, "a", *(sample(metric, label, value) for metric, label, value in found))
     except HostileInput:
@@ -156,7 +156,7 @@ def test_whatever_is_taken_is_well_formed(found: list[tuple[int, str, float]]) -
 
 
 def test_both_roles_know_the_same_steps() -> None:
-    assert tuple(step.value for step in Step) == STEPS
+    assert tuple(step.value for step in SiteStep) == STEPS
 
 
 def _identity(name: str) -> Identity:

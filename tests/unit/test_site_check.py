@@ -9,7 +9,7 @@ import pytest
 from support.federation import make_request, schema_of
 from veilsum_deploy.cli.participant import RequestedStudy
 from veilsum_node.telemetry.monitoring import MetricsSettings
-from veilsum_participant.checks import Check, Outcome, SiteCheck
+from veilsum_participant.checks import Check, CheckOutcome, SiteCheck
 from veilsum_participant.config import load_participant_config
 
 
@@ -50,7 +50,7 @@ def test_the_schema_that_an_analyst_sends_must_fit_the_files_first_line(tmp_path
     text = 'coordinator = "localhost:1"\n[datasets.records]\npath = "records.csv"\n'
     schema = schema_of(2).model_copy(update={"header": False, "order": ("x0", "x1", "y")})
     (tmp_path / "records.csv").write_text('0.1,0.2,0\n0.1,"0.2,0\n0.1,0.2\n0.3,0.4,1\n')
-    for line, expected in (("", (Outcome.FAILED,)), ("header = false\n", (Outcome.WARNING,) * 3)):
+    for line, expected in (("", (CheckOutcome.FAILED,)), ("header = false\n", (CheckOutcome.WARNING,) * 3)):
         (tmp_path / "participant.toml").write_text(text + line)
         config = load_participant_config(tmp_path / "participant.toml")
         found = [
@@ -66,25 +66,25 @@ def test_the_schema_that_an_analyst_sends_must_fit_the_files_first_line(tmp_path
             assert "participant.toml" in told
 
 
-def of_study(found: list[Check]) -> list[tuple[Outcome, str]]:
+def of_study(found: list[Check]) -> list[tuple[CheckOutcome, str]]:
     return [(item.status, item.detail.split(":")[0]) for item in found if item.check == "study"]
 
 
-BORNE = [(Outcome.OK, "policy and budget bear it; it costs epsilon 0.5")]
+BORNE = [(CheckOutcome.OK, "policy and budget bear it; it costs epsilon 0.5")]
 
 
 @pytest.mark.parametrize(
     ("budget", "epsilon", "expected"),
     [
         ("0.51", 0.5, BORNE),
-        ("0.5", 0.75, [(Outcome.FAILED, "budget-exceeded")]),
-        ("0.5", None, [(Outcome.FAILED, "budget-exceeded")]),
+        ("0.5", 0.75, [(CheckOutcome.FAILED, "budget-exceeded")]),
+        ("0.5", None, [(CheckOutcome.FAILED, "budget-exceeded")]),
         ('"unlimited"', 0.5, BORNE),
-        ('"unlimited"', None, [(Outcome.OK, "policy and budget bear it; it gives no guarantee")]),
+        ('"unlimited"', None, [(CheckOutcome.OK, "policy and budget bear it; it gives no guarantee")]),
     ],
 )
 def test_a_study_beyond_the_first_budget_would_be_refused(
-    tmp_path: Path, budget: str, epsilon: float | None, expected: list[tuple[Outcome, str]]
+    tmp_path: Path, budget: str, epsilon: float | None, expected: list[tuple[CheckOutcome, str]]
 ) -> None:
     assert of_study(checks(tmp_path, budget, epsilon)) == expected
     assert not (tmp_path / "participant.db").exists()
@@ -96,38 +96,38 @@ def test_every_reason_is_named_at_once(tmp_path: Path) -> None:
     found = of_study(checks(tmp_path, "0.2", 0.5, policy))
     codes = ("method-not-allowed", "cohort-too-small", "cohort-changed", "epsilon-too-large", "budget-exceeded",
              "unit-not-accepted")  # fmt: skip
-    assert found == [(Outcome.FAILED, code) for code in codes]
+    assert found == [(CheckOutcome.FAILED, code) for code in codes]
 
 
 def test_nothing_listens_is_said_once(tmp_path: Path) -> None:
     found = {item.check: item for item in checks(tmp_path, "1.0")}
     assert "Nothing listens" in found["TCP connection"].detail
     for name in ("TLS", "protocol"):
-        assert (found[name].status, found[name].detail) == (Outcome.FAILED, "not tried without a TCP connection")
+        assert (found[name].status, found[name].detail) == (CheckOutcome.FAILED, "not tried without a TCP connection")
     assert sum("Nothing listens" in item.detail for item in found.values()) == 1
 
 
 def test_a_budget_that_is_not_set_is_named(tmp_path: Path) -> None:
     found = {item.check: item for item in checks(tmp_path, "1.0", policy="")}
     assert (found["budget records"].status, found["budget records"].detail) == (
-        Outcome.OK,
+        CheckOutcome.OK,
         "epsilon 1 at delta 1e-05: 0 spent and set aside, 0 if enrolled studies use all that they may",
     )
 
 
 def test_what_is_shared_and_served_is_said(tmp_path: Path) -> None:
     found = {item.check: (item.status, item.detail) for item in checks(tmp_path, "1.0")}
-    assert found["metrics endpoint"] == (Outcome.OK, "none")
-    assert found["shared metrics"] == (Outcome.OK, "none: nothing is told")
+    assert found["metrics endpoint"] == (CheckOutcome.OK, "none")
+    assert found["shared metrics"] == (CheckOutcome.OK, "none: nothing is told")
     policy, served = 'share_metrics = ["timings", "software"]', {"listen": "127.0.0.1:9465"}
     found = {item.check: (item.status, item.detail) for item in checks(tmp_path, "1.0", policy=policy, metrics=served)}
-    assert found["metrics endpoint"] == (Outcome.OK, "127.0.0.1:9465, loopback only")
+    assert found["metrics endpoint"] == (CheckOutcome.OK, "127.0.0.1:9465, loopback only")
     told = "the coordinator is told: name and version of this software; mean time of each step of a round"
-    assert found["shared metrics"] == (Outcome.OK, told)
+    assert found["shared metrics"] == (CheckOutcome.OK, told)
 
 
 def test_an_endpoint_that_would_be_open_to_others_is_named(tmp_path: Path) -> None:
     found = {item.check: item for item in checks(tmp_path, "1.0", metrics={"listen": "0.0.0.0:9465"})}
-    assert found["metrics"].status is Outcome.FAILED
+    assert found["metrics"].status is CheckOutcome.FAILED
     assert "no loopback address" in found["metrics"].detail
     assert "metrics.token_file" in found["metrics"].advice

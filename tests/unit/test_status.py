@@ -13,7 +13,7 @@ from support.federation import make_request, schema_of
 from support.randomness import SeededRandom
 from veilsum.compile import compile_study
 from veilsum_coordinator.protocol.rounds import RoundPhase
-from veilsum_coordinator.service.status import Tally, spent_epsilon
+from veilsum_coordinator.service.status import StudyTally, spent_epsilon
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.study.study import Study
 
@@ -38,7 +38,7 @@ def test_rounds_of_some_count_for_those_alone() -> None:
     """Stations take turns: two rounds of disjoint cohorts are one release for each participant."""
     one, other = ("a", "b"), ("c", "d")
     rounds = _numbered(Ended("local", one), Ended("local", other), Ended("grams", one), Ended("local", one))
-    tally = Tally()
+    tally = StudyTally()
     assert tally.releases([]) == {}
     assert tally.releases(rounds[:2]) == {"local": 1}
     assert tally.releases(rounds) == {"local": 2, "grams": 1}
@@ -46,7 +46,7 @@ def test_rounds_of_some_count_for_those_alone() -> None:
 
 def test_only_releases_count_and_a_round_under_way_waits() -> None:
     rounds = _numbered(Ended("x", ("a",), RoundPhase.FAILED), Ended("x", ("a",)), Ended("x", ("a",), RoundPhase.OPENING))
-    tally = Tally()
+    tally = StudyTally()
     assert tally.releases(rounds) == {"x": 1}
     rounds[2].phase = RoundPhase.RELEASED
     assert tally.releases(rounds) == {"x": 2}
@@ -57,7 +57,7 @@ def test_only_releases_count_and_a_round_under_way_waits() -> None:
 def test_counting_on_the_way_is_counting_at_the_end(drawn: list[tuple[str, set[str], bool]]) -> None:
     ended = (RoundPhase.FAILED, RoundPhase.RELEASED)
     rounds = _numbered(*(Ended(label, tuple(sorted(cohort)), ended[done]) for label, cohort, done in drawn))
-    on_the_way = Tally()
+    on_the_way = StudyTally()
     for end in range(len(rounds) + 1):
         found = on_the_way.releases(rounds[:end])
     by_hand = {

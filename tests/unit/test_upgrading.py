@@ -26,7 +26,7 @@ from veilsum_node.migration import scripts
 from veilsum_participant import store
 from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.session.client import open_site
-from veilsum_privacy.backup.backup import Party, back_up
+from veilsum_privacy.backup.backup import BackupOwner, back_up
 from veilsum_privacy.backup.restore import restore
 from veilsum_privacy.ledger import Kind, LedgerReader
 
@@ -204,7 +204,7 @@ def test_going_back_and_forth(tmp_path: Path) -> None:
     site = open_site(config, clock=lambda: START + 1000)
     head = site.ledger.head()
     site.database.close()
-    party = Party(Role.PARTICIPANT, config.state, config.identity)
+    party = BackupOwner(Role.PARTICIPANT, config.state, config.identity)
     manifest = back_up(party, tmp_path / "new.tar", software="veilsum test")
     assert manifest.layout == {"ledger": "0002", "participant": "0008"}
     shutil.copyfile(OLD, config.state)

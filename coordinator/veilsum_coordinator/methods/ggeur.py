@@ -25,7 +25,7 @@ from veilsum_coordinator.parts.application import study_application, study_array
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.expectations import Expectation, block_expectations
 from veilsum_coordinator.parts.federation import Federation, Release
-from veilsum_coordinator.parts.generated import Generation, released_geometry
+from veilsum_coordinator.parts.generated import GeneratedFeatures, released_geometry
 from veilsum_coordinator.parts.generation import (
     GEOMETRY,
     PROTOTYPES,
@@ -196,7 +196,7 @@ class GGEUR(Method):
         if parameters.control == "geometry":
             geometry = released_geometry(federation.sum(GEOMETRY))
             broadcast[made.DIRECTIONS] = directions(geometry, parameters.scale)
-            generation = Generation.around_means(geometry, parameters.copies, parameters.scale, parameters.seed)
+            generation = GeneratedFeatures.around_means(geometry, parameters.copies, parameters.scale, parameters.seed)
             summary |= _described(generation, study.data.classes)
             extra["similarity"] = generation.similarities()
         if parameters.elsewhere:
@@ -228,7 +228,7 @@ def _prototypes(release: Release, participants: Sequence[str]) -> dict[str, Floa
     return {made.PROTOTYPES: prototypes, made.USE: others[:, :, None] * present[None]}
 
 
-def _described(generation: Generation, names: Sequence[str]) -> dict[str, Any]:
+def _described(generation: GeneratedFeatures, names: Sequence[str]) -> dict[str, Any]:
     """Each class: whether it is known, the class whose geometry is most like its own, and how much its first axes hold."""
     table, geometry = generation.similarities(), generation.geometry
     rows: list[dict[str, Any]] = []

@@ -22,7 +22,7 @@ Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Generation:
+class GeneratedFeatures:
     """Where features are generated, and in which directions; made of released sums alone.
 
     Attributes:
@@ -43,7 +43,9 @@ class Generation:
     seed: int
 
     @classmethod
-    def around_means(cls, geometry: ClassGeometry, copies: int, scale: Literal["std", "eigenvalue"], seed: int) -> Generation:
+    def around_means(
+        cls, geometry: ClassGeometry, copies: int, scale: Literal["std", "eigenvalue"], seed: int
+    ) -> GeneratedFeatures:
         """Around the mean of each known class over all sites."""
         classes = np.flatnonzero(geometry.counts > 0.0).astype(np.int64)
         sites = np.full(len(classes), -1, dtype=np.int64)

@@ -24,7 +24,7 @@ from veilsum_coordinator.parts.base import Inputs, TaskPlan
 from veilsum_coordinator.parts.expectations import Z95, Expectation, released_noise
 from veilsum_coordinator.parts.expected_moments import Noised, direction_expectations
 from veilsum_coordinator.parts.federation import Federation
-from veilsum_coordinator.parts.generated import Generation, released_geometry, released_prototypes
+from veilsum_coordinator.parts.generated import GeneratedFeatures, released_geometry, released_prototypes
 from veilsum_coordinator.parts.moment_plans import IMPORTANCE, Missing, task_parameters
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.study.study import Study
@@ -141,7 +141,7 @@ def generation_plans(parameters: GenerationParameters, use: FeatureUse, *, share
 
 def run_generation(
     federation: Federation, parameters: GenerationParameters, broadcast: Mapping[str, Floats] | None = None
-) -> Generation:
+) -> GeneratedFeatures:
     """Run the releases of :func:`generation_plans` and say what is generated from them.
 
     Args:
@@ -152,9 +152,9 @@ def run_generation(
     release = federation.sum(GEOMETRY, broadcast)
     geometry = released_geometry(release)
     if parameters.mode == "single-domain":
-        return Generation.around_means(geometry, parameters.copies, parameters.scale, parameters.seed)
+        return GeneratedFeatures.around_means(geometry, parameters.copies, parameters.scale, parameters.seed)
     centres, classes, sites = released_prototypes(federation.sum(PROTOTYPES, broadcast), geometry)
-    return Generation(geometry, centres, classes, sites, parameters.copies, parameters.scale, parameters.seed)
+    return GeneratedFeatures(geometry, centres, classes, sites, parameters.copies, parameters.scale, parameters.seed)
 
 
 def class_expectations(study: Study, label: str, cohort: int, records: float) -> list[Expectation]:

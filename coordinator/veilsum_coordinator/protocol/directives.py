@@ -5,7 +5,7 @@ Level-triggered: the same state gives the same directives, so a reconnect loses 
 
 from __future__ import annotations
 
-from veilsum_coordinator.protocol.members import Members, Seat, StudyPhase
+from veilsum_coordinator.protocol.members import Members, MemberState, StudyPhase
 from veilsum_coordinator.protocol.rounds import Round, RoundPhase
 from veilsum_proto import federation_pb2 as pb
 
@@ -38,7 +38,7 @@ def open_directives(study: bytes, phase: StudyPhase, members: Members, current: 
     return found
 
 
-def _ending(seat: Seat, outcome: str) -> list[pb.Directive]:
+def _ending(seat: MemberState, outcome: str) -> list[pb.Directive]:
     """The end, after what a member must still hear: a release that it does not see counts as a lost charge.
 
     Whoever heard the end first, its disk having been full for the release, still has to hear of that.
@@ -46,7 +46,7 @@ def _ending(seat: Seat, outcome: str) -> list[pb.Directive]:
     return [*_closing(seat), *([] if seat.ended else [pb.Directive(kind=pb.DIRECTIVE_KIND_END, outcome=outcome)])]
 
 
-def _sealing(seat: Seat, members: Members) -> list[pb.Directive]:
+def _sealing(seat: MemberState, members: Members) -> list[pb.Directive]:
     if seat.boxes is None:
         return [pb.Directive(kind=pb.DIRECTIVE_KIND_SEAL, dealer=seat.name == members.dealer)]
     if not seat.ready and members.all_sealed():
@@ -54,7 +54,7 @@ def _sealing(seat: Seat, members: Members) -> list[pb.Directive]:
     return []
 
 
-def _closing(seat: Seat) -> list[pb.Directive]:
+def _closing(seat: MemberState) -> list[pb.Directive]:
     kinds = ((pb.DIRECTIVE_KIND_GIVE_UP, seat.give_up), (pb.DIRECTIVE_KIND_RELEASED, seat.released))
     return [
         pb.Directive(kind=kind, round=number, attempt=attempt) for kind, pairs in kinds for number, attempt in sorted(pairs)
@@ -73,7 +73,7 @@ def round_directive(phase: RoundPhase) -> pb.DirectiveKind.ValueType:
     return _ROUND_DIRECTIVES.get(phase, pb.DIRECTIVE_KIND_UNSPECIFIED)
 
 
-def _of_round(seat: Seat, members: Members, current: Round | None) -> list[pb.Directive]:
+def _of_round(seat: MemberState, members: Members, current: Round | None) -> list[pb.Directive]:
     if current is None or seat.name not in current.cohort:
         return []
     directive = pb.Directive(kind=round_directive(current.phase), round=current.number, attempt=current.assignment.attempt)

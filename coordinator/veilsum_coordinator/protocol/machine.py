@@ -16,8 +16,8 @@ from cryptography import x509
 from veilsum_coordinator.protocol.accumulator import Accumulator
 from veilsum_coordinator.protocol.cohorts import CohortError, Cohorts
 from veilsum_coordinator.protocol.directives import open_directives, round_directive
-from veilsum_coordinator.protocol.members import Members, Seat, StudyPhase
-from veilsum_coordinator.protocol.observer import AttemptReason, Observer
+from veilsum_coordinator.protocol.members import Members, MemberState, StudyPhase
+from veilsum_coordinator.protocol.observer import AttemptReason, StudyObserver
 from veilsum_coordinator.protocol.restoration import Replay, dump_seats, load_seats, released_rounds, summed_round
 from veilsum_coordinator.protocol.rounds import DecryptionsDiffer, Round, RoundPhase
 from veilsum_coordinator.protocol.settings import Waits
@@ -73,7 +73,7 @@ class StudyMachine:
         waits: Waits,
         clock: Callable[[], int],
         journal: Journal,
-        observer: Observer | None = None,
+        observer: StudyObserver | None = None,
         steady: Callable[[], int] | None = None,
     ) -> None:
         self._steady = steady or clock  # what waits are measured by
@@ -83,7 +83,7 @@ class StudyMachine:
         self.members = Members(study, digest, authority, clock)
         self.rounds: list[Round] = []
         self.refusals: list[tuple[str, str, int]] = []
-        self._observer = observer or Observer()
+        self._observer = observer or StudyObserver()
         self._cohorts = Cohorts(study, self.members, waits, clock, self._steady)
         self._numbers: dict[str, int] = {}  # of each member's last receipt that was shown
         self._waits, self._clock, self._journal = waits, clock, journal
@@ -94,7 +94,7 @@ class StudyMachine:
         self._replay = Replay()
 
     @property
-    def seats(self) -> dict[str, Seat]:
+    def seats(self) -> dict[str, MemberState]:
         """One seat for each invited participant, by name."""
         return self.members.seats
 

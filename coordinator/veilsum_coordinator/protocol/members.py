@@ -43,7 +43,7 @@ class StudyPhase(StrEnum):
 
 
 @dataclass
-class Seat:
+class MemberState:
     """What the coordinator knows of one invited participant in this study.
 
     Attributes:
@@ -91,14 +91,14 @@ class Members:
     """
 
     def __init__(self, study: Study, digest: bytes, authority: x509.Certificate, clock: Callable[[], int]) -> None:
-        self.seats = {name: Seat(name) for name in study.participants}
+        self.seats = {name: MemberState(name) for name in study.participants}
         self.roster: Roster | None = None
         self.dealer, self.closed = "", 0
         self.names: tuple[str, ...] = ()
         self._study, self._digest, self._authority, self._clock = study, digest, authority, clock
         self._keys: set[bytes | str] = set()
 
-    def seat(self, name: str) -> Seat:
+    def seat(self, name: str) -> MemberState:
         """The caller's seat.
 
         Raises:

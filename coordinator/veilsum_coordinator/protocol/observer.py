@@ -22,7 +22,7 @@ class AttemptReason(StrEnum):
     LATE = "late"
 
 
-class Observer:
+class StudyObserver:
     """Observes nothing; a subclass overrides what it wants to know."""
 
     def moved(self, study: Study, current: Round) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from veilsum_coordinator.protocol.accumulator import Accumulator
-from veilsum_coordinator.protocol.members import Seat
+from veilsum_coordinator.protocol.members import MemberState
 from veilsum_coordinator.protocol.rounds import Round, RoundPhase
 from veilsum_coordinator.storage.records import KeptRelease, KeptRound, KeptSum, RoundStart
 from veilsum_node.errors import StateError
@@ -160,7 +160,7 @@ def summed_round(
     )
 
 
-def dump_seats(seats: Mapping[str, Seat]) -> dict[str, Any]:
+def dump_seats(seats: Mapping[str, MemberState]) -> dict[str, Any]:
     """What the journal keeps of the seats: refusals, who was given up on, what each must still hear."""
     kept: dict[str, Any] = {}
     for name, seat in seats.items():
@@ -177,7 +177,7 @@ def dump_seats(seats: Mapping[str, Seat]) -> dict[str, Any]:
     return kept
 
 
-def load_seats(seats: Mapping[str, Seat], kept: Mapping[str, Any]) -> None:
+def load_seats(seats: Mapping[str, MemberState], kept: Mapping[str, Any]) -> None:
     """Put back what :func:`dump_seats` wrote."""
     for name, values in kept.items():
         seat = seats[name]

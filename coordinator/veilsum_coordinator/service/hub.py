@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from veilsum_coordinator.protocol.events import StudyLog
 from veilsum_coordinator.protocol.machine import StudyMachine
 from veilsum_coordinator.protocol.members import StudyPhase
-from veilsum_coordinator.protocol.observer import Observer
+from veilsum_coordinator.protocol.observer import StudyObserver
 from veilsum_coordinator.protocol.rounds import Round, RoundPhase
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_coordinator.service.status import StudyEntry, study_status
@@ -68,7 +68,7 @@ class Hub:
         *,
         waits: Waits,
         clock: Callable[[], int],
-        observer: Observer | None = None,
+        observer: StudyObserver | None = None,
         steady: Callable[[], int] | None = None,
     ) -> None:
         self._steady = steady or clock  # what waits are measured by

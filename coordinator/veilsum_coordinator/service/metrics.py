@@ -17,10 +17,10 @@ from prometheus_client.registry import Collector
 
 from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.protocol.members import StudyPhase
-from veilsum_coordinator.protocol.observer import AttemptReason, Observer
+from veilsum_coordinator.protocol.observer import AttemptReason, StudyObserver
 from veilsum_coordinator.protocol.rounds import Round, RoundPhase
 from veilsum_coordinator.service.hub import Hub
-from veilsum_coordinator.service.shared import MOST_PARTICIPANTS, Shared
+from veilsum_coordinator.service.shared import MOST_PARTICIPANTS, SharedMetrics
 from veilsum_node.errors import RefusalCode
 from veilsum_node.identity import Identity
 from veilsum_node.telemetry.process_metrics import ProcessMetrics
@@ -39,7 +39,7 @@ MOST_DATASETS = 16
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60, 120, 300, 600, 1800, 3600)
 
 
-class Metrics(Observer):
+class Metrics(StudyObserver):
     """The coordinator's metrics in a registry of their own.
 
     Args:
@@ -77,7 +77,7 @@ class Metrics(Observer):
             ["method"],
             registry=registry,
         )
-        self.shared = Shared(clock)
+        self.shared = SharedMetrics(clock)
         registry.register(self.shared)
         self._names: set[str] = set()
         self._expiries: dict[str, int] = {}

@@ -125,7 +125,7 @@ class _Site:
     software: set[str] = field(default_factory=set)
 
 
-class Shared(Collector):
+class SharedMetrics(Collector):
     """The last report of every site.
 
     Args:

@@ -27,7 +27,7 @@ _ROUND_SHARE = {
 }
 
 
-class Tally:
+class StudyTally:
     """Counts a study's releases, each ended round once.
 
     A release counts for the members of its cohort. As many of a label are done as the participant with the most of them took
@@ -70,7 +70,7 @@ class StudyEntry:
     submitted: int
     results: list[str] = field(default_factory=list)
     outcome: pb.StudyStatus | None = None
-    tally: Tally = field(default_factory=Tally, repr=False)
+    tally: StudyTally = field(default_factory=StudyTally, repr=False)
 
 
 def progress(machine: StudyMachine, released: int) -> float:

@@ -23,7 +23,7 @@ from veilsum_participant.cli.operations import (
 )
 
 if TYPE_CHECKING:
-    from veilsum_privacy.backup.backup import Party
+    from veilsum_privacy.backup.backup import BackupOwner
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -101,10 +101,10 @@ def restore(
     run_restore(_party(config), file, with_identity=with_identity, force=force, as_json=as_json)
 
 
-def _party(config: Path) -> Party:
+def _party(config: Path) -> BackupOwner:
     from veilsum_coordinator.protocol.settings import load_coordinator_config
-    from veilsum_privacy.backup.backup import Party
+    from veilsum_privacy.backup.backup import BackupOwner
 
     settings = load_coordinator_config(config)
     place = require_file(settings.database_place)
-    return Party(Role.COORDINATOR, place, settings.identity, settings.state / "results")
+    return BackupOwner(Role.COORDINATOR, place, settings.identity, settings.state / "results")

@@ -16,7 +16,7 @@ from veilsum_coordinator.parts.federation import Release
 from veilsum_coordinator.service.runner import RoundLostError
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
-from veilsum_privacy.computation.contribution import Place, compute_sum
+from veilsum_privacy.computation.contribution import SitePlace, compute_sum
 from veilsum_privacy.mechanism.noise import NoisePlan
 from veilsum_privacy.results.proof_files import release_digest
 from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask, RoundPlan
@@ -100,7 +100,7 @@ class CentralFederation:
         if self._released[label] >= plan.declaration.releases:
             raise RoundLostError(f"The releases of {label} are used up.")
         arrays = decode_broadcast(encode_broadcast({**self._encoder, **(broadcast or {})}))
-        place = Place(0, {}, self._encode, (0,), self._states.get(label, {}), self._random)
+        place = SitePlace(0, {}, self._encode, (0,), self._states.get(label, {}), self._random)
         part = compute_sum(plan, self._records, arrays, place)
         if part.state:
             self._states[label] = part.state

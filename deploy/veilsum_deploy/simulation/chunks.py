@@ -22,7 +22,7 @@ from veilsum_deploy.simulation.training import SiteTraining, site_training
 from veilsum_deploy.simulation.walking import of_system
 from veilsum_node.errors import Misuse
 from veilsum_node.randomness import RandomSource
-from veilsum_privacy.computation.contribution import Place, compute_sum
+from veilsum_privacy.computation.contribution import SitePlace, compute_sum
 from veilsum_privacy.mechanism.clipping import scattered_sum, site_sum
 from veilsum_privacy.mechanism.noise import NoisePlan, discrete_gaussian
 from veilsum_privacy.mechanism.steps import poisson_sample
@@ -201,7 +201,7 @@ def compute_members(memory: Remembered, chunk: Chunk) -> Part:
     states, kept = [], []
     once = all(map(of_system, chunk.sources)) and not plan.declaration.keep
     for place, source, state, held in zip(chunk.members, chunk.sources, chunk.states, chunk.kept, strict=True):
-        where = Place(place, held, memory.sites.encode, chunk.cohort, state, source)
+        where = SitePlace(place, held, memory.sites.encode, chunk.cohort, state, source)
         part = compute_sum(plan, memory.sites.records[place], broadcast, where)
         states.append(part.state or state)
         if once:

@@ -21,7 +21,7 @@ from veilsum_node.fields import Frozen, Name, Real
 from veilsum_participant.applying.heads import Array, Head, LinearArrays, MlpHead, NetworkHead
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.encoder import Program, Projection, check_projection
-from veilsum_privacy.study.schema import Column, ColumnName, DatasetSchema, Label
+from veilsum_privacy.study.schema import Column, ColumnName, DatasetSchema, LabelColumn
 from veilsum_privacy.tasks.base import MomentUse
 from veilsum_privacy.tasks.power_moments import columns_of_moments
 
@@ -69,7 +69,7 @@ class OwnAlignment(Frozen):
 class FileForm(Frozen):
     """How the study's files were read: the schema's keys besides its columns."""
 
-    label: Label | None = None
+    label: LabelColumn | None = None
     header: bool = True
     order: tuple[ColumnName, ...] = ()
     missing: tuple[str, ...] = DatasetSchema.model_fields["missing"].default

@@ -17,7 +17,7 @@ from veilsum_node.process.console import moment, print_fields, print_json, print
 
 if TYPE_CHECKING:
     from veilsum_node.overrides import Loaded
-    from veilsum_privacy.backup.backup import Manifest, Party
+    from veilsum_privacy.backup.backup import BackupOwner, Manifest
 
 _BARE = re.compile("[A-Za-z0-9_-]+")
 
@@ -32,7 +32,7 @@ ReplaceOption = Annotated[bool, typer.Option("--force", help="Replace an existin
 ForceOption = Annotated[bool, typer.Option("--force", help="Over a newer, other or unreadable ledger; it is kept beside.")]
 
 
-def run_backup(party: Party, file: Path, *, with_identity: bool, force: bool, as_json: bool) -> None:
+def run_backup(party: BackupOwner, file: Path, *, with_identity: bool, force: bool, as_json: bool) -> None:
     """Make a backup and say what is in it."""
     from veilsum_privacy.backup.backup import back_up
 
@@ -48,7 +48,7 @@ def run_backup(party: Party, file: Path, *, with_identity: bool, force: bool, as
         )
 
 
-def run_restore(party: Party, file: Path, *, with_identity: bool, force: bool, as_json: bool) -> None:
+def run_restore(party: BackupOwner, file: Path, *, with_identity: bool, force: bool, as_json: bool) -> None:
     """Put a backup back and say what that means."""
     from veilsum_privacy.backup.restore import restore
 

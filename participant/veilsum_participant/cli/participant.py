@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from veilsum_participant.config import ParticipantConfig
     from veilsum_participant.protocol.approval import Waiting
     from veilsum_participant.site import Site
-    from veilsum_privacy.backup.backup import Party
+    from veilsum_privacy.backup.backup import BackupOwner
     from veilsum_privacy.study.schema import DatasetSchema
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -110,12 +110,12 @@ def restore(
     run_restore(_party(config), file, with_identity=with_identity, force=force, as_json=as_json)
 
 
-def _party(config: Path) -> Party:
+def _party(config: Path) -> BackupOwner:
     from veilsum_participant.config import load_participant_config
-    from veilsum_privacy.backup.backup import Party
+    from veilsum_privacy.backup.backup import BackupOwner
 
     settings = load_participant_config(config)
-    return Party(Role.PARTICIPANT, settings.state, settings.identity)
+    return BackupOwner(Role.PARTICIPANT, settings.state, settings.identity)
 
 
 @app.command()
@@ -130,13 +130,13 @@ def check(
 
     With --study it says what the participant would say to that study, with every reason.
     """
-    from veilsum_participant.checks import Outcome, SiteCheck
+    from veilsum_participant.checks import CheckOutcome, SiteCheck
     from veilsum_participant.config import load_participant_config
 
     settings = load_participant_config(config)
     schemas, request = _subject(settings, schema, dataset, study)
     checks = SiteCheck(settings, lambda: int(time.time()), schemas=schemas, study=request).run()
-    ok = all(item.status is not Outcome.FAILED for item in checks)
+    ok = all(item.status is not CheckOutcome.FAILED for item in checks)
     if as_json:
         print_json({"ok": ok, "checks": [item.to_json() for item in checks]})
     else:

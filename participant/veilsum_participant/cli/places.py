@@ -24,7 +24,7 @@ _COORDINATOR_KEYS = {"listen", "database", "waits", "ready_file", "max_peer_stre
 
 
 @dataclass(frozen=True)
-class Place:
+class LedgerPlace:
     """Where a ledger lies.
 
     Attributes:
@@ -49,7 +49,7 @@ class Place:
             return "the database"
 
 
-def find_ledger(place: str | None, config: Path | None) -> Place:
+def find_ledger(place: str | None, config: Path | None) -> LedgerPlace:
     """The ledger that is named, or else that of a participant's or coordinator's configuration.
 
     Raises:
@@ -58,7 +58,7 @@ def find_ledger(place: str | None, config: Path | None) -> Place:
     if place is not None:
         if config is not None:
             raise Misuse("LEDGER and --config both name a ledger.", "Give one of them.")
-        return Place(place)
+        return LedgerPlace(place)
     path = _existing(config)
     keys = overridden_tables(path)
     if "coordinator" not in keys:  # the one key that a participant's configuration always has
@@ -69,9 +69,9 @@ def find_ledger(place: str | None, config: Path | None) -> Place:
             raise Misuse(f"{path} is no configuration of a participant or coordinator.", advice)
         if ADDITIONS.coordinator_ledger is None:
             raise Misuse(f"{path} is a coordinator's configuration.", "This installation is a participant's; use veilsum.")
-        return Place(*ADDITIONS.coordinator_ledger(path))
+        return LedgerPlace(*ADDITIONS.coordinator_ledger(path))
     settings = load_participant(path)
-    return Place(str(settings.state), settings.identity / AUTHORITY_FILE)
+    return LedgerPlace(str(settings.state), settings.identity / AUTHORITY_FILE)
 
 
 def load_participant(config: Path | None) -> ParticipantConfig:
@@ -97,7 +97,7 @@ def _existing(config: Path | None) -> Path:
 
 
 def verify_place(
-    opened: LedgerReader, place: Place, authority: Path | None, head: str | None, against: Sequence[str] | None
+    opened: LedgerReader, place: LedgerPlace, authority: Path | None, head: str | None, against: Sequence[str] | None
 ) -> Checked:
     """Verify a ledger by what the command line gives; by the configured authority where it names none.
 

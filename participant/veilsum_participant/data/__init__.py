@@ -1,7 +1,7 @@
 """A site's data: read files, check them against the agreed schema, and turn them into records for a task."""
 
-from veilsum_participant.data.check import CheckReport, Kind, Violation, check_dataset
+from veilsum_participant.data.check import CheckReport, FindingKind, Violation, check_dataset
 from veilsum_participant.data.encode import LocalCounts, load_records
 from veilsum_participant.data.readers import check_structure
 
-__all__ = ["CheckReport", "Kind", "LocalCounts", "Violation", "check_dataset", "check_structure", "load_records"]
+__all__ = ["CheckReport", "FindingKind", "LocalCounts", "Violation", "check_dataset", "check_structure", "load_records"]

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from veilsum_privacy.study.schema import CategoryColumn, Label, NumberColumn
+from veilsum_privacy.study.schema import CategoryColumn, LabelColumn, NumberColumn
 
 Bools = NDArray[np.bool_]
 Key = float | str
@@ -74,7 +74,7 @@ def judge_categories(array: Any, column: CategoryColumn, missing: Iterable[str])
     return _codes(array, {_key(text): index for index, text in enumerate(column.categories)}, missing)
 
 
-def judge_labels(array: Any, label: Label, missing: Iterable[str]) -> CodeCells:
+def judge_labels(array: Any, label: LabelColumn, missing: Iterable[str]) -> CodeCells:
     """Find each cell's class."""
     known = {_key(text): index for index, item in enumerate(label.classes) for text in item.values}
     return _codes(array, known, missing)

@@ -32,7 +32,7 @@ _UNUSED = {
 }
 
 
-class Kind(StrEnum):
+class FindingKind(StrEnum):
     """What is wrong with a cell, a row or the file."""
 
     NOT_A_NUMBER = "not a number"
@@ -51,7 +51,7 @@ class Violation:
     """One place of a file: the 1-based data ``row``, the ``line`` of a CSV file, and what is ``expected`` there."""
 
     path: Path
-    kind: Kind
+    kind: FindingKind
     row: int
     line: int | None
     column: str | None
@@ -77,19 +77,19 @@ class CheckReport:
     path: Path
     records: int
     violations: tuple[Violation, ...]
-    totals: dict[str | None, dict[Kind, int]]
+    totals: dict[str | None, dict[FindingKind, int]]
 
     @property
     def ok(self) -> bool:
         """Whether nothing but missing values was found."""
-        return all(kind is Kind.MISSING for kinds in self.totals.values() for kind in kinds)
+        return all(kind is FindingKind.MISSING for kinds in self.totals.values() for kind in kinds)
 
 
 @dataclass(frozen=True)
 class _Finding:
     """All places in one column with one fault: ``rows`` are 0-based positions in the table."""
 
-    kind: Kind
+    kind: FindingKind
     column: str
     rows: NDArray[np.intp]
     expected: str
@@ -108,20 +108,22 @@ def check_dataset(
     findings = [finding for finding in _findings(table, schema, subject) if len(finding.rows)]
     records = table.rows + len(table.broken)
     numbers = _row_numbers(table)
-    totals: dict[str | None, dict[Kind, int]] = {}
+    totals: dict[str | None, dict[FindingKind, int]] = {}
     for finding in findings:
         totals.setdefault(finding.column, {})[finding.kind] = len(finding.rows)
-    places: list[tuple[int, Kind, str | None, str]] = [
+    places: list[tuple[int, FindingKind, str | None, str]] = [
         (int(numbers[position]), finding.kind, finding.column, finding.expected)
         for finding in findings
         for position in finding.rows[:shown]
     ]
-    whole = Counter(Kind(fault.value) for fault in table.broken.values())
-    places += [(row, Kind(fault.value), None, _UNUSED[fault]) for row, fault in islice(table.broken.items(), shown)]
+    whole = Counter(FindingKind(fault.value) for fault in table.broken.values())
+    places += [(row, FindingKind(fault.value), None, _UNUSED[fault]) for row, fault in islice(table.broken.items(), shown)]
     if table.rows > schema.max_records:
-        whole[Kind.TOO_MANY_RECORDS] = table.rows - schema.max_records
+        whole[FindingKind.TOO_MANY_RECORDS] = table.rows - schema.max_records
         row = int(numbers[schema.max_records])
-        places.append((row, Kind.TOO_MANY_RECORDS, None, f"sums are cut off at what {schema.max_records} records can reach"))
+        places.append(
+            (row, FindingKind.TOO_MANY_RECORDS, None, f"sums are cut off at what {schema.max_records} records can reach")
+        )
     if whole:
         totals[None] = dict(whole)
     places.sort(key=lambda place: place[0])
@@ -139,23 +141,23 @@ def _findings(table: Table, schema: DatasetSchema, subject: str | None) -> Itera
         if isinstance(column, NumberColumn):
             numbers = judge_numbers(array, column, schema.missing)
             bounds = f"expected a number in [{column.low:g}, {column.high:g}]{' ' + column.unit if column.unit else ''}"
-            yield _Finding(Kind.NOT_A_NUMBER, column.name, _where(numbers.invalid), bounds)
-            yield _Finding(Kind.OUT_OF_BOUNDS, column.name, _where(numbers.outside), bounds)
+            yield _Finding(FindingKind.NOT_A_NUMBER, column.name, _where(numbers.invalid), bounds)
+            yield _Finding(FindingKind.OUT_OF_BOUNDS, column.name, _where(numbers.outside), bounds)
             missing = numbers.missing
         else:
             codes = judge_categories(array, column, schema.missing)
             expected = f"expected one of {_listed(column.categories)}"
-            yield _Finding(Kind.UNKNOWN_CATEGORY, column.name, _where(codes.invalid), expected)
+            yield _Finding(FindingKind.UNKNOWN_CATEGORY, column.name, _where(codes.invalid), expected)
             missing = codes.missing
-        yield _Finding(Kind.MISSING, column.name, _where(missing), _substitute(column))
+        yield _Finding(FindingKind.MISSING, column.name, _where(missing), _substitute(column))
     if schema.label is not None:
         labels = judge_labels(table.columns[schema.label.column], schema.label, schema.missing)
         expected = f"expected one of {_listed(tuple(value for item in schema.label.classes for value in item.values))}"
-        yield _Finding(Kind.UNKNOWN_CLASS, schema.label.column, _where(labels.invalid), expected)
-        yield _Finding(Kind.MISSING, schema.label.column, _where(labels.missing), "the record counts for no class")
+        yield _Finding(FindingKind.UNKNOWN_CLASS, schema.label.column, _where(labels.invalid), expected)
+        yield _Finding(FindingKind.MISSING, schema.label.column, _where(labels.missing), "the record counts for no class")
     if subject is not None:
         missing = number_subjects(table.subjects)[1]
-        yield _Finding(Kind.MISSING, subject, _where(missing), "the record counts as a person of its own")
+        yield _Finding(FindingKind.MISSING, subject, _where(missing), "the record counts as a person of its own")
 
 
 def _substitute(column: NumberColumn | CategoryColumn) -> str:

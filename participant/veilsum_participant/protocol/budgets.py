@@ -61,7 +61,7 @@ def remaining(connection: Connection, key: bytes, study: Study, *, paid_only: bo
     return +left
 
 
-def releases_used(connection: Connection, key: bytes, study: Study, label: str, counted: store.Tally) -> bool:
+def releases_used(connection: Connection, key: bytes, study: Study, label: str, counted: store.AttemptTally) -> bool:
     """Whether the releases that the study declares for a task are charged.
 
     Releases that are known from receipts only, after a backup was restored, bear no label: they count for all tasks of the
@@ -188,7 +188,11 @@ def _prices(study: Study) -> Counter[_Price]:
 
 
 def _used(
-    connection: Connection, key: bytes, study: Study, states: tuple[AttemptState, ...], counted: store.Tally | None = None
+    connection: Connection,
+    key: bytes,
+    study: Study,
+    states: tuple[AttemptState, ...],
+    counted: store.AttemptTally | None = None,
 ) -> Counter[_Price]:
     """Attempts of a study in some states, counted by price; those without a label by their receipts."""
     prices = {task.label: _task_price(study, task) for task in study.tasks}

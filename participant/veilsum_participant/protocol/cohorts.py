@@ -37,7 +37,7 @@ FORGOTTEN = "Run `veilsum ledger recover --from` with the export of a site that 
 
 
 @dataclass(frozen=True)
-class Remembered:
+class RememberedCohort:
     """A cohort that this site consented to.
 
     Attributes:
@@ -84,13 +84,13 @@ def complete(connection: Connection, context: bytes, members: Cohort) -> None:
     connection.execute(unknown.values(members=_dump(members)))
 
 
-def remembered(connection: Connection, config: ParticipantConfig, population: str) -> list[Remembered]:
+def remembered(connection: Connection, config: ParticipantConfig, population: str) -> list[RememberedCohort]:
     """The cohorts of a population: of its name, and of the datasets that are counted to it now."""
     if not inspect(connection).has_table(COHORTS.name):  # a file of an older layout, or none yet, opened to read
         return []
     datasets = [name for name in config.datasets if config.population(name) == population]
     rows = connection.execute(_OF_POPULATION, {"population": population, "datasets": datasets})
-    return [Remembered(bytes(row.study), None if row.members is None else json.loads(row.members)) for row in rows]
+    return [RememberedCohort(bytes(row.study), None if row.members is None else json.loads(row.members)) for row in rows]
 
 
 _OF_POPULATION = select(COHORTS.c.study, COHORTS.c.members).where(

@@ -20,7 +20,7 @@ from veilsum_node.database import after_commit
 from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_node.telemetry.logs import about
 from veilsum_participant import store
-from veilsum_participant.observer import Outcome, Step
+from veilsum_participant.observer import AttemptOutcome, SiteStep
 from veilsum_participant.policy import member_faults, noise_faults, refuse
 from veilsum_participant.protocol.budgets import record_refused_release
 from veilsum_participant.protocol.cohorts import cohort_faults
@@ -28,7 +28,7 @@ from veilsum_participant.protocol.limits import count_faults, kept_weights, weig
 from veilsum_participant.protocol.patience import patiently
 from veilsum_participant.site import LOG, OpenStudy, Site, check_certificates, load_open_study
 from veilsum_participant.store import AttemptRow, AttemptState, Kept, StudyState
-from veilsum_privacy.computation.contribution import Place, contribute
+from veilsum_privacy.computation.contribution import SitePlace, contribute
 from veilsum_privacy.computation.rehearsal import rehearse
 from veilsum_privacy.ledger import Mechanism, Reservation
 from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, consent_commitment, consent_proof, sign_receipt
@@ -87,7 +87,7 @@ def give_up_open(connection: Connection, site: Site, study: bytes, attempt: int 
         site.ledger.free(connection, row.context)
     method = store.find_method(connection, study) if rows else None
     if method is not None:
-        after_commit(connection, lambda: site.observer.ended(method, Outcome.GIVEN_UP, len(rows)))
+        after_commit(connection, lambda: site.observer.ended(method, AttemptOutcome.GIVEN_UP, len(rows)))
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class _Ready:
     """
 
     arrays: Mapping[str, Floats] = field(repr=False)
-    place: Place = field(repr=False)
+    place: SitePlace = field(repr=False)
     kept: Integers | None = field(repr=False)
 
 
@@ -173,9 +173,9 @@ class Contributions:
         except Refusal as refusal:
             self._record_refusal(opened, checked, refusal)
             raise
-        with site.observer.timed(Step.COMPUTE):
+        with site.observer.timed(SiteStep.COMPUTE):
             computed = self._compute(opened, checked, ready)
-        with site.observer.timed(Step.ENCRYPT):
+        with site.observer.timed(SiteStep.ENCRYPT):
             return self._seal(opened, checked, computed)
 
     def give_up(self, key: bytes, attempt: int) -> None:
@@ -257,7 +257,7 @@ class Contributions:
         if missing := [label for label in sources if label not in kept_of]:
             raise Refusal(RefusalCode.TASK, f"This site kept no statistic of the task {missing[0]!r}.")
         participants = study.participants
-        place = Place(
+        place = SitePlace(
             participants.index(site.name),
             kept_of,
             site.encoder(study.encoder),

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from veilsum_node.errors import Damage, HostileInput, Misuse, Refusal, RefusalCode, VeilsumError
 from veilsum_node.telemetry.logs import about
 from veilsum_participant import store
-from veilsum_participant.observer import Outcome, Stage, Step
+from veilsum_participant.observer import AttemptOutcome, SiteStep, Stage
 from veilsum_participant.protocol.approval import decided_studies
 from veilsum_participant.protocol.contributions import Contributions, Payload
 from veilsum_participant.protocol.membership import Membership
@@ -155,7 +155,7 @@ class ParticipantCore:
             LOG.warning("refused %s: %s (%s)", key.hex()[:12], reason.code.value, reason, extra=fields)
         self.site.observer.refused(refusal.codes)
         if number and (method := self._method(key)) is not None:
-            self.site.observer.ended(method, Outcome.REFUSED)
+            self.site.observer.ended(method, AttemptOutcome.REFUSED)
         channel.refuse(key, refusal.codes, number, attempt, directive.kind)
 
     def _method(self, key: bytes) -> str | None:
@@ -222,7 +222,7 @@ class ParticipantCore:
             raise Refusal(RefusalCode.CONTEXT, "A directive and its assignment name different rounds or attempts.")
         broadcast = channel.fetch(pb.OBJECT_KIND_BROADCAST, key, number, attempt)
         payload = self.contributions.on_assignment(key, directive.assignment, broadcast)
-        with self.site.observer.timed(Step.UPLOAD):
+        with self.site.observer.timed(SiteStep.UPLOAD):
             channel.upload(key, payload)
         self.site.observer.contributed(sum(map(len, payload.ciphertexts)))
 

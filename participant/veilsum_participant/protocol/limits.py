@@ -17,7 +17,7 @@ from veilsum_participant.config import Policy
 from veilsum_participant.protocol.budgets import releases_used
 from veilsum_participant.site import OpenStudy
 from veilsum_participant.store import AttemptState
-from veilsum_privacy.computation.contribution import Place
+from veilsum_privacy.computation.contribution import SitePlace
 from veilsum_privacy.mechanism.weights import cohort_factors, largest_share
 from veilsum_privacy.securesum.agreed import AgreedTask
 from veilsum_privacy.securesum.context import Assignment
@@ -61,7 +61,7 @@ def count_faults(
         yield Refusal(RefusalCode.ATTEMPTS, f"The study made {most} attempts, as many as its releases could need.")
 
 
-def weight_faults(agreed: AgreedTask, broadcast: Mapping[str, Floats], place: Place, policy: Policy) -> Iterator[Refusal]:
+def weight_faults(agreed: AgreedTask, broadcast: Mapping[str, Floats], place: SitePlace, policy: Policy) -> Iterator[Refusal]:
     """Whether one member weighs so much in a weighted sum as if fewer than the policy's ``min_cohort`` took part; and, in a
     study of one cohort, whether its members had other weights before: sums of one cohort at unlike weights can be solved for
     what each member adds, as sums of unlike cohorts can.
@@ -91,7 +91,7 @@ def weight_faults(agreed: AgreedTask, broadcast: Mapping[str, Floats], place: Pl
         )
 
 
-def kept_weights(agreed: AgreedTask, broadcast: Mapping[str, Floats], place: Place) -> Mapping[str, Floats]:
+def kept_weights(agreed: AgreedTask, broadcast: Mapping[str, Floats], place: SitePlace) -> Mapping[str, Floats]:
     """What a round's state must hold for :func:`weight_faults` of the next one."""
     study = agreed.study
     if study.privacy.cohort_difference != "strict" or not agreed.task.weighted():

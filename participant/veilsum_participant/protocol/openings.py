@@ -16,7 +16,7 @@ from veilsum_node.errors import HostileInput, Refusal, RefusalCode
 from veilsum_node.identity import Role, verify_certificate
 from veilsum_node.telemetry.logs import about
 from veilsum_participant import store
-from veilsum_participant.observer import Outcome, Stage, Step
+from veilsum_participant.observer import AttemptOutcome, SiteStep, Stage
 from veilsum_participant.policy import member_faults, noise_faults, refuse, term_faults
 from veilsum_participant.protocol.budgets import record_refused_release
 from veilsum_participant.protocol.cohorts import by_key, cohort_faults, is_held, remember
@@ -78,7 +78,7 @@ class Openings:
                 up; policy, certificates or budget no longer hold. No consent was given then.
         """
         try:
-            with self._site.observer.timed(Step.CONSENT):
+            with self._site.observer.timed(SiteStep.CONSENT):
                 return self._consent(key, round_number, attempt, shown)
         except Refusal as refusal:
             if RefusalCode.BUDGET in refusal.codes:  # lowered since the reservation
@@ -157,7 +157,7 @@ class Openings:
         plan = opened.agreed.task(assignment.label).plan(len(roster.members), len(assignment.cohort))
         secret, tag = opened.keys(len(roster.members))
         try:
-            with site.observer.timed(Step.DECRYPT):
+            with site.observer.timed(SiteStep.DECRYPT):
                 words = decrypt_sum(ciphertexts, plan.encoding, row.context, assignment.names, secret, tag)
                 keys = keys_digest(store.promised(opened.row.secret_key), store.promised(opened.row.tag_key))
                 said = Statement(key, site.name, round_number, attempt, row.context, keys, words_digest(words))
@@ -178,7 +178,7 @@ class Openings:
             site.ledger.release_seen(connection, row.context)
             method = store.find_method(connection, key)
         if method is not None:
-            site.observer.ended(method, Outcome.RELEASED)
+            site.observer.ended(method, AttemptOutcome.RELEASED)
         fields = about("released", digest=key, round=row.round, attempt=attempt, label=row.label or None)
         LOG.info("round %d of study %s released", row.round, key.hex()[:12], extra=fields)
 

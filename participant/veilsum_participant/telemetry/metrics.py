@@ -19,7 +19,7 @@ from veilsum_node.telemetry.monitoring import Heartbeat
 from veilsum_node.telemetry.process_metrics import ProcessMetrics
 from veilsum_node.telemetry.refresh import Refreshed
 from veilsum_participant import store
-from veilsum_participant.observer import Observer, Outcome, Stage, Step
+from veilsum_participant.observer import AttemptOutcome, SiteObserver, SiteStep, Stage
 from veilsum_participant.site import Site
 from veilsum_participant.telemetry.figures import SiteFigures
 from veilsum_participant.telemetry.shared_metrics import Reporter
@@ -31,7 +31,7 @@ OTHER = "other"
 _SECONDS = (0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60, 120, 300, 600, 1800)
 
 
-class SiteMetrics(Observer):
+class SiteMetrics(SiteObserver):
     """A participant's metrics in a registry of their own.
 
     Args:
@@ -97,9 +97,9 @@ class SiteMetrics(Observer):
 
     def _preset(self) -> None:
         for method in (*sorted(self._methods), OTHER):
-            for outcome in Outcome:
+            for outcome in AttemptOutcome:
                 self._rounds.labels(method, outcome.value)
-        for step in Step:
+        for step in SiteStep:
             self._steps.labels(step.value)
 
     def alive(self) -> bool:
@@ -112,12 +112,12 @@ class SiteMetrics(Observer):
             return "database"
         return "" if self._opened else "session"
 
-    def means(self) -> dict[Step, float]:
+    def means(self) -> dict[SiteStep, float]:
         """Mean time of each step that was done, in seconds."""
-        found: dict[Step, float] = {}
+        found: dict[SiteStep, float] = {}
         for family in self._steps.collect():
             values = {(sample.name.rpartition("_")[2], sample.labels["step"]): sample.value for sample in family.samples}
-            for step in Step:
+            for step in SiteStep:
                 if count := values["count", step.value]:
                     found[step] = values["sum", step.value] / count
         return found
@@ -130,11 +130,11 @@ class SiteMetrics(Observer):
 
     # -- what the site's protocol and client tell --------------------------------------------------------------------------
 
-    def took(self, step: Step, seconds: float) -> None:
+    def took(self, step: SiteStep, seconds: float) -> None:
         """Count a step."""
         self._steps.labels(step.value).observe(seconds)
 
-    def ended(self, method: str, outcome: Outcome, count: int = 1) -> None:
+    def ended(self, method: str, outcome: AttemptOutcome, count: int = 1) -> None:
         """Count attempts that ended."""
         self._rounds.labels(method if method in self._methods else OTHER, outcome.value).inc(count)
 

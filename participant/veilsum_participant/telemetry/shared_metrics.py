@@ -16,7 +16,7 @@ import grpc
 from veilsum_node.errors import VeilsumError
 from veilsum_node.telemetry.refresh import Refreshed
 from veilsum_participant.config import ShareGroup
-from veilsum_participant.observer import Step
+from veilsum_participant.observer import SiteStep
 from veilsum_participant.site import Site
 from veilsum_participant.telemetry.figures import SiteFigures
 from veilsum_proto import SOFTWARE
@@ -51,7 +51,7 @@ class Known(Protocol):
     figures: Refreshed[SiteFigures]
     verified: bool | None
 
-    def means(self) -> dict[Step, float]:
+    def means(self) -> dict[SiteStep, float]:
         """Mean time of each step that was done, in seconds."""
         ...
 

@@ -1,8 +1,9 @@
 """What releases cost: epsilon derived from recorded events, by two accountants.
 
-RDP is the guarantee and alone decides (:class:`RdpGate`); the estimate beside it is tighter and decides nothing. Neighbouring
-data sets differ by one record added or removed. Opacus' RDP and PRV accountants and dp-accounting are the oracles of the
-tests; Opacus' GDP accountant is used nowhere, because it underestimates. This module stores nothing and knows no budget.
+RDP is the guarantee and alone decides (:class:`RdpFilter`); the estimate beside it is tighter and decides nothing.
+Neighbouring data sets differ by one record added or removed. Opacus' RDP and PRV accountants and dp-accounting are the
+oracles of the tests; Opacus' GDP accountant is used nowhere, because it underestimates. This module stores nothing and knows
+no budget.
 
 The noise of releases is a discrete Gaussian on the grid and is priced as the continuous Gaussian of the same variance. Without
 sampling its Renyi divergence is at most the Gaussian's at every order (Canonne, Kamath, Steinke 2020); with it, the integer
@@ -26,7 +27,7 @@ import numpy as np
 from veilsum_node.errors import Misuse
 from veilsum_privacy.accounting.estimate import PRV_ERROR, composed_epsilon
 from veilsum_privacy.accounting.gaussian import analytic_gaussian_epsilon
-from veilsum_privacy.accounting.losses import Steps
+from veilsum_privacy.accounting.losses import LossSteps
 from veilsum_privacy.accounting.renyi import (
     ORDERS,
     SCALE_BITS,
@@ -46,7 +47,7 @@ __all__ = [
     "Adaptive",
     "GaussianEvent",
     "History",
-    "RdpGate",
+    "RdpFilter",
     "analytic_gaussian_epsilon",
     "at_sites",
     "calibrate_noise_multiplier",
@@ -103,7 +104,7 @@ class GaussianEvent:
         return float(Fraction(self.sensitivity**2) / self.variance)
 
 
-class RdpGate:
+class RdpFilter:
     """The releases so far, merged, and the epsilon they cost by Renyi differential privacy. Immutable.
 
     Beside the releases it keeps the sum of their RDP curves in whole multiples of 2^-60, every step's rounded up. So adding,
@@ -123,7 +124,7 @@ class RdpGate:
         return MappingProxyType(self._groups)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, RdpGate) and self._groups == other._groups
+        return isinstance(other, RdpFilter) and self._groups == other._groups
 
     def __hash__(self) -> int:
         return hash(frozenset(self._groups.items()))
@@ -131,11 +132,11 @@ class RdpGate:
     def __repr__(self) -> str:
         return f"RdpGate({self._groups!r})"
 
-    def with_event(self, event: GaussianEvent, count: int = 1) -> RdpGate:
+    def with_event(self, event: GaussianEvent, count: int = 1) -> RdpFilter:
         """The gate after ``count`` more such events."""
         return self.with_events([(event, count)])
 
-    def with_events(self, counted: Iterable[tuple[GaussianEvent, int]]) -> RdpGate:
+    def with_events(self, counted: Iterable[tuple[GaussianEvent, int]]) -> RdpFilter:
         """The gate after more events, each as often as counted.
 
         Raises:
@@ -143,11 +144,11 @@ class RdpGate:
         """
         return self._changed(_steps(counted), 1)
 
-    def without_event(self, event: GaussianEvent, count: int = 1) -> RdpGate:
+    def without_event(self, event: GaussianEvent, count: int = 1) -> RdpFilter:
         """The gate as if ``count`` such events had never been added."""
         return self.without_events([(event, count)])
 
-    def without_events(self, counted: Iterable[tuple[GaussianEvent, int]]) -> RdpGate:
+    def without_events(self, counted: Iterable[tuple[GaussianEvent, int]]) -> RdpFilter:
         """The gate as if these events, each as often as counted, had never been added.
 
         Raises:
@@ -155,8 +156,8 @@ class RdpGate:
         """
         return self._changed(_steps(counted), -1)
 
-    def _changed(self, steps: Groups, sign: int) -> RdpGate:
-        gate = RdpGate()
+    def _changed(self, steps: Groups, sign: int) -> RdpFilter:
+        gate = RdpFilter()
         gate._groups, curve = self._groups.copy(), list(self._curve)
         for key, number in steps.items():
             left = gate._groups.get(key, 0) + sign * number
@@ -199,7 +200,7 @@ class RdpGate:
         return standard_epsilon(curve, delta) if adaptive == "standard" else strict_epsilon(curve, delta)
 
 
-History = RdpGate | Mapping[GaussianEvent, int] | Iterable[GaussianEvent]
+History = RdpFilter | Mapping[GaussianEvent, int] | Iterable[GaussianEvent]
 """Releases of any kind in any order: a gate that holds them, how often each happened, or one by one."""
 
 
@@ -222,7 +223,7 @@ def at_sites(events: History, sites: int) -> dict[GaussianEvent, int]:
     """
     if not (isinstance(sites, Integral) and sites >= 1):
         raise Misuse("A person's records lie at one or more sites.")
-    if isinstance(events, RdpGate):
+    if isinstance(events, RdpFilter):
         raise Misuse("A gate has forgotten its releases' sensitivities.", "Give the events themselves.")
     scaled: dict[GaussianEvent, int] = {}
     for event, count in _counted(events):
@@ -302,16 +303,16 @@ def _counted(events: Mapping[GaussianEvent, int] | Iterable[GaussianEvent]) -> I
     return events.items() if isinstance(events, Mapping) else ((event, 1) for event in events)
 
 
-def _gate(events: History) -> RdpGate:
-    return events if isinstance(events, RdpGate) else RdpGate().with_events(_counted(events))
+def _gate(events: History) -> RdpFilter:
+    return events if isinstance(events, RdpFilter) else RdpFilter().with_events(_counted(events))
 
 
-def _unsampled_ratio(gate: RdpGate) -> float:
+def _unsampled_ratio(gate: RdpFilter) -> float:
     """All unsampled releases are one Gaussian mechanism whose (D / sigma)^2 is their sum."""
     return math.fsum(ratio * steps for (rate, ratio), steps in gate.groups.items() if rate == 1.0)
 
 
-def _composed(gate: RdpGate, delta: float) -> float | None:
+def _composed(gate: RdpFilter, delta: float) -> float | None:
     if not gate.groups:
         return 0.0
     sampled = sorted((rate, ratio, steps) for (rate, ratio), steps in gate.groups.items() if rate < 1.0)
@@ -321,4 +322,4 @@ def _composed(gate: RdpGate, delta: float) -> float | None:
 @lru_cache(maxsize=64)
 def _prv(sampled: tuple[tuple[float, float, int], ...], unsampled: float, curve: Curve, delta: float) -> float | None:
     rate, ratio, steps = np.array(sampled, dtype=np.float64).reshape(-1, 3).T
-    return composed_epsilon(Steps(rate, np.sqrt(ratio), steps, unsampled), delta, to_floats(curve))
+    return composed_epsilon(LossSteps(rate, np.sqrt(ratio), steps, unsampled), delta, to_floats(curve))

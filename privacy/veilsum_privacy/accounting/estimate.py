@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from veilsum_privacy.accounting.grid import GRID_ERROR, epsilon_by_grid
 from veilsum_privacy.accounting.inversion import Line, choose_line, epsilon_by_inversion, surely_within
-from veilsum_privacy.accounting.losses import Direction, Steps
+from veilsum_privacy.accounting.losses import Direction, LossSteps
 from veilsum_privacy.accounting.renyi import Floats, standard_epsilon
 
 PRV_ERROR = 0.01
@@ -21,7 +21,7 @@ exact epsilon is larger than the continuous Gaussian's by up to 0.001.
 _LARGEST_EPSILON = 500.0  # exp of it must stay far from overflow
 
 
-def composed_epsilon(steps: Steps, delta: float, curve: Floats) -> float | None:
+def composed_epsilon(steps: LossSteps, delta: float, curve: Floats) -> float | None:
     """Upper end of epsilon at ``delta``: not below the true one, above it by at most 0.011, never above the guarantee.
 
     A thousandth of delta is left to numerical errors. Where delta(epsilon) is so flat that this alone moves epsilon by more
@@ -52,7 +52,7 @@ def composed_epsilon(steps: Steps, delta: float, curve: Floats) -> float | None:
 
 
 def _one_direction(
-    steps: Steps, direction: Direction, line: Line, delta: float, delta_error: float, guarantee: float
+    steps: LossSteps, direction: Direction, line: Line, delta: float, delta_error: float, guarantee: float
 ) -> float | None:
     epsilon = epsilon_by_inversion(steps, direction, line, delta, guarantee)
     if epsilon is not None:

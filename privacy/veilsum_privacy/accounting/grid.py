@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from veilsum_privacy.accounting.inversion import Line
-from veilsum_privacy.accounting.losses import Direction, Steps, plan_quadrature, window
+from veilsum_privacy.accounting.losses import Direction, LossSteps, plan_quadrature, window
 from veilsum_privacy.accounting.renyi import Floats
 
 GRID_ERROR = 0.005
@@ -25,7 +25,7 @@ _LARGEST_GRID = 2e7  # points of the grid times different steps: about 1 s
 
 
 def epsilon_by_grid(
-    steps: Steps, direction: Direction, line: Line, delta: float, delta_error: float, guarantee: float
+    steps: LossSteps, direction: Direction, line: Line, delta: float, delta_error: float, guarantee: float
 ) -> float | None:
     """Epsilon within GRID_ERROR, but for a chance of ``delta_error``; None if the grid would be too large."""
     if steps.unsampled:
@@ -56,7 +56,7 @@ def epsilon_by_grid(
     return _solve(composed, losses, delta, guarantee)
 
 
-def _untilted(steps: Steps, direction: Direction) -> tuple[Floats, Floats] | tuple[None, None]:
+def _untilted(steps: LossSteps, direction: Direction) -> tuple[Floats, Floats] | tuple[None, None]:
     """Losses at the points of a quadrature, (g, n), and their weights, which sum to 1, (g, n); None if too many."""
     quadrature = plan_quadrature(steps, direction, 0.0, 0.0)
     nodes = int(quadrature.nodes.max())
@@ -83,7 +83,7 @@ def _grid_width(loss: Floats, weights: Floats, log_chance: float) -> float:
         width = wider
 
 
-def _reach(steps: Steps, direction: Direction, c: float, width: float) -> tuple[Floats, Floats]:
+def _reach(steps: LossSteps, direction: Direction, c: float, width: float) -> tuple[Floats, Floats]:
     """The first and last place of the grid that each step needs, with the tilt and without."""
     windows = [*window(steps, direction, 0.0), *window(steps, direction, c)]
     ends = direction * steps.loss(np.stack(windows, axis=1)) / width

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_privacy.accounting.losses import Direction, Quadrature, Steps, plan_quadrature
+from veilsum_privacy.accounting.losses import Direction, LossSteps, Quadrature, plan_quadrature
 from veilsum_privacy.accounting.renyi import ORDERS, Floats
 
 Complexes = NDArray[np.complex128]
@@ -57,7 +57,7 @@ def choose_line(curve: Floats, delta: float) -> Line:
     return best
 
 
-def surely_within(steps: Steps, direction: Direction, line: Line, epsilon: float, delta: float) -> bool:
+def surely_within(steps: LossSteps, direction: Direction, line: Line, epsilon: float, delta: float) -> bool:
     """Whether Chernoff's bound alone shows that delta(epsilon) <= ``delta``."""
     c, v = line.c, np.zeros(1)
     log_m = float(_log_moments(steps, direction, c, plan_quadrature(steps, direction, c, 0.0), v)[0].real)
@@ -65,7 +65,7 @@ def surely_within(steps: Steps, direction: Direction, line: Line, epsilon: float
     return log_m - c * epsilon + c * math.log(c / (1 + c)) - math.log1p(c) <= math.log(delta)
 
 
-def epsilon_by_inversion(steps: Steps, direction: Direction, line: Line, delta: float, guarantee: float) -> float | None:
+def epsilon_by_inversion(steps: LossSteps, direction: Direction, line: Line, delta: float, guarantee: float) -> float | None:
     """Epsilon, rounded up by what truncation may hide; None if M falls off too slowly."""
     spacing, chunks, points, work = 2 * math.pi / line.period, [], 0, 0.0
     while True:
@@ -119,7 +119,7 @@ def _smallest(reached: Callable[[float], bool], limit: float) -> float | None:
     return high
 
 
-def _log_moments(steps: Steps, direction: Direction, c: float, quadrature: Quadrature, v: Floats) -> Complexes:
+def _log_moments(steps: LossSteps, direction: Direction, c: float, quadrature: Quadrature, v: Floats) -> Complexes:
     """log M(c + i v) of all sampled steps, (len(v),); imaginary parts are right up to multiples of 2 pi."""
     total = np.zeros(len(v), dtype=np.complex128)
     if not len(steps.rate):

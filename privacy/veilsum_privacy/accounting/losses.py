@@ -26,7 +26,7 @@ _DEPTH = 45.0  # what is below exp(-45) of an integrand's peak is left out
 
 
 @dataclass(frozen=True)
-class Steps:
+class LossSteps:
     """Poisson-sampled Gaussian steps, equal ones merged; g different ones.
 
     Attributes:
@@ -41,18 +41,18 @@ class Steps:
     count: Floats
     unsampled: float
 
-    def take(self, chosen: NDArray[np.intp]) -> Steps:
+    def take(self, chosen: NDArray[np.intp]) -> LossSteps:
         """Some of the sampled steps, without the unsampled."""
-        return Steps(self.rate[chosen], self.shift[chosen], self.count[chosen], 0.0)
+        return LossSteps(self.rate[chosen], self.shift[chosen], self.count[chosen], 0.0)
 
-    def with_unsampled(self) -> Steps:
+    def with_unsampled(self) -> LossSteps:
         """The same with all unsampled releases as one more step, of rate 1."""
         rate, shift, count = (
             np.append(self.rate, 1.0),
             np.append(self.shift, math.sqrt(self.unsampled)),
             np.append(self.count, 1.0),
         )
-        return Steps(rate, shift, count, 0.0)
+        return LossSteps(rate, shift, count, 0.0)
 
     def loss(self, x: Floats) -> Floats:
         """log((1 - q) + q w) at x standard deviations; x (g, n), the result too."""
@@ -71,7 +71,7 @@ class Quadrature:
     nodes: NDArray[np.intp]
 
 
-def plan_quadrature(steps: Steps, direction: Direction, c: float, largest: float) -> Quadrature:
+def plan_quadrature(steps: LossSteps, direction: Direction, c: float, largest: float) -> Quadrature:
     """Points that integrate exp((c + i v) Y) under P for every |v| <= ``largest`` with an error near exp(-36).
 
     The integrand is analytic in a strip, in which it grows no faster than exp(y^2 / 2 + |v| shift y) times, for an added
@@ -86,7 +86,7 @@ def plan_quadrature(steps: Steps, direction: Direction, c: float, largest: float
     return Quadrature(start, spacing, nodes)
 
 
-def window(steps: Steps, direction: Direction, c: float) -> tuple[Floats, Floats]:
+def window(steps: LossSteps, direction: Direction, c: float) -> tuple[Floats, Floats]:
     """Between which x the integrand is not negligible, for every step: (g,) and (g,)."""
     if direction > 0:
         start, stop = np.full_like(steps.shift, -_TAIL), (1 + c) * steps.shift + _TAIL

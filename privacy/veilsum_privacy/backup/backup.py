@@ -40,7 +40,7 @@ MAX_MANIFEST_BYTES = 1 << 24
 
 
 @dataclass(frozen=True)
-class Party:
+class BackupOwner:
     """Whose state it is.
 
     Attributes:
@@ -87,7 +87,7 @@ class Manifest:
         return {"format": FORMAT, **asdict(self)}
 
 
-def back_up(party: Party, target: Path, *, software: str, with_identity: bool = False, force: bool = False) -> Manifest:
+def back_up(party: BackupOwner, target: Path, *, software: str, with_identity: bool = False, force: bool = False) -> Manifest:
     """Write a backup of a party's state; the party may run meanwhile.
 
     Args:
@@ -160,7 +160,7 @@ def copy_database(source: Path, target: Path) -> None:
 
 def describe(
     copy: Path,
-    party: Party,
+    party: BackupOwner,
     members: dict[str, Path],
     *,
     software: str = "",

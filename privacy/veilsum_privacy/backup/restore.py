@@ -24,7 +24,16 @@ from veilsum_node.identity import Role
 from veilsum_node.identity.certificate import common_name, load_certificate
 from veilsum_node.identity.files import write_new
 from veilsum_node.identity.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
-from veilsum_privacy.backup.backup import DATABASE, IDENTITY, IDENTITY_FILES, RESULTS, Manifest, Party, describe, open_archive
+from veilsum_privacy.backup.backup import (
+    DATABASE,
+    IDENTITY,
+    IDENTITY_FILES,
+    RESULTS,
+    BackupOwner,
+    Manifest,
+    describe,
+    open_archive,
+)
 from veilsum_privacy.backup.restored import read_mark, write_mark
 from veilsum_privacy.ledger import LedgerReader
 
@@ -51,7 +60,7 @@ class Restored:
     marked: bool
 
 
-def restore(archive: Path, party: Party, *, with_identity: bool = False, force: bool = False) -> Restored:
+def restore(archive: Path, party: BackupOwner, *, with_identity: bool = False, force: bool = False) -> Restored:
     """Put a backup in the place of a party's state. The party must not run.
 
     Args:
@@ -84,7 +93,7 @@ def restore(archive: Path, party: Party, *, with_identity: bool = False, force: 
         return Restored(manifest, kept, behind, bool(missing), _restore_results(places, party.results), marked)
 
 
-def _require_own(manifest: Manifest, party: Party, certificate: Path) -> None:
+def _require_own(manifest: Manifest, party: BackupOwner, certificate: Path) -> None:
     if not certificate.exists():
         raise StateError(f"There is no identity in {party.identity}.", "Put it there first, or add --with-identity.")
     name = common_name(load_certificate(certificate.read_bytes()).subject, "certificate")
@@ -92,7 +101,7 @@ def _require_own(manifest: Manifest, party: Party, certificate: Path) -> None:
         raise StateError(f"The backup is that of {manifest.party}, not of {name}.", "Check file and configuration.")
 
 
-def _missing_identity(manifest: Manifest, places: Mapping[str, Path], party: Party) -> dict[str, Path]:
+def _missing_identity(manifest: Manifest, places: Mapping[str, Path], party: BackupOwner) -> dict[str, Path]:
     """The files of the backup's identity that are not there yet, by name, the key last.
 
     Raises:

@@ -32,7 +32,7 @@ LOG = logging.getLogger("veilsum.participant")
 
 
 @dataclass(frozen=True)
-class Place:
+class SitePlace:
     """What a site brings to a round besides its records.
 
     Attributes:
@@ -70,7 +70,7 @@ class SitePart(NamedTuple):
     fault: Exception | None = None
 
 
-def contribute(plan: RoundPlan, load: Callable[[], Records], broadcast: Mapping[str, Floats], place: Place) -> SitePart:
+def contribute(plan: RoundPlan, load: Callable[[], Records], broadcast: Mapping[str, Floats], place: SitePlace) -> SitePart:
     """:func:`compute_sum` as a total function: a site whose records cannot be read, or computed on, takes part all the same.
 
     That a site takes part, and what it sends in which size, must not depend on its records: who chooses the task could ask
@@ -113,7 +113,7 @@ def no_records(study: Study) -> Records:
 
 
 def compute_sum(
-    plan: RoundPlan, records: Records, broadcast: Mapping[str, Floats], place: Place | None = None, *, singly: bool = False
+    plan: RoundPlan, records: Records, broadcast: Mapping[str, Floats], place: SitePlace | None = None, *, singly: bool = False
 ) -> SitePart:
     """Run a round's task at a site: sampled and bounded by the study's unit, on the grid, clamped; before noise is added.
 
@@ -128,7 +128,7 @@ def compute_sum(
         Misuse: the study protects subjects, and nothing tells which records are of one; or nothing was kept.
         HostileInput: the broadcast is not what the task needs.
     """
-    place = Place() if place is None else place
+    place = SitePlace() if place is None else place
     agreed, task = plan.task, plan.task.task
     factor = _factor(agreed.study, broadcast, place) if task.weighted() else 1.0
     broadcast = _own_rows(agreed, broadcast, place.index)
@@ -163,7 +163,7 @@ def _own_rows(agreed: AgreedTask, broadcast: Mapping[str, Floats], index: int) -
     return {**broadcast, **rows}
 
 
-def _factor(study: Study, broadcast: Mapping[str, Floats], place: Place) -> float:
+def _factor(study: Study, broadcast: Mapping[str, Floats], place: SitePlace) -> float:
     """What the site's vector is multiplied by, in [0, 1]."""
     cohort = tuple(range(study.sites)) if place.cohort is None else place.cohort
     return float(cohort_factors(broadcast, cohort, study.sites)[cohort.index(place.index)])
@@ -185,7 +185,12 @@ def _sampled(agreed: AgreedTask, records: Records, random: RandomSource) -> Reco
 
 
 def _train(
-    plan: RoundPlan, task: TrainingTask[Any], records: Records, broadcast: Mapping[str, Floats], place: Place, factor: float
+    plan: RoundPlan,
+    task: TrainingTask[Any],
+    records: Records,
+    broadcast: Mapping[str, Floats],
+    place: SitePlace,
+    factor: float,
 ) -> SitePart:
     declared, study = plan.declaration, plan.task.study
     bound = declared.grid * study.data.max_records
@@ -212,7 +217,13 @@ def _site_vector(
 
 
 def _add_up(
-    plan: RoundPlan, task: RecordTask[Any], records: Records, broadcast: Mapping[str, Floats], place: Place, *, singly: bool
+    plan: RoundPlan,
+    task: RecordTask[Any],
+    records: Records,
+    broadcast: Mapping[str, Floats],
+    place: SitePlace,
+    *,
+    singly: bool,
 ) -> SitePart:
     """The clipped vectors of all records, added up exactly."""
     limits = task.layout().size, task.clip(), plan.declaration.grid, plan.encoding.bound
@@ -228,7 +239,7 @@ def _add_up(
 
 
 def _one_by_one(
-    agreed: AgreedTask, task: RecordTask[Any], records: Records, broadcast: Mapping[str, Floats], place: Place
+    agreed: AgreedTask, task: RecordTask[Any], records: Records, broadcast: Mapping[str, Floats], place: SitePlace
 ) -> Iterator[Floats]:
     """A row (1, size) for each record, computed as if it were the only one; not a number where that fails."""
     size = task.layout().size
@@ -241,7 +252,7 @@ def _one_by_one(
         yield row if row.shape == (1, size) else np.zeros((1, size))
 
 
-def _mapped(agreed: AgreedTask, records: Records, broadcast: Mapping[str, Floats], place: Place) -> Records:
+def _mapped(agreed: AgreedTask, records: Records, broadcast: Mapping[str, Floats], place: SitePlace) -> Records:
     """The records as the task sees them."""
     if agreed.task.features is None:
         return records
@@ -258,7 +269,7 @@ def _mapped(agreed: AgreedTask, records: Records, broadcast: Mapping[str, Floats
     )
 
 
-def _derive(agreed: AgreedTask, task: DerivedTask[Any], broadcast: Mapping[str, Floats], place: Place) -> SitePart:
+def _derive(agreed: AgreedTask, task: DerivedTask[Any], broadcast: Mapping[str, Floats], place: SitePlace) -> SitePart:
     if agreed.source is None:
         raise Misuse(f"The task {task.name} has no source.")
     blocks, std = _source_blocks(agreed.source, place)
@@ -272,7 +283,7 @@ def _derive(agreed: AgreedTask, task: DerivedTask[Any], broadcast: Mapping[str, 
     return SitePart(np.rint(scaled).astype(np.int64))
 
 
-def _source_blocks(source: AgreedTask, place: Place) -> tuple[dict[str, Floats], dict[str, float]]:
+def _source_blocks(source: AgreedTask, place: SitePlace) -> tuple[dict[str, Floats], dict[str, float]]:
     """Blocks of what the site kept of a task, and its noise in them."""
     if source.label not in place.kept:
         raise Misuse(f"This site kept no statistic of the task {source.label!r}.", "It has to take part in that task's round.")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from veilsum_aggregation.alignment import example_reference
 from veilsum_aggregation.feature_moments import FeatureMoments, reference_arrays
 from veilsum_node.errors import HostileInput, Misuse
-from veilsum_privacy.computation.contribution import Place, compute_sum, no_records
+from veilsum_privacy.computation.contribution import SitePlace, compute_sum, no_records
 from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.study.encoder import Projection, projection_digest
 from veilsum_privacy.study.study import Study, TaskDeclaration
@@ -52,7 +52,7 @@ def rehearse(agreed: AgreedTask, broadcast: Mapping[str, Floats] | None = None) 
     width = study.data.width if study.encoder is None or isinstance(study.encoder, Projection) else study.encoder.width
     try:
         for number in (0, COPIES) if tried.source else (0,):
-            place = Place(0, made_up_statistics(tried, number))
+            place = SitePlace(0, made_up_statistics(tried, number))
             for records in (_none(study, width), _records(study, width)):
                 compute_sum(plan, records, arrays, place)
     except (HostileInput, Misuse) as error:
@@ -78,7 +78,7 @@ def made_up_statistics(agreed: AgreedTask, copies: int = COPIES) -> dict[str, ND
     source, arrays = _made_up(agreed.source)
     study = source.study
     records = _records(study, study.data.width if study.encoder is None else study.encoder.size)
-    total = compute_sum(source.plan(study.sites, study.sites), records, arrays, Place(0)).total
+    total = compute_sum(source.plan(study.sites, study.sites), records, arrays, SitePlace(0)).total
     return {source.label: copies * source.kept_part(total, 0)}
 
 

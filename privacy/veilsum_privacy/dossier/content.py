@@ -12,18 +12,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
-from veilsum_privacy.accounting.accountant import Adaptive, GaussianEvent, RdpGate, at_sites, estimated_epsilon, rdp_epsilon
+from veilsum_privacy.accounting.accountant import Adaptive, GaussianEvent, RdpFilter, at_sites, estimated_epsilon, rdp_epsilon
 from veilsum_privacy.dossier.figures import meaning
 from veilsum_privacy.dossier.model import (
     AtSites,
     BudgetChange,
+    DossierStep,
     Population,
     Proof,
     Refused,
-    Release,
-    Step,
-    StudyCost,
+    ReleaseRow,
     StudyLabel,
+    StudySpending,
     to_plain,
 )
 from veilsum_privacy.dossier.proof import proven, repeating, unproven
@@ -92,10 +92,10 @@ class _Account:
         self._name, self._entries = name, entries
         self._budget: Budget | None = None
         self._budgets: list[BudgetChange] = []
-        self._gate = RdpGate()
+        self._gate = RdpFilter()
         self._unbounded = False
-        self._curve: list[Step] = []
-        self._releases: list[Release] = []
+        self._curve: list[DossierStep] = []
+        self._releases: list[ReleaseRow] = []
         self._mechanisms: list[Mechanism] = []
         self._open: dict[bytes, Mechanism] = {}
         for entry in entries:
@@ -156,7 +156,7 @@ class _Account:
                 str(detail.get("operator", "")), below,
             )
         )  # fmt: skip
-        self._curve.append(Step(entry.seq, entry.time, self._spent(), budget.epsilon))
+        self._curve.append(DossierStep(entry.seq, entry.time, self._spent(), budget.epsilon))
 
     def _charge(self, entry: Entry, mechanism: Mechanism) -> None:
         if entry.context is not None:
@@ -167,14 +167,14 @@ class _Account:
         elif not mechanism.free:
             self._unbounded = True
         total, budget = self._spent(), self._budget
-        self._curve.append(Step(entry.seq, entry.time, total, None if budget is None else budget.epsilon))
+        self._curve.append(DossierStep(entry.seq, entry.time, total, None if budget is None else budget.epsilon))
         self._releases.append(self._release(entry, mechanism, total))
 
-    def _release(self, entry: Entry, mechanism: Mechanism, total: float) -> Release:
+    def _release(self, entry: Entry, mechanism: Mechanism, total: float) -> ReleaseRow:
         noise, delta = mechanism.noise, self._delta(entry.delta)
         adaptive = self._adaptive
         std = math.sqrt(noise.variance)
-        return Release(
+        return ReleaseRow(
             entry=entry.seq,
             time=entry.time,
             study="" if entry.study is None else entry.study.hex(),
@@ -230,7 +230,7 @@ class _Account:
     def _estimate(self, spent: float) -> float | None:
         return estimated_epsilon(self._gate, self._delta()) if self._budget is not None and math.isfinite(spent) else None
 
-    def _studies(self) -> list[StudyCost]:
+    def _studies(self) -> list[StudySpending]:
         charged: defaultdict[str, list[int]] = defaultdict(list)
         for index, release in enumerate(self._releases):
             charged[release.study].append(index)
@@ -238,7 +238,7 @@ class _Account:
         for study, indices in charged.items():
             mechanisms = [self._mechanisms[index] for index in indices]
             costs.append(
-                StudyCost(
+                StudySpending(
                     study,
                     len(indices),
                     self._total(mechanisms),

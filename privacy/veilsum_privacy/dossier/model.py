@@ -68,7 +68,7 @@ class BudgetChange:
 
 
 @dataclass(frozen=True)
-class Release:
+class ReleaseRow:
     """A charged release.
 
     Attributes:
@@ -133,7 +133,7 @@ class Refused:
 
 
 @dataclass(frozen=True)
-class StudyCost:
+class StudySpending:
     """What one study has cost a population, by itself. Studies' costs do not add up to the population's.
 
     Attributes:
@@ -151,7 +151,7 @@ class StudyCost:
 
 
 @dataclass(frozen=True)
-class Step:
+class DossierStep:
     """Where a population stood after an entry."""
 
     entry: int
@@ -204,9 +204,9 @@ class Population:
     sum_of_studies: float
     sites: tuple[AtSites, ...]
     budgets: tuple[BudgetChange, ...]
-    curve: tuple[Step, ...]
-    studies: tuple[StudyCost, ...]
-    releases: tuple[Release, ...]
+    curve: tuple[DossierStep, ...]
+    studies: tuple[StudySpending, ...]
+    releases: tuple[ReleaseRow, ...]
     refusals: tuple[Refused, ...]
 
 

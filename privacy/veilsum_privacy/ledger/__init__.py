@@ -12,7 +12,7 @@ from veilsum_privacy.ledger.ledger import Ledger
 from veilsum_privacy.ledger.mirror import Mirror, Mirrored
 from veilsum_privacy.ledger.reader import LedgerReader
 from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, Witness
-from veilsum_privacy.ledger.verification import Source, Verification, verify_ledger
+from veilsum_privacy.ledger.verification import LedgerSource, Verification, verify_ledger
 
 __all__ = [
     "Budget",
@@ -24,13 +24,13 @@ __all__ = [
     "Ledger",
     "LedgerFault",
     "LedgerReader",
+    "LedgerSource",
     "Mechanism",
     "Mirror",
     "Mirrored",
     "Receipt",
     "Reservation",
     "SignedReceipt",
-    "Source",
     "Spending",
     "Verification",
     "Witness",

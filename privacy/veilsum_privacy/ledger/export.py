@@ -27,7 +27,7 @@ from veilsum_privacy.ledger.kept_receipts import KeptReceipt, KeptRow, certifica
 from veilsum_privacy.ledger.reader import LedgerReader
 from veilsum_privacy.ledger.rows import COLUMNS, Row, read_row, unhex
 from veilsum_privacy.ledger.tables import ledger_table
-from veilsum_privacy.ledger.verification import Source, Step, Walk
+from veilsum_privacy.ledger.verification import ChainStep, ChainWalk, LedgerSource
 
 FORMAT = "veilsum-ledger/1"
 MAX_LINE = 1 << 20
@@ -39,7 +39,7 @@ _KEPT = {"entry", "position", "body", "signature", "certificate", "consented"}
 _JSON = ("event", "detail")
 
 
-def write_jsonl(source: Source, stream: IO[str]) -> int:
+def write_jsonl(source: LedgerSource, stream: IO[str]) -> int:
     """Write everything that a ledger holds, as one state of it. Returns the number of entries.
 
     Raises:
@@ -66,7 +66,7 @@ def write_jsonl(source: Source, stream: IO[str]) -> int:
     return entries
 
 
-def write_csv(source: Source, stream: IO[str]) -> int:
+def write_csv(source: LedgerSource, stream: IO[str]) -> int:
     """Write the entries as a table, times in UTC and what a release's mechanism was in columns of its own.
 
     Returns:
@@ -95,7 +95,7 @@ def read_export(path: Path) -> Exported:
         ConfigurationError: the file cannot be read.
         HostileInput: a line is malformed, cut off or too long; it is named.
     """
-    entries: list[Step] = []
+    entries: list[ChainStep] = []
     try:
         with path.open("rb") as file:
             header = _read_header(file.readline(MAX_HEADER + 1))
@@ -114,15 +114,15 @@ class Exported(LedgerReader):
     What is verified are the lines, in their order. For other reads they lie in memory, in tables that enforce nothing.
     """
 
-    def __init__(self, header: Mapping[str, Any], steps: Sequence[Step]) -> None:
+    def __init__(self, header: Mapping[str, Any], steps: Sequence[ChainStep]) -> None:
         self._header, self._read_steps = header, steps
         self._certificates = {certificate_fingerprint(der): der for der in (unhex(text) for text in header["certificates"])}
         super().__init__(_hold(steps))
 
     @contextmanager
-    def walk(self) -> Iterator[Walk]:
+    def walk(self) -> Iterator[ChainWalk]:
         """Everything, in the order of the lines."""
-        yield Walk(self._certificates, self._counted())
+        yield ChainWalk(self._certificates, self._counted())
 
     def receipts(
         self,
@@ -149,7 +149,7 @@ class Exported(LedgerReader):
             and all(value in (None, getattr(kept.parsed, name)) for name, value in wanted.items())
         ]
 
-    def _counted(self) -> Iterator[Step]:
+    def _counted(self) -> Iterator[ChainStep]:
         yield from self._read_steps
         entries, receipts = len(self._read_steps), sum(len(step.kept) for step in self._read_steps)
         promised = self._header["entries"], self._header["receipts"]
@@ -224,7 +224,7 @@ def _read_header(line: bytes) -> dict[str, Any]:
     return header
 
 
-def _take(value: dict[str, Any], number: int, steps: list[Step]) -> None:
+def _take(value: dict[str, Any], number: int, steps: list[ChainStep]) -> None:
     """Read one line after the first."""
     if set(value) == set(COLUMNS):
         for name in _JSON:
@@ -233,7 +233,7 @@ def _take(value: dict[str, Any], number: int, steps: list[Step]) -> None:
         value["delta"] = _float(value["delta"])
         if not all(_scalar(item) for item in value.values()):
             raise HostileInput(f"Line {number} of the export is malformed.", "Ask for a new export.")
-        steps.append(Step({name: value[name] for name in COLUMNS}, []))
+        steps.append(ChainStep({name: value[name] for name in COLUMNS}, []))
     elif set(value) == _KEPT and steps:
         kept = steps[-1].kept
         if not all(_scalar(item) for item in value.values()) or not isinstance(kept, list):
@@ -256,7 +256,7 @@ def _scalar(value: Any) -> TypeGuard[int | float | str | None]:
     return value is None or isinstance(value, str | float) or (type(value) is int and abs(value) < 2**53)
 
 
-def _hold(steps: Sequence[Step]) -> Database:
+def _hold(steps: Sequence[ChainStep]) -> Database:
     """Put rows into a database in memory whose columns have no type and whose tables have no rule."""
     database = open_database(":memory:")
     held = Table(ledger_table.name, MetaData(), *(Column(name, NullType) for name in COLUMNS))

@@ -24,7 +24,7 @@ from veilsum_privacy.ledger.migrations import COMPONENT, PACKAGE
 from veilsum_privacy.ledger.rows import read_row, unhex
 from veilsum_privacy.ledger.tables import certificate_table, ledger_table, receipt_table
 from veilsum_privacy.ledger.totals import Follower
-from veilsum_privacy.ledger.verification import Source, Step, Verification, Walk, verify_ledger
+from veilsum_privacy.ledger.verification import ChainStep, ChainWalk, LedgerSource, Verification, verify_ledger
 
 _COLUMNS = ledger_table.c
 _KEPT = receipt_table.c
@@ -162,7 +162,7 @@ class ChainReader:
         return None if found is None else int(found)
 
     def verify(
-        self, *, authority: x509.Certificate | None = None, head: bytes | None = None, against: Sequence[Source] = ()
+        self, *, authority: x509.Certificate | None = None, head: bytes | None = None, against: Sequence[LedgerSource] = ()
     ) -> Verification:
         """Re-read and check everything (:func:`veilsum_privacy.ledger.verification.verify_ledger`).
 
@@ -173,7 +173,7 @@ class ChainReader:
         return verify_ledger(self, authority=authority, head=head, against=against)
 
     @contextmanager
-    def walk(self) -> Iterator[Walk]:
+    def walk(self) -> Iterator[ChainWalk]:
         """Everything, as one state of the database: for verification and export.
 
         Raises:
@@ -181,9 +181,9 @@ class ChainReader:
         """
         with self.database.reading() as reader:
             certificates = _certificates(reader.execute(select(certificate_table))) if self._keeps_receipts else {}
-            yield Walk(certificates, self._steps(reader))
+            yield ChainWalk(certificates, self._steps(reader))
 
-    def _steps(self, reader: Connection) -> Iterator[Step]:
+    def _steps(self, reader: Connection) -> Iterator[ChainStep]:
         kept = iter(_rows(reader, _KEPT_QUERY)) if self._keeps_receipts else iter(())
         ahead = next(kept, None)
         for row in _rows(reader, select(ledger_table).order_by(_COLUMNS.seq)):
@@ -191,9 +191,9 @@ class ChainReader:
             while ahead is not None and type(ahead["entry"]) is type(row["seq"]) is int and ahead["entry"] <= row["seq"]:
                 mine.append(KeptRow(ahead))
                 ahead = next(kept, None)
-            yield Step(row, mine)
+            yield ChainStep(row, mine)
         if ahead is not None:
-            yield Step({}, [KeptRow(ahead)])
+            yield ChainStep({}, [KeptRow(ahead)])
 
     def _reading(self, connection: Connection | None) -> AbstractContextManager[Connection]:
         return self.database.reading() if connection is None else nullcontext(connection)

@@ -30,14 +30,14 @@ from veilsum_privacy.ledger.witnesses import Witnesses
 ADVICE = "Keep the file as it is and compare it with the mirror."
 
 
-class Step(NamedTuple):
+class ChainStep(NamedTuple):
     """One entry of a walk: its row, and what is kept with it; an empty row if that belongs to no entry."""
 
     row: Row
     kept: Sequence[KeptRow]
 
 
-class Walk(NamedTuple):
+class ChainWalk(NamedTuple):
     """Everything that a ledger holds, as one state of it.
 
     Attributes:
@@ -46,13 +46,13 @@ class Walk(NamedTuple):
     """
 
     certificates: Mapping[str, bytes]
-    steps: Iterator[Step]
+    steps: Iterator[ChainStep]
 
 
-class Source(Protocol):
+class LedgerSource(Protocol):
     """What can be verified: a reader of a database, or an export."""
 
-    def walk(self) -> AbstractContextManager[Walk]:
+    def walk(self) -> AbstractContextManager[ChainWalk]:
         """Read everything."""
         ...
 
@@ -87,11 +87,11 @@ class Verification:
 
 
 def verify_ledger(
-    source: Source,
+    source: LedgerSource,
     *,
     authority: x509.Certificate | None = None,
     head: bytes | None = None,
-    against: Sequence[Source] = (),
+    against: Sequence[LedgerSource] = (),
 ) -> Verification:
     """Check every entry, in order:
 
@@ -137,7 +137,7 @@ def verify_ledger(
     return verified
 
 
-def _examine(source: Source, authority: x509.Certificate | None) -> tuple[Summary, Verification]:
+def _examine(source: LedgerSource, authority: x509.Certificate | None) -> tuple[Summary, Verification]:
     examination = _Examination(authority)
     with source.walk() as walk:
         for step in walk.steps:
@@ -157,7 +157,7 @@ class _Examination:
         self._time, self._set_back = 0, list[int]()
         self.summary = Summary()
 
-    def take(self, step: Step, certificates: Mapping[str, bytes]) -> None:
+    def take(self, step: ChainStep, certificates: Mapping[str, bytes]) -> None:
         if not step.row:
             kept = step.kept[0].entry
             raise self._fault(f"A receipt is kept with entry {kept}, which does not exist.", self._count + 1)

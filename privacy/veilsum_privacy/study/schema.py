@@ -73,7 +73,7 @@ class ClassValues(Frozen):
     values: tuple[str, ...] = Field(min_length=1)
 
 
-class Label(Frozen):
+class LabelColumn(Frozen):
     """The column that says which class a record belongs to."""
 
     column: ColumnName
@@ -104,7 +104,7 @@ class DatasetSchema(Frozen):
     """
 
     columns: tuple[Column, ...] = Field(min_length=1, max_length=4096)
-    label: Label | None = None
+    label: LabelColumn | None = None
     header: bool = True
     order: tuple[ColumnName, ...] = ()
     missing: tuple[str, ...] = ("", "?", "NA", "nan")

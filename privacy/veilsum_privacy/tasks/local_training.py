@@ -31,7 +31,7 @@ from veilsum_privacy.training.descent import Descended, Sample, descend, descend
 from veilsum_privacy.training.mlp import Descent
 from veilsum_privacy.training.models import ModelSpec, build_architecture, check_resolved
 from veilsum_privacy.training.objectives import ObjectiveSpec, build_objective
-from veilsum_privacy.training.objectives.base import Done, Outcome, Received, UnitSum, scaled_to
+from veilsum_privacy.training.objectives.base import Done, LocalOutcome, Received, UnitSum, scaled_to
 
 SEEDS = "training.seeds"
 """Broadcast array (sites, 2): each site's seed of the order of records, and its seed of generation; whole numbers."""
@@ -253,7 +253,7 @@ class LocalTraining(TrainingTask[LocalTrainingParameters]):
         start: Floats,
         found: Descended,
         share: float,
-        finish: Callable[[Done], Outcome],
+        finish: Callable[[Done], LocalOutcome],
         unit_sum: UnitSum,
         x: Floats,
         labels: Labels,

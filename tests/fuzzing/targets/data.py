@@ -17,7 +17,7 @@ from veilsum_node.errors import DataError
 from veilsum_participant.data.check import check_dataset
 from veilsum_participant.data.encode import load_records
 from veilsum_participant.data.readers import check_structure
-from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, Label, NumberColumn
+from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, LabelColumn, NumberColumn
 
 SCHEMA = DatasetSchema(
     columns=(
@@ -25,7 +25,7 @@ SCHEMA = DatasetSchema(
         CategoryColumn(name="sex", categories=("f", "m")),
         NumberColumn(name="x", low=-1.0, high=1.0),
     ),
-    label=Label(column="y", classes=(ClassValues(name="no", values=("0",)), ClassValues(name="yes", values=("1", "2")))),
+    label=LabelColumn(column="y", classes=(ClassValues(name="no", values=("0",)), ClassValues(name="yes", values=("1", "2")))),
 )
 COLUMNS = {
     "age": np.array([1.0, 50.5, np.nan, 99.0]),

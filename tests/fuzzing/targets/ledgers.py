@@ -16,7 +16,7 @@ from support.federation import make_bed
 from support.ledgers import OTHER_STUDY, START, Trial, federation
 from veilsum_node.errors import VeilsumError
 from veilsum_node.identity import Role
-from veilsum_privacy.backup.backup import MANIFEST, Party, back_up, open_archive
+from veilsum_privacy.backup.backup import MANIFEST, BackupOwner, back_up, open_archive
 from veilsum_privacy.backup.restore import restore
 from veilsum_privacy.ledger import LedgerFault, read_export, write_csv, write_jsonl
 
@@ -80,7 +80,7 @@ class Backups(Corpus):
         kit = bed.kit.participants[0]
         self.identity = kit.identity
         archive = self.directory / "whole.tar"
-        back_up(Party(Role.PARTICIPANT, kit.directory / "participant.db", self.identity), archive, software="test 1")
+        back_up(BackupOwner(Role.PARTICIPANT, kit.directory / "participant.db", self.identity), archive, software="test 1")
         self.seeds[0].append(archive.read_bytes())
         with tarfile.open(archive) as tar:
             self.members = {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
@@ -125,4 +125,4 @@ class Backups(Corpus):
         archive = self.file("backup.tar", data)
         with open_archive(archive) as (manifest, _):
             repr(manifest)
-        restore(archive, Party(Role.PARTICIPANT, place / "participant.db", self.identity))
+        restore(archive, BackupOwner(Role.PARTICIPANT, place / "participant.db", self.identity))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from veilsum_aggregation.filters import ChannelGroup, Member
+from veilsum_aggregation.filters import ChannelGroup, GroupMember
 from veilsum_node.errors import Misuse
 from veilsum_node.fields import Frozen
 from veilsum_privacy.training.models.base import Architecture, Shapes, image
@@ -87,14 +87,17 @@ class LeNet5(Architecture):
         o = self.options
         sizes = {"conv1": o.conv1, "conv2": o.conv2, "fc1": o.fc1, "fc2": o.fc2}
         after = {
-            "conv1": Member("features.conv2.weight", 1),
-            "conv2": Member("features.fc1.weight", 1, self._places),
-            "fc1": Member("features.fc2.weight", 1),
-            "fc2": Member("head.weight", 1),
+            "conv1": GroupMember("features.conv2.weight", 1),
+            "conv2": GroupMember("features.fc1.weight", 1, self._places),
+            "fc1": GroupMember("features.fc2.weight", 1),
+            "fc2": GroupMember("head.weight", 1),
         }
         return tuple(
             ChannelGroup(
-                name, size, (Member(f"features.{name}.weight", 0), Member(f"features.{name}.bias", 0)), (after[name],)
+                name,
+                size,
+                (GroupMember(f"features.{name}.weight", 0), GroupMember(f"features.{name}.bias", 0)),
+                (after[name],),
             )
             for name, size in sizes.items()
         )

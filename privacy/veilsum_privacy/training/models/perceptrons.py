@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from veilsum_aggregation.filters import ChannelGroup, Member
+from veilsum_aggregation.filters import ChannelGroup, GroupMember
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.training.models.base import Architecture, Floats, Shapes
 
@@ -124,8 +124,8 @@ class Mlp(Perceptron):
         return networks.Network(features, networks.linear(self.options.hidden, self.classes))
 
     def channels(self) -> tuple[ChannelGroup, ...]:
-        produced = Member("features.hidden.weight", 0), Member("features.hidden.bias", 0)
-        return (ChannelGroup("hidden", self.options.hidden, produced, (Member("head.weight", 1),)),)
+        produced = GroupMember("features.hidden.weight", 0), GroupMember("features.hidden.bias", 0)
+        return (ChannelGroup("hidden", self.options.hidden, produced, (GroupMember("head.weight", 1),)),)
 
     def linear_layers(self) -> tuple[str, ...]:
         return "features.hidden", "head"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from pydantic import Field
 
-from veilsum_aggregation.filters import ChannelGroup, Member
+from veilsum_aggregation.filters import ChannelGroup, GroupMember
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.training.models.base import Architecture, Shapes, image, scaled_channels
 
@@ -115,28 +115,28 @@ class ResNet18(Architecture):
         blocks = list(self._blocks())
         for stage, channels in enumerate(self._channels):
             produced = [] if stage else _normed("features.stem", "features.stem_norm")
-            consumed: list[Member] = []
+            consumed: list[GroupMember] = []
             inside: list[ChannelGroup] = []
             for block in (b for b in blocks if b.stage == stage):
                 name = f"features.{block.name}"
                 if not block.straight:
                     produced += _normed(f"{name}.shortcut", f"{name}.shortcut_norm")
                 else:
-                    consumed.append(Member(f"{name}.conv1.weight", 1))
+                    consumed.append(GroupMember(f"{name}.conv1.weight", 1))
                 produced += _normed(f"{name}.conv2", f"{name}.norm2")
                 inner = tuple(_normed(f"{name}.conv1", f"{name}.norm1"))
-                read = (Member(f"{name}.conv2.weight", 1),)
+                read = (GroupMember(f"{name}.conv2.weight", 1),)
                 inside.append(ChannelGroup(f"{block.name}.inner", channels, inner, read, self.options.groups))
             next_stage = f"features.stage{stage + 2}.0"
             if stage + 1 < len(_STAGES):
-                consumed += [Member(f"{next_stage}.conv1.weight", 1), Member(f"{next_stage}.shortcut.weight", 1)]
+                consumed += [GroupMember(f"{next_stage}.conv1.weight", 1), GroupMember(f"{next_stage}.shortcut.weight", 1)]
             else:
-                consumed.append(Member("head.weight", 1))
+                consumed.append(GroupMember("head.weight", 1))
             groups.append(ChannelGroup(f"stream{stage + 1}", channels, tuple(produced), tuple(consumed), self.options.groups))
             groups += inside
         return tuple(groups)
 
 
-def _normed(conv: str, norm: str) -> list[Member]:
+def _normed(conv: str, norm: str) -> list[GroupMember]:
     """The output axes of a convolution and its norm."""
-    return [Member(f"{conv}.weight", 0), Member(f"{norm}.weight", 0), Member(f"{norm}.bias", 0)]
+    return [GroupMember(f"{conv}.weight", 0), GroupMember(f"{norm}.weight", 0), GroupMember(f"{norm}.bias", 0)]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from veilsum_aggregation.filters import ChannelGroup, Member
+from veilsum_aggregation.filters import ChannelGroup, GroupMember
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.training.models.base import Architecture, Shapes, image, scaled_channels
 
@@ -99,12 +99,16 @@ class Vgg11(Architecture):
         last = len(self._channels)
         for number, channels in enumerate(self._channels, 1):
             norm = f"features.norm{number}"
-            produced = Member(f"features.conv{number}.weight", 0), Member(f"{norm}.weight", 0), Member(f"{norm}.bias", 0)
-            after = Member(f"features.conv{number + 1}.weight", 1) if number < last else None
-            consumed = (after or Member("features.fc1.weight", 1, self._places),)
+            produced = (
+                GroupMember(f"features.conv{number}.weight", 0),
+                GroupMember(f"{norm}.weight", 0),
+                GroupMember(f"{norm}.bias", 0),
+            )
+            after = GroupMember(f"features.conv{number + 1}.weight", 1) if number < last else None
+            consumed = (after or GroupMember("features.fc1.weight", 1, self._places),)
             groups.append(ChannelGroup(f"conv{number}", channels, produced, consumed, self.options.groups))
-        for name, after in (("fc1", Member("features.fc2.weight", 1)), ("fc2", Member("head.weight", 1))):
-            produced_fc = Member(f"features.{name}.weight", 0), Member(f"features.{name}.bias", 0)
+        for name, after in (("fc1", GroupMember("features.fc2.weight", 1)), ("fc2", GroupMember("head.weight", 1))):
+            produced_fc = GroupMember(f"features.{name}.weight", 0), GroupMember(f"features.{name}.bias", 0)
             groups.append(ChannelGroup(name, self.options.hidden, produced_fc, (after,)))
         return tuple(groups)
 

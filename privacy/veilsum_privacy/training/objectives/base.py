@@ -108,7 +108,7 @@ class Done(NamedTuple):
     labels: Labels
 
 
-class Outcome(NamedTuple):
+class LocalOutcome(NamedTuple):
     """What an objective adds to the sum, by block, and keeps at the site."""
 
     blocks: Mapping[str, Floats] = MappingProxyType({})
@@ -129,7 +129,7 @@ class LocalObjective:
     loss: RecordLoss | None = None
     pull: Callable[[Floats], Floats] | None = None
     penalty: BatchPenalty | None = None
-    finish: Callable[[Done], Outcome] = field(default=lambda done: Outcome())
+    finish: Callable[[Done], LocalOutcome] = field(default=lambda done: LocalOutcome())
 
 
 class Objective(ABC):

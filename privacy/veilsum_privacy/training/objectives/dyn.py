@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from veilsum_node.fields import Frozen, Real
-from veilsum_privacy.training.objectives.base import Done, Floats, LocalObjective, Objective, Outcome, Received
+from veilsum_privacy.training.objectives.base import Done, Floats, LocalObjective, LocalOutcome, Objective, Received
 
 
 class DynOptions(Frozen):
@@ -42,7 +42,7 @@ class Dyn(Objective):
         def pull(theta: Floats) -> Floats:
             return alpha * (theta - start) - own
 
-        def finish(done: Done) -> Outcome:
-            return Outcome(state={"gradient": own - alpha * (done.end - start)})
+        def finish(done: Done) -> LocalOutcome:
+            return LocalOutcome(state={"gradient": own - alpha * (done.end - start)})
 
         return LocalObjective(pull=pull, finish=finish)

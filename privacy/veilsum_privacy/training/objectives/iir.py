@@ -13,8 +13,8 @@ from veilsum_privacy.training.objectives.base import (
     Done,
     Floats,
     LocalObjective,
+    LocalOutcome,
     Objective,
-    Outcome,
     OwnBlock,
     Received,
     representation_size,
@@ -89,7 +89,7 @@ class Iir(Objective):
 
         return LocalObjective(penalty=penalty, finish=self._finish)
 
-    def _finish(self, done: Done) -> Outcome:
+    def _finish(self, done: Done) -> LocalOutcome:
         import torch
 
         from veilsum_privacy.training.batches import precision
@@ -100,7 +100,7 @@ class Iir(Objective):
             module = frozen_network(self.architecture, done.end).requires_grad_(True)
             x, labels = torch.from_numpy(done.x).to(precision(module)), torch.from_numpy(done.labels)
             own = _head_gradient(module, x, labels).detach().double().numpy()
-        return Outcome({GRADIENT: scaled_to(own, self.options.gradient_norm)})
+        return LocalOutcome({GRADIENT: scaled_to(own, self.options.gradient_norm)})
 
 
 def _head_gradient(module: Network, x: Tensor, labels: Tensor, *, create_graph: bool = False) -> Tensor:

@@ -10,8 +10,8 @@ from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.training.objectives.base import (
     Done,
     LocalObjective,
+    LocalOutcome,
     Objective,
-    Outcome,
     Received,
     frozen_network,
 )
@@ -49,8 +49,8 @@ class Moon(Objective):
     def begin(self, received: Received) -> LocalObjective:
         kept = self.kept(received, "previous")
 
-        def finish(done: Done) -> Outcome:
-            return Outcome(state={"previous": done.end})
+        def finish(done: Done) -> LocalOutcome:
+            return LocalOutcome(state={"previous": done.end})
 
         if kept is None:  # the contrast of equal models is constant, and so is its gradient zero
             return LocalObjective(finish=finish)

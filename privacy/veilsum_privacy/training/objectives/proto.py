@@ -16,8 +16,8 @@ from veilsum_privacy.training.objectives.base import (
     Floats,
     Labels,
     LocalObjective,
+    LocalOutcome,
     Objective,
-    Outcome,
     OwnBlock,
     Received,
     RecordLoss,
@@ -101,7 +101,7 @@ class Proto(Objective):
 
         return loss
 
-    def _finish(self, done: Done) -> Outcome:
+    def _finish(self, done: Done) -> LocalOutcome:
         from veilsum_privacy.training.arrays import unflatten
         from veilsum_privacy.training.predict import representations
 
@@ -118,4 +118,4 @@ class Proto(Objective):
             return found.reshape(len(x), k * (h + 1))
 
         total = done.unit_sum(rows, self.row_size()).reshape(k, h + 1)
-        return Outcome({SUMS: total[:, :h] / long, COUNTS: total[:, h] / one})
+        return LocalOutcome({SUMS: total[:, :h] / long, COUNTS: total[:, h] / one})

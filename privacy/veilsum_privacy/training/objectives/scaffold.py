@@ -13,8 +13,8 @@ from veilsum_privacy.training.objectives.base import (
     Done,
     Floats,
     LocalObjective,
+    LocalOutcome,
     Objective,
-    Outcome,
     OwnBlock,
     Received,
     scaled_to,
@@ -64,8 +64,8 @@ class Scaffold(Objective):
         def pull(theta: Floats) -> Floats:
             return common - own
 
-        def finish(done: Done) -> Outcome:
+        def finish(done: Done) -> LocalOutcome:
             new = scaled_to(done.gradient, self.options.control_norm)
-            return Outcome({CHANGE: new - own}, {"control": new})
+            return LocalOutcome({CHANGE: new - own}, {"control": new})
 
         return LocalObjective(pull=pull, finish=finish)

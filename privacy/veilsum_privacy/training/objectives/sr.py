@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from veilsum_aggregation.filters import ChannelGroup, Member
+from veilsum_aggregation.filters import ChannelGroup, GroupMember
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.training.models.base import Architecture, Shapes
 from veilsum_privacy.training.objectives.base import Floats, LocalObjective, Objective, Received, representation_size
@@ -75,7 +75,7 @@ class Probabilistic(Architecture):
         found = []
         for group in self.inner.channels():
             read = [member for member in group.consumed if member[:2] == ("head.weight", 1)]
-            more = tuple(Member(array, axis, member.repeat) for member in read for array, axis in own)
+            more = tuple(GroupMember(array, axis, member.repeat) for member in read for array, axis in own)
             found.append(group._replace(consumed=(*group.consumed, *more)))
         return tuple(found)
 
