@@ -68,7 +68,7 @@ PUBLIC = {
     ("Study", "nonce"): "part of a signed study",
     ("Site", "nonce"): "the session's, sent to everyone",
     ("Session", "nonce"): "the session's, sent to everyone",
-    ("Seat", "nonce"): "the session's, sent to everyone",
+    ("MemberState", "nonce"): "the session's, sent to everyone",
     ("Site", "noise_random"): "the operating system's source, which has no state here",
     ("PlainSite", "noise_random"): "of simulated sites",
     ("_InStore", "token"): "names a simulation's arrays in a local store",

@@ -1,9 +1,8 @@
 """What releases cost: epsilon derived from recorded events, by two accountants.
 
-RDP is the guarantee and alone decides (:class:`RdpFilter`); the estimate beside it is tighter and decides nothing.
-Neighbouring data sets differ by one record added or removed. Opacus' RDP and PRV accountants and dp-accounting are the
-oracles of the tests; Opacus' GDP accountant is used nowhere, because it underestimates. This module stores nothing and knows
-no budget.
+RDP is the guarantee and alone decides (:class:`RdpFilter`); the estimate beside it is tighter and decides nothing. Data sets are
+neighbours if they differ by one record added or removed. Opacus' RDP and PRV accountants and dp-accounting are the oracles of
+the tests; Opacus' GDP accountant is used nowhere, because it underestimates. This module stores nothing and knows no budget.
 
 The noise of releases is a discrete Gaussian on the grid and is priced as the continuous Gaussian of the same variance. Without
 sampling its Renyi divergence is at most the Gaussian's at every order (Canonne, Kamath, Steinke 2020); with it, the integer
@@ -61,7 +60,7 @@ _LARGEST_RATIO = 2.0**256
 _ROUNDING_UP = 1e-5  # of the estimate without sampling: accountants that round up on a grid are not above it
 
 Adaptive = Literal["standard", "strict"]
-"""How releases compose: see :meth:`RdpGate.epsilon`."""
+"""How releases compose: see :meth:`RdpFilter.epsilon`."""
 
 Groups = Mapping[tuple[float, float], int]
 """(sampling rate, (D / sigma)^2) -> steps."""
@@ -130,7 +129,7 @@ class RdpFilter:
         return hash(frozenset(self._groups.items()))
 
     def __repr__(self) -> str:
-        return f"RdpGate({self._groups!r})"
+        return f"RdpFilter({self._groups!r})"
 
     def with_event(self, event: GaussianEvent, count: int = 1) -> RdpFilter:
         """The gate after ``count`` more such events."""
@@ -205,7 +204,7 @@ History = RdpFilter | Mapping[GaussianEvent, int] | Iterable[GaussianEvent]
 
 
 def rdp_epsilon(events: History, delta: float, adaptive: Adaptive = "standard") -> float:
-    """Epsilon of all events together at ``delta``: the guarantee. ``adaptive`` as for :meth:`RdpGate.epsilon`."""
+    """Epsilon of all events together at ``delta``: the guarantee. ``adaptive`` as for :meth:`RdpFilter.epsilon`."""
     return _gate(events).epsilon(delta, adaptive)
 
 
