@@ -1,8 +1,9 @@
 """What releases cost: epsilon derived from recorded events, by two accountants.
 
-RDP is the guarantee and alone decides (:class:`RdpFilter`); the estimate beside it is tighter and decides nothing. Data sets are
-neighbours if they differ by one record added or removed. Opacus' RDP and PRV accountants and dp-accounting are the oracles of
-the tests; Opacus' GDP accountant is used nowhere, because it underestimates. This module stores nothing and knows no budget.
+RDP is the guarantee and alone decides (:class:`RdpFilter`); the estimate beside it is tighter and decides nothing. Data sets
+are neighbours if they differ by one record added or removed. Opacus' RDP and PRV accountants and dp-accounting are the
+oracles of the tests; Opacus' GDP accountant is used nowhere, because it underestimates. This module stores nothing and knows
+no budget.
 
 The noise of releases is a discrete Gaussian on the grid and is priced as the continuous Gaussian of the same variance. Without
 sampling its Renyi divergence is at most the Gaussian's at every order (Canonne, Kamath, Steinke 2020); with it, the integer
