@@ -230,7 +230,8 @@ def open_readonly(url_or_path: str | Path) -> Database:
 
     Raises:
         ConfigurationError: the URL is malformed or its driver missing.
-        StateError: there is no such database, it cannot be read, or it is a newer version's.
+        StateError: there is no such database, this user may not read it, or it is a newer version's.
+        Unavailable, Damage: it cannot be read now, or at all.
     """
     url = _parse_url(url_or_path)
     if url.get_backend_name() != "sqlite":

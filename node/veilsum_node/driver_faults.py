@@ -59,18 +59,18 @@ _CAUSES = {
 
 
 _lock = threading.Lock()
-_faults = 0
+_met = 0  # of the process, not of a database: one that cannot be opened has faults as well
 
 
 def fault_count() -> int:
     """How many exceptions of the driver this process has met."""
-    return _faults
+    return _met
 
 
 def _count_fault() -> None:
-    global _faults
+    global _met
     with _lock:
-        _faults += 1
+        _met += 1
 
 
 _PASSING = ("08", "57", "40", "53", "25006", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_READONLY")

@@ -38,7 +38,8 @@ def open_source(place: str | Path) -> Iterator[LedgerReader]:
     """Open a ledger to read: a state file, an export in JSON Lines, or a mirror's database by its URL.
 
     Raises:
-        StateError: there is no such file, it holds no ledger, or it cannot be read.
+        StateError: there is no such file, or it holds no ledger.
+        Unavailable, Damage: it cannot be read.
         LedgerFault: it is an export that was cut off or changed, so that it cannot be read; the message names file and line.
         HostileInput: it is no export at all.
     """
@@ -121,7 +122,7 @@ def check(
     """Verify a ledger, if wanted against others.
 
     Raises:
-        StateError: a file is missing or cannot be read.
+        StateError, Unavailable, Damage: a file is missing or cannot be read.
         HostileInput: a file to compare with is neither a state file nor a whole export.
     """
     with ExitStack() as stack:

@@ -349,7 +349,7 @@ def test_a_connection_that_fails_says_why(
 def test_another_protocol_version_is_a_typed_error(
     analyst: Running, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("veilsum_participant.session.channel.PROTOCOL_VERSIONS", (99,))
+    monkeypatch.setattr("veilsum_node.transport.channel.PROTOCOL_VERSIONS", (99,))
     code, _, err = run(capsys, "study", "list")
     assert (code, "No common protocol version" in err) == (2, True)
 

@@ -23,6 +23,7 @@ from support.federation import DATASET, TestBed, make_bed, make_request, schema_
 from support.network import running_client, running_server, wait_for
 from support.tools import need_tool
 from veilsum_coordinator.service.server import CoordinatorServer
+from veilsum_node.database import Database
 from veilsum_node.errors import Unavailable
 from veilsum_node.identity import Label
 from veilsum_node.telemetry.monitoring import MetricsSettings
@@ -250,7 +251,7 @@ def test_a_coordinator_whose_database_is_away_is_not_ready(ran: Ran, monkeypatch
         raise Unavailable("The connection to the database was lost.")
 
     address, word = ran.server.metrics_address, "database\n"
-    monkeypatch.setattr("veilsum_coordinator.service.server.answers", away)
+    monkeypatch.setattr(Database, "reading", away)
     wait_for(lambda: _get(address, "/readyz") == (503, word), "the word that the database is away")
     assert _get(address, "/healthz") == (200, "ok\n")
     assert samples(ran.server.metrics.registry)["veilsum_mirror_entries",] == 4

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from veilsum.access import AnalystConfig, resolve_access
+from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.protocol.settings import CoordinatorConfig, load_coordinator_config
 from veilsum_deploy import cli
 from veilsum_node.config import load_toml
@@ -16,6 +17,7 @@ from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.identity import Authority, Role, SigningKey, verify_certificate
 from veilsum_participant.config import Policy, load_participant_config
 from veilsum_participant.starters import EXAMPLE_ADDRESS, write_starter
+from veilsum_privacy.tasks import TASKS
 
 
 def init(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, str]:
@@ -25,7 +27,7 @@ def init(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, st
     return json.loads(capsys.readouterr().out)  # type: ignore[no-any-return]
 
 
-def test_the_participants_starter_is_the_cautious_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_participants_starter_is_the_default_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = init(capsys, "participant", "init", tmp_path / "p", "--name", "p", "--coordinator", "hub.example:1234")
     config = load_participant_config(Path(made["configuration"]))
     assert config.policy == Policy()
@@ -43,6 +45,13 @@ def test_the_participants_starter_is_the_cautious_policy(tmp_path: Path, capsys:
         "trusted",
     }
     assert made["fingerprint"] == SigningKey.from_pem((tmp_path / "p" / "identity" / "key.pem").read_bytes()).fingerprint
+
+
+def test_the_default_policy_lists_every_method_and_task_and_nobodys_studies() -> None:
+    policy = Policy()
+    assert set(policy.methods) == set(METHODS)
+    assert set(policy.tasks) == set(TASKS)
+    assert (policy.analysts, "none" in policy.noise, policy.disclosures) == ((), False, ("joint",))
 
 
 def test_the_coordinators_starter_is_the_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

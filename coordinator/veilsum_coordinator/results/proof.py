@@ -23,7 +23,7 @@ def release_entries(journal: SqlJournal, study: bytes) -> list[ReleaseEntry]:
     """What the manifest of a study's result says of its releases, in order; no signatures of those that have none."""
     columns = (RELEASES.c.round, RELEASES.c.label, RELEASES.c.digest, RELEASES.c.proof)
     query = select(*columns).where(RELEASES.c.study == study).order_by(RELEASES.c.round)
-    with journal.reading() as connection:
+    with journal.database.reading() as connection:
         rows = connection.execute(query).all()
     kept = [None if row.proof is None else KeptProof.parse(row.proof) for row in rows]
     return [
@@ -39,7 +39,7 @@ def proof_file(journal: SqlJournal, study: bytes, name: str) -> bytes:
         HostileInput: there is none of that name, or the study was run by software that kept no proof.
     """
     number = round_of(name)
-    with journal.reading() as connection:
+    with journal.database.reading() as connection:
         if name == STUDY_FILE:
             return _study(connection, study).to_bytes()
         if number is not None:

@@ -128,7 +128,8 @@ class CoordinatorServer:
 
         Raises:
             HeldError: another coordinator runs on it.
-            StateError: the server did not answer in time, or the database is not in order.
+            Unavailable: the server did not answer in time.
+            StateError, Damage: the database is not in order.
         """
         try:
             self._outage.wait(self._open)
@@ -194,7 +195,8 @@ class CoordinatorServer:
             ConfigurationError: the address cannot be listened on, the ready file not be written.
             HeldError: another coordinator runs on the database.
             FencedError: another coordinator has taken the database over.
-            StateError: the database did not answer in time, or is not in order.
+            Unavailable: the database did not answer in time.
+            StateError, Damage: it is not in order.
         """
         if self._endpoint is not None:
             self.metrics_address = self._endpoint.start()

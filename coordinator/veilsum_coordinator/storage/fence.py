@@ -105,7 +105,8 @@ class Fence:
         """Begin an epoch: from here on this process writes, and no earlier one. The lock is held.
 
         Raises:
-            StateError: the database is of a newer version, or refuses.
+            StateError: the database is of a newer version.
+            Unavailable, Damage: it refuses.
         """
         database.migrate("veilsum_coordinator.migrations", "coordinator")
         self._database = database

@@ -365,12 +365,6 @@ class SqlJournal:
         """A study's releases in order."""
         return read_releases(self.database, study)
 
-    @contextmanager
-    def reading(self) -> Iterator[Connection]:
-        """A connection to read with."""
-        with self.database.reading() as connection:
-            yield connection
-
     def _take(self, what: str, store: Callable[[], object]) -> None:
         """One transaction for a participant, which sends it again if it fails."""
         try:

@@ -7,6 +7,7 @@ decisions is dropped when the study ends.
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -112,6 +113,24 @@ class RoundStart:
     attempts: int
     started: int
     received: int
+
+    def columns(self) -> dict[str, Any]:
+        """Its row of :data:`ROUNDS`, but for the study."""
+        return {
+            "round": self.assignment.round,
+            "broadcast": self.assignment.broadcast,
+            "assignment": self.assignment.to_bytes(),
+            "allowed": json.dumps(sorted(self.allowed)),
+            "attempts": self.attempts,
+            "started": self.started,
+            "received": self.received,
+        }
+
+    @classmethod
+    def parse(cls, row: RowMapping) -> RoundStart:
+        """Read such a row."""
+        allowed = frozenset(json.loads(row["allowed"]))
+        return cls(parse_assignment(row["assignment"]), allowed, row["attempts"], row["started"], row["received"])
 
 
 @dataclass(frozen=True)
@@ -235,18 +254,7 @@ def write_progress(
         if connection.scalar(select(ROUNDS.c.assignment).where(*here)) == begun.assignment.to_bytes():
             return
         connection.execute(delete(ROUNDS).where(*here))
-        connection.execute(
-            insert(ROUNDS).values(
-                study=study,
-                round=number,
-                attempts=begun.attempts,
-                broadcast=begun.assignment.broadcast,
-                allowed=json.dumps(sorted(begun.allowed)),
-                assignment=begun.assignment.to_bytes(),
-                started=begun.started,
-                received=begun.received,
-            )
-        )
+        connection.execute(insert(ROUNDS).values(study=study, **begun.columns()))
     elif sealed:
         held = (MEMBERS.c.study == study, MEMBERS.c.boxes.is_not(None))
         connection.execute(update(MEMBERS).where(*held).values(boxes=None))
@@ -293,8 +301,7 @@ def read_kept(connection: Connection, study: bytes) -> KeptStudy:
 
 
 def _round(connection: Connection, row: RowMapping, release: RowMapping | None) -> KeptRound:
-    allowed = frozenset(json.loads(row["allowed"]))
-    start = RoundStart(parse_assignment(row["assignment"]), allowed, row["attempts"], row["started"], row["received"])
+    start = RoundStart.parse(row)
     if release is not None:
         cohort = tuple(json.loads(release["cohort"]))
         return KeptRound(start, release=KeptRelease(release["attempt"], cohort, release["time"]))
@@ -309,11 +316,8 @@ def _sum(connection: Connection, study: bytes, assignment: Assignment) -> KeptSu
     receipts = read_receipts(row["receipts"])
     context = parse_receipt(receipts[0].body).context
     consents = read_consents(connection, context)
-    parts, offset = [], 0
-    for size in json.loads(row["sizes"]):
-        parts.append(row["ciphertexts"][offset : offset + size])
-        offset += size
-    return KeptSum(parts, receipts, consents)
+    data = io.BytesIO(row["ciphertexts"])
+    return KeptSum([data.read(size) for size in json.loads(row["sizes"])], receipts, consents)
 
 
 def read_consents(connection: Connection, context: bytes) -> dict[str, bytes]:

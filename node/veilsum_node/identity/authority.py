@@ -220,7 +220,8 @@ class Authority:
         """Every certificate ever signed, oldest first.
 
         Raises:
-            StateError: the record is missing or damaged.
+            StateError: the record is missing.
+            Damage: it cannot be read.
         """
         return self._record.entries()
 

@@ -61,7 +61,8 @@ class IssuedRecord:
         """Every certificate on record, oldest first.
 
         Raises:
-            StateError: the file is missing or damaged.
+            StateError: the file is missing.
+            Damage: it cannot be read.
         """
         with self._locked() as file:
             return self._parse(file)
@@ -74,7 +75,8 @@ class IssuedRecord:
             replace: let its name go to another key or role than before.
 
         Raises:
-            StateError: the name or the key is taken, or the file is missing, damaged or cannot be written.
+            StateError: the name or the key is taken, or the file is missing or cannot be written.
+            Damage: it cannot be read.
         """
         with self._locked() as file:
             _check_free(self._parse(file), entry, replace=replace)

@@ -23,7 +23,7 @@ def open_books(config: ParticipantConfig) -> Iterator[tuple[Connection, Books]]:
     """A connection to the site's store, and its ledger.
 
     Raises:
-        StateError: the file cannot be read.
+        StateError, Unavailable, Damage: the file cannot be read.
     """
     fresh = not config.state.exists()
     with open_database(":memory:") if fresh else open_readonly(config.state) as database, database.reading() as connection:

@@ -58,7 +58,7 @@ def open_site(config: ParticipantConfig, *, clock: Callable[[], int] = now, same
         same_key: refuse an identity whose key is another one than open studies know the site by.
 
     Raises:
-        ConfigurationError, StateError: identity, files or ledger are not in order.
+        ConfigurationError, StateError, Unavailable, Damage: identity, files or ledger are not in order.
     """
     credentials = load_credentials(config.identity, clock(), Role.PARTICIPANT)
     database = open_database(config.state)

@@ -55,7 +55,8 @@ class Chain:
 
     Raises:
         HostileInput: the credentials' certificate is not valid now.
-        StateError: the ledger in the database is another party's, or its first entry is damaged.
+        StateError: the ledger in the database is another party's.
+        Damage: its first entry is damaged.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class Chain:
 
         Raises:
             Misuse: they are another party's, or of another federation.
-            StateError: the database refuses.
+            Unavailable, Damage: the database refuses.
         """
         old, new = self.credentials, credentials
         same = (old.identity.name, old.identity.role, old.federation_id)

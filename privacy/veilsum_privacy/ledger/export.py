@@ -44,7 +44,7 @@ def write_jsonl(source: LedgerSource, stream: IO[str]) -> int:
 
     Raises:
         LedgerFault: a row cannot be written down; the entry is named.
-        StateError: the database cannot be read.
+        Unavailable, Damage: the database cannot be read.
     """
     lines: list[str] = []
     named: dict[str, Any] = {"site": None, "role": None, "authority": None}
@@ -74,7 +74,7 @@ def write_csv(source: LedgerSource, stream: IO[str]) -> int:
 
     Raises:
         HostileInput: an entry is malformed.
-        StateError: the database cannot be read.
+        Unavailable, Damage: the database cannot be read.
     """
     writer = csv.writer(stream, lineterminator="\r\n")
     writer.writerow(_CSV)

@@ -70,7 +70,8 @@ class Ledger(LedgerReader):
 
     Raises:
         HostileInput: the credentials' certificate is not valid now.
-        StateError: the ledger in the database is another site's, or its first entry is damaged.
+        StateError: the ledger in the database is another site's.
+        Damage: its first entry is damaged.
     """
 
     def __init__(

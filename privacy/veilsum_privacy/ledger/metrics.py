@@ -78,7 +78,7 @@ class LedgerWatch:
         """The figures now.
 
         Raises:
-            StateError: the database cannot be read.
+            Unavailable, Damage: the database cannot be read.
             HostileInput: an entry is malformed.
         """
         with self._database.reading() as connection:
@@ -128,7 +128,7 @@ def read_mirror(database: Database) -> MirrorFigures:
     """The figures of the mirror in a coordinator's database; its releases are counted by the database.
 
     Raises:
-        StateError: the database cannot be read.
+        Unavailable, Damage: the database cannot be read.
         HostileInput: an entry is malformed.
     """
     columns = (_KEPT.participant, _COLUMNS.dataset, _COLUMNS.event, _COLUMNS.colluders)

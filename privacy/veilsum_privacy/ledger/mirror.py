@@ -80,7 +80,8 @@ class Mirror(ChainReader):
 
     Raises:
         HostileInput: the credentials' certificate is not valid now.
-        StateError: the ledger in the database is another party's, or its first entry is damaged.
+        StateError: the ledger in the database is another party's.
+        Damage: its first entry is damaged.
     """
 
     def __init__(

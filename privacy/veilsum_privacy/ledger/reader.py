@@ -40,7 +40,8 @@ class ChainReader:
         database: of the database it lies in.
 
     Raises:
-        StateError: there is no ledger in it, it is a newer version's, or it cannot be read.
+        StateError: there is no ledger in it, or it is a newer version's.
+        Unavailable, Damage: it cannot be read.
     """
 
     def __init__(self, database: Database) -> None:
@@ -168,7 +169,7 @@ class ChainReader:
 
         Raises:
             LedgerFault: names the first entry that fails.
-            StateError: the database cannot be read.
+            Unavailable, Damage: the database cannot be read.
         """
         return verify_ledger(self, authority=authority, head=head, against=against)
 
@@ -177,7 +178,7 @@ class ChainReader:
         """Everything, as one state of the database: for verification and export.
 
         Raises:
-            StateError: the database cannot be read.
+            Unavailable, Damage: the database cannot be read.
         """
         with self.database.reading() as reader:
             certificates = _certificates(reader.execute(select(certificate_table))) if self._keeps_receipts else {}

@@ -115,7 +115,7 @@ def verify_ledger(
 
     Raises:
         LedgerFault: names the first entry that fails.
-        StateError: a database cannot be read.
+        Unavailable, Damage: a database cannot be read.
     """
     summary, verified = _examine(source, authority)
     if head is not None and head != verified.head:
