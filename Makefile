@@ -13,7 +13,7 @@ ARGS ?=
 # Tests wait for processes half of the time, so one worker more than there are cores.
 WORKERS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
 
-.PHONY: help venv tools tools-debian tools-helm tools-if-possible demo deploy-local pictures test test-system test-loaded lint style types format bench audit mutants proto proto-check constraints clean
+.PHONY: help venv tools tools-debian tools-helm tools-if-possible demo deploy-local test test-system test-loaded lint style types format bench audit mutants proto proto-check constraints clean
 
 help:
 	@echo "make demo         a coordinator and four participants on this machine (ARGS=\"--json\" for programs)"
@@ -21,7 +21,6 @@ help:
 	@echo "make test         formatting, lint, types, imports, generated code and the tests (fetches the tools that they run)"
 	@echo "make test-system  what takes long: deaths at every write, chaos, load, guides, Ray, images, every planted fault"
 	@echo "make tools        Prometheus, Alertmanager, their checkers and Helm into .tools, for the tests and deployments that run them"
-	@echo "make pictures     docs/pictures anew, of a run under Prometheus (needs Chromium)"
 	@echo "make audit        known advisories on every pinned version, and bills of materials, into audit/ (needs the network)"
 	@echo "make mutants      faults planted one by one in the code that guards records, judged by its tests (ARGS=\"--sample 300\")"
 	@echo "make lint format bench proto proto-check constraints clean"
@@ -39,7 +38,7 @@ help:
 
 # With the development tools.
 .venv/.installed: .venv/.runtime
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ray]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ray,simulation]'
 	@touch $@
 
 venv: .venv/.installed
@@ -57,14 +56,10 @@ tools-if-possible: .venv/.installed
 	@make --no-print-directory --keep-going tools || test "$${VEILSUM_REQUIRE_TOOLS:-}" != 1
 
 deploy-local: .venv/.installed tools
-	@$(BIN)/python -m veilsum_deploy.native $(ARGS)
+	@$(BIN)/python -m local $(ARGS)
 
 demo: .venv/.runtime
 	@$(BIN)/veilsum demo $(ARGS)
-
-# The dashboards' and a dossier's pictures in docs/pictures, of a run under Prometheus: some minutes; needs Chromium.
-pictures: .venv/.installed tools
-	$(BIN)/python -m veilsum_deploy.dashboards pictures --out docs/pictures
 
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 

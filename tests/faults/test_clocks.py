@@ -87,11 +87,8 @@ def _answers(network: FaultedProcesses) -> bool:
 
 
 def _set_back(network: FaultedProcesses, name: str) -> tuple[int, ...]:
-    engine = open_readonly(network._state(name))
-    try:
-        return verify_ledger(LedgerReader(engine)).set_back
-    finally:
-        engine.dispose()
+    with open_readonly(network._state(name)) as database:
+        return verify_ledger(LedgerReader(database)).set_back
 
 
 @pytest.mark.parametrize(

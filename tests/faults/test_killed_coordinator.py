@@ -16,7 +16,7 @@ from support.processes import Processes, count, open_contexts, running_processes
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_privacy.ledger.entries import Kind
 from veilsum_privacy.results.result import load_result
-from veilsum_privacy.securesum.context import plan_round
+from veilsum_privacy.securesum.agreed import AgreedStudy
 
 NAMES = "abc"
 WAITS = Waits(enrol=200, seal=100, contribute=100, consent=100, decrypt=100, grace=5)
@@ -47,7 +47,7 @@ def _begin(network: Processes) -> bytes:
     """Submit a study that stands still with two uploads in and the third at its first bytes."""
     network.proxies["c"].limit(BEFORE_UPLOAD)
     study = network.compile(make_request(schema_of(3), epsilon=None))
-    encoding = plan_round(study, "statistics", 3, 3).encoding
+    encoding = AgreedStudy(study).task("statistics").plan(3, 3).encoding
     assert encoding.parameters.fresh.least > BEFORE_UPLOAD
     key = network.submit(study)
     wait_for(network.proxies["c"].stalled.is_set, "the third participant at its limit")

@@ -16,7 +16,7 @@ from support.federation import make_request, schema_of
 from support.network import wait_for
 from support.processes import Processes, running_processes
 from veilsum_coordinator.protocol.settings import Waits
-from veilsum_privacy.securesum.context import plan_round
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import build_task
@@ -90,8 +90,9 @@ def _begin(network: Processes, epsilon: float | None = None, **limits: int) -> t
     for name, limit in limits.items():
         network.proxies[name].limit(limit)
     study = _study(network, epsilon)
-    fresh = plan_round(study, "statistics", 4, 4).encoding.parameters.fresh
-    assert plan_round(study, "statistics", 4, 4).encoding.ciphertexts >= 3
+    encoding = AgreedStudy(study).task("statistics").plan(4, 4).encoding
+    fresh = encoding.parameters.fresh
+    assert encoding.ciphertexts >= 3
     assert BEFORE_UPLOAD < fresh.least < fresh.largest < MID_UPLOAD < 2 * fresh.least, "the limits lie elsewhere than they say"
     return study, network.submit(study)
 
@@ -125,7 +126,7 @@ def _check_sum(network: Processes, study: Study, key: bytes, cohort: str) -> Non
 def test_killed_during_its_upload(network: Processes, limit: int, ciphertexts: int) -> None:
     study, key = _begin(network, c=limit)
     _stalled(network, "c")
-    largest = plan_round(study, "statistics", 4, 4).encoding.parameters.fresh.largest
+    largest = AgreedStudy(study).task("statistics").plan(4, 4).encoding.parameters.fresh.largest
     assert network.proxies["c"].stalled.is_set()
     assert _state(network, "c", key) == "payload"
     network.await_contributions(3)
@@ -133,8 +134,8 @@ def test_killed_during_its_upload(network: Processes, limit: int, ciphertexts: i
     status = network.await_end(key)
     assert status.phase == "finished", status.reason
     assert status.rounds[0].attempts == 2
-    least = plan_round(study, "statistics", 4, 4).encoding.parameters.fresh.least
-    whole = 6 * plan_round(study, "statistics", 4, 4).encoding.ciphertexts  # three survivors, two attempts
+    least = AgreedStudy(study).task("statistics").plan(4, 4).encoding.parameters.fresh.least
+    whole = 6 * AgreedStudy(study).task("statistics").plan(4, 4).encoding.ciphertexts  # three survivors, two attempts
     assert (whole + ciphertexts) * least <= status.rounds[0].bytes_received <= (whole + ciphertexts) * largest
     _check_sum(network, study, key, "abd")
     network.audit(key, charged="abd", released="abd")
@@ -233,7 +234,7 @@ def test_an_upload_that_is_cut_goes_on_at_the_next_ciphertext(network: Processes
     assert network.proxies["b"].stalled.is_set(), "the connection was not cut"
     assert status.phase == "finished", status.reason
     assert status.rounds[0].attempts == 1
-    largest = (encoding := plan_round(study, "statistics", 4, 4).encoding).parameters.fresh.largest
+    largest = (encoding := AgreedStudy(study).task("statistics").plan(4, 4).encoding).parameters.fresh.largest
     assert status.rounds[0].bytes_received <= 4 * encoding.ciphertexts * largest  # nothing was counted twice
     _check_sum(network, study, key, "abcd")
     network.audit(key, charged="abcd", released="abcd")
@@ -280,7 +281,7 @@ def test_with_noise_the_survivors_sum_carries_it(network: Processes) -> None:
     (release,) = network.releases(key)
     assert release.cohort == tuple("acd")
     error, unit = _error(study, release.values, "acd")
-    std = unit * math.sqrt(plan_round(study, "statistics", 4, 3).noise.total_variance(3))
+    std = unit * math.sqrt(AgreedStudy(study).task("statistics").plan(4, 3).noise.total_variance(3))
     assert np.abs(error).max() < 8 * std
     assert 0.9 * std < error.std() < 1.1 * std  # 20,000 draws
     network.audit(key, charged="acd", released="acd")

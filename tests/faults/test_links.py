@@ -24,7 +24,7 @@ from veilsum_node.identity import load_credentials
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_node.transport.channel import open_channel
 from veilsum_participant.session.channel import GrpcChannel
-from veilsum_privacy.securesum.context import plan_round
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
 from veilsum_privacy.study.study import Study
 from veilsum_proto import federation_pb2 as pb
@@ -74,7 +74,7 @@ def _study(network: FaultedProcesses, participants: str) -> Study:
 
 def _sizes(study: Study, members: int) -> tuple[int, int, int]:
     """How many ciphertexts a contribution has, and the least and the largest size of one."""
-    encoding = plan_round(study, "statistics", members, members).encoding
+    encoding = AgreedStudy(study).task("statistics").plan(members, members).encoding
     return encoding.ciphertexts, encoding.parameters.fresh.least, encoding.parameters.fresh.largest
 
 

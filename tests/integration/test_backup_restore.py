@@ -112,17 +112,17 @@ def test_parties_are_restored_between_releases(tmp_path: Path, veilsum: Command)
                 entry.study for entry in ledger_of(network, name).entries() if entry.kind in (Kind.CHARGE, Kind.RECOVERY)
             )
             assert charged == dict.fromkeys([first, second, third, fourth], 1)
-        engine = open_database(network.kit.coordinator.directory / "state" / "coordinator.db")
-        released = [entry.study for entry in LedgerReader(engine).entries(kind=Kind.RELEASE_SEEN)]
+        database = open_database(network.kit.coordinator.directory / "state" / "coordinator.db")
+        released = [entry.study for entry in LedgerReader(database).entries(kind=Kind.RELEASE_SEEN)]
         assert released == [first, fourth]
-        verify_ledger(LedgerReader(engine))
-        engine.dispose()
+        verify_ledger(LedgerReader(database))
+        database.close()
 
 
 def _hub(bed: TestBed, url: str) -> Hub:
-    engine = open_database(url)
-    mirror = Mirror(engine, credentials=bed.hub.credentials, clock=bed.clock, random=SYSTEM_RANDOM)
-    return Hub(bed.hub.credentials, SqlJournal(engine, mirror), waits=Waits(), clock=bed.clock)
+    database = open_database(url)
+    mirror = Mirror(database, credentials=bed.hub.credentials, clock=bed.clock, random=SYSTEM_RANDOM)
+    return Hub(bed.hub.credentials, SqlJournal(database, mirror), waits=Waits(), clock=bed.clock)
 
 
 def test_a_coordinator_in_postgresql_is_the_servers_to_back_up(tmp_path: Path, veilsum: Command) -> None:

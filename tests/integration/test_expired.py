@@ -15,7 +15,6 @@ from support.federation import TestBed, make_bed, make_request, schema_of
 from support.network import running_client, running_server, wait_for
 from support.renewing import renew, sign_again
 from veilsum_coordinator.protocol.members import Members
-from veilsum_node.database import reading
 from veilsum_node.errors import ConfigurationError, Refusal
 from veilsum_node.identity import CertificateExpired, Role, load_credentials
 from veilsum_node.identity.certificate import certificate_end, moment
@@ -151,7 +150,7 @@ def test_a_study_does_not_outlive_the_certificates_of_its_roster(tmp_path: Path,
     renew(bed.kit, party, bed.clock)
     site.renew(load_credentials(party.identity, bed.clock()))  # shown from now on; the roster keeps the other
     for other in bed.sites.values():
-        with reading(other.engine) as connection:
+        with other.database.reading() as connection:
             members = load_open_study(connection, other, key).roster(other).members
         with pytest.raises(Refusal, match=f"participant c has expired: it ended on {moment(ends)}"):
             check_certificates(members, other)

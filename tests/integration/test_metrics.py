@@ -23,7 +23,7 @@ from support.federation import DATASET, TestBed, make_bed, make_request, schema_
 from support.network import running_client, running_server, wait_for
 from support.tools import need_tool
 from veilsum_coordinator.service.server import CoordinatorServer
-from veilsum_node.errors import StateError
+from veilsum_node.errors import Unavailable
 from veilsum_node.identity import Label
 from veilsum_node.telemetry.monitoring import MetricsSettings
 from veilsum_node.transport.channel import open_channel
@@ -247,7 +247,7 @@ def test_a_coordinator_whose_database_is_away_is_not_ready(ran: Ran, monkeypatch
     """Readiness follows the database, health does not; the metrics show the last figures."""
 
     def away(_: object) -> bool:
-        raise StateError("The connection to the database was lost.")
+        raise Unavailable("The connection to the database was lost.")
 
     address, word = ran.server.metrics_address, "database\n"
     monkeypatch.setattr("veilsum_coordinator.service.server.answers", away)

@@ -8,11 +8,11 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from local import postgres
+from local.processes import Processes, run
+from local.services import free_ports
+from local.tools import find_tool
 from support.network import wait_for
-from veilsum_deploy.native import postgres
-from veilsum_deploy.native.places import free_ports
-from veilsum_deploy.native.processes import Processes, run
-from veilsum_deploy.native.tools import find_tool
 
 
 @pytest.mark.parametrize("source", ["system", "package"])

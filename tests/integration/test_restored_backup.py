@@ -18,7 +18,6 @@ from support.hostile import Adversary, altered, context_of, make_adversary, make
 from support.network import running_client, running_server, wait_for
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_deploy.local import LocalChannel
-from veilsum_node.database import transaction
 from veilsum_node.errors import RefusalCode, StateError
 from veilsum_node.identity import Authority, Label, Role, new_key_and_csr
 from veilsum_node.identity.tls import CERTIFICATE_FILE, KEY_FILE
@@ -49,7 +48,7 @@ def copy_database(source: Path, target: Path) -> None:
 def restore(bed: TestBed, name: str, copy: Path) -> Site:
     """Put an older copy of a site's file back and open it as a new process would."""
     site = bed.sites[name]
-    site.engine.dispose()
+    site.database.close()
     for suffix in ("-wal", "-shm"):
         site.config.state.with_name(site.config.state.name + suffix).unlink(missing_ok=True)
     site.config.state.write_bytes(copy.read_bytes())
@@ -198,7 +197,7 @@ def test_a_known_attempt_is_charged_only_by_its_consent(attack: Adversary, tmp_p
     assert show(attack, (own(attack), 7, consent)) == []
     row = attack.attempt_row("a")
     assert row is not None
-    assert row["state"] == ("consented" if end == "open" else "recovered")
+    assert row.state == ("consented" if end == "open" else "recovered")
     spending = site.ledger.spending(DATASET)
     assert (spending.releases, spending.spent) == (1, spending.reserved)
 
@@ -369,7 +368,7 @@ def test_what_is_still_open_is_asked_for_again(attack: Adversary, tmp_path: Path
 def test_a_mirror_that_begins_anew_is_read_again(attack: Adversary) -> None:
     """A coordinator that lost its mirror numbers from 1: what it shows from then on is not taken for settled."""
     site = attack.bed.sites["a"]
-    with transaction(site.engine) as connection:
+    with site.database.transaction() as connection:
         store.keep_mirror_entry(connection, COORDINATOR, 500)
     attack.collect()
     attack.consents()

@@ -79,9 +79,9 @@ def test_a_coordinator_is_stopped(network: Processes, phase: Callable[[Processes
     said = log_of(network)
     assert re.search(r"stopping: .*\n(.*\n)*.* stopped\n", said)
     assert "Traceback" not in said
-    engine = open_database(network.kit.coordinator.directory / "state" / "coordinator.db")
-    LedgerReader(engine).verify()
-    engine.dispose()
+    database = open_database(network.kit.coordinator.directory / "state" / "coordinator.db")
+    LedgerReader(database).verify()
+    database.close()
     network.participants["b"].resume()
     wait_for(lambda: "the coordinator ended the session" in log_of(network, "a"), "the word of a clean end")
     network.heal()

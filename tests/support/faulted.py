@@ -17,7 +17,7 @@ from support.links import BadLink
 from support.network import wait_for
 from support.processes import Process, Processes, _command
 from veilsum_coordinator.protocol.settings import Waits
-from veilsum_node.database import open_database, scrub
+from veilsum_node.database import open_database
 from veilsum_node.telemetry.health import ask_ready
 from veilsum_node.telemetry.monitoring import MetricsSettings
 
@@ -96,9 +96,9 @@ class FaultedProcesses(Processes):
     def fill(self, name: str, leave: int = 0) -> None:
         """Fill a party's disk up to so many bytes. Its write-ahead log is emptied first: it keeps room that it once took."""
         place = self._journal if name == COORDINATOR else self._state(name)
-        engine = open_database(place)
-        scrub(engine)
-        engine.dispose()
+        database = open_database(place)
+        database.scrub()
+        database.close()
         self.disks[name].fill(leave)
 
     def health(self, name: str) -> str:

@@ -30,7 +30,7 @@ from support.proxy import Proxy
 from veilsum.compile import StudyRequest, compile_study
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_coordinator.storage.journal import RELEASES, SUMS
-from veilsum_node.database import open_database, transaction
+from veilsum_node.database import open_database
 from veilsum_node.identity import Credentials, Label, load_credentials
 from veilsum_node.identity.provision import Kit, make_kit
 from veilsum_node.randomness import SYSTEM_RANDOM
@@ -309,12 +309,8 @@ class Processes:
     def forget_cohorts(self) -> None:
         """Let every site stand as one whose population released nothing yet: an exact sum allows no other cohort near it."""
         for name in self.names:
-            engine = open_database(self._state(name))
-            try:
-                with transaction(engine) as connection:
-                    connection.execute(delete(store.COHORTS))
-            finally:
-                engine.dispose()
+            with open_database(self._state(name)) as database, database.transaction() as connection:
+                connection.execute(delete(store.COHORTS))
 
     def attempts(self, name: str, key: bytes) -> list[dict[str, Any]]:
         """A participant's attempts of a study, as stored."""
@@ -328,13 +324,10 @@ class Processes:
     def entries(self, name: str, key: bytes) -> list[Entry]:
         """A participant's ledger entries of a study, after verifying the whole ledger."""
         credentials = load_credentials(self.directory(name) / "identity", int(time.time()))
-        engine = open_database(self._state(name))
-        try:
-            reader = LedgerReader(engine)
+        with open_database(self._state(name)) as database:
+            reader = LedgerReader(database)
             reader.verify(authority=credentials.authority)
             return reader.entries(study=key)
-        finally:
-            engine.dispose()
 
     def audit(self, key: bytes, charged: str, released: str = "") -> None:
         """Check what must hold everywhere once a study is over, whatever happened in it.
@@ -368,12 +361,8 @@ class Processes:
         return self.directory(name) / "participant.db"
 
     def _query(self, path: Path, query: Any) -> list[dict[str, Any]]:
-        engine = open_database(path)
-        try:
-            with engine.connect() as connection:
-                return [dict(row) for row in connection.execute(query).mappings()]
-        finally:
-            engine.dispose()
+        with open_database(path) as database, database.engine.connect() as connection:
+            return [dict(row) for row in connection.execute(query).mappings()]
 
 
 def open_contexts(entries: Sequence[Entry]) -> set[bytes]:

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import pytest
 
-from veilsum_deploy.native.tools import find_tool
+from local.tools import find_tool
 
 DEMANDED = "VEILSUM_REQUIRE_TOOLS"
 """With this variable set to 1, as in the project's whole check, an absent program fails the test."""

@@ -15,12 +15,11 @@ import psutil
 import pytest
 from cryptography import x509
 
+from local.processes import Command, Processes, StoppedError, run
+from local.running import samples
 from support.network import wait_for
-from veilsum_deploy.native.endpoint_certificates import DAYS, EndpointAuthority
-from veilsum_deploy.native.processes import Command, Processes, StoppedError, run
-from veilsum_deploy.native.provision import DONE, OTHERS, provision
-from veilsum_deploy.native.watching import instant
-from veilsum_deploy.native.watching import wait_for as watch_for
+from veilsum_deploy.endpoint_certificates import DAYS, EndpointAuthority
+from veilsum_deploy.provision import DONE, OTHERS, provision
 from veilsum_node.errors import Misuse, StateError
 from veilsum_node.identity import Role, load_credentials
 
@@ -90,7 +89,7 @@ def test_a_signal_to_us_stops_all(tmp_path: Path, number: signal.Signals) -> Non
 def test_if_we_are_killed_the_kernel_ends_them(tmp_path: Path) -> None:
     text = (
         "import sys, time\nfrom pathlib import Path\n"
-        "from veilsum_deploy.native.processes import Command, Processes\n"
+        "from local.processes import Command, Processes\n"
         f"processes = Processes().__enter__()\n"
         f"command = Command((sys.executable, '-c', {SLEEPER!r}))\n"
         f"print(processes.start('plain', command, Path({str(tmp_path / 'log')!r}), 5).pid, flush=True)\n"
@@ -123,9 +122,7 @@ def test_a_task_reads_what_it_is_given_and_gets_the_stated_environment_only(tmp_
 
 
 def test_a_prometheus_that_is_away_has_no_samples() -> None:
-    assert instant("127.0.0.1:1", "up", "job") == {}
-    with pytest.raises(StateError, match="The sample is not there"):
-        watch_for("The sample", lambda: False, 0.0, lambda: None)
+    assert samples("127.0.0.1:1", "up", "job") == {}
 
 
 # -- provisioning ----------------------------------------------------------------------------------------------------------
