@@ -16,14 +16,22 @@ WORKERS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
 .PHONY: help venv tools tools-debian tools-helm tools-if-possible demo deploy-local test test-system test-loaded lint style types format bench audit mutants proto proto-check constraints clean
 
 help:
-	@echo "make demo         a coordinator and four participants on this machine (ARGS=\"--json\" for programs)"
-	@echo "make deploy-local the services of deploy/compose.yaml without containers, and a study (ARGS=\"--keep\" to look around)"
-	@echo "make test         formatting, lint, types, imports, generated code and the tests (fetches the tools that they run)"
-	@echo "make test-system  what takes long: deaths at every write, chaos, load, guides, Ray, images, every planted fault"
-	@echo "make tools        Prometheus, Alertmanager, their checkers and Helm into .tools, for the tests and deployments that run them"
-	@echo "make audit        known advisories on every pinned version, and bills of materials, into audit/ (needs the network)"
-	@echo "make mutants      faults planted one by one in the code that guards records, judged by its tests (ARGS=\"--sample 300\")"
-	@echo "make lint format bench proto proto-check constraints clean"
+	@echo "Try it"
+	@echo "  make demo          a coordinator and four hospitals on this machine (ARGS=\"--json\" for programs)"
+	@echo "  make deploy-local  the services of deploy/compose.yaml without containers, and a study (ARGS=\"--keep\" to look around)"
+	@echo "Check it"
+	@echo "  make test          format, lint, types, import contracts, generated code and the tests (fetches the tools they run)"
+	@echo "  make test-system   what takes long: kills at every write, chaos, load, guides, Ray, images, all planted faults"
+	@echo "  make test-loaded   tests that once waited for the clock, repeated beside busy processes"
+	@echo "  make lint format   ruff, mypy and import contracts; ruff's fixes"
+	@echo "  make bench         speed, against peers in the same run (ARGS=\"sums --quick\")"
+	@echo "  make mutants       plant faults in the code that guards records and let its tests find them (ARGS=\"--sample 300\")"
+	@echo "  make audit         known advisories on every pinned version, bills of materials, into audit/ (needs the network)"
+	@echo "Maintain it"
+	@echo "  make venv tools    only install: Python packages into .venv; Prometheus, Alertmanager and Helm into .tools"
+	@echo "  make proto         write the code generated from proto/; make proto-check compares"
+	@echo "  make constraints   pin what is installed now, after an upgrade"
+	@echo "  make clean         remove everything that make made"
 
 # Run time only: all that the demo needs.
 .venv/.runtime: pyproject.toml constraints.txt
