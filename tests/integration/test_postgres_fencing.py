@@ -247,7 +247,7 @@ def test_who_waits_takes_over_when_the_session_is_ended(bed: TestBed, tmp_path: 
             first.server.hub.journal.change_study(STUDY, phase="failed")
         first.thread.join(20)
         assert isinstance(first.error, FencedError)
-        wait_for(lambda: len(sessions(place)) == 1, 20, "the lock")  # its session may have been ended as well
+        wait_for(lambda: len(sessions(place)) == 1, "the lock")  # its session may have been ended as well
         second.server.hub.journal.change_study(STUDY, phase="failed")
 
 
