@@ -13,14 +13,14 @@ ARGS ?=
 # Tests wait for processes half of the time, so one worker more than there are cores.
 WORKERS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
 
-.PHONY: help venv tools demo deploy-local pictures test lint format bench audit mutants proto proto-check constraints clean
+.PHONY: help venv tools tools-debian tools-helm tools-if-possible demo deploy-local test test-system test-loaded lint style types format bench audit mutants proto proto-check constraints clean
 
 help:
 	@echo "make demo         a coordinator and four participants on this machine (ARGS=\"--json\" for programs)"
 	@echo "make deploy-local the services of deploy/compose.yaml without containers, and a study (ARGS=\"--keep\" to look around)"
-	@echo "make test         formatting, lint, types, imports, generated code and all tests"
+	@echo "make test         formatting, lint, types, imports, generated code and the tests (fetches the tools that they run)"
+	@echo "make test-system  what takes long: deaths at every write, chaos, load, guides, Ray, images, every planted fault"
 	@echo "make tools        Prometheus, Alertmanager, their checkers and Helm into .tools, for the tests and deployments that run them"
-	@echo "make pictures     docs/pictures anew, of a run under Prometheus (needs Chromium)"
 	@echo "make audit        known advisories on every pinned version, and bills of materials, into audit/ (needs the network)"
 	@echo "make mutants      faults planted one by one in the code that guards records, judged by its tests (ARGS=\"--sample 300\")"
 	@echo "make lint format bench proto proto-check constraints clean"
@@ -38,31 +38,54 @@ help:
 
 # With the development tools.
 .venv/.installed: .venv/.runtime
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ray]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ray,simulation]'
 	@touch $@
 
 venv: .venv/.installed
 
-tools:
+tools: tools-debian tools-helm
+
+tools-debian:
 	@deploy/tools/fetch.sh
+
+tools-helm:
 	@"$(PYTHON)" deploy/helm/fetch.py
 
+# Tests that need a program which cannot be fetched are skipped, and say so in the end; VEILSUM_REQUIRE_TOOLS=1 demands it.
+tools-if-possible: .venv/.installed
+	@make --no-print-directory --keep-going tools || test "$${VEILSUM_REQUIRE_TOOLS:-}" != 1
+
 deploy-local: .venv/.installed tools
-	@$(BIN)/python -m veilsum_deploy.native $(ARGS)
+	@$(BIN)/python -m local $(ARGS)
 
 demo: .venv/.runtime
 	@$(BIN)/veilsum demo $(ARGS)
 
-# The dashboards' and a dossier's pictures in docs/pictures, of a run under Prometheus: some minutes; needs Chromium.
-pictures: .venv/.installed tools
-	$(BIN)/python -m veilsum_deploy.dashboards pictures --out docs/pictures
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-test: lint proto-check
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+# Types, imports and generated code are checked while the tests run; their output comes last.
+test: style tools-if-possible
+	@checks=$$(mktemp); trap 'rm -f "$$checks"' EXIT; \
+	make --no-print-directory --keep-going types proto-check > "$$checks" 2>&1 & beside=$$!; \
+	status=0; $(PYTEST) $(ARGS) || status=$$?; \
+	wait $$beside || status=1; \
+	cat "$$checks"; exit $$status
 
-lint: .venv/.installed
+# Whole federations for long, and properties with all their examples: for a release, and for whoever changes the protocol.
+test-system: .venv/.installed tools-if-possible
+	$(PYTEST) -m "system or hypothesis" --hypothesis-profile=thorough $(ARGS)
+
+# Tests that once waited by the clock, three times beside four busy processes (ARGS="--busy 8 --times 20 tests/...").
+test-loaded: .venv/.installed tools-if-possible
+	$(BIN)/python tests/loaded.py $(ARGS)
+
+lint: style types
+
+style: .venv/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: .venv/.installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

@@ -1,8 +1,50 @@
-"""Loaded first: the transport's setting must come before any test's import of gRPC."""
+"""Loaded first: the transport's setting before any test's import of gRPC, and what runs where nobody asks for more.
 
+Tests marked ``system`` run whole federations for long. They are left out unless their file, or they themselves, are named on
+the command line, or a mark expression decides (``-m system``). Properties are tried on half of the examples that they state
+but under ``--hypothesis-profile=thorough``. `make test-system` asks for both.
+"""
+
+from __future__ import annotations
+
+import pytest
 from hypothesis import settings
 
 import veilsum_node.transport.tls13  # noqa: F401
 
+THOROUGH = "thorough"
+_STATED = "_stated_settings"
+
 settings.register_profile("untimed", deadline=None)  # other load on the machine fails no test
+settings.register_profile(THOROUGH, deadline=None)
 settings.load_profile("untimed")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if settings.get_current_profile_name() != THOROUGH:
+        for item in items:
+            _halve_examples(item)
+    if config.option.markexpr:
+        return
+    named = {(config.invocation_params.dir / word.partition("::")[0]).resolve() for word in config.args}
+    left_out = [item for item in items if item.get_closest_marker("system") and item.path not in named]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        gone = set(left_out)
+        items[:] = [item for item in items if item not in gone]
+
+
+def _halve_examples(item: pytest.Item) -> None:
+    """Try half of the examples that a property or a state machine asks for; no profile overrides what a test states."""
+    machine = getattr(item, "cls", None)
+    if isinstance(stated := getattr(machine, "settings", None), settings):
+        machine.settings = _half(stated)
+    function = getattr(item, "obj", None)
+    asked = getattr(function, "_hypothesis_internal_use_settings", None)
+    if asked is not None and not hasattr(function, _STATED):  # one function stands behind all its parameters
+        setattr(function, _STATED, asked)
+        function._hypothesis_internal_use_settings = _half(asked)
+
+
+def _half(stated: settings) -> settings:
+    return settings(stated, max_examples=max(1, stated.max_examples // 2))

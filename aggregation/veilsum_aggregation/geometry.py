@@ -68,47 +68,12 @@ def class_covariances(counts: Floats, sums: Floats, seconds: Floats) -> tuple[Fl
     return means, (covariances + covariances.transpose(0, 2, 1)) / 2.0
 
 
-def pooled_covariances(counts: Floats, means: Floats, covariances: Floats) -> tuple[Floats, Floats, Floats]:
-    """Counts (K,), means (K, d) and covariances (K, d, d) of classes over all sites, from each site's own.
-
-    Law of total covariance (GGEUR, equation 4): S_c = sum_s n_sc / n_c (S_sc + (m_sc - m_c)(m_sc - m_c)^T).
-
-    Args:
-        counts: (S, K); a count that is not positive leaves the site's class out.
-        means: (S, K, d).
-        covariances: (S, K, d, d), each about the site's own class mean and divided by n.
-    """
-    s, k, d = means.shape
-    if counts.shape != (s, k) or covariances.shape != (s, k, d, d):
-        raise ValueError(f"counts {counts.shape}, means {means.shape} and covariances {covariances.shape} do not fit")
-    present = np.maximum(counts, 0.0)
-    number: Floats = present.sum(axis=0)
-    weights = present * _inverse(number)
-    centre: Floats = np.einsum("sk,skd->kd", weights, means)
-    roots = np.sqrt(weights)[:, :, None] * (means - centre)
-    within = np.einsum("sk,skde->kde", weights, covariances)
-    between = roots.transpose(1, 2, 0) @ roots.transpose(1, 0, 2)
-    return number, centre, within + between
-
-
 def class_geometry(counts: Floats, means: Floats, covariances: Floats) -> ClassGeometry:
     """The geometry of each class: eigenvalues floored at 0 and descending, of covariances (K, d, d)."""
     values, vectors = np.linalg.eigh((covariances + covariances.transpose(0, 2, 1)) / 2.0)
     return ClassGeometry(
         np.maximum(counts, 0.0), means, np.maximum(values[:, ::-1], 0.0), np.ascontiguousarray(vectors[:, :, ::-1])
     )
-
-
-def similarity(a_vectors: Floats, b_vectors: Floats, leading: int = 5) -> float:
-    """Similarity of two geometries: the sum of |<a_i, b_i>| over the first ``leading`` eigenvectors (GGEUR, equation 3).
-
-    Between 0 and ``leading``, or d if that is less. Vectors (d, d) are columns, the largest eigenvalue first; they are
-    compared rank by rank, so nearly equal eigenvalues, whose vectors may swap, lower it.
-    """
-    if a_vectors.shape != b_vectors.shape or leading < 1:
-        raise ValueError(f"eigenvectors {a_vectors.shape} and {b_vectors.shape} cannot be compared over {leading}")
-    a, b = a_vectors[:, :leading], b_vectors[:, :leading]
-    return float(np.sum(np.abs(np.einsum("dm,dm->m", a, b))))
 
 
 def directions(geometry: ClassGeometry, scale: Scale = "std") -> Floats:

@@ -1,6 +1,6 @@
 """Gaussian mixtures from released moments of hard-assigned components, and samples of them to train a head on (FedPFT).
 
-Everything here but :func:`hard_assign` is post-processing of released sums. Samples of a mixture descend from no record in
+Everything here is post-processing of released sums. Samples of a mixture descend from no record in
 particular. There is no expectation maximisation here: responsibilities of all records would have to be summed in every round;
 components are the records nearest to broadcast centres, which costs one release, or one for each update of the centres.
 """
@@ -48,17 +48,6 @@ class Mixture:
             raise ValueError(f"covariances {self.covariances.shape} of {g} components in {d} dimensions do not fit")
         if self.weights.shape != (g,) or np.any(self.weights < 0.0) or not abs(float(self.weights.sum()) - 1.0) < 1e-9:
             raise ValueError(f"{g} weights must not be negative and must sum to 1")
-
-
-def hard_assign(x: Floats, centres: Floats) -> NDArray[np.int64]:
-    """Index (n,) of the nearest of ``centres`` (G, d) to each row of ``x`` (n, d); the lowest of several equally near.
-
-    A row's index depends on that row alone, to the last bit, in whatever batch it comes.
-    """
-    rows = np.ascontiguousarray(x)  # in another memory layout numpy sums a row in another order
-    distances = np.array([np.sum((rows - centre) ** 2, axis=1) for centre in centres])
-    nearest: NDArray[np.int64] = np.argmin(distances, axis=0).astype(np.int64)
-    return nearest
 
 
 def mixture_from_moments(

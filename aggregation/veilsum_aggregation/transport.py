@@ -82,10 +82,6 @@ class AffineMap:
         result: Floats = x @ self.matrix.T + self.offset
         return result
 
-    def then(self, other: AffineMap) -> AffineMap:
-        """This map first, the other after it."""
-        return AffineMap(other.matrix @ self.matrix, other.matrix @ self.offset + other.offset)
-
     def interpolate(self, tau: float) -> AffineMap:
         """(1 - tau) Id + tau T: for an optimal map T, the geodesic from its source at tau = 0 to its target at tau = 1."""
         matrix = tau * self.matrix

@@ -23,10 +23,11 @@ from veilsum_node.fields import Frozen
 from veilsum_node.randomness import RandomSource
 from veilsum_privacy.accounting.accountant import GaussianEvent, calibrate_noise_multiplier, rdp_epsilon
 from veilsum_privacy.accounting.prices import declared_event
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.encoder import Projection
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Study, TaskDeclaration
-from veilsum_privacy.tasks import TASKS, build_declared, build_task
+from veilsum_privacy.tasks import TASKS, build_task
 from veilsum_privacy.tasks.base import DerivedTask, SiteTask, TrainingTask
 
 __all__ = ["PrivacyRequest", "StudyDraft", "StudyRequest", "compile_study", "draft_study", "load_study_request"]
@@ -123,8 +124,7 @@ class StudyDraft:
             "unit": demand.unit,
         }
         study = validate({**self.common, "privacy": privacy, "tasks": tasks}, Study, source=f"study {self.request.name!r}")
-        for task in tasks:
-            build_declared(study, task)  # what no participant could build is not submitted
+        _ = AgreedStudy(study).tasks  # what no participant could build is not submitted
         self.method.check(study)
         return study
 
@@ -315,7 +315,7 @@ def _members(request: StudyRequest, participants: Sequence[str]) -> list[str]:
 
 def _reached(tasks: Sequence[TaskDeclaration], delta: float) -> float | None:
     """Epsilon by RDP of all releases with the noise as it is on the grid; None without noise."""
-    priced = [task for task in tasks if not issubclass(TASKS[task.task], DerivedTask)]
-    if any(task.variance == 0 for task in priced):
+    costly = [task for task in tasks if not issubclass(TASKS[task.task], DerivedTask)]
+    if any(task.variance == 0 for task in costly):
         return None
-    return rdp_epsilon([declared_event(task) for task in priced], delta)
+    return rdp_epsilon([declared_event(task) for task in costly], delta)

@@ -7,14 +7,13 @@ hand, take what they take.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from veilsum.quantisation import rounding_share
-from veilsum_coordinator.parts.expectations import released_noise
-from veilsum_privacy.securesum.context import RoundPlan, plan_round
+from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks import build_declared
 
 # CPU seconds of one core, rounded up from docs/performance.md; measured again by `make bench`.
 RECORD_VALUE_SECONDS = 25e-9
@@ -147,12 +146,9 @@ def study_cost(study: Study, records: int | None = None) -> StudyCost:
     Raises:
         Misuse: a sum does not fit the encryption's parameters.
     """
-    cohort = len(study.participants)
-    tasks = []
-    deal = 0
-    for declaration in study.tasks:
-        task = build_declared(study, declaration)
-        plan = plan_round(study, declaration.label, cohort, cohort)
+    cohort, tasks, deal = study.sites, [], 0
+    for task in AgreedStudy(study).tasks:
+        declaration, plan = task.declaration, task.plan(cohort, cohort)
         parameters = plan.encoding.parameters
         upload = plan.encoding.ciphertexts * parameters.fresh.largest
         fetch = plan.encoding.ciphertexts * parameters.sum.largest
@@ -165,8 +161,8 @@ def study_cost(study: Study, records: int | None = None) -> StudyCost:
                 disclosure=declaration.disclosure,
                 releases=declaration.releases,
                 values=plan.encoding.size,
-                clip=task.clip(),
-                noise=released_noise(study, declaration.label, cohort),
+                clip=task.task.clip(),
+                noise=task.block_std(math.sqrt(plan.noise.total_variance(cohort))),
                 upload=declaration.releases * upload,
                 fetch=declaration.releases * fetch,
                 seconds=declaration.releases * seconds,

@@ -83,7 +83,7 @@ class Replayed:
                     where, "What was broadcast to its cohort is not what the method makes of the releases before it."
                 )
             self.differing.append(assignment.round)
-        return read_release(self._study, found.plan, found.values, assignment.round, assignment.names, found.digest)
+        return read_release(found.plan, found.values, assignment.round, assignment.names, found.digest)
 
     def checkpoint(self, arrays: Mapping[str, Floats], summary: Mapping[str, Any]) -> None:
         """Keeps nothing."""

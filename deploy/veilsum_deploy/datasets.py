@@ -1,4 +1,4 @@
-"""Tables to try veilsum on: what scikit-learn ships, or a file; held-out rows, and one file for each site.
+"""Tables to try veilsum on: packaged ones, or a file; held-out rows, and one file for each site.
 
 Rows keep the cells of their source; the participant's own reader and the schema judge them later. Nothing is downloaded.
 """
@@ -20,7 +20,7 @@ import pyarrow.parquet as parquet
 from numpy.typing import NDArray
 
 from veilsum_node.config import did_you_mean
-from veilsum_node.errors import ConfigurationError, DataError
+from veilsum_node.errors import ConfigurationError, DataError, Misuse
 from veilsum_participant.data.cells import judge_labels
 from veilsum_participant.data.encode import encode_table
 from veilsum_participant.data.readers import Table, read_table
@@ -30,6 +30,9 @@ from veilsum_privacy.tasks.base import Records
 
 PACKAGED = ("breast-cancer", "digits")
 """Data sets that need no file."""
+
+EXTRA = "Install it with: pip install 'veilsum[simulation]'"
+"""Advice where a package of the extra is missing."""
 
 LARGEST_CSV = 2**20
 """Most cells that are written as text; a larger table is written as Parquet."""
@@ -135,23 +138,32 @@ def read_dataset(path: Path, schema: DatasetSchema, name: str) -> Dataset:
 
 
 def packaged_dataset(name: str) -> Dataset:
-    """A data set of scikit-learn with its schema: ``breast-cancer`` (569 x 30) or ``digits`` (1797 x 64).
+    """A data set with its schema: ``breast-cancer`` (569 x 30), or scikit-learn's ``digits`` (1797 x 64).
 
     Raises:
         ConfigurationError: there is none of this name.
+        Misuse: it needs scikit-learn, which is not installed.
     """
     if name not in PACKAGED:
         raise ConfigurationError(f"There is no packaged data set {name!r}.", did_you_mean(name, PACKAGED))
-    from sklearn import datasets  # takes a second: only here
-
     if name == "digits":
-        bunch, schema = datasets.load_digits(), _digits_schema()
+        values, target, schema = *_digits(), _digits_schema()
     else:
-        bunch = datasets.load_breast_cancer()
-        with resources.as_file(resources.files("veilsum_deploy") / "demo_data" / "breast_cancer.toml") as path:
-            schema = load_schema(path)
-    columns = {column.name: bunch.data[:, index] for index, column in enumerate(schema.columns)}
-    return Dataset(name, schema, pa.table({**columns, "target": bunch.target.astype(str)}))
+        with resources.as_file(resources.files("veilsum_deploy") / "demo_data") as folder:
+            schema = load_schema(folder / "breast_cancer.toml")
+            cells = np.loadtxt(folder / "breast_cancer.csv", delimiter=",", skiprows=1)
+        values, target = cells[:, :-1], cells[:, -1].astype(np.int64)
+    columns = {column.name: values[:, index] for index, column in enumerate(schema.columns)}
+    return Dataset(name, schema, pa.table({**columns, "target": target.astype(str)}))
+
+
+def _digits() -> tuple[NDArray[np.float64], Rows]:
+    try:
+        from sklearn import datasets  # takes a second: only here
+    except ImportError as error:
+        raise Misuse("scikit-learn, which brings the digits, is not installed.", EXTRA) from error
+    bunch = datasets.load_digits()
+    return bunch.data, bunch.target
 
 
 def _digits_schema() -> DatasetSchema:

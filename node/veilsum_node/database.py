@@ -3,7 +3,7 @@
 SQLite files are opened in write-ahead mode with full synchronisation, so that a committed transaction survives a power cut.
 Ledger and protocol state share one file and one transaction. A coordinator may use PostgreSQL instead; there an advisory lock
 makes writers queue as SQLite's write lock does. This module defines no tables: each component brings its own migrations
-(:func:`migrate`).
+(:meth:`Database.migrate`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import quote
-from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Engine, create_engine, event, inspect
 from sqlalchemy.engine import URL, make_url
@@ -27,7 +26,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 from sqlalchemy.pool import NullPool, StaticPool
 
 from veilsum_node.driver_faults import DatabaseAwayError, DatabaseDamagedError, newer_version, typed_faults
-from veilsum_node.errors import ConfigurationError, StateError
+from veilsum_node.errors import ConfigurationError, StateError, VeilsumError
 
 SCHEMA_VERSION = 2
 """Layout of a file as a whole (``PRAGMA user_version``), so that old software refuses it. 1: tables were made in place; 2: by
@@ -42,15 +41,152 @@ CONNECT_SECONDS = 5
 SILENT_SECONDS = 30
 """How long a server may leave what was sent to it unacknowledged."""
 
-_faults: WeakKeyDictionary[Engine, StateError] = WeakKeyDictionary()
-_guards: WeakKeyDictionary[Engine, Callable[[Connection], object]] = WeakKeyDictionary()
-
 _MEMORY = ":memory:"
 _BEGIN = "veilsum_begin"
 _LOCK = 0x7665696C73756D  # PostgreSQL's advisory lock of every write transaction in one database
 
 
-def open_database(url_or_path: str | Path) -> Engine:
+class Database:
+    """One open database, and what is known of its health; from :func:`open_database` or :func:`open_readonly`. Thread-safe.
+
+    Attributes:
+        engine: SQLAlchemy's.
+        guard: begins every write transaction, under its lock; what it raises undoes the transaction.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.guard: Callable[[Connection], object] | None = None
+        self._fault: VeilsumError | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections; another use opens new ones."""
+        self.engine.dispose()
+
+    @property
+    def on_server(self) -> bool:
+        """Whether a server holds it, rather than a file."""
+        return self.engine.dialect.name != "sqlite"
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """One durable write transaction: committed at the end of the block, undone by an exception.
+
+        It takes the write lock at once (on PostgreSQL an advisory lock), so what is read inside stays true until the commit.
+
+        Raises:
+            Unavailable: the database is locked; as :class:`DatabaseAwayError`, the server is away for the moment, or the disk
+                full or failing, and whether a commit was done must be read back.
+            Damage: the database is damaged, or forbids what was written.
+        """
+        wrote = True
+        try:
+            with typed_faults():
+                options = {} if self.on_server else {_BEGIN: "BEGIN IMMEDIATE"}
+                with self.engine.connect().execution_options(**options) as connection, connection.begin():
+                    if self.on_server:
+                        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
+                    if self.guard is not None:
+                        self.guard(connection)
+                    before = _changes(connection)
+                    yield connection
+                    wrote = before is None or _changes(connection) != before
+        except (DatabaseAwayError, DatabaseDamagedError) as error:
+            self._fault = error
+            raise
+        # one that changed nothing says nothing about the disk, and damage does not pass
+        if wrote and not isinstance(self._fault, DatabaseDamagedError):
+            self._fault = None
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """A connection whose reads all see one committed state; it never waits for a writer.
+
+        Raises:
+            Unavailable, Damage: the database is out of reach, or damaged.
+        """
+        with typed_faults():
+            options = {"isolation_level": "REPEATABLE READ"} if self.on_server else {}
+            with self.engine.connect().execution_options(**options) as connection:
+                yield connection
+
+    @property
+    def write_fault(self) -> str:
+        """Why the last transaction that should have written could not, with what to do; empty if it could."""
+        return "" if self._fault is None else str(self._fault)
+
+    def probe(self) -> None:
+        """Write what stands there already, so that :attr:`write_fault` tells how it is now.
+
+        Raises:
+            Unavailable, Damage: the database still takes nothing.
+        """
+        if isinstance(self._fault, DatabaseDamagedError):
+            raise self._fault
+        with self.transaction() as connection:
+            if not self.on_server:
+                connection.exec_driver_sql(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        self._fault = None
+
+    def answers(self) -> bool:
+        """Ask the database anything; one that could not be written to lately must take something first.
+
+        Raises:
+            Unavailable, Damage: it is out of reach, full or can only be read; or it is damaged.
+        """
+        if self.write_fault:
+            self.probe()
+        with self.reading() as connection:
+            return connection.exec_driver_sql("SELECT 1").scalar() == 1
+
+    def migrate(self, package: str, component: str) -> None:
+        """Bring a component's tables to the layout that this software knows; one transaction, nothing to do if they have it.
+
+        A component is a set of tables with one line of versions, counted in the table ``<component>_version``. Its package
+        holds Alembic scripts in ``versions`` and names the last one as ``HEAD``; the first script leaves tables alone that
+        exist from before there were migrations. Components of one database upgrade on their own.
+
+        Args:
+            package: the migrations' package, for example ``veilsum_privacy.ledger.migrations``.
+            component: its name, for example ``ledger``.
+
+        Raises:
+            StateError: a newer version has been at these tables.
+            Unavailable, Damage: the database refuses.
+        """
+        head: str = import_module(package).HEAD
+        with self.transaction() as connection:
+            found = _component_version(connection, component)
+            if found == head:
+                return
+            from veilsum_node.migration import upgrade
+
+            upgrade(connection, package, component, found)
+
+    def scrub(self) -> None:
+        """Empty SQLite's write-ahead log, so that what was just erased is not found there; a busy log is emptied later.
+
+        Raises:
+            DatabaseAwayError: the disk is full or failing.
+            Damage: the file is damaged.
+        """
+        if not self.on_server:
+            with typed_faults(), self.engine.connect() as connection:
+                # it holds the write lock while it waits for readers, so it must not wait: the next one empties the log
+                connection.exec_driver_sql("PRAGMA busy_timeout = 0")
+                try:
+                    connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+                finally:
+                    connection.exec_driver_sql(f"PRAGMA busy_timeout = {int(BUSY_SECONDS * 1000)}")
+
+
+def open_database(url_or_path: str | Path) -> Database:
     """Open, and create if needed, a database.
 
     Args:
@@ -58,7 +194,9 @@ def open_database(url_or_path: str | Path) -> Engine:
 
     Raises:
         ConfigurationError: the URL is malformed, its driver missing, or the file's directory missing or not writable.
-        StateError: the file is no database, or a newer version's; the server cannot be reached.
+        StateError: the file is a newer version's.
+        Unavailable: the server cannot be reached.
+        Damage: the file is no database.
     """
     url = _parse_url(url_or_path)
     if url.get_backend_name() != "sqlite":
@@ -70,20 +208,21 @@ def open_database(url_or_path: str | Path) -> Engine:
     else:
         _create_private(Path(str(url.database)))
         engine = create_engine(url, connect_args={"timeout": BUSY_SECONDS}, hide_parameters=True)
-    if engine.dialect.name == "sqlite":
+    database = Database(engine)
+    if not database.on_server:
         event.listen(engine, "connect", _configure)
         event.listen(engine, "begin", _begin)
     try:
-        with transaction(engine) as connection:
+        with database.transaction() as connection:
             if _check_version(connection) < SCHEMA_VERSION:
                 connection.exec_driver_sql(f"PRAGMA user_version = {SCHEMA_VERSION}")
     except BaseException:
-        engine.dispose()
+        database.close()
         raise
-    return engine
+    return database
 
 
-def open_readonly(url_or_path: str | Path) -> Engine:
+def open_readonly(url_or_path: str | Path) -> Database:
     """Open an existing database to read, without the right to write to it or to its directory; nothing is created or changed.
 
     A file that a running process writes is read as of its last commit. A file without a write-ahead log is taken as it lies:
@@ -95,126 +234,21 @@ def open_readonly(url_or_path: str | Path) -> Engine:
     """
     url = _parse_url(url_or_path)
     if url.get_backend_name() != "sqlite":
-        engine = _create_server_engine(url, "-c default_transaction_read_only=on")
+        database = Database(_create_server_engine(url, "-c default_transaction_read_only=on"))
     else:
-        engine = _open_file_readonly(Path(str(url.database)))
+        database = Database(_open_file_readonly(Path(str(url.database))))
     try:
-        with reading(engine) as connection:
+        with database.reading() as connection:
             _check_version(connection)
     except BaseException:
-        engine.dispose()
+        database.close()
         raise
-    return engine
-
-
-@contextmanager
-def transaction(engine: Engine) -> Iterator[Connection]:
-    """One durable write transaction: committed at the end of the block, undone by an exception.
-
-    It takes the write lock at once (on PostgreSQL an advisory lock), so what is read inside stays true until the commit.
-
-    Raises:
-        DatabaseAwayError: the server is away for the moment, or the disk full or failing; whether a commit was done must be
-            read back.
-        StateError: the database is locked, damaged, or forbids what was written.
-    """
-    wrote = True
-    try:
-        with typed_faults():
-            options = {_BEGIN: "BEGIN IMMEDIATE"} if engine.dialect.name == "sqlite" else {}
-            with engine.connect().execution_options(**options) as connection, connection.begin():
-                if engine.dialect.name == "postgresql":
-                    connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
-                if (guard := _guards.get(engine)) is not None:
-                    guard(connection)
-                before = _changes(connection)
-                yield connection
-                wrote = before is None or _changes(connection) != before
-    except (DatabaseAwayError, DatabaseDamagedError) as error:
-        _faults[engine] = error
-        raise
-    # one that changed nothing says nothing about the disk, and damage does not pass
-    if wrote and not isinstance(_faults.get(engine), DatabaseDamagedError):
-        _faults.pop(engine, None)
-
-
-def guard_writes(engine: Engine, check: Callable[[Connection], object]) -> None:
-    """Let ``check`` begin every write transaction from here on, under its lock; what it raises undoes the transaction."""
-    _guards[engine] = check
-
-
-def write_fault(engine: Engine) -> str:
-    """Why the last transaction that should have written could not, with what to do; empty if it could."""
-    return str(_faults.get(engine, ""))
-
-
-def probe(engine: Engine) -> None:
-    """Write what stands there already, so that :func:`write_fault` tells how it is now.
-
-    Raises:
-        StateError: the database still takes nothing.
-    """
-    if isinstance(fault := _faults.get(engine), DatabaseDamagedError):
-        raise fault
-    with transaction(engine) as connection:
-        if engine.dialect.name == "sqlite":
-            connection.exec_driver_sql(f"PRAGMA user_version = {SCHEMA_VERSION}")
-    _faults.pop(engine, None)
+    return database
 
 
 def after_commit(connection: Connection, action: Callable[[], None]) -> None:
     """Let ``action`` follow if the transaction of this connection is committed, and not if it is undone."""
     event.listen(connection, "commit", lambda _: action(), once=True)
-
-
-@contextmanager
-def reading(engine: Engine) -> Iterator[Connection]:
-    """A connection whose reads all see one committed state; it never waits for a writer.
-
-    Raises:
-        StateError: the database is damaged or out of reach.
-    """
-    with typed_faults():
-        options = {"isolation_level": "REPEATABLE READ"} if engine.dialect.name == "postgresql" else {}
-        with engine.connect().execution_options(**options) as connection:
-            yield connection
-
-
-def answers(engine: Engine) -> bool:
-    """Ask the database anything; one that could not be written to lately must take something first.
-
-    Raises:
-        StateError: it is damaged, out of reach, full or can only be read.
-    """
-    if write_fault(engine):
-        probe(engine)
-    with reading(engine) as connection:
-        return connection.exec_driver_sql("SELECT 1").scalar() == 1
-
-
-def migrate(engine: Engine, package: str, component: str) -> None:
-    """Bring a component's tables to the layout that this software knows; one transaction, nothing to do if they have it.
-
-    A component is a set of tables with one line of versions, counted in the table ``<component>_version``. Its package holds
-    Alembic scripts in ``versions`` and names the last one as ``HEAD``; the first script leaves tables alone that exist from
-    before there were migrations. Components of one database upgrade on their own.
-
-    Args:
-        engine: from :func:`open_database`.
-        package: the migrations' package, for example ``veilsum_privacy.ledger.migrations``.
-        component: its name, for example ``ledger``.
-
-    Raises:
-        StateError: a newer version has been at these tables, or the database refuses.
-    """
-    head: str = import_module(package).HEAD
-    with transaction(engine) as connection:
-        found = _component_version(connection, component)
-        if found == head:
-            return
-        from veilsum_node.migration import upgrade
-
-        upgrade(connection, package, component, found)
 
 
 def check_component(connection: Connection, package: str, component: str) -> str | None:
@@ -227,23 +261,6 @@ def check_component(connection: Connection, package: str, component: str) -> str
     if found is not None and found > import_module(package).HEAD:
         raise newer_version(component, found)
     return found
-
-
-def scrub(engine: Engine) -> None:
-    """Empty SQLite's write-ahead log, so that what was just erased is not found there; a busy log is emptied later.
-
-    Raises:
-        DatabaseAwayError: the disk is full or failing.
-        StateError: the file is damaged.
-    """
-    if engine.dialect.name == "sqlite":
-        with typed_faults(), engine.connect() as connection:
-            # it holds the write lock while it waits for readers, so it must not wait: the next one empties the log
-            connection.exec_driver_sql("PRAGMA busy_timeout = 0")
-            try:
-                connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
-            finally:
-                connection.exec_driver_sql(f"PRAGMA busy_timeout = {int(BUSY_SECONDS * 1000)}")
 
 
 def database_file(url_or_path: str | Path) -> Path | None:

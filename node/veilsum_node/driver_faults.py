@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from veilsum_node.errors import StateError
+from veilsum_node.errors import Damage, StateError, Unavailable, VeilsumError
 
 
-class DatabaseAwayError(StateError):
+class DatabaseAwayError(Unavailable):
     """The database's server is away, restarting or gave a transaction up, or its disk is full, failed a write or can only be
     read: nothing was decided, and the same transaction may succeed once somebody has seen to it.
 
@@ -23,7 +23,7 @@ class DatabaseAwayError(StateError):
     """
 
 
-class DatabaseDamagedError(StateError):
+class DatabaseDamagedError(Damage):
     """The database cannot be made sense of; nothing is written to it any more."""
 
 
@@ -78,7 +78,7 @@ _PASSING = ("08", "57", "40", "53", "25006", "SQLITE_FULL", "SQLITE_IOERR", "SQL
 is not yet its successor), and a file's whose disk is full, failed or is mounted to be read only."""
 
 
-def _explain(error: DBAPIError) -> StateError:
+def _explain(error: DBAPIError) -> VeilsumError:
     """The typed error; of a server's message only the first line, for the others hold values."""
     original = error.orig
     text = str(getattr(getattr(original, "diag", None), "message_primary", None) or original or "no reason given")
@@ -89,9 +89,9 @@ def _explain(error: DBAPIError) -> StateError:
     text = text.splitlines()[0].rstrip(".")
     if cause is None:
         advice = "Check that no other process holds it, that the disk has room, and that it is intact."
-        return StateError(f"The database refused a transaction: {text}.", advice)
+        return Damage(f"The database refused a transaction: {text}.", advice)
     passing = code.startswith(_PASSING) if code else cause is _LOST
-    kind = DatabaseAwayError if passing else DatabaseDamagedError if cause is _DAMAGED else StateError
+    kind = DatabaseAwayError if passing else DatabaseDamagedError if cause is _DAMAGED else Unavailable
     return kind(f"{cause[0]}: {text}.", cause[1])
 
 
@@ -106,8 +106,8 @@ def typed_faults() -> Iterator[None]:
     """Turn the driver's exceptions into ours; statements and their values never show.
 
     Raises:
-        DatabaseAwayError: the fault may pass by itself.
-        StateError: in place of any other exception of the driver.
+        Unavailable: the fault may pass; :class:`DatabaseAwayError` where waiting for it is worthwhile.
+        Damage: in place of any other exception of the driver.
     """
     try:
         yield

@@ -1,8 +1,14 @@
 """Every error that veilsum raises on purpose.
 
-Two families: :class:`HostileInput` for what a peer, a file or the network got wrong, :class:`Misuse` for what the caller or
-the operator got wrong. Both carry advice: what the reader can do about it. A :class:`Refusal` is a participant's word that it
-will not take part; only its code, from a fixed list, ever leaves the site.
+Five families, by what is to be done about them:
+
+- :class:`HostileInput`: a peer, a file or a message is wrong. Reject it.
+- :class:`Misuse`: the caller, the operator or a configuration is wrong. Correct it; trying again does not help.
+- :class:`Refusal`: a participant will not take part. Only its codes, from a fixed list, ever leave the site.
+- :class:`Unavailable`: a server, a disk or a network is out of order. Wait and try again, or see to it.
+- :class:`Damage`: what is stored cannot be made sense of. Keep it as it is, and restore a backup.
+
+Each carries advice for its reader. None is a kind of another, so who catches one family catches nothing of the others.
 
 This module imports nothing from the project.
 """
@@ -47,7 +53,15 @@ class DataError(Misuse):
 
 
 class StateError(Misuse):
-    """A call came in a state that does not allow it, or stored state is damaged."""
+    """A call came in a state that does not allow it."""
+
+
+class Unavailable(VeilsumError):
+    """Something outside this process is away, full or in use: nothing was decided, and the same may succeed later."""
+
+
+class Damage(VeilsumError):
+    """What is stored is broken, and does not mend by itself."""
 
 
 class RefusalCode(StrEnum):

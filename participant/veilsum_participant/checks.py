@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from sqlalchemy import Connection
 
 from veilsum_node.config import did_you_mean
-from veilsum_node.database import open_readonly, reading
+from veilsum_node.database import open_readonly
 from veilsum_node.errors import HostileInput, Refusal, VeilsumError
 from veilsum_node.identity import Credentials, Role, load_credentials
 from veilsum_node.identity.certificate import certificate_end, moment
@@ -41,8 +41,9 @@ from veilsum_participant.site import COMPLETE, RESTORED
 from veilsum_participant.telemetry.shared_metrics import SHARED
 from veilsum_privacy.backup.restored import read_mark
 from veilsum_privacy.ledger import LedgerReader
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.study.study import Study, study_digest
+from veilsum_privacy.study.study import Study
 
 CLOCK_WARNING, CLOCK_LIMIT = 60, 300
 """Seconds; beyond the limit new studies are refused."""
@@ -207,17 +208,14 @@ class SiteCheck:
         if not self._config.state.exists():
             yield Check("ledger", Outcome.WARNING, "there is none yet", "It is made when the participant starts.")
             return
-        engine = open_readonly(self._config.state)
-        try:
-            ledger = LedgerReader(engine)
+        with open_readonly(self._config.state) as database:
+            ledger = LedgerReader(database)
             if self._credentials is not None and ledger.site != self._credentials.identity.name:
                 raise HostileInput(f"The ledger is that of {printable(ledger.site)}.", "Check identity and state file.")
             authority = None if self._credentials is None else self._credentials.authority
             count = ledger.verify(authority=authority).entries
-            with reading(engine) as connection:
+            with database.reading() as connection:
                 mark = read_mark(connection)
-        finally:
-            engine.dispose()
         yield Check("ledger", Outcome.OK, f"{count} entries: chain, signatures, receipts and budgets hold")
         if mark is not None and mark.trusted:
             detail = f"the backup of {moment(mark.made)}; by the operator's word the coordinator's mirror completes it"
@@ -331,14 +329,15 @@ class SiteCheck:
         request, config = self._study, self._config
         assert request is not None  # noqa: S101  run() asks for this check only with a study
         own = "this-site" if self._credentials is None else self._credentials.identity.name
-        study = self._compile(request, own)
+        agreed = AgreedStudy(self._compile(request, own))
+        study = agreed.study
         with open_books(self._config) as (connection, books):
             budget = books.budget(config.population(study.dataset), connection) if study.dataset in config.datasets else None
-            faults = [*term_faults(study, config, own, None if budget is None else budget.delta)]
+            faults = [*term_faults(agreed, config, own, None if budget is None else budget.delta)]
             if request.participants:
                 faults += invited_faults(study, config.policy, own)
                 faults += joining_faults(connection, study, config, own)
-            faults += budget_faults(connection, config, books, study_digest(study.to_bytes()), study)
+            faults += budget_faults(connection, config, books, agreed.digest, study)
         refusal = Refusal.of(faults)
         if refusal is None:
             cost = (

@@ -87,8 +87,32 @@ class BudgetConfig(Frozen):
     delta: StrictFloat = Field(gt=0, lt=0.1)
 
 
+METHODS = (
+    "statistics",
+    "pca",
+    "slot-align",
+    "o-fedavg",
+    "fedcgs",
+    "fedpft",
+    "fedsgd",
+    "fedavg",
+    "hfedatm",
+    "ggeur",
+    "federated-evaluation",
+)
+"""Every method of this version: a participant does not know the coordinator's registry, which the tests hold this against."""
+
+
+def every_task() -> tuple[str, ...]:
+    """Every task of this version: first those that read records, then those that read only what was kept."""
+    from veilsum_privacy.tasks import TASKS
+    from veilsum_privacy.tasks.base import DerivedTask
+
+    return tuple(sorted(TASKS, key=lambda name: issubclass(TASKS[name], DerivedTask)))
+
+
 class Policy(Frozen):
-    """What the site agrees to. Defaults are the cautious ones.
+    """What the site agrees to. By default every method and task of this version, with noise, and nobody's studies.
 
     Attributes:
         methods: methods that the site takes part in.
@@ -103,7 +127,7 @@ class Policy(Frozen):
             studies without noise are). Two cohorts that differ in one site show that site's noised numbers by subtraction;
             its own charge covers that. A strict study's cohort is also held to those of all earlier strict ones of the
             population: it is the same, or differs in at least ``min_cohort`` members
-                (:mod:`veilsum_participant.protocol.cohorts`).
+            (:mod:`veilsum_participant.protocol.cohorts`).
         units: units of privacy it accepts: one record, or all records of one subject.
         max_epsilon: largest epsilon of one study.
         max_attempts: how often one round may be tried; each try is two entries of the ledger.
@@ -118,37 +142,8 @@ class Policy(Frozen):
             named never leaves. ``false``, which earlier versions wrote, is the same as none.
     """
 
-    methods: tuple[Name, ...] = (
-        "statistics",
-        "pca",
-        "slot-align",
-        "o-fedavg",
-        "fedcgs",
-        "fedpft",
-        "fedsgd",
-        "fedavg",
-        "hfedatm",
-        "ggeur",
-        "federated-evaluation",
-    )
-    tasks: tuple[Name, ...] = (
-        "statistics",
-        "gaussian-moments",
-        "class-moments",
-        "prototypes",
-        "class-mixtures",
-        "local-head",
-        "local-training",
-        "gradient",
-        "grams",
-        "feature-means",
-        "power-moments",
-        "evaluation",
-        "barycenter-step",
-        "two-way-step",
-        "aligned-moments",
-        "within-moments",
-    )
+    methods: tuple[Name, ...] = METHODS
+    tasks: tuple[Name, ...] = Field(default_factory=every_task)
     analysts: tuple[StrictStr, ...] = ()
     trusted: dict[Name, Hex32] = Field(default_factory=dict)
     min_cohort: StrictInt = Field(default=3, ge=2, le=1024)

@@ -18,7 +18,7 @@ from typing import IO, Any
 from cryptography import x509
 from sqlalchemy import inspect, select
 
-from veilsum_node.database import open_readonly, reading
+from veilsum_node.database import open_readonly
 from veilsum_node.errors import HostileInput, StateError
 from veilsum_node.identity import Role, load_authority_certificate
 from veilsum_node.identity.files import read_file
@@ -54,11 +54,8 @@ def open_source(place: str | Path) -> Iterator[LedgerReader]:
                 raise kind(f"{path}: {error.message}", error.advice or _WHOLE) from error
             yield export
             return
-    engine = open_readonly(text)
-    try:
-        yield LedgerReader(engine)
-    finally:
-        engine.dispose()
+    with open_readonly(text) as database:
+        yield LedgerReader(database)
 
 
 @dataclass(frozen=True)
@@ -172,15 +169,11 @@ def study_labels(place: str | Path) -> dict[bytes, StudyLabel]:
 
     if "://" in str(place) or not _is_database(Path(place)):
         return {}
-    engine = open_readonly(place)
     labels: dict[bytes, StudyLabel] = {}
-    try:
-        with reading(engine) as connection:
-            if not inspect(connection).has_table(STUDIES.name):
-                return {}
-            rows = connection.execute(select(STUDIES.c.digest, STUDIES.c.study, STUDIES.c.analyst)).all()
-    finally:
-        engine.dispose()
+    with open_readonly(place) as database, database.reading() as connection:
+        if not inspect(connection).has_table(STUDIES.name):
+            return {}
+        rows = connection.execute(select(STUDIES.c.digest, STUDIES.c.study, STUDIES.c.analyst)).all()
     for row in rows:
         try:
             study = parse_study(row.study)

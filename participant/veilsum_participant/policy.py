@@ -15,11 +15,11 @@ from veilsum_participant.data.encoders import find_path
 from veilsum_participant.data.readers import header_conflict, is_csv
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.mechanism.noise import NoisePlan
-from veilsum_privacy.securesum.context import study_parameters
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.securesum.roster import Member
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.study import Study, TaskDeclaration
-from veilsum_privacy.tasks import TASKS, build_declared
+from veilsum_privacy.tasks import TASKS
 
 MAX_VALUES = 2**26
 """Longest vector of a task; a longer one would take gigabytes of a site's memory for each record."""
@@ -38,7 +38,9 @@ def refuse(faults: Iterable[Refusal]) -> None:
         raise refusal
 
 
-def study_faults(study: Study, analyst: str, config: ParticipantConfig, own: str, delta: float | None) -> Iterator[Refusal]:
+def study_faults(
+    agreed: AgreedStudy, analyst: str, config: ParticipantConfig, own: str, delta: float | None
+) -> Iterator[Refusal]:
     """What a study breaks before enrolment, budgets apart.
 
     Args:
@@ -47,8 +49,8 @@ def study_faults(study: Study, analyst: str, config: ParticipantConfig, own: str
         delta: of the dataset's budget, None if it has none; see :func:`term_faults`.
     """
     yield from analyst_faults(analyst, config.policy)
-    yield from term_faults(study, config, own, delta)
-    yield from invited_faults(study, config.policy, own)
+    yield from term_faults(agreed, config, own, delta)
+    yield from invited_faults(agreed.study, config.policy, own)
 
 
 def analyst_faults(name: str, policy: Policy) -> Iterator[Refusal]:
@@ -57,14 +59,15 @@ def analyst_faults(name: str, policy: Policy) -> Iterator[Refusal]:
         yield Refusal(RefusalCode.ANALYST, f"Analyst {name!r} is not among policy.analysts.")
 
 
-def term_faults(study: Study, config: ParticipantConfig, own: str, delta: float | None) -> Iterator[Refusal]:
+def term_faults(agreed: AgreedStudy, config: ParticipantConfig, own: str, delta: float | None) -> Iterator[Refusal]:
     """What a study asks for against the policy: before enrolment, and again before consent, for the operator may have made the
     policy stricter.
 
     The study's own epsilon is an analyst's word; what counts is computed from the noise that its tasks declare, at the delta
     of the dataset's budget (the study's where there is no budget, and then nothing can be reserved).
     """
-    policy, privacy = config.policy, study.privacy
+    study, policy = agreed.study, config.policy
+    privacy = study.privacy
     if own not in study.participants:
         yield Refusal(RefusalCode.STUDY_INVALID, "The study does not name this participant.")
     if study.method not in policy.methods:
@@ -88,11 +91,11 @@ def term_faults(study: Study, config: ParticipantConfig, own: str, delta: float 
         )
     if any(weight != 1 for weight in study.weights.values()):
         yield Refusal(RefusalCode.WEIGHTS, "The study weighs sites unequally.")
-    faults = [fault for declaration in study.tasks for fault in _task_faults(declaration, study, policy)]
+    faults = [fault for declaration in study.tasks for fault in _task_faults(agreed, declaration, policy)]
     yield from faults
     if not any(fault.code in (RefusalCode.TASK, RefusalCode.DISCLOSURE, RefusalCode.STUDY_INVALID) for fault in faults):
         try:
-            study_parameters(study, len(study.participants))
+            agreed.parameters(study.sites)
         except Misuse as error:
             yield Refusal(RefusalCode.PRECISION, error.message, error.advice)
 
@@ -149,11 +152,11 @@ def _epsilon_faults(study: Study, policy: Policy, delta: float | None) -> Iterat
         )
 
 
-def _task_faults(declaration: TaskDeclaration, study: Study, policy: Policy) -> Iterator[Refusal]:
+def _task_faults(agreed: AgreedStudy, declaration: TaskDeclaration, policy: Policy) -> Iterator[Refusal]:
     if declaration.task not in policy.tasks:
         yield Refusal(RefusalCode.TASK, f"Task {declaration.task!r} is not among policy.tasks.", _accept("policy.tasks"))
         return
-    if declaration.keep and study.privacy.noise == "none" and "per-site" not in policy.disclosures:
+    if declaration.keep and agreed.study.privacy.noise == "none" and "per-site" not in policy.disclosures:
         yield Refusal(
             RefusalCode.DISCLOSURE,
             "Without noise the steps that follow from a kept statistic tell each site's own; 'per-site' is not among"
@@ -171,20 +174,19 @@ def _task_faults(declaration: TaskDeclaration, study: Study, policy: Policy) -> 
         yield Refusal(RefusalCode.DISCLOSURE, f"Task {declaration.task!r} cannot be disclosed {declaration.disclosure}.")
         return
     try:
-        task = build_declared(study, declaration)
+        task = agreed.task(declaration.label)
     except HostileInput as error:
         yield Refusal(RefusalCode.STUDY_INVALID, error.message, error.advice)
         return
-    if declaration.disclosure == "joint" and task.steers_sites() and "per-site" not in policy.disclosures:
+    if declaration.disclosure == "joint" and task.task.steers_sites() and "per-site" not in policy.disclosures:
         yield Refusal(
             RefusalCode.DISCLOSURE,
             f"What is broadcast for each site acts on its records in task {declaration.label!r}: its sum over all sites can be"
             " made to show any one of them, and 'per-site' is not among policy.disclosures.",
             _accept("policy.disclosures"),
         )
-    size = task.layout().size * (study.sites if declaration.disclosure == "per-site" else 1)
-    if size > MAX_VALUES:
-        yield Refusal(RefusalCode.STUDY_INVALID, f"A task's vector of {size} values is larger than any site computes.")
+    if task.size > MAX_VALUES:
+        yield Refusal(RefusalCode.STUDY_INVALID, f"A task's vector of {task.size} values is larger than any site computes.")
 
 
 def invited_faults(study: Study, policy: Policy, own: str) -> Iterator[Refusal]:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from cryptography import x509
-from sqlalchemy import Connection, Engine, RowMapping
+from sqlalchemy import Connection
 
-from veilsum_node.database import reading, transaction
+from veilsum_node.database import Database
 from veilsum_node.errors import DataError, HostileInput, Refusal, RefusalCode, StateError, VeilsumError
 from veilsum_node.identity import Credentials, Role, key_fingerprint, verify_certificate
 from veilsum_node.identity.certificate import load_certificate, p256_key
@@ -26,11 +26,13 @@ from veilsum_participant.data import check_structure, load_records
 from veilsum_participant.data.encoders import find_encoder
 from veilsum_participant.observer import Observer
 from veilsum_participant.policy import analyst_faults, refuse
+from veilsum_participant.store import TAKING_PART, StudyRow
 from veilsum_privacy.backup.restored import Mark, lift_mark, read_mark
 from veilsum_privacy.ledger import Ledger
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.securesum.bfv import SecretKey
 from veilsum_privacy.securesum.boxes import BoxKey
-from veilsum_privacy.securesum.context import NONCE_BYTES, study_parameters
+from veilsum_privacy.securesum.context import NONCE_BYTES
 from veilsum_privacy.securesum.roster import Enrolment, Member, Roster, verify_roster
 from veilsum_privacy.securesum.tags import TagKey
 from veilsum_privacy.study.encoder import Encoder, Program
@@ -40,6 +42,9 @@ from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.feature_maps import Encode
 
 LOG = logging.getLogger("veilsum.participant")
+
+MOST_STUDIES = 32
+"""Studies that a site remembers with all that follows from them; another one is worked out again."""
 
 RESTORED = "This site was restored from a backup; until it is shown what was spent since, nothing is enrolled in or released."
 COMPLETE = (
@@ -61,11 +66,12 @@ class Site:
         elapsed: seconds that pass whatever becomes of the clock, from the time of day at the start; None stands for the clock.
         patience: how long a payload that is drawn waits, in seconds, for a disk that takes nothing.
         nonce: the session nonce, drawn when the process starts; a restarted process has another.
+        agreed: the study of signed bytes; remembered, for every message of a study needs it.
     """
 
     config: ParticipantConfig
     credentials: Credentials
-    engine: Engine
+    database: Database
     ledger: Ledger
     clock: Callable[[], int]
     random: RandomSource
@@ -77,6 +83,7 @@ class Site:
     patience: float = 0.0
     elapsed: Callable[[], int] | None = None
     nonce: bytes = field(init=False)
+    agreed: Callable[[bytes], AgreedStudy] = field(init=False, repr=False)
     _records: dict[tuple[str, str], Records] = field(init=False, default_factory=dict, repr=False)
     _latest: tuple[str, DatasetSchema, Records] | None = field(init=False, default=None, repr=False)
     _encoders: dict[Program, Encode] = field(init=False, default_factory=dict, repr=False)
@@ -84,8 +91,9 @@ class Site:
 
     def __post_init__(self) -> None:
         self.nonce = self.random.bytes(NONCE_BYTES)
+        self.agreed = lru_cache(maxsize=MOST_STUDIES)(AgreedStudy.parse)
         self.ledger_known.set()
-        store.create_tables(self.engine)
+        store.create_tables(self.database)
 
     @property
     def name(self) -> str:
@@ -112,12 +120,12 @@ class Site:
 
     def restored(self) -> Mark | None:
         """The mark of a restored state whose ledger nobody has vouched for yet; None without one."""
-        with reading(self.engine) as connection:
+        with self.database.reading() as connection:
             return read_mark(connection)
 
     def lift_trusted(self) -> bool:
         """Lift the mark if the operator trusts the mirror and this process has read it. Returns whether none stands now."""
-        with transaction(self.engine) as connection:
+        with self.database.transaction() as connection:
             mark = read_mark(connection)
             if mark is not None and mark.trusted and self.mirror_read:
                 lift_mark(connection)
@@ -133,7 +141,7 @@ class Site:
         """
 
         def run(work: Callable[[Connection], object]) -> None:
-            with transaction(self.engine) as connection:
+            with self.database.transaction() as connection:
                 check_key(connection, credentials)
                 work(connection)
 
@@ -202,9 +210,9 @@ def check_key(connection: Connection, credentials: Credentials) -> None:
         StateError: it is a new one.
     """
     for row in store.open_studies(connection):
-        enrolled = load_enrolments(row["enrolment"])[0].certificate
+        enrolled = load_enrolments(row.enrolment)[0].certificate
         known = key_fingerprint(p256_key(load_certificate(enrolled).public_key(), "enrolled certificate"))
-        study = row["digest"].hex()[:12]
+        study = row.digest.hex()[:12]
         if known != credentials.signing_key.fingerprint:
             raise StateError(
                 f"The identity holds a new key, but the open study {study} knows this site by the key {known[:16]}.",
@@ -237,14 +245,23 @@ def _verified_roster(data: bytes, study: bytes, digest: bytes, authority: x509.C
 class OpenStudy:
     """A study that the site is enrolled in, loaded from the store and verified again."""
 
-    row: RowMapping = field(repr=False)  # holds keys and seeds
-    study: Study
-    digest: bytes
+    row: StudyRow = field(repr=False)  # holds keys and seeds
+    agreed: AgreedStudy
+
+    @property
+    def study(self) -> Study:
+        """As its analyst signed it."""
+        return self.agreed.study
+
+    @property
+    def digest(self) -> bytes:
+        """The study's name in the protocol."""
+        return self.agreed.digest
 
     @property
     def box_key(self) -> BoxKey:
         """The site's HPKE key for the study."""
-        return BoxKey.parse(self.row["box_key"])
+        return BoxKey.parse(store.promised(self.row.box_key))
 
     def roster(self, site: Site) -> Roster:
         """The roster, verified at the time when it was accepted: a member that has left may let its certificate expire.
@@ -252,30 +269,29 @@ class OpenStudy:
         Whoever asks for a contribution or a consent checks the cohort's certificates at the present time as well
         (:func:`check_certificates`).
         """
-        if self.row["roster"] is None:
+        if self.row.roster is None:
             raise Refusal(RefusalCode.ROSTER, "No roster was received for this study yet.")
         row = self.row
         try:
-            return _verified_roster(row["roster"], row["study"], self.digest, site.credentials.authority, row["roster_time"])
+            return _verified_roster(row.roster, row.study, self.digest, site.credentials.authority, row.roster_time)
         except HostileInput as error:
             raise Refusal(RefusalCode.ROSTER, error.message) from error
 
     def keys(self, roster_size: int) -> tuple[SecretKey, TagKey]:
         """The dealt keys."""
-        if self.row["secret_key"] is None or self.row["tag_key"] is None:
+        if self.row.secret_key is None or self.row.tag_key is None:
             raise Refusal(RefusalCode.KEYS, "The study's keys were not dealt to this site.")
-        parameters = study_parameters(self.study, roster_size)
-        return SecretKey.parse(self.row["secret_key"], parameters), TagKey(self.row["tag_key"])
+        return SecretKey.parse(self.row.secret_key, self.agreed.parameters(roster_size)), TagKey(self.row.tag_key)
 
     @property
     def shares(self) -> dict[str, bytes]:
         """What this site drew for its pairs' seeds, by the other member's name."""
-        return _secrets(self.row["shares"])
+        return _secrets(self.row.shares)
 
     @property
     def seeds(self) -> dict[str, bytes]:
         """Pair seeds by the other member's name."""
-        return _secrets(self.row["seeds"])
+        return _secrets(self.row.seeds)
 
 
 def _secrets(stored: bytes | None) -> dict[str, bytes]:
@@ -305,14 +321,15 @@ def load_open_study(connection: Connection, site: Site, digest: bytes) -> OpenSt
     row = store.find_study(connection, digest)
     if row is None:
         raise Refusal(RefusalCode.CLOSED, "This site is not enrolled in that study.")
-    if row["status"] not in ("enrolled", "ready"):
-        raise Refusal(RefusalCode.CLOSED, f"This site's part in the study is over ({row['status']}).")
-    refuse(analyst_faults(row["analyst"], site.config.policy))
-    study = parse_study(row["study"])
+    if row.status not in TAKING_PART:
+        raise Refusal(RefusalCode.CLOSED, f"This site's part in the study is over ({row.status}).")
+    refuse(analyst_faults(row.analyst, site.config.policy))
+    agreed = site.agreed(row.study)
+    study = agreed.study
     if site.clock() >= study.expires:
         raise Refusal(RefusalCode.STUDY_EXPIRED, "The study has expired.")
     if study.dataset not in site.config.datasets:
         raise StateError(
             f"Dataset {study.dataset!r} is no longer offered.", "Restore it in participant.toml, or end the study."
         )
-    return OpenStudy(row, study, digest)
+    return OpenStudy(row, agreed)

@@ -9,12 +9,14 @@ transaction. The migrations make them. This module stores and finds; what may be
 
 from __future__ import annotations
 
+import io
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
+from enum import StrEnum
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +24,10 @@ from sqlalchemy import (
     Boolean,
     Column,
     Connection,
-    Engine,
     Integer,
     LargeBinary,
     MetaData,
-    RowMapping,
+    Result,
     Select,
     String,
     Table,
@@ -40,63 +41,164 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.sqlite import insert as upsert
 
-from veilsum_node.database import migrate
-from veilsum_node.errors import HostileInput
+from veilsum_node.database import Database
+from veilsum_node.errors import Damage, HostileInput
+from veilsum_privacy.ledger.receipts import SignedReceipt
 from veilsum_privacy.study.study import parse_study
 
 Integers = NDArray[np.int64]
 
-OPEN = ("reserved", "payload")
+
+class StudyState(StrEnum):
+    """Where a site stands in a study; it holds the study's keys while it is enrolled or ready."""
+
+    ENROLLED = "enrolled"
+    READY = "ready"
+    LEFT = "left"
+    ENDED = "ended"
+
+
+class AttemptState(StrEnum):
+    """Where a site stands in an attempt at a round."""
+
+    RESERVED = "reserved"
+    PAYLOAD = "payload"
+    TOMBSTONE = "tombstone"
+    CONSENTED = "consented"
+    RELEASED = "released"
+    RECOVERED = "recovered"
+
+
+class PendingState(StrEnum):
+    """Where the operator's word on a study stands."""
+
+    WAITING = "waiting"
+    APPROVED = "approved"
+    DECLINED = "declined"
+    REFUSED = "refused"
+
+
+TAKING_PART = (StudyState.ENROLLED, StudyState.READY)
+
+OPEN = (AttemptState.RESERVED, AttemptState.PAYLOAD)
 """States of an attempt whose reservation is open."""
 
-PAID = ("consented", "released", "recovered")
+PAID = (AttemptState.CONSENTED, AttemptState.RELEASED, AttemptState.RECOVERED)
 """States of an attempt that was charged; ``recovered`` is known from its receipt only."""
 
-ALL = (*OPEN, *PAID, "tombstone")
+Value = TypeVar("Value", bytes, str)
+
+
+def promised(value: Value | None) -> Value:
+    """A column that is never empty in the row's present state.
+
+    Raises:
+        Damage: it is empty.
+    """
+    if value is None:
+        raise Damage("The store lacks what the state of a study or attempt promises.", "Restore a backup.")
+    return value
+
+
+@dataclass(frozen=True, repr=False)
+class StudyRow:
+    """A study that the site enrolled in. It holds keys and seeds, so it shows nothing of itself."""
+
+    digest: bytes
+    status: StudyState
+    study: bytes
+    analyst: str
+    enrolment: bytes  # JSON of hexadecimal: certificate, body, signature
+    box_key: bytes | None
+    roster: bytes | None  # JSON: list of enrolments
+    roster_time: int | None  # when the whole roster was verified
+    secret_key: bytes | None
+    tag_key: bytes | None
+    dealer: str | None
+    shares: bytes | None  # JSON: name -> hexadecimal; this site's own of the pairs' seeds
+    seeds: bytes | None  # JSON: name -> hexadecimal
+    receipts: int = 0
+    round: int = 0
+    attempt: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "status", StudyState(self.status))
+
+
+@dataclass(frozen=True, repr=False)
+class AttemptRow:
+    """One attempt at a round."""
+
+    study: bytes
+    attempt: int
+    round: int
+    state: AttemptState
+    context: bytes
+    assignment: bytes
+    deadline: int
+    label: str
+    self_seed: bytes | None
+    consent: bytes | None
+    sizes: str | None  # JSON: sizes of the ciphertexts in order
+    receipt: bytes | None
+    receipt_signature: bytes | None
+    decrypted: bytes | None  # digest of the sum that was decrypted for this context
+    consent_digest: bytes | None  # SHA-256 of the consent; outlives it, to know it again
+    payload: bytes | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "state", AttemptState(self.state))
+
+    @property
+    def ciphertexts(self) -> list[bytes]:
+        """The stored payload's, in order."""
+        data = io.BytesIO(promised(self.payload))
+        return [data.read(size) for size in json.loads(promised(self.sizes))]
+
+    @property
+    def signed_receipt(self) -> SignedReceipt:
+        """The site's own receipt; there is one as soon as there is a payload."""
+        return SignedReceipt(promised(self.receipt), promised(self.receipt_signature))
+
+
+@dataclass(frozen=True)
+class PendingRow:
+    """A study that waits for the operator's word, or had it."""
+
+    digest: bytes
+    study: bytes
+    signature: bytes
+    certificate: bytes  # the analyst's, DER
+    coordinator: str
+    analyst: str
+    time: int  # when it came
+    state: PendingState
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "state", PendingState(self.state))
+
+
+Row = TypeVar("Row", StudyRow, AttemptRow, PendingRow)
 
 METADATA = MetaData()
+_KINDS = {bytes: LargeBinary, int: Integer}
 
-STUDIES = Table(
-    "participant_study",
-    METADATA,
-    Column("digest", LargeBinary(32), primary_key=True),
-    Column("status", String(16), nullable=False),  # enrolled, ready, left, ended
-    Column("study", LargeBinary, nullable=False),
-    Column("analyst", String(64), nullable=False),
-    Column("enrolment", LargeBinary, nullable=False),  # JSON of hexadecimal: certificate, body, signature
-    Column("box_key", LargeBinary),
-    Column("roster", LargeBinary),  # JSON: list of enrolments
-    Column("roster_time", Integer),  # when the whole roster was verified
-    Column("secret_key", LargeBinary),
-    Column("tag_key", LargeBinary),
-    Column("dealer", String(64)),
-    Column("shares", LargeBinary),  # JSON: name -> hexadecimal; this site's own of the pairs' seeds
-    Column("seeds", LargeBinary),  # JSON: name -> hexadecimal
-    Column("receipts", Integer, nullable=False, default=0),
-    Column("round", Integer, nullable=False, default=0),
-    Column("attempt", Integer, nullable=False, default=0),
-)
 
-ATTEMPTS = Table(
-    "participant_attempt",
-    METADATA,
-    Column("study", LargeBinary(32), primary_key=True),
-    Column("attempt", Integer, primary_key=True),
-    Column("round", Integer, nullable=False),
-    Column("state", String(16), nullable=False),  # reserved, payload, tombstone, consented, released, recovered
-    Column("context", LargeBinary(32), nullable=False, unique=True),
-    Column("assignment", LargeBinary, nullable=False),
-    Column("deadline", Integer, nullable=False),
-    Column("label", String(64), nullable=False),
-    Column("self_seed", LargeBinary(32)),
-    Column("consent", LargeBinary(32)),
-    Column("sizes", Text),  # JSON: sizes of the ciphertexts in order
-    Column("payload", LargeBinary),
-    Column("receipt", LargeBinary),
-    Column("receipt_signature", LargeBinary),
-    Column("decrypted", LargeBinary(32)),  # digest of the sum that was decrypted for this context
-    Column("consent_digest", LargeBinary(32)),  # SHA-256 of the consent; outlives it, to know it again
-)
+def _table(name: str, row: type[Row], *keys: str) -> Table:
+    """The table of such rows, as the migrations make it: a column for each field."""
+    hints, columns = get_type_hints(row), list[Column[Any]]()
+    for item in fields(row):
+        kind, *rest = get_args(hints[item.name]) or (hints[item.name],)
+        default = None if item.default is MISSING else item.default
+        key = item.name in keys
+        columns.append(Column(item.name, _KINDS.get(kind, Text), primary_key=key, nullable=bool(rest), default=default))
+    return Table(name, METADATA, *columns)
+
+
+STUDIES = _table("participant_study", StudyRow, "digest")
+ATTEMPTS = _table("participant_attempt", AttemptRow, "study", "attempt")
+PENDING = _table("participant_pending", PendingRow, "digest")
 
 PEERS = Table(
     "participant_peer",
@@ -128,20 +230,6 @@ ANSWERS = Table(
     Column("time", Integer, nullable=False),
 )
 
-PENDING = Table(
-    "participant_pending",
-    METADATA,
-    Column("digest", LargeBinary(32), primary_key=True),
-    Column("study", LargeBinary, nullable=False),
-    Column("signature", LargeBinary, nullable=False),
-    Column("certificate", LargeBinary, nullable=False),  # the analyst's, DER
-    Column("coordinator", String(64), nullable=False),
-    Column("analyst", String(64), nullable=False),
-    Column("time", Integer, nullable=False),  # when it came
-    Column("state", String(16), nullable=False),  # waiting, approved, declined, refused
-    Column("reason", Text, nullable=False, default=""),
-)
-
 KEPT = Table(
     "participant_kept",
     METADATA,
@@ -169,13 +257,22 @@ MIRRORS = Table(
 )
 
 
-def create_tables(engine: Engine) -> None:
+def _all(kind: type[Row], found: Result[Any]) -> list[Row]:
+    return [kind(**row) for row in found.mappings()]
+
+
+def _one(kind: type[Row], found: Result[Any]) -> Row | None:
+    row = found.mappings().first()
+    return None if row is None else kind(**row)
+
+
+def create_tables(database: Database) -> None:
     """Create what is missing, and bring an older version's tables up to date.
 
     Raises:
         StateError: the tables are of a newer version.
     """
-    migrate(engine, "veilsum_participant.migrations", "participant")
+    database.migrate("veilsum_participant.migrations", "participant")
 
 
 def add_study(connection: Connection, **values: Any) -> None:
@@ -188,7 +285,7 @@ _STUDY = select(STUDIES).where(STUDIES.c.digest == bindparam("digest"))
 _METHOD = select(STUDIES.c.study).where(STUDIES.c.digest == bindparam("digest"))
 _ATTEMPT = select(ATTEMPTS).where(ATTEMPTS.c.study == bindparam("study"), ATTEMPTS.c.attempt == bindparam("attempt"))
 _CONTEXT = select(ATTEMPTS).where(ATTEMPTS.c.context == bindparam("context"))
-_OPEN_STUDIES = select(STUDIES).where(STUDIES.c.status.in_(("enrolled", "ready")))
+_OPEN_STUDIES = select(STUDIES).where(STUDIES.c.status.in_(TAKING_PART))
 _CHANGE_STUDY = update(STUDIES).where(STUDIES.c.digest == bindparam("of_digest"))
 _ADD_ATTEMPT = insert(ATTEMPTS)
 _CHANGE_ATTEMPT = update(ATTEMPTS).where(
@@ -202,9 +299,9 @@ _IN_STATES = (
 _IN_STATES_OF_STUDY = _IN_STATES.where(ATTEMPTS.c.study == bindparam("study"))
 
 
-def find_study(connection: Connection, digest: bytes) -> RowMapping | None:
+def find_study(connection: Connection, digest: bytes) -> StudyRow | None:
     """The study's row."""
-    return connection.execute(_STUDY, {"digest": digest}).mappings().first()
+    return _one(StudyRow, connection.execute(_STUDY, {"digest": digest}))
 
 
 def find_method(connection: Connection, digest: bytes) -> str | None:
@@ -218,14 +315,14 @@ def find_method(connection: Connection, digest: bytes) -> str | None:
 
 def count_open(connection: Connection) -> tuple[int, int]:
     """How many studies the site is enrolled in, and how many wait for the operator's word."""
-    enrolled = select(func.count()).where(STUDIES.c.status.in_(("enrolled", "ready")))
-    waiting = select(func.count()).where(PENDING.c.state == "waiting")
+    enrolled = select(func.count()).where(STUDIES.c.status.in_(TAKING_PART))
+    waiting = select(func.count()).where(PENDING.c.state == PendingState.WAITING)
     return int(connection.scalar(enrolled) or 0), int(connection.scalar(waiting) or 0)
 
 
-def open_studies(connection: Connection) -> Sequence[RowMapping]:
+def open_studies(connection: Connection) -> list[StudyRow]:
     """Studies that hold keys."""
-    return connection.execute(_OPEN_STUDIES).mappings().all()
+    return _all(StudyRow, connection.execute(_OPEN_STUDIES))
 
 
 def change_study(connection: Connection, digest: bytes, **values: Any) -> None:
@@ -238,19 +335,19 @@ def add_attempt(connection: Connection, **values: Any) -> None:
     connection.execute(_ADD_ATTEMPT, values)
 
 
-def find_attempt(connection: Connection, study: bytes, attempt: int) -> RowMapping | None:
+def find_attempt(connection: Connection, study: bytes, attempt: int) -> AttemptRow | None:
     """The attempt's row."""
-    return connection.execute(_ATTEMPT, {"study": study, "attempt": attempt}).mappings().first()
+    return _one(AttemptRow, connection.execute(_ATTEMPT, {"study": study, "attempt": attempt}))
 
 
-def attempts_in(connection: Connection, states: Sequence[str], study: bytes | None = None) -> Sequence[RowMapping]:
+def attempts_in(connection: Connection, states: Sequence[AttemptState], study: bytes | None = None) -> list[AttemptRow]:
     """Attempts in one of the states, payloads left out."""
     if study is None:
-        return connection.execute(_IN_STATES, {"states": states}).mappings().all()
-    return connection.execute(_IN_STATES_OF_STUDY, {"states": states, "study": study}).mappings().all()
+        return _all(AttemptRow, connection.execute(_IN_STATES, {"states": states}))
+    return _all(AttemptRow, connection.execute(_IN_STATES_OF_STUDY, {"states": states, "study": study}))
 
 
-def count_attempts(connection: Connection, study: bytes, states: Sequence[str], **equal: Any) -> int:
+def count_attempts(connection: Connection, study: bytes, states: Sequence[AttemptState], **equal: Any) -> int:
     """How many attempts of the study are in one of the states, with the given columns equal."""
     return int(connection.execute(_count(tuple(equal)), {"of_study": study, "states": states, **equal}).scalar_one())
 
@@ -271,13 +368,13 @@ class Tally:
         counts: by label, state and whether they are of the round that was asked about.
     """
 
-    counts: Counter[tuple[str, str, bool]]
+    counts: Counter[tuple[str, AttemptState, bool]]
 
-    def total(self, states: Sequence[str], *, present: bool = False) -> int:
+    def total(self, states: Sequence[AttemptState], *, present: bool = False) -> int:
         """How many are in one of the states; ``present``: of the round only."""
         return sum(count for (_, state, here), count in self.counts.items() if state in states and (here or not present))
 
-    def labels(self, states: Sequence[str]) -> Counter[str]:
+    def labels(self, states: Sequence[AttemptState]) -> Counter[str]:
         """Those in one of the states, by the task's label."""
         found = Counter[str]()
         for (label, state, _), count in self.counts.items():
@@ -296,37 +393,28 @@ _TALLY = (
 def tally(connection: Connection, study: bytes, number: int) -> Tally:
     """Count the study's attempts; ``number``: of the round to tell apart."""
     rows = connection.execute(_TALLY, {"study": study, "round": number})
-    return Tally(Counter({(str(label), str(state), bool(here)): int(count) for label, state, here, count in rows}))
+    return Tally(Counter({(str(label), AttemptState(state), bool(here)): int(count) for label, state, here, count in rows}))
 
 
-def find_context(connection: Connection, context: bytes) -> RowMapping | None:
+def find_context(connection: Connection, context: bytes) -> AttemptRow | None:
     """The row of the attempt with this context."""
-    return connection.execute(_CONTEXT, {"context": context}).mappings().first()
+    return _one(AttemptRow, connection.execute(_CONTEXT, {"context": context}))
 
 
 def took_part(connection: Connection, study: bytes) -> bool:
     """Whether there is any attempt of the study."""
-    return count_attempts(connection, study, ALL) > 0
+    return count_attempts(connection, study, tuple(AttemptState)) > 0
 
 
 def recovered_receipts(connection: Connection, study: bytes) -> list[bytes]:
     """The study's receipts that were charged after a backup was restored."""
-    query = select(ATTEMPTS.c.receipt).where(ATTEMPTS.c.study == study, ATTEMPTS.c.state == "recovered")
+    query = select(ATTEMPTS.c.receipt).where(ATTEMPTS.c.study == study, ATTEMPTS.c.state == AttemptState.RECOVERED)
     return [bytes(receipt) for receipt in connection.scalars(query)]
 
 
 def change_attempt(connection: Connection, study: bytes, attempt: int, **values: Any) -> None:
     """Update the attempt's row."""
     connection.execute(_CHANGE_ATTEMPT, {"of_study": study, "of_attempt": attempt, **values})
-
-
-def split_payload(row: RowMapping) -> list[bytes]:
-    """The ciphertexts of a stored payload, in order."""
-    parts, offset = [], 0
-    for size in json.loads(row["sizes"]):
-        parts.append(row["payload"][offset : offset + size])
-        offset += size
-    return parts
 
 
 _NUMBERS = select(PEERS.c.name, PEERS.c.number).where(PEERS.c.study == bindparam("study"))
@@ -422,14 +510,14 @@ def add_pending(connection: Connection, **values: Any) -> None:
     connection.execute(upsert(PENDING).values(**values).on_conflict_do_nothing())
 
 
-def find_pending(connection: Connection, digest: bytes) -> RowMapping | None:
+def find_pending(connection: Connection, digest: bytes) -> PendingRow | None:
     """The row of a study that waits, was approved or declined."""
-    return connection.execute(_FIND_PENDING, {"digest": digest}).mappings().first()
+    return _one(PendingRow, connection.execute(_FIND_PENDING, {"digest": digest}))
 
 
-def pending(connection: Connection) -> Sequence[RowMapping]:
+def pending(connection: Connection) -> list[PendingRow]:
     """All such rows, oldest first."""
-    return connection.execute(_PENDING).mappings().all()
+    return _all(PendingRow, connection.execute(_PENDING))
 
 
 _FIND_PENDING = select(PENDING).where(PENDING.c.digest == bindparam("digest"))

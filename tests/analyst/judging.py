@@ -17,9 +17,9 @@ from veilsum_node.errors import HostileInput, Refusal, VeilsumError
 from veilsum_participant.policy import study_faults
 from veilsum_privacy.computation.contribution import Place, SitePart, contribute
 from veilsum_privacy.computation.rehearsal import made_up_statistics, rehearse
-from veilsum_privacy.securesum.context import decode_broadcast, encode_broadcast, plan_round
+from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
+from veilsum_privacy.securesum.context import decode_broadcast, encode_broadcast
 from veilsum_privacy.study.study import Study, parse_study
-from veilsum_privacy.tasks import build_declared
 from veilsum_privacy.tasks.base import Records, TrainingTask
 
 THROUGH = 40
@@ -92,14 +92,14 @@ class Judge:
     def _refused(self, study: Study, example: Example) -> str:
         """What a participant refuses the example for, asked as it asks itself; empty for nothing."""
         bed = self._worlds[0].bed
-        refusal = Refusal.of(study_faults(study, "analyst", bed.sites["a"].config, "a", 1e-5))
+        refusal = Refusal.of(study_faults(AgreedStudy(study), "analyst", bed.sites["a"].config, "a", 1e-5))
         if refusal is not None:
             return f"as {refusal.code.value}"
         try:
             for task in study.tasks:
-                rehearse(study, task.label)
+                rehearse(AgreedStudy(study).task(task.label))
             try:
-                rehearse(study, example.label, decode_broadcast(encode_broadcast(example.broadcast(study))))
+                rehearse(AgreedStudy(study).task(example.label), decode_broadcast(encode_broadcast(example.broadcast(study))))
             except HostileInput:
                 return "for the broadcast"
         except VeilsumError:
@@ -109,15 +109,15 @@ class Judge:
     def _compute(self, study: Study, example: Example, rng: np.random.Generator) -> None:
         """The contribution itself: one size, no fault that a record has a part in, and no step longer than the sensitivity."""
         declaration = study.task(example.label)
-        plan = plan_round(study, example.label, study.sites, study.sites)
+        plan = AgreedStudy(study).task(example.label).plan(study.sites, study.sites)
         arrays = decode_broadcast(encode_broadcast(example.broadcast(study)))
-        place = Place(0, made_up_statistics(study, example.label))
-        parts = [contribute(study, plan, lambda given=given: given, arrays, place) for given in _records(study, rng)]  # type: ignore[misc]
+        place = Place(0, made_up_statistics(AgreedStudy(study).task(example.label)))
+        parts = [contribute(plan, lambda given=given: given, arrays, place) for given in _records(study, rng)]  # type: ignore[misc]
         self.report.computed += 1
         assert {part.total.shape for part in parts} == {(plan.encoding.size,)}, "a contribution's length depends on records"
         faults = [repr(part.fault) for part in parts]
         assert len({fault == "None" for fault in faults}) == 1, f"a fault depends on records: {faults}"
-        if declaration.sampling_rate == 1.0 and not isinstance(build_declared(study, declaration), TrainingTask):
+        if declaration.sampling_rate == 1.0 and not isinstance(AgreedTask(AgreedStudy(study), declaration).task, TrainingTask):
             free = declaration.source is not None and declaration.variance == 0 and study.privacy.noise != "none"
             for first, second in ((0, 1), (2, 3)):
                 _check_step(parts[first], parts[second], 0 if free else declaration.grid)

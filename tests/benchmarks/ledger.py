@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from support.ledgers import COORDINATOR, GRID, credentials_of, make_reservation, open_ledger, set_budget
-from veilsum_node.database import open_readonly, transaction
+from veilsum_node.database import open_readonly
 from veilsum_node.errors import Refusal, RefusalCode
 from veilsum_node.identity import Role
 from veilsum_privacy.ledger import Ledger, LedgerReader, Reservation, Witness, read_export, write_jsonl
@@ -46,8 +46,8 @@ def measure(entries: int = ENTRIES, mechanisms: int = 100, directory: Path | Non
             figures[f"{name}_late_ms"] = 1e3 * sum(times[-500:]) / len(times[-500:])
         figures["gate_ms"] = 1e3 * builder.gate(500) / 500
         figures["commit_ms"] = 1e3 * _commit(builder.ledger)
-        figures["first_gate_s"] = _timed(lambda: LedgerReader(reader._engine).budget("heart"))
-        figures["report_s"] = _timed(lambda: LedgerReader(reader._engine).spending("heart"))
+        figures["first_gate_s"] = _timed(lambda: LedgerReader(reader.database).budget("heart"))
+        figures["report_s"] = _timed(lambda: LedgerReader(reader.database).spending("heart"))
         figures["report_again_s"] = _timed(lambda: reader.spending("heart"))
         figures["verify_s"] = _timed(reader.verify)
         export = Path(place) / "export.jsonl"
@@ -72,7 +72,7 @@ def _commit(ledger: Ledger) -> float:
     """Elapsed seconds of a durable transaction that changes one page."""
     start = time.perf_counter()
     for _ in range(20):
-        with transaction(ledger._engine) as connection:
+        with ledger.database.transaction() as connection:
             connection.exec_driver_sql("PRAGMA user_version = 2")
     return (time.perf_counter() - start) / 20
 
@@ -94,7 +94,7 @@ class _Builder:
         """Write until there are so many entries."""
         written, step = 2, 0
         while written < entries:
-            with transaction(self.ledger._engine) as connection:
+            with self.ledger.database.transaction() as connection:
                 for _ in range(BATCH):
                     if written >= entries:
                         return
@@ -104,7 +104,7 @@ class _Builder:
     def gate(self, times: int) -> float:
         """CPU seconds of so many bare decisions on the whole ledger: what would stand after one more release."""
         releases = [self._release(bytes(32), number + 1, number) for number in range(times)]
-        with transaction(self.ledger._engine) as connection:
+        with self.ledger.database.transaction() as connection:
             return _timed(lambda: [self.ledger.headroom("heart", {item.mechanism: 1}, connection) for item in releases])
 
     def _step(self, connection: Any, step: int) -> int:

@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.sums import LANE_BITS
 from support.federation import make_bed, make_request, schema_of
-from veilsum_privacy.securesum.context import plan_round
+from veilsum_privacy.securesum.agreed import AgreedStudy
 
 RECORDS = 8
 MAX_RECORDS = 100
@@ -47,7 +47,7 @@ def measure_round(size: int, members: int) -> tuple[float, float, int]:
         study = bed.compile(make_request(schema_of(features, max_records=MAX_RECORDS), "fedcgs", epsilon=2.0))
         task = study.tasks[0].model_copy(update={"grid": grid, "variance": (MULTIPLIER * grid) ** 2})
         study = study.model_copy(update={"tasks": (task,)})
-        encoding = plan_round(study, task.label, members, members).encoding
+        encoding = AgreedStudy(study).task(task.label).plan(members, members).encoding
         if (encoding.width, encoding.lanes) != (LANE_BITS, 2):
             raise AssertionError(f"lanes of {encoding.width} bits, {encoding.lanes} a slot")
         local = bed.local

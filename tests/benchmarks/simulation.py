@@ -18,9 +18,9 @@ from threadpoolctl import threadpool_limits
 
 from support.studies import compiled
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import ClassValues, DatasetSchema, Label, NumberColumn
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks import build_declared
 from veilsum_privacy.tasks.base import Floats, Records
 from veilsum_privacy.tasks.gradient import CENTRE
 
@@ -60,7 +60,7 @@ def sites_of(number: int) -> dict[str, PlainSite]:
 def broadcast_of(study: Study, label: str) -> dict[str, Floats]:
     """Any broadcast that the task takes: a random model, no centre, seeds."""
     rng = np.random.default_rng(1)
-    task = build_declared(study, study.task(label))
+    task = AgreedStudy(study).task(label).task
     arrays = {
         block.name: rng.normal(0.0, 0.1, block.shape) for block in task.layout().blocks if block.name.startswith("model.")
     }

@@ -105,7 +105,7 @@ def _run_study(kit: Kit, steps: int, options: dict[str, Any]) -> list[dict[str, 
 
         _write_toml(where / "coordinator.toml", {"": {"listen": "127.0.0.1:0", "ready_file": "ready"}})
         started = [start(where, "coordinator")]
-        wait_for((where / "ready").exists, START_SECONDS, "the coordinator's address")
+        wait_for((where / "ready").exists, "the coordinator's address")
         address = (where / "ready").read_text().strip()
         for number, party in enumerate(kit.participants):
             _write_participant(kit, party.directory, number, address)
@@ -113,7 +113,7 @@ def _run_study(kit: Kit, steps: int, options: dict[str, Any]) -> list[dict[str, 
         analyst = load_credentials(kit.analyst.identity, now())
         with connect(address, analyst, kit.analyst.identity, now()) as remote:
             names = {party.name for party in kit.participants}
-            wait_for(lambda: names <= set(remote.describe().connected), START_SECONDS, "every participant's session")
+            wait_for(lambda: names <= set(remote.describe().connected), "every participant's session")
             request = make_request(schema_of(FEATURES, CLASSES), "fedsgd", epsilon=3.0)
             study = compile_study(
                 request.model_copy(update={"parameters": {"steps": steps, "centre": False}}),

@@ -37,8 +37,6 @@ from veilsum_proto.federation_pb2_grpc import StudiesStub
 
 DELTA = 1e-5
 WIDTH, CLASSES, ROWS = 3, 2, 24
-HEAL_SECONDS = 300.0
-"""A start takes a second of a core's time, and the machine may have other work."""
 STOP_SECONDS = 60.0
 """As in the units of deploy/systemd."""
 ASKED = (0, -signal.SIGTERM, -signal.SIGKILL)
@@ -202,7 +200,7 @@ class Federation:
             self.mind()
             return self.connected() == set(self.plan.names)
 
-        wait_for(whole, HEAL_SECONDS, "every participant's session")
+        wait_for(whole, "every participant's session")
 
     def stop(self) -> dict[str, int]:
         """End every process as an operator would; their exit statuses by name."""

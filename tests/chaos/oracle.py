@@ -24,9 +24,9 @@ from veilsum_coordinator.service.runner import read_release
 from veilsum_node.errors import VeilsumError
 from veilsum_privacy.computation.contribution import Place, compute_sum
 from veilsum_privacy.results.result import Result, load_result
-from veilsum_privacy.securesum.context import broadcast_digest, decode_broadcast, encode_broadcast, plan_round
+from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
+from veilsum_privacy.securesum.context import broadcast_digest, decode_broadcast, encode_broadcast
 from veilsum_privacy.study.study import Study, TaskDeclaration, parse_study
-from veilsum_privacy.tasks import build_declared, grid_unit
 from veilsum_privacy.tasks.base import Records
 from veilsum_proto import federation_pb2 as pb
 
@@ -117,12 +117,12 @@ class Replay:
         encoded = encode_broadcast(dict(broadcast or {}))
         self._check_broadcast(row["round"], encoded)
         values = np.frombuffer(row["values"], "<i8").astype(np.int64)
-        plan = plan_round(self.study, label, self._roster, len(cohort))
+        plan = AgreedStudy(self.study).task(label).plan(self._roster, len(cohort))
         true = sum((self._contribution(name, label, cohort, encoded) for name in cohort), np.zeros_like(values))
         self._compare(row["round"], label, cohort, values, true)
         if self.study.method == "statistics":
             self._compare_with_numpy(label, cohort, values)
-        return read_release(self.study, plan, values, row["round"], cohort, bytes(row["digest"]))
+        return read_release(plan, values, row["round"], cohort, bytes(row["digest"]))
 
     def checkpoint(self, arrays: Mapping[str, Floats], summary: Mapping[str, Any]) -> None:
         """Keeps nothing."""
@@ -138,8 +138,8 @@ class Replay:
         kept = {} if task.source is None else {task.source: self._kept(name, task.source)}
         places = tuple(study.participants.index(member) for member in cohort)
         place = Place(study.participants.index(name), kept, None, places, self._state.get((name, label), {}))
-        plan = plan_round(study, label, self._roster, len(cohort))
-        found = compute_sum(study, plan, self._records[name], decode_broadcast(encoded), place)
+        plan = AgreedStudy(study).task(label).plan(self._roster, len(cohort))
+        found = compute_sum(plan, self._records[name], decode_broadcast(encoded), place)
         self._state[name, label] = found.state
         return found.total
 
@@ -165,8 +165,8 @@ class Replay:
 
     def _compare_with_numpy(self, label: str, cohort: tuple[str, ...], values: Integers) -> None:
         task = self.study.task(label)
-        built = build_declared(self.study, task)
-        unit = grid_unit(built, task)
+        built = AgreedTask(AgreedStudy(self.study), task).task
+        unit = built.unit(task)
         std = math.sqrt(declared_variance(self.study, task, len(cohort))) * unit
         records = sum(len(self._records[name]) for name in cohort)
         expected = numpy_statistics(self._federation.data, cohort)

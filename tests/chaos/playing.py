@@ -15,7 +15,7 @@ from chaos.plans import COORDINATOR, FederationPlan, Strike, StudyPlan
 from support.federation import make_request, schema_of
 from support.processes import OVER
 from veilsum.compile import compile_study
-from veilsum_coordinator.protocol.machine import RETURN_SECONDS
+from veilsum_coordinator.protocol.machine import RESTART_SECONDS
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_privacy.study.study import Study, study_digest
 from veilsum_proto import federation_pb2 as pb
@@ -60,7 +60,7 @@ class Player:
         self.trials: list[Trial] = []
         self.starting = 0  # how many were killed at their first start
         waits = federation.plan.waits
-        self._limit = RETURN_SECONDS + waits.enrol + 2 * waits.seal + waits.contribute + waits.consent + waits.decrypt + 60
+        self._limit = RESTART_SECONDS + waits.enrol + 2 * waits.seal + waits.contribute + waits.consent + waits.decrypt + 60
         self._disturbed, self._look = time.monotonic(), 0.0
 
     def start(self) -> None:

@@ -5,7 +5,6 @@ Whatever the clocks do, nobody is charged twice, every wait ends, the ledgers ve
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Iterator
@@ -22,8 +21,6 @@ from veilsum_coordinator.protocol.settings import Waits
 from veilsum_node.database import open_readonly
 from veilsum_privacy.ledger.reader import LedgerReader
 from veilsum_privacy.ledger.verification import verify_ledger
-from veilsum_privacy.securesum.context import plan_round
-from veilsum_privacy.study.study import parse_study
 
 NAMES = "abc"
 WAITS = Waits(enrol=20, seal=30, contribute=20, consent=15, decrypt=20, grace=30)
@@ -32,8 +29,6 @@ AHEAD = 2 * DAY
 """Everybody is so far ahead of the certificates' first day, so that a clock can be set back."""
 
 BEFORE_UPLOAD = 20_000
-ALL = os.environ.get("VEILSUM_FAULTS_ALL") == "1"
-long = pytest.mark.skipif(not ALL, reason="takes minutes: VEILSUM_FAULTS_ALL=1 runs it")
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +56,8 @@ def _begin(network: FaultedProcesses, min_cohort: int = 2) -> bytes:
     """A study in which c has its payload and has sent its first bytes."""
     network.proxies["c"].limit(BEFORE_UPLOAD)
     key = _submit(network, min_cohort=min_cohort)
-    wait_for(network.proxies["c"].stalled.is_set, 30, "the third participant at its limit")
-    wait_for(lambda: set(network.attempt_states(key).values()) == {"payload"}, 10, "three payloads")
+    wait_for(network.proxies["c"].stalled.is_set, "the third participant at its limit")
+    wait_for(lambda: set(network.attempt_states(key).values()) == {"payload"}, "three payloads")
     return key
 
 
@@ -81,7 +76,7 @@ def _await_step(network: FaultedProcesses, name: str, change: int, start: int) -
     def says_so() -> bool:
         return any(abs(int(seconds) - abs(change)) <= 1 for seconds in told.findall(network.log(name)[start:]))
 
-    wait_for(says_so, 30, f"a step of {change} s in the log of {name}")
+    wait_for(says_so, f"a step of {change} s in the log of {name}")
 
 
 def _answers(network: FaultedProcesses) -> bool:
@@ -92,24 +87,21 @@ def _answers(network: FaultedProcesses) -> bool:
 
 
 def _set_back(network: FaultedProcesses, name: str) -> tuple[int, ...]:
-    engine = open_readonly(network._state(name))
-    try:
-        return verify_ledger(LedgerReader(engine)).set_back
-    finally:
-        engine.dispose()
+    with open_readonly(network._state(name)) as database:
+        return verify_ledger(LedgerReader(database)).set_back
 
 
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        ("c", HOUR),
+        pytest.param("c", HOUR, marks=pytest.mark.system),
         ("c", -HOUR),
-        pytest.param("c", DAY, marks=long),
-        pytest.param("c", -DAY, marks=long),
-        (COORDINATOR, HOUR),
-        pytest.param(COORDINATOR, -HOUR, marks=long),
-        pytest.param(COORDINATOR, DAY, marks=long),
-        pytest.param(COORDINATOR, -DAY, marks=long),
+        pytest.param("c", DAY, marks=pytest.mark.system),
+        pytest.param("c", -DAY, marks=pytest.mark.system),
+        pytest.param(COORDINATOR, HOUR, marks=pytest.mark.system),
+        pytest.param(COORDINATOR, -HOUR, marks=pytest.mark.system),
+        pytest.param(COORDINATOR, DAY, marks=pytest.mark.system),
+        pytest.param(COORDINATOR, -DAY, marks=pytest.mark.system),
     ],
 )
 def test_a_clock_is_set_in_the_middle_of_a_round(network: FaultedProcesses, name: str, change: int) -> None:
@@ -134,7 +126,7 @@ def test_the_greeting_tells_the_difference(network: FaultedProcesses) -> None:
     assert line.endswith(("by 3599 s", "by 3600 s", "by 3601 s"))
 
 
-@long
+@pytest.mark.system
 @pytest.mark.parametrize("name", ["c", COORDINATOR])
 def test_a_clock_before_the_certificates_first_day(network: FaultedProcesses, name: str) -> None:
     """Nothing is signed at such a time: the study ends with its reason or goes on without the site, and nothing is stuck."""
@@ -144,16 +136,16 @@ def test_a_clock_before_the_certificates_first_day(network: FaultedProcesses, na
     network.proxies["c"].release()
     network.await_log(name, "not valid yet", start)
     network.clocks[name].set(AHEAD)
-    wait_for(lambda: _answers(network), 60, "the coordinator's answer")
+    wait_for(lambda: _answers(network), "the coordinator's answer")
     network.heal()
     status = network.await_end(key)
     print(f"{name} a day before the certificates: {status.phase}, {status.reason}")
     assert status.phase == "finished" or status.reason
     for site in NAMES:
-        wait_for(lambda site=site: not open_contexts(network.entries(site, key)), 40, site)  # type: ignore[misc]
+        wait_for(lambda site=site: not open_contexts(network.entries(site, key)), site)  # type: ignore[misc]
 
 
-@long
+@pytest.mark.system
 def test_a_study_expires_where_the_clock_says_so(network: FaultedProcesses) -> None:
     key = _begin(network)
     network.clocks[COORDINATOR].set(AHEAD + 200 * DAY)
@@ -163,7 +155,7 @@ def test_a_study_expires_where_the_clock_says_so(network: FaultedProcesses) -> N
     network.audit(key, charged="")
 
 
-@long
+@pytest.mark.system
 @pytest.mark.parametrize("seconds", [WAITS.contribute + 10, 50])
 def test_a_participant_stands_still_in_its_upload(network: FaultedProcesses, seconds: int) -> None:
     """A suspended laptop: the others go on, and it is charged nothing."""
@@ -179,13 +171,10 @@ def test_a_participant_stands_still_in_its_upload(network: FaultedProcesses, sec
     _check_finished(network, key, "ab")
 
 
-@long
+@pytest.mark.system
 def test_a_participant_stands_still_when_consent_is_asked_for(network: FaultedProcesses) -> None:
     key = _begin(network)
-    fresh = plan_round(parse_study(network.study_row("b", key)["study"]), "statistics", 3, 3).encoding  # type: ignore[index]
-    whole = 2 * fresh.ciphertexts * fresh.parameters.fresh.least
-    network.await_status(key, lambda shown: shown.rounds[-1].bytes_received >= whole, "two uploads")
-    time.sleep(0.5)  # the receipt follows the last ciphertext
+    network.await_contributions(2)
     network.participants["b"].pause()
     network.proxies["c"].release()
     status = network.await_end(key)
@@ -197,7 +186,7 @@ def test_a_participant_stands_still_when_consent_is_asked_for(network: FaultedPr
     network.audit(key, charged=charged)
 
 
-@long
+@pytest.mark.system
 @pytest.mark.parametrize("seconds", [WAITS.consent + 10, 50])
 def test_the_coordinator_stands_still(network: FaultedProcesses, seconds: int) -> None:
     """For longer than the deadline: nobody is held to a time in which it could hear nobody."""
@@ -211,21 +200,23 @@ def test_the_coordinator_stands_still(network: FaultedProcesses, seconds: int) -
     time.sleep(seconds)
     network.coordinator.resume()
     network.await_log(COORDINATOR, "this process stood still for", start)
-    wait_for(lambda: _answers(network), 60, "the coordinator's answer")
+    wait_for(lambda: _answers(network), "the coordinator's answer")
     _check_finished(network, key)
 
 
-def test_everybody_stands_still(network: FaultedProcesses) -> None:
-    """All at once, as on one suspended machine; for some seconds, or under VEILSUM_FAULTS_ALL=1 for longer than every wait."""
+@pytest.mark.system
+@pytest.mark.parametrize("seconds", [2, 50])
+def test_everybody_stands_still(network: FaultedProcesses, seconds: int) -> None:
+    """All at once, as on one suspended machine; for some seconds, and for longer than every wait."""
     key = _begin(network)
     network.proxies["c"].release()
     everyone = [network.coordinator, *network.participants.values()]
     for process in everyone:
         assert process is not None
         process.pause()
-    time.sleep(50 if ALL else 2)
+    time.sleep(seconds)
     for process in everyone:
         assert process is not None
         process.resume()
-    wait_for(lambda: _answers(network), 60, "the coordinator's answer")
+    wait_for(lambda: _answers(network), "the coordinator's answer")
     _check_finished(network, key)

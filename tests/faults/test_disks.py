@@ -6,7 +6,6 @@ health which party it is; the study goes on when there is room again, or ends wi
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,8 +26,6 @@ from veilsum_privacy.results.result import load_result
 NAMES = "abc"
 WAITS = Waits(enrol=40, seal=30, contribute=40, consent=120, decrypt=60, grace=8, database=60)
 BEFORE_UPLOAD = 20_000
-ALL = os.environ.get("VEILSUM_FAULTS_ALL") == "1"
-long = pytest.mark.skipif(not ALL, reason="takes minutes: VEILSUM_FAULTS_ALL=1 runs it")
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +88,7 @@ class _Limited:
     word = ""  # the log cannot be written either
 
 
+@pytest.mark.system
 def test_full_before_enrolment(network: FaultedProcesses) -> None:
     start = len(network.log("c"))
     network.fill("c")
@@ -111,12 +109,12 @@ def _stall_upload(network: FaultedProcesses, **privacy: Any) -> bytes:
     """A study in which c has its payload and has sent its first bytes."""
     network.proxies["c"].limit(BEFORE_UPLOAD)
     key = _submit(network, **privacy)
-    wait_for(network.proxies["c"].stalled.is_set, 30, "the third participant at its limit")
-    wait_for(lambda: set(network.attempt_states(key).values()) == {"payload"}, 10, "three payloads")
+    wait_for(network.proxies["c"].stalled.is_set, "the third participant at its limit")
+    wait_for(lambda: set(network.attempt_states(key).values()) == {"payload"}, "three payloads")
     return key
 
 
-@pytest.mark.parametrize("fault", [_Full, pytest.param(_Limited, marks=long)])
+@pytest.mark.parametrize("fault", [_Full, pytest.param(_Limited, marks=pytest.mark.system)])
 def test_failing_between_payload_and_charge(network: FaultedProcesses, fault: Callable[..., _Full]) -> None:
     """It pays and consents when it can, and the others wait for it."""
     start = len(network.log("c"))
@@ -125,7 +123,7 @@ def test_failing_between_payload_and_charge(network: FaultedProcesses, fault: Ca
     failing.begin()
     network.proxies["c"].release()
     network.await_round(key, "consenting")
-    wait_for(lambda: network.attempt_states(key)["a"] == "consented", 10, "another's consent")
+    wait_for(lambda: network.attempt_states(key)["a"] == "consented", "another's consent")
     network.await_health("c", "database")
     time.sleep(1)
     assert network.attempt_states(key)["c"] == "payload"
@@ -137,6 +135,7 @@ def test_failing_between_payload_and_charge(network: FaultedProcesses, fault: Ca
     assert failing.word in network.log("c")[start:]
 
 
+@pytest.mark.system
 def test_full_when_the_release_is_told(network: FaultedProcesses) -> None:
     """Nobody else waits for it, and it is kept when there is room."""
     key = _stall_upload(network)
@@ -153,12 +152,12 @@ def test_full_when_the_release_is_told(network: FaultedProcesses) -> None:
     _check_finished(network, key)
 
 
-@long
+@pytest.mark.system
 @pytest.mark.parametrize("leave", [0, 40_000])
 def test_full_at_the_reservation_and_at_the_payload(network: FaultedProcesses, leave: int) -> None:
     """With some room left there is enough for the reservation, not for the payload: what was drawn is kept in hand."""
     key = _submit(network)
-    wait_for(lambda: (network.study_row("c", key) or {}).get("status") == "ready", 20, "keys")
+    wait_for(lambda: (network.study_row("c", key) or {}).get("status") == "ready", "keys")
     network.fill("c", leave)
     network.await_health("c", "database")
     network.disks["c"].free()
@@ -166,7 +165,7 @@ def test_full_at_the_reservation_and_at_the_payload(network: FaultedProcesses, l
     assert len(network.attempts("c", key)) == 1
 
 
-@long
+@pytest.mark.system
 def test_full_for_longer_than_the_others_wait(network: FaultedProcesses) -> None:
     """A study that allows it goes on without the site, which is charged nothing."""
     key = _stall_upload(network, min_cohort=2)
@@ -179,6 +178,7 @@ def test_full_for_longer_than_the_others_wait(network: FaultedProcesses) -> None
     network.audit(key, charged="ab", released="ab")
 
 
+@pytest.mark.system
 def test_the_coordinators_disk_is_full_at_every_step(network: FaultedProcesses) -> None:
     """Submission, sum, consents, release and result wait for room; what is decided is written before anyone acts on it."""
     disk, start = network.disks[COORDINATOR], len(network.log(COORDINATOR))
@@ -195,7 +195,7 @@ def test_the_coordinators_disk_is_full_at_every_step(network: FaultedProcesses) 
     disk.free()
     sender.join(20)
     (key,) = keys
-    wait_for(network.proxies["c"].stalled.is_set, 30, "the third participant at its limit")
+    wait_for(network.proxies["c"].stalled.is_set, "the third participant at its limit")
     network.await_health(COORDINATOR, "")
     network.fill(COORDINATOR)
     network.proxies["c"].release()
@@ -209,7 +209,7 @@ def test_the_coordinators_disk_is_full_at_every_step(network: FaultedProcesses) 
     assert not list((disk.root / "results" / key.hex()).glob(".*"))
 
 
-@long
+@pytest.mark.system
 def test_a_full_folder_of_results(network: FaultedProcesses) -> None:
     """Everybody has paid: the result waits for room."""
     results = network.disks[COORDINATOR].root / "results"
@@ -224,7 +224,7 @@ def test_a_full_folder_of_results(network: FaultedProcesses) -> None:
     load_result(results / key.hex())
 
 
-@long
+@pytest.mark.system
 @pytest.mark.parametrize("read_only", [True, False])
 def test_a_participants_disk_fails_for_good(network: FaultedProcesses, read_only: bool) -> None:
     """It says so and answers nothing; stopped, repaired and started again it goes on where it was."""
@@ -248,7 +248,7 @@ def test_a_participants_disk_fails_for_good(network: FaultedProcesses, read_only
     network.audit(key, charged=paid, released=NAMES if status.phase == "finished" else "")
 
 
-@long
+@pytest.mark.system
 @pytest.mark.parametrize("read_only", [True, False])
 def test_the_coordinators_disk_fails_for_good(network: FaultedProcesses, read_only: bool) -> None:
     key = _stall_upload(network)
@@ -267,12 +267,12 @@ def _refused_start(network: FaultedProcesses, name: str) -> str:
     start = len(network.log(name))
     role, home = network._home(name)
     process = network.launch(role, home)
-    wait_for(lambda: not process.alive, 60, "the end of the process")
+    wait_for(lambda: not process.alive, "the end of the process")
     assert process.status == 2, network.log(name)[start:]
     return network.log(name)[start:]
 
 
-@long
+@pytest.mark.system
 @pytest.mark.parametrize("name", ["c", COORDINATOR])
 def test_started_on_a_disk_that_can_only_be_read(network: FaultedProcesses, name: str) -> None:
     disk = network.disks[name]
@@ -289,7 +289,7 @@ def test_started_on_a_disk_that_can_only_be_read(network: FaultedProcesses, name
     _check_finished(network, _submit(network))
 
 
-@long
+@pytest.mark.system
 @pytest.mark.parametrize("name", ["c", COORDINATOR])
 def test_started_on_a_full_disk_for_the_first_time(tmp_path: Path, name: str) -> None:
     """A typed error that says what to do; with room it starts as if nothing had been."""
@@ -304,7 +304,7 @@ def test_started_on_a_full_disk_for_the_first_time(tmp_path: Path, name: str) ->
         if name == COORDINATOR:  # it waits for its database, up to waits.database
             start = len(network.log(name))
             process = network.launch(name, network.kit.coordinator.directory)
-            assert "Make room on the disk" in network.await_log(name, "has no room", start, 60)
+            assert "Make room on the disk" in network.await_log(name, "has no room", start)
             process.kill()
         else:
             said = _refused_start(network, name)

@@ -64,7 +64,6 @@ def network(tmp_path: Path) -> Iterator[Processes]:
     rng = np.random.default_rng(5)
     data = {name: (rng.normal(size=(40, 2)), rng.integers(0, 2, 40)) for name in SITES}
     processes = Processes(tmp_path / "federation", data, waits=Waits(grace=1), budget=(None, 1e-5), max_peer_streams=16)
-    serve_metrics(processes.kit.coordinator.directory / "coordinator.toml")
     for name in SITES:
         serve_metrics(processes.directory(name) / "participant.toml", remote=name == REMOTE)
     try:
@@ -82,7 +81,7 @@ def scrapes(network: Processes) -> list[dict[str, Any]]:
     jobs: list[dict[str, Any]] = yaml.safe_load(text)["scrape_configs"]
     address = {name: (network.directory(name) / "metrics.address").read_text() for name in SITES}
     coordinator, near, remote = jobs
-    coordinator["static_configs"][0]["targets"] = [(network.kit.coordinator.directory / "metrics.address").read_text()]
+    coordinator["static_configs"][0]["targets"] = [(network.kit.coordinator.directory / "metrics").read_text()]
     near["static_configs"] = [{"targets": [address[name]], "labels": {"site": name}} for name in SITES if name != REMOTE]
     remote["static_configs"][0]["targets"] = [address[REMOTE]]
     assert remote["static_configs"][0]["labels"]["site"] == REMOTE
@@ -100,17 +99,17 @@ def test_a_killed_participant_is_told(network: Processes, tmp_path: Path) -> Non
 def follow(network: Processes, watched: Watched) -> None:
     """Nothing is told of a healthy federation; a site's end is, and its return."""
     everyone = {"veilsum-coordinator": 1.0, **dict.fromkeys(SITES, 1.0)}
-    wait_for(lambda: watched.query("up") == everyone, 20, "every endpoint scraped")
-    wait_for(lambda: watched.query("veilsum_participant_connected") == dict.fromkeys(SITES, 1.0), 20, "three sessions scraped")
+    wait_for(lambda: watched.query("up") == everyone, "every endpoint scraped")
+    wait_for(lambda: watched.query("veilsum_participant_connected") == dict.fromkeys(SITES, 1.0), "three sessions scraped")
     assert watched.query('veilsum_session_connected{job="veilsum-participant"}') == dict.fromkeys(SITES, 1.0)
     # Recorded once for each site and certificate, though the coordinator and the site both tell of it.
-    wait_for(lambda: watched.query(RATIO) == dict.fromkeys(SITES, 0.0), 10, "no share of an unlimited budget")
-    wait_for(lambda: watched.query(f'count({LEFT}{{certificate="own"}})') == {"": 4.0}, 10, "everyone's certificate")
+    wait_for(lambda: watched.query(RATIO) == dict.fromkeys(SITES, 0.0), "no share of an unlimited budget")
+    wait_for(lambda: watched.query(f'count({LEFT}{{certificate="own"}})') == {"": 4.0}, "everyone's certificate")
     certificates = watched.query(f'{LEFT}{{certificate="own"}}')
     assert set(certificates) == set(everyone)
     assert all(364 < left / 86_400 < 366 for left in certificates.values())
     time.sleep(4)  # every waiting time of an alert on sessions and targets goes by
-    wait_for(lambda: watched.query("ALERTS") == {}, 10, "the end of whatever was pending at the start")
+    wait_for(lambda: watched.query("ALERTS") == {}, "the end of whatever was pending at the start")
     assert watched.alerts() == []
 
     network.participants[REMOTE].kill()
@@ -121,7 +120,7 @@ def follow(network: Processes, watched: Watched) -> None:
         suppressed = found.get("VeilsumTargetDown", {}).get("status", {}).get("state") == "suppressed"
         return "VeilsumParticipantGone" in found and suppressed
 
-    wait_for(gone, 25, "the alert at Alertmanager")
+    wait_for(gone, "the alert at Alertmanager")
     alert = found["VeilsumParticipantGone"]
     assert alert["status"]["state"] == "active"
     assert alert["labels"].items() >= {"site": REMOTE, "severity": "warning", "federation": "my-federation"}.items()
@@ -130,14 +129,14 @@ def follow(network: Processes, watched: Watched) -> None:
     assert found["VeilsumTargetDown"]["status"]["inhibitedBy"] == [alert["fingerprint"]]
     assert set(found) == {"VeilsumParticipantGone", "VeilsumTargetDown"}
     told = f"working-hours: firing warning VeilsumParticipantGone: {REMOTE} and the coordinator have no session"
-    wait_for(lambda: told in watched.log("webhook"), 10, "the notification")
+    wait_for(lambda: told in watched.log("webhook"), "the notification")
 
     config = network.directory(REMOTE) / "participant.toml"  # back at the address that is scraped
     address = (network.directory(REMOTE) / "metrics.address").read_text()
     config.write_text(config.read_text().replace("127.0.0.1:0", address))
     network.heal()
-    wait_for(lambda: told.replace("firing", "resolved") in watched.log("webhook"), 20, "the end of the alert")
-    wait_for(lambda: not any(a["labels"].get("site") for a in watched.alerts()), 20, "no alert left")
+    wait_for(lambda: told.replace("firing", "resolved") in watched.log("webhook"), "the end of the alert")
+    wait_for(lambda: not any(a["labels"].get("site") for a in watched.alerts()), "no alert left")
     assert watched.query("up") == everyone
 
 
@@ -201,7 +200,7 @@ def test_inhibition(tmp_path: Path) -> None:
             shown = {frozenset(alert["labels"].items()): alert["status"]["state"] for alert in watched.alerts()}
             return [[shown.get(frozenset(labels.items()), "absent") for labels in case] for case in sent]
 
-        wait_for(lambda: states() == [["active", "suppressed", "active"]] * len(sent), 10, f"inhibition, not {states()}")
+        wait_for(lambda: states() == [["active", "suppressed", "active"]] * len(sent), f"inhibition, not {states()}")
 
 
 def test_spans() -> None:

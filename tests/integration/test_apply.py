@@ -27,15 +27,15 @@ from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.parts.application import application
 from veilsum_deploy import cli
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
-from veilsum_node.database import open_database, transaction
+from veilsum_node.database import open_database
 from veilsum_node.identity.provision import Kit, make_kit
 from veilsum_participant import store
 from veilsum_participant.applying.model import Model, load_model
-from veilsum_privacy.computation.contribution import kept_blocks
 from veilsum_privacy.results.result import Result, save_result
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Study, parse_study, study_digest
-from veilsum_privacy.tasks import TASKS, build_declared
+from veilsum_privacy.tasks import TASKS
 from veilsum_privacy.tasks.base import FeatureParameters, Records
 from veilsum_privacy.tasks.feature_maps import map_records
 
@@ -228,7 +228,7 @@ def test_each_sites_own_map_is_found_by_option_or_identity(here: Path, capsys: p
 
 
 def _size(study: Study, label: str) -> int:
-    return build_declared(study, study.task(label)).layout().size
+    return AgreedStudy(study).task(label).task.layout().size
 
 
 def kept_study() -> Study:
@@ -248,11 +248,11 @@ def kept_study() -> Study:
 def test_a_site_aligns_by_what_it_kept_in_its_state_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = kept_study()
     key, label = study_digest(study.to_bytes()), study.tasks[0].label
-    size = build_declared(study, study.tasks[0]).layout().size
-    unit = kept_blocks(study, label, np.ones(size, dtype=np.int64))[0]["counts"][0]
+    size = AgreedStudy(study).tasks[0].task.layout().size
+    unit = AgreedStudy(study).task(label).kept_blocks(np.ones(size, dtype=np.int64))[0]["counts"][0]
     vector = np.random.default_rng(5).integers(-50, 50, size)
     vector[:2] = np.round(400 / unit)  # two classes of 400 records; what else is in it is of no matter here
-    blocks, noise = kept_blocks(study, label, vector)
+    blocks, noise = AgreedStudy(study).task(label).kept_blocks(vector)
     assert noise["counts"] > 0
     target = Gaussian(np.array([0.3, -0.2, 0.1]), np.diag([0.2, 0.1, 0.3]))
     own = local_map("barycenter", blocks, noise, reference_arrays(target), tau=0.7)
@@ -265,20 +265,20 @@ def test_a_site_aligns_by_what_it_kept_in_its_state_file(here: Path, capsys: pyt
     write_csv(here / "new.csv", x, None)
     _, config = participant(here)
 
-    engine = open_database(config.parent / "participant.db")
-    store.create_tables(engine)
-    with transaction(engine) as connection:
+    database = open_database(config.parent / "participant.db")
+    store.create_tables(database)
+    with database.transaction() as connection:
         store.add_study(
             connection, digest=key, status="ended", study=study.to_bytes(), analyst="a", enrolment=b"[]", box_key=b""
         )
-    engine.dispose()
+    database.close()
     code, _, err = run(capsys, "result", "--data", "new.csv", "--config", config)
     assert code == 2
     assert f"kept nothing of the study's task '{label}'" in err
-    engine = open_database(config.parent / "participant.db")
-    with transaction(engine) as connection:
+    database = open_database(config.parent / "participant.db")
+    with database.transaction() as connection:
         store.keep_vector(connection, key, label, store.Kept(vector, vector, None))
-    engine.dispose()
+    database.close()
 
     code, _, err = run(capsys, "result", "--data", "new.csv", "--config", config, "--site", "rome")
     assert code == 2
@@ -410,7 +410,9 @@ def test_a_model_maps_records_as_the_study_did_to_the_last_bit(mode: str, refere
         records = sites[site].records
         own: dict[str, Any] = {}
         if aligned.source is not None:
-            noise = kept_blocks(study, aligned.source, np.zeros(_size(study, aligned.source), dtype=np.int64))[1]
+            noise = (
+                AgreedStudy(study).task(aligned.source).kept_blocks(np.zeros(_size(study, aligned.source), dtype=np.int64))[1]
+            )
             own = {"kept": federation.kept_blocks(site, aligned.source), "noise_std": noise}
         seen = map_records(study, known, records, result.arrays, index=index, **own).features
         found = model.features(records, site, **own)

@@ -18,7 +18,6 @@ from support.network import running_client, running_server, wait_for
 from support.processes import Processes, running_processes
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_deploy.cli import main
-from veilsum_node.database import transaction
 from veilsum_node.errors import Misuse, Refusal, RefusalCode
 from veilsum_node.identity import Authority, Label, Role, new_key_and_csr
 from veilsum_node.randomness import SYSTEM_RANDOM
@@ -71,7 +70,7 @@ def test_a_study_waits_neither_enrolled_nor_refused(attack: Adversary) -> None:
     assert [directive.study for directive in attack.cores["a"].decided()] == [attack.key]
     assert ask(attack) == "enrol"
     assert (wait_list(site), attack.cores["a"].decided()) == ([], [])
-    assert attack.row("a")["status"] == "enrolled"
+    assert attack.row("a").status == "enrolled"
 
 
 def test_what_an_approved_study_would_cost_counts_what_others_may_ask(attack: Adversary) -> None:
@@ -90,7 +89,7 @@ def test_what_an_approved_study_would_cost_counts_what_others_may_ask(attack: Ad
 def test_two_words_for_what_fits_only_once(attack: Adversary) -> None:
     """An approved study counts from the word on, also before the participant has acted on it."""
     site = attack.bed.sites["a"]
-    with transaction(site.engine) as connection:
+    with site.database.transaction() as connection:
         site.ledger.set_budget(connection, "records", 1.2, 1e-5, reason="less", operator="test")
     keys = []
     for _ in range(2):
@@ -138,7 +137,7 @@ def test_everything_is_checked_again_at_approval(attack: Adversary) -> None:
     assert (item.state, item.obstacle.codes) == ("waiting", caught.value.codes)
     site.config = kept
     approve(site, attack.key.hex())
-    with transaction(site.engine) as connection:  # after the word, before the participant acts on it
+    with site.database.transaction() as connection:  # after the word, before the participant acts on it
         site.ledger.set_budget(connection, "records", 0.5, 1e-5, reason="less", operator="test")
     assert attack.enrol("a").refused is RefusalCode.BUDGET
     assert wait_list(site) == []
@@ -177,7 +176,7 @@ def test_an_analyst_whose_certificate_ran_out_while_its_study_waited(attack: Adv
     _, csr = new_key_and_csr("short", Role.ANALYST)
     Authority.load(bed.kit.authority, bed.clock).sign(csr, role=Role.ANALYST, name="short", days=1)
     ask(attack)
-    with transaction(site.engine) as connection:
+    with site.database.transaction() as connection:
         connection.execute(update(store.PENDING).values(certificate=b"", analyst="short"))
     (item,) = waiting_studies(site)
     assert item.analyst == "short"
@@ -246,19 +245,19 @@ def test_an_operator_decides_while_the_participant_runs(tmp_path: Path) -> None:
         operators = {}
         for name, site in bed.sites.items():
             operators[name] = open_test_site(site.config, bed.clock, SYSTEM_RANDOM)
-            stack.callback(operators[name].engine.dispose)
+            stack.callback(operators[name].database.close)
         stub = StudiesStub(stack.enter_context(open_channel(address, bed.analyst)))
         first = submit(bed, stub, bed.compile(make_request(schema_of(2), min_cohort=2)))
         machine = server.hub.studies[first].machine
         for site in operators.values():
-            wait_for(lambda site=site: len(wait_list(site)) == 1, 20, "the study's arrival")  # type: ignore[misc]
+            wait_for(lambda site=site: len(wait_list(site)) == 1, "the study's arrival")  # type: ignore[misc]
         words = [threading.Thread(target=approve, args=(operators[name], first.hex()[:12])) for name in "ab"]
         words.append(threading.Thread(target=decline, args=(operators["c"], first.hex()[:12], "not ours to give")))
         for word in words:
             word.start()
         for word in words:
             word.join()
-        wait_for(lambda: machine.phase.over, 40, "the study's end")
+        wait_for(lambda: machine.phase.over, "the study's end")
         assert machine.phase.value == "finished", (machine.reason, machine.refusals)
         assert [(name, code) for name, code, _ in machine.refusals] == [("c", "approval-declined")]
         (release,) = server.hub.journal.releases(first)
@@ -294,7 +293,7 @@ def test_commands_decide_beside_real_participants(network: Processes, capsys: py
     key = network.submit(study)
     shown = key.hex()[:12]
     for name in "ab":
-        wait_for(lambda name=name: bool(command(network, name, "studies", capsys=capsys)[1]), 20, "the study")  # type: ignore[misc]
+        wait_for(lambda name=name: bool(command(network, name, "studies", capsys=capsys)[1]), "the study")  # type: ignore[misc]
     (listed,) = command(network, "a", "studies", capsys=capsys)[1]
     expected = {
         "id": key.hex(), "state": "waiting", "name": study.name, "analyst": "analyst", "method": "statistics",
@@ -313,7 +312,7 @@ def test_commands_decide_beside_real_participants(network: Processes, capsys: py
     assert status.phase == "finished", (status.reason, status.refusals)
 
     second = network.submit(network.compile(make_request(schema_of(2), min_cohort=2)))
-    wait_for(lambda: bool(command(network, "b", "studies", capsys=capsys)[1]), 20, "the second study")
+    wait_for(lambda: bool(command(network, "b", "studies", capsys=capsys)[1]), "the second study")
     assert command(network, "b", "decline", second.hex()[:12], "--reason", "enough for now", capsys=capsys)[0] == 0
     status = network.await_status(second, lambda found: bool(found.refusals), "the refusal")
     assert [(item.participant, item.code) for item in status.refusals] == [("b", "approval-declined")]
@@ -327,7 +326,7 @@ def test_a_word_given_while_the_participant_is_down_is_acted_on_at_its_start(
     key = network.submit(network.compile(make_request(schema_of(2), min_cohort=2)))
     shown = key.hex()[:12]
     for name in "ab":
-        wait_for(lambda name=name: shown in str(command(network, name, "studies", capsys=capsys)[1]), 20, "it")  # type: ignore[misc]
+        wait_for(lambda name=name: shown in str(command(network, name, "studies", capsys=capsys)[1]), "it")  # type: ignore[misc]
     assert network.participants["a"].stop() == 0
     for name in "ab":
         assert command(network, name, "approve", shown, capsys=capsys)[0] == 0

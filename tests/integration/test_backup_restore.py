@@ -50,7 +50,7 @@ def study(network: Processes) -> bytes:
     key = network.submit(network.compile(make_request(schema_of(2), epsilon=0.5)))
     assert network.await_end(key).phase == "finished"
     for name in NAMES:
-        wait_for(lambda name=name: count(network.entries(name, key), Kind.RELEASE_SEEN) == 1, 30, name)  # type: ignore[misc]
+        wait_for(lambda name=name: count(network.entries(name, key), Kind.RELEASE_SEEN) == 1, name)  # type: ignore[misc]
     return key
 
 
@@ -58,6 +58,7 @@ def ledger_of(network: Processes, name: str) -> LedgerReader:
     return LedgerReader(open_database(network.directory(name) / "participant.db"))
 
 
+@pytest.mark.system
 def test_parties_are_restored_between_releases(tmp_path: Path, veilsum: Command) -> None:
     rng = np.random.default_rng(2)
     data = {name: (rng.uniform(-1, 1, (20, 2)), np.arange(20) % 2) for name in NAMES}
@@ -86,7 +87,7 @@ def test_parties_are_restored_between_releases(tmp_path: Path, veilsum: Command)
         assert Path(done["replaced_file"]).is_file()
         assert network.entries("a", second) == []
         network.heal()
-        wait_for(lambda: count(network.entries("a", second), Kind.RECOVERY) == 1, 30, "the recovered charge")
+        wait_for(lambda: count(network.entries("a", second), Kind.RECOVERY) == 1, "the recovered charge")
         # the coordinator's mirror alone does not let it release again; a peer's ledger does
         status, shown = veilsum("participant", "check", "--config", site)
         assert (status, [item["check"] for item in shown["checks"] if item["status"] == "failed"]) == (1, ["restored"])
@@ -111,17 +112,17 @@ def test_parties_are_restored_between_releases(tmp_path: Path, veilsum: Command)
                 entry.study for entry in ledger_of(network, name).entries() if entry.kind in (Kind.CHARGE, Kind.RECOVERY)
             )
             assert charged == dict.fromkeys([first, second, third, fourth], 1)
-        engine = open_database(network.kit.coordinator.directory / "state" / "coordinator.db")
-        released = [entry.study for entry in LedgerReader(engine).entries(kind=Kind.RELEASE_SEEN)]
+        database = open_database(network.kit.coordinator.directory / "state" / "coordinator.db")
+        released = [entry.study for entry in LedgerReader(database).entries(kind=Kind.RELEASE_SEEN)]
         assert released == [first, fourth]
-        verify_ledger(LedgerReader(engine))
-        engine.dispose()
+        verify_ledger(LedgerReader(database))
+        database.close()
 
 
 def _hub(bed: TestBed, url: str) -> Hub:
-    engine = open_database(url)
-    mirror = Mirror(engine, credentials=bed.hub.credentials, clock=bed.clock, random=SYSTEM_RANDOM)
-    return Hub(bed.hub.credentials, SqlJournal(engine, mirror), waits=Waits(), clock=bed.clock)
+    database = open_database(url)
+    mirror = Mirror(database, credentials=bed.hub.credentials, clock=bed.clock, random=SYSTEM_RANDOM)
+    return Hub(bed.hub.credentials, SqlJournal(database, mirror), waits=Waits(), clock=bed.clock)
 
 
 def test_a_coordinator_in_postgresql_is_the_servers_to_back_up(tmp_path: Path, veilsum: Command) -> None:

@@ -11,7 +11,6 @@ import pytest
 
 from support.federation import DATASET, make_bed, make_request, schema_of
 from support.hostile import Adversary, altered, make_data
-from veilsum_node.database import transaction
 from veilsum_node.errors import RefusalCode
 from veilsum_node.identity import Authority, Credentials, Role, load_credentials, new_key_and_csr
 from veilsum_node.identity.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
@@ -157,7 +156,7 @@ def test_a_study_that_was_answered_is_answered_again(searcher: Searcher) -> None
     site = searcher.attack.bed.sites["a"]
     for _ in range(3 * MOST):
         assert searcher.attack.enrol("a").refused is RefusalCode.BUDGET
-    with transaction(site.engine) as connection:
+    with site.database.transaction() as connection:
         site.ledger.set_budget(connection, DATASET, 4.0, 1e-5, reason="more", operator="test")
     assert searcher.attack.enrol("a").call == "enrol"
     for _ in range(MOST - 2):
@@ -174,7 +173,7 @@ def test_populations_have_answers_of_their_own_and_their_datasets_have_not(searc
         "others": DatasetConfig(path=dataset.path),
     }
     site.config = site.config.model_copy(update={"datasets": datasets})
-    with transaction(site.engine) as connection:
+    with site.database.transaction() as connection:
         site.ledger.set_budget(connection, "others", 2.0, 1e-5, reason="test", operator="test")
     for number in range(MOST):
         assert searcher.ask(3.0, dataset=(DATASET, "copy")[number % 2]) is RefusalCode.BUDGET

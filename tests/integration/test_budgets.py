@@ -18,7 +18,6 @@ from support.hostile import Adversary, altered, make_adversary, make_data
 from support.network import running_client, running_server, wait_for
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_deploy.cli.participant import RequestedStudy
-from veilsum_node.database import transaction
 from veilsum_node.errors import Refusal, RefusalCode, StateError
 from veilsum_node.identity import Label
 from veilsum_node.randomness import SYSTEM_RANDOM
@@ -145,7 +144,7 @@ def test_a_release_is_counted_once_while_it_is_open_and_after(tmp_path: Path) ->
     site = attack.bed.sites["a"]
 
     def taken() -> tuple[int, float]:
-        with transaction(site.engine) as connection:
+        with site.database.transaction() as connection:
             left = remaining(connection, attack.key, attack.study)
             return left.total(), site.ledger.headroom(DATASET, left, connection).after
 
@@ -190,7 +189,7 @@ def test_enrolments_that_race_for_the_last_of_a_budget(tight: TestBed) -> None:
         openings[0].leave(enrolled, "ended")
     site.ledger.verify(authority=site.credentials.authority)
     for membership in openings:
-        membership._site.engine.dispose()
+        membership._site.database.close()
 
 
 def test_a_refused_study_is_recorded_once_with_every_reason(tight: TestBed) -> None:
@@ -226,7 +225,7 @@ def test_every_code_reaches_the_coordinator_over_the_wire(tmp_path: Path) -> Non
         stub = StudiesStub(stack.enter_context(open_channel(address, bed.analyst)))
         key = bytes(stub.Submit(pb.SubmitRequest(study=message)).study)
         machine = server.hub.studies[key].machine
-        wait_for(lambda: machine.phase.over, 20, "the study's end")
+        wait_for(lambda: machine.phase.over, "the study's end")
         shown = stub.Show(pb.ShowRequest(study=key)).refusals
     codes = ["epsilon-too-large", "budget-exceeded", "unit-not-accepted"]
     for name in "ab":
@@ -326,7 +325,7 @@ def test_a_store_of_the_first_layout_is_adopted(tmp_path: Path) -> None:
     attack.set_up()
     attack.collect()
     site = attack.bed.sites["a"]
-    with transaction(site.engine) as connection:
+    with site.database.transaction() as connection:
         before = connection.execute(select(store.ATTEMPTS)).mappings().one()
         for table in (
             "participant_pending",
@@ -341,9 +340,9 @@ def test_a_store_of_the_first_layout_is_adopted(tmp_path: Path) -> None:
         connection.exec_driver_sql("ALTER TABLE participant_attempt DROP COLUMN consent_digest")
         connection.exec_driver_sql("ALTER TABLE participant_study ADD COLUMN strict_cohort TEXT")
         connection.exec_driver_sql("ALTER TABLE participant_study DROP COLUMN shares")
-    store.create_tables(site.engine)
-    store.create_tables(site.engine)
-    with transaction(site.engine) as connection:
+    store.create_tables(site.database)
+    store.create_tables(site.database)
+    with site.database.transaction() as connection:
         after = connection.execute(select(store.ATTEMPTS)).mappings().one()
         assert store.pending(connection) == []
         assert store.mirror_entry(connection, "coordinator") == 0
@@ -355,7 +354,7 @@ def test_a_store_of_the_first_layout_is_adopted(tmp_path: Path) -> None:
 
 def test_a_fresh_store_has_the_tables_that_queries_name(tmp_path: Path) -> None:
     site = make_adversary(tmp_path).bed.sites["a"]
-    with site.engine.connect() as connection:
+    with site.database.engine.connect() as connection:
         for table in store.METADATA.tables.values():
             columns = connection.exec_driver_sql(f"PRAGMA table_info({table.name})").mappings().all()
             found = {row["name"]: (bool(row["notnull"]), bool(row["pk"])) for row in columns}

@@ -74,7 +74,7 @@ class Running:
         ready = self.kit.coordinator.directory / "ready"
         ready.unlink(missing_ok=True)
         self.children["coordinator"] = command("coordinator", "start", "--config", self.coordinator_config)
-        wait_for(ready.exists, 30, "the coordinator's address")
+        wait_for(ready.exists, "the coordinator's address")
         self.address = ready.read_text()
 
     def stop(self, name: str, number: signal.Signals = signal.SIGTERM) -> int:
@@ -111,7 +111,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
             running.children[party.name] = command("participant", "start", "--config", running.config(party.name))
         (directory / "schema.toml").write_text(SCHEMA)
         write_study(directory / "study.toml")
-        wait_for(lambda: all(log_of(running, name).count("open") for name in NAMES), 60, "the participants' sessions")
+        wait_for(lambda: all(log_of(running, name).count("open") for name in NAMES), "the participants' sessions")
         yield running
     finally:
         for child in running.children.values():
@@ -186,7 +186,7 @@ def test_a_study_from_file_to_result(analyst: Running, capsys: pytest.CaptureFix
         code, text, _ = run(capsys, "ledger", "show", "--config", analyst.config(name), "--study", digest[:8], "--json")
         body = json.loads(text)
         assert body["spending"][0]["spent"] == pytest.approx(asked["cost"]["epsilon"])
-        wait_for(lambda name=name: kinds(analyst, name, digest, capsys)[-1] == "release-seen", 20)  # type: ignore[misc]
+        wait_for(lambda name=name: kinds(analyst, name, digest, capsys)[-1] == "release-seen")  # type: ignore[misc]
         assert kinds(analyst, name, digest, capsys) == ["reserve", "charge", "release-seen"]
         assert run(capsys, "ledger", "verify", "--config", analyst.config(name))[0] == 0
 

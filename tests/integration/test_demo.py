@@ -27,8 +27,6 @@ from veilsum_participant.ledgers import open_source
 from veilsum_privacy.ledger import Kind
 
 DEMO = [str(Path(sys.executable).with_name("veilsum")), "demo"]
-pytestmark = pytest.mark.slow  # every test waits for five real processes
-
 EPSILON = {"statistics": 1.0, "classifier-epsilon-1": 1.0, "classifier-epsilon-3": 3.0}
 
 
@@ -184,18 +182,18 @@ def test_a_demo_that_ends_early_leaves_no_process(tmp_path: Path, number: signal
     with subprocess.Popen(
         [*DEMO, "--directory", str(directory)], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
     ) as running:
-        wait_for(lambda: len(processes_of(directory)) == 5, 60, "five processes")
+        wait_for(lambda: len(processes_of(directory)) == 5, "five processes")
         with pytest.raises(StateError, match="A demo runs"), claim(directory):
             pass
         running.send_signal(number)
         assert running.wait(30) != 0
-    wait_for(lambda: processes_of(directory) == [], 15, "the end of all processes")
+    wait_for(lambda: processes_of(directory) == [], "the end of all processes")
 
 
 def test_a_dead_coordinator_ends_the_demo(tmp_path: Path) -> None:
     directory = tmp_path / "demo"
     with subprocess.Popen([*DEMO, "--directory", str(directory)], stderr=subprocess.PIPE, text=True) as running:
-        wait_for(lambda: len(processes_of(directory)) == 5, 60, "five processes")
+        wait_for(lambda: len(processes_of(directory)) == 5, "five processes")
         os.kill(processes_of(directory / "coordinator")[0], signal.SIGKILL)
         _, errors = running.communicate(timeout=60)
     assert running.returncode == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -21,7 +22,6 @@ import pytest
 
 from support.network import wait_for
 from support.tools import need_tool
-from veilsum_deploy.native.places import listening
 from veilsum_privacy.results.result import load_result
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +45,7 @@ class Local:
 
 
 def command(directory: Path, *options: str) -> list[str]:
-    return [sys.executable, "-m", "veilsum_deploy.native", "--directory", str(directory), *options]
+    return [sys.executable, "-m", "local", "--directory", str(directory), *options]
 
 
 @contextmanager
@@ -57,7 +57,7 @@ def running(directory: Path) -> Iterator[Local]:
         )
     try:
         assert process.stdout is not None
-        wait_for(lambda: "stays up" in errors.read_text() or process.poll() is not None, SECONDS, "the deployment")
+        wait_for(lambda: "stays up" in errors.read_text() or process.poll() is not None, "the deployment")
         assert process.poll() is None, errors.read_text()
         lines = []
         while not lines or lines[-1] != "}\n":
@@ -68,6 +68,12 @@ def running(directory: Path) -> Iterator[Local]:
         if process.poll() is None:
             process.terminate()
             process.wait(60)
+
+
+def listening(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    with socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) == 0
 
 
 def page(url: str) -> Any:
@@ -117,6 +123,12 @@ def prometheus_scrapes_all_over_tls_with_a_token(local: Local) -> None:
         assert b"veilsum_epsilon_spent" in answer.read()
 
 
+def every_query_of_the_dashboards_returns_data(local: Local) -> None:
+    words = ["--prometheus", local.found["pages"]["prometheus"], "--minutes", "4", "--scrape", "5"]
+    done = subprocess.run([sys.executable, "-m", "grafana.check", *words], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def a_participant_listens_for_its_metrics_alone(local: Local) -> None:
     for name in SITES:
         found = [child for child in local.children if f"/configs/{name}/" in " ".join(child.cmdline())]
@@ -146,10 +158,12 @@ def test_a_deployment_from_its_start_to_its_end(tmp_path: Path) -> None:
         the_study_ran_and_is_paid_for_at_every_site(local)
         the_coordinators_journal_lies_in_postgresql(local)
         prometheus_scrapes_all_over_tls_with_a_token(local)
+        every_query_of_the_dashboards_returns_data(local)
         a_participant_listens_for_its_metrics_alone(local)
         a_signal_stops_everything_and_nothing_is_left(local)
 
 
+@pytest.mark.system
 def test_a_service_that_cannot_start_ends_all_with_its_log_and_a_status(tmp_path: Path) -> None:
     need_tool("prometheus")
     text = (ROOT / "deploy" / "compose.yaml").read_text()

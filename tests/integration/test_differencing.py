@@ -189,7 +189,7 @@ def test_all_datasets_of_a_population_count(
             "copy": DatasetConfig(path=dataset.path, population=population),
         }
         site.config = site.config.model_copy(update={"datasets": datasets})
-        with site.engine.begin() as connection:
+        with site.database.engine.begin() as connection:
             site.ledger.set_budget(connection, population or "copy", None, 1e-5, reason="test", operator="test")
     scene.begin(scene.study(dataset="copy"))
     assert scene.asked("abc") == answer
@@ -237,7 +237,7 @@ def test_a_restored_backup_knows_its_cohorts(scene: Scene, tmp_path: Path) -> No
     site = scene.sites["a"]
     party = Party(Role.PARTICIPANT, site.config.state, site.config.identity)
     back_up(party, tmp_path / "a.backup", software="test")
-    site.engine.dispose()
+    site.database.close()
     site.config.state.unlink()
     restore(tmp_path / "a.backup", party)
     scene.attack.reopen("a")
@@ -263,7 +263,7 @@ def test_what_a_backup_lacks_is_closed_until_a_peer_shows_who_took_part(
     scene.release(ABCD)
     receipt = scene.attack.payloads["a", 1].receipt
     site.ledger.checkpoint()
-    site.engine.dispose()
+    site.database.close()
     restore(tmp_path / "a.backup", party, force=True)
     scene.attack.reopen("a")
     site, peer = scene.sites["a"], scene.sites["b"].ledger
@@ -304,7 +304,7 @@ def test_a_state_of_an_earlier_version_brings_its_cohorts(scene: Scene) -> None:
     scene.release(ABCD)
     for name in ABCD:
         site = scene.sites[name]
-        site.engine.dispose()
+        site.database.close()
         with closing(sqlite3.connect(site.config.state)) as raw, raw:
             raw.execute("DROP TABLE participant_cohort")
             raw.execute("DROP TABLE participant_answer")

@@ -1,12 +1,11 @@
 """Every method, its coordinator killed in every phase: the same result to the bit, every release paid for once.
 
-Each study here dies at every third place, one after another; three neighbours in the list have them all. With
-``VEILSUM_DURABLE_ALL=1`` each pair of a study and a place has a trial of its own.
+Each study here dies at every third place, one after another; three neighbours in the list have them all. Marked ``system``,
+each pair of a study and a place has a trial of its own.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,10 +16,8 @@ from support.durable_studies import STUDIES
 from veilsum_coordinator.methods import METHODS
 from veilsum_privacy.results.result import Result, saved_checkpoints
 
-ALL = os.environ.get("VEILSUM_DURABLE_ALL") == "1"
-
-SOME = [name for name in STUDIES if not name.startswith("fedavg ")] + ["fedavg scaffold", "fedavg aligned"]
-"""Every method, and ``fedavg`` without most of its objectives, which differ at the sites."""
+FEW = ("fedcgs iterated", "fedsgd", "fedavg scaffold", "hfedatm")
+"""One-shot after an alignment, iterated, with state at the sites, with members that differ."""
 
 Expected = Callable[[str], tuple[Result, int]]
 
@@ -59,7 +56,7 @@ def test_every_method_is_here() -> None:
     assert {name.split(" ")[0] for name in STUDIES} == set(METHODS)
 
 
-@pytest.mark.parametrize("name", STUDIES if ALL else SOME)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in FEW else pytest.mark.system) for name in STUDIES])
 def test_dying_in_every_third_phase(tmp_path: Path, expected: Expected, name: str) -> None:
     result, rounds = expected(name)
     trial = make_trial(tmp_path, STUDIES[name])
@@ -72,7 +69,7 @@ def test_dying_in_every_third_phase(tmp_path: Path, expected: Expected, name: st
     assert len(saved_checkpoints(trial.results, key)) <= 3
 
 
-@pytest.mark.skipif(not ALL, reason="the whole product takes minutes: VEILSUM_DURABLE_ALL=1")
+@pytest.mark.system
 @pytest.mark.parametrize("name", STUDIES)
 def test_dying_in_each_phase_alone(tmp_path: Path, expected: Expected, name: str) -> None:
     result, rounds = expected(name)

@@ -5,7 +5,6 @@ Every method in every phase is in ``test_durable_methods``.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -22,14 +21,14 @@ from support.postgres import server
 from veilsum.compile import StudyRequest
 from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.parts.federation import Release
-from veilsum_coordinator.protocol.machine import RETURN_SECONDS
+from veilsum_coordinator.protocol.machine import RESTART_SECONDS
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.protocol.restoration import ReplayError
 from veilsum_coordinator.protocol.rounds import RoundPhase
 from veilsum_coordinator.service.hub import Hub
 from veilsum_coordinator.storage.records import MEMBERS, PROGRESS, ROUNDS
 from veilsum_deploy.local import results_directory
-from veilsum_node.database import open_database, transaction
+from veilsum_node.database import open_database
 from veilsum_node.errors import RefusalCode
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.results.result import Result, load_result
@@ -39,10 +38,10 @@ from veilsum_proto import federation_pb2 as pb
 METHODS = ("fedcgs", "fedsgd", "hfedatm", "slot-align")
 """One-shot, iterated, with rounds of stations whose members differ, with a statistic that sites keep for later rounds."""
 
-ALL = os.environ.get("VEILSUM_DURABLE_ALL") == "1"
-DYING = (
-    [*((method, "file") for method in METHODS), ("fedsgd", "server")] if ALL else [("hfedatm", "file"), ("fedsgd", "server")]
-)
+DYING = [
+    *(pytest.param(method, "file", marks=[] if method == "hfedatm" else pytest.mark.system) for method in METHODS),
+    ("fedsgd", "server"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -225,7 +224,7 @@ def test_rounds_wait_for_members_that_dial_again(trial: Trial) -> None:
     machine = hub.studies[key].machine
     for name in "abc":
         hub.connect(name, trial.bed.sites[name].nonce)
-    trial.bed.clock.now += RETURN_SECONDS - 1
+    trial.bed.clock.now += RESTART_SECONDS - 1
     hub.tick()
     assert (machine.phase, machine.returning) == (StudyPhase.RUNNING, True)
     trial.bed.clock.now += 1
@@ -266,7 +265,7 @@ def test_a_release_is_told_to_whom_it_was_not(trial: Trial) -> None:
 def test_a_study_of_an_earlier_version_ends(trial: Trial) -> None:
     """Its journal does not say where it was."""
     key, _ = begun(trial)
-    with transaction(open_database(trial.place)) as connection:
+    with open_database(trial.place).transaction() as connection:
         for table in (PROGRESS, ROUNDS, MEMBERS):
             connection.execute(table.delete())
     status = trial.live_status(key)
@@ -276,7 +275,7 @@ def test_a_study_of_an_earlier_version_ends(trial: Trial) -> None:
 def test_a_journal_that_cannot_be_read_ends_that_study_alone(trial: Trial) -> None:
     key, _ = begun(trial)
     other = trial.open().submit(trial.bed.compile(_releases(trial.bed, 2)), trial.bed.analyst)
-    with transaction(open_database(trial.place)) as connection:
+    with open_database(trial.place).transaction() as connection:
         connection.execute(PROGRESS.update().values(state='{"phase": "dreaming"}'))
     hub = trial.open().hub
     assert "cannot be used" in hub.status(key).reason

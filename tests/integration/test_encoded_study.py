@@ -15,6 +15,7 @@ from support.federation import TestBed, make_bed, make_request, schema_of
 from veilsum_node.errors import ConfigurationError, HostileInput, RefusalCode
 from veilsum_participant.config import EncoderConfig
 from veilsum_participant.policy import term_faults
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.study import Study, parse_study
 
@@ -79,7 +80,7 @@ def test_a_site_without_the_file_refuses_before_it_enrols(tmp_path: Path, progra
     bed = _bed(tmp_path, data, "ab")
     (tmp_path / "b.pt").write_bytes(data + b"x")
     study = _study(bed, flat)
-    found = {name: list(term_faults(study, site.config, name, None)) for name, site in bed.sites.items()}
+    found = {name: list(term_faults(AgreedStudy(study), site.config, name, None)) for name, site in bed.sites.items()}
     assert found["a"] == []
     assert [fault.code for fault in found["b"]] == [fault.code for fault in found["c"]] == [RefusalCode.TASK]
     assert hashlib.sha256(data + b"x").hexdigest() in found["b"][0].message

@@ -16,7 +16,6 @@ from support.randomness import SeededRandom
 from support.recording import Recorder
 from veilsum_coordinator.methods.fedavg import FedAvg
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
-from veilsum_node.database import transaction
 from veilsum_participant import store
 from veilsum_privacy.accounting.accountant import GaussianEvent, rdp_epsilon
 from veilsum_privacy.accounting.prices import study_epsilon
@@ -107,7 +106,7 @@ def test_what_an_attempt_trained_counts_only_once_it_is_paid_for(bed: TestBed) -
     sent = encode_broadcast({**arrays, "training.seeds": np.zeros((3, 2))})
 
     def paid() -> bytes | None:
-        with transaction(site.engine) as connection:
+        with site.database.transaction() as connection:
             return store.paid_state(connection, attack.key, task.label)
 
     for attempt in (1, 2):
@@ -119,8 +118,8 @@ def test_what_an_attempt_trained_counts_only_once_it_is_paid_for(bed: TestBed) -
     first = paid()
     assert first is not None
     assert set(decode_broadcast(first)) == {"gradient"}
-    with transaction(site.engine) as connection:
-        assert store.attempts_in(connection, store.PAID, attack.key)[0]["attempt"] == 2
+    with site.database.transaction() as connection:
+        assert store.attempts_in(connection, store.PAID, attack.key)[0].attempt == 2
     again = attack.assignment(SITES, number=2, attempt=3, broadcast=sent, label=task.label)
     assert attack.assign("a", again, sent).call == "upload"
     assert paid() == first

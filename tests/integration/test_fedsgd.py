@@ -24,8 +24,8 @@ from veilsum_privacy.ledger import Kind
 from veilsum_privacy.mechanism.noise import discrete_gaussian
 from veilsum_privacy.mechanism.steps import poisson_sample
 from veilsum_privacy.results.result import Result, load_result
+from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks import build_declared, grid_unit
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.training.models import build_architecture
 from veilsum_privacy.training.models.perceptrons import Linear
@@ -80,7 +80,7 @@ def test_encrypted_steps_are_those_of_central_dp_sgd(bed: TestBed, rate: float, 
     study = compiled(bed, steps=12, sampling_rate=rate, gradient_clip=clip, centre=centred)
     result, recorder = run(bed, study)
     task = study.task("gradient")
-    unit = grid_unit(build_declared(study, task), task)
+    unit = AgreedTask(AgreedStudy(study), task).task.unit(task)
     share = Fraction(task.variance, len(SITES) - 1)
     parameters = FedSGDParameters.model_validate(study.parameters)
     assert parameters.model is not None
@@ -128,7 +128,7 @@ def central_mean(
 ) -> Floats:
     """The mean of all records' features with the sites' noise, and that the release is it."""
     task = study.task("means")
-    unit = grid_unit(build_declared(study, task), task)
+    unit = AgreedTask(AgreedStudy(study), task).task.unit(task)
     total = np.zeros(1 + WIDTH)
     for name in SITES:
         x = records[name].features

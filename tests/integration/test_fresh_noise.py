@@ -19,9 +19,9 @@ from scipy import stats
 from support.federation import TestBed, make_bed, make_request, schema_of
 from support.hostile import NAMES, Adversary, altered, make_data
 from support.opening import own_vector, plan_of
+from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.securesum.context import encode_broadcast
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks import build_declared
 from veilsum_privacy.tasks.base import TrainingTask
 from veilsum_privacy.tasks.gradient import Gradient
 from veilsum_privacy.tasks.local_training import SEEDS, LocalTraining
@@ -55,7 +55,7 @@ class Case:
 
 def sent(study: Study) -> bytes:
     """What the rounds of the study's first task start from."""
-    task = build_declared(study, study.tasks[0])
+    task = AgreedStudy(study).tasks[0].task
     if isinstance(task, LocalTraining):
         seeds = {SEEDS: np.zeros((study.sites, 2))}
         return encode_broadcast({**to_broadcast(task.architecture.initial(0)), **seeds})
@@ -86,7 +86,7 @@ def noises(attack: Adversary, number: int, attempt: int) -> list[Floats]:
     for name in NAMES:
         assert attack.assign(name, assignment, broadcast).call == "upload"
         own = own_vector(attack, name, attempt).astype(np.float64)
-        if isinstance(build_declared(attack.study, task), TrainingTask):
+        if isinstance(AgreedTask(AgreedStudy(attack.study), task).task, TrainingTask):
             own = own[:-1]  # the last value counts the site
         found += [own] if task.disclosure == "joint" else list(own.reshape(attack.study.sites, -1))
     return found

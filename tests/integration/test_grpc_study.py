@@ -52,7 +52,7 @@ def test_a_study_runs_from_submission_to_result(tmp_path: Path) -> None:
         assert list(status.results) == ["manifest.json"]
         manifest = b"".join(chunk.data for chunk in stub.Result(pb.ResultRequest(study=key, file="manifest.json")))
         assert b'"statistics"' in manifest
-        wait_for(lambda: all(seat.ended for seat in server.hub.studies[key].machine.seats.values()), 20, "the end everywhere")
+        wait_for(lambda: all(seat.ended for seat in server.hub.studies[key].machine.seats.values()), "the end everywhere")
 
 
 def test_decryptions_that_are_not_signed_for_are_refused_to_their_sender(
@@ -185,11 +185,11 @@ def test_one_studys_slow_work_does_not_hold_another_back(tmp_path: Path, monkeyp
         assert slow.wait(20)
         second = submit("quick")
         machines = {key: server.hub.studies[key].machine for key in (first, second)}
-        wait_for(lambda: machines[second].phase.over, 20, "the quick study's end")
+        wait_for(lambda: machines[second].phase.over, "the quick study's end")
         assert machines[second].phase is StudyPhase.FINISHED, machines[second].reason
         assert not machines[first].phase.over
         released.set()
-        wait_for(lambda: machines[first].phase.over, 20, "the slow study's end")
+        wait_for(lambda: machines[first].phase.over, "the slow study's end")
         assert machines[first].phase is StudyPhase.FINISHED, machines[first].reason
 
 
@@ -209,7 +209,7 @@ def test_a_coordinator_that_floods_is_not_served() -> None:
 
     workers = Workers(answer, lambda error: None)
     _put(workers, [bytes(32)])
-    wait_for(lambda: seen == [0], 5, "the first answer")
+    wait_for(lambda: seen == [0], "the first answer")
     with pytest.raises(HostileInput, match="faster"):
         _put(workers, [bytes(32)] * (WAITING + 1))
     with pytest.raises(HostileInput, match="The coordinator"):

@@ -8,7 +8,6 @@ names and ports of the pages are this machine's; nothing else is changed.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import socket
 import sys
@@ -23,7 +22,7 @@ import pytest
 from support.guides import Walk, environment_for
 from support.network import wait_for
 from support.postgres import server
-from support.tools import DEMANDED
+from support.tools import give_up
 from veilsum_node.identity import Authority, Role
 from veilsum_node.identity.files import read_file
 from veilsum_node.identity.provision import install, prepare
@@ -100,7 +99,7 @@ class Federation:
             self.walk.check_running()
             return path.exists() and text in path.read_text()
 
-        wait_for(holds, 60, f"{text!r} in {log}")
+        wait_for(holds, f"{text!r} in {log}")
 
     def request(self) -> None:
         """Two sites make their keys and send their requests."""
@@ -151,8 +150,7 @@ class Federation:
 def federation(tmp_path: Path) -> Iterator[Federation]:
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
     if missing:
-        reason = f"the guides also use {', '.join(missing)}: install what is missing"
-        pytest.fail(reason) if os.environ.get(DEMANDED) == "1" else pytest.skip(reason)
+        give_up(f"the guides also use {', '.join(missing)}: install what is missing")
     made = Federation(tmp_path)
     try:
         yield made
@@ -160,7 +158,7 @@ def federation(tmp_path: Path) -> Iterator[Federation]:
         made.walk.close()
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_the_guides_do_what_they_say(federation: Federation) -> None:
     walks = [federation.walk.walk(page) for page in (OPERATOR, HOSPITAL, SCIENTIST, OFFICER)]
     for walk in (*walks, walks[1], walks[0]):  # the hospital's and the operator's pages pause until a study has run

@@ -168,7 +168,7 @@ def test_a_coordinator_runs_from_the_rendered_files(tmp_path: Path, kit: Kit) ->
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
             get = pod.container[probe]["httpGet"]
             assert get["scheme"] == "HTTPS"
-            wait_for(lambda path=get["path"]: process.poll() is not None or status(base + path, authority) == 200, 60, probe)
+            wait_for(lambda path=get["path"]: process.poll() is not None or status(base + path, authority) == 200, probe)
             assert process.poll() is None, (machine.folder / "log").read_text()
         (monitor,) = release.of("ServiceMonitor")
         path = monitor["spec"]["endpoints"][0]["path"]
@@ -184,6 +184,7 @@ def test_a_coordinator_runs_from_the_rendered_files(tmp_path: Path, kit: Kit) ->
     assert not list((machine.folder / "var/lib/veilsum").glob("*.db"))  # the journal is in PostgreSQL
 
 
+@pytest.mark.system
 def test_a_participant_runs_from_the_rendered_files(tmp_path: Path, kit: Kit) -> None:
     release = render("participant-trial")
     pod = release.pod("participant")
@@ -198,7 +199,7 @@ def test_a_participant_runs_from_the_rendered_files(tmp_path: Path, kit: Kit) ->
             with socket.socket() as plain:
                 return process.poll() is not None or plain.connect_ex(place) == 0
 
-        wait_for(listens, 60, "the participant's endpoint")
+        wait_for(listens, "the participant's endpoint")
         assert process.poll() is None, (machine.folder / "log").read_text()
         seconds = pod.container["readinessProbe"]["timeoutSeconds"]
         done = subprocess.run(health, capture_output=True, text=True, timeout=seconds)

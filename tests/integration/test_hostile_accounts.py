@@ -13,7 +13,6 @@ import pytest
 
 from support.federation import make_bed, make_request, open_test_site, schema_of
 from support.hostile import LABEL, NAMES, Adversary, altered, context_of, make_adversary, make_data
-from veilsum_node.database import transaction
 from veilsum_node.errors import RefusalCode
 from veilsum_node.identity import Authority, Credentials, Role, load_credentials, new_key_and_csr
 from veilsum_node.identity.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
@@ -23,7 +22,7 @@ from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt
 from veilsum_privacy.mechanism.clipping import SiteSum
-from veilsum_privacy.securesum.context import plan_round
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.securesum.masks import MaskStream, derive
 from veilsum_proto import federation_pb2 as pb
 
@@ -39,7 +38,7 @@ def attack(tmp_path: Path) -> Iterator[Adversary]:
 def _reopen(attack: Adversary, name: str) -> None:
     """The site's process dies and starts again from its database."""
     site = attack.bed.sites[name]
-    site.engine.dispose()
+    site.database.close()
     again = open_test_site(site.config, attack.bed.clock, SYSTEM_RANDOM)
     attack.bed.sites[name] = again
     attack.cores[name] = ParticipantCore(again)
@@ -118,7 +117,7 @@ def test_strict_study_with_another_cohort(attack: Adversary) -> None:
 
 def _set_budget(attack: Adversary, name: str, epsilon: float) -> None:
     site = attack.bed.sites[name]
-    with transaction(site.engine) as connection:
+    with site.database.transaction() as connection:
         site.ledger.set_budget(connection, "records", epsilon, 1e-5, reason="less", operator="test")
 
 
@@ -303,7 +302,7 @@ def test_attempt_given_up_while_its_payload_is_made(attack: Adversary) -> None:
     assert (attack.kinds("a")["reserve"], attack.kinds("a")["free"]) == (1, 1)
     row = attack.attempt_row("a")
     assert row is not None
-    assert (row["state"], row["payload"], row["self_seed"]) == ("tombstone", None, None)
+    assert (row.state, row.payload, row.self_seed) == ("tombstone", None, None)
 
 
 def test_representations_show_neither_keys_nor_records(attack: Adversary) -> None:
@@ -312,7 +311,7 @@ def test_representations_show_neither_keys_nor_records(attack: Adversary) -> Non
     assert site._records
     assert "Records" not in repr(site)
     for secret in ("box_key", "secret_key", "tag_key", "shares", "seeds"):
-        assert repr(opened.row[secret])[:40] not in repr(opened)
+        assert repr(getattr(opened.row, secret))[:40] not in repr(opened)
 
 
 def test_rolled_back_site_is_found_by_its_peers(attack: Adversary, tmp_path: Path) -> None:
@@ -323,7 +322,7 @@ def test_rolled_back_site_is_found_by_its_peers(attack: Adversary, tmp_path: Pat
         source.backup(target)
     attack.collect()
     attack.finish()
-    site.engine.dispose()
+    site.database.close()
     for suffix in ("-wal", "-shm"):
         site.config.state.with_name(site.config.state.name + suffix).unlink(missing_ok=True)
     site.config.state.write_bytes(copy.read_bytes())
@@ -355,7 +354,7 @@ def test_secrets_of_an_attempt_and_a_study_leave_the_disk(attack: Adversary) -> 
     site = attack.bed.sites["a"]
     row, study = attack.attempt_row("a"), attack.row("a")
     assert row is not None
-    seed, consent, payload = row["self_seed"], row["consent"], row["payload"][1000:1032]
+    seed, consent, payload = row.self_seed, row.consent, row.payload[1000:1032]
 
     def on_disk() -> bytes:
         return b"".join(path.read_bytes() for path in site.config.state.parent.glob(site.config.state.name + "*"))
@@ -366,11 +365,11 @@ def test_secrets_of_an_attempt_and_a_study_leave_the_disk(attack: Adversary) -> 
     assert seed not in left
     assert consent not in left
     assert payload not in left
-    assert study["tag_key"] in left
+    assert study.tag_key in left
     attack.tell("a", pb.DIRECTIVE_KIND_END)
     left = on_disk()
     for name in ("tag_key", "secret_key", "box_key", "shares", "seeds"):
-        assert study[name][-32:] not in left, name
+        assert getattr(study, name)[-32:] not in left, name
 
 
 # -- noise -----------------------------------------------------------------------------------------------------------------
@@ -383,9 +382,9 @@ def _recover(attack: Adversary, name: str) -> np.ndarray:
     names, seeds = attack.assignments[1].names, attack.spied(name).seeds
     modulus = plan.parameters.plain_modulus
     place = names.index(name)
-    masks = [(MaskStream(row["consent"], modulus), 1)]
+    masks = [(MaskStream(row.consent, modulus), 1)]
     masks += [
-        (MaskStream(derive(seeds[other], "pair", row["context"]), modulus), 1 if index > place else -1)
+        (MaskStream(derive(seeds[other], "pair", row.context), modulus), 1 if index > place else -1)
         for index, other in enumerate(names)
         if other != name
     ]
@@ -410,8 +409,8 @@ def test_noise_is_not_lost_to_the_clamp(tmp_path: Path, monkeypatch: pytest.Monk
     attack.set_up()
     real = contributions.contribute
 
-    def at_bound(study: Any, plan: Any, *rest: Any) -> SiteSum:
-        return real(study, plan, *rest)._replace(total=np.full(plan.encoding.size, side * plan.encoding.bound))
+    def at_bound(plan: Any, *rest: Any) -> SiteSum:
+        return real(plan, *rest)._replace(total=np.full(plan.encoding.size, side * plan.encoding.bound))
 
     monkeypatch.setattr(contributions, "contribute", at_bound)
     attack.collect(("a", "b", "c"))
@@ -428,6 +427,6 @@ def test_noise_is_not_lost_to_the_clamp(tmp_path: Path, monkeypatch: pytest.Monk
 def test_shares_without_the_colluders_reach_the_stated_noise(attack: Adversary) -> None:
     """A site that subtracts its own share (k = 1) leaves at least S^2 among the others, in every cohort that is allowed."""
     for size in (2, 3, 4):
-        noise = plan_round(attack.study, LABEL, 4, size).noise
+        noise = AgreedStudy(attack.study).task(LABEL).plan(4, size).noise
         assert noise.colluders >= 1
         assert (size - noise.colluders) * noise.share_variance >= attack.study.tasks[0].variance

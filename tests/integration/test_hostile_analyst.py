@@ -22,7 +22,8 @@ from veilsum_participant import site as site_module
 from veilsum_privacy.computation.contribution import Place, contribute
 from veilsum_privacy.computation.rehearsal import legal_broadcast
 from veilsum_privacy.ledger import Kind
-from veilsum_privacy.securesum.context import encode_broadcast, plan_round
+from veilsum_privacy.securesum.agreed import AgreedStudy
+from veilsum_privacy.securesum.context import encode_broadcast
 from veilsum_privacy.study.study import Study, parse_study
 from veilsum_privacy.tasks.base import RecordTask
 from veilsum_privacy.tasks.class_moments import ClassMoments
@@ -111,7 +112,7 @@ def test_a_model_beyond_all_bounds_is_refused_without_a_record(worlds: Beside, s
     study = study_of(worlds.bed, "fedsgd", steps=2, sampling_rate=1.0, model={"name": "mlp", "options": {"hidden": 3}})
     label = next(task.label for task in study.tasks if task.task == "gradient")
     worlds.set_up(study)
-    arrays = legal_broadcast(study, label)
+    arrays = legal_broadcast(AgreedStudy(study).task(label))
     model = {name: np.full_like(array, size) if name.startswith(MODEL) else array for name, array in arrays.items()}
     assert worlds.assign(label, encode_broadcast(model))[0].codes == (RefusalCode.CONTEXT,)
     assert worlds.entries(Kind.RESERVE) == [[], [], [], []]
@@ -141,9 +142,9 @@ def test_a_record_that_cannot_be_computed_on_counts_as_none(worlds: Beside, monk
     assert worlds.assign("statistics")[0].call == "upload"
     assert worlds.entries(Kind.FAULT) == [[], [{"cause": "FloatingPointError"}], [], [{"cause": "FloatingPointError"}]]
     assert [len(entries) for entries in worlds.entries(Kind.RESERVE)] == [1, 1, 1, 1]
-    plan = plan_round(study, "statistics", 4, 4)
+    plan = AgreedStudy(study).task("statistics").plan(4, 4)
     parts = [
-        contribute(study, plan, lambda site=attack.bed.sites["a"]: site.records("records", study.data), {}, Place())  # type: ignore[misc]
+        contribute(plan, lambda site=attack.bed.sites["a"]: site.records("records", study.data), {}, Place())  # type: ignore[misc]
         for attack in worlds.attacks
     ]
     np.testing.assert_array_equal(parts[0].total, parts[1].total)

@@ -43,8 +43,8 @@ def _consented(attack: Adversary) -> None:
 
 def _left(attack: Adversary, name: str) -> None:
     row = attack.row(name)
-    assert row["status"] == "left"
-    assert row["secret_key"] is row["tag_key"] is row["seeds"] is row["box_key"] is None
+    assert row.status == "left"
+    assert row.secret_key is row.tag_key is row.seeds is row.box_key is None
     assert attack.ask_decryption(name, attack.sum()).refused is RefusalCode.CLOSED
 
 
@@ -189,7 +189,7 @@ def test_decryption_before_consent(attack: Adversary) -> None:
     """Right tags, but this site has not consented: nothing is decrypted. It stays, for the sum was no forgery."""
     attack.collect()
     assert attack.ask_decryption("a", attack.sum()).refused is RefusalCode.ROUND
-    assert attack.row("a")["status"] == "ready"
+    assert attack.row("a").status == "ready"
 
 
 def test_decryption_after_release(attack: Adversary) -> None:

@@ -65,7 +65,7 @@ def test_two_attempts_of_one_round_open_only_once(attack: Adversary) -> None:
     assert attack.ask_consent("a", first).refused is RefusalCode.ROUND
     row = attack.attempt_row("a")
     assert row is not None
-    assert (row["state"], row["self_seed"], row["consent"], row["payload"]) == ("tombstone", None, None, None)
+    assert (row.state, row.self_seed, row.consent, row.payload) == ("tombstone", None, None, None)
     lone = attack.ask_consent("d", first).values[3]
     late = [attack.ask_consent(name, second, attempt=2).values[3] for name in ("a", "b", "c")]
     values = open_sum(attack.words("d", attack.sum(2)), attack.plan(2).encoding, late)
@@ -127,14 +127,14 @@ def test_self_masks_are_fresh_for_each_attempt(attack: Adversary) -> None:
     """b_i reused over attempts would let one consent unmask two payloads: seeds differ, another's consent opens nothing."""
     attack.collect()
     before = {name: attack.attempt_row(name) for name in NAMES}
-    seeds = {name: row["self_seed"] for name, row in before.items() if row is not None}
+    seeds = {name: row.self_seed for name, row in before.items() if row is not None}
     attack.collect(attempt=2)
     consents = attack.consents(attempt=2)
     for name in NAMES:
         row = attack.attempt_row(name, 2)
         assert row is not None
-        assert len(row["self_seed"]) == len(seeds[name]) == 32
-        assert row["self_seed"] != seeds[name]
+        assert len(row.self_seed) == len(seeds[name]) == 32
+        assert row.self_seed != seeds[name]
     _is_noise(attack, attack.words("d", attack.sum(1)), consents)
 
 
@@ -152,7 +152,7 @@ def test_another_broadcast_to_one_site(attack: Adversary) -> None:
         assert attack.charges(name) == 0
     # even with all four self-mask keys, which no site gave, the pairwise masks do not cancel
     rows = [attack.attempt_row(name) for name in NAMES]
-    _is_noise(attack, attack.words("d", attack.sum()), [row["consent"] for row in rows if row is not None])
+    _is_noise(attack, attack.words("d", attack.sum()), [row.consent for row in rows if row is not None])
 
 
 def test_another_cohort_to_one_site(attack: Adversary) -> None:
@@ -165,7 +165,7 @@ def test_another_cohort_to_one_site(attack: Adversary) -> None:
     assert attack.ask_consent("d", receipts).refused is RefusalCode.RECEIPT
     assert attack.ask_consent("a", receipts).refused is RefusalCode.RECEIPT
     rows = [attack.attempt_row(name) for name in NAMES]
-    _is_noise(attack, attack.words("d", attack.sum()), [row["consent"] for row in rows if row is not None])
+    _is_noise(attack, attack.words("d", attack.sum()), [row.consent for row in rows if row is not None])
 
 
 def test_cohort_out_of_order_doubled_strange_or_without_the_site(attack: Adversary) -> None:
@@ -377,5 +377,5 @@ def test_consent_after_the_deadline(attack: Adversary) -> None:
     for name in ("a", "b"):
         row = attack.attempt_row(name)
         assert row is not None
-        assert row["state"] == "tombstone"
+        assert row.state == "tombstone"
         assert attack.kinds(name)["free"] == 1

@@ -59,7 +59,7 @@ def test_study_is_enrolled_once(attack: Adversary) -> None:
     assert attack.tell("a", pb.DIRECTIVE_KIND_END).call == "confirm"
     assert attack.enrol("a").refused is RefusalCode.STUDY_REPLAYED
     row = attack.row("a")
-    assert (row["status"], row["box_key"]) == ("ended", None)
+    assert (row.status, row.box_key) == ("ended", None)
 
 
 def test_study_with_changed_defaults_has_no_signature(attack: Adversary) -> None:
@@ -221,7 +221,7 @@ def test_certified_impostor_named_like_a_trusted_peer(attack: Adversary) -> None
     enrolments = attack.enrolments()
     forged = [*enrolments[:1], _impostor(attack, "b", attack.key), *enrolments[2:]]
     assert attack.show_roster("a", forged).refused is RefusalCode.COHORT_TRUST
-    assert attack.row("a")["roster"] is None
+    assert attack.row("a").roster is None
     assert attack.show_roster("a", enrolments).call == "seal"
 
 
@@ -258,7 +258,7 @@ def test_rosters_out_of_order_doubled_small_or_altered(attack: Adversary) -> Non
     for roster in ([b, a, c, d], [a, a, b, c], [a], [], [a, foreign, c, d], [a, replace(b, signature=c.signature), c, d],
                    [a, replace(b, certificate=c.certificate), c, d], [a, replace(b, body=c.body), c, d]):  # fmt: skip
         assert attack.show_roster("a", roster).refused is RefusalCode.ROSTER
-    assert attack.row("a")["seeds"] is None
+    assert attack.row("a").seeds is None
 
 
 def test_swapped_key_and_second_roster(attack: Adversary) -> None:
@@ -314,7 +314,7 @@ def test_dealer_of_other_parameters_or_rubbish(attack: Adversary) -> None:
     for secret in (bytes(32) + other, bytes(32), b"", bytes(32) + b"rubbish", bytes(200)):
         assert attack.show_boxes("b", [*seeds, _dealt(attack, "a", "b", secret)]).refused is RefusalCode.KEYS
     assert attack.show_boxes("b", seeds).refused is RefusalCode.KEYS
-    assert attack.row("b")["status"] == "enrolled"
+    assert attack.row("b").status == "enrolled"
     assert attack.show_boxes("b", _for(made, "b")).call == "ready"
 
 

@@ -17,8 +17,9 @@ from veilsum_node.errors import HostileInput, RefusalCode
 from veilsum_privacy.ledger import Kind, Mechanism
 from veilsum_privacy.mechanism.noise import task_noise
 from veilsum_privacy.mechanism.weights import WEIGHTS
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks import build_declared, build_task
+from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks.local_training import SEEDS, LocalTraining
 from veilsum_privacy.training.arrays import to_broadcast
 
@@ -37,7 +38,7 @@ def compiled(bed: TestBed, epsilon: float | None, method: str = "fedavg", **para
 
 def weighted(study: Study, weights: list[float]) -> dict[str, NDArray[np.float64]]:
     """A broadcast of one and the same model, with these weights."""
-    task = build_declared(study, study.task(LOCAL))
+    task = AgreedStudy(study).task(LOCAL).task
     assert isinstance(task, LocalTraining)
     seeds = np.zeros((study.sites, 2))
     return {**to_broadcast(task.architecture.initial(0)), SEEDS: seeds, WEIGHTS: np.array(weights)}

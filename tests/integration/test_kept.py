@@ -18,18 +18,16 @@ from support.hostile import Adversary, Said, altered
 from veilsum_aggregation.alignment import site_gaussian
 from veilsum_aggregation.gaussian import barycenter_term, factor
 from veilsum_coordinator.service.runner import RoundLostError
-from veilsum_node.database import transaction
 from veilsum_node.errors import HostileInput, RefusalCode, StateError
 from veilsum_participant import store
 from veilsum_privacy.accounting.accountant import GaussianEvent, rdp_epsilon
 from veilsum_privacy.accounting.prices import study_epsilon
-from veilsum_privacy.computation.contribution import kept_blocks
-from veilsum_privacy.ledger import Kind, Reservation
+from veilsum_privacy.ledger import Kind, Mechanism, Reservation
 from veilsum_privacy.ledger.faults import LedgerFault
 from veilsum_privacy.mechanism.noise import NoisePlan
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.securesum.context import encode_broadcast
 from veilsum_privacy.study.study import Study, TaskDeclaration
-from veilsum_privacy.tasks import build_declared
 from veilsum_proto import federation_pb2 as pb
 
 WIDTH = 3
@@ -85,10 +83,10 @@ def test_steps_are_sums_over_what_the_sites_kept_and_cost_nothing(tmp_path: Path
     total = moments.values["count"]
     kept = {}
     for name, site in bed.sites.items():
-        with transaction(site.engine) as connection:
+        with site.database.transaction() as connection:
             vector = store.kept_vector(connection, key, "moments")
         assert vector is not None
-        kept[name] = kept_blocks(study, "moments", vector)
+        kept[name] = AgreedStudy(study).task("moments").kept_blocks(vector)
     for block, values in moments.values.items():
         np.testing.assert_allclose(values, sum(blocks[block] for blocks, _ in kept.values()), rtol=1e-12)
     stds = {std["count"] for _, std in kept.values()}
@@ -129,7 +127,7 @@ def test_nothing_is_derived_from_a_statistic_that_was_never_paid_for(tmp_path: P
         return attack.assign("a", assignment, broadcast)
 
     def kept() -> NDArray[np.int64] | None:
-        with transaction(site.engine) as connection:
+        with site.database.transaction() as connection:
             return store.kept_vector(connection, attack.key, "moments")
 
     assert ask("moments", 1).call == "upload"
@@ -160,7 +158,7 @@ def test_a_site_that_lost_what_it_kept_takes_no_further_part(tmp_path: Path) -> 
     key = bed.local.submit(study, bed.analyst)
     federation = bed.local.prepare(key)
     total = federation.sum("moments").values["count"]
-    with transaction(bed.sites["b"].engine) as connection:
+    with bed.sites["b"].database.transaction() as connection:
         connection.execute(delete(store.KEPT))
     with pytest.raises((RoundLostError, StateError)):
         federation.sum("step", {"reference.count": total})
@@ -177,13 +175,12 @@ def test_a_ledger_does_not_verify_whose_post_processing_has_no_source(tmp_path: 
         attempt=1,
         population="records",
         dataset="records",
-        sensitivity=GRID,
-        noise=NoisePlan("kept", 0, 1, 1),
+        mechanism=Mechanism(GRID, NoisePlan("kept", 0, 1, 1)),
         unit="record",
         cohort_size=3,
         context=bytes(32),
     )
-    with transaction(site.engine) as connection:
+    with site.database.transaction() as connection:
         site.ledger.reserve(connection, reservation)
     with pytest.raises(LedgerFault, match="never paid for"):
         site.ledger.verify()
@@ -202,7 +199,7 @@ def test_a_declaration_that_contradicts_its_task_is_refused(tmp_path: Path) -> N
     ):
         other = with_tasks(study, tasks)
         with pytest.raises(HostileInput, match=message):
-            _ = [build_declared(other, declaration) for declaration in other.tasks]
+            _ = AgreedStudy(other).tasks
         attack = Adversary(bed, other)
         assert RefusalCode.STUDY_INVALID in attack.enrol("a").codes
     for changed, fault in (

@@ -20,7 +20,6 @@ from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.protocol.rounds import RoundPhase
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_deploy.local import LocalFederation
-from veilsum_node.database import transaction
 from veilsum_node.errors import HostileInput
 from veilsum_node.identity import Label
 from veilsum_node.transport.channel import open_channel
@@ -143,8 +142,8 @@ def test_a_consent_that_could_not_be_stored_is_sent_again(tmp_path: Path) -> Non
     trigger = "CREATE TRIGGER full BEFORE UPDATE ON ledger_receipt BEGIN SELECT RAISE(ABORT, 'no room'); END"
     with ExitStack() as stack:
         server, address = stack.enter_context(running_server(bed, Waits(grace=30)))
-        engine = server.hub.journal._engine
-        with transaction(engine) as connection:
+        database = server.hub.journal.database
+        with database.transaction() as connection:
             connection.exec_driver_sql(trigger)
         for name in "abc":
             stack.enter_context(running_client(bed.sites[name], address))
@@ -153,10 +152,10 @@ def test_a_consent_that_could_not_be_stored_is_sent_again(tmp_path: Path) -> Non
         signature = bed.analyst.signing_key.sign(Label.STUDY, data)
         message = pb.StudyObject(study=data, signature=signature, certificate=bed.analyst.identity.certificate)
         machine = server.hub.studies[bytes(stub.Submit(pb.SubmitRequest(study=message)).study)].machine
-        wait_for(lambda: all(site.ledger.entries(kind=Kind.CHARGE) for site in bed.sites.values()), 30, "every charge")
-        with transaction(engine) as connection:
+        wait_for(lambda: all(site.ledger.entries(kind=Kind.CHARGE) for site in bed.sites.values()), "every charge")
+        with database.transaction() as connection:
             connection.exec_driver_sql("DROP TRIGGER full")
-        wait_for(lambda: machine.phase.over, 30, "the study's end")
+        wait_for(lambda: machine.phase.over, "the study's end")
         assert machine.phase is StudyPhase.FINISHED, machine.reason
         assert server.hub.journal.mirror.verify().entries == 4  # genesis, receipts, consent, release
     assert all(len(site.ledger.entries(kind=Kind.CHARGE)) == 1 for site in bed.sites.values())

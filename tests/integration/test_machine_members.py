@@ -18,7 +18,6 @@ from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_coordinator.service.hub import Hub
 from veilsum_deploy.local import LocalChannel
-from veilsum_node.database import transaction
 from veilsum_node.errors import HostileInput, StateError
 from veilsum_node.identity import Authority, Label, Role, SigningKey, new_key_and_csr, verify_certificate
 from veilsum_privacy.securesum.boxes import Box, BoxKey, Purpose
@@ -355,8 +354,8 @@ def test_outcome_that_cannot_be_stored_is_stored_later(bed: TestBed) -> None:
     key, machine = _submitted(bed)
     heard: list[bool] = []
     bed.hub.listen(lambda: heard.append(True))
-    engine = bed.hub.journal._engine
-    with transaction(engine) as connection:
+    database = bed.hub.journal.database
+    with database.transaction() as connection:
         connection.exec_driver_sql(
             "CREATE TRIGGER full BEFORE UPDATE ON coordinator_study BEGIN SELECT RAISE(ABORT, 'full'); END"
         )
@@ -366,7 +365,7 @@ def test_outcome_that_cannot_be_stored_is_stored_later(bed: TestBed) -> None:
     assert (shown.phase, shown.reason) == ("enrolling", "aborted, which waits for the database: enough")
     assert not bed.hub.stored(key)
     assert [row["phase"] for row in bed.hub.journal.studies()] == ["enrolling"]
-    with transaction(engine) as connection:
+    with database.transaction() as connection:
         connection.exec_driver_sql("DROP TRIGGER full")
     bed.hub.connect("a", bytes(16))
     assert [row["phase"] for row in bed.hub.journal.studies()] == ["aborted"]

@@ -19,7 +19,6 @@ from veilsum_coordinator.protocol.machine import StudyMachine
 from veilsum_coordinator.protocol.rounds import DecryptionsDiffer, Round, RoundPhase
 from veilsum_coordinator.service.hub import Hub
 from veilsum_coordinator.service.runner import HubFederation, RoundLostError
-from veilsum_node.database import transaction
 from veilsum_node.errors import HostileInput, RefusalCode
 from veilsum_node.identity import Label
 from veilsum_participant.protocol.contributions import Payload
@@ -371,7 +370,7 @@ def test_member_that_refuses_its_attempt_is_left_out_of_the_next(ring: Ring) -> 
 
 def test_sum_that_cannot_be_stored_costs_nobody_a_charge(ring: Ring) -> None:
     """Without a durable sum no consent is asked for, and the study ends instead of collecting the same uploads again."""
-    with transaction(ring.hub.journal._engine) as connection:
+    with ring.hub.journal.database.transaction() as connection:
         connection.exec_driver_sql(
             "CREATE TRIGGER full BEFORE INSERT ON coordinator_sum BEGIN SELECT RAISE(ABORT, 'full'); END"
         )

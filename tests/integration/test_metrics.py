@@ -23,7 +23,7 @@ from support.federation import DATASET, TestBed, make_bed, make_request, schema_
 from support.network import running_client, running_server, wait_for
 from support.tools import need_tool
 from veilsum_coordinator.service.server import CoordinatorServer
-from veilsum_node.errors import StateError
+from veilsum_node.errors import Unavailable
 from veilsum_node.identity import Label
 from veilsum_node.telemetry.monitoring import MetricsSettings
 from veilsum_node.transport.channel import open_channel
@@ -89,8 +89,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
         last = list(stub.Watch(pb.ShowRequest(study=key), timeout=60))[-1]
         assert last.phase == "finished", last.reason
         machine = server.hub.studies[key].machine
-        wait_for(lambda: all(seat.ended for seat in machine.seats.values()), 20, "the end everywhere")
-        wait_for(lambda: all(item.verified for item in found.metrics.values()), 20, "the ledgers' verification")
+        wait_for(lambda: all(seat.ended for seat in machine.seats.values()), "the end everywhere")
+        wait_for(lambda: all(item.verified for item in found.metrics.values()), "the ledgers' verification")
 
         def current() -> bool:  # figures of the databases are some seconds old
             found.coordinator = samples(server.metrics.registry)
@@ -98,7 +98,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
             seen = all(shown["veilsum_ledger_entries", "release-seen"] == 1 for shown in found.sites.values())
             return seen and found.coordinator["veilsum_mirror_entries",] == 4
 
-        wait_for(current, 20, "figures of the databases after the study")
+        wait_for(current, "figures of the databases after the study")
         yield found
 
 
@@ -190,7 +190,7 @@ def test_only_what_a_policy_grants_is_shared(ran: Ran) -> None:
         shown = samples(ran.server.metrics.registry)
         return {key: value for key, value in shown.items() if key[0].startswith("veilsum_shared_")}
 
-    wait_for(lambda: ("veilsum_shared_ledger_verified", "b") in shared(), 10, "the report of a session's start")
+    wait_for(lambda: ("veilsum_shared_ledger_verified", "b") in shared(), "the report of a session's start")
     for name, site in ran.bed.sites.items():  # the next minute's reports, now
         if report := shared_samples(site, ran.metrics[name]):
             with open_channel(site.config.coordinator, site.credentials) as channel:
@@ -247,15 +247,15 @@ def test_a_coordinator_whose_database_is_away_is_not_ready(ran: Ran, monkeypatch
     """Readiness follows the database, health does not; the metrics show the last figures."""
 
     def away(_: object) -> bool:
-        raise StateError("The connection to the database was lost.")
+        raise Unavailable("The connection to the database was lost.")
 
     address, word = ran.server.metrics_address, "database\n"
     monkeypatch.setattr("veilsum_coordinator.service.server.answers", away)
-    wait_for(lambda: _get(address, "/readyz") == (503, word), 10, "the word that the database is away")
+    wait_for(lambda: _get(address, "/readyz") == (503, word), "the word that the database is away")
     assert _get(address, "/healthz") == (200, "ok\n")
     assert samples(ran.server.metrics.registry)["veilsum_mirror_entries",] == 4
     monkeypatch.undo()
-    wait_for(lambda: _get(address, "/readyz") == (200, "ok\n"), 10, "readiness once it is back")
+    wait_for(lambda: _get(address, "/readyz") == (200, "ok\n"), "readiness once it is back")
 
 
 def test_bytes_that_are_no_message_are_counted(ran: Ran) -> None:

@@ -22,8 +22,8 @@ from veilsum_coordinator.service.metrics import Metrics
 from veilsum_coordinator.service.runner import HubFederation, RoundLostError
 from veilsum_coordinator.service.server import CoordinatorServer
 from veilsum_deploy.local import LocalFederation
-from veilsum_node.database import after_commit, open_database, transaction
-from veilsum_node.errors import ConfigurationError, HostileInput, Refusal, RefusalCode, StateError
+from veilsum_node.database import after_commit, open_database
+from veilsum_node.errors import ConfigurationError, Damage, HostileInput, Refusal, RefusalCode
 from veilsum_node.telemetry.monitoring import MetricsSettings
 from veilsum_node.telemetry.refresh import Refreshed
 from veilsum_participant.protocol.contributions import Contributions
@@ -82,7 +82,7 @@ def watched(tmp_path: Path) -> Watched:
     waits = Waits(contribute=100, grace=10)
     metrics = Metrics(bed.clock)
     hub = Hub(bed.hub.credentials, bed.hub.journal, waits=waits, clock=bed.clock, observer=metrics)
-    metrics.watch(hub, Refreshed(lambda: read_mirror(hub.journal._engine), "mirror", seconds=0.0))
+    metrics.watch(hub, Refreshed(lambda: read_mirror(hub.journal.database), "mirror", seconds=0.0))
     sites = {}
     for name, site in bed.sites.items():
         sites[name] = site.observer = SiteMetrics(site)
@@ -238,7 +238,7 @@ def test_an_objects_bytes_that_are_none_are_counted(watched: Watched, monkeypatc
 def test_open_and_freed_reservations_are_told_apart(watched: Watched) -> None:
     """Between upload and consent a release is reserved and not spent; a budget that is changed shows at the next reading."""
     site = watched.bed.sites["a"]
-    watch = LedgerWatch(site.engine)
+    watch = LedgerWatch(site.database)
     seen = []
 
     def wait() -> None:
@@ -250,7 +250,7 @@ def test_open_and_freed_reservations_are_told_apart(watched: Watched) -> None:
     spent = site.ledger.spending(DATASET).spent
     assert (0.0, spent, 1) in seen
     assert seen[-1] == (spent, spent, 1)
-    with transaction(site.engine) as connection:
+    with site.database.transaction() as connection:
         site.ledger.set_budget(connection, DATASET, None, 1e-6, reason="test", operator="test")
         site.ledger.set_budget(connection, "others", 1.0, 1e-5, reason="test", operator="test")
     found = watch.read()
@@ -263,13 +263,13 @@ def test_open_and_freed_reservations_are_told_apart(watched: Watched) -> None:
 
 def test_a_watch_follows_a_ledger_that_was_replaced(watched: Watched, tmp_path: Path) -> None:
     watched.sum()
-    watch = LedgerWatch(watched.bed.sites["a"].engine)
+    watch = LedgerWatch(watched.bed.sites["a"].database)
     before = watch.read()
-    watch._engine = watched.bed.sites["b"].engine  # as where a backup is put in its place
-    assert watch.read().entries == before.entries == LedgerWatch(watched.bed.sites["b"].engine).read().entries
+    watch._database = watched.bed.sites["b"].database  # as where a backup is put in its place
+    assert watch.read().entries == before.entries == LedgerWatch(watched.bed.sites["b"].database).read().entries
     other = open_database(tmp_path / "empty.db")
-    watch._engine = other
-    with pytest.raises(StateError):
+    watch._database = other
+    with pytest.raises(Damage):
         watch.read()
 
 
@@ -280,8 +280,8 @@ def test_a_ledger_that_was_tampered_with_is_shown_and_logged(watched: Watched, c
     assert metrics.registry.get_sample_value("veilsum_ledger_verified_timestamp_seconds") == 0
     with caplog.at_level(logging.INFO):
         verifier = Verifier(site, metrics)
-        wait_for(lambda: metrics.verified is True, 10, "the verification of the start")
-        with transaction(site.engine) as connection:
+        wait_for(lambda: metrics.verified is True, "the verification of the start")
+        with site.database.transaction() as connection:
             connection.execute(text("DROP TRIGGER IF EXISTS ledger_no_update"))
             connection.execute(text("UPDATE ledger SET cohort_size = 2 WHERE kind = 'charge'"))
         watched.bed.clock.now += 5
@@ -327,14 +327,14 @@ def test_a_ledger_that_cannot_be_read_keeps_the_last_result(watched: Watched, ca
     site.config = site.config.model_copy(update={"state": site.config.state.with_name("gone.db")})
     watched.bed.clock.now += 5
     Verifier(site, metrics).stop()
-    wait_for(lambda: "cannot be verified" in caplog.text, 10, "the word in the log")
+    wait_for(lambda: "cannot be verified" in caplog.text, "the word in the log")
     assert metrics.verified is True
     assert metrics.registry.get_sample_value("veilsum_ledger_verified_timestamp_seconds") == watched.bed.clock() - 5
 
 
 def test_mirror_figures_count_what_was_consented_to(watched: Watched) -> None:
     watched.sum()
-    figures = read_mirror(watched.hub.journal._engine)
+    figures = read_mirror(watched.hub.journal.database)
     assert figures.entries == 4
     spent = {name: watched.bed.sites[name].ledger.spending(DATASET).spent for name in NAMES}
     assert figures.epsilon == {(name, DATASET): pytest.approx(spent[name]) for name in NAMES}
@@ -342,20 +342,20 @@ def test_mirror_figures_count_what_was_consented_to(watched: Watched) -> None:
 
 
 def test_what_follows_a_commit_does_not_follow_an_undone_transaction(watched: Watched) -> None:
-    engine, done = watched.bed.sites["a"].engine, list[int]()
-    with transaction(engine) as connection:
+    database, done = watched.bed.sites["a"].database, list[int]()
+    with database.transaction() as connection:
         after_commit(connection, lambda: done.append(1))
         assert not done
     assert done == [1]
 
     def undone() -> None:
-        with transaction(engine) as connection:
+        with database.transaction() as connection:
             after_commit(connection, lambda: done.append(2))
             raise Refusal(RefusalCode.BUDGET, "No.")
 
     with pytest.raises(Refusal):
         undone()
-    with transaction(engine) as connection:  # the same connection of the pool
+    with database.transaction() as connection:  # the same connection of the pool
         assert connection.execute(text("SELECT 1")).scalar() == 1
     assert done == [1]
 

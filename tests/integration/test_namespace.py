@@ -56,7 +56,7 @@ def test_a_participant_behind_a_proxy_in_its_own_namespace(tmp_path: Path) -> No
             }
             with (directory / "log").open("ab") as log:
                 inner = subprocess.Popen(place.command(*command), stdout=log, stderr=log, env=environment)
-            wait_for(lambda: processes.connected() == {"a", "b", "c"}, 60, "every session")
+            wait_for(lambda: processes.connected() == {"a", "b", "c"}, "every session")
             assert set(proxy.requests) == {(f"localhost:{port}", 200)}
 
             key = processes.submit(processes.compile(make_request(schema_of(3), epsilon=1.0)))

@@ -8,11 +8,11 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from local import postgres
+from local.processes import Processes, run
+from local.services import free_ports
+from local.tools import find_tool
 from support.network import wait_for
-from veilsum_deploy.native import postgres
-from veilsum_deploy.native.places import free_ports
-from veilsum_deploy.native.processes import Processes, run
-from veilsum_deploy.native.tools import find_tool
 
 
 @pytest.mark.parametrize("source", ["system", "package"])
@@ -38,7 +38,7 @@ def test_a_cluster_is_made_served_with_a_password_and_removed(
         assert run(check, tmp_path / "health", 30) != 0
         with Processes() as processes:
             processes.start("database", postgres.server(cluster, (), port), log, 30)
-            wait_for(lambda: run(check, tmp_path / "health", 30) == 0, 60, "the server")
+            wait_for(lambda: run(check, tmp_path / "health", 30) == 0, "the server")
             place = {"host": "127.0.0.1", "port": port, "user": "veilsum", "dbname": "trial", "connect_timeout": 10}
             with psycopg.connect(**place, password="s3cret") as connection:  # type: ignore[arg-type]
                 assert connection.execute("SELECT current_database()").fetchone() == ("trial",)

@@ -93,6 +93,7 @@ def test_own_studies_on_real_processes(tmp_path: Path) -> None:
     assert "veilsum simulate" in refused.stderr
 
 
+@pytest.mark.system
 @pytest.mark.skipif(not HEART.is_dir(), reason="the four hospitals' files are not in ../shared/data/heart_disease")
 def test_heart_disease_over_real_processes(tmp_path: Path) -> None:
     """Every one-shot method on four real hospitals: results, budgets by their own ledgers, and nothing in the clear."""
@@ -112,6 +113,7 @@ def test_heart_disease_over_real_processes(tmp_path: Path) -> None:
     assert_nothing_clear(tmp_path / "demo")
 
 
+@pytest.mark.system
 def test_a_site_that_is_killed_in_training_comes_back_into_it(tmp_path: Path) -> None:
     """Training goes on without it and ends with it; what it was not part of costs it nothing."""
     data = write_sites(tmp_path / "sites")

@@ -173,6 +173,7 @@ class FromTheWheel(Processes):
             self.participants[name] = Process(["-c", program, *map(str, command)], directory / "log")
 
 
+@pytest.mark.system
 def test_a_study_with_participants_of_the_wheel(installed: Installed, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     data = {name: (rng.uniform(-1, 1, (30, 2)), rng.integers(0, 2, 30)) for name in "abc"}

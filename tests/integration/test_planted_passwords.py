@@ -104,7 +104,7 @@ def submit_somehow(processes: Processes, study: Study) -> None:
 
 
 def logged(process: Process, words: str) -> None:
-    wait_for(lambda: words in process.log.read_text(), 120, f"{words!r} in {process.log}")
+    wait_for(lambda: words in process.log.read_text(), f"{words!r} in {process.log}")
 
 
 def run(arguments: list[str], capfd: pytest.CaptureFixture[str]) -> tuple[int, str]:
@@ -158,7 +158,7 @@ def test_no_password_or_token_shows_whatever_goes_wrong(
             failed = Process(
                 ["-m", "veilsum_deploy.cli", "coordinator", "start", "--config", str(config)], home / "failed-log"
             )
-            wait_for(lambda: not failed.alive or "password" in failed.log.read_text(), 60, "a refusal")
+            wait_for(lambda: not failed.alive or "password" in failed.log.read_text(), "a refusal")
             assert "authentication" in failed.log.read_text()
             failed.stop()
         with environment(VEILSUM__DATABASE=right, **everywhere):

@@ -25,7 +25,6 @@ from support.federation import make_request, schema_of
 from support.planted import look_for
 from support.processes import running_processes
 from veilsum_coordinator.protocol.settings import Waits
-from veilsum_node.database import reading
 from veilsum_participant import store
 
 HOSTILE_INPUTS = 120
@@ -42,7 +41,7 @@ def stored(stage: Stage) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     for name, site in stage.bed.sites.items():
         found[f"{name} key"] = private_number(site.credentials.key_pem)
-        with reading(site.engine) as connection:
+        with site.database.reading() as connection:
             for row in connection.execute(select(store.STUDIES)).mappings():
                 for column in ("box_key", "secret_key", "tag_key"):
                     if row[column] is not None:
@@ -186,7 +185,7 @@ def test_what_a_stolen_database_of_a_coordinator_shows() -> None:
 def consents(stage: Stage) -> Iterator[bytes]:
     """What members gave the coordinator: the seeds of their self-masks, each for one attempt that they consented to."""
     for site in stage.bed.sites.values():
-        with reading(site.engine) as connection:
+        with site.database.reading() as connection:
             for row in connection.execute(select(store.ATTEMPTS)).mappings():
                 if row["state"] in ("consented", "released"):
                     yield from (row[column] for column in ("consent", "self_seed") if row[column] is not None)
@@ -195,7 +194,7 @@ def consents(stage: Stage) -> Iterator[bytes]:
 def database(stage: Stage) -> bytes:
     """Every value of every table of the coordinator's database."""
     parts: list[bytes] = []
-    with reading(stage.hub.journal._engine) as connection:  # type: ignore[attr-defined]
+    with stage.hub.journal.database.reading() as connection:  # type: ignore[attr-defined]
         for table in inspect(connection).get_table_names():
             for row in connection.exec_driver_sql(f'SELECT * FROM "{table}"'):  # noqa: S608
                 parts += [value if isinstance(value, bytes) else str(value).encode() for value in row]

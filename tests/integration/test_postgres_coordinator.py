@@ -15,7 +15,7 @@ from veilsum_coordinator.service.hub import Hub
 from veilsum_coordinator.service.server import CoordinatorServer
 from veilsum_coordinator.storage.journal import SqlJournal
 from veilsum_node.database import open_database
-from veilsum_node.errors import StateError
+from veilsum_node.errors import Unavailable
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_privacy.ledger import Kind, LedgerReader
 from veilsum_privacy.ledger.metrics import read_mirror
@@ -28,9 +28,9 @@ DATA = {name: (np.full((ROWS, 2), 0.25), np.arange(ROWS) % 2) for name in "abc"}
 
 
 def _hub(bed: TestBed, url: str) -> Hub:
-    engine = open_database(url)
-    mirror = Mirror(engine, credentials=bed.hub.credentials, clock=bed.clock, random=SYSTEM_RANDOM)
-    return Hub(bed.hub.credentials, SqlJournal(engine, mirror), waits=Waits(), clock=bed.clock)
+    database = open_database(url)
+    mirror = Mirror(database, credentials=bed.hub.credentials, clock=bed.clock, random=SYSTEM_RANDOM)
+    return Hub(bed.hub.credentials, SqlJournal(database, mirror), waits=Waits(), clock=bed.clock)
 
 
 def test_a_study_and_its_mirror(tmp_path: Path) -> None:
@@ -84,5 +84,5 @@ def test_a_server_that_is_away_is_a_typed_error(tmp_path: Path) -> None:
         database="postgresql://nobody@127.0.0.1:1/none",
         waits=Waits(database=0),
     )
-    with pytest.raises(StateError, match="database did not answer"):
+    with pytest.raises(Unavailable, match="database did not answer"):
         CoordinatorServer(config).open()

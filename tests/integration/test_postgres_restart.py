@@ -68,7 +68,7 @@ def audit(bed: TestBed, hub: Hub, key: bytes, mirror: LedgerReader, steps: int) 
     """Every round was released and charged once at everyone; all ledgers verify, alone and against each other."""
     machine = hub.studies[key].machine
     assert machine.phase.value == "finished", (machine.reason, machine.refusals)
-    wait_for(lambda: all(seat.ended for seat in machine.seats.values()), 60, "the end everywhere")
+    wait_for(lambda: all(seat.ended for seat in machine.seats.values()), "the end everywhere")
     sites = [site.ledger for site in bed.sites.values()]
     for site in bed.sites.values():
         verify_ledger(site.ledger, authority=site.credentials.authority, against=[mirror, *sites])
@@ -100,7 +100,7 @@ def test_a_server_that_is_restarted_in_the_middle_of_rounds(
             key = submit(bed, stub, 5)
             machine = server.hub.studies[key].machine
             for number in (2, 4):
-                wait_for(lambda: len(machine.rounds) >= number or machine.phase.over, 60, "the round")  # noqa: B023
+                wait_for(lambda: len(machine.rounds) >= number or machine.phase.over, "the round")  # noqa: B023
                 postgres.halt(immediate=immediate)
                 time.sleep(0.5)
                 assert not machine.phase.over
@@ -108,7 +108,7 @@ def test_a_server_that_is_restarted_in_the_middle_of_rounds(
                 time.sleep(0.5)
                 assert len(machine.rounds) == before  # nothing goes on without a durable word
                 postgres.resume()
-            wait_for(lambda: machine.phase.over and server.hub.stored(key), 60, "the end of the study")
+            wait_for(lambda: machine.phase.over and server.hub.stored(key), "the end of the study")
             audit(bed, server.hub, key, LedgerReader(open_database(url)), 5)
             assert [item.attempts for item in server.hub.status(key).rounds] == [1] * 5
         said = [record.getMessage() for record in caplog.records]
@@ -142,7 +142,7 @@ def test_every_commit_may_lose_its_answer(bed: TestBed, monkeypatch: pytest.Monk
     with running(bed) as (server, stub):
         key = submit(bed, stub, 3)
         machine = server.hub.studies[key].machine
-        wait_for(lambda: machine.phase.over and server.hub.studies[key].outcome is not None, 120, "the end of the study")
+        wait_for(lambda: machine.phase.over and server.hub.studies[key].outcome is not None, "the end of the study")
         monkeypatch.undo()
         mirror = LedgerReader(open_database(bed.kit.coordinator.directory / "state" / "coordinator.db"))
         audit(bed, server.hub, key, mirror, 3)

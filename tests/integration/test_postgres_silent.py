@@ -68,7 +68,7 @@ def test_calls_are_answered_while_the_database_is_silent(bed: TestBed, relay: Re
         stub, hub = StudiesStub(stack.enter_context(open_channel(address, bed.analyst))), coordinator.hub
         key = submit(bed, stub, study)
         machine = hub.studies[key].machine
-        wait_for(lambda: len(machine.rounds) >= 2, 60, "the second round")
+        wait_for(lambda: len(machine.rounds) >= 2, "the second round")
         relay.silence()
         with pytest.raises(DatabaseAwayError, match=r"answered|for the moment"), hub.changed:  # as one who holds the lock
             hub.journal.change_study(bytes(32), phase="failed")
@@ -81,7 +81,7 @@ def test_calls_are_answered_while_the_database_is_silent(bed: TestBed, relay: Re
         assert hub.journal.outage.away  # the word that nobody waits for has not come yet
         assert len([item for item in machine.rounds if item.phase == "released"]) == released
         relay.speak()
-        wait_for(lambda: hub.stored(key), 100, "the end of the study")
+        wait_for(lambda: hub.stored(key), "the end of the study")
         assert stub.Show(pb.ShowRequest(study=key), timeout=10).phase == "finished", machine.reason
         for site in bed.sites.values():
             assert len(site.ledger.entries(kind=Kind.CHARGE)) == steps
@@ -114,5 +114,5 @@ def test_aborted_is_said_only_when_it_is_durable(
         asking.join(60)
         assert [item.phase for item in answers] == ["aborted"]
         assert [row["phase"] for row in hub.journal.studies()] == ["aborted"]
-        wait_for(lambda: hub.changes > changes, 20, "a word to the sessions")
+        wait_for(lambda: hub.changes > changes, "a word to the sessions")
         assert [item.kind for item in hub.directives("a")] == [pb.DIRECTIVE_KIND_END]

@@ -30,7 +30,6 @@ from veilsum_coordinator.service.runner import HubFederation
 from veilsum_coordinator.storage.journal import STUDIES as STUDY_TABLE
 from veilsum_coordinator.storage.records import RELEASES
 from veilsum_node.canonical import canonical
-from veilsum_node.database import transaction
 from veilsum_node.errors import HostileInput
 from veilsum_node.identity import Label, SigningKey
 from veilsum_privacy.results.proof_check import ProofFault
@@ -399,8 +398,8 @@ def test_a_study_of_older_software_has_no_proof(tmp_path: Path) -> None:
     data = {name: (rng.uniform(-1, 1, (24, WIDTH)), rng.integers(0, 2, 24)) for name in NAMES}
     bed = make_bed(tmp_path, data)
     key = bytes(bed.local.run(STUDIES["statistics"](bed), bed.analyst, tmp_path / "results").study)
-    engine = bed.hub.journal._engine
-    with transaction(engine) as connection:
+    database = bed.hub.journal.database
+    with database.transaction() as connection:
         connection.execute(update(RELEASES).values(proof=None))
         connection.execute(update(STUDY_TABLE).values(roster=None))
     assert [entry.decrypted_by for entry in release_entries(bed.hub.journal, key)] == [{}]
@@ -410,7 +409,7 @@ def test_a_study_of_older_software_has_no_proof(tmp_path: Path) -> None:
     look = look_at(tmp_path / "results" / key.hex(), bed.analyst.authority)
     assert look.verified is None
     assert "no proof" in look.missing
-    with transaction(engine) as connection:
+    with database.transaction() as connection:
         connection.execute(delete(RELEASES))
     with pytest.raises(HostileInput, match="no such release"):
         proof_file(bed.hub.journal, key, FIRST)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -15,7 +17,7 @@ import pytest
 from fuzzing.driver import resident
 
 from support.federation import TestBed, make_bed, make_request, schema_of
-from support.network import running_client, running_server, wait_for
+from support.network import PATIENCE, running_client, running_server, wait_for
 from veilsum.compile import compile_study
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.service import guard
@@ -43,11 +45,21 @@ def hurried(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TestBed,
     bed = make_bed(tmp_path_factory.mktemp("hurried"), data)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(server_module, "MOST_CONNECTIONS", CONNECTIONS)
-        patch.setattr(server_module, "HANDSHAKE_SECONDS", 1.0)
+        patch.setattr(server_module, "HANDSHAKE_SECONDS", 3.0)
         patch.setattr(server_module, "IDLE_SECONDS", 2.0)
         patch.setattr(guard.Intake.__init__, "__defaults__", (SECONDS,))
         with running_server(bed) as (server, address):
             yield bed, server, address
+
+
+def insist(call: Callable[[], Any]) -> Any:
+    """A call's answer; made again where the connection had no call for so long that the server closed it just then."""
+    while True:
+        try:
+            return call()
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                raise
 
 
 def finish_a_study(bed: TestBed, server: CoordinatorServer, address: str, names: str) -> None:
@@ -59,9 +71,9 @@ def finish_a_study(bed: TestBed, server: CoordinatorServer, address: str, names:
         analyst = StudiesStub(stack.enter_context(open_channel(address, bed.analyst)))
         signature = bed.analyst.signing_key.sign(Label.STUDY, study)
         signed = pb.StudyObject(study=study, signature=signature, certificate=bed.analyst.identity.certificate)
-        key = analyst.Submit(pb.SubmitRequest(study=signed), timeout=10, wait_for_ready=True).study
+        key = insist(lambda: analyst.Submit(pb.SubmitRequest(study=signed), timeout=PATIENCE, wait_for_ready=True)).study
         machine = server.hub.studies[key].machine
-        wait_for(lambda: machine.phase is StudyPhase.FINISHED, 30, "the study's result")
+        wait_for(lambda: machine.phase is StudyPhase.FINISHED, "the study's result")
 
 
 def a_study(bed: TestBed, names: str) -> bytes:
@@ -86,7 +98,7 @@ def test_a_compressed_message_is_not_inflated_beyond_the_limit(hurried: tuple[Te
     with grpc.secure_channel(address, tls) as channel:
         call = channel.unary_unary("/veilsum.v1.Coordination/Hello", request_serializer=lambda data: data)
         with pytest.raises(grpc.RpcError) as raised:
-            call(bomb, timeout=20, compression=grpc.Compression.Gzip)
+            call(bomb, timeout=PATIENCE, compression=grpc.Compression.Gzip)
     assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
@@ -100,11 +112,12 @@ def test_a_stream_that_dribbles_is_cut_off_and_holds_nobody_up(hurried: tuple[Te
         finish_a_study(bed, server, address, "abc")
         codes = {call.code() for call in (*silent, *uploads)}
         ended.set()
-    assert codes == {grpc.StatusCode.DEADLINE_EXCEEDED}
+    idle = {grpc.StatusCode.UNAVAILABLE}  # the server closed the connection before the call came over it
+    assert codes - idle == {grpc.StatusCode.DEADLINE_EXCEEDED}
 
 
 def _waiting(ended: threading.Event) -> Iterator[pb.SealedBox]:
-    ended.wait(60)
+    ended.wait(PATIENCE)
     yield from ()
 
 
@@ -112,7 +125,7 @@ def test_connections_without_a_handshake_are_bounded_and_closed(hurried: tuple[T
     bed, server, address = hurried
     host, _, port = address.rpartition(":")
     before = resident()
-    held = [socket.create_connection((host, int(port)), timeout=20) for _ in range(10 * CONNECTIONS)]
+    held = [socket.create_connection((host, int(port)), timeout=PATIENCE) for _ in range(10 * CONNECTIONS)]
     try:
         finish_a_study(bed, server, address, "abc")
         for connection in held:  # by the server: either there was no room for it, or it took too long
@@ -209,11 +222,12 @@ def test_a_flood_of_rejected_calls_is_counted_in_the_log(
     before = rejected._value.get()
     for name, calls in (("d", 150), ("a", 1)):
         with open_channel(address, bed.sites[name].credentials) as channel:
+            hello = partial(CoordinationStub(channel).Hello, pb.HelloRequest(versions=[99]), timeout=PATIENCE)
             for _ in range(calls):
                 with pytest.raises(grpc.RpcError):
-                    CoordinationStub(channel).Hello(pb.HelloRequest(versions=[99]), timeout=20)
+                    insist(hello)
     assert rejected._value.get() - before == 151
-    wait_for(lambda: "left out" in log_file.read_text(), 20, "the count")
+    wait_for(lambda: "left out" in log_file.read_text(), "the count")
     lines = log_file.read_text().splitlines()
     of_d, of_a = (sum("rejected (version)" in line and line.endswith(f"(from {name})") for line in lines) for name in "da")
     assert of_a == 1
@@ -239,7 +253,7 @@ def test_a_caller_that_fetches_in_a_loop_holds_nobody_up(hurried: tuple[TestBed,
     def fetch(stub: CoordinationStub) -> None:
         while not over.is_set():
             try:
-                list(stub.Fetch(pb.FetchRequest(kind=pb.OBJECT_KIND_MIRRORED, study=bytes(32)), timeout=10))
+                list(stub.Fetch(pb.FetchRequest(kind=pb.OBJECT_KIND_MIRRORED, study=bytes(32)), timeout=PATIENCE))
             except grpc.RpcError as error:
                 made.append(error.code())
 

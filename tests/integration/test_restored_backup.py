@@ -18,7 +18,6 @@ from support.hostile import Adversary, altered, context_of, make_adversary, make
 from support.network import running_client, running_server, wait_for
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_deploy.local import LocalChannel
-from veilsum_node.database import transaction
 from veilsum_node.errors import RefusalCode, StateError
 from veilsum_node.identity import Authority, Label, Role, new_key_and_csr
 from veilsum_node.identity.tls import CERTIFICATE_FILE, KEY_FILE
@@ -49,7 +48,7 @@ def copy_database(source: Path, target: Path) -> None:
 def restore(bed: TestBed, name: str, copy: Path) -> Site:
     """Put an older copy of a site's file back and open it as a new process would."""
     site = bed.sites[name]
-    site.engine.dispose()
+    site.database.close()
     for suffix in ("-wal", "-shm"):
         site.config.state.with_name(site.config.state.name + suffix).unlink(missing_ok=True)
     site.config.state.write_bytes(copy.read_bytes())
@@ -86,9 +85,9 @@ def test_a_restored_site_pays_once_for_what_it_released(tmp_path: Path) -> None:
         def run(epsilon: float = 1.0) -> bytes:
             key = submit(bed, stub, bed.compile(make_request(schema_of(2), epsilon=epsilon)))
             machine = server.hub.studies[key].machine
-            wait_for(lambda: machine.phase.over, 40, "the study's end")
+            wait_for(lambda: machine.phase.over, "the study's end")
             assert machine.phase.value == "finished", (machine.reason, machine.refusals)
-            wait_for(lambda: all(seat.ended for seat in machine.seats.values()), 20, "the end everywhere")
+            wait_for(lambda: all(seat.ended for seat in machine.seats.values()), "the end everywhere")
             return key
 
         with running_client(bed.sites["a"], address):
@@ -97,7 +96,7 @@ def test_a_restored_site_pays_once_for_what_it_released(tmp_path: Path) -> None:
         assert charged(site) == []
         for start in range(2):  # the second session finds nothing more
             with running_client(site, address):
-                wait_for(lambda: len(charged(site)) == 1, 20, "the charge")
+                wait_for(lambda: len(charged(site)) == 1, "the charge")
                 run(0.3) if start else None
         (kind, context), *later = charged(site)
         assert kind is Kind.RECOVERY
@@ -198,7 +197,7 @@ def test_a_known_attempt_is_charged_only_by_its_consent(attack: Adversary, tmp_p
     assert show(attack, (own(attack), 7, consent)) == []
     row = attack.attempt_row("a")
     assert row is not None
-    assert row["state"] == ("consented" if end == "open" else "recovered")
+    assert row.state == ("consented" if end == "open" else "recovered")
     spending = site.ledger.spending(DATASET)
     assert (spending.releases, spending.spent) == (1, spending.reserved)
 
@@ -369,7 +368,7 @@ def test_what_is_still_open_is_asked_for_again(attack: Adversary, tmp_path: Path
 def test_a_mirror_that_begins_anew_is_read_again(attack: Adversary) -> None:
     """A coordinator that lost its mirror numbers from 1: what it shows from then on is not taken for settled."""
     site = attack.bed.sites["a"]
-    with transaction(site.engine) as connection:
+    with site.database.transaction() as connection:
         store.keep_mirror_entry(connection, COORDINATOR, 500)
     attack.collect()
     attack.consents()
@@ -434,7 +433,7 @@ def test_a_session_catches_up_before_anything_else(tmp_path: Path) -> None:
         client.core = core = Ordered(site)
         thread = threading.Thread(target=client.run, daemon=True)
         thread.start()
-        wait_for(lambda: "expire" in core.calls, 20, "the first deadline check")
+        wait_for(lambda: "expire" in core.calls, "the first deadline check")
         client.stop()
         thread.join(10)
         assert core.calls[0] == "catch_up"
@@ -496,7 +495,7 @@ def test_a_store_that_fails_ends_the_session_not_the_process(tmp_path: Path, mon
 
         monkeypatch.setattr(ParticipantCore, "catch_up", fail)
         with running_client(site, address):
-            wait_for(lambda: server.hub.sessions.get("a") is not None, 20, "the next session")
+            wait_for(lambda: server.hub.sessions.get("a") is not None, "the next session")
     assert len(failures) == 1
 
 

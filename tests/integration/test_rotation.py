@@ -105,43 +105,43 @@ def test_renewals_in_the_middle_of_a_study_lose_no_round(
 
         assert gate.reached[3].wait(60)  # the coordinator: the same key, certified anew
         renew(kit, kit.coordinator, clock)
-        wait_for(lambda: server.hub.credentials.identity.not_after > genuine.identity.not_after, 10, "the renewed certificate")
+        wait_for(lambda: server.hub.credentials.identity.not_after > genuine.identity.not_after, "the renewed certificate")
         gate.passed[3].set()
 
         assert gate.reached[5].wait(30)  # a participant that has nothing to do, and one in the middle of its computation
         ends = {name: shown(bed, name) for name in "ac"}
         for name in "ac":
             renew(kit, parties[name], clock, days=500)
-        wait_for(lambda: shown(bed, "a") > ends["a"], 10, "the renewed certificate of a")
+        wait_for(lambda: shown(bed, "a") > ends["a"], "the renewed certificate of a")
         time.sleep(1.5)
         assert shown(bed, "c") == ends["c"]  # it is not quiet there
         gate.passed[5].set()
-        wait_for(lambda: shown(bed, "c") > ends["c"], 10, "the renewed certificate of c")
+        wait_for(lambda: shown(bed, "c") > ends["c"], "the renewed certificate of c")
 
         assert gate.reached[7].wait(30)  # the coordinator: a new key, with an upload of this round under way
         renew_with_new_key(kit, kit.coordinator, clock)
-        wait_for(lambda: server.hub.credentials.signing_key.fingerprint != genuine.signing_key.fingerprint, 10, "the new key")
+        wait_for(lambda: server.hub.credentials.signing_key.fingerprint != genuine.signing_key.fingerprint, "the new key")
         gate.passed[7].set()
 
         assert gate.reached[9].wait(30)  # a participant: a new key has to wait
         former = bed.sites["b"].credentials
         renew_with_new_key(kit, parties["b"], clock)
-        wait_for(lambda: "The identity holds a new key" in caplog.text, 10, "the refusal of a new key")
+        wait_for(lambda: "The identity holds a new key" in caplog.text, "the refusal of a new key")
         assert bed.sites["b"].credentials is former
         gate.passed[9].set()
 
         assert late.reached.wait(30)  # the coordinator: another key, after it countersigned and before all have heard it
-        wait_for(lambda: len(server.hub.studies[key].machine.rounds[-1].consents) == len(SITES) - 1, 10, "the others' consent")
+        wait_for(lambda: len(server.hub.studies[key].machine.rounds[-1].consents) == len(SITES) - 1, "the others' consent")
         second = server.hub.credentials.signing_key.fingerprint
         renew_with_new_key(kit, kit.coordinator, clock)
-        wait_for(lambda: server.hub.credentials.signing_key.fingerprint != second, 10, "the third key")
+        wait_for(lambda: server.hub.credentials.signing_key.fingerprint != second, "the third key")
         late.passed.set()
 
         last = list(stub.Watch(pb.ShowRequest(study=key), timeout=60))[-1]
         assert last.phase == "finished", last.reason
         assert [(item.attempts, "".join(item.cohort), item.phase) for item in last.rounds] == [(1, "abc", "released")] * ROUNDS
-        wait_for(lambda: bed.sites["b"].credentials is not former, 15, "the new key, once the study has ended")
-        wait_for(lambda: {"a", "b", "c"} <= {s.name for s in server.hub.sessions.values() if s.connected}, 10, "all sessions")
+        wait_for(lambda: bed.sites["b"].credentials is not former, "the new key, once the study has ended")
+        wait_for(lambda: {"a", "b", "c"} <= {s.name for s in server.hub.sessions.values() if s.connected}, "all sessions")
         mirror: Mirror = server.hub.journal.mirror
         mirrored = mirror.verify(authority=genuine.authority)
         named, again = mirror.entries(kind=Kind.KEY)

@@ -18,7 +18,7 @@ from cryptography import x509
 from support.connect_proxy import ConnectProxy
 from support.federation import TestBed, make_bed
 from support.hospital import HospitalAuthority
-from support.network import running_client, running_server, wait_for
+from support.network import PATIENCE, running_client, running_server, wait_for
 from support.proxy import Proxy as Tunnel
 from veilsum_coordinator.protocol.settings import CoordinatorConfig, TlsConfig
 from veilsum_coordinator.service.server import CoordinatorServer
@@ -135,10 +135,10 @@ def test_a_session_comes_back_when_the_proxy_cuts_it(bed: TestBed, tmp_path: Pat
         site.config = site.config.model_copy(update={"proxy": proxy.address})
         try:
             with running_client(site, where):
-                wait_for(lambda: any(item.connected for item in server.hub.sessions.values()), 20, "the session")
+                wait_for(lambda: any(item.connected for item in server.hub.sessions.values()), "the session")
                 first = server.hub.sessions["b"].serial
                 proxy.cut()
-                wait_for(lambda: server.hub.sessions["b"].serial > first, 20, "the next session")
+                wait_for(lambda: server.hub.sessions["b"].serial > first, "the next session")
             assert {status for _, status in proxy.requests} == {200}
         finally:
             site.config = site.config.model_copy(update={"proxy": None})
@@ -220,10 +220,10 @@ def test_a_hospitals_certificate_is_renewed_and_a_wrong_pair_is_not_taken(
         first = shown_at(way, hospital)
         other = hospital.issue(tmp_path / "new")
         os.replace(other[0], certificate)  # half of a change: certificate without its key
-        wait_for(lambda: "does not belong to" in caplog.text, 10, "the refusal of half a pair")
+        wait_for(lambda: "does not belong to" in caplog.text, "the refusal of half a pair")
         assert shown_at(way, hospital) == first
         os.replace(other[1], key)
-        wait_for(lambda: shown_at(way, hospital) != first, 10, "the renewed certificate")
+        wait_for(lambda: shown_at(way, hospital) != first, "the renewed certificate")
         assert greets(way, bed) == "coordinator"
 
 
@@ -285,9 +285,9 @@ def test_a_channel_cannot_be_moved_to_a_middlebox_when_it_reconnects(
             with pytest.raises(grpc.RpcError):  # the connection is cut, and the next one is the middlebox's
                 channel.fetch(pb.OBJECT_KIND_MIRRORED, bytes(32))
             with pytest.raises(grpc.RpcError) as raised:
-                CoordinationStub(raw).Ready(pb.ReadyRequest(study=bytes(32)), timeout=5, wait_for_ready=False)
+                CoordinationStub(raw).Ready(pb.ReadyRequest(study=bytes(32)), timeout=PATIENCE, wait_for_ready=False)
             assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
-        wait_for(lambda: box.ended > 0, 10, "an attempt at the middlebox")
+        wait_for(lambda: box.ended > 0, "an attempt at the middlebox")
         assert box.read == b""
         tunnel.close()
     box.close()

@@ -11,8 +11,9 @@ from support.federation import TestBed, make_bed
 from support.hostile import make_data
 from veilsum_node.driver_faults import DatabaseAwayError
 from veilsum_node.errors import ConfigurationError, HostileInput
+from veilsum_node.process.steady_clock import RETURN_SECONDS
 from veilsum_participant.session import client as module
-from veilsum_participant.session.client import FIRST_BACKOFF, LONGEST_BACKOFF, Client
+from veilsum_participant.session.client import FIRST_BACKOFF, Client
 
 GROWING = [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
 SAME = [FIRST_BACKOFF] * len(GROWING)
@@ -67,7 +68,7 @@ def test_pauses(
     bed: TestBed, monkeypatch: pytest.MonkeyPatch, fault: Exception | None, opens: bool, expected: list[float]
 ) -> None:
     """A coordinator's hello succeeds in each session that a full disk or a fault of our own ends, so it says nothing."""
-    assert GROWING[-1] == LONGEST_BACKOFF
+    assert GROWING[-1] == RETURN_SECONDS
     monkeypatch.setattr(module, "spread", lambda pause, random: pause)
     client = _Failing(bed)
     client.fault, client.opens = fault, opens

@@ -42,7 +42,7 @@ from veilsum_participant.data import load_records
 from veilsum_participant.session.client import open_site
 from veilsum_privacy.mechanism.noise import discrete_gaussian
 from veilsum_privacy.results.result import load_result
-from veilsum_privacy.securesum.context import plan_round
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study, study_digest
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import StudiesStub
@@ -132,7 +132,7 @@ def test_the_plain_sum_is_exact_sum_plus_each_sites_share(tmp_path: Path, data: 
     study = bed.compile(make_request(schema_of(WIDTH), "statistics", 1.0))
     federation = plain_federation(tmp_path / "plain", data, study)
     release = federation.sum("statistics")
-    plan = plan_round(study, "statistics", 4, 4)
+    plan = AgreedStudy(study).task("statistics").plan(4, 4)
     noise = sum(discrete_gaussian(plan.noise.share_variance, plan.encoding.size, SeededRandom(name.encode())) for name in data)
     unit = release.noise_std["records"] / float(plan.noise.total_variance(4)) ** 0.5
     exact = release.values["records"][0] - float(noise[0]) * unit
@@ -415,7 +415,7 @@ def test_one_study_is_taken_up_wherever_it_was_killed(tmp_path: Path, capsys: py
         command = [sys.executable, "-m", "veilsum_deploy.cli", *map(str, options), *resume]
         child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ})
         least = len(kept) + 4000
-        wait_for(lambda: rounds.exists() and rounds.stat().st_size > least, what="some rounds", seconds=120)  # noqa: B023
+        wait_for(lambda: rounds.exists() and rounds.stat().st_size > least, "some rounds")  # noqa: B023
         child.kill()
         assert child.wait() == -signal.SIGKILL
         assert child.stderr is not None

@@ -6,7 +6,6 @@ The harness waits 15 s for the end and kills after, which shows in the status: h
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -18,7 +17,6 @@ from support.processes import Processes, count, open_contexts, running_processes
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_node.database import open_database
 from veilsum_privacy.ledger import Kind, LedgerReader
-from veilsum_privacy.securesum.context import plan_round
 
 NAMES = "abc"
 WAITS = Waits(enrol=60, seal=60, contribute=60, consent=60, decrypt=60, grace=20)
@@ -55,20 +53,17 @@ def contributing(network: Processes) -> bytes:
     network.proxies["c"].limit(BEFORE_UPLOAD)
     study = network.compile(make_request(schema_of(3), epsilon=None))
     key = network.submit(study)
-    wait_for(network.proxies["c"].stalled.is_set, 60, "the third participant in its upload")
-    encoding = plan_round(study, "statistics", 3, 3).encoding
-    whole = 2 * encoding.ciphertexts * encoding.parameters.fresh.least
-    network.await_status(key, lambda shown: shown.rounds[-1].bytes_received >= whole, "two uploads")
-    time.sleep(0.5)  # the receipt follows the last ciphertext
+    wait_for(network.proxies["c"].stalled.is_set, "the third participant in its upload")
+    network.await_contributions(2)
     return key
 
 
 def consenting(network: Processes) -> bytes:
     key = contributing(network)
-    wait_for(lambda: states(network, key)[:2] == ["payload", "payload"], 60, "two payloads")
+    wait_for(lambda: states(network, key)[:2] == ["payload", "payload"], "two payloads")
     network.participants["b"].pause()
     network.proxies["c"].release()
-    wait_for(lambda: states(network, key) == ["consented", "payload", "consented"], 60, "two consents")
+    wait_for(lambda: states(network, key) == ["consented", "payload", "consented"], "two consents")
     return key
 
 
@@ -84,11 +79,11 @@ def test_a_coordinator_is_stopped(network: Processes, phase: Callable[[Processes
     said = log_of(network)
     assert re.search(r"stopping: .*\n(.*\n)*.* stopped\n", said)
     assert "Traceback" not in said
-    engine = open_database(network.kit.coordinator.directory / "state" / "coordinator.db")
-    LedgerReader(engine).verify()
-    engine.dispose()
+    database = open_database(network.kit.coordinator.directory / "state" / "coordinator.db")
+    LedgerReader(database).verify()
+    database.close()
     network.participants["b"].resume()
-    wait_for(lambda: "the coordinator ended the session" in log_of(network, "a"), 20, "the word of a clean end")
+    wait_for(lambda: "the coordinator ended the session" in log_of(network, "a"), "the word of a clean end")
     network.heal()
     assert network.await_end(key).phase == "finished"
     network.audit(key, charged=NAMES, released=NAMES)
@@ -109,7 +104,7 @@ def test_a_participant_is_stopped(network: Processes, phase: Callable[[Processes
     for site in NAMES:
         entries = network.entries(site, key)
         assert count(entries, Kind.CHARGE) == 1, site
-        wait_for(lambda site=site: count(network.entries(site, key), Kind.RELEASE_SEEN) == 1, 20, site)  # type: ignore[misc]
+        wait_for(lambda site=site: count(network.entries(site, key), Kind.RELEASE_SEEN) == 1, site)  # type: ignore[misc]
         assert not open_contexts(network.entries(site, key))
 
 
@@ -122,7 +117,7 @@ def test_a_participant_is_stopped_and_started_in_the_middle_of_rounds(network: P
         network.heal()
     assert network.await_end(key).phase == "finished"
     for name in NAMES:
-        wait_for(lambda name=name: count(network.entries(name, key), Kind.RELEASE_SEEN) == 6, 20, name)  # type: ignore[misc]
+        wait_for(lambda name=name: count(network.entries(name, key), Kind.RELEASE_SEEN) == 6, name)  # type: ignore[misc]
         entries = network.entries(name, key)
         assert count(entries, Kind.CHARGE) == 6, name
         assert not open_contexts(entries)

@@ -116,7 +116,7 @@ def boot(folder: Path, setup: str, probe: str) -> str:
     return answer.read_text(encoding="utf-8", errors="replace")
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_the_page_s_steps_lead_to_two_running_services(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "out", ignore_errors=True)
     steps = [*commands("Both roles"), *commands("A coordinator"), *commands("A participant")]

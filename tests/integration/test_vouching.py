@@ -12,7 +12,6 @@ from sqlalchemy import text
 
 from support.federation import DATASET, open_test_site
 from support.hostile import Adversary, make_adversary
-from veilsum_node.database import transaction
 from veilsum_node.errors import Misuse, Refusal, RefusalCode
 from veilsum_node.identity import Role
 from veilsum_node.randomness import SYSTEM_RANDOM
@@ -48,14 +47,14 @@ class Scene:
     def put_back(self) -> Restored:
         """Restore the backup over a ledger that has gone on, and start anew."""
         self.site.ledger.checkpoint()
-        self.site.engine.dispose()
+        self.site.database.close()
         done = restore(self.archive, self.party, force=True)
         self.open()
         return done
 
     def open(self) -> None:
         """As a new process would."""
-        self.site.engine.dispose()
+        self.site.database.close()
         self.attack.bed.sites["a"] = open_test_site(self.site.config, self.attack.bed.clock, SYSTEM_RANDOM)
         self.attack.cores["a"] = ParticipantCore(self.site)
 
@@ -150,7 +149,7 @@ def test_a_running_participant_takes_the_word(scene: Scene) -> None:
     assert scene.answers() == REFUSED
     other = open_test_site(scene.site.config, scene.attack.bed.clock, SYSTEM_RANDOM)
     trust_coordinator(other, "known to us", "A. Berg")
-    other.engine.dispose()
+    other.database.close()
     assert scene.answers() == "upload"
 
 
@@ -161,12 +160,12 @@ def test_a_running_participant_takes_the_word(scene: Scene) -> None:
 def test_who_cannot_vouch(scene: Scene, which: str, says: str) -> None:
     released(scene)
     scene.put_back()
-    with transaction(scene.site.engine) as connection:
+    with scene.site.database.transaction() as connection:
         if which == "old":  # the backup is younger than all that the peer holds
             connection.execute(text("UPDATE participant_restored SET made = made + 3600"))
     peer = scene.attack.bed.sites["b"]
     if which == "edited":
-        with transaction(peer.engine) as connection:
+        with peer.database.transaction() as connection:
             connection.execute(text("DROP TRIGGER IF EXISTS ledger_no_update"))
             connection.execute(text("UPDATE ledger SET cohort_size = 2 WHERE kind = 'charge'"))
     sources: dict[str, Callable[[], object]] = {
@@ -183,7 +182,7 @@ def test_a_checkpoint_makes_a_peers_ledger_young_enough(scene: Scene) -> None:
     scene.put_back()
     peer = scene.attack.bed.sites["b"].ledger
     before = scene.manifest.made + 1
-    with transaction(scene.site.engine) as connection:
+    with scene.site.database.transaction() as connection:
         connection.execute(text("UPDATE participant_restored SET made = :made"), {"made": before})
     assert "ends at" in vouch(scene.site, peer)
     peer.checkpoint()
@@ -234,7 +233,7 @@ def test_check_shows_what_waits(scene: Scene) -> None:
 def test_a_backup_of_a_marked_state_is_marked(scene: Scene, tmp_path: Path) -> None:
     """Restoring one over the other, whose heads are the same, does not wash the mark off."""
     scene.put_back()
-    scene.site.engine.dispose()
+    scene.site.database.close()
     again = tmp_path / "again.backup"
     back_up(scene.party, again, software="test")
     assert restore(again, scene.party).marked
@@ -244,9 +243,9 @@ def test_a_backup_of_a_marked_state_is_marked(scene: Scene, tmp_path: Path) -> N
 
 
 def test_a_backup_that_ends_where_the_state_ends_needs_no_word(scene: Scene) -> None:
-    scene.site.engine.dispose()
+    scene.site.database.close()
     assert not restore(scene.archive, scene.party).marked
     scene.open()
     assert scene.answers() == "upload"
-    with transaction(scene.site.engine) as connection:
+    with scene.site.database.transaction() as connection:
         assert store.count_open(connection) == (1, 0)

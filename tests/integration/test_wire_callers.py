@@ -179,7 +179,7 @@ def test_a_session_ends_with_its_certificate(
     bed.clock.now += 2 * DAY
     try:
         assert _status(lambda: list(session)) is grpc.StatusCode.UNAUTHENTICATED
-        wait_for(lambda: not running[0].hub.sessions["brief"].connected, SECONDS)
+        wait_for(lambda: not running[0].hub.sessions["brief"].connected)
     finally:
         bed.clock.now -= 2 * DAY
 
@@ -279,7 +279,7 @@ def test_one_peers_many_calls_do_not_stop_the_others(
     for reader in readers:
         reader.start()
     try:
-        wait_for(lambda: len(answered) >= 16, 10, "the calls that a peer may hold")
+        wait_for(lambda: len(answered) >= 16, "the calls that a peer may hold")
         assert _status(lambda: CoordinationStub(greedy).Hello(pb.HelloRequest(versions=PROTOCOL_VERSIONS), timeout=1)) is (
             grpc.StatusCode.DEADLINE_EXCEEDED
         )
@@ -289,8 +289,8 @@ def test_one_peers_many_calls_do_not_stop_the_others(
                 stack.enter_context(running_client(site, address))
             key = _submit(bed, dial)
             machine = server.hub.studies[key].machine
-            wait_for(lambda: machine.phase is StudyPhase.FINISHED, 30, "the study's result")
-            wait_for(lambda: all(seat.ended for seat in machine.seats.values()), 20, "the end everywhere")
+            wait_for(lambda: machine.phase is StudyPhase.FINISHED, "the study's result")
+            wait_for(lambda: all(seat.ended for seat in machine.seats.values()), "the end everywhere")
     finally:
         for stream in held:
             stream.cancel()
@@ -321,7 +321,7 @@ def test_a_peers_calls_are_bounded_over_all_its_connections(
         assert _status(lambda: other.Hello(pb.HelloRequest(versions=PROTOCOL_VERSIONS), timeout=SECONDS)) is grpc.StatusCode.OK
         held.pop().cancel()
         free = StudiesStub(channels[0])
-        wait_for(lambda: _status(lambda: free.List(pb.ListRequest(), timeout=5)) is grpc.StatusCode.OK, 10, "a free call")
+        wait_for(lambda: _status(lambda: free.List(pb.ListRequest(), timeout=5)) is grpc.StatusCode.OK, "a free call")
         server.hub.abort(key, "the test is over")
 
 
@@ -336,12 +336,12 @@ def test_a_newer_session_takes_the_place_of_an_older_one(
         sessions.append(
             stub.Work(pb.WorkRequest(version=PROTOCOL_VERSIONS[-1], session_nonce=bytes([index] * 16)), timeout=30)
         )
-        wait_for(lambda: "b" in server.hub.sessions and server.hub.sessions["b"].serial == before + index, 10, "a session")  # noqa: B023
+        wait_for(lambda: "b" in server.hub.sessions and server.hub.sessions["b"].serial == before + index, "a session")  # noqa: B023
     ended = sum(_ends(session) for session in sessions[:2])
     assert ended == 2
     assert server.hub.sessions["b"].connected
     sessions[2].cancel()
-    wait_for(lambda: not server.hub.sessions["b"].connected, 10, "the last session's end")
+    wait_for(lambda: not server.hub.sessions["b"].connected, "the last session's end")
 
 
 def _ends(session: Iterator[pb.Directive]) -> bool:

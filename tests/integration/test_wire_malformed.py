@@ -273,7 +273,7 @@ def test_a_good_study_runs_after_all_that(bed: TestBed, running: tuple[Coordinat
         signed = pb.StudyObject(study=study, signature=signature, certificate=bed.analyst.identity.certificate)
         key = analyst.Submit(pb.SubmitRequest(study=signed), timeout=SECONDS).study
         machine = server.hub.studies[key].machine
-        wait_for(lambda: sum(seat.enrolment is not None for seat in machine.seats.values()) == 2, 20, "two enrolments")
+        wait_for(lambda: sum(seat.enrolment is not None for seat in machine.seats.values()) == 2, "two enrolments")
 
         member = CoordinationStub(stack.enter_context(open_channel(address, bed.sites["c"].credentials)))
         stolen = pb.SignedEnrolment(**_wire(machine.seats["a"].enrolment))
@@ -283,8 +283,8 @@ def test_a_good_study_runs_after_all_that(bed: TestBed, running: tuple[Coordinat
         assert machine.seats["c"].enrolment is None
 
         stack.enter_context(running_client(bed.sites["c"], address))
-        wait_for(lambda: machine.phase is StudyPhase.FINISHED, 30, "the study's result")
-        wait_for(lambda: all(seat.ended for seat in machine.seats.values()), 20, "the end everywhere")
+        wait_for(lambda: machine.phase is StudyPhase.FINISHED, "the study's result")
+        wait_for(lambda: all(seat.ended for seat in machine.seats.values()), "the end everywhere")
 
 
 def _wire(enrolment: object) -> dict[str, bytes]:

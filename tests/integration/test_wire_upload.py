@@ -85,7 +85,7 @@ def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
         key = analyst.Submit(pb.SubmitRequest(study=signed), timeout=SECONDS).study
         payload = _until_payload(core, channel, directives)
         machine = server.hub.studies[key].machine
-        wait_for(lambda: all(machine.rounds[0].accumulator.uploads[name].complete for name in "ab"), 20, "the others")
+        wait_for(lambda: all(machine.rounds[0].accumulator.uploads[name].complete for name in "ab"), "the others")
         columns = np.concatenate([features for features, _ in data.values()])
         yield Standing(server, machine, channel, core, key, payload, directives, columns)
 

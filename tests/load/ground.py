@@ -118,7 +118,7 @@ class Ground:
                 [*command, str(place / "coordinator.toml")], stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment
             )
         started = self._coordinator
-        wait_for(lambda: ready.exists() or started.poll() is not None, 120, "the coordinator's address")
+        wait_for(lambda: ready.exists() or started.poll() is not None, "the coordinator's address")
         assert started.poll() is None, (place / "log").read_text()[-2000:]
         self._listen = self.address = ready.read_text().strip()
         self.samplers.append(Sampler(started.pid))

@@ -20,6 +20,7 @@ GROWTH = 100.0
 """MiB that the coordinator may take beyond what it has with all sessions open. Measured: 25 for 50 participants."""
 
 
+@pytest.mark.system
 def test_many_participants_finish_and_come_back_after_a_kill() -> None:
     with tempfile.TemporaryDirectory(prefix="veilsum-load-") as place, ground(Path(place), COUNT, hosts=2) as here:
         here.prepare_hosts()

@@ -225,7 +225,17 @@ class Workshop:
     @staticmethod
     def _options(directory: Path) -> list[str]:
         plugins = [word for name in _PLUGINS for word in ("-p", name)]
-        options = ["-x", "-q", "--tb=line", "--no-header", "-p", "no:cacheprovider", "-W", "ignore"]
+        options = [
+            "-x",
+            "-q",
+            "--tb=line",
+            "--no-header",
+            "-p",
+            "no:cacheprovider",
+            "-W",
+            "ignore",
+            "--hypothesis-profile=thorough",
+        ]
         return [*plugins, *options, f"--basetemp={directory / 'tmp'}"]
 
     def _fork(self, directory: Path, work: Callable[[], int]) -> int:

@@ -10,7 +10,6 @@ from typing import Any
 from veilsum_coordinator.protocol.accumulator import Accumulator, Upload
 from veilsum_coordinator.protocol.machine import StudyMachine
 from veilsum_coordinator.storage.journal import SqlJournal
-from veilsum_node import database
 from veilsum_node.errors import Refusal
 from veilsum_participant import store
 from veilsum_participant.protocol import contributions, core, openings
@@ -54,10 +53,10 @@ def _consent_before_charge(stack: ExitStack) -> None:
     consent = ParticipantCore._consent
 
     def early(self: ParticipantCore, key: bytes, number: int, attempt: int, channel: Any) -> bytes:
-        with database.reading(self.site.engine) as connection:
+        with self.site.database.reading() as connection:
             row = store.find_attempt(connection, key, attempt)
-        if row is not None and row["consent"] is not None:
-            channel.consent(key, number, attempt, bytes(row["consent"]))
+        if row is not None and row.consent is not None:
+            channel.consent(key, number, attempt, bytes(row.consent))
         return consent(self, key, number, attempt, channel)
 
     _set(stack, core.ParticipantCore, "_consent", early)
@@ -173,7 +172,7 @@ def _one_study_frees_the_other(stack: ExitStack) -> None:
     def eager(connection: Any, site: Any, study: bytes, attempt: int | None = None) -> None:
         if attempt is None:
             for row in store.open_studies(connection):
-                give_up(connection, site, row["digest"])
+                give_up(connection, site, row.digest)
         give_up(connection, site, study, attempt)
 
     _set(stack, contributions, "give_up_open", eager)

@@ -284,10 +284,10 @@ class Checks:
         """Prove every ledger, and the mirror against all of them that were never set back."""
         for name, process in self._processes.items():
             if self.books[name].restored:
-                verify_ledger(LedgerReader(process.disk.engine), authority=self._ground.authority)
+                verify_ledger(LedgerReader(process.disk.database), authority=self._ground.authority)
         whole = [process for name, process in self._processes.items() if not self.books[name].restored]
-        readers = [LedgerReader(process.disk.engine) for process in whole]
-        verify_ledger(LedgerReader(self._journal.engine), authority=self._ground.authority, against=readers)
+        readers = [LedgerReader(process.disk.database) for process in whole]
+        verify_ledger(LedgerReader(self._journal.database), authority=self._ground.authority, against=readers)
 
     # -- sites that were restored ------------------------------------------------------------------------------------------
 

@@ -11,10 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Engine
-
 from simulation.memory import Quick, faults
-from veilsum_node import database
+from veilsum_node.database import Database, _configure, after_commit, open_database
 from veilsum_node.driver_faults import DatabaseAwayError
 
 
@@ -30,9 +28,9 @@ class Disk:
     savepoints in it.
 
     Attributes:
-        engine: what the product knows it by.
+        database: what the product knows it by.
         raw: the driver's connection to the present database, to read beside the product's code.
-        quick: whether the product's transactions are carried out here; before, tables are made through ``engine``.
+        quick: whether the product's transactions are carried out here; before, tables are made through its engine.
         writing: whether one runs.
     """
 
@@ -40,13 +38,12 @@ class Disk:
         self.passed, self._fatal = 0, 0
         self.dead = self.quick = self.writing = self._lost = False
         self._refusing = 0
-        self.engine: Engine = database.open_database(":memory:")
-        with self.engine.connect() as connection:
+        self.database = MortalDatabase(self)
+        with self.database.engine.connect() as connection:
             raw = connection.connection.dbapi_connection
             assert isinstance(raw, sqlite3.Connection)
             self.raw: sqlite3.Connection = raw
         self._images: dict[bytes, sqlite3.Connection] = {}
-        DISKS[id(self.engine)] = self
 
     def load(self, image: bytes, *, once: bool = False) -> None:
         """Begin with an image; ``once``: it is not begun with again."""
@@ -55,7 +52,7 @@ class Disk:
         if found is None:
             found = sqlite3.connect(":memory:", cached_statements=512, check_same_thread=False)
             found.deserialize(image)
-            database._configure(found, None)
+            _configure(found, None)
             if not once:
                 self._images[image] = found
         else:
@@ -139,31 +136,37 @@ class Disk:
         return self.raw.execute(query, values).fetchall()
 
 
-DISKS: dict[int, Disk] = {}
-"""By the engine's id, which lives as long as the process."""
+class MortalDatabase(Database):
+    """What the product knows a disk by. Once an image is loaded, transactions are the disk's and every table is made."""
 
-_TRANSACTION, _READING, _AFTER_COMMIT = database.transaction, database.reading, database.after_commit
+    def __init__(self, disk: Disk) -> None:
+        super().__init__(open_database(":memory:").engine)
+        self._disk = disk
 
-
-@contextmanager
-def mortal_transaction(engine: Engine) -> Iterator[Any]:
-    """In the place of :func:`veilsum_node.database.transaction`."""
-    disk = DISKS.get(id(engine))
-    with disk.transaction() if disk is not None and disk.quick else _TRANSACTION(engine) as connection:
-        yield connection
-
-
-@contextmanager
-def quick_reading(engine: Engine) -> Iterator[Any]:
-    """In the place of :func:`veilsum_node.database.reading`: nobody writes meanwhile."""
-    disk = DISKS.get(id(engine))
-    if disk is None or not disk.quick:
-        with _READING(engine) as connection:
+    @contextmanager
+    def transaction(self) -> Iterator[Any]:
+        with self._disk.transaction() if self._disk.quick else super().transaction() as connection:
             yield connection
-        return
-    assert not disk.writing
-    with faults():
-        yield Quick(disk.raw, disk.point)
+
+    @contextmanager
+    def reading(self) -> Iterator[Any]:
+        if not self._disk.quick:
+            with super().reading() as connection:
+                yield connection
+            return
+        assert not self._disk.writing
+        with faults():
+            yield Quick(self._disk.raw, self._disk.point)
+
+    def migrate(self, package: str, component: str) -> None:
+        if not self._disk.quick:
+            super().migrate(package, component)
+
+    def scrub(self) -> None:
+        """A database in memory has no log beside it."""
+
+
+_AFTER_COMMIT = after_commit
 
 
 def quick_after_commit(connection: Any, action: Callable[[], None]) -> None:
@@ -172,11 +175,3 @@ def quick_after_commit(connection: Any, action: Callable[[], None]) -> None:
         connection.afterwards.append(action)
     else:
         _AFTER_COMMIT(connection, action)
-
-
-def no_migration(*_: object) -> None:
-    """In the place of :func:`veilsum_node.database.migrate`: every image has the present layout."""
-
-
-def no_scrub(_: object) -> None:
-    """In the place of :func:`veilsum_node.database.scrub`: a database in memory has no log beside it."""

@@ -14,14 +14,13 @@ from typing import Literal
 
 import numpy as np
 
-from simulation.disks import Disk, mortal_transaction
+from simulation.disks import Disk
 from simulation.parties import Coordinator, Process, Skewed, Time
 from support.federation import DATASET, make_request, schema_of, write_records
 from support.randomness import SeededRandom
 from veilsum.compile import compile_study
 from veilsum_coordinator.parts.federation import Federation
 from veilsum_coordinator.protocol.settings import Waits
-from veilsum_node.database import transaction
 from veilsum_node.identity import Credentials, Label, load_credentials
 from veilsum_node.identity.provision import make_kit
 from veilsum_participant.config import DatasetConfig, ParticipantConfig, Policy
@@ -32,7 +31,7 @@ from veilsum_privacy.ledger import Ledger
 from veilsum_privacy.ledger.entries import Mechanism
 from veilsum_privacy.ledger.mirror import Mirror
 from veilsum_privacy.results.result import Result
-from veilsum_privacy.securesum.context import plan_round
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study, study_digest
 from veilsum_proto import federation_pb2 as pb
 
@@ -115,10 +114,10 @@ class Ground:
                 policy=policy,
             )
             credentials = self._credentials[party.name] = load_credentials(party.identity, BEGINNING)
-            engine = self.disks[party.name].engine
-            ledger = open_ledger(engine, credentials, time)
-            create_tables(engine)
-            with transaction(engine) as connection:
+            database = self.disks[party.name].database
+            ledger = open_ledger(database, credentials, time)
+            create_tables(database)
+            with database.transaction() as connection:
                 ledger.set_budget(connection, DATASET, None, 1e-5, reason="simulation", operator="simulation")
             self.empty[party.name] = self.disks[party.name].image()
         self._coordinator = load_credentials(kit.coordinator.identity, BEGINNING)
@@ -158,9 +157,9 @@ class Ground:
     def _prepare_journal(self, time: Time) -> None:
         from veilsum_coordinator.storage.journal import SqlJournal
 
-        engine = self.disks["coordinator"].engine
-        mirror = Mirror(engine, credentials=self._coordinator, clock=time, random=SeededRandom(0))
-        SqlJournal(engine, mirror)
+        database = self.disks["coordinator"].database
+        mirror = Mirror(database, credentials=self._coordinator, clock=time, random=SeededRandom(0))
+        SqlJournal(database, mirror)
         self.empty["coordinator"] = self.disks["coordinator"].image()
 
     def marked(self, image: bytes, made: int) -> bytes:
@@ -171,11 +170,11 @@ class Ground:
 
     def _tighten(self, time: Time, study: Study) -> None:
         """Images of sites whose budget bears one release of ``study``, whatever its cohort, and never two."""
-        plans = [plan_round(study, "statistics", len(NAMES), cohort) for cohort in (2, 3)]
+        plans = [AgreedStudy(study).task("statistics").plan(len(NAMES), cohort) for cohort in (2, 3)]
         mechanisms = [Mechanism.of(plan.declaration, plan.noise) for plan in plans]
         for name in NAMES:
-            engine = self.disks[name].engine
-            ledger = open_ledger(engine, self._credentials[name], time)
+            database = self.disks[name].database
+            ledger = open_ledger(database, self._credentials[name], time)
             one, two = ([ledger.headroom(DATASET, {item: count}).after for item in mechanisms] for count in (1, 2))
             assert max(one) < min(two)
             self.budget = (max(one) + min(two)) / 2
@@ -184,7 +183,7 @@ class Ground:
 
     def lower(self, disk: Disk, ledger: Ledger) -> None:
         """Let a site's budget bear one release of the rivals only."""
-        with mortal_transaction(disk.engine) as connection:
+        with disk.database.transaction() as connection:
             ledger.set_budget(connection, DATASET, self.budget, 1e-5, reason="simulation", operator="simulation")
 
     def _sign(self, federation: str, analyst: Credentials, kind: Kind, releases: int, seed: int) -> Signed:

@@ -16,7 +16,7 @@ from typing import Any
 import sqlalchemy
 from sqlalchemy.dialects import sqlite
 
-from veilsum_node.errors import StateError
+from veilsum_node.errors import Damage
 
 _INSPECT = sqlalchemy.inspect
 _DIALECT: Any = sqlite.dialect()
@@ -221,4 +221,4 @@ def faults() -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        raise StateError(f"The database refused a transaction: {error}.") from error
+        raise Damage(f"The database refused a transaction: {error}.") from error

@@ -13,7 +13,7 @@ from simulation.disks import Died
 from simulation.parties import Process
 from veilsum_coordinator.protocol.accumulator import OutOfOrder
 from veilsum_coordinator.service.hub import Hub
-from veilsum_node.errors import HostileInput, RefusalCode, StateError, VeilsumError
+from veilsum_node.errors import RefusalCode, VeilsumError
 from veilsum_participant.protocol.contributions import Payload
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.contribution import Slots
@@ -162,7 +162,7 @@ class Link:
             raise
         except OutOfOrder:
             raise
-        except (HostileInput, StateError) as error:
+        except VeilsumError as error:
             raise RejectedError(str(error)) from error
 
     def _again(self, send: Callable[[Hub], object]) -> None:

@@ -154,7 +154,7 @@ class Operations(Turns):
         if core is not None and process.restored and not process.busy and core.site.restored() is not None and name != other:
 
             def bring() -> None:
-                reader = LedgerReader(self.processes[other].disk.engine)
+                reader = LedgerReader(self.processes[other].disk.database)
                 recover_receipts(core.site, reader.receipts())
                 vouch(core.site, reader)
 

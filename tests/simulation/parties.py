@@ -92,9 +92,9 @@ class Process:
         self.born += 1
         source = self.seed + self.born.to_bytes(4, "big")
         random: RandomSource = SeededRandom(source + b"keys")
-        ledger = Ledger(self.disk.engine, credentials=self.credentials, clock=self.clock, random=random)
+        ledger = Ledger(self.disk.database, credentials=self.credentials, clock=self.clock, random=random)
         noise: RandomSource = SeededRandom(source + b"noise")
-        site = Site(self.config, self.credentials, self.disk.engine, ledger, self.clock, random, noise)
+        site = Site(self.config, self.credentials, self.disk.database, ledger, self.clock, random, noise)
         self.core, self.serial, self.inbox, self.caught_up = ParticipantCore(site), None, [], False
 
     def die(self) -> None:
@@ -142,8 +142,8 @@ class Coordinator:
         self.disk.revive()
         self.born += 1
         random: RandomSource = SeededRandom(b"coordinator" + self.born.to_bytes(4, "big"))
-        mirror = Mirror(self.disk.engine, credentials=self.credentials, clock=self.clock, random=random)
-        journal = SqlJournal(self.disk.engine, mirror, Waiting(self))
+        mirror = Mirror(self.disk.database, credentials=self.credentials, clock=self.clock, random=random)
+        journal = SqlJournal(self.disk.database, mirror, Waiting(self))
         self.hub = Hub(self.credentials, journal, waits=self.waits, clock=self.clock)
         return self.hub
 

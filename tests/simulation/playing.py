@@ -14,14 +14,14 @@ from sqlalchemy import inspect
 
 from simulation.books import Violation
 from simulation.checks import Checks
-from simulation.disks import DISKS, mortal_transaction, no_migration, no_scrub, quick_after_commit, quick_reading
+from simulation.disks import quick_after_commit
 from simulation.ground import KINDS, Ground, Keyed, Kind
 from simulation.memory import inspect_quickly
-from simulation.toy import replace_everywhere, stand_ins
+from simulation.toy import stand_ins
 from simulation.world import History, World
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.service import runner
-from veilsum_node.database import after_commit, migrate, reading, scrub, transaction
+from veilsum_node.database import after_commit
 from veilsum_participant.data import load_records
 from veilsum_privacy.securesum.contribution import masked_words
 
@@ -98,11 +98,8 @@ def playing() -> Iterator[Player]:
     with (
         tempfile.TemporaryDirectory(dir=place if place.is_dir() else None) as directory,
         stand_ins(
-            (transaction, mortal_transaction),
-            (reading, quick_reading),
             (after_commit, quick_after_commit),
             (inspect, inspect_quickly),
-            (scrub, no_scrub),
             (masked_words, watched),
             (load_records, lru_cache(maxsize=16)(load_records)),  # the same files for every start of a site
         ),
@@ -110,9 +107,7 @@ def playing() -> Iterator[Player]:
     ):
         player = Player(Path(directory))
         players.append(player)
-        replace_everywhere(stack, migrate, no_migration)  # every table is made by now
         stack.callback(setattr, runner, "get_method", vars(runner)["get_method"])
         setattr(runner, "get_method", player.ground.method)  # noqa: B010 - compilation goes on with the real one
-        stack.callback(DISKS.clear)
         player.prepare()
         yield player

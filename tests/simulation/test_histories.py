@@ -21,19 +21,22 @@ from simulation.running import play_range, shrunk
 from simulation.shrinking import shrink
 from simulation.world import History
 
-pytestmark = pytest.mark.slow
-
 SECONDS = float(os.environ.get("VEILSUM_SIMULATION_SECONDS", "20"))
-"""For each of the two halves of the random part, which run side by side on two workers."""
+"""For each of two parts of the long run, which play side by side on two workers."""
+
+FEW_SECONDS = 5.0
 
 HISTORIES = int(os.environ.get("VEILSUM_SIMULATION_HISTORIES", "5000"))
-"""At most so many in each half."""
+"""At most so many in each part."""
 
 FEWEST = 20
-"""Each half plays at least so many, however slow the machine is."""
+"""Each part plays at least so many, however slow the machine is."""
 
 LIMIT = 1000
 """Histories within which a planted fault must be found."""
+
+QUICK = ("consent before charge",)
+"""Planted faults that every run finds; all others take longer."""
 
 REGRESSIONS = sorted((Path(__file__).parent / "regressions").glob("*.txt"))
 
@@ -52,10 +55,12 @@ def read_history(path: Path) -> History:
     return History(**{str(item.arg): ast.literal_eval(item.value) for item in statement.value.keywords})
 
 
-@pytest.mark.parametrize("half", [0, 1])
-def test_random_histories_hold(player: Player, half: int) -> None:
-    first = 1_000_000 * half
-    played = play_range(player, first, HISTORIES, until=time.monotonic() + SECONDS)
+@pytest.mark.parametrize(
+    ("part", "seconds"), [(0, FEW_SECONDS), *(pytest.param(part, SECONDS, marks=pytest.mark.system) for part in (1, 2))]
+)
+def test_random_histories_hold(player: Player, part: int, seconds: float) -> None:
+    first = 1_000_000 * part
+    played = play_range(player, first, HISTORIES, until=time.monotonic() + seconds)
     if played.histories < FEWEST:
         played.add(play_range(player, first + played.histories, FEWEST - played.histories))
     assert not played.failures, "\n".join(played.failures)
@@ -63,7 +68,7 @@ def test_random_histories_hold(player: Player, half: int) -> None:
     assert finished > played.histories // 2  # histories in which nothing succeeds would show little
 
 
-@pytest.mark.parametrize("name", BUGS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.system) for name in BUGS])
 def test_a_planted_fault_is_found(player: Player, name: str) -> None:
     with planted(name):
         found = next((seed for seed in range(LIMIT) if player.play(make_history(seed)).violation), None)

@@ -17,9 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
-from support.tools import DEMANDED
+from support.tools import give_up
 
 TOOLS = {"mount": "util-linux", "mkfs.ext4": "e2fsprogs"}
 BALLAST = ".ballast"
@@ -37,13 +35,6 @@ def need_root(*tools: str, why: str) -> None:
     reason = f"needs {', '.join(missing)} {why}" if missing else "" if os.geteuid() == 0 else f"needs root {why}"
     if reason:
         give_up(reason)
-
-
-def give_up(reason: str) -> None:
-    """Skip, or fail where tools are demanded."""
-    if os.environ.get(DEMANDED) == "1":
-        pytest.fail(reason)
-    pytest.skip(reason)
 
 
 class Namespace:

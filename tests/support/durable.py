@@ -27,7 +27,7 @@ from veilsum_coordinator.service.hub import Hub
 from veilsum_coordinator.storage.journal import SqlJournal
 from veilsum_coordinator.storage.records import MEMBERS, PROGRESS, ROUNDS, SUMS
 from veilsum_deploy.local import LocalFederation, results_directory
-from veilsum_node.database import open_database, reading
+from veilsum_node.database import open_database
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_participant.protocol.core import Channel, ParticipantCore
 from veilsum_privacy.ledger import Kind, LedgerReader
@@ -99,9 +99,9 @@ class Trial:
     def open(self, fatal: int = 0, *, after: bool = False) -> LocalFederation:
         """A new process of the coordinator; nothing is left of an earlier one but its journal."""
         self.lives += 1
-        engine = open_database(self.place)
-        mirror = Mirror(engine, credentials=self.bed.hub.credentials, clock=self.bed.clock, random=SYSTEM_RANDOM)
-        journal = MortalJournal(engine, mirror, fatal=fatal, after=after)
+        database = open_database(self.place)
+        mirror = Mirror(database, credentials=self.bed.hub.credentials, clock=self.bed.clock, random=SYSTEM_RANDOM)
+        journal = MortalJournal(database, mirror, fatal=fatal, after=after)
         hub = Hub(self.bed.hub.credentials, journal, waits=WAITS, clock=self.bed.clock)
         return LocalFederation(hub, self.cores, self.bed.clock)
 
@@ -138,7 +138,7 @@ class Trial:
     def audit(self, key: bytes) -> None:
         """Every release is paid for exactly once and seen by everyone, nothing stays reserved, all ledgers agree."""
         journal = open_database(self.place)
-        with reading(journal) as connection:
+        with journal.reading() as connection:
             rounds = len(connection.exec_driver_sql("SELECT round FROM coordinator_release").all())
             for table in (MEMBERS, ROUNDS):  # an ended study keeps none of it
                 assert not connection.execute(table.select()).all()

@@ -17,7 +17,7 @@ from support.links import BadLink
 from support.network import wait_for
 from support.processes import Process, Processes, _command
 from veilsum_coordinator.protocol.settings import Waits
-from veilsum_node.database import open_database, scrub
+from veilsum_node.database import open_database
 from veilsum_node.telemetry.health import ask_ready
 from veilsum_node.telemetry.monitoring import MetricsSettings
 
@@ -60,7 +60,9 @@ class FaultedProcesses(Processes):
                 self.disks[name] = Disk(namespace, home / "disk.img", place)
                 if role == "participant":
                     text = f'state = "state/participant.db"\n{text}'
-            config.write_text(f'{text}\n[metrics]\nlisten = "127.0.0.1:0"\nready_file = "metrics"\n')
+            if role == "participant":  # the coordinator has them anyway
+                text += '\n[metrics]\nlisten = "127.0.0.1:0"\nready_file = "metrics"\n'
+            config.write_text(text)
 
     def move(self, name: str, link: BadLink) -> None:
         """Let a participant dial its proxy from beyond a link; before it is started."""
@@ -94,9 +96,9 @@ class FaultedProcesses(Processes):
     def fill(self, name: str, leave: int = 0) -> None:
         """Fill a party's disk up to so many bytes. Its write-ahead log is emptied first: it keeps room that it once took."""
         place = self._journal if name == COORDINATOR else self._state(name)
-        engine = open_database(place)
-        scrub(engine)
-        engine.dispose()
+        database = open_database(place)
+        database.scrub()
+        database.close()
         self.disks[name].fill(leave)
 
     def health(self, name: str) -> str:
@@ -107,18 +109,18 @@ class FaultedProcesses(Processes):
         except Exception as error:  # noqa: BLE001 - it has not written its address yet
             return str(error)
 
-    def await_health(self, name: str, word: str, seconds: float = 20) -> None:
+    def await_health(self, name: str, word: str) -> None:
         """Wait until a party says so."""
-        wait_for(lambda: self.health(name) == word, seconds, f"the health {word!r} of {name}: {self.health(name)!r}")
+        wait_for(lambda: self.health(name) == word, f"the health {word!r} of {name}: {self.health(name)!r}")
 
     def log(self, name: str) -> str:
         """What a party has logged."""
         path = self._home(name)[1] / "log"
         return path.read_text() if path.exists() else ""
 
-    def await_log(self, name: str, text: str, start: int = 0, seconds: float = 30) -> str:
+    def await_log(self, name: str, text: str, start: int = 0) -> str:
         """Wait until a party has logged something after so many characters; returns that line."""
-        wait_for(lambda: text in self.log(name)[start:], seconds, f"{text!r} in the log of {name}")
+        wait_for(lambda: text in self.log(name)[start:], f"{text!r} in the log of {name}")
         return next(line for line in self.log(name)[start:].splitlines() if text in line)
 
     def attempt_states(self, key: bytes) -> dict[str, str]:

@@ -16,7 +16,7 @@ from veilsum_coordinator.protocol.settings import Waits
 from veilsum_coordinator.service.hub import Hub
 from veilsum_coordinator.storage.journal import SqlJournal
 from veilsum_deploy.local import LocalFederation
-from veilsum_node.database import open_database, transaction
+from veilsum_node.database import open_database
 from veilsum_node.identity import Credentials, load_credentials
 from veilsum_node.identity.provision import Kit, make_kit
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
@@ -148,9 +148,9 @@ def make_bed(
         )
         sites[party.name] = open_test_site(config, clock, random(party.name), budget)
     credentials = load_credentials(kit.coordinator.identity, clock())
-    engine = open_database(kit.coordinator.directory / "coordinator.db")
-    mirror = Mirror(engine, credentials=credentials, clock=clock, random=SYSTEM_RANDOM)
-    hub = Hub(credentials, SqlJournal(engine, mirror), waits=waits or Waits(), clock=clock)
+    database = open_database(kit.coordinator.directory / "coordinator.db")
+    mirror = Mirror(database, credentials=credentials, clock=clock, random=SYSTEM_RANDOM)
+    hub = Hub(credentials, SqlJournal(database, mirror), waits=waits or Waits(), clock=clock)
     return TestBed(kit, clock, hub, sites, load_credentials(kit.analyst.identity, clock()))
 
 
@@ -159,9 +159,9 @@ def open_test_site(
 ) -> Site:
     """Open a site as its process would, with a test's clock and randomness."""
     credentials = load_credentials(config.identity, clock())
-    engine = open_database(config.state)
-    ledger = open_ledger(engine, credentials, clock)
+    database = open_database(config.state)
+    ledger = open_ledger(database, credentials, clock)
     if budget is not None and ledger.budget(DATASET) is None:
-        with transaction(engine) as connection:
+        with database.transaction() as connection:
             ledger.set_budget(connection, DATASET, budget[0], budget[1], reason="test", operator="test")
-    return Site(config, credentials, engine, ledger, clock, random)
+    return Site(config, credentials, database, ledger, clock, random)

@@ -17,12 +17,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from scipy.stats import chisquare
-from sqlalchemy import RowMapping
 
 from support.federation import TestBed, make_bed, make_request, open_test_site, schema_of
 from support.securesum import whole
 from veilsum_node.canonical import canonical, parse_canonical
-from veilsum_node.database import transaction
 from veilsum_node.errors import HostileInput, RefusalCode
 from veilsum_node.identity import Credentials, Label
 from veilsum_node.randomness import SYSTEM_RANDOM
@@ -32,9 +30,10 @@ from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.site import OpenStudy
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.receipts import Countersignature, SignedReceipt, countersign, parse_receipt, receipts_digest
+from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.securesum.bfv import Adder
 from veilsum_privacy.securesum.boxes import Box
-from veilsum_privacy.securesum.context import Assignment, RoundPlan, broadcast_digest, plan_round
+from veilsum_privacy.securesum.context import Assignment, broadcast_digest
 from veilsum_privacy.securesum.contribution import Integers, Slots, open_sum
 from veilsum_privacy.securesum.decryption import SignedStatement
 from veilsum_privacy.securesum.parameters import BfvParameters
@@ -159,7 +158,7 @@ class Adversary:
     def reopen(self, name: str) -> None:
         """A site's process ends, and another one begins on its files."""
         site = self.bed.sites[name]
-        site.engine.dispose()
+        site.database.close()
         self.bed.sites[name] = open_test_site(site.config, self.bed.clock, SYSTEM_RANDOM)
         self.cores[name] = ParticipantCore(self.bed.sites[name])
 
@@ -344,7 +343,7 @@ class Adversary:
 
     def plan(self, attempt: int = 1) -> RoundPlan:
         """The public plan of an attempt."""
-        return plan_round(self.study, LABEL, len(self.bed.sites), len(self.assignments[attempt].cohort))
+        return AgreedStudy(self.study).task(LABEL).plan(len(self.bed.sites), len(self.assignments[attempt].cohort))
 
     def sum(self, attempt: int = 1, names: Iterable[str] | None = None) -> list[bytes]:
         """Add ciphertexts of kept payloads; of the whole cohort by default."""
@@ -362,21 +361,21 @@ class Adversary:
             totals.append(adder.serialise(total))
         return totals
 
-    def row(self, name: str) -> RowMapping:
+    def row(self, name: str) -> store.StudyRow:
         """A site's own row of the study."""
-        with transaction(self.bed.sites[name].engine) as connection:
+        with self.bed.sites[name].database.transaction() as connection:
             found = store.find_study(connection, self.key)
         assert found is not None
         return found
 
-    def attempt_row(self, name: str, attempt: int = 1) -> RowMapping | None:
+    def attempt_row(self, name: str, attempt: int = 1) -> store.AttemptRow | None:
         """A site's own row of an attempt."""
-        with transaction(self.bed.sites[name].engine) as connection:
+        with self.bed.sites[name].database.transaction() as connection:
             return store.find_attempt(connection, self.key, attempt)
 
     def spied(self, colluder: str) -> OpenStudy:
         """Everything that a colluding participant holds of the study: BFV key, tag key, its pair seeds."""
-        return OpenStudy(self.row(colluder), self.study, self.key)
+        return OpenStudy(self.row(colluder), AgreedStudy(self.study))
 
     def words(self, colluder: str, ciphertexts: Sequence[bytes]) -> list[Slots]:
         """Decrypt anything with a colluder's key, tags unchecked: masked words without the tags."""
@@ -406,8 +405,8 @@ class Adversary:
             assert len(set(rounds)) == len(rounds), "a round was charged twice"
             freed = {entry.reservation.context for entry in entries if entry.kind is Kind.FREE}
             reserved = {entry.reservation.context for entry in entries if entry.kind is Kind.RESERVE}
-            with transaction(site.engine) as connection:
-                states = {row["context"]: row["state"] for row in store.attempts_in(connection, _STATES)}
+            with site.database.transaction() as connection:
+                states = {row.context: row.state for row in store.attempts_in(connection, tuple(store.AttemptState))}
             paid = {context for context, state in states.items() if state in ("consented", "released")}
             assert {item.context for item in charged} == paid, "charges and consents differ"
             assert freed == {context for context, state in states.items() if state == "tombstone"}
@@ -423,9 +422,6 @@ class Adversary:
             assert all(type(code) is RefusalCode for code in codes)
             assert list(codes) == [code for code in RefusalCode if code in codes], "each once, in the list's order"
             assert (type(number), type(attempt)) == (int, int)
-
-
-_STATES = ("reserved", "payload", "tombstone", "consented", "released")
 
 
 def make_adversary(directory: Path, names: Iterable[str] = NAMES, rows: int = 20, **options: Any) -> Adversary:

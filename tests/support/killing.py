@@ -48,22 +48,22 @@ class _Reaper:
         if self.passed == self._fatal:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def watch(self, engine: Any) -> None:
+    def watch(self, database: Any) -> None:
         """Before each statement that writes, before and after each commit; after a statement comes one of these."""
 
         def statement(_connection: Any, _cursor: Any, text: str, *_: Any) -> None:
             if text.lstrip().upper().startswith(WRITES):
                 self.point()
 
-        event.listen(engine, "before_cursor_execute", statement)
-        event.listen(engine, "commit", lambda _: self.point())
-        commit = engine.dialect.do_commit
+        event.listen(database.engine, "before_cursor_execute", statement)
+        event.listen(database.engine, "commit", lambda _: self.point())
+        commit = database.engine.dialect.do_commit
 
         def committed(connection: Any) -> None:
             commit(connection)
             self.point()
 
-        engine.dialect.do_commit = committed
+        database.engine.dialect.do_commit = committed
 
 
 class _PipeChannel:
@@ -91,7 +91,7 @@ def _main(pipe: Pipe, config: ParticipantConfig, now: int, fatal: int, coordinat
     clock.now = now
     reaper = _Reaper(fatal)
     site = open_test_site(config, clock, SYSTEM_RANDOM)
-    reaper.watch(site.engine)
+    reaper.watch(site.database)
     core = ParticipantCore(site)
     channel = _PipeChannel(pipe, coordinator, certificate, reaper)
     pipe.send(("nonce", site.nonce))

@@ -16,13 +16,12 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509 import DNSName
-from sqlalchemy import Engine
 
 from support.certificates import DAY, Forge
 from support.randomness import SeededRandom
-from veilsum_node.database import open_database, transaction
+from veilsum_node.database import Database, open_database
 from veilsum_node.identity import Credentials, Role, SigningKey, verify_certificate
-from veilsum_privacy.ledger import Ledger, LedgerReader, Mirror, Receipt, Reservation, SignedReceipt, Witness
+from veilsum_privacy.ledger import Ledger, LedgerReader, Mechanism, Mirror, Receipt, Reservation, SignedReceipt, Witness
 from veilsum_privacy.ledger.receipts import consent_commitment, consent_proof, sign_receipt
 from veilsum_privacy.mechanism.noise import plan_noise
 
@@ -78,30 +77,30 @@ def ticking(start: int = START) -> Callable[[], int]:
 
 
 def open_ledger(
-    place: str | Path | Engine,
+    place: str | Path | Database,
     site: str = "north",
     *,
     credentials: Credentials | None = None,
     clock: Callable[[], int] | None = None,
 ) -> Ledger:
     """A site's ledger, created or opened again."""
-    engine = place if isinstance(place, Engine) else open_database(place)
+    database = place if isinstance(place, Database) else open_database(place)
     own = credentials or credentials_of(site)
-    return Ledger(engine, credentials=own, clock=clock or ticking(), random=SeededRandom(site.encode()))
+    return Ledger(database, credentials=own, clock=clock or ticking(), random=SeededRandom(site.encode()))
 
 
 def open_mirror(
-    place: str | Path | Engine, *, credentials: Credentials | None = None, clock: Callable[[], int] | None = None
+    place: str | Path | Database, *, credentials: Credentials | None = None, clock: Callable[[], int] | None = None
 ) -> Mirror:
     """A coordinator's mirror, created or opened again."""
-    engine = place if isinstance(place, Engine) else open_database(place)
+    database = place if isinstance(place, Database) else open_database(place)
     own = credentials or credentials_of(COORDINATOR, role=Role.COORDINATOR)
-    return Mirror(engine, credentials=own, clock=clock or ticking(), random=SeededRandom(b"mirror"))
+    return Mirror(database, credentials=own, clock=clock or ticking(), random=SeededRandom(b"mirror"))
 
 
 def set_budget(ledger: Ledger, epsilon: float | None = 3.0, population: str = "heart", *, delta: float = 1e-5) -> int:
     """Set a budget in a transaction of its own."""
-    with transaction(ledger._engine) as connection:
+    with ledger.database.transaction() as connection:
         return ledger.set_budget(connection, population, epsilon, delta, reason="ethics 12/24", operator="dr. privacy")
 
 
@@ -128,12 +127,9 @@ def make_reservation(
         context=context,
         population=population,
         dataset="heart-2024",
-        sensitivity=GRID,
-        noise=plan_noise(kind, variance, cohort_size, 1),  # type: ignore[arg-type]
+        mechanism=Mechanism(GRID, plan_noise(kind, variance, cohort_size, 1), rate, steps),  # type: ignore[arg-type]
         unit="record",
         cohort_size=cohort_size,
-        sampling_rate=rate,
-        steps=steps,
     )
 
 
@@ -209,7 +205,7 @@ class Trial:
     def __init__(
         self,
         names: Sequence[str] = ("north", "south", "east", "west"),
-        place: Callable[[str], str | Path | Engine] = lambda _: ":memory:",
+        place: Callable[[str], str | Path | Database] = lambda _: ":memory:",
         epsilon: float | None = None,
     ) -> None:
         self.names = tuple(names)
@@ -230,7 +226,7 @@ class Trial:
     @property
     def readers(self) -> Mapping[str, LedgerReader]:
         """Every party's ledger, as someone without a key reads it."""
-        return {name: LedgerReader(party._engine) for name, party in (*self.ledgers.items(), (COORDINATOR, self.mirror))}
+        return {name: LedgerReader(party.database) for name, party in (*self.ledgers.items(), (COORDINATOR, self.mirror))}
 
     def others(self, name: str) -> list[LedgerReader]:
         """Everyone else's."""
@@ -243,7 +239,7 @@ class Trial:
     def reserve(self, release: Reservation) -> None:
         """Every site reserves."""
         for ledger in self.ledgers.values():
-            with transaction(ledger._engine) as connection:
+            with ledger.database.transaction() as connection:
                 ledger.reserve(connection, release)
 
     def receipt(self, name: str, release: Reservation) -> SignedReceipt:
@@ -254,7 +250,7 @@ class Trial:
     def show(self, release: Reservation) -> Shown:
         """Every site signs its receipt, and the coordinator countersigns them."""
         receipts = tuple(self.receipt(name, release) for name in self.names)
-        with transaction(self.mirror._engine) as connection:
+        with self.mirror.database.transaction() as connection:
             return Shown(release, receipts, self.mirror.show(connection, receipts, self.certificates))
 
     def witness(self, shown: Shown) -> Witness:
@@ -264,27 +260,27 @@ class Trial:
     def charge(self, name: str, shown: Shown) -> int:
         """One site charges and keeps the receipts."""
         ledger = self.ledgers[name]
-        with transaction(ledger._engine) as connection:
+        with ledger.database.transaction() as connection:
             return ledger.charge(connection, shown.release.context, self.witness(shown))
 
     def consent(self, name: str, shown: Shown) -> int | None:
         """One site's consent reaches the coordinator."""
         context = shown.release.context
-        with transaction(self.mirror._engine) as connection:
+        with self.mirror.database.transaction() as connection:
             return self.mirror.consented(connection, context, name, make_consent(name, context))
 
     def free(self, name: str, release: Reservation) -> int:
         """One site gives the attempt up."""
         ledger = self.ledgers[name]
-        with transaction(ledger._engine) as connection:
+        with ledger.database.transaction() as connection:
             return ledger.free(connection, release.context)
 
     def see(self, release: Reservation, digest: bytes = b"\1" * 32) -> None:
         """The sum is released, and every site sees it."""
-        with transaction(self.mirror._engine) as connection:
+        with self.mirror.database.transaction() as connection:
             self.mirror.released(connection, release.context, digest)
         for ledger in self.ledgers.values():
-            with transaction(ledger._engine) as connection:
+            with ledger.database.transaction() as connection:
                 ledger.release_seen(connection, release.context, digest)
 
     def play(self, round_number: int, attempt: int = 1, **options: object) -> Shown:

@@ -21,8 +21,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from support.disks import give_up, need_root
+from support.disks import need_root
 from support.proxy import Proxy
+from support.tools import give_up
 
 DEVICE = "/dev/net/tun"
 _SET_NAME = 0x400454CA  # TUNSETIFF

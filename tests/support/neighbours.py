@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_privacy.computation.contribution import compute_sum
-from veilsum_privacy.securesum.context import RoundPlan, plan_round
+from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, Column, DatasetSchema, Label, NumberColumn
 from veilsum_privacy.study.study import NoiseKind, PrivacyDemand, Study, TaskDeclaration, Unit
 from veilsum_privacy.tasks import TASKS, build_task
@@ -107,12 +107,12 @@ class Setting:
 
     def plan(self, study: Study, cohort: int | None = None) -> RoundPlan:
         """The plan of a round with this many members; all participants if not told."""
-        return plan_round(study, TASK_LABEL, len(study.participants), cohort or len(study.participants))
+        return AgreedStudy(study).task(TASK_LABEL).plan(len(study.participants), cohort or len(study.participants))
 
     def total(self, study: Study, records: Records) -> NDArray[np.int64]:
         """A site's sum before noise, as a participant computes it."""
         rows = {name: np.stack([row] * study.sites) for name, row in self.given.items()}
-        return compute_sum(study, self.plan(study), records, {**self.broadcast, **rows}).total
+        return compute_sum(self.plan(study), records, {**self.broadcast, **rows}).total
 
 
 class Neighbours(ABC):

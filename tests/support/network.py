@@ -18,6 +18,9 @@ from veilsum_node.telemetry.monitoring import MetricsSettings
 from veilsum_participant.session.client import Client
 from veilsum_participant.site import Site
 
+PATIENCE = 240.0
+"""Seconds after which a test takes something for stuck; no test passes or fails by how long anything takes."""
+
 
 @contextmanager
 def running_server(
@@ -63,7 +66,7 @@ def running_server(
 
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
-    assert ready.wait(20), "the coordinator did not start"
+    assert ready.wait(PATIENCE), "the coordinator did not start"
     try:
         yield server, address[0]
     finally:
@@ -85,13 +88,13 @@ def running_client(site: Site, address: str) -> Iterator[Client]:
         thread.join(10)
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 60.0, what: str = "the condition") -> None:
+def wait_for(condition: Callable[[], bool], what: str = "the condition") -> None:
     """Poll until the condition holds.
 
     Raises:
-        AssertionError: it does not within ``seconds``.
+        AssertionError: it does not within :data:`PATIENCE`.
     """
-    end = time.monotonic() + seconds
+    end = time.monotonic() + PATIENCE
     while not condition():
-        assert time.monotonic() < end, f"{what} did not come true within {seconds} s"
+        assert time.monotonic() < end, f"{what} did not come true within {PATIENCE:.0f} s"
         time.sleep(0.02)

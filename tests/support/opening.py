@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from support.hostile import Adversary, flat
-from veilsum_privacy.securesum.context import RoundPlan, plan_round
+from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.securesum.contribution import Integers, open_sum
 from veilsum_privacy.securesum.masks import MaskStream, derive
 
@@ -13,14 +13,14 @@ from veilsum_privacy.securesum.masks import MaskStream, derive
 def plan_of(attack: Adversary, attempt: int) -> RoundPlan:
     """The public plan of an attempt of any task."""
     assignment = attack.assignments[attempt]
-    return plan_round(attack.study, assignment.label, len(attack.bed.sites), len(assignment.cohort))
+    return AgreedStudy(attack.study).task(assignment.label).plan(len(attack.bed.sites), len(assignment.cohort))
 
 
 def own_vector(attack: Adversary, name: str, attempt: int) -> Integers:
     """What one site added to the sum of an attempt whose payload it still holds: (size,) in grid units, noise included."""
     row = attack.attempt_row(name, attempt)
     assert row is not None
-    cohort, context = attack.assignments[attempt].names, row["context"]
+    cohort, context = attack.assignments[attempt].names, row.context
     encoding = plan_of(attack, attempt).encoding
     modulus = encoding.parameters.plain_modulus
     place = cohort.index(name)
@@ -31,4 +31,4 @@ def own_vector(attack: Adversary, name: str, attempt: int) -> Integers:
             mask = MaskStream(derive(seed, "pair", context), modulus).take(len(rest))
             rest = (rest + (mask if cohort.index(other) < place else modulus - mask)) % modulus
     alone = replace(encoding, cohort=1)
-    return open_sum([rest[start : start + width] for start in range(0, len(rest), width)], alone, [row["consent"]])
+    return open_sum([rest[start : start + width] for start in range(0, len(rest), width)], alone, [row.consent])

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,12 +25,12 @@ from numpy.typing import NDArray
 from sqlalchemy import delete, select
 
 from support.federation import DATASET, make_policy, write_records
-from support.network import wait_for
+from support.network import PATIENCE, wait_for
 from support.proxy import Proxy
 from veilsum.compile import StudyRequest, compile_study
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_coordinator.storage.journal import RELEASES, SUMS
-from veilsum_node.database import open_database, transaction
+from veilsum_node.database import open_database
 from veilsum_node.identity import Credentials, Label, load_credentials
 from veilsum_node.identity.provision import Kit, make_kit
 from veilsum_node.randomness import SYSTEM_RANDOM
@@ -41,7 +42,6 @@ from veilsum_privacy.study.study import Study
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import StudiesStub
 
-START_SECONDS = 90.0
 OVER = ("finished", "failed", "aborted")
 
 
@@ -94,7 +94,7 @@ class Process:
     def kill(self) -> None:
         """End the process at once (SIGKILL) and reap it."""
         self._child.kill()
-        self._child.wait(10)
+        self._child.wait(PATIENCE)
 
     def stop(self) -> int:
         """End the process as an operator would; returns its exit status."""
@@ -102,7 +102,7 @@ class Process:
             self.resume()
             self._child.terminate()
             try:
-                return self._child.wait(15)
+                return self._child.wait(PATIENCE)
             except subprocess.TimeoutExpired:
                 self.kill()
         return self._child.returncode
@@ -139,7 +139,9 @@ class Processes:
         self.participants: dict[str, Process] = {}
         self.coordinator: Process | None = None
         self.address = ""
+        self._counted = 0
         self._channel: grpc.Channel | None = None
+        self._max_peer_streams = max_peer_streams
         self._write_coordinator(max_peer_streams)
         agreed = make_policy(self.kit, **policy).model_dump(mode="json")
         for party in self.kit.participants:
@@ -157,15 +159,25 @@ class Processes:
 
     def _write_coordinator(self, max_peer_streams: int) -> None:
         top = {"listen": "127.0.0.1:0", "ready_file": "ready", "max_peer_streams": max_peer_streams}
-        _write_toml(self.kit.coordinator.directory / "coordinator.toml", {"": top, "waits": self.waits.model_dump()})
+        metrics = {"listen": "127.0.0.1:0", "ready_file": "metrics"}
+        tables = {"": top, "waits": self.waits.model_dump(), "metrics": metrics}
+        _write_toml(self.kit.coordinator.directory / "coordinator.toml", tables)
+
+    def restart_coordinator(self, waits: Waits) -> None:
+        """Start the coordinator anew with other waits; participants are connected when this returns."""
+        self._coordinator.kill()
+        self.waits = waits
+        self._write_coordinator(self._max_peer_streams)
+        self.heal()
 
     def start_coordinator(self) -> None:
         """Start the coordinator and point every proxy at it."""
         directory = self.kit.coordinator.directory
-        ready = directory / "ready"
-        ready.unlink(missing_ok=True)
+        ready, metrics = directory / "ready", directory / "metrics"
+        for address in (ready, metrics):
+            address.unlink(missing_ok=True)
         self.coordinator = self.launch("coordinator", directory)
-        wait_for(lambda: ready.exists() or not self._coordinator.alive, START_SECONDS, "the coordinator's address")
+        wait_for(lambda: (ready.exists() and metrics.exists()) or not self._coordinator.alive, "the coordinator's address")
         assert self._coordinator.alive, self._coordinator.log.read_text()
         self.address = ready.read_text().strip()
         host, port = self.address.rsplit(":", 1)
@@ -206,7 +218,7 @@ class Processes:
                 self.start(name)
             else:
                 process.resume()
-        wait_for(lambda: self.connected() == set(self.names), START_SECONDS, "every participant's session")
+        wait_for(lambda: self.connected() == set(self.names), "every participant's session")
 
     def stop(self) -> None:
         """Stop every process, then every proxy; leaves no child behind."""
@@ -221,7 +233,7 @@ class Processes:
 
     def connected(self) -> set[str]:
         """Names of participants with an open session."""
-        reply = self.studies.Describe(pb.DescribeRequest(), timeout=10)
+        reply = self.studies.Describe(pb.DescribeRequest(), timeout=PATIENCE)
         return {item.name for item in reply.participants if item.connected}
 
     # -- studies -----------------------------------------------------------------------------------------------------------
@@ -239,14 +251,15 @@ class Processes:
 
     def submit(self, study: Study) -> bytes:
         """Sign and submit a study; returns its digest."""
+        self._counted = self._contributions()
         data = study.to_bytes()
         signature = self.analyst.signing_key.sign(Label.STUDY, data)
         signed = pb.StudyObject(study=data, signature=signature, certificate=self.analyst.identity.certificate)
-        return bytes(self.studies.Submit(pb.SubmitRequest(study=signed), timeout=10).study)
+        return bytes(self.studies.Submit(pb.SubmitRequest(study=signed), timeout=PATIENCE).study)
 
     def status(self, key: bytes) -> pb.StudyStatus:
         """What the coordinator shows of a study."""
-        return self.studies.Show(pb.ShowRequest(study=key), timeout=10)
+        return self.studies.Show(pb.ShowRequest(study=key), timeout=PATIENCE)
 
     def await_status(self, key: bytes, condition: Callable[[pb.StudyStatus], bool], what: str) -> pb.StudyStatus:
         """Poll a study's status until the condition holds."""
@@ -256,7 +269,7 @@ class Processes:
             seen[:] = [self.status(key)]
             return condition(seen[0])
 
-        wait_for(holds, 60, what)
+        wait_for(holds, what)
         return seen[0]
 
     def await_round(self, key: bytes, phase: str) -> pb.StudyStatus:
@@ -266,6 +279,16 @@ class Processes:
     def await_end(self, key: bytes) -> pb.StudyStatus:
         """Wait until the study is over."""
         return self.await_status(key, lambda shown: shown.phase in OVER, "the study's end")
+
+    def await_contributions(self, count: int) -> None:
+        """Wait until so many contributions are in, receipts included, since the last study was submitted."""
+        wait_for(lambda: self._contributions() - self._counted >= count, f"{count} contributions")
+
+    def _contributions(self) -> int:
+        address = (self.kit.coordinator.directory / "metrics").read_text().strip()
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=PATIENCE) as answer:
+            lines = answer.read().decode().splitlines()
+        return sum(int(float(line.split()[-1])) for line in lines if line.startswith("veilsum_contributions_total{"))
 
     # -- what they leave on disk -------------------------------------------------------------------------------------------
 
@@ -286,12 +309,8 @@ class Processes:
     def forget_cohorts(self) -> None:
         """Let every site stand as one whose population released nothing yet: an exact sum allows no other cohort near it."""
         for name in self.names:
-            engine = open_database(self._state(name))
-            try:
-                with transaction(engine) as connection:
-                    connection.execute(delete(store.COHORTS))
-            finally:
-                engine.dispose()
+            with open_database(self._state(name)) as database, database.transaction() as connection:
+                connection.execute(delete(store.COHORTS))
 
     def attempts(self, name: str, key: bytes) -> list[dict[str, Any]]:
         """A participant's attempts of a study, as stored."""
@@ -305,13 +324,10 @@ class Processes:
     def entries(self, name: str, key: bytes) -> list[Entry]:
         """A participant's ledger entries of a study, after verifying the whole ledger."""
         credentials = load_credentials(self.directory(name) / "identity", int(time.time()))
-        engine = open_database(self._state(name))
-        try:
-            reader = LedgerReader(engine)
+        with open_database(self._state(name)) as database:
+            reader = LedgerReader(database)
             reader.verify(authority=credentials.authority)
             return reader.entries(study=key)
-        finally:
-            engine.dispose()
 
     def audit(self, key: bytes, charged: str, released: str = "") -> None:
         """Check what must hold everywhere once a study is over, whatever happened in it.
@@ -321,7 +337,7 @@ class Processes:
         """
         self.heal()
         for name in self.names:
-            wait_for(lambda name=name: self._is_over(name, key), 30, f"the end of the study at {name}")  # type: ignore[misc]
+            wait_for(lambda name=name: self._is_over(name, key), f"the end of the study at {name}")  # type: ignore[misc]
             entries = self.entries(name, key)
             assert count(entries, Kind.CHARGE) == (name in charged), name
             assert count(entries, Kind.RELEASE_SEEN) == (name in released), name
@@ -345,12 +361,8 @@ class Processes:
         return self.directory(name) / "participant.db"
 
     def _query(self, path: Path, query: Any) -> list[dict[str, Any]]:
-        engine = open_database(path)
-        try:
-            with engine.connect() as connection:
-                return [dict(row) for row in connection.execute(query).mappings()]
-        finally:
-            engine.dispose()
+        with open_database(path) as database, database.engine.connect() as connection:
+            return [dict(row) for row in connection.execute(query).mappings()]
 
 
 def open_contexts(entries: Sequence[Entry]) -> set[bytes]:

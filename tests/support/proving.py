@@ -19,7 +19,6 @@ from veilsum_coordinator.protocol.rounds import Round
 from veilsum_coordinator.results.proof import proof_file
 from veilsum_coordinator.storage.journal import SqlJournal
 from veilsum_node.canonical import canonical
-from veilsum_node.database import reading
 from veilsum_node.identity import Credentials
 from veilsum_participant import store
 from veilsum_participant.site import Site
@@ -43,7 +42,8 @@ from veilsum_privacy.results.proof_files import (
     round_file,
 )
 from veilsum_privacy.results.result import MANIFEST
-from veilsum_privacy.securesum.context import Assignment, context_digest, plan_round
+from veilsum_privacy.securesum.agreed import AgreedStudy
+from veilsum_privacy.securesum.context import Assignment, context_digest
 from veilsum_privacy.securesum.contribution import Slots, keys_digest, masked_sum
 from veilsum_privacy.securesum.decryption import SignedStatement, Statement, sign_statement, words_digest
 
@@ -66,7 +66,7 @@ def proven(journal: SqlJournal, directory: Path, authority: x509.Certificate, us
 
 def signed_words(site: Site, study: bytes, current: Round, words: list[Slots], /, **changes: Any) -> SignedStatement:
     """A member's signed word on a decryption of the present attempt; ``changes`` make it say something else."""
-    with reading(site.engine) as connection:
+    with site.database.reading() as connection:
         row = store.find_study(connection, study)
     assert row is not None
     values: dict[str, Any] = {
@@ -75,7 +75,7 @@ def signed_words(site: Site, study: bytes, current: Round, words: list[Slots], /
         "round": current.number,
         "attempt": current.assignment.attempt,
         "context": current.context,
-        "keys": keys_digest(row["secret_key"], row["tag_key"]),
+        "keys": keys_digest(row.secret_key, row.tag_key),
         "words": words_digest(words),
     }
     return sign_statement(Statement(**(values | changes)), site.credentials.signing_key)
@@ -138,8 +138,8 @@ class Conspiracy:
         names, signer = checked.roster.names, coordinator or self._bed.hub.credentials
         cohort = tuple((name, bytes(16)) for name in names)
         assignment = Assignment(number, attempt, label, cohort, bytes(32), study.expires)
-        plan = plan_round(study, label, len(names), len(names))
-        context = context_digest(study, checked.digest, checked.roster, self._keys, assignment, plan)
+        plan = AgreedStudy(study).task(label).plan(len(names), len(names))
+        context = context_digest(plan, checked.roster, self._keys, assignment)
         consents = tuple(hashlib.sha256(name.encode()).digest() for name in names)
         receipts = tuple(
             sign_receipt(

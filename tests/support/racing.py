@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from support.ledgers import make_key, make_reservation, open_ledger
-from veilsum_node.database import transaction
 from veilsum_node.errors import Refusal
 from veilsum_node.identity import Credentials, Role, SigningKey, load_authority_certificate, verify_certificate
 from veilsum_privacy.ledger import Ledger
@@ -98,9 +97,9 @@ def _run(place: str, papers: Papers, lane: int, barrier: Any, pipe: Any) -> None
 def _pay(ledger: Ledger, lane: int, number: int, population: str, multiplier: float) -> str:
     release = make_reservation(number, study=bytes([lane]) * 32, population=population, multiplier=multiplier)
     try:
-        with transaction(ledger._engine) as connection:
+        with ledger.database.transaction() as connection:
             ledger.reserve(connection, release)
-        with transaction(ledger._engine) as connection:
+        with ledger.database.transaction() as connection:
             ledger.charge(connection, release.context)
     except Refusal:
         return "refused"

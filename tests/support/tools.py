@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from veilsum_deploy.native.tools import find_tool
+from local.tools import find_tool
 
 DEMANDED = "VEILSUM_REQUIRE_TOOLS"
 """With this variable set to 1, as in the project's whole check, an absent program fails the test."""
@@ -18,7 +19,12 @@ def need_tool(name: str) -> Path:
     path = find_tool(name)
     if path is None:
         reason = f"the program {name} is neither in .tools/bin nor on PATH: run `make tools`"
-        if os.environ.get(DEMANDED) == "1":
-            pytest.fail(reason)
-        pytest.skip(reason)
+        give_up(reason)
     return path
+
+
+def give_up(reason: str) -> NoReturn:
+    """Skip the test for what this machine lacks, or fail it where ``VEILSUM_REQUIRE_TOOLS=1``."""
+    if os.environ.get(DEMANDED) == "1":
+        pytest.fail(reason)
+    pytest.skip(reason)

@@ -18,11 +18,10 @@ from typing import Any
 
 import yaml
 
-from support.network import wait_for
+from support.network import PATIENCE, wait_for
 from support.tools import need_tool
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
-START_SECONDS = 20.0
 QUICKER = 300.0
 """By how much waiting times are divided: five minutes become a second."""
 
@@ -79,14 +78,14 @@ class Watched:
             LISTENING,
         )
         for address in (self.alertmanager, self.prometheus):
-            wait_for(lambda address=address: _is_ready(address), START_SECONDS, f"{address} to be ready")  # type: ignore[misc]
+            wait_for(lambda address=address: _is_ready(address), f"{address} to be ready")  # type: ignore[misc]
 
     def stop(self) -> None:
         """End them, the last first."""
         for name, child in reversed(self._children):
             child.terminate()
             try:
-                child.wait(10)
+                child.wait(PATIENCE)
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()
@@ -119,10 +118,10 @@ class Watched:
         request = urllib.request.Request(
             f"http://{self.alertmanager}/api/v2/alerts", body, {"Content-Type": "application/json"}
         )
-        urllib.request.urlopen(request, timeout=10).close()  # noqa: S310
+        urllib.request.urlopen(request, timeout=PATIENCE).close()  # noqa: S310
 
     def _get(self, url: str) -> Any:
-        with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310
+        with urllib.request.urlopen(url, timeout=PATIENCE) as answer:  # noqa: S310
             return json.load(answer)
 
     def _start(self, name: str, command: list[str], pattern: str) -> str:
@@ -130,7 +129,7 @@ class Watched:
         with path.open("ab") as log:
             child = subprocess.Popen(command, cwd=self._directory, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         self._children.append((name, child))
-        wait_for(lambda: bool(re.search(pattern, self.log(name))) or child.poll() is not None, START_SECONDS, name)
+        wait_for(lambda: bool(re.search(pattern, self.log(name))) or child.poll() is not None, name)
         addresses = re.findall(pattern, self.log(name))
         assert addresses, self.log(name)
         return str(addresses[-1])
@@ -170,7 +169,7 @@ class Watched:
 
 def _is_ready(address: str) -> bool:
     try:
-        urllib.request.urlopen(f"http://{address}/-/ready", timeout=10).close()
+        urllib.request.urlopen(f"http://{address}/-/ready", timeout=PATIENCE).close()
     except OSError:  # an answer of another status is one as well
         return False
     return True

@@ -24,7 +24,7 @@ from veilsum_node.randomness import RandomSource
 from veilsum_privacy.ledger.entries import Mechanism
 from veilsum_privacy.mechanism.clipping import site_sum
 from veilsum_privacy.mechanism.noise import NoisePlan
-from veilsum_privacy.securesum.context import RoundPlan
+from veilsum_privacy.securesum.agreed import RoundPlan
 from veilsum_privacy.study.study import NoiseKind, Study, Unit
 from veilsum_privacy.tasks import TASKS, build_task
 from veilsum_privacy.tasks.base import DerivedTask, Floats, Records, TrainingTask

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from support.federation import Clock
-from veilsum_node.database import open_database, transaction
+from veilsum_node.database import open_database
 from veilsum_node.errors import HostileInput, StateError
 from veilsum_node.identity import Role, load_credentials
 from veilsum_node.identity.provision import Kit, make_kit
@@ -37,27 +37,24 @@ def site_of(kit: Kit, name: str, directory: Path) -> tuple[Party, Ledger]:
     identity = next(party.identity for party in kit.participants if party.name == name)
     directory.mkdir(exist_ok=True)
     party = Party(Role.PARTICIPANT, directory / "participant.db", identity)
-    engine = open_database(party.state)
-    ledger = open_ledger(engine, load_credentials(identity, CLOCK()), CLOCK)
+    database = open_database(party.state)
+    ledger = open_ledger(database, load_credentials(identity, CLOCK()), CLOCK)
     budget(ledger, 1.0)
     return party, ledger
 
 
 def budget(ledger: Ledger, epsilon: float) -> None:
-    with transaction(ledger._engine) as connection:
+    with ledger.database.transaction() as connection:
         ledger.set_budget(connection, "records", epsilon, 1e-5, reason="test", operator="test")
 
 
 def stop(ledger: Ledger) -> None:
-    ledger._engine.dispose()
+    ledger.database.close()
 
 
 def heads(path: Path) -> list[bytes]:
-    engine = open_database(path)
-    try:
-        return [entry.hash for entry in LedgerReader(engine).entries()]
-    finally:
-        engine.dispose()
+    with open_database(path) as database:
+        return [entry.hash for entry in LedgerReader(database).entries()]
 
 
 def make(party: Party, tmp_path: Path, name: str = "backup.tar", **options: bool) -> tuple[Path, Manifest]:

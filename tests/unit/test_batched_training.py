@@ -28,9 +28,9 @@ from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_privacy.mechanism.noise import NoisePlan, task_noise
 from veilsum_privacy.mechanism.steps import Steps
 from veilsum_privacy.mechanism.weights import WEIGHTS
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import NumberColumn
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks import build_declared
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.local_training import SEEDS, LocalTraining
 from veilsum_privacy.training.gradients import clipped_gradient_sum
@@ -74,7 +74,7 @@ def uneven(seed: int = 0) -> dict[str, Records]:
 
 def broadcast_of(study: Study, seed: int = 0) -> dict[str, Floats]:
     rng = np.random.default_rng(seed)
-    task = build_declared(study, study.task(LABEL))
+    task = AgreedStudy(study).task(LABEL).task
     blocks = [block for block in task.layout().blocks if block.name.startswith("model.")]
     seeds = rng.integers(0, 2**50, (study.sites, 2)).astype(np.float64)
     return {**{block.name: rng.normal(0.0, 0.4, block.shape) for block in blocks}, SEEDS: seeds}
@@ -168,8 +168,8 @@ def test_noised_steps_are_those_of_each_site(name: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(training, "LARGEST_STACK", 200)
     study = compiled("fedavg", {"rounds": 2, **NOISED[name]}, sites=SITES, **PRIVATE)
     broadcast, sites, declaration = broadcast_of(study), uneven(), study.task(LABEL)
-    task = build_declared(study, declaration)
-    many = site_training(study, declaration, task)
+    agreed = AgreedStudy(study).task(LABEL)
+    task, many = agreed.task, site_training(agreed)
     assert many is not None
     assert isinstance(task, LocalTraining)
     offsets = np.cumsum([0, *(len(sites[name]) for name in SITES)])
@@ -262,8 +262,7 @@ def test_all_else_trains_site_by_site(parameters: dict[str, Any]) -> None:
     columns = 28 * 28 if "inputs" in parameters.get("model", {}) else 6
     names = tuple(NumberColumn(name=f"x{index}", low=-1, high=1) for index in range(columns))
     study = compiled("fedavg", {"rounds": 1, **parameters}, schema=SCHEMA.model_copy(update={"columns": names}), sites=SITES)
-    declaration = study.task(LABEL)
-    assert site_training(study, declaration, build_declared(study, declaration)) is None
+    assert site_training(AgreedStudy(study).task(LABEL)) is None
 
 
 def test_a_broadcast_without_whole_seeds_is_refused() -> None:
@@ -355,18 +354,17 @@ TRAINS = """
 import sys
 import numpy as np
 from support.studies import compiled, shifted_sites
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.computation.contribution import Place, compute_sum
-from veilsum_privacy.securesum.context import plan_round
-from veilsum_privacy.tasks import build_declared
 private = {"epsilon": 4.0, "cohort_difference": "allowed", "min_cohort": 2}
 for method, label, parameters in (("fedsgd", "gradient", {"steps": 2}), ("fedavg", "local-training", {"rounds": 2})):
     for privacy in (private, {}):
         study = compiled(method, parameters, **privacy)
-        plan = plan_round(study, label, 4, 4)
-        blocks = build_declared(study, study.task(label)).layout().blocks
+        task = AgreedStudy(study).task(label)
+        plan, blocks = task.plan(4, 4), task.task.layout().blocks
         arrays = {block.name: np.zeros(block.shape) for block in blocks}
         arrays |= {"training.seeds": np.zeros((4, 2)), "features.centre": np.zeros(6)}
-        compute_sum(study, plan, shifted_sites(20)["a"], arrays, Place(0))
+        compute_sum(plan, shifted_sites(20)["a"], arrays, Place(0))
 print(*(name for name in ("torch", "opacus") if name in sys.modules))
 """
 

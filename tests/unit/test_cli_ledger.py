@@ -27,7 +27,7 @@ from support.randomness import SeededRandom
 from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
 from veilsum_deploy import cli
 from veilsum_deploy.datasets import packaged_dataset
-from veilsum_node.database import open_database, transaction
+from veilsum_node.database import open_database
 from veilsum_node.errors import Misuse, Refusal, RefusalCode, StateError
 from veilsum_node.identity import load_credentials
 from veilsum_node.identity.provision import make_kit
@@ -64,20 +64,20 @@ def site(tmp_path: Path) -> SiteFiles:
     party = kit.participants[0]
     config = party.directory / "participant.toml"
     config.write_text('coordinator = "localhost:1"\n[datasets.heart-2024]\npath = "x.csv"\npopulation = "heart"\n')
-    engine = open_database(party.directory / "participant.db")
-    ledger = open_ledger(engine, load_credentials(party.identity, now()), now)
-    with transaction(engine) as connection:
+    database = open_database(party.directory / "participant.db")
+    ledger = open_ledger(database, load_credentials(party.identity, now()), now)
+    with database.transaction() as connection:
         ledger.set_budget(connection, "heart", 2.0, 1e-5, reason="board", operator="eve")
     first, second = make_reservation(1), make_reservation(2)
     for reservation in (first, second):
-        with transaction(engine) as connection:
+        with database.transaction() as connection:
             ledger.reserve(connection, reservation)
-        with transaction(engine) as connection:
+        with database.transaction() as connection:
             if reservation is first:
                 ledger.charge(connection, reservation.context)
             else:
                 ledger.free(connection, reservation.context, reason="test")
-    engine.dispose()
+    database.close()
     return SiteFiles(config, party.directory / "participant.db")
 
 
@@ -99,10 +99,10 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Files:
     trial.play(1)
     north = trial.ledgers["north"]
     refusal = Refusal(RefusalCode.BUDGET, "Too much.", "Less.")
-    with transaction(north._engine) as connection:
+    with north.database.transaction() as connection:
         north.refuse(connection, refusal, reservation=trial.release(2, multiplier=2.0))
     for party in (*trial.ledgers.values(), trial.mirror):
-        party._engine.dispose()
+        party.database.close()
     authority = folder / "authority.pem"
     authority.write_bytes(federation("trial").ca.public_bytes(Encoding.PEM))
     return Files(folder, authority)
@@ -447,7 +447,7 @@ def test_reading_makes_and_changes_nothing(tmp_path: Path, site: SiteFiles, caps
     assert run(capsys, "show", missing)[0] == 2
     assert not missing.exists()
     empty = tmp_path / "empty.db"
-    open_database(empty).dispose()
+    open_database(empty).close()
     assert run(capsys, "verify", empty)[0] == 2
     noise = tmp_path / "noise.db"
     noise.write_bytes(b"no database" * 100)
@@ -463,18 +463,18 @@ def test_commands_work_beside_a_running_writer(site: SiteFiles, tmp_path: Path, 
     config = load_participant_config(site.config)
     running = open_site(config)
     try:
-        with transaction(running.engine) as connection:
+        with running.database.transaction() as connection:
             running.ledger.reserve(connection, make_reservation(3, multiplier=9.0))
             seen = shown(capsys, "show", "--config", site.config)["entries"]  # beside an open transaction
             assert seen[-1]["kind"] == "free"
         shown(capsys, "checkpoint", "--config", site.config)
-        with transaction(running.engine) as connection:
+        with running.database.transaction() as connection:
             running.ledger.charge(connection, make_reservation(3, multiplier=9.0).context)
         kinds = [entry["kind"] for entry in shown(capsys, "show", "--config", site.config)["entries"]]
         assert kinds[-3:] == ["reserve", "checkpoint", "charge"]
         assert shown(capsys, "verify", "--config", site.config)["entries"] == len(kinds)
     finally:
-        running.engine.dispose()
+        running.database.close()
 
 
 def test_the_mirror_is_found_by_its_configuration(played: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -550,15 +550,15 @@ def test_studies_are_called_by_the_names_that_the_site_knows(
         random=SeededRandom(b"study"),
     ).to_bytes()  # fmt: skip
     running = open_site(load_participant_config(site.config))
-    engine, release = running.engine, make_reservation(3, multiplier=9.0, study=study_digest(body))
-    with transaction(engine) as connection:
+    database, release = running.database, make_reservation(3, multiplier=9.0, study=study_digest(body))
+    with database.transaction() as connection:
         running.ledger.reserve(connection, release)
         running.ledger.charge(connection, release.context)
         store.add_study(
             connection, digest=study_digest(body), status="ended", study=body, analyst="alice", enrolment=b"{}",
         )  # fmt: skip
         store.add_study(connection, digest=STUDY, status="ended", study=b"of another version", analyst="bob", enrolment=b"{}")
-    engine.dispose()
+    database.close()
     labels = study_labels(site.ledger)
     assert {label.name for label in labels.values()} == {"pressure"}
     assert set(labels) == {study_digest(body)}
@@ -578,21 +578,21 @@ def test_recover_charges_what_others_hold_exactly_once(
     coordinator = load_credentials(config.identity.parents[2] / "coordinator" / "identity", now())
     backup = tmp_path / "backup.db"
     running = open_site(config)
-    running.engine.dispose()  # the last connection empties the write-ahead log
+    running.database.close()  # the last connection empties the write-ahead log
     shutil.copyfile(site.ledger, backup)
     running = open_site(config)
     release = make_reservation(3, multiplier=9.0, cohort_size=1, kind="local")
-    with transaction(running.engine) as connection:
+    with running.database.transaction() as connection:
         running.ledger.reserve(connection, release)
     receipt = make_receipt(running.ledger, release, 1)
     mirror = open_mirror(tmp_path / "mirror.db", credentials=coordinator, clock=now)
-    with transaction(mirror._engine) as connection:
+    with mirror.database.transaction() as connection:
         mirror.show(connection, [receipt], {"north": credentials.identity.certificate})
-    with transaction(running.engine) as connection:
+    with running.database.transaction() as connection:
         running.ledger.charge(connection, release.context)
     spent = shown(capsys, "show", "--config", site.config)["spending"][0]["spent"]
-    running.engine.dispose()
-    mirror._engine.dispose()
+    running.database.close()
+    mirror.database.close()
     for suffix in ("-wal", "-shm"):
         site.ledger.with_name(site.ledger.name + suffix).unlink(missing_ok=True)
     shutil.copyfile(backup, site.ledger)

@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 
 from support.federation import TestBed, make_bed, make_request, schema_of
 from support.renewing import renew_with_new_key
-from veilsum_node.database import reading
 from veilsum_node.errors import Misuse, StateError
 from veilsum_participant import store
 from veilsum_participant.cli.participant import app
@@ -40,7 +39,7 @@ def write_config(bed: TestBed) -> Path:
 def test_a_new_key_is_refused_while_a_study_is_open(enrolled: tuple[TestBed, bytes]) -> None:
     bed, key = enrolled
     site = bed.sites["a"]
-    open_site(site.config, clock=bed.clock, same_key=True).engine.dispose()
+    open_site(site.config, clock=bed.clock, same_key=True).database.close()
     renew_with_new_key(bed.kit, bed.kit.participants[0], bed.clock)
     known = site.credentials.signing_key.fingerprint[:16]
     message = (
@@ -66,12 +65,12 @@ def test_a_study_is_left_where_its_key_is_lost(enrolled: tuple[TestBed, bytes]) 
     done = CliRunner().invoke(app, ["leave", key.hex()[:8], "--config", str(path), "--json"])
     assert done.exit_code == 0, done.output
     assert '"left"' in done.output
-    with reading(site.engine) as connection:
+    with site.database.reading() as connection:
         row = store.find_study(connection, key)
     assert row is not None
-    assert row["status"] == "left"
-    assert all(row[secret] is None for secret in ("box_key", "secret_key", "tag_key", "seeds"))
+    assert row.status == "left"
+    assert all(getattr(row, secret) is None for secret in ("box_key", "secret_key", "tag_key", "seeds"))
     opened = open_site(site.config, clock=bed.clock, same_key=True)
     opened.ledger.verify(authority=site.credentials.authority)
     assert len(opened.ledger.entries(kind=Kind.KEY)) == 1
-    opened.engine.dispose()
+    opened.database.close()

@@ -16,8 +16,9 @@ from veilsum.compile import StudyRequest, compile_study, load_study_request
 from veilsum.quantisation import plan_grid, rounding_share
 from veilsum_node.errors import ConfigurationError
 from veilsum_privacy.accounting.accountant import GaussianEvent, calibrate_noise_multiplier, rdp_epsilon
+from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.study.study import Study, parse_study
-from veilsum_privacy.tasks import build_declared, build_task
+from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks.base import TrainingTask
 
 SCHEMA = """
@@ -88,7 +89,7 @@ def test_a_step_of_training_fits_its_grid_however_few_records_there_are(tmp_path
     )
     study = compiled(few)
     (task,) = study.tasks
-    built = build_declared(study, task)
+    built = AgreedTask(AgreedStudy(study), task).task
     assert isinstance(built, TrainingTask)
     assert task.grid >= 100 * math.sqrt(built.step_size())
 

@@ -1,13 +1,9 @@
-"""The compose file: valid by the engine's own front end and by our loader, hardened, and consistent with what it mounts."""
+"""The compose file: valid by Compose's own front end, hardened, consistent with what it mounts; its places on this machine."""
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +12,12 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from local.services import Services, container_ports, free_ports, image_name, read_compose, seconds
 from support.tools import need_tool
 from veilsum.compile import load_study_request
 from veilsum_coordinator.protocol.settings import load_coordinator_config
-from veilsum_deploy.native.compose import Compose, load_compose
-from veilsum_deploy.native.places import Places, free_ports, lay_out
-from veilsum_deploy.native.programs import image_name, runnable
-from veilsum_deploy.native.provision import provision
-from veilsum_node.errors import ConfigurationError, Misuse
+from veilsum_deploy.provision import provision
+from veilsum_node.errors import ConfigurationError, Misuse, StateError
 from veilsum_participant.config import load_participant_config
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -33,56 +27,33 @@ LONG_RUNNING = {"database", "coordinator", *SITES, "prometheus", "alertmanager",
 
 
 @pytest.fixture(scope="module")
-def compose() -> Compose:
-    return load_compose(FILE, {})
+def file() -> dict[str, Any]:
+    return read_compose(FILE, {})
 
 
-def places_of(compose: Compose, directory: Path) -> Places:
-    here, _ = runnable(compose)
-    return lay_out(compose, directory, here)
+@pytest.fixture(scope="module")
+def compose(file: dict[str, Any]) -> dict[str, Any]:
+    """What the file says of each service."""
+    services: dict[str, Any] = file["services"]
+    return services
 
 
-# -- by the engine's own front end -----------------------------------------------------------------------------------------
+@pytest.fixture
+def places(file: dict[str, Any], tmp_path: Path) -> Services:
+    for tool in ("prometheus", "alertmanager"):
+        need_tool(tool)
+    return Services(file, tmp_path)
 
 
-def test_docker_compose_accepts_it_and_reads_it_as_we_do(compose: Compose) -> None:
-    program = Path(sys.executable).with_name("docker-compose")  # a development tool, as the linters are
-    command = [program, "--file", FILE, "--profile", "*", "config", "--format", "json"]
-    clean = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=clean)
-    assert done.returncode == 0, done.stderr
-    assert not done.stderr
-    theirs = json.loads(done.stdout)["services"]
-    assert set(theirs) == set(compose.services)
-    for name, service in compose.services.items():
-        stated = theirs[name]
-        assert tuple(stated["command"] or ()) == service.command
-        assert tuple(stated["entrypoint"] or ()) == service.entrypoint
-        assert stated.get("environment", {}) == service.environment
-        assert stated["image"] == service.image
-        assert {item["target"]: item["source"] for item in stated.get("volumes", ()) if item["type"] == "volume"} == {
-            item.target: item.source for item in service.volumes if item.type == "volume"
-        }
-        assert {key: item["condition"] for key, item in stated.get("depends_on", {}).items()} == {
-            **{key: item.condition for key, item in service.depends_on.items()},
-            **({service.host(): "service_started"} if service.host() else {}),
-        }
+# -- by Compose's own front end --------------------------------------------------------------------------------------------
 
 
-def test_the_hospitals_file_is_valid_and_as_hardened(compose: Compose) -> None:
-    program = Path(sys.executable).with_name("docker-compose")
-    command = [program, "--file", DEPLOY / "compose" / "hospital.yaml", "config", "--format", "json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={"HOME": "/nonexistent"})
-    assert done.returncode == 0, done.stderr
-    assert not done.stderr
-    (service,) = json.loads(done.stdout)["services"].values()
-    like = compose.services["north"]
-    for key in ("image", "user", "read_only", "pids_limit"):
-        assert service[key] == getattr(like, key), key
-    for key in ("command", "cap_drop", "security_opt", "tmpfs"):
-        assert tuple(service[key]) == getattr(like, key), key
-    assert like.healthcheck is not None
-    assert tuple(service["healthcheck"]["test"]) == like.healthcheck.test
+def test_the_hospitals_file_is_valid_and_as_hardened(compose: dict[str, Any]) -> None:
+    (service,) = read_compose(DEPLOY / "compose" / "hospital.yaml", {})["services"].values()
+    like = compose["north"]
+    for key in ("image", "user", "read_only", "pids_limit", "command", "cap_drop", "security_opt", "tmpfs"):
+        assert service[key] == like[key], key
+    assert service["healthcheck"]["test"] == like["healthcheck"]["test"]
     assert "ports" not in service
     assert {item["target"]: item.get("read_only", False) for item in service["volumes"]} == {
         "/etc/veilsum": True,
@@ -91,45 +62,64 @@ def test_the_hospitals_file_is_valid_and_as_hardened(compose: Compose) -> None:
     }
 
 
+def test_variables_are_filled_in(compose: dict[str, Any]) -> None:
+    assert read_compose(FILE, {"VEILSUM_VERSION": "9"})["services"]["north"]["image"] == "veilsum-participant:9"
+    assert read_compose(FILE, {"VEILSUM_VERSION": ""})["services"] == compose
+    digest = "@sha256:" + "0" * 64
+    pinned = read_compose(FILE, {"POSTGRES_DIGEST": digest})["services"]["database"]
+    assert pinned["image"].endswith(digest)
+    assert image_name(pinned) == "postgres"
+
+
+@pytest.mark.parametrize("text", ["[", "- a", "services: {a: {image: b, sudo: true}}"])
+def test_what_is_no_compose_file_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "compose.yaml").write_text(text)
+    with pytest.raises(ConfigurationError, match="no compose file"):
+        read_compose(tmp_path / "compose.yaml", {})
+
+
 # -- what it promises ------------------------------------------------------------------------------------------------------
 
 
-def test_every_service_is_hardened(compose: Compose) -> None:
-    for name, service in compose.services.items():
-        assert service.read_only, name
-        assert service.cap_drop == ("ALL",), name
-        assert service.security_opt == ("no-new-privileges:true",), name
-        assert service.cap_add == (("CHOWN",) if name == "provision" else ()), name
-        assert service.user.startswith("0:") == (name == "provision"), name
+def test_every_service_is_hardened(compose: dict[str, Any]) -> None:
+    for name, service in compose.items():
+        assert service["read_only"], name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert service.get("cap_add", []) == (["CHOWN"] if name == "provision" else []), name
+        assert service["user"].startswith("0:") == (name == "provision"), name
         if name in LONG_RUNNING:
-            assert service.restart == "unless-stopped", name
-            assert service.pids_limit, name
-            assert service.mem_limit, name
+            assert service["restart"] == "unless-stopped", name
+            assert service["pids_limit"], name
+            assert service["mem_limit"], name
 
 
-def test_a_participant_publishes_nothing_and_only_loopback_is_published(compose: Compose) -> None:
+def test_a_participant_publishes_nothing_and_only_loopback_is_published(file: dict[str, Any], compose: dict[str, Any]) -> None:
     for name in SITES:
-        assert compose.services[name].ports == ()
-        assert all(compose.networks[network].internal for network in compose.services[name].networks)
-    for name, service in compose.services.items():
-        assert all(port.startswith("127.0.0.1:") for port in service.ports), name
-    assert compose.services["provision"].network_mode == "none"
-    database = [name for name, service in compose.services.items() if "database" in service.networks]
+        assert "ports" not in compose[name]
+        assert all(file["networks"][network].get("internal") for network in compose[name]["networks"])
+    for name, service in compose.items():
+        assert all(port["host_ip"] == "127.0.0.1" for port in service.get("ports", ())), name
+    assert compose["provision"]["network_mode"] == "none"
+    database = [name for name, service in compose.items() if "database" in service.get("networks", ())]
     assert sorted(database) == ["coordinator", "database"]
 
 
-def test_keys_are_mounted_by_their_owner_only_and_read_only(compose: Compose) -> None:
+def test_keys_are_mounted_by_their_owner_only_and_read_only(file: dict[str, Any], compose: dict[str, Any]) -> None:
     mounts: dict[str, set[str]] = {}
-    for name, service in compose.services.items():
-        for mount in service.volumes:
-            if mount.type == "bind":
-                assert mount.read_only, (name, mount.source)
+    for name, service in compose.items():
+        for mount in service.get("volumes", ()):
+            read_only = mount.get("read_only", False)
+            if mount["type"] == "bind":
+                assert read_only, (name, mount["source"])
+                assert Path(mount["source"]).exists(), mount["source"]
             elif name != "provision":
-                mounts.setdefault(mount.source, set()).add(name)
-                assert mount.read_only == mount.source.endswith("-files"), (name, mount.source)
+                mounts.setdefault(mount["source"], set()).add(name)
+                assert read_only == mount["source"].endswith("-files"), (name, mount["source"])
     assert "authority" not in mounts
     assert {volume for volume, users in mounts.items() if len(users) > 1} == set()
-    assert set(mounts) | {"authority"} == set(compose.volumes)
+    assert set(mounts) | {"authority"} == set(file["volumes"])
+    assert all(Path(config["file"]).is_file() for config in file["configs"].values())
 
 
 def test_no_secret_stands_in_it() -> None:
@@ -139,48 +129,44 @@ def test_no_secret_stands_in_it() -> None:
             assert re.search(r"_FILE: /run/secrets/|target: /run/secrets|passfile=", line), line
 
 
-def test_health_is_checked_wherever_something_waits_for_it(compose: Compose) -> None:
+def test_health_is_checked_wherever_something_waits_for_it(compose: dict[str, Any]) -> None:
     waited = {
-        other for service in compose.services.values() for other, needed in service.depends_on.items()
-        if needed.condition == "service_healthy"
+        other for service in compose.values() for other, needed in service.get("depends_on", {}).items()
+        if needed["condition"] == "service_healthy"
     }  # fmt: skip
     for name in LONG_RUNNING - {"webhook"}:
-        check = compose.services[name].healthcheck
-        assert check is not None, name
-        assert check.test[0] == "CMD", f"{name}: needs no shell"
+        assert compose[name]["healthcheck"]["test"][0] == "CMD", f"{name}: needs no shell"
     assert {"database", "coordinator", *SITES} <= waited
 
 
-def test_versions_and_images_are_those_of_the_project(compose: Compose) -> None:
+def test_versions_and_images_are_those_of_the_project(compose: dict[str, Any]) -> None:
     version = re.search(r'^version = "(.*)"', (DEPLOY.parent / "pyproject.toml").read_text(), re.MULTILINE)
     assert version is not None
-    for service in compose.services.values():
-        if service.build is not None:
-            assert service.image.endswith(f":{version[1]}")
-            assert (compose.directory / service.build.context / service.build.dockerfile).is_file()
-            dockerfile = (compose.directory / service.build.context / service.build.dockerfile).read_text()
-            for key, value in service.build.args.items():
+    for service in compose.values():
+        if "build" in service:
+            assert service["image"].endswith(f":{version[1]}")
+            dockerfile = (Path(service["build"]["context"]) / service["build"]["dockerfile"]).read_text()
+            for key, value in service["build"]["args"].items():
                 assert re.search(rf'^ARG {key}="?{re.escape(value)}"?$', dockerfile, re.MULTILINE) or key == "REVISION", key
         else:
-            assert re.search(r":v?\d+\.\d+(\.\d+)?", service.image), f"{service.image} is pinned to no version"
+            assert re.search(r":v?\d+\.\d+(\.\d+)?", service["image"]), f"{service['image']} is pinned to no version"
 
 
 # -- the files that it mounts ----------------------------------------------------------------------------------------------
 
 
 def test_the_mounted_configurations_load_with_what_is_provisioned(
-    compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    compose: dict[str, Any], places: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    places = places_of(compose, tmp_path)
     places.furnish()
     rewrite = places.rewriter("provision")
     into = dict(
-        rewrite(word).removeprefix("--into=").split("=", 1) for word in compose.services["provision"].command if "=/" in word
+        rewrite(word).removeprefix("--into=").split("=", 1) for word in compose["provision"]["command"] if "=/" in word
     )
     assert provision({name: Path(path) for name, path in into.items()}, ["localhost"], None, lambda: 1_800_000_000)
     for name in SITES:
-        for key, value in compose.services[name].environment.items():
-            monkeypatch.setenv(key, places.rewriter(name)(value))
+        for key, value in places.environment(name).items():
+            monkeypatch.setenv(key, value)
         config = load_participant_config(places.config(name, "participant.toml"))
         assert set(config.policy.trusted) == set(SITES)
         assert config.coordinator == places.address("coordinator", 8461)
@@ -192,11 +178,11 @@ def test_the_mounted_configurations_load_with_what_is_provisioned(
         ]
         assert all(path is not None and path.is_file() for path in paths)
         assert config.state.parent == places.volume(f"{name}-state")
-        for key in compose.services[name].environment:
+        for key in compose[name]["environment"]:
             monkeypatch.delenv(key)
     assert len({(places.volume(f"{name}-files") / "data" / "records.csv").read_bytes() for name in SITES}) == len(SITES)
-    for key, value in compose.services["coordinator"].environment.items():
-        monkeypatch.setenv(key, places.rewriter("coordinator")(value))
+    for key, value in places.environment("coordinator").items():
+        monkeypatch.setenv(key, value)
     hub = load_coordinator_config(places.config("coordinator", "coordinator.toml"))
     assert hub.database_place.startswith(f"postgresql://veilsum@{places.address('database', 5432)}/veilsum?passfile=/")
     password = (places.volume("database-files") / "password").read_text()
@@ -208,17 +194,16 @@ def test_the_mounted_configurations_load_with_what_is_provisioned(
 
 
 def test_prometheus_scrapes_every_endpoint_of_ours_and_the_rules_are_the_shipped_ones(
-    compose: Compose, tmp_path: Path
+    compose: dict[str, Any], places: Services
 ) -> None:
-    places = places_of(compose, tmp_path)
     places.furnish()
     stated = yaml.safe_load((DEPLOY / "compose" / "prometheus.yml").read_text())
     targets = {target for job in stated["scrape_configs"] for group in job["static_configs"] for target in group["targets"]}
     ours = {
         f"{name}:{port}"
-        for name, service in compose.services.items()
+        for name, service in compose.items()
         if image_name(service).startswith("veilsum-") and name != "webhook"
-        for port in service.container_ports()
+        for port in container_ports(service)
         if port != 8461
     }
     assert targets == ours
@@ -235,70 +220,10 @@ def test_prometheus_scrapes_every_endpoint_of_ours_and_the_rules_are_the_shipped
     assert done.returncode == 0, done.stderr
 
 
-# -- the loader ------------------------------------------------------------------------------------------------------------
-
-
-def altered(tmp_path: Path, change: Any) -> Path:
-    """A copy of the file in which one thing is wrong."""
-    shutil.copytree(DEPLOY, tmp_path / "deploy", ignore=shutil.ignore_patterns("veilsum_deploy", "evaluations", "helm"))
-    path = tmp_path / "deploy" / "compose.yaml"
-    raw = yaml.safe_load(path.read_text())
-    change(raw)
-    path.write_text(yaml.safe_dump(raw))
-    return path
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda raw: raw["services"]["north"].update(privileged=True), "privileged"),
-        (lambda raw: raw["services"]["north"].update(depends_on={"nobody": {"condition": "service_healthy"}}), "nobody"),
-        (lambda raw: raw["services"]["north"]["networks"].append("abroad"), "abroad"),
-        (lambda raw: raw["volumes"].pop("north-state"), "north-state"),
-        (lambda raw: raw["configs"].pop("study.toml"), r"study\.toml"),
-        (lambda raw: raw["configs"]["study.toml"].update(file="./nothing.toml"), r"nothing\.toml"),
-        (lambda raw: raw["services"]["grafana"]["volumes"][0].update(source="./nothing"), "nothing"),
-        (lambda raw: raw["services"]["webhook"].update(network_mode="service:nobody"), "nobody"),
-        (lambda raw: raw["services"]["north"]["healthcheck"].update(interval="soon"), "30s"),
-    ],
-)
-def test_what_cannot_be_run_is_refused_by_name(tmp_path: Path, change: Any, message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        load_compose(altered(tmp_path, change), {})
-
-
-def test_services_that_wait_for_one_another_are_refused(tmp_path: Path) -> None:
-    def change(raw: Any) -> None:
-        raw["services"]["database"]["depends_on"] = {"north": {"condition": "service_started"}}
-
-    with pytest.raises(ConfigurationError, match="wait for one another"):
-        load_compose(altered(tmp_path, change), {}).ordered()
-
-
-@pytest.mark.parametrize("text", ["[", "- a", "services: {}", "\x00"])
-def test_what_is_no_compose_file_is_refused(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "compose.yaml"
-    path.write_text(text)
-    with pytest.raises(ConfigurationError):
-        load_compose(path, {})
-    with pytest.raises(ConfigurationError, match="cannot be read"):
-        load_compose(tmp_path / "absent.yaml", {})
-
-
-def test_variables_are_filled_in(compose: Compose) -> None:
-    assert load_compose(FILE, {"VEILSUM_VERSION": "9"}).services["north"].image == "veilsum-participant:9"
-    assert load_compose(FILE, {"VEILSUM_VERSION": ""}) == compose
-    digest = "@sha256:" + "0" * 64
-    pinned = load_compose(FILE, {"POSTGRES_DIGEST": digest}).services["database"]
-    assert pinned.image.endswith(digest)
-    assert image_name(pinned) == "postgres"
-
-
 # -- paths and addresses ---------------------------------------------------------------------------------------------------
 
 
-def test_texts_are_rewritten_to_this_machines_places(compose: Compose, tmp_path: Path) -> None:
-    places = places_of(compose, tmp_path)
+def test_texts_are_rewritten_to_this_machines_places(places: Services, tmp_path: Path) -> None:
     hub, north = places.rewriter("coordinator"), places.rewriter("north")
     volumes = tmp_path / "volumes"
     assert hub('listen = "0.0.0.0:8461"') == f'listen = "{places.address("coordinator", 8461)}"'
@@ -317,21 +242,30 @@ def test_texts_are_rewritten_to_this_machines_places(compose: Compose, tmp_path:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(alphabet="abc./:-_=\"' 0123456789", max_size=60))
-def test_a_text_that_names_no_place_stays(compose: Compose, text: str) -> None:
-    rewrite = places_of(compose, Path("/scratch")).rewriter("north")
+def test_a_text_that_names_no_place_stays(places: Services, text: str) -> None:
+    rewrite = places.rewriter("north")
     if not re.search(r"0\.0\.0\.0:|127\.0\.0\.1:", text):
         assert rewrite(text) == text
 
 
-def test_ports_are_all_different_and_the_directorys_name_is_plain(compose: Compose, tmp_path: Path) -> None:
+def test_ports_are_all_different_and_the_directorys_name_is_plain(file: dict[str, Any], tmp_path: Path) -> None:
     assert len(set(free_ports(64))) == 64
     with pytest.raises(Misuse, match="characters"):
-        lay_out(compose, tmp_path / "a b", ["north"])
+        Services(file, tmp_path / "a b")
 
 
-def test_what_is_left_out_is_grafana_alone(compose: Compose) -> None:
-    here, out = runnable(compose)
-    assert out == ["grafana"]
-    assert set(here) == set(compose.services) - {"grafana"}
-    for name in here:
-        assert all(here.index(other) < here.index(name) for other in compose.services[name].depends_on)
+def test_durations_are_as_compose_writes_them() -> None:
+    assert [seconds(text) for text in ("30s", "1m0s", "1h2m3s")] == [30, 60, 3723]
+
+
+def test_an_unknown_image_is_refused_by_name(file: dict[str, Any], tmp_path: Path) -> None:
+    other = {**file["services"]["webhook"], "image": "busybox:1", "depends_on": {}}
+    with pytest.raises(StateError, match="busybox of the service other"):
+        Services({"services": {"other": other}}, tmp_path)
+
+
+def test_what_is_left_out_is_grafana_alone(compose: dict[str, Any], places: Services) -> None:
+    assert places.left_out == ["grafana"]
+    assert set(places.here) == set(compose) - {"grafana"}
+    for name in places.here:
+        assert all(places.here.index(other) < places.here.index(name) for other in compose[name].get("depends_on", ()))

@@ -16,11 +16,11 @@ from pydantic import ValidationError
 
 from support.neighbours import SETTINGS, TASK_LABEL, Setting, exact_norm, moments_parameters, random_records
 from veilsum_node.errors import HostileInput, Misuse
-from veilsum_privacy.computation.contribution import Place, compute_sum, kept_blocks, kept_part
+from veilsum_privacy.computation.contribution import Place, compute_sum
 from veilsum_privacy.mechanism.noise import task_noise
-from veilsum_privacy.securesum.context import RoundPlan, plan_round
+from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.study.study import Study, TaskDeclaration
-from veilsum_privacy.tasks import TASKS, build_declared, build_task, grid_unit
+from veilsum_privacy.tasks import TASKS, build_task
 from veilsum_privacy.tasks.barycenter_step import FACTOR, TOTAL
 from veilsum_privacy.tasks.base import DerivedTask
 from veilsum_privacy.tasks.class_mixtures import CENTRES
@@ -44,7 +44,7 @@ def study_of(*tasks: TaskDeclaration, noise: str = "none") -> Study:
 
 
 def plan_of(study: Study, label: str) -> RoundPlan:
-    return plan_round(study, label, study.sites, study.sites)
+    return AgreedStudy(study).task(label).plan(study.sites, study.sites)
 
 
 def records(n: int = 50, seed: int = 0) -> Any:
@@ -61,17 +61,17 @@ def test_a_per_site_vector_has_its_own_block_alone(setting: Setting) -> None:
     alone = setting.total(joint, some)
     assert alone.any()
     for index in range(4):
-        found = compute_sum(each, plan_of(each, TASK_LABEL), some, broadcast, Place(index)).total.reshape(4, -1)
+        found = compute_sum(plan_of(each, TASK_LABEL), some, broadcast, Place(index)).total.reshape(4, -1)
         np.testing.assert_array_equal(found[index], alone)
         assert not np.delete(found, index, axis=0).any()
-        np.testing.assert_array_equal(kept_part(each, each.tasks[0], found.ravel(), index), alone)
+        np.testing.assert_array_equal(AgreedStudy(each).tasks[0].kept_part(found.ravel(), index), alone)
         assert exact_norm(found.ravel()) == exact_norm(alone), "a block costs what a joint sum does"
-    np.testing.assert_array_equal(kept_part(joint, joint.tasks[0], alone, 3), alone)
+    np.testing.assert_array_equal(AgreedStudy(joint).tasks[0].kept_part(alone, 3), alone)
 
 
 def test_statistics_are_joint_only() -> None:
     with pytest.raises(HostileInput, match="cannot be disclosed per-site"):
-        build_declared(study_of(declare("a", "statistics", {})), declare("a", "statistics", {}, disclosure="per-site"))
+        AgreedStudy(study_of(declare("a", "statistics", {}, disclosure="per-site"))).task("a")
 
 
 def test_a_task_is_given_its_own_row() -> None:
@@ -81,13 +81,13 @@ def test_a_task_is_given_its_own_row() -> None:
     joint = study_of(declare("m", "class-mixtures", mixed))
     sums = []
     for index in range(4):
-        own = compute_sum(study, plan_of(study, "m"), records(), {CENTRES: centres}, Place(index)).total
-        sums.append(compute_sum(joint, plan_of(joint, "m"), records(), {CENTRES: centres[index]}).total)
+        own = compute_sum(plan_of(study, "m"), records(), {CENTRES: centres}, Place(index)).total
+        sums.append(compute_sum(plan_of(joint, "m"), records(), {CENTRES: centres[index]}).total)
         np.testing.assert_array_equal(own, sums[-1])
     assert any((sums[0] != other).any() for other in sums[1:])
     for wrong in ({}, {CENTRES: centres[:3]}, {CENTRES: np.array(1.0)}):
         with pytest.raises(HostileInput, match="one row for each participant"):
-            compute_sum(study, plan_of(study, "m"), records(), wrong, Place(0))
+            compute_sum(plan_of(study, "m"), records(), wrong, Place(0))
 
 
 def kept_study(noise: str = "none", **source: Any) -> Study:
@@ -109,7 +109,7 @@ def test_subjects_are_of_no_matter_where_the_unit_is_the_record() -> None:
     head = {"clip": 2.0, "missing": "skip", "ridge": 0.5, "bias": 0.5, **MAPPED}
     for task, values in (("local-head", head), ("class-moments", {**MOMENTS, **MAPPED})):
         study = study_of(declare("t", task, values))
-        found = [compute_sum(study, plan_of(study, "t"), own, {}).total for own in (some, grouped)]
+        found = [compute_sum(plan_of(study, "t"), own, {}).total for own in (some, grouped)]
         assert found[0].any()
         np.testing.assert_array_equal(*found)
 
@@ -133,7 +133,7 @@ def test_a_hostile_reference_ends_in_a_typed_error_or_a_bounded_vector(task: str
     kept = declare("kept", "class-moments", {**MOMENTS, **MAPPED}, keep=True, variance=2**40)
     step = declare("t", task, {**parameters, **MAPPED}, source="kept", variance=0 if derived else 2**40)
     study = study_of(kept, step, noise="local")
-    vector = compute_sum(study, plan_of(study, "kept"), records(), {}).total
+    vector = compute_sum(plan_of(study, "kept"), records(), {}).total
     place = Place(0, {"kept": vector * int(rng.choice([0, 1, 100]))})
 
     def array(*shape: int) -> Any:
@@ -157,7 +157,7 @@ def test_a_hostile_reference_ends_in_a_typed_error_or_a_bounded_vector(task: str
     tracemalloc.start()
     try:
         with np.errstate(all="ignore"):
-            found = compute_sum(study, plan_of(study, "t"), records(), broadcast, place).total
+            found = compute_sum(plan_of(study, "t"), records(), broadcast, place).total
         assert np.abs(found).max(initial=0) <= plan_of(study, "t").encoding.bound
     except HostileInput:
         pass
@@ -179,45 +179,44 @@ def test_a_study_that_keeps_is_strict_whoever_wrote_it() -> None:
 def test_kept_blocks_are_the_released_ones_in_their_own_units() -> None:
     for noise in ("none", "local", "distributed"):
         study = kept_study(noise)
-        total = compute_sum(study, plan_of(study, "kept"), records(), {}).total
-        blocks, std = kept_blocks(study, "kept", total)
-        task = build_declared(study, study.task("kept"))
+        total = compute_sum(plan_of(study, "kept"), records(), {}).total
+        blocks, std = AgreedStudy(study).task("kept").kept_blocks(total)
+        task = AgreedStudy(study).task("kept").task
         unit = task.clip() / 2**20
         for name, values in task.layout().split(total * unit).items():
             np.testing.assert_array_equal(blocks[name], values)
         assert std["counts"] == pytest.approx(0.0 if noise == "none" else 2**20 * unit, rel=1e-12)
     np.testing.assert_allclose(blocks["counts"].sum(), 50, atol=1e-3)
     with pytest.raises(HostileInput, match="another length"):
-        kept_blocks(study, "kept", total[1:])
+        AgreedStudy(study).task("kept").kept_blocks(total[1:])
 
 
 def test_a_derived_vector_is_a_function_of_what_was_kept_alone() -> None:
     """Other records, or none: the same vector. And it is that of the task, on the grid."""
     study = kept_study("local")
-    kept = compute_sum(study, plan_of(study, "kept"), records(), {}).total
+    kept = compute_sum(plan_of(study, "kept"), records(), {}).total
     place = Place(0, {"kept": kept})
     given = {TOTAL: np.array([200.0])}
     found = [
-        compute_sum(study, plan_of(study, "step"), some, given, place).total
-        for some in (records(), records(7, seed=9), records(0))
+        compute_sum(plan_of(study, "step"), some, given, place).total for some in (records(), records(7, seed=9), records(0))
     ]
     assert found[0].any()
     np.testing.assert_array_equal(found[0], found[1])
     np.testing.assert_array_equal(found[0], found[2])
-    task = build_declared(study, study.task("step"))
+    task = AgreedStudy(study).task("step").task
     assert isinstance(task, DerivedTask)
-    vector = task.vector(*kept_blocks(study, "kept", kept), given)
+    vector = task.vector(*AgreedStudy(study).task("kept").kept_blocks(kept), given)
     np.testing.assert_array_equal(found[0], np.rint(np.clip(vector / 4.0, -1, 1) * 2**30))
     with pytest.raises(Misuse, match="kept no statistic"):
-        compute_sum(study, plan_of(study, "step"), records(), given, Place(0))
+        compute_sum(plan_of(study, "step"), records(), given, Place(0))
 
 
 def test_a_derived_vector_is_clamped() -> None:
     study = kept_study()
-    kept = compute_sum(study, plan_of(study, "kept"), records(), {}).total
+    kept = compute_sum(plan_of(study, "kept"), records(), {}).total
     loud = kept.copy()
     loud[9:11] *= 10**6  # the squares
-    found = compute_sum(study, plan_of(study, "step"), records(), {TOTAL: np.array([50.0])}, Place(0, {"kept": loud})).total
+    found = compute_sum(plan_of(study, "step"), records(), {TOTAL: np.array([50.0])}, Place(0, {"kept": loud})).total
     assert np.abs(found).max() == 2**30
 
 
@@ -232,18 +231,18 @@ def test_a_kept_task_has_the_sites_own_noise_and_a_derived_one_none() -> None:
 def test_a_site_aligns_by_its_noised_statistic_and_not_by_its_records() -> None:
     study = kept_study("local")
     reference = {"reference.class_means": np.zeros((3, D)), "reference.within": np.eye(D), "reference.scalars": np.ones(2)}
-    kept = compute_sum(study, plan_of(study, "kept"), records(seed=4), {}).total * 100  # above its noise
+    kept = compute_sum(plan_of(study, "kept"), records(seed=4), {}).total * 100  # above its noise
     noised = kept + 10**5
     one = records(1, seed=8)
     sums = [
-        compute_sum(study, plan_of(study, "aligned"), some, reference, Place(0, {"kept": vector})).total
+        compute_sum(plan_of(study, "aligned"), some, reference, Place(0, {"kept": vector})).total
         for some, vector in ((one, kept), (one, noised))
     ]
     assert (sums[0] != sums[1]).any(), "what is kept makes the map"
     both = records(20, seed=3)
-    whole = compute_sum(study, plan_of(study, "aligned"), both, reference, Place(0, {"kept": kept})).total
+    whole = compute_sum(plan_of(study, "aligned"), both, reference, Place(0, {"kept": kept})).total
     rows = [type(both)(both.features[i : i + 1], both.present[i : i + 1], both.labels[i : i + 1]) for i in range(20)]
-    each = [compute_sum(study, plan_of(study, "aligned"), row, reference, Place(0, {"kept": kept})).total for row in rows]
+    each = [compute_sum(plan_of(study, "aligned"), row, reference, Place(0, {"kept": kept})).total for row in rows]
     np.testing.assert_array_equal(whole, np.sum(each, axis=0))
 
 
@@ -252,7 +251,7 @@ def test_a_site_aligns_by_its_noised_statistic_and_not_by_its_records() -> None:
 
 def refused(study: Study, label: str, match: str) -> None:
     with pytest.raises(HostileInput, match=match):
-        build_declared(study, study.task(label))
+        AgreedStudy(study).task(label)
     with pytest.raises(HostileInput, match=match):
         plan_of(study, label)
 
@@ -323,8 +322,8 @@ def test_a_head_is_not_kept_and_a_coarse_grid_is_refused() -> None:
     refused(study_of(declare("h", "local-head", head, keep=True)), "h", "no sum over records")
     refused(study_of(declare("h", "local-head", head, grid=5)), "h", "too coarse a grid")
     fine = study_of(declare("h", "local-head", head, grid=1000))
-    task, left = build_declared(fine, fine.tasks[0]), 1000 - math.sqrt(3 * (D + 1))
-    assert grid_unit(task, fine.tasks[0]) == pytest.approx(task.clip() / left, rel=1e-12)
+    task, left = AgreedStudy(fine).tasks[0].task, 1000 - math.sqrt(3 * (D + 1))
+    assert task.unit(fine.tasks[0]) == pytest.approx(task.clip() / left, rel=1e-12)
 
 
 # Rules 2 and 3: no multiplicity that depends on n, and no Ledoit-Wolf, under noise.
@@ -340,11 +339,11 @@ def test_what_only_studies_without_noise_may_ask(
     task: str, allowed: dict[str, Any], change: dict[str, Any], match: str
 ) -> None:
     asked = {**allowed, **change}
-    build_declared(study_of(declare("t", task, asked)), declare("t", task, asked))
+    AgreedStudy(study_of(declare("t", task, asked))).task("t")
     for noise in ("local", "distributed"):
         refused(study_of(declare("t", task, asked, variance=2**40), noise=noise), "t", match)
         fine = study_of(declare("t", task, allowed, variance=2**40), noise=noise)
-        build_declared(fine, fine.tasks[0])
+        AgreedStudy(fine).task("t")
 
 
 def test_no_task_that_noise_allows_releases_fourth_moments() -> None:

@@ -14,33 +14,33 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from sqlalchemy import Engine, event, text
+from sqlalchemy import event, text
 
 from support import postgres
 from support.backends import SHARED, new_place
-from veilsum_node import database
-from veilsum_node.database import SCHEMA_VERSION, open_database, open_readonly, reading, scrub, transaction
+from veilsum_node import database as module
+from veilsum_node.database import SCHEMA_VERSION, Database, open_database, open_readonly
 from veilsum_node.driver_faults import DatabaseAwayError
-from veilsum_node.errors import ConfigurationError, StateError, VeilsumError
+from veilsum_node.errors import ConfigurationError, Damage, StateError, Unavailable, VeilsumError
 
 
-def pragma(engine: Engine, name: str) -> object:
-    with engine.connect() as connection:
+def pragma(database: Database, name: str) -> object:
+    with database.engine.connect() as connection:
         return connection.exec_driver_sql(f"PRAGMA {name}").scalar_one()
 
 
 @pytest.mark.parametrize("form", ["path", "text", "url"])
 def test_a_file_is_private_and_durable(tmp_path: Path, form: str) -> None:
     path = tmp_path / "state.db"
-    engine = open_database({"path": path, "text": str(path), "url": f"sqlite:///{path}"}[form])
-    with transaction(engine) as connection:
+    database = open_database({"path": path, "text": str(path), "url": f"sqlite:///{path}"}[form])
+    with database.transaction() as connection:
         connection.exec_driver_sql("CREATE TABLE t (x INTEGER)")
         connection.exec_driver_sql("INSERT INTO t VALUES (1)")
-    assert pragma(engine, "journal_mode") == "wal"
-    assert pragma(engine, "synchronous") == 2
-    assert pragma(engine, "foreign_keys") == 1
-    assert pragma(engine, "busy_timeout") == 30_000
-    assert pragma(engine, "user_version") == SCHEMA_VERSION
+    assert pragma(database, "journal_mode") == "wal"
+    assert pragma(database, "synchronous") == 2
+    assert pragma(database, "foreign_keys") == 1
+    assert pragma(database, "busy_timeout") == 30_000
+    assert pragma(database, "user_version") == SCHEMA_VERSION
     for file in tmp_path.iterdir():
         assert stat.S_IMODE(file.stat().st_mode) == 0o600, file.name
 
@@ -54,18 +54,18 @@ def test_a_file_that_others_can_read_is_narrowed(tmp_path: Path) -> None:
 
 
 def test_an_exception_undoes_the_transaction() -> None:
-    engine = open_database(":memory:")
-    with transaction(engine) as connection:
+    database = open_database(":memory:")
+    with database.transaction() as connection:
         connection.exec_driver_sql("CREATE TABLE t (x INTEGER)")
 
     def fail() -> None:
-        with transaction(engine) as connection:
+        with database.transaction() as connection:
             connection.exec_driver_sql("INSERT INTO t VALUES (1)")
             raise KeyError
 
     with pytest.raises(KeyError):
         fail()
-    with engine.connect() as connection:
+    with database.engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM t").scalar_one() == 0
 
 
@@ -73,14 +73,14 @@ def test_an_exception_undoes_the_transaction() -> None:
 def test_reads_before_a_write_hold_until_the_commit(backend: str, tmp_path: Path) -> None:
     """Read-then-write from eight threads loses no update: the lock is taken at the beginning."""
     path = new_place(backend, tmp_path)
-    with transaction(open_database(path)) as connection:
+    with open_database(path).transaction() as connection:
         connection.exec_driver_sql("CREATE TABLE t (x INTEGER)")
         connection.exec_driver_sql("INSERT INTO t VALUES (0)")
 
     def count() -> None:
-        engine = open_database(path)
+        database = open_database(path)
         for _ in range(5):
-            with transaction(engine) as connection:
+            with database.transaction() as connection:
                 value = connection.exec_driver_sql("SELECT x FROM t").scalar_one()
                 connection.execute(text("UPDATE t SET x = :x"), {"x": value + 1})
 
@@ -89,7 +89,7 @@ def test_reads_before_a_write_hold_until_the_commit(backend: str, tmp_path: Path
         thread.start()
     for thread in threads:
         thread.join()
-    with open_database(path).connect() as connection:
+    with open_database(path).engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT x FROM t").scalar_one() == 40
 
 
@@ -106,7 +106,7 @@ def test_a_newer_file_is_refused_untouched(tmp_path: Path) -> None:
 def test_a_file_that_is_no_database(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("not a database, but long enough to have the room for a header of one hundred bytes" * 10)
-    with pytest.raises(StateError):
+    with pytest.raises(Damage):
         open_database(path)
     assert path.read_text().startswith("not a database")
 
@@ -127,8 +127,8 @@ def test_urls_that_cannot_be_opened(url: str) -> None:
 
 
 def test_errors_name_no_values() -> None:
-    engine = open_database(":memory:")
-    with pytest.raises(StateError) as caught, transaction(engine) as connection:
+    database = open_database(":memory:")
+    with pytest.raises(Damage) as caught, database.transaction() as connection:
         connection.exec_driver_sql("INSERT INTO nowhere VALUES (?)", ("a secret",))
     assert "a secret" not in str(caught.value)
     assert "a secret" not in str(caught.value.__cause__)
@@ -136,37 +136,37 @@ def test_errors_name_no_values() -> None:
 
 def test_a_log_that_cannot_be_emptied_is_a_typed_error(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
-    engine = open_database(path)
-    scrub(engine)
-    engine.dispose()
+    database = open_database(path)
+    database.scrub()
+    database.close()
     path.write_bytes(b"no database" * 1000)
-    with pytest.raises(StateError, match="damaged"):
-        scrub(engine)
+    with pytest.raises(Damage, match="damaged"):
+        database.scrub()
 
 
 # -- whatever the driver says is a typed error
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Engine:
+def server(tmp_path: Path) -> Database:
     return open_database(new_place("postgres", tmp_path))
 
 
 def test_a_server_that_is_not_there(tmp_path: Path) -> None:
     for opening in (open_database, open_readonly):
-        with pytest.raises(StateError, match="connection to the database was lost") as caught:
+        with pytest.raises(Unavailable, match="connection to the database was lost") as caught:
             opening(f"postgresql://someone:secret@/name?host={tmp_path}")
         assert "secret" not in str(caught.value) + str(caught.value.__cause__)
         assert "\n" not in str(caught.value)
 
 
-def test_a_connection_that_is_lost_takes_nothing_with_it(server: Engine) -> None:
+def test_a_connection_that_is_lost_takes_nothing_with_it(server: Database) -> None:
     """The server ends it in the middle of a transaction: typed, undone, and the next one works."""
-    with transaction(server) as connection:
+    with server.transaction() as connection:
         connection.execute(text("CREATE TABLE t (x INTEGER)"))
 
     def lose(statement: str) -> None:
-        with transaction(server) as connection:
+        with server.transaction() as connection:
             connection.execute(text("INSERT INTO t VALUES (1)"))
             number = connection.execute(text("SELECT pg_backend_pid()")).scalar_one()
             postgres.server().execute(f"SELECT pg_terminate_backend({number}, 5000)")
@@ -174,9 +174,9 @@ def test_a_connection_that_is_lost_takes_nothing_with_it(server: Engine) -> None
                 connection.execute(text(statement))
 
     for statement in ("INSERT INTO t VALUES (2)", ""):  # it shows in the next statement, or in the commit
-        with pytest.raises(StateError, match="connection to the database was lost"):
+        with pytest.raises(Unavailable, match="connection to the database was lost"):
             lose(statement)
-    with transaction(server) as connection:
+    with server.transaction() as connection:
         assert connection.execute(text("SELECT count(*) FROM t")).scalar_one() == 0
 
 
@@ -193,37 +193,37 @@ def test_a_connection_that_is_lost_takes_nothing_with_it(server: Engine) -> None
         ("23505", "refused a transaction", False),
     ],
 )
-def test_conditions_that_the_server_reports(server: Engine, code: str, message: str, passes: bool) -> None:
+def test_conditions_that_the_server_reports(server: Database, code: str, message: str, passes: bool) -> None:
     statement = f"DO $$ BEGIN RAISE EXCEPTION 'row 7' USING ERRCODE = '{code}', DETAIL = 'Key (x)=(a secret)'; END $$"
-    with pytest.raises(StateError, match=message) as caught, transaction(server) as connection:
+    with pytest.raises((Unavailable, Damage), match=message) as caught, server.transaction() as connection:
         connection.execute(text(statement))
     assert "a secret" not in str(caught.value)
     assert caught.value.advice
     assert isinstance(caught.value, DatabaseAwayError) == passes  # what passes is waited out
 
 
-def test_a_deadlock_is_ended_with_a_typed_error(server: Engine) -> None:
-    with transaction(server) as connection:
+def test_a_deadlock_is_ended_with_a_typed_error(server: Database) -> None:
+    with server.transaction() as connection:
         connection.execute(text("CREATE TABLE t (x INTEGER)"))
-    with psycopg.connect(str(server.url.render_as_string(False)).replace("+psycopg", "")) as other:
+    with psycopg.connect(str(server.engine.url.render_as_string(False)).replace("+psycopg", "")) as other:
         other.execute("SET deadlock_timeout = '60s'")
         other.execute("LOCK TABLE t")
         locked = threading.Event()
 
         def wait() -> None:
             locked.wait(30)
-            other.execute(f"SELECT pg_advisory_xact_lock({database._LOCK})")
+            other.execute(f"SELECT pg_advisory_xact_lock({module._LOCK})")
 
         thread = threading.Thread(target=wait)
         thread.start()
 
         def fall_into_it() -> None:
-            with transaction(server) as connection:
+            with server.transaction() as connection:
                 connection.execute(text("SET LOCAL deadlock_timeout = '200ms'"))
                 locked.set()
                 connection.execute(text("LOCK TABLE t"))
 
-        with pytest.raises(StateError, match="end a deadlock"):
+        with pytest.raises(Unavailable, match="end a deadlock"):
             fall_into_it()
         thread.join(30)
         other.rollback()
@@ -233,61 +233,57 @@ def test_a_deadlock_is_ended_with_a_typed_error(server: Engine) -> None:
 def test_a_writer_does_not_wait_for_ever(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = new_place(backend, tmp_path)
     patient = open_database(place)
-    monkeypatch.setattr(database, "BUSY_SECONDS", 0.05 if backend == "file" else 1.0)
+    monkeypatch.setattr(module, "BUSY_SECONDS", 0.05 if backend == "file" else 1.0)
     hasty = open_database(place)
-    with transaction(patient), pytest.raises(StateError, match="Another process holds"), transaction(hasty):
+    with patient.transaction(), pytest.raises(Unavailable, match="Another process holds"), hasty.transaction():
         pass
-    with transaction(hasty):
+    with hasty.transaction():
         pass
 
 
 def test_a_full_disk(tmp_path: Path) -> None:
-    engine = open_database(tmp_path / "state.db")
+    database = open_database(tmp_path / "state.db")
 
     def fill() -> None:
-        with transaction(engine) as connection:
+        with database.transaction() as connection:
             connection.exec_driver_sql("PRAGMA max_page_count = 5")
             connection.exec_driver_sql("CREATE TABLE t (x BLOB)")
             connection.exec_driver_sql("INSERT INTO t VALUES (zeroblob(100000))")
 
-    with pytest.raises(StateError, match="has no room") as caught:
+    with pytest.raises(Unavailable, match="has no room") as caught:
         fill()
     assert "disk" in caught.value.advice
 
 
 def test_a_damaged_file(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
-    engine = open_database(path)
-    with transaction(engine) as connection:
+    database = open_database(path)
+    with database.transaction() as connection:
         connection.exec_driver_sql("CREATE TABLE t (x)")
         connection.exec_driver_sql("INSERT INTO t SELECT hex(randomblob(500)) FROM pragma_function_list LIMIT 200")
-    scrub(engine)
-    engine.dispose()
+    database.scrub()
+    database.close()
     data = bytearray(path.read_bytes())
     data[4096 * 2 :] = b"\xff" * (len(data) - 4096 * 2)
     path.write_bytes(data)
-    with pytest.raises(StateError, match="damaged"), reading(open_readonly(path)) as connection:
+    with pytest.raises(Damage, match="damaged"), open_readonly(path).reading() as connection:
         connection.exec_driver_sql("SELECT x FROM t").all()
 
 
 # -- reading without the right to write
 
 
-def _filled(path: Path) -> Engine:
-    engine = open_database(path)
-    with transaction(engine) as connection:
+def _filled(path: Path) -> Database:
+    database = open_database(path)
+    with database.transaction() as connection:
         connection.exec_driver_sql("CREATE TABLE t (x INTEGER)")
         connection.exec_driver_sql("INSERT INTO t VALUES (41)")
-    return engine
+    return database
 
 
 def _count(path: Path) -> int:
-    engine = open_readonly(path)
-    try:
-        with reading(engine) as connection:
-            return int(connection.exec_driver_sql("SELECT sum(x) FROM t").scalar_one())
-    finally:
-        engine.dispose()
+    with open_readonly(path) as database, database.reading() as connection:
+        return int(connection.exec_driver_sql("SELECT sum(x) FROM t").scalar_one())
 
 
 def _state(directory: Path) -> dict[str, tuple[str, int]]:
@@ -342,7 +338,7 @@ def _let_others_read(directory: Path) -> None:
 
 def test_an_auditor_reads_a_file_at_rest(directory: Path) -> None:
     path = directory / "state.db"
-    _filled(path).dispose()
+    _filled(path).close()
     _let_others_read(directory)
     before = _state(directory)
     assert [file.name for file in directory.iterdir()] == ["state.db"]
@@ -355,7 +351,7 @@ def test_an_auditor_reads_beside_a_running_writer(directory: Path) -> None:
     """What the writer committed a moment ago, though it lies in the log only."""
     path = directory / "state.db"
     writer = _filled(path)
-    with transaction(writer) as connection:
+    with writer.transaction() as connection:
         connection.exec_driver_sql("INSERT INTO t VALUES (1)")
     _let_others_read(directory)
     before = _state(directory)
@@ -363,12 +359,12 @@ def test_an_auditor_reads_beside_a_running_writer(directory: Path) -> None:
     assert _as_nobody(lambda: _count(path)) == "42"
     assert _state(directory) == before
     directory.chmod(0o755)
-    with transaction(writer) as connection:
+    with writer.transaction() as connection:
         connection.exec_driver_sql("INSERT INTO t VALUES (1)")
         assert _count(path) == 42, "what is not committed is not seen"
     assert _count(path) == 43
     assert _as_nobody(lambda: _count(path)) == "43"
-    writer.dispose()
+    writer.close()
 
 
 def test_an_auditor_reads_a_file_whose_log_was_left_behind(directory: Path) -> None:
@@ -393,14 +389,14 @@ class _Writing:
         self.path = path
 
     def __enter__(self) -> tuple[Path, Path]:
-        self.engine = _filled(self.path)
-        scrub(self.engine)
-        with transaction(self.engine) as connection:
+        self.database = _filled(self.path)
+        self.database.scrub()
+        with self.database.transaction() as connection:
             connection.exec_driver_sql("INSERT INTO t VALUES (1)")
         return self.path, self.path.with_name(self.path.name + "-wal")
 
     def __exit__(self, *_: object) -> None:
-        self.engine.dispose()
+        self.database.close()
         for suffix in ("", "-wal", "-shm"):
             self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
 
@@ -409,15 +405,15 @@ class _Writing:
 def test_a_reader_cannot_write(backend: str, tmp_path: Path) -> None:
     place = new_place(backend, tmp_path)
     owner = open_database(place)
-    with transaction(owner) as connection:
+    with owner.transaction() as connection:
         connection.execute(text("CREATE TABLE t (x INTEGER)"))
-    engine = open_readonly(place)
+    database = open_readonly(place)
     for statement in ("INSERT INTO t VALUES (1)", "DROP TABLE t", "CREATE TABLE u (x INTEGER)"):
-        with pytest.raises(StateError, match="can only be read"), reading(engine) as connection:
+        with pytest.raises(Unavailable, match="can only be read"), database.reading() as connection:
             connection.execute(text(statement))
-    with pytest.raises(StateError), transaction(engine) as connection:
+    with pytest.raises(VeilsumError), database.transaction() as connection:
         connection.execute(text("INSERT INTO t VALUES (1)"))
-    with transaction(owner) as connection:
+    with owner.transaction() as connection:
         assert connection.execute(text("SELECT count(*) FROM t")).scalar_one() == 0
 
 
@@ -427,12 +423,12 @@ def test_what_cannot_be_read(directory: Path) -> None:
             open_readonly(path)
     assert list(directory.iterdir()) == []
     secret = directory / "secret.db"
-    _filled(secret).dispose()
+    _filled(secret).close()
     if os.geteuid() == 0:
-        assert _as_nobody(lambda: _count(secret)).startswith("StateError: The database cannot be opened")
+        assert _as_nobody(lambda: _count(secret)).startswith("Unavailable: The database cannot be opened")
     text_file = directory / "notes.txt"
     text_file.write_text("not a database, but long enough to have room for a header of one hundred bytes" * 10)
-    with pytest.raises(StateError, match="damaged, or is none"):
+    with pytest.raises(Damage, match="damaged, or is none"):
         open_readonly(text_file)
     newer = directory / "newer.db"
     with sqlite3.connect(newer) as raw:
@@ -444,7 +440,7 @@ def test_what_cannot_be_read(directory: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a b.db", "50%.db", "what?.db", "a#b.db"])
 def test_names_that_mean_something_in_a_url(tmp_path: Path, name: str) -> None:
-    _filled(tmp_path / name).dispose()
+    _filled(tmp_path / name).close()
     assert _count(tmp_path / name) == 41
     assert [file.name for file in tmp_path.iterdir()] == [name]
 
@@ -452,39 +448,39 @@ def test_names_that_mean_something_in_a_url(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("backend", SHARED)
 def test_a_read_sees_one_state(backend: str, tmp_path: Path) -> None:
     place = new_place(backend, tmp_path)
-    engine = open_database(place)
-    with transaction(engine) as connection:
+    database = open_database(place)
+    with database.transaction() as connection:
         connection.execute(text("CREATE TABLE t (x INTEGER)"))
-    with reading(engine) as reader:
+    with database.reading() as reader:
         before = reader.execute(text("SELECT count(*) FROM t")).scalar_one()
-        with transaction(open_database(place)) as connection:
+        with open_database(place).transaction() as connection:
             connection.execute(text("INSERT INTO t VALUES (1)"))
         assert reader.execute(text("SELECT count(*) FROM t")).scalar_one() == before
-    with reading(engine) as reader:
+    with database.reading() as reader:
         assert reader.execute(text("SELECT count(*) FROM t")).scalar_one() == before + 1
 
 
 def test_scrubbing_beside_a_reader_holds_nobody_up(tmp_path: Path) -> None:
     """Waiting for readers would keep the write lock; a busy log is left for the next time."""
-    engine = open_database(tmp_path / "state.db")
-    with transaction(engine) as connection:
+    database = open_database(tmp_path / "state.db")
+    with database.transaction() as connection:
         connection.execute(text("CREATE TABLE secret (value TEXT)"))
     waits: list[str] = []
-    with reading(engine) as reader:
+    with database.reading() as reader:
         assert reader.execute(text("SELECT count(*) FROM secret")).scalar() == 0
-        with transaction(engine) as connection:
+        with database.transaction() as connection:
             connection.execute(text("INSERT INTO secret VALUES ('x')"))
 
         def watch(_connection: object, _cursor: object, statement: str, *_: object) -> None:
             if "wal_checkpoint" in statement:
                 waits.append(str(_cursor.connection.execute("PRAGMA busy_timeout").fetchone()[0]))  # type: ignore[attr-defined]
 
-        event.listen(engine, "before_cursor_execute", watch)
-        scrub(engine)
+        event.listen(database.engine, "before_cursor_execute", watch)
+        database.scrub()
     assert waits == ["0"]
-    with engine.connect() as connection:
-        assert connection.execute(text("PRAGMA busy_timeout")).scalar() == database.BUSY_SECONDS * 1000
-    scrub(engine)
+    with database.engine.connect() as connection:
+        assert connection.execute(text("PRAGMA busy_timeout")).scalar() == module.BUSY_SECONDS * 1000
+    database.scrub()
     assert (tmp_path / "state.db-wal").stat().st_size == 0
 
 

@@ -81,7 +81,7 @@ def registries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Rows]:
     data = {name: (np.zeros((3, 2)), np.zeros(3, dtype=int)) for name in "ab"}
     bed = make_bed(tmp_path_factory.mktemp("bed"), data, budget=(1.0, 1e-5))
     metrics = Metrics(bed.clock)
-    metrics.watch(bed.hub, Refreshed(lambda: read_mirror(bed.hub.journal._engine), "mirror"))
+    metrics.watch(bed.hub, Refreshed(lambda: read_mirror(bed.hub.journal.database), "mirror"))
     metrics.opened(bed.sites["a"].credentials.identity)
     site = SiteMetrics(bed.sites["a"])
     return {"Coordinator": _shown(list(metrics.registry.collect())), "Participant": _shown(list(site.registry.collect()))}

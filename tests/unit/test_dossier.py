@@ -21,10 +21,9 @@ from dp_accounting.rdp import RdpAccountant
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import norm
-from sqlalchemy import Engine
 
 from support.ledgers import GRID, Trial, open_ledger
-from veilsum_node.database import open_database, transaction
+from veilsum_node.database import Database, open_database
 from veilsum_node.errors import Refusal, RefusalCode
 from veilsum_participant.ledgers import check
 from veilsum_privacy.dossier import Proof, StudyLabel, charts, describe, figures, render
@@ -57,13 +56,13 @@ class Site:
 
     def __init__(self) -> None:
         self.clock = Clock()
-        self.engine: Engine = open_database(":memory:")
-        self.ledger: Ledger = open_ledger(self.engine, "north", clock=self.clock)
+        self.database: Database = open_database(":memory:")
+        self.ledger: Ledger = open_ledger(self.database, "north", clock=self.clock)
         self._count = 0
 
     def budget(self, population: str, epsilon: float | None, delta: float = DELTA, **about: Any) -> None:
         words = {"reason": "vote", "operator": "eve"} | about
-        with transaction(self.engine) as connection:
+        with self.database.transaction() as connection:
             self.ledger.set_budget(connection, population, epsilon, delta, **words)
 
     def reservation(
@@ -75,14 +74,14 @@ class Site:
         noise = plan_noise(kind, variance, cohort, colluders)  # type: ignore[arg-type]
         context = hashlib.sha256(b"%d" % self._count).digest()
         return Reservation(
-            digest(study), self._count, 1, context, population, dataset or f"{population}-2025", GRID, noise, unit, cohort,
-            rate, steps,
+            digest(study), self._count, 1, context, population, dataset or f"{population}-2025",
+            Mechanism(GRID, noise, rate, steps), unit, cohort,
         )  # fmt: skip
 
     def release(self, *arguments: Any, end: str = "seen", **options: Any) -> Reservation:
         """Reserve, and then: ``open``, ``free``, ``charge`` only, or ``seen``."""
         reservation = self.reservation(*arguments, **options)
-        with transaction(self.engine) as connection:
+        with self.database.transaction() as connection:
             self.ledger.reserve(connection, reservation)
             if end == "free":
                 self.ledger.free(connection, reservation.context)
@@ -96,11 +95,11 @@ class Site:
         parts = [Refusal(item, f"Said {item}.", "Ask.") for item in (code, *codes)]
         refusal = Refusal.of(parts)
         assert refusal is not None
-        with transaction(self.engine) as connection:
+        with self.database.transaction() as connection:
             self.ledger.refuse(connection, refusal, **about)
 
     def describe(self, **options: Any) -> dict[str, Any]:
-        reader = LedgerReader(self.engine)
+        reader = LedgerReader(self.database)
         proof = check(reader).proof(reader, self.clock.time)
         return describe(reader.entries(), proof, site="north", made=self.clock.time, **options)
 
@@ -193,7 +192,7 @@ def test_epsilons_are_those_of_another_accountant(dossier: dict[str, Any]) -> No
 
 
 def test_epsilons_are_those_of_the_ledger(dossier: dict[str, Any]) -> None:
-    reader = LedgerReader(lively().engine)
+    reader = LedgerReader(lively().database)
     for item in dossier["populations"]:
         spending = reader.spending(item["name"])
         for name in ("spent", "estimate", "reserved", "left", "alone"):
@@ -463,7 +462,7 @@ def test_every_name_is_shown_as_text() -> None:
     site = Site()
     site.budget(NASTY, 3.0, reason=f"why {NASTY}", operator=f"who {NASTY}")
     site.release(NASTY, "study", 4.0, dataset=f"data {NASTY}", unit=f"unit {NASTY}")
-    with transaction(site.engine) as connection:
+    with site.database.transaction() as connection:
         refusal = Refusal(RefusalCode.BUDGET, f"message {NASTY}", "")
         site.ledger.refuse(connection, refusal, reservation=site.reservation(NASTY, "more", 0.5, dataset=f"data {NASTY}"))
     labels = {digest("study"): StudyLabel(f"name {NASTY}", "statistics", "alice")}
@@ -559,9 +558,9 @@ def test_a_recovered_charge_counts_and_is_called_so(tmp_path: Path) -> None:
     trial.reserve(release)
     shown = trial.show(release)
     trial.free("north", release)
-    with transaction(north._engine) as connection:
+    with north.database.transaction() as connection:
         north.recover(connection, shown.receipts[0], "heart")
-    reader = LedgerReader(north._engine)
+    reader = LedgerReader(north.database)
     data = describe(reader.entries(), check(reader).proof(reader, 1), site="north", made=1)
     (item,) = population(data, "heart")["releases"]
     assert (item["recovered"], item["seen"]) == (True, False)
@@ -573,9 +572,9 @@ def test_a_recovered_charge_without_any_budget_has_no_bound(tmp_path: Path) -> N
     trial = Trial(("north", "south"), place=lambda name: tmp_path / f"{name}.db", epsilon=3.0)
     shown = trial.play(1)
     fresh = open_ledger(":memory:", clock=trial.clock)
-    with transaction(fresh._engine) as connection:
+    with fresh.database.transaction() as connection:
         fresh.recover(connection, shown.receipts[0], "heart")
-    reader = LedgerReader(fresh._engine)
+    reader = LedgerReader(fresh.database)
     data = describe(reader.entries(), check(reader).proof(reader, 1), site="north", made=1)
     heart = population(data, "heart")
     assert (data["proof"]["valid"], heart["spent"], heart["delta"], heart["sites"]) == (True, "infinite", None, [])
@@ -583,7 +582,7 @@ def test_a_recovered_charge_without_any_budget_has_no_bound(tmp_path: Path) -> N
 
 
 def proof_of(site: Site) -> Proof:
-    reader = LedgerReader(site.engine)
+    reader = LedgerReader(site.database)
     return check(reader).proof(reader, site.clock.time)
 
 
@@ -591,7 +590,7 @@ def test_a_failed_verification_is_told_in_words_first(dossier: dict[str, Any]) -
     site = lively()
     fault = "Ledger entry 7 fails: it was changed."
     proof = replace(proof_of(site), valid=False, fault=fault, fault_entry=7)
-    data = describe(LedgerReader(site.engine).entries(), proof, site="north", made=1)
+    data = describe(LedgerReader(site.database).entries(), proof, site="north", made=1)
     parsed = Page(render(data))
     assert parsed.text.index("DOES NOT VERIFY. Do not sign") < parsed.text.index(fault) < parsed.text.index("1 Summary")
     assert "Not to be signed." in parsed.text

@@ -19,11 +19,13 @@ from scipy import stats
 from support.studies import SCHEMA, compiled, projection, shifted_sites
 from support.working import TravellingRandom, leave, square
 from veilsum_coordinator.methods import get_method
+from veilsum_deploy.datasets import packaged_dataset
 from veilsum_deploy.simulation.choosing import make_engine
 from veilsum_deploy.simulation.chunks import _noise
 from veilsum_deploy.simulation.engines import Engine, ProcessEngine, SerialEngine, running
 from veilsum_deploy.simulation.gradients import perceptron_vectors
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
+from veilsum_deploy.simulation.plots import require_matplotlib
 from veilsum_deploy.simulation.progress import RoundProgress
 from veilsum_deploy.simulation.record import ROUNDS, RunRecorder
 from veilsum_node.errors import HostileInput, Misuse, StateError
@@ -31,8 +33,8 @@ from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.mechanism.noise import NoisePlan
 from veilsum_privacy.results.result import Result
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks import build_declared
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.gradient import CENTRE
 
@@ -139,10 +141,20 @@ def test_engines_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "pip install 'veilsum[ray]'" in caught.value.advice
 
 
+def test_packages_of_the_extra_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("matplotlib", "sklearn"):
+        monkeypatch.setitem(sys.modules, package, None)
+    for need in (require_matplotlib, partial(packaged_dataset, "digits")):
+        with pytest.raises(Misuse) as caught:
+            need()
+        assert "pip install 'veilsum[simulation]'" in caught.value.advice
+    assert packaged_dataset("breast-cancer").table.num_rows == 569
+
+
 def test_gradients_of_many_sites_are_the_tasks_own_vectors() -> None:
     for parameters in ({"steps": 1}, MLP):
         study = compiled("fedsgd", parameters, sites=SITES)
-        task = build_declared(study, study.task("gradient"))
+        task = AgreedStudy(study).task("gradient").task
         vectors = perceptron_vectors(task)
         assert vectors is not None
         records = list(uneven(3).values())

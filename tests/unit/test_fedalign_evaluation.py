@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from veilsum_deploy.evaluations import fedalign
+from evaluations import fedalign
 
 OPTIONS = ["--records", "60", "--sites", "4", "--tests", "40"]
 

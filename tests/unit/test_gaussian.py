@@ -221,10 +221,9 @@ def test_geodesic_has_constant_speed(case: tuple[int, int, float, float], s: flo
     assert wasserstein2(geodesic(a, b, s), geodesic(a, b, t)) == pytest.approx(abs(s - t) * full, rel=1e-7, abs=1e-9 * full)
 
 
-def test_affine_maps_compose_and_apply() -> None:
-    f, g = (AffineMap(RNG.standard_normal((3, 3)), RNG.standard_normal(3)) for _ in range(2))
+def test_affine_maps_apply() -> None:
+    f = AffineMap(RNG.standard_normal((3, 3)), RNG.standard_normal(3))
     x = RNG.standard_normal((7, 3))
-    np.testing.assert_allclose(f.then(g).apply(x), g.apply(f.apply(x)), atol=1e-12)
     np.testing.assert_array_equal(AffineMap.identity(3).apply(x), x)
     np.testing.assert_allclose(f.interpolate(0.3).apply(x), 0.7 * x + 0.3 * f.apply(x), atol=1e-13)
     pushed = push(f, Gaussian(x.mean(axis=0), np.cov(x.T, bias=True)))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.federation import schema_of
 from support.randomness import SeededRandom
 from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
-from veilsum_aggregation.geometry import ClassGeometry, similarity
+from veilsum_aggregation.geometry import ClassGeometry
 from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.parts.federation import Release
 from veilsum_coordinator.parts.generated import Generation, released_geometry, released_prototypes
@@ -24,9 +24,9 @@ from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_participant.applying.model import Model, load_model
 from veilsum_privacy.results.result import Result, load_result, save_result
+from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Study, parse_study
-from veilsum_privacy.tasks import build_declared
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.training.mlp import Descent, scores, train
 
@@ -168,7 +168,8 @@ def test_similarities_are_those_of_pairs() -> None:
     found = Generation.around_means(geometry, 1, "std", 0).similarities(2)
     for a in range(K):
         for b in range(K):
-            pair = similarity(geometry.vectors[a], geometry.vectors[b], 2) if 1 not in (a, b) else 0.0
+            inner = np.einsum("dm,dm->m", geometry.vectors[a], geometry.vectors[b])
+            pair = np.abs(inner[:2]).sum() if 1 not in (a, b) else 0.0
             assert found[a, b] == pytest.approx(pair)
     assert found[0, 0] == pytest.approx(2.0)
 
@@ -338,9 +339,9 @@ def test_a_fill_that_goes_by_the_number_of_records_is_refused_under_noise() -> N
     steps = {"local_steps": clear.parameters["local_steps"], "resolution": 2**20}
     task = clear.model_copy(update={"variance": noised.tasks[0].variance, "grid": noised.tasks[0].grid, **steps})
     with pytest.raises(HostileInput, match="the fewer its class has"):
-        build_declared(noised, task)
+        AgreedTask(AgreedStudy(noised), task)
     around_prototypes = {**task.parameters, "generation": {"fill": None, "copies": 0, "prototypes": 3}}
-    build_declared(noised, task.model_copy(update={"parameters": around_prototypes}))
+    AgreedTask(AgreedStudy(noised), task.model_copy(update={"parameters": around_prototypes}))
 
 
 TABLE: dict[str, dict[str, Any]] = {

@@ -19,9 +19,10 @@ from support.ledgers import any_receipt, make_reservation
 from veilsum_node.canonical import canonical
 from veilsum_privacy.ledger.entries import Mechanism
 from veilsum_privacy.ledger.receipts import Countersignature
-from veilsum_privacy.securesum.context import Assignment, context_digest, encode_broadcast, kept_origin, plan_round
+from veilsum_privacy.securesum.agreed import AgreedStudy
+from veilsum_privacy.securesum.context import Assignment, context_digest, encode_broadcast
 from veilsum_privacy.securesum.roster import Enrolment, Roster
-from veilsum_privacy.study.study import Study, parse_study, study_digest
+from veilsum_privacy.study.study import Study, parse_study
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "golden.json").read_text(encoding="utf-8"))
 
@@ -42,18 +43,18 @@ def roster_of(study: Study) -> Roster:
 
 def agreed(study: Study) -> dict[str, Any]:
     """Digests of everything that sites agree on for each task, in hexadecimal."""
-    roster, own, found = roster_of(study), study_digest(study.to_bytes()), {}
+    roster, known, found = roster_of(study), AgreedStudy(study), {}
     for number, task in enumerate(study.tasks, start=1):
-        plan = plan_round(study, task.label, len(roster.members), len(roster.members))
+        plan = known.task(task.label).plan(len(roster.members), len(roster.members))
         cohort = tuple((name, hashlib.sha256(name.encode()).digest()[:16]) for name in roster.names)
         assignment = Assignment(number, number, task.label, cohort, hashlib.sha256(b"broadcast").digest(), 1_800_000_000)
         found[task.label] = {
             "assignment": hashlib.sha256(assignment.to_bytes()).hexdigest(),
-            "context": context_digest(study, own, roster, hashlib.sha256(b"keys").digest(), assignment, plan).hex(),
-            "kept": kept_origin(study, own, plan.declaration, assignment.broadcast).hex(),
+            "context": context_digest(plan, roster, hashlib.sha256(b"keys").digest(), assignment).hex(),
+            "kept": plan.task.kept_origin(assignment.broadcast).hex(),
             "mechanism": hashlib.sha256(canonical(Mechanism.of(plan.declaration, plan.noise).to_json())).hexdigest(),
         }
-    return {"digest": own.hex(), "tasks": found}
+    return {"digest": known.digest.hex(), "tasks": found}
 
 
 def signed() -> dict[str, str]:

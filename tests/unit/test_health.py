@@ -13,7 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from veilsum_deploy import cli
-from veilsum_deploy.native.endpoint_certificates import EndpointAuthority
+from veilsum_deploy.endpoint_certificates import EndpointAuthority
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.telemetry.health import ask_ready
 from veilsum_node.telemetry.monitoring import MetricsServer, MetricsSettings

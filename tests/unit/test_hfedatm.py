@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from scipy.linalg import lstsq
 
+from evaluations import hfedatm as evaluation
 from support.federation import make_bed, make_request, schema_of
 from support.randomness import SeededRandom
 from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
@@ -19,7 +20,6 @@ from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.methods.hfedatm import GRAMS
 from veilsum_coordinator.parts.federation import Release
 from veilsum_coordinator.parts.local_rounds import LOCAL
-from veilsum_deploy.evaluations import hfedatm as evaluation
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_node.errors import ConfigurationError
 from veilsum_privacy.accounting.accountant import rdp_epsilon

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from support.certificates import DAY, NOW, now, subject
-from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, StateError, VeilsumError
+from veilsum_node.errors import ConfigurationError, Damage, HostileInput, Misuse, StateError, VeilsumError
 from veilsum_node.identity import (
     Authority,
     IssuedRecord,
@@ -296,7 +296,7 @@ def test_a_damaged_or_missing_record_stops_the_authority(authority: Authority, l
     path = authority.directory / "issued" / "index.jsonl"
     path.write_bytes(line)
     _, csr = new_key_and_csr("north", Role.PARTICIPANT)
-    with pytest.raises(StateError, match="damaged"):
+    with pytest.raises(Damage, match="damaged"):
         authority.sign(csr, role=Role.PARTICIPANT, name="north")
     path.unlink()
     with pytest.raises(StateError, match="cannot be used"):

@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,8 @@ from support.ledgers import (
     set_budget,
     ticking,
 )
-from veilsum_node.database import open_database, transaction
-from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode, StateError, VeilsumError
+from veilsum_node.database import open_database
+from veilsum_node.errors import Damage, HostileInput, Misuse, Refusal, RefusalCode, StateError, VeilsumError
 from veilsum_node.identity import Role
 from veilsum_privacy.accounting.accountant import (
     GaussianEvent,
@@ -42,7 +42,7 @@ from veilsum_privacy.accounting.accountant import (
     prv_epsilon,
     rdp_epsilon,
 )
-from veilsum_privacy.ledger import Budget, Kind, Ledger, LedgerReader, Reservation, Witness
+from veilsum_privacy.ledger import Budget, Kind, Ledger, LedgerReader, Mechanism, Reservation, Witness
 from veilsum_privacy.ledger.totals import Follower
 from veilsum_privacy.mechanism.noise import plan_noise
 
@@ -50,22 +50,22 @@ DELTA = 1e-5
 
 
 def reserve(ledger: Ledger, reservation: Reservation) -> int:
-    with transaction(ledger._engine) as connection:
+    with ledger.database.transaction() as connection:
         return ledger.reserve(connection, reservation)
 
 
 def charge(ledger: Ledger, reservation: Reservation) -> int:
-    with transaction(ledger._engine) as connection:
+    with ledger.database.transaction() as connection:
         return ledger.charge(connection, reservation.context)
 
 
 def free(ledger: Ledger, reservation: Reservation) -> int:
-    with transaction(ledger._engine) as connection:
+    with ledger.database.transaction() as connection:
         return ledger.free(connection, reservation.context)
 
 
 def see(ledger: Ledger, reservation: Reservation) -> int:
-    with transaction(ledger._engine) as connection:
+    with ledger.database.transaction() as connection:
         return ledger.release_seen(connection, reservation.context, b"\1" * 32)
 
 
@@ -116,7 +116,7 @@ def test_the_first_entry_names_owner_key_and_authority(ledger: Ledger) -> None:
 
 def test_the_recorded_event_says_all_that_epsilon_needs(ledger: Ledger) -> None:
     reserve(ledger, make_reservation(multiplier=8.0, rate=0.01, steps=50))
-    with ledger._engine.connect() as connection:
+    with ledger.database.engine.connect() as connection:
         event = connection.execute(text("SELECT event FROM ledger WHERE kind = 'reserve'")).scalar_one()
     assert json.loads(event) == {
         "mechanism": "discrete-gaussian",
@@ -156,14 +156,14 @@ def test_spending_is_derived_from_events(ledger: Ledger) -> None:
 def test_alone_counts_the_sites_own_share_only(ledger: Ledger) -> None:
     """Against all others together h = 3 shares shrink to one: sigma is sqrt(3) times less, exactly."""
     item = make_reservation(multiplier=12.0)
-    assert item.mechanism.event_alone == GaussianEvent(1000, item.noise.share_variance)
+    assert item.mechanism.event_alone == GaussianEvent(1000, item.mechanism.noise.share_variance)
     reserve(ledger, item)
     charge(ledger, item)
     spending = ledger.spending("heart")
     assert spending.alone == rdp_epsilon([item.mechanism.event_alone], DELTA)
     exact = analytic_gaussian_epsilon(3 / 144, DELTA)
     assert spending.spent < exact < spending.alone < 1.1 * exact
-    local = replace(item, noise=plan_noise("local", 144_000_000, 4, 1))
+    local = replace(item, mechanism=replace(item.mechanism, noise=plan_noise("local", 144_000_000, 4, 1)))
     assert local.mechanism.event_alone == local.mechanism.event
 
 
@@ -265,7 +265,7 @@ def test_headroom_says_what_would_stand_and_changes_nothing(ledger: Ledger) -> N
     assert ledger.headroom("heart", {make_reservation(kind="none").mechanism: 1}).after == math.inf
     with pytest.raises(Refusal, match="no budget"):
         ledger.headroom("lung", {more: 1})
-    with transaction(ledger._engine) as connection:
+    with ledger.database.transaction() as connection:
         ledger.reserve(connection, make_reservation(2))
         assert ledger.headroom("heart", {}, connection).reserved == rdp_epsilon([event] * 2, DELTA)
         ledger.free(connection, make_reservation(2).context)
@@ -306,7 +306,7 @@ def test_a_lowered_budget_stops_what_is_open_and_says_that_it_is_below(ledger: L
 
 def test_strict_budgets_are_dearer_and_hold(ledger: Ledger) -> None:
     item = make_reservation(multiplier=4.0)
-    with transaction(ledger._engine) as connection:
+    with ledger.database.transaction() as connection:
         ledger.set_budget(connection, "heart", 1.02, DELTA, reason="r", operator="o", adaptive="strict")
     assert ledger.budget("heart") == Budget(1.02, DELTA, "strict")
     assert ledger.entries(kind=Kind.BUDGET)[-1].budget.adaptive == "strict"
@@ -315,7 +315,7 @@ def test_strict_budgets_are_dearer_and_hold(ledger: Ledger) -> None:
         reserve(ledger, item)
     set_budget(ledger, 1.02)
     reserve(ledger, item)
-    with pytest.raises(Misuse, match="standard or strict"), transaction(ledger._engine) as connection:
+    with pytest.raises(Misuse, match="standard or strict"), ledger.database.transaction() as connection:
         ledger.set_budget(connection, "heart", 1.0, DELTA, reason="r", operator="o", adaptive="loose")  # type: ignore[arg-type]
     assert ledger.verify().entries == 5
 
@@ -343,7 +343,7 @@ def test_a_refusal_is_recorded_with_its_figures(ledger: Ledger) -> None:
     with pytest.raises(Refusal) as caught:
         reserve(ledger, item)
     assert not ledger.entries(kind=Kind.RESERVE)
-    with transaction(ledger._engine) as connection:
+    with ledger.database.transaction() as connection:
         ledger.refuse(connection, caught.value, reservation=item)
     entry = ledger.entries(kind=Kind.REFUSAL)[0]
     assert entry.reservation == item
@@ -351,7 +351,7 @@ def test_a_refusal_is_recorded_with_its_figures(ledger: Ledger) -> None:
     figures = {name: float.fromhex(value) for name, value in entry.detail["figures"].items()}
     assert figures == {"budget": 0.5, "reserved": 0.0, "after": rdp_epsilon([item.mechanism.event], DELTA)}
     assert ledger.spending("heart").reserved == 0
-    with transaction(ledger._engine) as connection:
+    with ledger.database.transaction() as connection:
         ledger.refuse(connection, caught.value, reservation=make_reservation(2, population="nowhere"))
     assert "figures" not in ledger.entries(kind=Kind.REFUSAL)[1].detail
     assert ledger.verify().entries == 5
@@ -361,7 +361,7 @@ def test_a_refused_study_is_recorded_with_its_whole_cost(ledger: Ledger) -> None
     """At enrolment: the study, what it declared, what would have stood after it, and every reason."""
     dear, cheap = make_reservation(multiplier=1.0).mechanism, make_reservation(multiplier=30.0).mechanism
     reasons = [Refusal(RefusalCode.BUDGET, "too dear", "raise it"), Refusal(RefusalCode.METHOD, "unknown")]
-    with transaction(ledger._engine) as connection:
+    with ledger.database.transaction() as connection:
         ledger.refuse(
             connection, Refusal(RefusalCode.METHOD, "two things", reasons=reasons), population="heart", study=STUDY,
             dataset="heart-2024", cost=[dear, cheap, dear],
@@ -390,7 +390,7 @@ def test_a_failed_transaction_leaves_nothing(ledger: Ledger) -> None:
     before = ledger.head()
 
     def fail() -> None:
-        with transaction(ledger._engine) as connection:
+        with ledger.database.transaction() as connection:
             ledger.charge(connection, item.context)
             assert ledger.head(connection) != before
             assert ledger.spending("heart", connection).releases == 1
@@ -408,7 +408,7 @@ def test_the_gate_forgets_what_was_rolled_back(ledger: Ledger) -> None:
         reserve(ledger, make_reservation(number, multiplier=50))
     for entries in (1, 3, 300):  # 300 is more than can be taken back one by one
         for _ in range(2):
-            with contextlib.suppress(KeyboardInterrupt), transaction(ledger._engine) as connection:
+            with contextlib.suppress(KeyboardInterrupt), ledger.database.transaction() as connection:
                 ledger.charge(connection, make_reservation(1, multiplier=50).context)
                 ledger.free(connection, make_reservation(2, multiplier=50).context)
                 ledger.set_budget(connection, "heart", 1e9, DELTA, reason="r", operator="o")
@@ -421,7 +421,7 @@ def test_the_gate_forgets_what_was_rolled_back(ledger: Ledger) -> None:
             assert ledger.budget("heart") == Budget(3.0, DELTA)
             assert ledger.spending("heart").releases == 0
     assert reserve(ledger, make_reservation(3, multiplier=50)) == 5
-    assert LedgerReader(ledger._engine).spending("heart") == ledger.spending("heart")
+    assert LedgerReader(ledger.database).spending("heart") == ledger.spending("heart")
 
 
 def test_the_gate_reads_only_what_is_new(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -434,7 +434,7 @@ def test_the_gate_reads_only_what_is_new(ledger: Ledger, monkeypatch: pytest.Mon
         take(self, row)
 
     monkeypatch.setattr(Follower, "_take", note)
-    with transaction(ledger._engine) as connection:
+    with ledger.database.transaction() as connection:
         for number in range(1, 61):
             ledger.reserve(connection, make_reservation(number, multiplier=90))
     taken.clear()
@@ -444,7 +444,7 @@ def test_the_gate_reads_only_what_is_new(ledger: Ledger, monkeypatch: pytest.Mon
     assert taken == [62, 63]
     ledger.headroom("heart", {})
     taken.clear()
-    with contextlib.suppress(KeyboardInterrupt), transaction(ledger._engine) as connection:
+    with contextlib.suppress(KeyboardInterrupt), ledger.database.transaction() as connection:
         for number in (1, 2, 3):
             ledger.free(connection, make_reservation(number, multiplier=90).context)
         ledger.headroom("heart", {}, connection)
@@ -452,7 +452,7 @@ def test_the_gate_reads_only_what_is_new(ledger: Ledger, monkeypatch: pytest.Mon
     assert taken == [65, 66, 67]
     reserve(ledger, make_reservation(63, multiplier=90))
     assert taken == [65, 66, 67], "undone, not read anew"
-    assert ledger.headroom("heart", {}).reserved == LedgerReader(ledger._engine).headroom("heart", {}).reserved
+    assert ledger.headroom("heart", {}).reserved == LedgerReader(ledger.database).headroom("heart", {}).reserved
 
 
 def test_lost_charges(ledger: Ledger) -> None:
@@ -500,13 +500,13 @@ _COPY = (
 def test_the_table_is_append_only(ledger: Ledger, statement: str) -> None:
     dialect, colon, rest = statement.partition(":")
     if colon and dialect in ("sqlite", "postgresql"):
-        if dialect != ledger._engine.dialect.name:
+        if dialect != ledger.database.engine.dialect.name:
             return  # the other database has no such statement
         statement = rest
     reserve(ledger, make_reservation())
     charge(ledger, make_reservation())
     before = [entry.hash for entry in ledger.entries()]
-    with pytest.raises(StateError, match=r"append-only|UNIQUE|unique"), transaction(ledger._engine) as connection:
+    with pytest.raises(Damage, match=r"append-only|UNIQUE|unique"), ledger.database.transaction() as connection:
         connection.execute(text(statement))
     assert [entry.hash for entry in ledger.entries()] == before
 
@@ -515,7 +515,7 @@ def test_the_database_itself_charges_a_round_once(ledger: Ledger) -> None:
     for attempt in (1, 2):
         reserve(ledger, make_reservation(1, attempt))
     charge(ledger, make_reservation(1, 1))
-    with pytest.raises(StateError, match=r"UNIQUE|unique"), transaction(ledger._engine) as connection:
+    with pytest.raises(Damage, match=r"UNIQUE|unique"), ledger.database.transaction() as connection:
         connection.execute(text("INSERT INTO ledger " + _COPY.format(seq=6, kind="'charge'")))
 
 
@@ -539,14 +539,16 @@ def test_a_damaged_row_stops_the_gate_with_a_typed_error(ledger: Ledger, damage:
     """What can no longer be counted is not passed over: nothing is reserved on a guess."""
     reserve(ledger, make_reservation(1))
     reserve(ledger, make_reservation(2))
-    engine = ledger._engine
-    with transaction(engine) as connection:
+    database = ledger.database
+    with database.transaction() as connection:
         drop = (
-            "DROP TRIGGER ledger_no_update" if engine.dialect.name == "sqlite" else "DROP TRIGGER ledger_no_change ON ledger"
+            "DROP TRIGGER ledger_no_update"
+            if database.engine.dialect.name == "sqlite"
+            else "DROP TRIGGER ledger_no_change ON ledger"
         )
         connection.execute(text(drop))
         connection.execute(text(f"UPDATE ledger SET {damage}"))  # noqa: S608 - fixed text
-    again = open_ledger(engine)
+    again = open_ledger(database)
     with pytest.raises(VeilsumError):
         again.verify()
     with pytest.raises(VeilsumError):
@@ -557,24 +559,24 @@ def test_opening_again(place: str) -> None:
     ledger = open_ledger(place)
     set_budget(ledger)
     head = ledger.head()
-    engine = ledger._engine
-    assert open_ledger(engine).head() == head, "the same key again writes nothing"
-    assert LedgerReader(engine).verify().entries == 2
+    database = ledger.database
+    assert open_ledger(database).head() == head, "the same key again writes nothing"
+    assert LedgerReader(database).verify().entries == 2
     with pytest.raises(StateError, match="that of north, not of south"):
-        open_ledger(engine, "south")
+        open_ledger(database, "south")
     with pytest.raises(StateError, match="participant's, not a coordinator's"):
-        open_mirror(engine, credentials=credentials_of("north", role=Role.COORDINATOR))
+        open_mirror(database, credentials=credentials_of("north", role=Role.COORDINATOR))
     with pytest.raises(StateError, match="another federation"):
-        open_ledger(engine, credentials=credentials_of(of="elsewhere"))
+        open_ledger(database, credentials=credentials_of(of="elsewhere"))
     assert ledger.head() == head
-    with transaction(engine) as connection:
-        if engine.dialect.name == "sqlite":
+    with database.transaction() as connection:
+        if database.engine.dialect.name == "sqlite":
             connection.execute(text("DROP TRIGGER ledger_no_update"))
         else:
             connection.execute(text("DROP TRIGGER ledger_no_change ON ledger"))
         connection.execute(text("UPDATE ledger SET time = 0 WHERE seq = 1"))
-    with pytest.raises(StateError, match="first entry is damaged"):
-        open_ledger(engine)
+    with pytest.raises(Damage, match="first entry is damaged"):
+        open_ledger(database)
 
 
 def test_two_ledgers_begin_differently(tmp_path: Path) -> None:
@@ -586,13 +588,13 @@ def test_a_new_key_is_named_before_it_signs(ledger: Ledger) -> None:
     reserve(ledger, make_reservation(1))
     renewed = replace(credentials_of(), identity=credentials_of(days=1000).identity)
     assert renewed.identity.certificate != credentials_of().identity.certificate
-    open_ledger(ledger._engine, credentials=renewed)
+    open_ledger(ledger.database, credentials=renewed)
     assert not ledger.entries(kind=Kind.KEY), "a renewed certificate of the same key is no new key"
     second = credentials_of(secret=2)
-    again = open_ledger(ledger._engine, credentials=second)
+    again = open_ledger(ledger.database, credentials=second)
     charge(again, make_reservation(1))
-    open_ledger(ledger._engine, credentials=second)
-    open_ledger(ledger._engine, credentials=credentials_of())
+    open_ledger(ledger.database, credentials=second)
+    open_ledger(ledger.database, credentials=credentials_of())
     verified = ledger.verify()
     named = [credentials_of().identity.fingerprint, second.identity.fingerprint]
     assert verified.keys == (*named, named[0])
@@ -624,8 +626,11 @@ def test_who_has_no_ledger(tmp_path: Path) -> None:
     ],
 )
 def test_reservations_that_cannot_be_priced_cannot_be_made(change: dict) -> None:
+    release = make_reservation()
+    costs = {name: value for name, value in change.items() if name in {each.name for each in fields(Mechanism)}}
+    own = {name: value for name, value in change.items() if name not in costs}
     with pytest.raises(Misuse):
-        Reservation(**{**vars(make_reservation()), **change})
+        replace(release, mechanism=replace(release.mechanism, **costs), **own)
 
 
 @pytest.mark.parametrize(
@@ -633,12 +638,12 @@ def test_reservations_that_cannot_be_priced_cannot_be_made(change: dict) -> None
     [(0.0, DELTA), (-1.0, DELTA), (math.nan, DELTA), (math.inf, DELTA), (1.0, 0.0), (1.0, 0.5)],
 )
 def test_budgets_out_of_range(ledger: Ledger, epsilon: float, delta: float) -> None:
-    with pytest.raises(Misuse), transaction(ledger._engine) as connection:
+    with pytest.raises(Misuse), ledger.database.transaction() as connection:
         ledger.set_budget(connection, "heart", epsilon, delta, reason="r", operator="o")
 
 
 def test_a_budget_needs_a_reason(ledger: Ledger) -> None:
-    with pytest.raises(Misuse), transaction(ledger._engine) as connection:
+    with pytest.raises(Misuse), ledger.database.transaction() as connection:
         ledger.set_budget(connection, "heart", 1.0, DELTA, reason="", operator="o")
 
 
@@ -650,7 +655,7 @@ def test_a_checkpoint_states_where_populations_stood(ledger: Ledger) -> None:
         charge(ledger, item)
     reserve(ledger, make_reservation(3, multiplier=30))
     head = ledger.head()
-    with transaction(ledger._engine) as connection:
+    with ledger.database.transaction() as connection:
         inside = ledger.checkpoint(connection)
     charge(ledger, make_reservation(3, multiplier=30))
     after = ledger.checkpoint()
@@ -676,17 +681,17 @@ def test_a_checkpoint_states_what_is_still_true(ledger: Ledger) -> None:
         figures = ledger._figures(reader)
     reserve(ledger, make_reservation(2, multiplier=40))
     charge(ledger, make_reservation(2, multiplier=40))
-    with transaction(ledger._engine) as connection:
+    with ledger.database.transaction() as connection:
         assert ledger._append_checkpoint(connection, figures) == 7
     assert ledger.entries(kind=Kind.CHECKPOINT)[0].detail["populations"]["heart"]["releases"] == 1
     assert ledger.verify().entries == 7
-    with contextlib.suppress(KeyboardInterrupt), transaction(ledger._engine) as connection:
+    with contextlib.suppress(KeyboardInterrupt), ledger.database.transaction() as connection:
         ledger.reserve(connection, make_reservation(3, multiplier=40))
         figures = ledger._figures(connection)
         raise KeyboardInterrupt
     with (
         pytest.raises(StateError, match="changed while its checkpoint was computed"),
-        transaction(ledger._engine) as connection,
+        ledger.database.transaction() as connection,
     ):
         ledger._append_checkpoint(connection, figures)
     assert ledger.checkpoint() == 8
@@ -757,7 +762,7 @@ def test_what_does_not_fit_is_not_kept_and_not_charged(trial: Trial) -> None:
     }
     before = north.head()
     for fault, witness in witnesses.items():
-        with pytest.raises(HostileInput, match=f"(?i){fault}"), transaction(north._engine) as connection:
+        with pytest.raises(HostileInput, match=f"(?i){fault}"), north.database.transaction() as connection:
             north.charge(connection, release.context, witness)
     assert north.head() == before
     assert len(north.receipts()) == 3
@@ -775,10 +780,13 @@ def test_an_own_receipt_from_another_chain_is_not_kept(trial: Trial) -> None:
     trial.reserve(release)
     receipts = [make_receipt(trial.ledgers[name], release, 1) for name in trial.names]
     receipts[0] = make_receipt(trial.ledgers["north"], release, 1, head=trial.ledgers["south"].head())
-    with transaction(trial.mirror._engine) as connection:
+    with trial.mirror.database.transaction() as connection:
         word = trial.mirror.show(connection, receipts, trial.certificates)
     north = trial.ledgers["north"]
-    with pytest.raises(HostileInput, match="does not name an entry of this ledger"), transaction(north._engine) as connection:
+    with (
+        pytest.raises(HostileInput, match="does not name an entry of this ledger"),
+        north.database.transaction() as connection,
+    ):
         north.charge(connection, release.context, Witness(tuple(receipts), word, trial.certificates))
 
 
@@ -792,9 +800,9 @@ def test_kept_receipts_are_append_only(trial: Trial) -> None:
             "UPDATE ledger_certificate SET certificate = 'aa'",
             "DELETE FROM ledger_certificate",
         ):
-            with pytest.raises(StateError, match="append-only"), transaction(ledger._engine) as connection:
+            with pytest.raises(Damage, match="append-only"), ledger.database.transaction() as connection:
                 connection.execute(text(statement))
-    with pytest.raises(StateError, match="append-only"), transaction(trial.mirror._engine) as connection:
+    with pytest.raises(Damage, match="append-only"), trial.mirror.database.transaction() as connection:
         connection.execute(text("UPDATE ledger_receipt SET consent = 'aa'"))  # set once already
 
 
@@ -814,7 +822,7 @@ def test_recovery_charges_what_own_receipts_show_once(ledger: Ledger) -> None:
     set_budget(ledger, 4.0)
     numbers = []
     for signed in receipts * 2:
-        with transaction(ledger._engine) as connection:
+        with ledger.database.transaction() as connection:
             numbers.append(ledger.recover(connection, signed, "heart"))
     assert numbers == [9, 10, 11, None, None, None]
     spending = ledger.spending("heart")
@@ -836,7 +844,7 @@ def test_recovery_charges_what_own_receipts_show_once(ledger: Ledger) -> None:
 def test_recovery_of_a_population_without_a_budget(ledger: Ledger) -> None:
     item = make_reservation(population="old-name")
     signed = make_receipt(ledger, item, 1)
-    with transaction(ledger._engine) as connection:
+    with ledger.database.transaction() as connection:
         entry = ledger.recover(connection, signed, "old-name")
     assert ledger.entries(kind=Kind.RECOVERY)[0].delta is None
     set_budget(ledger, 5.0, "old-name")
@@ -850,14 +858,14 @@ def test_recovery_takes_only_the_sites_own_word(ledger: Ledger) -> None:
     other = make_receipt(open_ledger(":memory:", "south"), item, 1)
     claimed = make_receipt(ledger, item, 1, participant="south")
     for wrong in (other, claimed, replace(signed, signature=other.signature), replace(signed, body=other.body)):
-        with pytest.raises(HostileInput), transaction(ledger._engine) as connection:
+        with pytest.raises(HostileInput), ledger.database.transaction() as connection:
             ledger.recover(connection, wrong, "heart")
     theirs = credentials_of("south").identity.certificate
-    with pytest.raises(HostileInput, match="not signed by this site"), transaction(ledger._engine) as connection:
+    with pytest.raises(HostileInput, match="not signed by this site"), ledger.database.transaction() as connection:
         ledger.recover(connection, other, "heart", certificate=theirs)
     reserve(ledger, item)
     changed = make_receipt(ledger, item, 1, dataset="x")
-    with pytest.raises(HostileInput, match="another release"), transaction(ledger._engine) as connection:
+    with pytest.raises(HostileInput, match="another release"), ledger.database.transaction() as connection:
         ledger.recover(connection, changed, "heart")
     assert len(ledger.entries()) == 3
 
@@ -868,9 +876,9 @@ def test_recovery_of_what_an_earlier_key_signed(ledger: Ledger) -> None:
     old = make_receipt(ledger, first, 1)
     lost = open_ledger(":memory:", credentials=credentials_of(secret=5, days=30))
     lost_receipt = make_receipt(lost, second, 2)
-    again = open_ledger(ledger._engine, credentials=credentials_of(secret=2), clock=ticking(START + 86_400 * 60))
+    again = open_ledger(ledger.database, credentials=credentials_of(secret=2), clock=ticking(START + 86_400 * 60))
     rewound = make_receipt(again, third, 3, head=bytes(32))
-    with transaction(ledger._engine) as connection:
+    with ledger.database.transaction() as connection:
         assert again.recover(connection, old, "heart") == 4
         with pytest.raises(HostileInput, match="not signed by this site"):
             again.recover(connection, lost_receipt, "heart")
@@ -943,7 +951,7 @@ class Lifecycle(RuleBasedStateMachine):
     def recover(self, key: tuple[int, int]) -> None:
         item = make_reservation(*key)
         signed = make_receipt(self.ledger, item, 10 * key[0] + key[1])
-        with transaction(self.ledger._engine) as connection:
+        with self.ledger.database.transaction() as connection:
             entry = self.ledger.recover(connection, signed, "heart")
         assert (entry is None) == (self.state.get(key) in ("charge", "recovery"))
         if entry is not None:
@@ -952,7 +960,7 @@ class Lifecycle(RuleBasedStateMachine):
     @rule(key=keys, epsilon=st.sampled_from([0.9, 1.6, 3.0]))
     def fail(self, key: tuple[int, int], epsilon: float) -> None:
         """A transaction that does several things and is undone."""
-        with contextlib.suppress(KeyboardInterrupt), transaction(self.ledger._engine) as connection:
+        with contextlib.suppress(KeyboardInterrupt), self.ledger.database.transaction() as connection:
             self.ledger.set_budget(connection, "heart", epsilon, DELTA, reason="r", operator="o")
             signed = make_receipt(self.ledger, make_reservation(*key), 99, head=self.ledger.head(connection))
             self.ledger.recover(connection, signed, "heart")
@@ -968,7 +976,7 @@ class Lifecycle(RuleBasedStateMachine):
     def change_key(self) -> None:
         fingerprint = self.ledger._chain.credentials.identity.fingerprint
         secret = 2 if fingerprint == credentials_of().identity.fingerprint else 1
-        self.ledger = open_ledger(self.ledger._engine, credentials=credentials_of(secret=secret))
+        self.ledger = open_ledger(self.ledger.database, credentials=credentials_of(secret=secret))
 
     @rule()
     def checkpoint(self) -> None:
@@ -980,11 +988,11 @@ class Lifecycle(RuleBasedStateMachine):
         counts = Counter(self.state.values())
         assert spending.releases == counts["charge"] + counts["recovery"]
         assert spending.reserved == self._epsilon()
-        assert LedgerReader(self.ledger._engine).spending("heart") == spending
+        assert LedgerReader(self.ledger.database).spending("heart") == spending
         assert self.ledger.verify().entries == len(self.ledger.entries())
 
     def teardown(self) -> None:
-        self.ledger._engine.dispose()
+        self.ledger.database.close()
 
 
 Lifecycle.TestCase.settings = settings(max_examples=15, stateful_step_count=15, deadline=None)

@@ -10,7 +10,6 @@ import pytest
 
 from support.ledgers import COORDINATOR, OTHER_STUDY, Trial, credentials_of, make_receipt, open_ledger, open_mirror, set_budget
 from support.tampering import Copy
-from veilsum_node.database import transaction
 from veilsum_node.identity import Role
 from veilsum_privacy.ledger import LedgerFault, LedgerReader, Witness, read_export, verify_ledger, write_jsonl
 
@@ -25,12 +24,12 @@ def trial(tmp_path: Path) -> Trial:
 def restore(trial: Trial, name: str, act: Callable[[], object]) -> None:
     """Copy a party's file, let the federation go on, and put the copy back."""
     party = trial.mirror if name == COORDINATOR else trial.ledgers[name]
-    path = Path(str(party._engine.url.database))
-    party._engine.dispose()
+    path = Path(str(party.database.engine.url.database))
+    party.database.close()
     backup = path.with_suffix(".backup")
     shutil.copyfile(path, backup)
     act()
-    party._engine.dispose()
+    party.database.close()
     for suffix in ("-wal", "-shm"):
         path.with_name(path.name + suffix).unlink(missing_ok=True)
     shutil.copyfile(backup, path)
@@ -115,7 +114,7 @@ def test_a_restored_backup_is_found_and_settled_by_recovery(trial: Trial) -> Non
         trial.readers["east"].verify(against=[north])
     assert (caught.value.entry, caught.value.site) == (4, "north"), "whoever is asked: it is north's ledger that fails"
     for item in trial.mirror.mirrored("north"):
-        with transaction(north._engine) as connection:
+        with north.database.transaction() as connection:
             north.recover(connection, item.receipt, "heart")
     assert north.spending("heart").releases == 3
     trial.play(3)
@@ -197,7 +196,7 @@ def test_a_reservation_that_was_edited_out_is_found(trial: Trial) -> None:
     north = trial.ledgers["north"]
     phantom = trial.release(3)
     receipts = [make_receipt(ledger, phantom, 5) for ledger in trial.ledgers.values()]
-    with transaction(trial.mirror._engine) as connection:
+    with trial.mirror.database.transaction() as connection:
         trial.mirror.show(connection, receipts, trial.certificates)
     with pytest.raises(LedgerFault, match="holds no reservation for receipt number 5 of north") as caught:
         north.verify(against=[trial.mirror])
@@ -227,10 +226,10 @@ def test_a_coordinator_that_shows_two_sets_of_receipts_is_found(trial: Trial, tm
     second = open_mirror(tmp_path / "second.db", clock=trial.clock)
     receipts = tuple(make_receipt(ledger, release, 9) for name, ledger in trial.ledgers.items() if name != "north")
     receipts = (shown.receipts[0], *receipts)
-    with transaction(second._engine) as connection:
+    with second.database.transaction() as connection:
         word = second.show(connection, receipts, trial.certificates)
     south = trial.ledgers["south"]
-    with transaction(south._engine) as connection:
+    with south.database.transaction() as connection:
         south.charge(connection, release.context, Witness(receipts, word, trial.certificates))
     with pytest.raises(LedgerFault, match="hold different receipts for one and the same sum") as caught:
         trial.ledgers["north"].verify(against=[south])
@@ -283,5 +282,5 @@ def test_different_coordinators_do_not_disturb_each_other(trial: Trial, tmp_path
     for ledger in trial.ledgers.values():
         assert ledger.verify(against=[first, trial.mirror]).receipts == 6
     assert first.verify(against=[trial.mirror, *trial.ledgers.values()]).site == COORDINATOR
-    assert LedgerReader(trial.mirror._engine).verify(against=[first]).site == "second"
+    assert LedgerReader(trial.mirror.database).verify(against=[first]).site == "second"
     set_budget(trial.ledgers["north"], 5.0)

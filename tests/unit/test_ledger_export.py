@@ -25,7 +25,6 @@ from support.ledgers import (
     set_budget,
 )
 from veilsum_node.canonical import canonical
-from veilsum_node.database import transaction
 from veilsum_node.errors import ConfigurationError, HostileInput, Refusal, RefusalCode
 from veilsum_privacy.ledger import Exported, Kind, LedgerFault, LedgerReader, read_export, write_csv, write_jsonl
 from veilsum_privacy.ledger.export import MAX_LINE
@@ -36,7 +35,7 @@ def trial() -> Trial:
     trial = Trial(("north", "south"))
     trial.play(1)
     trial.play(1, study=OTHER_STUDY, multiplier=9.0, rate=0.01, steps=7)
-    with transaction(trial.ledgers["north"]._engine) as connection:
+    with trial.ledgers["north"].database.transaction() as connection:
         refusal = Refusal(RefusalCode.BUDGET, "=1+1", reasons=())
         trial.ledgers["north"].refuse(connection, refusal, reservation=make_reservation(9, population="=cmd"))
     trial.ledgers["north"].checkpoint()
@@ -221,7 +220,7 @@ def test_an_export_written_while_the_site_goes_on_is_one_state(backend: str, tmp
     """A charge and its receipts between two reads of an export would make it fail."""
     trial = Trial(("north", "south"), lambda _: new_place(backend, tmp_path))
     trial.play(1)
-    reader = LedgerReader(trial.ledgers["north"]._engine)
+    reader = LedgerReader(trial.ledgers["north"].database)
     with reader.walk() as walk:
         trial.play(2)
         first = next(walk.steps)

@@ -13,13 +13,13 @@ from types import ModuleType
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
-from sqlalchemy import Engine, inspect, text
+from sqlalchemy import inspect, text
 
 from support.backends import BACKENDS, new_place
 from support.ledgers import START, credentials_of, federation, make_reservation, open_ledger, set_budget, ticking
 from support.tampering import Copy
-from veilsum_node.database import SCHEMA_VERSION, migrate, open_database, open_readonly, transaction
-from veilsum_node.errors import StateError
+from veilsum_node.database import SCHEMA_VERSION, Database, open_database, open_readonly
+from veilsum_node.errors import Damage, StateError
 from veilsum_node.identity import Credentials, Role, SigningKey, verify_certificate
 from veilsum_node.migration import scripts
 from veilsum_privacy.accounting.accountant import rdp_epsilon
@@ -68,7 +68,7 @@ def test_an_old_file_is_adopted_without_loss(old: Path) -> None:
         assert raw.execute("SELECT version_num FROM ledger_version").fetchall() == [(migrations.HEAD,)]
     raw.close()
     assert open_ledger(old, credentials=old_credentials(), clock=ticking(START + 2000)).head() == ledger.head()
-    with transaction(ledger._engine) as connection:
+    with ledger.database.transaction() as connection:
         ledger.reserve(connection, make_reservation(4, multiplier=30))
         ledger.charge(connection, make_reservation(4, multiplier=30).context)
     assert ledger.verify().entries == 13
@@ -121,13 +121,13 @@ def _statements(path: Path) -> set[str]:
 
 
 @pytest.fixture(params=BACKENDS)
-def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Engine:
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
     return open_database(new_place(request.param, tmp_path))
 
 
-def test_queries_name_what_migrations_make(engine: Engine) -> None:
-    open_ledger(engine)
-    inspector = inspect(engine)
+def test_queries_name_what_migrations_make(database: Database) -> None:
+    open_ledger(database)
+    inspector = inspect(database.engine)
     for table in metadata.tables.values():
         made = {column["name"]: column["nullable"] for column in inspector.get_columns(table.name)}
         assert made == {column.name: column.nullable for column in table.columns}
@@ -140,13 +140,13 @@ def test_the_last_script_is_the_one_that_is_named() -> None:
     assert sorted(revisions, reverse=True) == revisions, "versions sort as texts: that is how a newer one is told"
 
 
-def test_a_newer_version_is_refused_untouched(engine: Engine) -> None:
-    ledger = open_ledger(engine)
+def test_a_newer_version_is_refused_untouched(database: Database) -> None:
+    ledger = open_ledger(database)
     set_budget(ledger)
-    with transaction(engine) as connection:
+    with database.transaction() as connection:
         connection.execute(text("UPDATE ledger_version SET version_num = '9999'"))
     head = ledger.head()
-    for opening in (lambda: open_ledger(engine), lambda: LedgerReader(engine)):
+    for opening in (lambda: open_ledger(database), lambda: LedgerReader(database)):
         with pytest.raises(StateError, match="newer version") as caught:
             opening()
         assert "Install" in caught.value.advice
@@ -175,22 +175,22 @@ def component(tmp_path: Path) -> Iterator[ModuleType]:
         scripts.cache_clear()
 
 
-def test_a_migration_that_fails_leaves_nothing(engine: Engine, component: ModuleType) -> None:
-    with pytest.raises(StateError):
-        migrate(engine, component.__name__, "some")
-    assert not [name for name in inspect(engine).get_table_names() if name.startswith("some")]
+def test_a_migration_that_fails_leaves_nothing(database: Database, component: ModuleType) -> None:
+    with pytest.raises(Damage):
+        database.migrate(component.__name__, "some")
+    assert not [name for name in inspect(database.engine).get_table_names() if name.startswith("some")]
     component.HEAD = "0001"
     two = Path(str(component.__file__)).parent / "versions" / "0002_two.py"
     good = two.read_text().replace("op.execute('NONSENSE')", "pass")
     two.unlink()
     scripts.cache_clear()
-    migrate(engine, component.__name__, "some")
-    migrate(engine, component.__name__, "some")
-    assert {"some_one", "some_version"} <= set(inspect(engine).get_table_names())
+    database.migrate(component.__name__, "some")
+    database.migrate(component.__name__, "some")
+    assert {"some_one", "some_version"} <= set(inspect(database.engine).get_table_names())
     two.write_text(good)
     scripts.cache_clear()
     component.HEAD = "0002"
-    migrate(engine, component.__name__, "some")
-    assert {"some_one", "some_two"} <= set(inspect(engine).get_table_names())
-    open_ledger(engine)  # components do not disturb each other
-    assert inspect(engine).has_table("ledger_version")
+    database.migrate(component.__name__, "some")
+    assert {"some_one", "some_two"} <= set(inspect(database.engine).get_table_names())
+    open_ledger(database)  # components do not disturb each other
+    assert inspect(database.engine).has_table("ledger_version")

@@ -29,8 +29,7 @@ from support.ledgers import (
 )
 from support.tampering import Change, Copy
 from veilsum_node.canonical import digest
-from veilsum_node.database import transaction
-from veilsum_node.errors import HostileInput, Misuse, StateError
+from veilsum_node.errors import Damage, HostileInput, Misuse, StateError
 from veilsum_node.identity import Role
 from veilsum_privacy.ledger import Kind, LedgerFault, LedgerReader, Mirrored, verify_ledger
 from veilsum_privacy.ledger.receipts import parse_countersignature, receipts_digest, verify_countersignature
@@ -58,7 +57,7 @@ def test_a_round_in_the_mirror(trial: Trial) -> None:
     assert [trial.consent(name, shown) for name in trial.names] == [None, None, 3]
     consents = [hashlib.sha256(make_consent(name, release.context)).digest() for name in trial.names]
     assert mirror.entries(kind=Kind.CONSENT)[0].detail == {"consents": digest("veilsum/1/consents", *consents).hex()}
-    with transaction(mirror._engine) as connection:
+    with mirror.database.transaction() as connection:
         assert mirror.released(connection, release.context, b"\7" * 32) == 4
     assert mirror.entries(kind=Kind.RELEASE_SEEN)[0].detail == {"digest": "07" * 32}
     kept = mirror.receipts()
@@ -72,7 +71,7 @@ def test_a_round_in_the_mirror(trial: Trial) -> None:
 def test_repeating_changes_nothing(trial: Trial) -> None:
     shown = trial.play(1)
     entries, certificates = trial.mirror.entries(), trial.certificates
-    with transaction(trial.mirror._engine) as connection:
+    with trial.mirror.database.transaction() as connection:
         again = trial.mirror.show(connection, shown.receipts, certificates)
         assert again.body == shown.countersigned.body
         identity = credentials_of(COORDINATOR, role=Role.COORDINATOR).identity
@@ -95,11 +94,11 @@ def test_a_consent_is_given_once(trial: Trial) -> None:
         ("south", bytes(32), HostileInput, "not the one that its receipt commits it to"),
         ("west", bytes(32), StateError, "No receipt of west"),
     ]:
-        with pytest.raises(error, match=fault), transaction(trial.mirror._engine) as connection:
+        with pytest.raises(error, match=fault), trial.mirror.database.transaction() as connection:
             trial.mirror.consented(connection, release.context, name, consent)
-    with pytest.raises(StateError, match="No receipt of north"), transaction(trial.mirror._engine) as connection:
+    with pytest.raises(StateError, match="No receipt of north"), trial.mirror.database.transaction() as connection:
         trial.mirror.consented(connection, bytes(32), "north", bytes(32))
-    with pytest.raises(StateError, match="not all of its cohort"), transaction(trial.mirror._engine) as connection:
+    with pytest.raises(StateError, match="not all of its cohort"), trial.mirror.database.transaction() as connection:
         trial.mirror.released(connection, release.context)
     assert [item.consent is None for item in trial.mirror.mirrored("north")] == [False]
     assert [item.consent for item in trial.mirror.mirrored("south")] == [None]
@@ -135,10 +134,10 @@ def test_what_does_not_fit_is_not_shown(trial: Trial) -> None:
         "no certificate of east": (receipts, {name: certificates[name] for name in ("north", "south")}),
     }  # fmt: skip
     for fault, (shown, known) in wrong.items():
-        with pytest.raises(HostileInput, match=f"(?i){fault}"), transaction(trial.mirror._engine) as connection:
+        with pytest.raises(HostileInput, match=f"(?i){fault}"), trial.mirror.database.transaction() as connection:
             trial.mirror.show(connection, shown, known)
     other = [make_receipt(trial.ledgers[name], first.release, 30) for name in trial.names]
-    with pytest.raises(StateError, match="Other receipts"), transaction(trial.mirror._engine) as connection:
+    with pytest.raises(StateError, match="Other receipts"), trial.mirror.database.transaction() as connection:
         trial.mirror.show(connection, other, certificates)
     assert len(trial.mirror.entries()) == 4
     assert len(trial.mirror.receipts()) == 3
@@ -170,19 +169,19 @@ def test_what_consents_cost_by_participant(trial: Trial) -> None:
 
 
 def test_a_mirror_is_one_coordinators(trial: Trial) -> None:
-    engine = trial.mirror._engine
+    database = trial.mirror.database
     with pytest.raises(Misuse, match="Only a coordinator"):
-        open_mirror(engine, credentials=credentials_of("north"))
+        open_mirror(database, credentials=credentials_of("north"))
     with pytest.raises(StateError, match="that of coordinator, not of other"):
-        open_mirror(engine, credentials=credentials_of("other", role=Role.COORDINATOR))
+        open_mirror(database, credentials=credentials_of("other", role=Role.COORDINATOR))
     with pytest.raises(StateError, match="coordinator's, not a participant's"):
-        open_ledger(engine, credentials=credentials_of(COORDINATOR))
-    open_mirror(engine, credentials=credentials_of(COORDINATOR, role=Role.COORDINATOR, secret=2))
-    trial.mirror = open_mirror(engine, credentials=credentials_of(COORDINATOR, role=Role.COORDINATOR, secret=2))
+        open_ledger(database, credentials=credentials_of(COORDINATOR))
+    open_mirror(database, credentials=credentials_of(COORDINATOR, role=Role.COORDINATOR, secret=2))
+    trial.mirror = open_mirror(database, credentials=credentials_of(COORDINATOR, role=Role.COORDINATOR, secret=2))
     shown = trial.play(1)
     assert len(trial.mirror.verify().keys) == 2
     assert all(ledger.verify(against=[trial.mirror]).receipts == 3 for ledger in trial.ledgers.values())
-    assert LedgerReader(engine).populations() == []
+    assert LedgerReader(database).populations() == []
     assert shown.countersigned.body != b""
 
 
@@ -193,7 +192,7 @@ def test_the_database_shows_a_context_once(trial: Trial) -> None:
             "INSERT INTO ledger SELECT 5, time, kind, study, round, attempt, population, dataset, event, delta, unit, "
             f"cohort_size, colluders, context, detail, 'p', 'h', signature FROM ledger WHERE seq = {number}"
         )
-        with pytest.raises(StateError, match=r"(?i)unique"), transaction(trial.mirror._engine) as connection:
+        with pytest.raises(Damage, match=r"(?i)unique"), trial.mirror.database.transaction() as connection:
             connection.execute(text(copied))
         assert trial.mirror.entries()[number - 1].kind == kind
 
@@ -356,7 +355,7 @@ def test_a_replayed_number_is_named(mirror: Copy) -> None:
 def test_an_orphaned_receipt_is_named() -> None:
     trial = Trial(("north", "south", "east"))
     trial.play(1)
-    with transaction(trial.mirror._engine) as connection:
+    with trial.mirror.database.transaction() as connection:
         columns = "position, context, participant, study, round, attempt, number, head, body, signature, certificate"
         connection.execute(text(
             f"INSERT INTO ledger_receipt (entry, {columns}) SELECT 77, position, 'c', participant, study, round, attempt, "

@@ -17,8 +17,8 @@ from sqlalchemy import Connection, text
 from support.backends import SHARED, new_place
 from support.ledgers import credentials_of, make_reservation, open_ledger, set_budget
 from support.racing import racers
-from veilsum_node.database import open_database, transaction
-from veilsum_node.errors import Refusal, StateError
+from veilsum_node.database import open_database
+from veilsum_node.errors import Damage, Refusal
 from veilsum_privacy.accounting.accountant import rdp_epsilon
 from veilsum_privacy.ledger import Kind, LedgerReader
 
@@ -36,7 +36,7 @@ def test_two_studies_racing_for_the_last_of_a_budget(place: str) -> None:
     ledger = open_ledger(place)
     single = rdp_epsilon([make_reservation(multiplier=2.0).mechanism.event], DELTA)
     double = rdp_epsilon([make_reservation(multiplier=2.0).mechanism.event] * 2, DELTA)
-    with transaction(ledger._engine) as connection:
+    with ledger.database.transaction() as connection:
         for number in range(ROUNDS):
             ledger.set_budget(connection, f"p{number}", (single + double) / 2, DELTA, reason="r", operator="o")
     with racers(place, credentials_of()) as pair:
@@ -58,10 +58,10 @@ def test_threads_share_one_ledger(place: str) -> None:
         for number in range(1, 6):
             release = make_reservation(number, study=bytes([lane]) * 32, multiplier=6.0)
             try:
-                with transaction(ledger._engine) as connection:
+                with ledger.database.transaction() as connection:
                     ledger.reserve(connection, release)
                 assert ledger.headroom("heart", {}).admits
-                with transaction(ledger._engine) as connection:
+                with ledger.database.transaction() as connection:
                     ledger.charge(connection, release.context)
                 outcomes.append("paid")
             except Refusal:
@@ -73,7 +73,7 @@ def test_threads_share_one_ledger(place: str) -> None:
     for thread in threads:
         thread.join()
     assert (outcomes.count("paid"), outcomes.count("refused")) == (5, 35)
-    assert ledger.spending("heart").reserved == LedgerReader(ledger._engine).spending("heart").spent
+    assert ledger.spending("heart").reserved == LedgerReader(ledger.database).spending("heart").spent
     assert ledger.verify().entries == 2 + 10
 
 
@@ -84,10 +84,10 @@ def test_what_other_processes_write_is_seen(place: str) -> None:
     event = make_reservation(multiplier=9.0).mechanism.event
     for number in range(1, 7):
         writer, reader = (one, other) if number % 2 else (other, one)
-        with transaction(writer._engine) as connection:
+        with writer.database.transaction() as connection:
             writer.reserve(connection, make_reservation(number, multiplier=9.0))
         assert reader.headroom("heart", {}).reserved == rdp_epsilon([event] * number, DELTA)
-    with transaction(one._engine) as connection:
+    with one.database.transaction() as connection:
         one.free(connection, make_reservation(1, multiplier=9.0).context)
     assert other.headroom("heart", {}).reserved == rdp_epsilon([event] * 5, DELTA)
 
@@ -97,11 +97,11 @@ def test_what_was_rolled_back_and_written_by_others_instead_is_seen(place: str) 
     one, other = open_ledger(place), open_ledger(place)
     set_budget(one, 30.0)
     cheap, dear = make_reservation(1, multiplier=9.0), make_reservation(1, multiplier=3.0)
-    with contextlib.suppress(KeyboardInterrupt), transaction(one._engine) as connection:
+    with contextlib.suppress(KeyboardInterrupt), one.database.transaction() as connection:
         one.reserve(connection, cheap)
         one.headroom("heart", {}, connection)
         raise KeyboardInterrupt
-    with transaction(other._engine) as connection:
+    with other.database.transaction() as connection:
         other.reserve(connection, dear)
     assert one.headroom("heart", {}).reserved == rdp_epsilon([dear.mechanism.event], DELTA)
 
@@ -110,10 +110,10 @@ def _spend_forever(place: str, pipe: object) -> None:
     ledger = open_ledger(place)
     for number in range(1, 100_000):
         item = make_reservation(number, multiplier=300.0)
-        with transaction(ledger._engine) as connection:
+        with ledger.database.transaction() as connection:
             ledger.reserve(connection, item)
         pipe.send(("reserve", number))  # type: ignore[attr-defined]
-        with transaction(ledger._engine) as connection:
+        with ledger.database.transaction() as connection:
             ledger.charge(connection, item.context)
         pipe.send(("charge", number))  # type: ignore[attr-defined]
 
@@ -121,7 +121,7 @@ def _spend_forever(place: str, pipe: object) -> None:
 def test_what_was_committed_survives_a_kill(place: str) -> None:
     ledger = open_ledger(place)
     set_budget(ledger)
-    ledger._engine.dispose()
+    ledger.database.close()
     context = multiprocessing.get_context("fork")
     pauses = random.Random(3)
     for _ in range(3):
@@ -145,14 +145,14 @@ def test_what_was_committed_survives_a_kill(place: str) -> None:
             assert {number for kind, number in said if kind == name} <= kept
         assert again.spending("heart").releases == len(again.entries(kind=Kind.CHARGE)) > seen
         assert again.verify().entries == len(again.entries())
-        again._engine.dispose()
+        again.database.close()
 
 
 def test_charge_and_the_sites_own_tables_are_one_transaction(place: str) -> None:
     ledger = open_ledger(place)
     set_budget(ledger)
     release = make_reservation()
-    with transaction(ledger._engine) as connection:
+    with ledger.database.transaction() as connection:
         ledger.reserve(connection, release)
         connection.execute(text("CREATE TABLE consent (context TEXT UNIQUE)"))
 
@@ -161,14 +161,14 @@ def test_charge_and_the_sites_own_tables_are_one_transaction(place: str) -> None
         connection.execute(text("INSERT INTO consent VALUES ('c')"))
 
     def consent_twice() -> None:
-        with transaction(ledger._engine) as connection:
+        with ledger.database.transaction() as connection:
             consent(connection)
             connection.execute(text("INSERT INTO consent VALUES ('c')"))
 
-    with pytest.raises(StateError):
+    with pytest.raises(Damage):
         consent_twice()
     assert ledger.spending("heart").releases == 0
-    with transaction(ledger._engine) as connection:
+    with ledger.database.transaction() as connection:
         consent(connection)
     assert ledger.spending("heart").releases == 1
 

@@ -16,7 +16,6 @@ from sqlalchemy import text
 
 from support.ledgers import COORDINATOR, OTHER_STUDY, STUDY, Trial, credentials_of, make_receipt, open_ledger, set_budget
 from support.tampering import Copy
-from veilsum_node.database import transaction
 from veilsum_node.errors import Refusal, RefusalCode
 from veilsum_node.identity import Role
 from veilsum_privacy.ledger import LedgerFault, LedgerReader, read_export, verify_ledger, write_jsonl
@@ -49,19 +48,19 @@ class History:
                 for name in SITES:
                     trial.free(name, release)
             case "refused":
-                with transaction(north._engine) as connection:
+                with north.database.transaction() as connection:
                     north.refuse(connection, Refusal(RefusalCode.BUDGET, "no"), reservation=release)
             case "budget":
                 set_budget(north, 100.0 + self.round)
             case "key":
                 own = credentials_of(secret=1 + self.round)
-                trial.ledgers["north"] = open_ledger(north._engine, credentials=own, clock=trial.clock)
+                trial.ledgers["north"] = open_ledger(north.database, credentials=own, clock=trial.clock)
             case "checkpoint":
                 north.checkpoint()
             case "recovered":
                 trial.numbers["north", STUDY] = number = trial.numbers.get(("north", STUDY), 0) + 1
                 signed = make_receipt(north, release, number)
-                with transaction(north._engine) as connection:
+                with north.database.transaction() as connection:
                     north.recover(connection, signed, "heart")
 
 
@@ -240,19 +239,19 @@ def _truncate(trial: Trial, whole: Copy) -> None:
 def test_a_database_and_its_export_get_the_same_verdict(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
     """Every column of one entry of each kind, every column of a kept receipt, edited in the database itself."""
     steps = ["play", "shown", "refused", "key", "checkpoint", "recovered", "budget", "lost"]
-    engine = play(steps).readers[name]._engine
+    database = play(steps).readers[name].database
     directory = tmp_path_factory.mktemp("exports")
-    with transaction(engine) as connection:
+    with database.transaction() as connection:
         for trigger in connection.execute(text("SELECT name FROM sqlite_master WHERE type = 'trigger'")).scalars().all():
             connection.execute(text(f"DROP TRIGGER {trigger}"))
         kinds = dict(connection.execute(text("SELECT kind, min(seq) FROM ledger GROUP BY kind")).all())
-    reader = LedgerReader(engine)
+    reader = LedgerReader(database)
     whole = reader.verify()
-    edits = [("ledger", column, f"seq = {number}") for number in kinds.values() for column in _columns(engine, "ledger")]
-    edits += [("ledger_receipt", column, "entry = 4 OR entry = 2") for column in _columns(engine, "ledger_receipt")]
+    edits = [("ledger", column, f"seq = {number}") for number in kinds.values() for column in _columns(database, "ledger")]
+    edits += [("ledger_receipt", column, "entry = 4 OR entry = 2") for column in _columns(database, "ledger_receipt")]
     verdicts = set()
     for number, (table, column, where) in enumerate(edits):
-        with transaction(engine) as connection:
+        with database.transaction() as connection:
             before = connection.execute(text(f"SELECT {column}, rowid FROM {table} WHERE {where} LIMIT 1")).first()
             if before is None:
                 continue
@@ -271,7 +270,7 @@ def test_a_database_and_its_export_get_the_same_verdict(tmp_path_factory: pytest
                 read_export(path).verify()
             assert (again.value.entry, again.value.site) == (caught.value.entry, caught.value.site)
         verdicts.add(caught.value.entry)
-        with transaction(engine) as connection:
+        with database.transaction() as connection:
             rowid = 777 if column == "seq" else before[1]
             connection.execute(text(f"UPDATE {table} SET {column} = :value WHERE rowid = {rowid}"), {"value": before[0]})
         assert reader.verify() == whole
@@ -281,6 +280,6 @@ def test_a_database_and_its_export_get_the_same_verdict(tmp_path_factory: pytest
 _EXPORTED = {"entry", "position", "body", "signature", "certificate", "consent"}
 
 
-def _columns(engine: Any, table: str) -> list[str]:
-    with transaction(engine) as connection:
+def _columns(database: Any, table: str) -> list[str]:
+    with database.transaction() as connection:
         return [row.name for row in connection.execute(text(f"PRAGMA table_info({table})"))]

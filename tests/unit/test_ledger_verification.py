@@ -22,7 +22,6 @@ from support.ledgers import (
 )
 from support.tampering import Change, Copy
 from veilsum_node.canonical import canonical
-from veilsum_node.database import transaction
 from veilsum_node.errors import HostileInput, Refusal, RefusalCode
 from veilsum_node.identity import Credentials, Label, Role
 from veilsum_privacy.ledger import Ledger, LedgerFault, verify_ledger
@@ -36,16 +35,16 @@ def make_ledger() -> Ledger:
     ledger = open_ledger(":memory:")
     first, second, third, fifth = (make_reservation(number) for number in (1, 2, 3, 5))
     set_budget(ledger, 3.0)
-    with transaction(ledger._engine) as connection:
+    with ledger.database.transaction() as connection:
         ledger.reserve(connection, first)
         ledger.charge(connection, first.context)
         ledger.release_seen(connection, first.context, bytes(32))
         ledger.reserve(connection, second)
         ledger.free(connection, second.context)
         ledger.refuse(connection, Refusal(RefusalCode.BUDGET, "too much"), reservation=make_reservation(4))
-    ledger = open_ledger(ledger._engine, credentials=credentials_of(secret=2))
+    ledger = open_ledger(ledger.database, credentials=credentials_of(secret=2))
     signed = make_receipt(ledger, fifth, 3)
-    with transaction(ledger._engine) as connection:
+    with ledger.database.transaction() as connection:
         ledger.reserve(connection, third)
         ledger.recover(connection, signed, "heart")
     ledger.checkpoint()
@@ -398,7 +397,7 @@ def test_a_budget_met_exactly_passes_in_every_version() -> None:
     ledger = open_ledger(":memory:")
     release = make_reservation()
     set_budget(ledger, 3.0)
-    with transaction(ledger._engine) as connection:
+    with ledger.database.transaction() as connection:
         ledger.reserve(connection, release)
     reserved = ledger.spending("heart").reserved
     for share, passes in ((1.0, True), (1 - 1e-9, True), (1 - 1e-5, False)):
@@ -417,7 +416,7 @@ def test_a_charge_must_fit_the_budget_of_its_time() -> None:
     ledger = open_ledger(":memory:")
     set_budget(ledger, 3.0)
     release = make_reservation()
-    with transaction(ledger._engine) as connection:
+    with ledger.database.transaction() as connection:
         ledger.reserve(connection, release)
         ledger.charge(connection, release.context)
     changed = Copy.of(ledger)
@@ -430,7 +429,7 @@ def test_a_charge_must_fit_the_budget_of_its_time() -> None:
 def test_a_strict_budget_is_verified_as_one() -> None:
     ledger = open_ledger(":memory:")
     set_budget(ledger, 1.02)
-    with transaction(ledger._engine) as connection:
+    with ledger.database.transaction() as connection:
         ledger.reserve(connection, make_reservation())
     changed = Copy.of(ledger)
     assert verify_ledger(changed).entries == 3
@@ -441,7 +440,7 @@ def test_a_strict_budget_is_verified_as_one() -> None:
 
 def test_tampering_with_the_file_is_found() -> None:
     ledger = make_ledger()
-    with transaction(ledger._engine) as connection:
+    with ledger.database.transaction() as connection:
         connection.execute(text("DROP TRIGGER ledger_no_update"))
         connection.execute(text("UPDATE ledger SET delta = 0.49 WHERE seq = 4"))
     with pytest.raises(LedgerFault, match="entry 4 fails: it was changed after it was written") as caught:
@@ -498,7 +497,7 @@ def test_faults_speak_plainly(ledger: Copy) -> None:
 def test_other_studies_do_not_matter_to_a_round() -> None:
     ledger = open_ledger(":memory:")
     set_budget(ledger, 9.0)
-    with transaction(ledger._engine) as connection:
+    with ledger.database.transaction() as connection:
         for study in (STUDY, OTHER_STUDY):
             ledger.reserve(connection, make_reservation(study=study))
             ledger.charge(connection, make_reservation(study=study).context)

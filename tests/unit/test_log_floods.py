@@ -102,7 +102,7 @@ def test_the_log_of_a_process_has_the_lines_and_the_count(tmp_path: Path, monkey
     for number in range(LINES + 50):
         extra = caused_by("rejected calls", "alpha")
         logging.getLogger("veilsum.coordinator").warning("rejected (state): %d", number, extra=extra)
-    wait_for(lambda: "left out" in path.read_text(), 10, "the count")
+    wait_for(lambda: "left out" in path.read_text(), "the count")
     lines = path.read_text().splitlines()
     assert [line.split()[-1] for line in lines[:LINES]] == [str(number) for number in range(LINES)]
     assert len(lines) == LINES + 1

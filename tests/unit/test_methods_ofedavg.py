@@ -13,7 +13,7 @@ from support.studies import SITES, WIDTH, compiled, draft, federation, run, shif
 from veilsum_coordinator.methods import get_method
 from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_participant.applying.model import Model
-from veilsum_privacy.tasks import build_declared
+from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.tasks.base import Records
 
 RIDGE, BIAS = 2.0, 0.5
@@ -119,7 +119,7 @@ def test_a_ridge_of_each_record_is_that_of_the_mean_loss_and_refused_under_noise
     (task,) = study.tasks
     forged = task.model_copy(update={"parameters": {**task.parameters, "per_record": True}})
     with pytest.raises(HostileInput, match="grows with a site's records"):
-        build_declared(study, forged)
+        AgreedTask(AgreedStudy(study), forged)
 
 
 @pytest.mark.parametrize("mode", ["single-domain", "multi-domain"])

@@ -20,8 +20,8 @@ from veilsum_deploy.simulation.plain import PlainFederation
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
 from veilsum_participant.applying.model import Model
 from veilsum_privacy.accounting.accountant import GaussianEvent, rdp_epsilon
-from veilsum_privacy.computation.contribution import kept_blocks
 from veilsum_privacy.results.result import Result
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import TASKS
@@ -194,7 +194,7 @@ def test_a_result_is_applied_to_the_features_that_were_trained_on(method: str, m
     parameters = parameters_of(study, label)
     asked = parameters.model_copy(update={"part": "all"})
     for index, (name, own) in enumerate(sites.items()):
-        blocks, std = kept_blocks(study, LABEL, running._states.kept[index][LABEL])
+        blocks, std = AgreedStudy(study).task(LABEL).kept_blocks(running._states.kept[index][LABEL])
         assert {key: float(value) for key, value in result.application["alignment"]["noise_std"].items()} == pytest.approx(std)
         trained = map_records(study, asked, own, result.arrays, index=index, kept=blocks, noise_std=std)
         np.testing.assert_array_equal(model.features(own, name, blocks, std), trained.features)
@@ -226,7 +226,7 @@ def test_categories_and_absent_values_stay(method: str) -> None:
     np.testing.assert_array_equal(found[:, WIDTH:], own.features[:, WIDTH:])
     assert (found[~own.present] == 0.0).all()
     asked = parameters_of(study, STEPS[method][0]).model_copy(update={"part": "all"})
-    blocks, std = kept_blocks(study, LABEL, running._states.kept[1][LABEL])
+    blocks, std = AgreedStudy(study).task(LABEL).kept_blocks(running._states.kept[1][LABEL])
     trained = map_records(study, asked, own, result.arrays, index=1, kept=blocks, noise_std=std)
     np.testing.assert_array_equal(found, trained.features)
 
@@ -242,7 +242,7 @@ def test_features_of_a_projection_are_aligned_as_well(method: str) -> None:
     assert isinstance(asked, FeatureParameters)
     model = Model.from_result(result)
     for index, (name, own) in enumerate(sites.items()):
-        blocks, std = kept_blocks(study, LABEL, running._states.kept[index][LABEL])
+        blocks, std = AgreedStudy(study).task(LABEL).kept_blocks(running._states.kept[index][LABEL])
         trained = map_records(study, asked, own, {**arrays, **result.arrays}, index=index, kept=blocks, noise_std=std)
         np.testing.assert_array_equal(model.features(own, name, blocks), trained.features)
         np.testing.assert_allclose(trained.features.mean(axis=0), result.arrays["reference.mean"] * 4.0, atol=0.15)

@@ -15,12 +15,11 @@ import psutil
 import pytest
 from cryptography import x509
 
+from local.processes import Command, Processes, StoppedError, run
+from local.running import samples
 from support.network import wait_for
-from veilsum_deploy.native.endpoint_certificates import DAYS, EndpointAuthority
-from veilsum_deploy.native.processes import Command, Processes, StoppedError, run
-from veilsum_deploy.native.provision import DONE, OTHERS, provision
-from veilsum_deploy.native.watching import instant
-from veilsum_deploy.native.watching import wait_for as watch_for
+from veilsum_deploy.endpoint_certificates import DAYS, EndpointAuthority
+from veilsum_deploy.provision import DONE, OTHERS, provision
 from veilsum_node.errors import Misuse, StateError
 from veilsum_node.identity import Role, load_credentials
 
@@ -38,7 +37,7 @@ TIDY = "import signal, sys\nsignal.signal(signal.SIGINT, lambda *_: sys.exit(0))
 
 
 def up(log: Path) -> None:
-    wait_for(lambda: "up" in log.read_text(), 30, "the program")
+    wait_for(lambda: "up" in log.read_text(), "the program")
 
 
 # -- processes -------------------------------------------------------------------------------------------------------------
@@ -62,7 +61,7 @@ def test_leaving_stops_all_by_their_own_signals_the_last_first(tmp_path: Path) -
 def test_one_that_ends_by_itself_is_named_with_its_last_words(tmp_path: Path) -> None:
     with Processes() as processes:
         process = processes.start("brief", program("import sys; print('no such key'); sys.exit(3)"), tmp_path / "log", 5)
-        wait_for(lambda: process.status is not None, 30, "its end")
+        wait_for(lambda: process.status is not None, "its end")
         with pytest.raises(StateError, match=r"(?s)brief ended by itself \(status 3\).*no such key"):
             processes.check()
     assert processes.statuses == {}
@@ -90,7 +89,7 @@ def test_a_signal_to_us_stops_all(tmp_path: Path, number: signal.Signals) -> Non
 def test_if_we_are_killed_the_kernel_ends_them(tmp_path: Path) -> None:
     text = (
         "import sys, time\nfrom pathlib import Path\n"
-        "from veilsum_deploy.native.processes import Command, Processes\n"
+        "from local.processes import Command, Processes\n"
         f"processes = Processes().__enter__()\n"
         f"command = Command((sys.executable, '-c', {SLEEPER!r}))\n"
         f"print(processes.start('plain', command, Path({str(tmp_path / 'log')!r}), 5).pid, flush=True)\n"
@@ -102,7 +101,7 @@ def test_if_we_are_killed_the_kernel_ends_them(tmp_path: Path) -> None:
     up(tmp_path / "log")
     parent.kill()
     parent.wait()
-    wait_for(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, 30, "the child's end")
+    wait_for(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, "the child's end")
 
 
 def test_a_task_that_takes_too_long_is_ended(tmp_path: Path) -> None:
@@ -123,9 +122,7 @@ def test_a_task_reads_what_it_is_given_and_gets_the_stated_environment_only(tmp_
 
 
 def test_a_prometheus_that_is_away_has_no_samples() -> None:
-    assert instant("127.0.0.1:1", "up", "job") == {}
-    with pytest.raises(StateError, match="The sample is not there"):
-        watch_for("The sample", lambda: False, 0.0, lambda: None)
+    assert samples("127.0.0.1:1", "up", "job") == {}
 
 
 # -- provisioning ----------------------------------------------------------------------------------------------------------

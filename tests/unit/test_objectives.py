@@ -315,10 +315,10 @@ def test_losses_by_record_have_clipped_sums(name: str) -> None:
     loss, module = local.loss, compute_module(own.trained())
     assert loss is not None
     load(module, unflatten(theta, own.trained().shapes()))
-    engine = PerRecordGradients(module)
+    database = PerRecordGradients(module)
 
     def clipped(x: Floats, y: np.ndarray, clip: float) -> Floats:
-        return engine.clipped_sum(lambda a, b: loss(module, a, b), x, y, clip).total
+        return database.clipped_sum(lambda a, b: loss(module, a, b), x, y, clip).total
 
     np.testing.assert_allclose(clipped(x, y, 1e6), 10 * mean_gradient(own.trained(), local)(theta, x, y), atol=1e-8)
     long = np.concatenate([x, 1e4 * x[:1]])

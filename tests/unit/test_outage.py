@@ -20,14 +20,14 @@ from veilsum_coordinator.storage import outage as module
 from veilsum_coordinator.storage.journal import SqlJournal
 from veilsum_coordinator.storage.outage import Outage
 from veilsum_node.driver_faults import DatabaseAwayError
-from veilsum_node.errors import StateError
+from veilsum_node.errors import StateError, VeilsumError
 from veilsum_privacy.ledger import Kind
 
 
 class Server:
     """Fails so many times, then answers."""
 
-    def __init__(self, failures: int, error: type[StateError] = DatabaseAwayError) -> None:
+    def __init__(self, failures: int, error: type[VeilsumError] = DatabaseAwayError) -> None:
         self.failures, self.calls, self._error = failures, 0, error
 
     def __call__(self) -> str:

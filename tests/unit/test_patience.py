@@ -9,94 +9,92 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import text
 
 from support.federation import TestBed, make_bed, make_request, schema_of
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.service import runner
 from veilsum_coordinator.service.runner import run_study
-from veilsum_node.database import answers, open_database, probe, transaction, write_fault
+from veilsum_node.database import Database, open_database
 from veilsum_node.driver_faults import DatabaseAwayError, DatabaseDamagedError
-from veilsum_node.errors import StateError
-from veilsum_participant.protocol import contributions
+from veilsum_node.errors import Unavailable
+from veilsum_participant.protocol import contributions, patience
 from veilsum_participant.protocol.patience import StoreWatch, patiently
-from veilsum_participant.session import client as client_module
-from veilsum_participant.session import patience
 from veilsum_participant.session.client import Client
 from veilsum_proto import federation_pb2 as pb
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Engine:
+def database(tmp_path: Path) -> Database:
     opened = open_database(tmp_path / "state.db")
-    with transaction(opened) as connection:
+    with opened.transaction() as connection:
         connection.execute(text("CREATE TABLE t (x BLOB)"))
     return opened
 
 
-def _shrink(engine: Engine) -> None:
+def _shrink(database: Database) -> None:
     """Let the database have no more pages than it has: what a full disk is, for this connection and those after it."""
-    engine.dispose()
-    with engine.connect() as connection:
+    database.close()
+    with database.engine.connect() as connection:
         pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
         connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
 
 
-def _grow(engine: Engine) -> None:
-    with engine.connect() as connection:
+def _grow(database: Database) -> None:
+    with database.engine.connect() as connection:
         connection.exec_driver_sql("PRAGMA max_page_count = 1000000")
 
 
-def _write(engine: Engine) -> None:
-    with transaction(engine) as connection:
+def _write(database: Database) -> None:
+    with database.transaction() as connection:
         connection.execute(text("INSERT INTO t VALUES (zeroblob(100000))"))
 
 
-def test_a_write_that_failed_is_remembered_until_one_succeeds(engine: Engine) -> None:
-    assert write_fault(engine) == ""
-    _shrink(engine)
+def test_a_write_that_failed_is_remembered_until_one_succeeds(database: Database) -> None:
+    assert database.write_fault == ""
+    _shrink(database)
     with pytest.raises(DatabaseAwayError, match="has no room"):
-        _write(engine)
-    assert "Make room on the disk" in write_fault(engine)
-    with transaction(engine) as connection:  # it changes nothing, so it tells nothing
+        _write(database)
+    assert "Make room on the disk" in database.write_fault
+    with database.transaction() as connection:  # it changes nothing, so it tells nothing
         connection.execute(text("SELECT 1"))
-    assert write_fault(engine)
-    _grow(engine)
-    _write(engine)
-    assert write_fault(engine) == ""
+    assert database.write_fault
+    _grow(database)
+    _write(database)
+    assert database.write_fault == ""
 
 
-def test_a_probe_writes(engine: Engine) -> None:
-    with engine.connect() as connection:
+def test_a_probe_writes(database: Database) -> None:
+    with database.engine.connect() as connection:
         connection.exec_driver_sql("PRAGMA query_only = ON")
-    with pytest.raises(StateError):
-        _write(engine)
-    assert "can only be read" in write_fault(engine)
-    with pytest.raises(StateError):
-        probe(engine)
-    with pytest.raises(StateError):
-        answers(engine)  # what a coordinator's readiness asks
-    with engine.connect() as connection:
+    with pytest.raises(Unavailable):
+        _write(database)
+    assert "can only be read" in database.write_fault
+    with pytest.raises(Unavailable):
+        database.probe()
+    with pytest.raises(Unavailable):
+        database.answers()  # what a coordinator's readiness asks
+    with database.engine.connect() as connection:
         connection.exec_driver_sql("PRAGMA query_only = OFF")
-    assert answers(engine)
-    assert write_fault(engine) == ""
+    assert database.answers()
+    assert database.write_fault == ""
 
 
-def test_the_log_says_it_once_and_when_it_is_over(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_says_it_once_and_when_it_is_over(database: Database, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "veilsum")
-    watch = StoreWatch(engine)
+    watch = StoreWatch(database)
     watch.look()
     assert not caplog.messages
-    _shrink(engine)
+    _shrink(database)
     with pytest.raises(DatabaseAwayError):
-        _write(engine)
+        _write(database)
     for _ in range(3):
         watch.look()
     (line,) = caplog.messages
     assert "cannot be written" in line
     assert "Make room" in line
-    _grow(engine)
-    _write(engine)
+    _grow(database)
+    _write(database)
     for _ in range(3):
         watch.look()
     assert len(caplog.messages) == 2
@@ -143,7 +141,7 @@ def bed(tmp_path: Path) -> TestBed:
 def test_a_payload_that_is_drawn_waits_for_its_disk(bed: TestBed, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is drawn twice: the ciphertexts that are kept in the end are those of the first try."""
     drawn: list[int] = []
-    real, failures = contributions.transaction, [0]
+    real, failures = Database.transaction, [0]
     encrypt = contributions.encrypt_contribution
 
     def counting(*arguments: object) -> object:
@@ -151,13 +149,13 @@ def test_a_payload_that_is_drawn_waits_for_its_disk(bed: TestBed, monkeypatch: p
         failures[0] = 2
         return encrypt(*arguments)  # type: ignore[arg-type]
 
-    def failing(engine: Engine) -> object:
+    def failing(database: Database) -> object:
         if failures[0]:
             failures[0] -= 1
             raise DatabaseAwayError("The database has no room.")
-        return real(engine)
+        return real(database)
 
-    monkeypatch.setattr(contributions, "transaction", failing)
+    monkeypatch.setattr(Database, "transaction", failing)
     monkeypatch.setattr(contributions, "encrypt_contribution", counting)
     monkeypatch.setattr(patience, "FIRST_PAUSE", 0.001)
     for site in bed.sites.values():
@@ -180,7 +178,7 @@ def test_a_result_waits_for_its_folder(bed: TestBed, monkeypatch: pytest.MonkeyP
     def full(*arguments: Any, **named: Any) -> Path:
         tries.append(1)
         if len(tries) < 3 or not comes_back:
-            raise StateError("the result cannot be written (No space left on device).", "Check path and space.")
+            raise Unavailable("the result cannot be written (No space left on device).", "Check path and space.")
         return real(*arguments, **named)
 
     monkeypatch.setattr(runner, "save_result", full)
@@ -228,16 +226,16 @@ class _Silent:
 
 def test_damage_is_not_over_because_another_page_takes_a_write(tmp_path: Path) -> None:
     """A probe writes the first page only: readiness would turn good and bad again every few seconds."""
-    engine = open_database(tmp_path / "state.db")
-    with transaction(engine) as connection:
+    database = open_database(tmp_path / "state.db")
+    with database.transaction() as connection:
         connection.exec_driver_sql("CREATE TABLE kept (value BLOB)")
-    with pytest.raises(DatabaseDamagedError), transaction(engine):
+    with pytest.raises(DatabaseDamagedError), database.transaction():
         raise DatabaseDamagedError("The database is damaged.", "Restore a backup.")
     with pytest.raises(DatabaseDamagedError):
-        probe(engine)
-    with transaction(engine) as connection:
+        database.probe()
+    with database.transaction() as connection:
         connection.exec_driver_sql("INSERT INTO kept VALUES (x'00')")
-    assert "damaged" in write_fault(engine)
+    assert "damaged" in database.write_fault
 
 
 def test_nothing_is_fetched_for_a_disk_that_takes_nothing(bed: TestBed, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,13 +243,13 @@ def test_nothing_is_fetched_for_a_disk_that_takes_nothing(bed: TestBed, monkeypa
     client, asked = Client(bed.sites["a"]), list[pb.Directive]()
     monkeypatch.setattr(client.core, "handle", lambda directive, _: asked.append(directive))
     faults = ["full", "full", ""]
-    monkeypatch.setattr(client_module, "write_fault", lambda _: faults[0])
+    monkeypatch.setattr(Database, "write_fault", property(lambda _: faults[0]))
 
-    def probed(_: Engine) -> None:
+    def probed(_: Database) -> None:
         if faults.pop(0):
             raise DatabaseAwayError("The disk is full.", "Make room.")
 
-    monkeypatch.setattr(client_module, "probe", probed)
+    monkeypatch.setattr(Database, "probe", probed)
     monkeypatch.setattr(patience, "FIRST_PAUSE", 0.01)
     client._answer(pb.Directive(kind=pb.DIRECTIVE_KIND_DECRYPT), None, threading.Event())  # type: ignore[arg-type]
     assert len(asked) == 1

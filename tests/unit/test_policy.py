@@ -19,6 +19,7 @@ from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_participant.config import DatasetConfig, ParticipantConfig, Policy
 from veilsum_participant.policy import study_faults
 from veilsum_privacy.accounting.prices import study_epsilon
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import TASKS
 
@@ -46,7 +47,7 @@ def make_config(
 
 
 def faults(study: Study, config: ParticipantConfig, analyst: str = "ana", delta: float | None = 1e-5) -> list[Refusal]:
-    return list(study_faults(study, analyst, config, OWN, delta))
+    return list(study_faults(AgreedStudy(study), analyst, config, OWN, delta))
 
 
 def codes(study: Study, config: ParticipantConfig, analyst: str = "ana", delta: float | None = 1e-5) -> list[RefusalCode]:
@@ -150,7 +151,7 @@ def test_pins_are_needed_where_more_than_one_share_is_counted() -> None:
 
 
 def test_a_site_that_is_not_invited() -> None:
-    found = list(study_faults(make_study(), "ana", make_config(trusted={"a": "3" * 64, **PINNED}), "z", None))
+    found = list(study_faults(AgreedStudy(make_study()), "ana", make_config(trusted={"a": "3" * 64, **PINNED}), "z", None))
     assert [fault.code for fault in found] == [RefusalCode.STUDY_INVALID]
 
 

@@ -15,12 +15,12 @@ from support.neighbours import schema as small
 from veilsum_aggregation.feature_moments import REFERENCE_MEAN, moment_terms, moments_of_sums, reference_arrays
 from veilsum_aggregation.moment_alignment import moment_map
 from veilsum_node.errors import HostileInput, Misuse
-from veilsum_privacy.computation.contribution import Place, compute_sum, kept_blocks
-from veilsum_privacy.securesum.context import plan_round
+from veilsum_privacy.computation.contribution import Place, compute_sum
+from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import NoiseKind, PrivacyDemand, Study, TaskDeclaration
-from veilsum_privacy.tasks import build_declared, build_task
+from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks.base import (
     Alignment,
     DerivedTask,
@@ -218,16 +218,16 @@ def test_sites_align_by_what_they_kept_to_what_was_summed() -> None:
     sites = [random_records(rng, 600, agreed) for _ in range(2)]
     for records, (gain, offset) in zip(sites, ((0.5, 0.2), (0.9, -0.05)), strict=True):
         records.features[:, :3] = np.where(records.present[:, :3], offset + gain * records.features[:, :3] ** 3, 0.0)
-    plan = plan_round(asked, "power-moments", 2, 2)
-    kept = [compute_sum(asked, plan, records, {}, Place(index)).total for index, records in enumerate(sites)]
-    own = [kept_blocks(asked, "power-moments", vector) for vector in kept]
+    plan = AgreedStudy(asked).task("power-moments").plan(2, 2)
+    kept = [compute_sum(plan, records, {}, Place(index)).total for index, records in enumerate(sites)]
+    own = [AgreedStudy(asked).task("power-moments").kept_blocks(vector) for vector in kept]
     total = {name: own[0][0][name] + own[1][0][name] for name in own[0][0]}
     reference = moments_of_sums(total, {})
-    plan = plan_round(asked, "sums", 2, 2)
+    plan = AgreedStudy(asked).task("sums").plan(2, 2)
     for index, records in enumerate(sites):
         place = Place(index, {"power-moments": kept[index]})
-        got = compute_sum(asked, plan, records, reference_arrays(reference), place).total
-        task = build_declared(asked, asked.task("sums"))
+        got = compute_sum(plan, records, reference_arrays(reference), place).total
+        task = AgreedStudy(asked).task("sums").task
         unit = task.clip() / 2**20
         found = moment_map(moments_of_sums(*own[index]), reference, order=4)
         x = records.features.copy()
@@ -237,9 +237,9 @@ def test_sites_align_by_what_they_kept_to_what_was_summed() -> None:
         np.testing.assert_allclose(sums, x[labelled].sum(axis=0), atol=600 * unit)
         assert np.abs(x[:, :3] - records.features[:, :3]).max() > 0.1
         with pytest.raises(Misuse, match="kept no statistic"):
-            compute_sum(asked, plan, records, reference_arrays(reference), Place(index))
+            compute_sum(plan, records, reference_arrays(reference), Place(index))
         with pytest.raises(HostileInput, match="reference"):
-            compute_sum(asked, plan, records, {REFERENCE_MEAN: np.zeros(3)}, place)
+            compute_sum(plan, records, {REFERENCE_MEAN: np.zeros(3)}, place)
 
 
 def test_a_box_is_kept_and_what_is_absent_stays_absent() -> None:
@@ -273,7 +273,7 @@ def test_features_of_an_encoder_are_aligned_in_units_of_their_bound() -> None:
         encoder=program,
     )
     for declaration in asked.tasks:
-        build_declared(asked, declaration)
+        AgreedTask(AgreedStudy(asked), declaration)
     x = 0.5 + 0.7 * rng.normal(size=(800, 3))
     records = Records(x, np.ones((800, 3), dtype=np.bool_), None)
     y = np.clip(-0.1 + 0.2 * rng.normal(size=(800, 3)), -1, 1)
@@ -305,8 +305,10 @@ def test_a_task_sees_its_part_only() -> None:
     counted = study(
         [SOURCE | {"parameters": {**COMMON, "missing": "centre", "part": "statistics", "part_share": 0.3}}], agreed
     )
-    total = compute_sum(counted, plan_round(counted, "power-moments", 2, 2), records, {}).total
-    assert kept_blocks(counted, "power-moments", total)[0]["count"][0] == pytest.approx(picked.sum(), abs=0.01)
+    total = compute_sum(AgreedStudy(counted).task("power-moments").plan(2, 2), records, {}).total
+    assert AgreedStudy(counted).task("power-moments").kept_blocks(total)[0]["count"][0] == pytest.approx(
+        picked.sum(), abs=0.01
+    )
 
 
 @pytest.mark.parametrize(
@@ -318,21 +320,21 @@ def test_a_task_sees_its_part_only() -> None:
             "exactly if",
         ),
         ([SOURCE, aligned(by_moments(), None)], "needs a source"),
-        ([SOURCE, aligned(by_moments(channels=1))], "other moments"),
-        ([SOURCE, aligned(by_moments(bound=2.0))], "other moments"),
+        ([SOURCE, aligned(by_moments(channels=1))], "cannot compute from what"),
+        ([SOURCE, aligned(by_moments(bound=2.0))], "cannot compute from what"),
         ([SOURCE, aligned(by_moments(4, adjust="mean"))], "both"),
-        ([SOURCE | {"parameters": {**COMMON, "order": 2}}, aligned(by_moments(4))], "other moments"),
+        ([SOURCE | {"parameters": {**COMMON, "order": 2}}, aligned(by_moments(4))], "cannot compute from what"),
         ([SOURCE | {"task": "class-moments", "parameters": MOMENTS}, aligned(by_moments())], "cannot compute"),
         (
             [SOURCE, {"label": "w", "task": "within-moments", "parameters": {"channels": 3}, "source": "power-moments"}],
-            "other moments",
+            "cannot compute from what",
         ),
     ],
 )
 def test_declarations_that_do_not_fit_are_refused(tasks: list[dict[str, Any]], message: str) -> None:
     asked = study(tasks, schema(3))
     with pytest.raises(HostileInput, match=message):
-        build_declared(asked, asked.tasks[-1])
+        _ = AgreedStudy(asked).tasks
 
 
 def test_sums_of_what_sites_tell_are_those_of_their_moments() -> None:

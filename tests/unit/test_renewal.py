@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection
 
 from support.federation import Clock
 from support.hospital import HospitalAuthority
 from support.renewing import renew, renew_with_new_key, replace_key, sign_again
-from veilsum_node.database import open_database, transaction
+from veilsum_node.database import Database, open_database
 from veilsum_node.errors import ConfigurationError, Misuse, StateError
 from veilsum_node.identity import CertificateExpired, Credentials, Role, load_credentials, verify_certificate
 from veilsum_node.identity.certificate import load_authority_certificate, moment
@@ -203,54 +203,54 @@ def test_a_server_pair_is_checked(tmp_path: Path, clock: Clock) -> None:
 # -- the ledger's key ------------------------------------------------------------------------------------------------------
 
 
-def runner(engine: Engine) -> Callable[[Callable[[Connection], object]], None]:
+def runner(database: Database) -> Callable[[Callable[[Connection], object]], None]:
     def run(work: Callable[[Connection], object]) -> None:
-        with transaction(engine) as connection:
+        with database.transaction() as connection:
             work(connection)
 
     return run
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Engine:
+def database(tmp_path: Path) -> Database:
     return open_database(tmp_path / "ledger.db")
 
 
-def budget(ledger: Ledger, engine: Engine, epsilon: float) -> None:
-    with transaction(engine) as connection:
+def budget(ledger: Ledger, database: Database, epsilon: float) -> None:
+    with database.transaction() as connection:
         ledger.set_budget(connection, "records", epsilon, 1e-5, reason="test", operator="test")
 
 
-def opened(engine: Engine, credentials: Credentials, clock: Clock) -> Ledger:
-    return Ledger(engine, credentials=credentials, clock=clock, random=SYSTEM_RANDOM)
+def opened(database: Database, credentials: Credentials, clock: Clock) -> Ledger:
+    return Ledger(database, credentials=credentials, clock=clock, random=SYSTEM_RANDOM)
 
 
-def test_a_ledger_goes_on_under_a_new_key(kit: Kit, used: Credentials, engine: Engine, clock: Clock) -> None:
-    ledger = opened(engine, used, clock)
-    budget(ledger, engine, 1.0)
+def test_a_ledger_goes_on_under_a_new_key(kit: Kit, used: Credentials, database: Database, clock: Clock) -> None:
+    ledger = opened(database, used, clock)
+    budget(ledger, database, 1.0)
     renew(kit, kit.participants[0], clock)
-    ledger.renew(load_credentials(kit.participants[0].identity, clock()), runner(engine))
+    ledger.renew(load_credentials(kit.participants[0].identity, clock()), runner(database))
     assert len(ledger.entries(kind=Kind.KEY)) == 0  # the same key needs no entry
     renew_with_new_key(kit, kit.participants[0], clock)
     new = load_credentials(kit.participants[0].identity, clock())
-    ledger.renew(new, runner(engine))
-    budget(ledger, engine, 2.0)
+    ledger.renew(new, runner(database))
+    budget(ledger, database, 2.0)
     assert ledger.verify(authority=used.authority).keys == (used.signing_key.fingerprint, new.signing_key.fingerprint)
     with pytest.raises(Misuse, match="another party"):
-        ledger.renew(load_credentials(kit.participants[1].identity, clock()), runner(engine))
+        ledger.renew(load_credentials(kit.participants[1].identity, clock()), runner(database))
 
 
 @pytest.mark.parametrize("written", [False, True])
 def test_a_renewal_whose_commit_got_no_answer_leaves_a_ledger_that_verifies(
-    kit: Kit, used: Credentials, engine: Engine, clock: Clock, written: bool
+    kit: Kit, used: Credentials, database: Database, clock: Clock, written: bool
 ) -> None:
     """Until it is tried again, entries are signed with whichever key the ledger names."""
-    ledger = opened(engine, used, clock)
+    ledger = opened(database, used, clock)
     renew_with_new_key(kit, kit.participants[0], clock)
     new = load_credentials(kit.participants[0].identity, clock())
 
     def unanswered(work: Callable[[Connection], object]) -> None:
-        with transaction(engine) as connection:
+        with database.transaction() as connection:
             work(connection)
             if not written:
                 raise StateError("gone")
@@ -258,26 +258,26 @@ def test_a_renewal_whose_commit_got_no_answer_leaves_a_ledger_that_verifies(
 
     with pytest.raises(StateError, match="gone"):
         ledger.renew(new, unanswered)
-    budget(ledger, engine, 1.0)
+    budget(ledger, database, 1.0)
     assert len(ledger.verify(authority=used.authority).keys) == 1 + written
-    budget(ledger, engine, 2.0)
-    ledger.renew(new, runner(engine))
-    budget(ledger, engine, 3.0)
+    budget(ledger, database, 2.0)
+    ledger.renew(new, runner(database))
+    budget(ledger, database, 3.0)
     assert ledger.verify(authority=used.authority).keys == (used.signing_key.fingerprint, new.signing_key.fingerprint)
 
 
-def test_a_key_that_another_process_named_is_respected(kit: Kit, used: Credentials, engine: Engine, clock: Clock) -> None:
+def test_a_key_that_another_process_named_is_respected(kit: Kit, used: Credentials, database: Database, clock: Clock) -> None:
     """A command that runs beside the participant may have been started with the new key already."""
-    running = opened(engine, used, clock)
-    budget(running, engine, 1.0)
+    running = opened(database, used, clock)
+    budget(running, database, 1.0)
     renew_with_new_key(kit, kit.participants[0], clock)
     new = load_credentials(kit.participants[0].identity, clock())
-    budget(opened(engine, new, clock), engine, 2.0)
+    budget(opened(database, new, clock), database, 2.0)
     for _ in range(2):
         with pytest.raises(StateError, match="names another key"):
-            budget(running, engine, 3.0)
-    running.renew(new, runner(engine))
-    budget(running, engine, 3.0)
+            budget(running, database, 3.0)
+    running.renew(new, runner(database))
+    budget(running, database, 3.0)
     assert len(running.entries(kind=Kind.KEY)) == 1
     assert len(running.verify(authority=used.authority).keys) == 2
 
@@ -290,14 +290,14 @@ def test_whatever_two_processes_do_the_ledger_verifies(
     clock, directory = Clock(), tmp_path_factory.mktemp("ledger")
     kit = make_kit(directory / "kit", ["north", "south"], clock=clock)
     party = kit.participants[0]
-    engine = open_database(directory / "ledger.db")
+    database = open_database(directory / "ledger.db")
     used = load_credentials(party.identity, clock())
-    chains = {name: Chain(engine, credentials=used, clock=clock, random=SYSTEM_RANDOM) for name in "ab"}
+    chains = {name: Chain(database, credentials=used, clock=clock, random=SYSTEM_RANDOM) for name in "ab"}
     renew_with_new_key(kit, party, clock)
     new = load_credentials(party.identity, clock())
 
     def write(chain: Chain, *, undo: bool) -> None:
-        with transaction(engine) as connection:
+        with database.transaction() as connection:
             detail = {"epsilon": 1.0, "reason": "test", "operator": "test"}
             chain.append(connection, Kind.BUDGET, {"population": "records", "delta": 1e-5}, detail)
             if undo:
@@ -306,11 +306,11 @@ def test_whatever_two_processes_do_the_ledger_verifies(
     for name, what in steps:
         try:
             if what == "renew":
-                chains[name].renew(new, runner(engine))
+                chains[name].renew(new, runner(database))
             else:
                 write(chains[name], undo=what == "undo")
         except StateError:
             pass
-    reader = opened(engine, new, clock)
+    reader = opened(database, new, clock)
     reader.verify(authority=used.authority)
-    engine.dispose()
+    database.close()

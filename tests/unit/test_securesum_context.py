@@ -18,16 +18,14 @@ from support.federation import DATASET, schema_of
 from veilsum_node.canonical import canonical
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.identity import Identity, Role
+from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask, RoundPlan
 from veilsum_privacy.securesum.context import (
     Assignment,
-    RoundPlan,
     broadcast_digest,
     context_digest,
     decode_broadcast,
     encode_broadcast,
     parse_assignment,
-    plan_round,
-    study_parameters,
 )
 from veilsum_privacy.securesum.parameters import BFV_4096, BFV_8192
 from veilsum_privacy.securesum.roster import Enrolment, Member, Roster
@@ -57,7 +55,7 @@ STUDY = Study(
 )  # fmt: skip
 ROSTER = Roster(tuple(_member(name) for name in NAMES), _hash("roster"))
 ASSIGNMENT = Assignment(3, 5, "one", tuple((name, _hash(name)[:16]) for name in NAMES[:3]), _hash("broadcast"), 1000)
-PLAN = plan_round(STUDY, "one", len(NAMES), 3)
+PLAN = AgreedStudy(STUDY).task("one").plan(len(NAMES), 3)
 
 
 def _digest(
@@ -68,7 +66,16 @@ def _digest(
     assignment: Assignment = ASSIGNMENT,
     plan: RoundPlan = PLAN,
 ) -> bytes:
-    return context_digest(study, study_digest, roster, keys, assignment, plan)
+    agreed = AgreedStudy(study)
+    vars(agreed)["digest"] = study_digest
+    return context_digest(replace_task(plan, agreed, plan.declaration), roster, keys, assignment)
+
+
+def replace_task(plan: RoundPlan, agreed: AgreedStudy, declaration: TaskDeclaration) -> RoundPlan:
+    """A plan with a task that was never verified, so that one thing changes alone."""
+    task = object.__new__(AgreedTask)
+    vars(task).update(agreed=agreed, declaration=declaration)
+    return replace(plan, task=task)
 
 
 def _study(**changes: Any) -> Study:
@@ -80,7 +87,7 @@ def _privacy(**changes: Any) -> Study:
 
 
 def _task(**changes: Any) -> RoundPlan:
-    return replace(PLAN, declaration=PLAN.declaration.model_copy(update=changes))
+    return replace_task(PLAN, PLAN.task.agreed, PLAN.declaration.model_copy(update=changes))
 
 
 def _encoding(**changes: Any) -> RoundPlan:
@@ -149,9 +156,18 @@ CHANGES: dict[str, Callable[[], bytes]] = {
 }
 
 
+def test_what_follows_from_a_study_is_worked_out_once() -> None:
+    agreed = AgreedStudy.parse(STUDY.to_bytes())
+    task = agreed.task("one")
+    assert task is agreed.task("one") is agreed.tasks[0]
+    assert task.plan(4, 3) is task.plan(4, 3)
+    assert task.plan(4, 2) is not task.plan(4, 3)
+    assert agreed.digest == hashlib.sha256(STUDY.to_bytes()).digest()
+
+
 def test_the_same_input_has_the_same_digest() -> None:
     again = Study.model_validate_json(STUDY.model_dump_json())
-    assert _digest() == _digest(again, plan=plan_round(again, "one", 4, 3))
+    assert _digest() == _digest(again, plan=AgreedStudy(again).task("one").plan(4, 3))
     assert len(_digest()) == 32
 
 
@@ -214,19 +230,19 @@ def test_any_bytes_parse_as_an_assignment_or_are_refused(data: bytes) -> None:
 
 def test_the_plan_follows_the_cohort() -> None:
     for members in (2, 3, 4):
-        plan = plan_round(STUDY, "one", 4, members)
+        plan = AgreedStudy(STUDY).task("one").plan(4, members)
         assert plan.noise.honest == max(1, members - 1)
         assert plan.encoding.cohort == members
         variance = Fraction(10**7 * members, plan.noise.honest)
         assert plan.encoding.bound == STUDY.data.max_records * 1000
         assert plan.encoding.reach >= members * plan.encoding.bound + 12 * float(variance) ** 0.5
-        assert plan.encoding.parameters == study_parameters(STUDY, 4)  # the roster decides, not who is left
-    assert study_parameters(STUDY, 4) in (BFV_8192, BFV_4096)
+        assert plan.encoding.parameters == AgreedStudy(STUDY).parameters(4)  # the roster decides, not who is left
+    assert AgreedStudy(STUDY).parameters(4) in (BFV_8192, BFV_4096)
     with pytest.raises(HostileInput):
-        plan_round(STUDY, "two", 4, 3)
+        AgreedStudy(STUDY).task("two").plan(4, 3)
     thin = _study(tasks=(STUDY.tasks[0].model_copy(update={"variance": 40}),))
     with pytest.raises(Misuse):
-        plan_round(thin, "one", 4, 4)  # three honest shares of 13 grid units squared each
+        AgreedStudy(thin).task("one").plan(4, 4)  # three honest shares of 13 grid units squared each
 
 
 def test_broadcasts_survive_their_bytes_and_are_named_by_them() -> None:
@@ -268,5 +284,5 @@ def test_a_vector_has_one_block_or_one_for_every_participant(disclosure: str, bl
     parameters = {"width": None, "clip": 1.0, "missing": "skip", "count_weight": 1.0, "sum_weight": 1.0}
     task = STUDY.tasks[0].model_copy(update={"task": "feature-means", "parameters": parameters, "disclosure": disclosure})
     for cohort in (3, 4):
-        plan = plan_round(_study(tasks=(task,)), "one", len(NAMES), cohort).encoding
+        plan = AgreedStudy(_study(tasks=(task,))).task("one").plan(len(NAMES), cohort).encoding
         assert (plan.size, plan.bound, plan.cohort) == (4 * blocks, task.grid * STUDY.data.max_records, cohort)

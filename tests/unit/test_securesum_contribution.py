@@ -106,7 +106,6 @@ def test_masked_sums_of_any_shape_are_exact(members: int, size: int, bits: int, 
     np.testing.assert_array_equal(opened, np.sum(vectors, axis=0))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("members", [2, 3, 5, 8, 13, 21, 33, 48, 64])
 def test_masked_sums_of_large_cohorts_and_vectors_are_exact(members: int) -> None:
     size = min(300_000, 12_000_000 // members**2)

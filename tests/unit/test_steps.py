@@ -92,7 +92,7 @@ def test_a_sum_that_is_not_finite_counts_as_zeros() -> None:
 
 def test_training_noise_is_priced_and_not_drawn() -> None:
     plan = NoisePlan("training", 10_000, 1, 1)
-    assert plan.priced
+    assert plan.protects
     assert not plan.drawn
     assert plan.total_variance(5) == 0
     assert plan.share_variance == Fraction(10_000)

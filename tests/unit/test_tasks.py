@@ -268,7 +268,7 @@ def test_a_study_by_subject_needs_to_know_the_subjects() -> None:
     study = setting.study("subject", grid=1000, variance=0, noise="none")
     records = random_records(np.random.default_rng(0), 4, setting.schema)
     with pytest.raises(Misuse, match="no column that tells subjects apart"):
-        compute_sum(study, setting.plan(study), records, {})
+        compute_sum(setting.plan(study), records, {})
 
 
 @EVERY_SUM

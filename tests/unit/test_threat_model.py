@@ -93,7 +93,7 @@ def _skips(mark: str) -> bool:
         return not any(
             condition in mark for condition in ("getuid() != 0", "geteuid() != 0", "linux", "shutil.which", "TOOLS")
         )
-    return "mark.skip" in mark or "xfail" in mark
+    return "mark.skip" in mark or "xfail" in mark or mark == "pytest.mark.system"
 
 
 @pytest.mark.parametrize("row", list(rows(PAGE.read_text(encoding="utf-8"))), ids=lambda row: row.cells[0][:60])
@@ -136,6 +136,7 @@ def test_the_check_finds_what_is_missing(cells: tuple[str, ...], whole: bool) ->
         ("pytest.mark.skip", True),
         ("pytest.mark.skipif('VEILSUM_ALL' not in os.environ, reason='long')", True),
         ("pytest.mark.xfail", True),
+        ("pytest.mark.system", True),
         ("pytest.mark.skipif(os.getuid() != 0, reason='only root can become another user')", False),
         ("pytest.mark.parametrize('x', [1])", False),
     ],

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from local import tools
+from local.tools import find_tool
 from support.tools import DEMANDED, need_tool
-from veilsum_deploy.native import tools
-from veilsum_deploy.native.tools import find_tool
 
 FETCH = Path(__file__).resolve().parents[2] / "deploy" / "tools" / "fetch.sh"
 PROGRAMS = ("prometheus", "promtool", "alertmanager", "amtool")

@@ -20,7 +20,7 @@ from sqlalchemy import inspect, select, text
 
 from support.ledgers import START, federation
 from veilsum_coordinator.storage.records import RELEASES
-from veilsum_node.database import migrate, open_database, transaction
+from veilsum_node.database import open_database
 from veilsum_node.identity import Role
 from veilsum_node.migration import scripts
 from veilsum_participant import store
@@ -56,18 +56,18 @@ def upgrade_to(path: Path, package: str, component: str, version: str) -> None:
     def steps(revision: Any, _context: Any) -> Any:
         return script._upgrade_revs(version, revision)
 
-    engine = open_database(path)
-    with transaction(engine) as connection, EnvironmentContext(Config(), script, fn=steps) as environment:  # type: ignore[arg-type]
+    database = open_database(path)
+    with database.transaction() as connection, EnvironmentContext(Config(), script, fn=steps) as environment:  # type: ignore[arg-type]
         environment.configure(connection=connection, version_table=f"{component}_version")
         environment.run_migrations()
-    engine.dispose()
+    database.close()
 
 
 def tables(path: Path) -> dict[str, list[str]]:
-    engine = open_database(path)
-    inspector = inspect(engine)
+    database = open_database(path)
+    inspector = inspect(database.engine)
     found = {name: sorted(item["name"] for item in inspector.get_columns(name)) for name in inspector.get_table_names()}
-    engine.dispose()
+    database.close()
     return found
 
 
@@ -75,8 +75,8 @@ def tables(path: Path) -> dict[str, list[str]]:
 def test_a_participants_older_tables_are_brought_up_to_date(tmp_path: Path, version: str) -> None:
     path = tmp_path / "old.db"
     upgrade_to(path, COMPONENTS["participant"], "participant", version)
-    engine = open_database(path)
-    with transaction(engine) as connection:
+    database = open_database(path)
+    with database.transaction() as connection:
         connection.execute(
             text(
                 "INSERT INTO participant_attempt (study, attempt, round, state, context, assignment, deadline, label, consent)"
@@ -84,18 +84,18 @@ def test_a_participants_older_tables_are_brought_up_to_date(tmp_path: Path, vers
             ),
             {"study": bytes(32), "consent": CONSENT},
         )
-    store.create_tables(engine)
-    store.create_tables(engine)
-    with transaction(engine) as connection:
+    store.create_tables(database)
+    store.create_tables(database)
+    with database.transaction() as connection:
         row = store.find_attempt(connection, bytes(32), 1)
-    engine.dispose()
+    database.close()
     assert row is not None
-    assert (row["state"], bytes(row["consent"])) == ("consented", CONSENT)
+    assert (row.state, row.consent) == ("consented", CONSENT)
     if version == "0001":
-        assert bytes(row["consent_digest"]) == hashlib.sha256(CONSENT).digest()
+        assert row.consent_digest == hashlib.sha256(CONSENT).digest()
     fresh = open_database(tmp_path / "fresh.db")
     store.create_tables(fresh)
-    fresh.dispose()
+    fresh.close()
     assert tables(path) == tables(tmp_path / "fresh.db")
 
 
@@ -104,9 +104,9 @@ def test_a_coordinators_older_tables_are_brought_up_to_date(tmp_path: Path, vers
     """An earlier release stays as it is; it has no proof, and none is made up for it."""
     path = tmp_path / "old.db"
     upgrade_to(path, COMPONENTS["coordinator"], "coordinator", version)
-    engine = open_database(path)
+    database = open_database(path)
     row = {"study": bytes(32), "values": bytes(8), "digest": bytes(range(32))}
-    with transaction(engine) as connection:
+    with database.transaction() as connection:
         connection.execute(
             text(
                 'INSERT INTO coordinator_release (study, round, attempt, label, cohort, "values", digest, time)'
@@ -115,14 +115,14 @@ def test_a_coordinators_older_tables_are_brought_up_to_date(tmp_path: Path, vers
             row,
         )
     for _ in range(2):
-        migrate(engine, COMPONENTS["coordinator"], "coordinator")
-    with transaction(engine) as connection:
+        database.migrate(COMPONENTS["coordinator"], "coordinator")
+    with database.transaction() as connection:
         found = connection.execute(RELEASES.select()).mappings().one()
-    engine.dispose()
+    database.close()
     assert (bytes(found["digest"]), bytes(found["values"]), found["proof"]) == (row["digest"], row["values"], None)
     fresh = open_database(tmp_path / "fresh.db")
-    migrate(fresh, COMPONENTS["coordinator"], "coordinator")
-    fresh.dispose()
+    fresh.migrate(COMPONENTS["coordinator"], "coordinator")
+    fresh.close()
     assert tables(path) == tables(tmp_path / "fresh.db")
 
 
@@ -130,8 +130,8 @@ def test_cohorts_of_an_older_version_are_remembered(tmp_path: Path) -> None:
     """By name where no receipts were kept; of a sum that is known by its receipt only, that there was one."""
     path, receipt = tmp_path / "old.db", json.dumps({"dataset": "records"})
     upgrade_to(path, COMPONENTS["participant"], "participant", "0004")
-    engine = open_database(path)
-    with transaction(engine) as connection:
+    database = open_database(path)
+    with database.transaction() as connection:
         for number, (difference, cohort) in enumerate([("strict", '["a", "b"]'), ("allowed", '["a", "c"]'), ("strict", None)]):
             signed = json.dumps({"dataset": "records", "privacy": {"cohort_difference": difference}}).encode()
             connection.execute(
@@ -157,10 +157,10 @@ def test_cohorts_of_an_older_version_are_remembered(tmp_path: Path) -> None:
                     "receipt": None if shown is None else shown.encode(),
                 },
             )
-    store.create_tables(engine)
-    with transaction(engine) as connection:
+    store.create_tables(database)
+    with database.transaction() as connection:
         rows = connection.execute(select(store.COHORTS).order_by(store.COHORTS.c.context)).all()
-    engine.dispose()
+    database.close()
     assert [(row.study[0], row.dataset, row.population, row.members) for row in rows] == [
         (0, "records", "records", '{"a": "", "b": ""}'),
         (2, "records", "records", None),
@@ -195,7 +195,7 @@ def test_a_participant_opens_its_state_of_the_first_layout(tmp_path: Path) -> No
     assert found[:10] == before
     assert [entry.kind for entry in site.ledger.entries()[10:]] == [Kind.KEY]
     site.ledger.verify(authority=federation().ca)
-    site.engine.dispose()
+    site.database.close()
 
 
 def test_going_back_and_forth(tmp_path: Path) -> None:
@@ -203,12 +203,12 @@ def test_going_back_and_forth(tmp_path: Path) -> None:
     config = old_site(tmp_path / "north")
     site = open_site(config, clock=lambda: START + 1000)
     head = site.ledger.head()
-    site.engine.dispose()
+    site.database.close()
     party = Party(Role.PARTICIPANT, config.state, config.identity)
     manifest = back_up(party, tmp_path / "new.tar", software="veilsum test")
     assert manifest.layout == {"ledger": "0002", "participant": "0008"}
     shutil.copyfile(OLD, config.state)
     assert restore(tmp_path / "new.tar", party).behind == 0
-    engine = open_database(config.state)
-    assert LedgerReader(engine).head() == head
-    engine.dispose()
+    database = open_database(config.state)
+    assert LedgerReader(database).head() == head
+    database.close()

@@ -113,7 +113,7 @@ def test_boxes_that_were_stored_late_are_not_written_again(tmp_path: Path, monke
     with pytest.raises(NotStoredError):  # the first is under way
         journal.keep_boxes(study, "a", first)
     go.set()
-    wait_for(lambda: not journal.outage.away, 20, "the late write")
+    wait_for(lambda: not journal.outage.away, "the late write")
     journal.keep_boxes(study, "a", first)
     assert writes == [boxes_data(first)]
     journal.keep_boxes(study, "a", other)

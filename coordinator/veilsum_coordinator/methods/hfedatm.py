@@ -33,8 +33,8 @@ from veilsum_node.errors import ConfigurationError, Misuse
 from veilsum_node.fields import Frozen, Name, Real
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.results.result import Result
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks import build_declared, grid_unit
 from veilsum_privacy.tasks.grams import DIAGONAL, PRODUCTS, GramsParameters, checked_sizes
 from veilsum_privacy.training.arrays import to_broadcast
 from veilsum_privacy.training.models import ModelSpec, build_architecture
@@ -267,9 +267,7 @@ def epsilons(study: Study) -> dict[str, float | None]:
 
 def _noise(study: Study, release: Release, layer: str) -> float:
     """Standard deviation of the noise on the diagonal of a layer's Gram, and of the members' rounding to the grid."""
-    declaration = study.task(GRAMS)
-    task = build_declared(study, declaration)
-    unit = task.layout().noise_std(grid_unit(task, declaration))[DIAGONAL + layer]
+    unit = AgreedStudy(study).task(GRAMS).block_std(1.0)[DIAGONAL + layer]
     return math.hypot(release.noise_std[DIAGONAL + layer], unit * math.sqrt(len(release.cohort) / 12.0))
 
 

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from veilsum_aggregation.moments import NotEstimable, Statistic
-from veilsum_privacy.mechanism.noise import task_noise
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks import build_declared, build_task, grid_unit
 
 Z95 = 1.959963984540054
 """Standard normal quantile of 97.5%: the half-width of a 95% interval in standard errors."""
@@ -93,13 +92,11 @@ def released_noise(study: Study, label: str, cohort: int) -> dict[str, float]:
     """Standard deviation of the noise on a task's sum over ``cohort`` participants, by block, in the block's units.
 
     Raises:
-        KeyError: the study has no such task.
+        HostileInput: the study has no such task.
         Misuse: a noise share would be below 4 grid units.
     """
-    declaration = study.task(label)
-    task = build_declared(study, declaration)
-    std = math.sqrt(task_noise(study, declaration, cohort).total_variance(cohort)) * grid_unit(task, declaration)
-    return task.layout().noise_std(std)
+    task = AgreedStudy(study).task(label)
+    return task.block_std(math.sqrt(task.noise(cohort).total_variance(cohort)))
 
 
 def block_expectations(study: Study, cohort: int, records: int) -> Sequence[Expectation]:
@@ -109,13 +106,12 @@ def block_expectations(study: Study, cohort: int, records: int) -> Sequence[Expe
     weight w; that is the size. All blocks count as main.
     """
     found: list[Expectation] = []
-    for declaration in study.tasks:
-        task = build_task(declaration.task, declaration.parameters, study.data)
-        layout, noise = task.layout(), released_noise(study, declaration.label, cohort)
-        even = task.clip() / math.sqrt(layout.size)
+    for agreed in AgreedStudy(study).tasks:
+        layout, noise = agreed.task.layout(), released_noise(study, agreed.label, cohort)
+        even = agreed.task.clip() / math.sqrt(layout.size)
         found += [
             Expectation(
-                block=f"{declaration.label}: {block.name}",
+                block=f"{agreed.label}: {block.name}",
                 quantity=f"mean over records of a value of {block.name}",
                 size=even / block.weight,
                 half_width=Z95 * noise[block.name] / records,

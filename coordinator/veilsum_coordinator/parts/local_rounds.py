@@ -20,7 +20,7 @@ from veilsum_coordinator.parts.objective_parts import server_part
 from veilsum_coordinator.parts.server_optimisers import OptimiserParameters, ServerOptimiser
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
 from veilsum_node.fields import Frozen, Real
-from veilsum_privacy.tasks import build_declared
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.tasks.generation import Generation
 from veilsum_privacy.tasks.local_training import (
     SEEDS,
@@ -250,8 +250,8 @@ class LocalRounds:
             start: arrays of the model by name.
         """
         self._federation, self._parameters, self._label = federation, parameters, label
-        declaration = federation.study.task(label)
-        task = build_declared(federation.study, declaration)
+        agreed = AgreedStudy(federation.study).task(label)
+        task, declaration = agreed.task, agreed.declaration
         if not isinstance(task, LocalTraining):
             raise Misuse(f"The task {label!r} is no local training.")
         self.task = task

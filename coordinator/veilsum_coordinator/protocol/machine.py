@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from hmac import compare_digest
-from typing import Any
+from typing import Any, NamedTuple
 
 from cryptography import x509
 
@@ -23,11 +23,12 @@ from veilsum_coordinator.protocol.rounds import DecryptionsDiffer, Round, RoundP
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_coordinator.storage.journal import Journal
 from veilsum_coordinator.storage.records import KeptRelease, KeptStudy, KeptSum, RoundStart
-from veilsum_node.driver_faults import DatabaseAwayError
-from veilsum_node.errors import HostileInput, RefusalCode, StateError, VeilsumError
+from veilsum_node.errors import HostileInput, RefusalCode, StateError, Unavailable, VeilsumError
+from veilsum_node.process.steady_clock import RETURN_SECONDS
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt
+from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.securesum.boxes import Box
-from veilsum_privacy.securesum.context import Assignment, RoundPlan, broadcast_digest, plan_round
+from veilsum_privacy.securesum.context import Assignment, broadcast_digest
 from veilsum_privacy.securesum.contribution import SECRET_BYTES, Slots
 from veilsum_privacy.securesum.decryption import SignedStatement
 from veilsum_privacy.securesum.roster import Enrolment, Roster
@@ -38,9 +39,23 @@ TRANSIENT = {RefusalCode.CONTEXT, RefusalCode.ROUND}
 MAX_EXCUSES = 3
 MOST_REFUSALS = 1000
 
-
-RETURN_SECONDS = 90
+RESTART_SECONDS = 3 * int(RETURN_SECONDS)
 """How long participants have to dial again after the coordinator was restarted: three times their longest pause."""
+
+
+class Decided(NamedTuple):
+    """What the journal must hold before anyone is asked to act on it.
+
+    Attributes:
+        seats: of each participant, its refusal and whether it was given up on.
+        rounds, attempts: how many were begun.
+    """
+
+    phase: StudyPhase
+    dealer: str
+    seats: tuple[tuple[str, bool], ...]
+    rounds: int
+    attempts: int
 
 
 class StudyMachine:
@@ -62,7 +77,7 @@ class StudyMachine:
         steady: Callable[[], int] | None = None,
     ) -> None:
         self._steady = steady or clock  # what waits are measured by
-        self.study, self.digest = study, digest
+        self.agreed, self.study, self.digest = AgreedStudy(study), study, digest
         self.phase = self.former = StudyPhase.ENROLLING  # and in which it ended
         self.reason = ""
         self.members = Members(study, digest, authority, clock)
@@ -139,12 +154,9 @@ class StudyMachine:
 
     def marks(self) -> tuple[object, ...]:
         """What a tick can change, to see whether it did."""
-        current = self.rounds[-1] if self.rounds else None
         gone = sum(seat.gone for seat in self.seats.values())
-        if current is None:
-            return (self.phase, self.members.dealer, gone, self._deadline, self._unsaved)
-        of_round = (current.phase, current.attempts, len(current.unable), current.deadline)
-        return (self.phase, gone, len(self.rounds), *of_round, self._unsaved)
+        of_round = [(last.phase, last.attempts, len(last.unable), last.deadline) for last in self.rounds[-1:]]
+        return (self.phase, self.members.dealer, gone, self._deadline, self._unsaved, len(self.rounds), of_round)
 
     def _absent(self, name: str, now: int) -> bool:
         return self.members.absent(name, now, self._waits.grace)
@@ -306,7 +318,7 @@ class StudyMachine:
         self._observer.moved(self.study, current)
 
     def _plan(self, label: str, assignment: Assignment) -> RoundPlan:
-        return plan_round(self.study, label, len(self.members.fixed_roster().members), len(assignment.cohort))
+        return self.agreed.task(label).plan(len(self.members.fixed_roster().members), len(assignment.cohort))
 
     def _assign(self, number: int, label: str, broadcast: bytes, allowed: frozenset[str]) -> Assignment | None:
         try:
@@ -368,7 +380,7 @@ class StudyMachine:
         """Take the receipt that ends an upload; with the last one the sum is made durable and consent is asked for."""
         current = self._round_of(name, attempt, RoundPhase.CONTRIBUTING)
         last, again = self._numbers.get(name, 0), current.accumulator.uploads[name].complete
-        current.receipt(name, signed, self.members.fixed_roster(), self.study, self.digest, last)
+        current.receipt(name, signed, self.members.fixed_roster(), last)
         if not again:
             self._observer.contributed(name)
         if current.accumulator.complete:
@@ -393,7 +405,7 @@ class StudyMachine:
                 current.receipts(),
                 {name: certificates[name] for name in current.cohort},
             )
-        except (HostileInput, StateError) as error:  # no consent was asked for, so it costs nobody a charge
+        except VeilsumError as error:  # no consent was asked for, so it costs nobody a charge
             if self._lost(error, now):
                 self.fail(f"the sum of round {current.number} could not be stored: {error.message}")
             return
@@ -434,7 +446,7 @@ class StudyMachine:
         if name not in current.decryptors(self.members.connected()):
             raise HostileInput("The caller was not asked to decrypt.", "Wait for the next directive.")
         try:
-            if current.decrypted(name, words, signed, self.members.fixed_roster(), self.study, self.digest):
+            if current.decrypted(name, words, signed, self.members.fixed_roster()):
                 self._move(current, RoundPhase.OPENING)
         except DecryptionsDiffer as error:
             self._observer.unopened()
@@ -454,9 +466,9 @@ class StudyMachine:
 
     # -- after a restart ---------------------------------------------------------------------------------------------------
 
-    def _decided(self) -> tuple[object, ...]:
+    def _decided(self) -> Decided:
         seats = tuple((seat.refusal, seat.gone) for seat in self.seats.values())
-        return (self.phase, self.members.dealer, seats, len(self.rounds), self._cohorts.attempts)
+        return Decided(self.phase, self.members.dealer, seats, len(self.rounds), self._cohorts.attempts)
 
     def _save(self) -> None:
         """Make what was decided durable; while the database is away, with a later tick. An outcome is the hub's to store."""
@@ -464,12 +476,12 @@ class StudyMachine:
         if self.phase.over or decided == self._saved:
             return
         now, current, begun = self._steady(), self.round, None
-        if current is not None and decided[-2:] != self._saved[-2:]:
+        if current is not None and (decided.rounds, decided.attempts) != (self._saved.rounds, self._saved.attempts):
             begun = RoundStart(current.assignment, current.allowed, current.attempts, current.started, current.received)
         try:
             sealed = self.phase is StudyPhase.RUNNING
             self._journal.keep_progress(self.digest, self.progress(), begun, sealed=sealed)
-        except StateError as error:  # nobody was asked for anything that depends on it
+        except VeilsumError as error:  # nobody was asked for anything that depends on it
             self._unsaved = True
             if self._lost(error, now):
                 self.fail(f"the study's state could not be stored: {error.message}")
@@ -479,7 +491,7 @@ class StudyMachine:
     def _lost(self, error: VeilsumError, now: int) -> bool:
         """Whether what could not be stored will not be any more, rather than with a later tick."""
         self._away = now if self._away is None else self._away
-        return not isinstance(error, DatabaseAwayError) or now - self._away >= self._waits.database
+        return not isinstance(error, Unavailable) or now - self._away >= self._waits.database
 
     def progress(self) -> dict[str, Any]:
         """What the journal keeps of the study's decisions, as JSON values; :meth:`restore` reads it."""
@@ -511,17 +523,17 @@ class StudyMachine:
         self.members.restore(kept)
         self.phase = StudyPhase(state.get("phase", StudyPhase.ENROLLING.value))
         for seat in self.seats.values():
-            seat.left_at = now + max(0, RETURN_SECONDS - self._waits.grace)
+            seat.left_at = now + max(0, RESTART_SECONDS - self._waits.grace)
             seat.ready = self.phase is StudyPhase.RUNNING and seat.active
         if self.phase is StudyPhase.ENROLLING:
-            left = max(submitted + self._waits.enrol - self._clock(), RETURN_SECONDS)
+            left = max(submitted + self._waits.enrol - self._clock(), RESTART_SECONDS)
             self._deadline = now + min(left, self.study.expires - self._clock())
         else:
-            self._deadline = now + max(self._waits.seal, RETURN_SECONDS)
+            self._deadline = now + max(self._waits.seal, RESTART_SECONDS)
         self._numbers = dict(kept.numbers)
         self._cohorts.attempts = max((item.start.assignment.attempt for item in kept.rounds), default=0)
         if self.roster is not None:
-            self.rounds = released_rounds(self.study, kept.rounds, len(self.roster.members))
+            self.rounds = released_rounds(self.agreed, kept.rounds, len(self.roster.members))
         self._replay = Replay(kept.rounds)
         for item in kept.rounds:
             if item.release is not None:
@@ -574,10 +586,11 @@ class StudyMachine:
     def _go_on(self, start: RoundStart, total: KeptSum, broadcast: bytes) -> Round:
         """Go on consenting to a sum that an earlier process made durable, with the consents that came."""
         deadline = self._steady() + self._waits.contribute
-        current = summed_round(self.study, start, total, len(self.members.fixed_roster().members), broadcast, deadline)
+        current = summed_round(self.agreed, start, total, len(self.members.fixed_roster().members), broadcast, deadline)
         self.rounds.append(current)
         self._observer.moved(self.study, current)
-        self._saved = (*self._saved[:-2], *self._decided()[-2:])  # the round stands in the journal; the rest may not yet
+        # The round stands in the journal; the rest may not yet.
+        self._saved = self._saved._replace(rounds=len(self.rounds), attempts=self._cohorts.attempts)
         self._store(current)
         return current
 
@@ -625,7 +638,7 @@ class StudyMachine:
     def forget(self) -> None:
         """Let go of what only a study that runs needs, once its end is stored: members and rounds are megabytes a study."""
         self.members.forget()
-        self._numbers = {}
+        self.agreed, self._numbers = AgreedStudy(self.study), {}
         self.rounds = self.rounds[-1:]
         for last in self.rounds:
             last.forget()

@@ -14,8 +14,7 @@ from veilsum_coordinator.protocol.members import Seat
 from veilsum_coordinator.protocol.rounds import Round, RoundPhase
 from veilsum_coordinator.storage.records import KeptRelease, KeptRound, KeptSum, RoundStart
 from veilsum_node.errors import StateError
-from veilsum_privacy.securesum.context import RoundPlan, plan_round
-from veilsum_privacy.study.study import Study
+from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan
 
 
 class ReplayError(StateError):
@@ -100,7 +99,7 @@ class Replay:
             )
 
 
-def released_rounds(study: Study, kept: Sequence[KeptRound], roster: int) -> list[Round]:
+def released_rounds(agreed: AgreedStudy, kept: Sequence[KeptRound], roster: int) -> list[Round]:
     """The released rounds of the journal, without what was sent and received; ``roster``: how many members it has."""
     accumulators: dict[tuple[str, int], tuple[RoundPlan, Accumulator]] = {}
     found = []
@@ -109,7 +108,7 @@ def released_rounds(study: Study, kept: Sequence[KeptRound], roster: int) -> lis
             break
         start, label, cohort = item.start, item.start.assignment.label, item.release.cohort
         if (label, len(cohort)) not in accumulators:
-            plan = plan_round(study, label, roster, len(cohort))
+            plan = agreed.task(label).plan(roster, len(cohort))
             empty = Accumulator(plan.encoding, ())
             empty.drop()
             accumulators[label, len(cohort)] = plan, empty
@@ -134,9 +133,11 @@ def released_rounds(study: Study, kept: Sequence[KeptRound], roster: int) -> lis
     return found
 
 
-def summed_round(study: Study, start: RoundStart, total: KeptSum, roster: int, broadcast: bytes, deadline: int) -> Round:
+def summed_round(
+    agreed: AgreedStudy, start: RoundStart, total: KeptSum, roster: int, broadcast: bytes, deadline: int
+) -> Round:
     """The round whose complete sum was kept: to be stored again, which changes nothing, and consented to further."""
-    plan = plan_round(study, start.assignment.label, roster, len(start.assignment.cohort))
+    plan = agreed.task(start.assignment.label).plan(roster, len(start.assignment.cohort))
     accumulator = Accumulator(plan.encoding, start.assignment.names)
     for name, receipt in zip(start.assignment.names, total.receipts, strict=True):
         upload = accumulator.uploads[name]

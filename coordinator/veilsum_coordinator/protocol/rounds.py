@@ -19,11 +19,11 @@ from veilsum_coordinator.storage.records import KeptProof
 from veilsum_node.errors import HostileInput, StateError
 from veilsum_privacy.ledger import Mechanism
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, verify_receipt
-from veilsum_privacy.securesum.context import Assignment, RoundPlan, context_digest
+from veilsum_privacy.securesum.agreed import RoundPlan
+from veilsum_privacy.securesum.context import Assignment, context_digest
 from veilsum_privacy.securesum.contribution import Slots
 from veilsum_privacy.securesum.decryption import SignedStatement, Statement, parse_statement, verify_statement, words_digest
 from veilsum_privacy.securesum.roster import Roster
-from veilsum_privacy.study.study import Study
 
 DECRYPTORS = 2
 
@@ -126,14 +126,13 @@ class Round:
         self.received, self.countersigned = self.bytes_received, None
         self.accumulator.uploads = {}
 
-    def receipt(self, name: str, signed: SignedReceipt, roster: Roster, study: Study, key: bytes, last: int) -> None:
+    def receipt(self, name: str, signed: SignedReceipt, roster: Roster, last: int) -> None:
         """Take the receipt that ends an upload.
 
         What the mirror would refuse is refused here, to its sender: found with the last receipt, it would meet whoever sent
         that one.
 
         Args:
-            key: digest of the study.
             last: number of the sender's last receipt that was shown to a cohort, 0 for none.
 
         Raises:
@@ -146,6 +145,7 @@ class Round:
             return
         if upload.next != self.plan.encoding.ciphertexts:
             raise HostileInput("The receipt came before the last ciphertext.")
+        study, key = self.plan.task.study, self.plan.task.agreed.digest
         receipt = verify_receipt(signed, roster.member(name).identity, key, parse_receipt(signed.body).context)
         if receipt.payload != upload.digest.digest():
             raise HostileInput("The receipt is for other ciphertexts than those that came.")
@@ -192,13 +192,8 @@ class Round:
         waiting = (name for name in self.cohort if name in connected and name not in self.unable and name not in self.answers)
         return tuple(islice(chain(answered, waiting), DECRYPTORS))
 
-    def decrypted(
-        self, name: str, words: list[Slots], signed: SignedStatement, roster: Roster, study: Study, key: bytes
-    ) -> bool:
+    def decrypted(self, name: str, words: list[Slots], signed: SignedStatement, roster: Roster) -> bool:
         """Take one decryption with its sender's signed word on it; returns whether there are two.
-
-        Args:
-            key: digest of the study.
 
         Raises:
             HostileInput: wrong shape, or the word is not the sender's for this context, under its keys, and these words.
@@ -208,9 +203,9 @@ class Round:
         if len(words) != self.plan.encoding.ciphertexts or any(part.shape != (expected,) for part in words):
             raise HostileInput("A decryption has the wrong shape.")
         keys = parse_statement(signed.body).keys
-        if context_digest(study, key, roster, keys, self.assignment, self.plan) != self.context:
+        if context_digest(self.plan, roster, keys, self.assignment) != self.context:
             raise HostileInput("The word on a decryption names other keys than those of the round's context.")
-        said = Statement(key, name, *self.present, self.context, keys, words_digest(words))
+        said = Statement(self.plan.task.agreed.digest, name, *self.present, self.context, keys, words_digest(words))
         verify_statement(signed, roster.member(name).identity, said)
         for other in self.answers.values():
             if not all(np.array_equal(a, b) for a, b in zip(words, other, strict=True)):

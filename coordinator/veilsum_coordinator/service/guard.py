@@ -19,9 +19,7 @@ from google.protobuf.message import DecodeError
 
 from veilsum_coordinator.protocol.accumulator import OutOfOrder
 from veilsum_coordinator.service.metrics import Metrics
-from veilsum_coordinator.storage.journal import NotStoredError
-from veilsum_node.driver_faults import DatabaseAwayError
-from veilsum_node.errors import HostileInput, StateError, VeilsumError
+from veilsum_node.errors import Damage, HostileInput, StateError, Unavailable, VeilsumError
 from veilsum_node.identity import CertificateExpired, Credentials, Identity, Role, verify_certificate
 from veilsum_node.identity.renewal import ExpiryLog
 from veilsum_node.telemetry.log_floods import caused_by
@@ -73,8 +71,8 @@ _STATUS: tuple[tuple[type[Exception], grpc.StatusCode, str], ...] = (
     (OutOfOrder, grpc.StatusCode.OUT_OF_RANGE, "out-of-order"),
     (HostileInput, grpc.StatusCode.INVALID_ARGUMENT, "malformed"),
     (DecodeError, grpc.StatusCode.INVALID_ARGUMENT, "malformed"),
-    (NotStoredError, grpc.StatusCode.UNAVAILABLE, "not-stored"),
-    (DatabaseAwayError, grpc.StatusCode.UNAVAILABLE, "not-stored"),
+    (Unavailable, grpc.StatusCode.UNAVAILABLE, "not-stored"),
+    (Damage, grpc.StatusCode.FAILED_PRECONDITION, "state"),
     (StateError, grpc.StatusCode.FAILED_PRECONDITION, "state"),
 )
 

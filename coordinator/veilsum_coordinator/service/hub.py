@@ -21,8 +21,7 @@ from veilsum_coordinator.protocol.settings import Waits
 from veilsum_coordinator.service.status import StudyEntry, study_status
 from veilsum_coordinator.storage.journal import SqlJournal
 from veilsum_coordinator.storage.messages import box_message, receipt_message, roster_object
-from veilsum_node.driver_faults import DatabaseAwayError
-from veilsum_node.errors import HostileInput, RefusalCode, StateError, VeilsumError
+from veilsum_node.errors import HostileInput, RefusalCode, Unavailable, VeilsumError
 from veilsum_node.identity import Credentials, Label, Role, verify, verify_certificate
 from veilsum_node.telemetry.log_floods import caused_by
 from veilsum_node.telemetry.logs import about
@@ -145,7 +144,6 @@ class Hub:
 
     def tick(self) -> None:
         """Act on deadlines in every study; wakes others only if something came of it."""
-        self._steady()
         if self.stopping:  # the sessions end because the process does
             return
         with self.changed:
@@ -426,9 +424,9 @@ class Hub:
             if entry.machine.phase.over:
                 try:
                     self._keep_outcome(key, entry)
-                except DatabaseAwayError:  # whoever waits must hear of the change; a later tick tries again
+                except Unavailable:  # whoever waits must hear of the change; a later tick tries again
                     continue
-                except StateError as error:
+                except VeilsumError as error:
                     if not self.stopping:
                         LOG.error("the outcome of study %s is not stored: %s", entry.machine.study.name, error)
 
@@ -463,7 +461,7 @@ class Hub:
                 continue
             try:
                 self.journal.keep_progress(key, machine.progress(), None, sealed=False)
-            except StateError:  # a later tick tries again; nothing depends on it
+            except VeilsumError:  # a later tick tries again; nothing depends on it
                 return
             del self._heard[key]
 
@@ -508,7 +506,7 @@ class Hub:
             self._logs[key] = StudyLog(machine)
             try:
                 machine.restore(self.journal.kept(key), row["submitted"])
-            except DatabaseAwayError:
+            except Unavailable:
                 raise
             except Exception as error:  # one study's fault must not keep the others from going on
                 LOG.error("study %s cannot go on", machine.study.name, exc_info=error, extra=about("failed", digest=key))

@@ -27,13 +27,13 @@ from veilsum_coordinator.results.proof import release_entries
 from veilsum_coordinator.results.released_models import find_released
 from veilsum_coordinator.service.hub import Hub
 from veilsum_coordinator.service.status import spent_epsilon
-from veilsum_node.errors import HostileInput, StateError, VeilsumError
+from veilsum_node.errors import HostileInput, Unavailable, VeilsumError
 from veilsum_node.telemetry.logs import about
 from veilsum_privacy.results.result import Result, checkpoint_directory, remove_partial, save_result
-from veilsum_privacy.securesum.context import RoundPlan, broadcast_digest, encode_broadcast, plan_round
+from veilsum_privacy.securesum.agreed import RoundPlan
+from veilsum_privacy.securesum.context import broadcast_digest, encode_broadcast
 from veilsum_privacy.securesum.contribution import Integers, open_sum
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks import build_declared, grid_unit
 
 LOG = logging.getLogger("veilsum.coordinator")
 
@@ -48,22 +48,17 @@ class RoundLostError(VeilsumError):
     """A round ended without a release; the study cannot go on. What it cost stands in the participants' ledgers."""
 
 
-def read_release(
-    study: Study, plan: RoundPlan, values: Integers, number: int, cohort: tuple[str, ...], digest: bytes
-) -> Release:
+def read_release(plan: RoundPlan, values: Integers, number: int, cohort: tuple[str, ...], digest: bytes) -> Release:
     """Turn an opened sum in grid units into the task's blocks in their own units."""
-    declaration = plan.declaration
-    task = build_declared(study, declaration)
-    unit, layout = grid_unit(task, declaration), task.layout()
-    std = math.sqrt(plan.noise.total_variance(len(cohort))) * unit
-    reals = (values * unit).astype(np.float64)
-    if declaration.disclosure == "joint":
-        blocks = layout.split(reals)
+    task = plan.task
+    if task.per_site:
+        places = map(task.study.participants.index, cohort)
+        own = [task.blocks(task.kept_part(values, place)) for place in places]
+        blocks = {name: np.stack([part[name] for part in own]) for name in own[0]}
     else:
-        parts = reals.reshape(study.sites, layout.size)
-        own = [layout.split(parts[study.participants.index(name)]) for name in cohort]
-        blocks = {block.name: np.stack([part[block.name] for part in own]) for block in layout.blocks}
-    return Release(declaration.label, number, blocks, layout.noise_std(std), cohort, digest)
+        blocks = task.blocks(values)
+    std = math.sqrt(plan.noise.total_variance(len(cohort)))
+    return Release(task.label, number, blocks, task.block_std(std), cohort, digest)
 
 
 class HubFederation:
@@ -89,7 +84,8 @@ class HubFederation:
         self._encoder = dict(encoder or {})
         self._results, self._round = results, 0
         self._hub, self._key, self._wait, self._clock = hub, key, wait, clock
-        self._study = hub.studies[key].machine.study
+        with hub.changed:
+            self._study = hub.studies[key].machine.study
 
     @property
     def study(self) -> Study:
@@ -138,12 +134,12 @@ class HubFederation:
             found = None if machine.phase.over else machine.replayed(label, broadcast_digest(encoded), members)
             if found is None:
                 return None
-            number, cohort, roster = found[0], found[1].cohort, len(machine.members.fixed_roster().members)
+            number, cohort = found[0], found[1].cohort
+            plan = machine.agreed.task(label).plan(len(machine.members.fixed_roster().members), len(cohort))
         row = self._hub.journal.find_release(self._key, number)
         self._round = number
-        plan = plan_round(self._study, label, roster, len(cohort))
         values = np.frombuffer(row["values"], dtype="<i8").astype(np.int64)
-        return read_release(self._study, plan, values, number, cohort, bytes(row["digest"]))
+        return read_release(plan, values, number, cohort, bytes(row["digest"]))
 
     def _returning(self) -> bool:
         with self._hub.changed:
@@ -199,14 +195,17 @@ class HubFederation:
                 epsilon=epsilon,
             ),
         )
-        return read_release(self._study, current.plan, values, current.number, cohort, digest)
+        return read_release(current.plan, values, current.number, cohort, digest)
 
     def checkpoint(self, arrays: Mapping[str, NDArray[np.float64]], summary: Mapping[str, Any]) -> None:
         """Keep a model in ``checkpoints/round-N`` of the study's results; only the newest three of them stay."""
-        if self._results is None or self._hub.studies[self._key].machine.replaying:
+        if self._results is None:
             return
+        with self._hub.changed:
+            if self._hub.studies[self._key].machine.replaying:
+                return
         study = self._study
-        about = {
+        described = {
             "name": study.name,
             "digest": self._key.hex(),
             "method": study.method,
@@ -216,8 +215,8 @@ class HubFederation:
         }
         directory = checkpoint_directory(self._results, self._key, self._round)
         try:
-            save_result(directory, checkpoint_result(self, arrays, summary), study=about)
-        except StateError as error:  # the study does without it; the next one may find room
+            save_result(directory, checkpoint_result(self, arrays, summary), study=described)
+        except Unavailable as error:  # the study does without it; the next one may find room
             LOG.warning("study %s: no checkpoint after round %d: %s", study.name, self._round, error)
             shutil.rmtree(directory, ignore_errors=True)
             return
@@ -237,11 +236,13 @@ def run_study(hub: Hub, key: bytes, federation: Federation, results: Path) -> No
     study = federation.study
     try:
         result = get_method(study.method).run(federation)
-        hub.studies[key].machine.check_replayed()
+        with hub.changed:
+            hub.studies[key].machine.check_replayed()
         directory = results / key.hex()
         _save(hub, study, directory, result)
-        hub.studies[key].results = sorted(path.name for path in directory.iterdir() if path.is_file())
+        files = sorted(path.name for path in directory.iterdir() if path.is_file())
         with hub.change(key) as machine:
+            hub.studies[key].results = files
             machine.finish()
     except VeilsumError as error:
         if hub.stopping:  # the process ends; the study is found as it stands
@@ -258,16 +259,16 @@ def _save(hub: Hub, study: Study, directory: Path, result: Result) -> None:
     """Write a result. Its releases are paid for, so a folder that takes nothing is waited for as long as the database is.
 
     Raises:
-        StateError: it took nothing all that time, or the coordinator is stopping.
+        Unavailable: it took nothing all that time, or the coordinator is stopping.
     """
     key = bytes.fromhex(directory.name)
     releases = hub.journal.outage.wait(lambda: release_entries(hub.journal, key))
     end, told = time.monotonic() + hub.journal.outage.seconds, False
     while True:
         try:
-            about = {"name": study.name, "digest": directory.name, "method": study.method}
-            save_result(directory, result, study=about, releases=releases)
-        except StateError as error:
+            described = {"name": study.name, "digest": directory.name, "method": study.method}
+            save_result(directory, result, study=described, releases=releases)
+        except Unavailable as error:
             if hub.stopping or time.monotonic() >= end:
                 raise
             if not told:
@@ -304,8 +305,10 @@ class Supervisor:
         while not self._stopping.is_set():
             try:
                 self._hub.tick()
-                for key, entry in list(self._hub.studies.items()):
-                    if entry.machine.phase is StudyPhase.RUNNING and key not in self._started:
+                with self._hub.changed:
+                    running = [key for key, entry in self._hub.studies.items() if entry.machine.phase is StudyPhase.RUNNING]
+                for key in running:
+                    if key not in self._started:
                         self._started.add(key)
                         self._run(key)
             except Exception as error:
@@ -313,7 +316,8 @@ class Supervisor:
             self._stopping.wait(self.TICK_SECONDS)
 
     def _run(self, key: bytes) -> None:
-        study = self._hub.studies[key].machine.study
+        with self._hub.changed:
+            study = self._hub.studies[key].machine.study
         try:
             arrays = find_released(self._results, study)
         except VeilsumError as error:

@@ -22,12 +22,12 @@ from veilsum_coordinator.service.hub import Hub
 from veilsum_coordinator.service.metrics import Metrics
 from veilsum_coordinator.service.runner import Supervisor
 from veilsum_coordinator.service.studies import Studies
-from veilsum_coordinator.storage.fence import Fence, FencedError
+from veilsum_coordinator.storage.fence import Fence
 from veilsum_coordinator.storage.journal import SqlJournal
 from veilsum_coordinator.storage.outage import Outage
-from veilsum_node.database import answers, open_database
+from veilsum_node.database import open_database
 from veilsum_node.driver_faults import DatabaseAwayError
-from veilsum_node.errors import ConfigurationError, StateError
+from veilsum_node.errors import ConfigurationError, StateError, Unavailable
 from veilsum_node.identity import Role, load_credentials
 from veilsum_node.identity.tls import load_server_pair
 from veilsum_node.overrides import set_variables
@@ -132,12 +132,9 @@ class CoordinatorServer:
         """
         try:
             self._outage.wait(self._open)
-        except FencedError:
-            self._fence.release()
-            raise
         except DatabaseAwayError as error:
             self._fence.release()
-            raise StateError(
+            raise Unavailable(
                 f"The database did not answer within {self._config.waits.database} s: {error.message}",
                 "Check that it runs, its URL and its password, then start the coordinator again.",
             ) from error
@@ -150,20 +147,20 @@ class CoordinatorServer:
         config, clock = self._config, self._clock
         config.state.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._fence.hold(self._outage.stopping)
-        engine = open_database(config.database_place)
+        database = open_database(config.database_place)
         try:
-            self._fence.claim(engine)
-            mirror = Mirror(engine, credentials=self._credentials, clock=clock, random=SYSTEM_RANDOM)
-            journal = SqlJournal(engine, mirror, self._outage)
+            self._fence.claim(database)
+            mirror = Mirror(database, credentials=self._credentials, clock=clock, random=SYSTEM_RANDOM)
+            journal = SqlJournal(database, mirror, self._outage)
             steady = SteadyClock(clock, LOG, rest=RETURN_SECONDS).keep() if clock is now else clock  # a test moves its own
             hub = Hub(self._credentials, journal, waits=config.waits, clock=clock, observer=self.metrics, steady=steady)
             self._certificates = Certificates(config, hub, clock)
             self._fence.listen(lambda: setattr(hub, "stopping", True))  # so that no study is failed for it
         except BaseException:
-            engine.dispose()
+            database.close()
             raise
-        self._database = Refreshed(lambda: answers(engine), "database", seconds=1.0)
-        self.metrics.watch(hub, Refreshed(lambda: read_mirror(engine), "mirror"), lambda: self._certificates.tls_end)
+        self._database = Refreshed(database.answers, "database", seconds=1.0)
+        self.metrics.watch(hub, Refreshed(lambda: read_mirror(database), "mirror"), lambda: self._certificates.tls_end)
         self._hub = hub
         self._fence.watch()
 
@@ -226,7 +223,7 @@ class CoordinatorServer:
         if not opening.done():
             LOG.info("stopping before the database was open", extra=about("stopping"))
             self._outage.stop()
-            with contextlib.suppress(StateError):
+            with contextlib.suppress(StateError, Unavailable):
                 await opening
             self._fence.release()
             return False

@@ -24,7 +24,6 @@ from sqlalchemy import (
     BigInteger,
     Column,
     Connection,
-    Engine,
     Integer,
     LargeBinary,
     MetaData,
@@ -36,9 +35,8 @@ from sqlalchemy import (
 )
 
 from veilsum_coordinator.storage.server_lock import ServerLock
-from veilsum_node.database import database_file, guard_writes, migrate, reading, transaction
-from veilsum_node.driver_faults import DatabaseAwayError
-from veilsum_node.errors import StateError
+from veilsum_node.database import Database, database_file
+from veilsum_node.errors import Unavailable, VeilsumError
 from veilsum_node.state_lock import StateLock, process_name, wait_to_hold
 from veilsum_node.telemetry.logs import about
 
@@ -64,7 +62,7 @@ _ADVICE = (
 _FILE_ADVICE = "Stop it first, or leave the work to it: a database has one coordinator."
 
 
-class FencedError(DatabaseAwayError):
+class FencedError(Unavailable):
     """Another coordinator has taken the database over. This process can write nothing any more, and is about to end."""
 
 
@@ -86,7 +84,7 @@ class Fence:
         self._lock: ServerLock | StateLock = ServerLock(place, party) if file is None else StateLock(file, party)
         self._what = "the coordinator's database" if file is None else str(file)
         self._token, self.epoch = secrets.token_bytes(16), 0
-        self._engine: Engine | None = None
+        self._database: Database | None = None
         self._listeners: list[Callable[[], object]] = []
         self._ending = threading.Event()
         self._watching: threading.Thread | None = None
@@ -103,15 +101,15 @@ class Fence:
         advice = _ADVICE if isinstance(self._lock, ServerLock) else _FILE_ADVICE
         wait_to_hold(self._lock.take, self._what, advice, LOG, stopping)
 
-    def claim(self, engine: Engine) -> None:
+    def claim(self, database: Database) -> None:
         """Begin an epoch: from here on this process writes, and no earlier one. The lock is held.
 
         Raises:
             StateError: the database is of a newer version, or refuses.
         """
-        migrate(engine, "veilsum_coordinator.migrations", "coordinator")
-        self._engine = engine
-        with transaction(engine) as connection:
+        database.migrate("veilsum_coordinator.migrations", "coordinator")
+        self._database = database
+        with database.transaction() as connection:
             before = connection.execute(select(FENCE.c.epoch)).scalar()
             values = {
                 "epoch": (before or 0) + 1,
@@ -121,7 +119,7 @@ class Fence:
             }
             connection.execute(insert(FENCE).values(id=1, **values) if before is None else update(FENCE).values(**values))
         self.epoch = (before or 0) + 1
-        guard_writes(engine, self._check)
+        database.guard = self._check
 
     def watch(self) -> None:
         """Look after the lock from here on: nobody else takes it beside this any more."""
@@ -187,14 +185,14 @@ class Fence:
                     lock.release()
                     return
                 self._look()
-            except StateError:
+            except VeilsumError:
                 continue  # the server is away, so nobody else can take it either
             if not holder and not self.lost:
                 away, since = time.monotonic() - since, 0.0
                 LOG.info("the lock of the database is held again after %.1f s", away, extra=about("database"))
 
     def _look(self) -> None:
-        if self._engine is None:
+        if self._database is None:
             return
-        with reading(self._engine) as connection, contextlib.suppress(FencedError):
+        with self._database.reading() as connection, contextlib.suppress(FencedError):
             self._check(connection)

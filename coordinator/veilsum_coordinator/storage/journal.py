@@ -20,7 +20,6 @@ from sqlalchemy import (
     BigInteger,
     Column,
     Connection,
-    Engine,
     LargeBinary,
     MetaData,
     RowMapping,
@@ -50,8 +49,8 @@ from veilsum_coordinator.storage.records import (
     write_enrolment,
     write_progress,
 )
-from veilsum_node.database import migrate, reading, transaction
-from veilsum_node.errors import HostileInput, StateError
+from veilsum_node.database import Database
+from veilsum_node.errors import Damage, HostileInput, StateError, Unavailable
 from veilsum_node.identity import Credentials
 from veilsum_privacy.ledger.mirror import Mirror
 from veilsum_privacy.ledger.receipts import SignedReceipt
@@ -78,7 +77,7 @@ STUDIES = Table(
 )
 
 
-class NotStoredError(StateError):
+class NotStoredError(Unavailable):
     """What a participant sent could not be made durable, and was not taken: it should send it again."""
 
 
@@ -138,21 +137,21 @@ class SqlJournal:
     """The journal in a database, and the mirror beside it.
 
     Args:
-        engine: from :func:`veilsum_node.database.open_database`.
+        database: from :func:`veilsum_node.database.open_database`.
         mirror: in the same database.
         outage: what a server that is away costs.
     """
 
-    def __init__(self, engine: Engine, mirror: Mirror, outage: Outage | None = None) -> None:
-        self._engine = engine
+    def __init__(self, database: Database, mirror: Mirror, outage: Outage | None = None) -> None:
+        self.database = database
         self.mirror = mirror
         self.outage = outage or Outage()
         # a file is on this machine; a server may be silent, which nobody who holds a lock may wait out
-        self._try = self.outage.attempt if engine.dialect.name == "sqlite" else self.outage.bounded
+        self._try = self.outage.bounded if database.on_server else self.outage.attempt
         self._idle = threading.Condition()
         self._writing, self._closed = 0, False
         self._sealed: dict[tuple[bytes, str], bytes] = {}  # digests of boxes that are stored, of studies that run
-        migrate(engine, "veilsum_coordinator.migrations", "coordinator")
+        database.migrate("veilsum_coordinator.migrations", "coordinator")
 
     def close(self, seconds: float) -> bool:
         """Take no more writes, wait up to ``seconds`` for those that run, and close the connections; whether all ended."""
@@ -163,7 +162,7 @@ class SqlJournal:
             while self._writing and (left := end - time.monotonic()) > 0:
                 self._idle.wait(left)
             done = not self._writing
-        self._engine.dispose()
+        self.database.close()
         return done
 
     def add_study(self, key: bytes, data: bytes, analyst: str, submitted: int) -> None:
@@ -196,7 +195,7 @@ class SqlJournal:
 
     def studies(self) -> Sequence[RowMapping]:
         """All studies, oldest first."""
-        with reading(self._engine) as connection:
+        with self.database.reading() as connection:
             return connection.execute(select(STUDIES).order_by(STUDIES.c.submitted)).mappings().all()
 
     def change_study(self, key: bytes, **values: Any) -> None:
@@ -293,12 +292,12 @@ class SqlJournal:
 
     def kept(self, study: bytes) -> KeptStudy:
         """All that is kept of a study that runs."""
-        with reading(self._engine) as connection:
+        with self.database.reading() as connection:
             return read_kept(connection, study)
 
     def kept_state(self, study: bytes) -> dict[str, Any]:
         """The decisions that are kept of a study; empty if none are."""
-        with reading(self._engine) as connection:
+        with self.database.reading() as connection:
             return read_state(connection, study)
 
     def find_release(self, study: bytes, number: int) -> RowMapping:
@@ -306,7 +305,7 @@ class SqlJournal:
         query = select(RELEASES).where(RELEASES.c.study == study, RELEASES.c.round == number)
 
         def work() -> RowMapping:
-            with reading(self._engine) as connection:
+            with self.database.reading() as connection:
                 return connection.execute(query).mappings().one()
 
         return self.outage.wait(work)
@@ -364,19 +363,19 @@ class SqlJournal:
 
     def releases(self, study: bytes) -> Sequence[RowMapping]:
         """A study's releases in order."""
-        return read_releases(self._engine, study)
+        return read_releases(self.database, study)
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """A connection to read with."""
-        with reading(self._engine) as connection:
+        with self.database.reading() as connection:
             yield connection
 
     def _take(self, what: str, store: Callable[[], object]) -> None:
         """One transaction for a participant, which sends it again if it fails."""
         try:
             self._try(store)
-        except StateError as error:
+        except (StateError, Unavailable, Damage) as error:
             raise NotStoredError(f"The {what} could not be stored. {error.message}", error.advice) from error
 
     def _write(self, work: Callable[[Connection], Result]) -> Result:
@@ -384,7 +383,7 @@ class SqlJournal:
         return self._try(lambda: self._transact(work))
 
     def _transact(self, work: Callable[[Connection], Result]) -> Result:
-        with self._admitted(), transaction(self._engine) as connection:
+        with self._admitted(), self.database.transaction() as connection:
             return work(connection)
 
     @contextmanager
@@ -401,8 +400,8 @@ class SqlJournal:
                 self._idle.notify_all()
 
 
-def read_releases(engine: Engine, study: bytes) -> Sequence[RowMapping]:
+def read_releases(database: Database, study: bytes) -> Sequence[RowMapping]:
     """A study's releases in order."""
-    with reading(engine) as connection:
+    with database.reading() as connection:
         query = select(RELEASES).where(RELEASES.c.study == study).order_by(RELEASES.c.round)
         return connection.execute(query).mappings().all()

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from veilsum_coordinator.storage.fence import FencedError
 from veilsum_coordinator.storage.writer import Writer
 from veilsum_node.driver_faults import DatabaseAwayError
 from veilsum_node.telemetry.logs import about
@@ -113,8 +112,6 @@ class Outage:
         while True:
             try:
                 return self.attempt(work, waiting=True)
-            except FencedError:
-                raise
             except DatabaseAwayError:
                 if time.monotonic() >= end or self.stopping.wait(pause):
                     raise
@@ -130,8 +127,6 @@ class Outage:
         while True:
             try:
                 return await asyncio.to_thread(self.attempt, work, waiting=True)
-            except FencedError:
-                raise
             except DatabaseAwayError:
                 if time.monotonic() >= end or self.stopping.is_set():
                     raise
@@ -139,8 +134,6 @@ class Outage:
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def _failed(self, error: DatabaseAwayError, start: float) -> None:
-        if isinstance(error, FencedError):  # the database is there, for somebody else
-            return
         now = time.monotonic()
         with self._lock:
             first = self._since is None

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import socket
 
-from sqlalchemy import BindParameter, Connection, Engine, bindparam
+from sqlalchemy import BindParameter, Connection, bindparam
 from sqlalchemy import text as sql
 
-from veilsum_node.database import open_database
+from veilsum_node.database import Database, open_database
 from veilsum_node.driver_faults import typed_faults
-from veilsum_node.errors import StateError
+from veilsum_node.errors import VeilsumError
 
 _CLASS: BindParameter[int] = bindparam("class", 0x7665696C)
 """The first half of the lock's key. The second is the schema, so that coordinators in schemas of one database do not meet."""
@@ -44,7 +44,7 @@ class ServerLock:
     def __init__(self, url: str, party: str) -> None:
         self._url = url
         self._name = f"veilsum {party} {socket.gethostname()}/{os.getpid()}"[:63]
-        self._engine: Engine | None = None
+        self._database: Database | None = None
         self._connection: Connection | None = None
 
     def take(self) -> str:
@@ -54,10 +54,10 @@ class ServerLock:
             DatabaseAwayError: the server is away.
         """
         self.release()
-        self._engine = open_database(self._url)
+        self._database = open_database(self._url)
         try:
             with typed_faults():
-                connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+                connection = self._database.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
                 self._connection = connection
                 connection.exec_driver_sql(_KEEPALIVE)
                 connection.execute(sql("SELECT set_config('application_name', :name, false)"), {"name": self._name})
@@ -80,15 +80,15 @@ class ServerLock:
         try:
             with typed_faults():
                 return bool(self._connection.scalar(_HELD))
-        except StateError:
+        except VeilsumError:
             return False
 
     def release(self) -> None:
         """End the session; does nothing without one."""
         connection, self._connection = self._connection, None
-        engine, self._engine = self._engine, None
+        database, self._database = self._database, None
         if connection is not None:
             connection.invalidate()  # closed, not given back to the pool: the lock must not outlive this
             connection.close()
-        if engine is not None:
-            engine.dispose()
+        if database is not None:
+            database.close()

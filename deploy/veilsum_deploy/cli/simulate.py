@@ -239,9 +239,12 @@ def _sweep(
     sweep: Sweep, encryption: bool | None, repeat: int, place: Place, out: Path | None, resume: bool, as_json: bool
 ) -> None:
     from veilsum_deploy.simulation.evaluate import check_sweep, evaluate
+    from veilsum_deploy.simulation.plots import require_matplotlib
     from veilsum_deploy.simulation.tables import legend, problems, table_rows
 
     check_sweep(sweep, encryption=encryption, repeat=repeat)
+    if out is not None:
+        require_matplotlib()
     engine = make_engine(place.engine, place.jobs or 0, place.address)
     with running(engine), show_progress() as progress:
         results = evaluate(sweep, out, engine, progress, resume=resume)

@@ -11,10 +11,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Engine
-
 from veilsum.remote import Remote, StudyInfo
 from veilsum_deploy.demo.processes import POLL_SECONDS, Process
+from veilsum_node.database import Database
 from veilsum_node.errors import StateError
 from veilsum_participant import store
 
@@ -24,8 +23,6 @@ AFTER_KEYS_SECONDS = 0.02
 
 ROUND_SECONDS = 3.0
 SAMPLE_BYTES = 32
-
-_EVERY_STATE = ("reserved", "payload", "tombstone", "consented", "released")
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,7 @@ class Kill:
 
 
 def kill_before_contribution(
-    remote: Remote, study: bytes, victim: Process, engine: Engine, others: Sequence[tuple[str, Engine]]
+    remote: Remote, study: bytes, victim: Process, database: Database, others: Sequence[tuple[str, Database]]
 ) -> Kill | None:
     """Kill ``victim`` in a running study; None if it was too quick and goes on.
 
@@ -52,13 +49,13 @@ def kill_before_contribution(
         remote: the coordinator.
         study: the digest of a study just submitted.
         victim: the process.
-        engine: its database.
+        database: its own.
         others: the other hospitals' names and databases.
     """
-    _wait_for_keys(study, victim, engine)
+    _wait_for_keys(study, victim, database)
     time.sleep(AFTER_KEYS_SECONDS)
     victim.signal(signal.SIGSTOP)
-    if _attempts(engine, study):
+    if _attempts(database, study):
         victim.signal(signal.SIGCONT)
         return None
     deadline = time.monotonic() + ROUND_SECONDS
@@ -71,30 +68,30 @@ def kill_before_contribution(
     return Kill(_phase(info), sender, contribution)
 
 
-def _wait_for_keys(study: bytes, victim: Process, engine: Engine) -> None:
+def _wait_for_keys(study: bytes, victim: Process, database: Database) -> None:
     deadline = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < deadline:
-        with engine.connect() as connection:
+        with database.engine.connect() as connection:
             row = store.find_study(connection, study)
-        if row is not None and row["status"] != "enrolled":
+        if row is not None and row.status is not store.StudyState.ENROLLED:
             return
         victim.check()
         time.sleep(POLL_SECONDS / 10)
     raise StateError(f"{victim.name} got no keys for its study within {WAIT_SECONDS:g} s.", f"See {victim.log}.")
 
 
-def _attempts(engine: Engine, study: bytes) -> int:
-    with engine.connect() as connection:
-        return len(store.attempts_in(connection, _EVERY_STATE, study))
+def _attempts(database: Database, study: bytes) -> int:
+    with database.engine.connect() as connection:
+        return len(store.attempts_in(connection, tuple(store.AttemptState), study))
 
 
-def _contribution(study: bytes, others: Sequence[tuple[str, Engine]]) -> tuple[str, bytes]:
+def _contribution(study: bytes, others: Sequence[tuple[str, Database]]) -> tuple[str, bytes]:
     """Some bytes of the first payload found in another hospital's database: exactly what it uploads."""
-    for name, engine in others:
-        with engine.connect() as connection:
-            for attempt in store.attempts_in(connection, ("payload",), study):
-                row = store.find_attempt(connection, study, attempt["attempt"])
-                payload = bytes(row["payload"] or b"") if row is not None else b""
+    for name, database in others:
+        with database.engine.connect() as connection:
+            for attempt in store.attempts_in(connection, (store.AttemptState.PAYLOAD,), study):
+                row = store.find_attempt(connection, study, attempt.attempt)
+                payload = (row.payload or b"") if row is not None else b""
                 if payload:
                     middle = len(payload) // 2
                     return name, payload[middle : middle + SAMPLE_BYTES]

@@ -20,7 +20,7 @@ from veilsum_deploy.evaluation import accuracy, exact_head, pool, result_head
 from veilsum_node.database import open_database
 from veilsum_node.identity.provision import Kit
 from veilsum_participant.data import load_records
-from veilsum_privacy.securesum.context import plan_round
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.tasks.base import Records
 
 
@@ -77,7 +77,8 @@ def _accuracies(trial: Trial, directory: Path) -> dict[str, Any]:
 def _bytes_per_value(done: Finished) -> dict[str, Any]:
     """Ciphertext bytes for one value of one hospital: as sent, and where ciphertexts are full."""
     declared, round_info = done.study.tasks[0], done.info.rounds[0]
-    plan = plan_round(done.study, declared.label, len(done.info.enrolled), len(round_info.cohort)).encoding
+    task = AgreedStudy(done.study).task(declared.label)
+    plan = task.plan(len(done.info.enrolled), len(round_info.cohort)).encoding
     each = round_info.bytes_received / len(round_info.cohort)
     capacity = plan.lanes * plan.parameters.data_slots
     return {
@@ -89,15 +90,14 @@ def _bytes_per_value(done: Finished) -> dict[str, Any]:
 
 def released(kit: Kit, finished: Sequence[Finished]) -> list[dict[str, Any]]:
     """Every released sum in the coordinator's journal: all that it ever learned of the records."""
-    engine = open_database(kit.coordinator.directory / "state" / "coordinator.db")
     rows = []
-    try:
+    with open_database(kit.coordinator.directory / "state" / "coordinator.db") as database:
         for done in finished:
-            for row in read_releases(engine, done.key):
+            for row in read_releases(database, done.key):
                 cohort = tuple(json.loads(row["cohort"]))
-                plan = plan_round(done.study, row["label"], len(done.info.enrolled), len(cohort))
+                plan = AgreedStudy(done.study).task(row["label"]).plan(len(done.info.enrolled), len(cohort))
                 values = np.frombuffer(row["values"], dtype="<i8").astype(np.int64)
-                release = read_release(done.study, plan, values, row["round"], cohort, row["digest"])
+                release = read_release(plan, values, row["round"], cohort, row["digest"])
                 rows.append(
                     {
                         "study": done.study.name,
@@ -109,8 +109,6 @@ def released(kit: Kit, finished: Sequence[Finished]) -> list[dict[str, Any]]:
                         "noise_std": {name: round(std, 4) for name, std in release.noise_std.items()},
                     }
                 )
-    finally:
-        engine.dispose()
     return rows
 
 

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Engine
-
 from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
 from veilsum.remote import Remote, StudyInfo, connect
 from veilsum.verification import Look, look_at
@@ -23,7 +21,7 @@ from veilsum_deploy.demo.dossiers import write_dossiers
 from veilsum_deploy.demo.dropout import Kill, kill_before_contribution
 from veilsum_deploy.demo.hospitals import Hospitals
 from veilsum_deploy.demo.processes import POLL_SECONDS, Process, Processes, wait_for_file
-from veilsum_node.database import open_database
+from veilsum_node.database import Database, open_database
 from veilsum_node.errors import StateError
 from veilsum_node.identity import Credentials, load_credentials
 from veilsum_node.identity.provision import Kit
@@ -233,16 +231,15 @@ class Analyst:
 
 def _drop_out(trial: Trial, analyst: Analyst, sites: dict[str, Process]) -> None:
     with ExitStack() as stack:
-        engines: dict[str, Engine] = {}
+        databases: dict[str, Database] = {}
         for party in trial.kit.participants:
-            engines[party.name] = open_database(party.directory / "participant.db")
-            stack.callback(engines[party.name].dispose)
+            databases[party.name] = stack.enter_context(open_database(party.directory / "participant.db"))
         victim = sites[trial.victim]
-        others = [(name, engine) for name, engine in engines.items() if name != trial.victim]
+        others = [(name, database) for name, database in databases.items() if name != trial.victim]
         for number in range(1, KILL_TRIES + 1):
             study = analyst.compile(f"dropout-{number}", "fedcgs", EPSILONS[0])
             key = analyst.submit(study)
-            trial.kill = kill_before_contribution(analyst.remote, key, victim, engines[trial.victim], others)
+            trial.kill = kill_before_contribution(analyst.remote, key, victim, databases[trial.victim], others)
             finished = analyst.finish(study, key, killed=lambda process: process is victim and trial.kill is not None)
             if trial.kill:
                 trial.survived = finished

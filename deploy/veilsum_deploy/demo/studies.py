@@ -29,7 +29,7 @@ from veilsum_node.errors import Misuse, VeilsumError
 from veilsum_participant import store
 from veilsum_participant.applying.model import Model
 from veilsum_participant.data import load_records
-from veilsum_privacy.computation.contribution import kept_blocks
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Floats, Records
 
@@ -165,13 +165,9 @@ def _kept(done: Finished, site: str, directory: Path) -> dict[str, Floats] | Non
     source = next((task.source for task in done.study.tasks if task.source is not None), None)
     if source is None:
         return None
-    engine = open_readonly(directory / "participants" / site / "participant.db")
-    try:
-        with engine.connect() as connection:
-            vector = store.kept_vector(connection, done.key, source)
-    finally:
-        engine.dispose()
-    return None if vector is None else kept_blocks(done.study, source, vector)[0]
+    with open_readonly(directory / "participants" / site / "participant.db") as database, database.reading() as connection:
+        vector = store.kept_vector(connection, done.key, source)
+    return None if vector is None else AgreedStudy(done.study).task(source).kept_blocks(vector)[0]
 
 
 def _test_records(hospitals: Hospitals, directory: Path) -> dict[str, Records]:

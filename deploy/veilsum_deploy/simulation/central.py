@@ -12,8 +12,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from veilsum_coordinator.parts.federation import Release
 from veilsum_coordinator.service.runner import RoundLostError
 from veilsum_node.errors import HostileInput, Misuse
@@ -21,10 +19,10 @@ from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_privacy.computation.contribution import Place, compute_sum
 from veilsum_privacy.mechanism.noise import NoisePlan
 from veilsum_privacy.results.proof_files import release_digest
-from veilsum_privacy.securesum.context import RoundPlan, decode_broadcast, encode_broadcast, plan_round
+from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask, RoundPlan
+from veilsum_privacy.securesum.context import decode_broadcast, encode_broadcast
 from veilsum_privacy.study.study import Study, study_digest
-from veilsum_privacy.tasks import build_declared, grid_unit
-from veilsum_privacy.tasks.base import Floats, Records, RecordTask, Task, TrainingTask
+from veilsum_privacy.tasks.base import Floats, Records, RecordTask, TrainingTask
 from veilsum_privacy.tasks.feature_maps import Encode
 
 ADDITIVE = frozenset({"gradient"})
@@ -74,10 +72,7 @@ class CentralFederation:
         self._states: dict[str, Mapping[str, Floats]] = {}
         self._key = study_digest(study.to_bytes())
         self._holders = study.sites if holders is None else holders
-        # Of its schema only the number of records that one place may hold is another.
-        most = study.data.max_records * self._holders
-        self._whole = study.model_copy(update={"data": study.data.model_copy(update={"max_records": most})})
-        self._prepared = {task.label: self._prepare(task.label) for task in study.tasks}
+        self._prepared = {task.label: self._prepare(task) for task in AgreedStudy(study).tasks}
 
     @property
     def study(self) -> Study:
@@ -100,43 +95,44 @@ class CentralFederation:
         """
         if label not in self._prepared:
             raise HostileInput("The study declares no task of that label.")
-        task, plan = self._prepared[label]
+        plan = self._prepared[label]
+        task = plan.task
         if self._released[label] >= plan.declaration.releases:
             raise RoundLostError(f"The releases of {label} are used up.")
         arrays = decode_broadcast(encode_broadcast({**self._encoder, **(broadcast or {})}))
         place = Place(0, {}, self._encode, (0,), self._states.get(label, {}), self._random)
-        part = compute_sum(self._whole, plan, self._records, arrays, place, task=task)
+        part = compute_sum(plan, self._records, arrays, place)
         if part.state:
             self._states[label] = part.state
         total = part.total + plan.noise.draw(plan.encoding.size, self._random)
         self._released[label] += 1
         if self._watch is not None:
             self._watch(label)
-        unit, layout = grid_unit(task, plan.declaration), task.layout()
-        std = math.sqrt(plan.noise.total_variance(1)) * unit
-        additive = isinstance(task, RecordTask) or task.name in ADDITIVE
+        additive = isinstance(task.task, RecordTask) or task.task.name in ADDITIVE
         cohort = self._study.participants[: self._holders if additive else 1]
         number = self._released.total()
         digest = release_digest(self._key, number, number, total.astype("<i8").tobytes())
-        values = layout.split((total * unit).astype(np.float64))
-        return Release(label, number, values, layout.noise_std(std), tuple(cohort), digest)
+        std = task.block_std(math.sqrt(plan.noise.total_variance(1)))
+        return Release(label, number, task.blocks(total), std, tuple(cohort), digest)
 
     def checkpoint(self, arrays: Mapping[str, Floats], summary: Mapping[str, Any]) -> None:
         """Keeps nothing."""
 
-    def _prepare(self, label: str) -> tuple[Task, RoundPlan]:
-        """The task, and its plan with room for all records and the whole noise in one draw."""
-        study = self._study
-        plan = plan_round(study, label, study.sites, study.sites)
-        task = build_declared(study, plan.declaration)
-        if isinstance(task, TrainingTask):
-            # Steps are divided by the number of records that a site is expected to have: here it is that of all of them.
-            parameters = dict(plan.declaration.parameters)
-            if EXPECTED in parameters:
-                parameters[EXPECTED] = int(parameters[EXPECTED]) * self._holders
-            declaration = plan.declaration.model_copy(update={"parameters": parameters})
-            return build_declared(self._whole, declaration), replace(plan, declaration=declaration)
+    def _prepare(self, task: AgreedTask) -> RoundPlan:
+        """The plan of a round with room for all records and the whole noise in one draw."""
+        plan = task.plan(task.study.sites, task.study.sites)
+        if isinstance(task.task, TrainingTask):
+            return replace(plan, task=self._pooled(task))
         if plan.noise.drawn:
             plan = replace(plan, noise=NoisePlan("local", plan.noise.variance, 1, plan.noise.colluders))
         bound = min(plan.encoding.bound * self._holders, LARGEST_BOUND)
-        return task, replace(plan, encoding=replace(plan.encoding, bound=bound))
+        return replace(plan, encoding=replace(plan.encoding, bound=bound))
+
+    def _pooled(self, task: AgreedTask) -> AgreedTask:
+        """A task that trains, at a site with all records: it may hold that many, and expects that many."""
+        data, parameters = task.study.data, dict(task.declaration.parameters)
+        if EXPECTED in parameters:  # steps are divided by it
+            parameters[EXPECTED] = int(parameters[EXPECTED]) * self._holders
+        data = data.model_copy(update={"max_records": data.max_records * self._holders})
+        whole = AgreedStudy(task.study.model_copy(update={"data": data}))
+        return AgreedTask(whole, task.declaration.model_copy(update={"parameters": parameters}))

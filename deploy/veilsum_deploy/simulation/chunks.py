@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,14 +22,13 @@ from veilsum_deploy.simulation.training import SiteTraining, site_training
 from veilsum_deploy.simulation.walking import of_system
 from veilsum_node.errors import Misuse
 from veilsum_node.randomness import RandomSource
-from veilsum_privacy.computation.contribution import Place, compute_sum, kept_part
+from veilsum_privacy.computation.contribution import Place, compute_sum
 from veilsum_privacy.mechanism.clipping import scattered_sum, site_sum
 from veilsum_privacy.mechanism.noise import NoisePlan, discrete_gaussian
 from veilsum_privacy.mechanism.steps import poisson_sample
 from veilsum_privacy.mechanism.weights import cohort_factors
-from veilsum_privacy.securesum.context import RoundPlan, plan_round
-from veilsum_privacy.study.study import Study, TaskDeclaration
-from veilsum_privacy.tasks import TASKS, build_declared, grid_unit
+from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask, RoundPlan
+from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import FeatureParameters, Floats, Records, RecordTask, Task
 from veilsum_privacy.tasks.feature_maps import ENCODER_MATRIX, ENCODER_OFFSET, Encode, map_records
 
@@ -123,7 +122,7 @@ class Prepared(NamedTuple):
         training: trains many sites at once, up to rounding; None where sites do not train, or one by one.
     """
 
-    task: Task
+    task: Task[Any]
     plan: RoundPlan
     vectors: Vectors | None
     parameters: FeatureParameters | None
@@ -135,20 +134,17 @@ class Remembered:
     """What this process remembers of a simulation: its tasks, and records of many sites as one."""
 
     def __init__(self, sites: Sites) -> None:
-        self.sites = sites
+        self.sites, self.agreed = sites, AgreedStudy(sites.study)
         self.prepared = lru_cache(maxsize=64)(self._prepared)
         self.pooled = lru_cache(maxsize=2)(self._pooled)
         self._mapped: dict[tuple[tuple[int, ...], str], tuple[list[Floats | None], Records | None]] = {}
 
     def _prepared(self, label: str, cohort: int) -> Prepared:
-        study = self.sites.study
-        plan = plan_round(study, label, cohort, cohort)
-        task = build_declared(study, plan.declaration)
+        agreed = self.agreed.task(label)
+        task = agreed.task
         vectors = task.vectors_of_sites if isinstance(task, BatchTask) else perceptron_vectors(task)
-        parameters = TASKS[task.name].Parameters.model_validate(dict(plan.declaration.parameters))
-        features = parameters if isinstance(parameters, FeatureParameters) else None
-        together = _alike(study, plan.declaration, task, features) and (isinstance(task, RecordTask) or vectors is not None)
-        return Prepared(task, plan, vectors, features, together, site_training(study, plan.declaration, task))
+        together = _alike(agreed) and (isinstance(task, RecordTask) or vectors is not None)
+        return Prepared(task, agreed.plan(cohort, cohort), vectors, task.features, together, site_training(agreed))
 
     def _pooled(self, members: tuple[int, ...]) -> Records:
         """The records of sites as one; ``subjects`` says whose each is: 0 for the first of the members and so on."""
@@ -188,7 +184,7 @@ def compute_chunk(chunk: Chunk) -> Part:
 
 def compute_members(memory: Remembered, chunk: Chunk) -> Part:
     """:func:`compute_chunk` with what the process remembers."""
-    study, broadcast = memory.sites.study, chunk.broadcast.get()
+    broadcast = chunk.broadcast.get()
     own = memory.prepared(chunk.label, len(chunk.cohort))
     task, plan = own.task, own.plan
     total: Integers | None = None
@@ -206,7 +202,7 @@ def compute_members(memory: Remembered, chunk: Chunk) -> Part:
     once = all(map(of_system, chunk.sources)) and not plan.declaration.keep
     for place, source, state, held in zip(chunk.members, chunk.sources, chunk.states, chunk.kept, strict=True):
         where = Place(place, held, memory.sites.encode, chunk.cohort, state, source)
-        part = compute_sum(study, plan, memory.sites.records[place], broadcast, where, task=task)
+        part = compute_sum(plan, memory.sites.records[place], broadcast, where)
         states.append(part.state or state)
         if once:
             total += part.total
@@ -214,7 +210,7 @@ def compute_members(memory: Remembered, chunk: Chunk) -> Part:
         noised = part.total + plan.noise.draw(plan.encoding.size, source)
         total += noised
         if plan.declaration.keep:
-            kept.append(kept_part(study, plan.declaration, noised, place))
+            kept.append(plan.task.kept_part(noised, place))
     if once:
         total += _noise(plan.noise, plan.encoding.size, chunk.sources)
     return Part(total, chunk.sources, tuple(states), tuple(kept))
@@ -252,11 +248,11 @@ def _noise(plan: NoisePlan, size: int, sources: Sequence[RandomSource]) -> Integ
     return total
 
 
-def _alike(study: Study, declaration: TaskDeclaration, task: Task, parameters: FeatureParameters | None) -> bool:
+def _alike(agreed: AgreedTask) -> bool:
     """Whether sites do the same whoever they are, so that their records may stand side by side."""
-    if declaration.disclosure != "joint" or declaration.keep or declaration.source is not None or task.site_arrays():
+    if agreed.per_site or agreed.declaration.keep or agreed.source is not None or agreed.task.site_arrays():
         return False
-    return study.privacy.unit == "record" and (parameters is None or parameters.alignment is None)
+    return agreed.study.privacy.unit == "record" and agreed.task.alignment is None
 
 
 def _unclamped(memory: Remembered, chunk: Chunk) -> bool:
@@ -279,7 +275,7 @@ def _features(memory: Remembered, chunk: Chunk, own: Prepared, broadcast: Mappin
     known = None if own.parameters is None else memory.features(chunk.members, own.parameters, broadcast)
     if own.plan.declaration.sampling_rate < 1 and own.training is None:  # who trains draws its own samples
         taken = np.flatnonzero(_sampled(memory, chunk, own.plan))
-        records, known = _take(records, taken), None if known is None else _take(known, taken)
+        records, known = records.take(taken), None if known is None else known.take(taken)
     if known is not None:
         return known
     if own.parameters is None:
@@ -287,14 +283,8 @@ def _features(memory: Remembered, chunk: Chunk, own: Prepared, broadcast: Mappin
     return map_records(memory.sites.study, own.parameters, records, broadcast, index=0, encode=memory.sites.encode)
 
 
-def _take(records: Records, rows: NDArray[np.intp]) -> Records:
-    labels = None if records.labels is None else records.labels[rows]
-    subjects = None if records.subjects is None else records.subjects[rows]
-    return Records(records.features[rows], records.present[rows], labels, subjects)
-
-
 def _record_sum(
-    memory: Remembered, chunk: Chunk, own: Prepared, task: RecordTask, broadcast: Mapping[str, Floats]
+    memory: Remembered, chunk: Chunk, own: Prepared, task: RecordTask[Any], broadcast: Mapping[str, Floats]
 ) -> Integers:
     records = replace(_features(memory, chunk, own, broadcast), subjects=None)
     size, grid = task.layout().size, own.plan.declaration.grid
@@ -312,13 +302,13 @@ def _site_sums(
     records, task, plan = _features(memory, chunk, own, broadcast), own.task, own.plan
     count, size = len(chunk.members), task.layout().size
     offsets, factors = _offsets(records, count), _factors(memory, chunk, task, broadcast)
-    plain, unit, bound = replace(records, subjects=None), grid_unit(task, plan.declaration), plan.encoding.bound
+    plain, unit, bound = replace(records, subjects=None), plan.task.unit, plan.encoding.bound
     total = np.zeros(size, dtype=np.int64)
     step = max(1, LARGEST_STACK // size)
     for start in range(0, count, step):
         stop = min(start + step, count)
         rows = np.arange(offsets[start], offsets[stop], dtype=np.intp)
-        part = plain if stop - start == count else _take(plain, rows)
+        part = plain if stop - start == count else plain.take(rows)
         vectors = vectors_of(part, offsets[start : stop + 1] - offsets[start], broadcast)
         if vectors.shape != (stop - start, size) or not np.isfinite(vectors).all():
             raise Misuse("A task gave a vector that is not finite or has the wrong length.")
@@ -340,7 +330,7 @@ def _trained_sum(
         rows = np.arange(offsets[part.start], offsets[part.stop], dtype=np.intp)
         own_offsets = offsets[part.start : part.stop + 1] - offsets[part.start]
         members, sources = chunk.members[part], chunk.sources[part]
-        vectors = training.vectors(_take(plain, rows), own_offsets, broadcast, members, own.plan.noise, sources)
+        vectors = training.vectors(plain.take(rows), own_offsets, broadcast, members, own.plan.noise, sources)
         if vectors.shape != (len(members), size) or not np.isfinite(vectors).all():
             raise Misuse("A task gave a vector that is not finite or has the wrong length.")
         scaled = np.clip(factors[part, None] * vectors / task.clip(), -1.0, 1.0) * declaration.resolution
@@ -354,7 +344,7 @@ def _offsets(records: Records, sites: int) -> Integers:
     return np.searchsorted(owners, np.arange(sites + 1)).astype(np.int64)
 
 
-def _factors(memory: Remembered, chunk: Chunk, task: Task, broadcast: Mapping[str, Floats]) -> Floats:
+def _factors(memory: Remembered, chunk: Chunk, task: Task[Any], broadcast: Mapping[str, Floats]) -> Floats:
     """What the members' vectors are multiplied by."""
     if not task.weighted():
         return np.ones(len(chunk.members))

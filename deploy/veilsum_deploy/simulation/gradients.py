@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +30,7 @@ ROWS = 2**15
 """Records whose gradients are held at once, unless one site has more."""
 
 
-def perceptron_vectors(task: Task) -> Vectors | None:
+def perceptron_vectors(task: Task[Any]) -> Vectors | None:
     """A function that gives the vectors of many sites; None unless the task is "gradient" of a perceptron."""
     if not isinstance(task, Gradient):
         return None

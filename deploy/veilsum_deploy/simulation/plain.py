@@ -22,10 +22,9 @@ from veilsum_deploy.simulation.engines import Engine, SerialEngine, Shared
 from veilsum_deploy.simulation.record import RoundRecord, RunRecorder, SiteStates
 from veilsum_node.errors import Misuse
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
-from veilsum_privacy.computation.contribution import kept_blocks
 from veilsum_privacy.results.proof_files import release_digest
 from veilsum_privacy.securesum.context import broadcast_digest, decode_broadcast, encode_broadcast
-from veilsum_privacy.study.study import Study, study_digest
+from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.feature_maps import Encode
 
@@ -89,7 +88,6 @@ class PlainFederation:
         self.sums: list[Integers] = []
         self._study, self._engine, self._recorder, self._watch = study, engine, recorder, watch
         self._batched, self._rounded = batched, rounded
-        self._key = study_digest(study.to_bytes())
         self._released: Counter[tuple[str, str]] = Counter()  # by label and member, as each participant counts its own
         self._encoder = dict(encoder or {})
         self._sources = [sites[name].noise_random for name in study.participants]
@@ -116,7 +114,7 @@ class PlainFederation:
             KeyError: it kept none.
         """
         place = self._study.participants.index(site)
-        return kept_blocks(self._study, label, self._states.kept[place][label])[0]
+        return self._memory.agreed.task(label).kept_blocks(self._states.kept[place][label])[0]
 
     def sum(
         self, label: str, broadcast: Mapping[str, Floats] | None = None, *, members: Collection[str] | None = None
@@ -150,8 +148,8 @@ class PlainFederation:
         number = len(self.sums)
         if self._watch is not None:
             self._watch(label)
-        digest = release_digest(self._key, number, number, total.astype("<i8").tobytes())
-        return read_release(study, plan, total, number, cohort, digest)
+        digest = release_digest(self._memory.agreed.digest, number, number, total.astype("<i8").tobytes())
+        return read_release(plan, total, number, cohort, digest)
 
     def _computed(self, label: str, arrays: Mapping[str, Floats], places: tuple[int, ...]) -> Integers:
         """Every member's noised vector, added up; what members keep is noted."""

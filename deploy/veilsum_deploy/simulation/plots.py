@@ -5,15 +5,18 @@ Colours are those of Okabe and Ito, which people with any colour vision tell apa
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from veilsum_deploy.datasets import EXTRA
 from veilsum_deploy.simulation.naming import BASELINES
 from veilsum_deploy.simulation.sweep import EPSILON, NO_NOISE, Cell, Sweep, shown
 from veilsum_deploy.simulation.tables import Estimate, Row
+from veilsum_node.errors import Misuse
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,6 +47,16 @@ class Table:
     sweep: Sweep
     rows: Sequence[Row]
     title: str
+
+
+def require_matplotlib() -> None:
+    """Fail before a sweep, not after it, where pictures cannot be drawn.
+
+    Raises:
+        Misuse: matplotlib is not installed.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise Misuse("matplotlib, which draws a sweep's pictures, is not installed.", EXTRA)
 
 
 def draw(folder: Path, table: Table) -> list[Path]:

@@ -31,8 +31,8 @@ from veilsum_deploy.simulation.study import Beside, Draft, Outcome, Run, Simulat
 from veilsum_node.errors import Misuse, StateError, VeilsumError
 from veilsum_node.identity import load_credentials
 from veilsum_participant.store import kept_vector
-from veilsum_privacy.computation.contribution import kept_blocks
 from veilsum_privacy.results.result import Result, load_result, save_result
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study, study_digest
 from veilsum_privacy.tasks.base import Floats
 
@@ -203,10 +203,10 @@ def _kept(local: LocalFederation, study: Study, key: bytes) -> Kept:
     """What sites kept, from their own state."""
 
     def kept(site: str, label: str) -> Mapping[str, Floats]:
-        with local.cores[site].site.engine.connect() as connection:
+        with local.cores[site].site.database.engine.connect() as connection:
             vector = kept_vector(connection, key, label)
         if vector is None:
             raise StateError(f"{site} kept nothing of {label!r}.")
-        return kept_blocks(study, label, vector)[0]
+        return AgreedStudy(study).task(label).kept_blocks(vector)[0]
 
     return kept

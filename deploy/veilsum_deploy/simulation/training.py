@@ -21,8 +21,8 @@ from veilsum_deploy.simulation.walking import NoisedSteps, Pull, Sites, Walk, by
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.randomness import RandomSource
 from veilsum_privacy.mechanism.noise import NoisePlan
-from veilsum_privacy.study.study import Study, TaskDeclaration
-from veilsum_privacy.tasks.base import Floats, Records, Task
+from veilsum_privacy.securesum.agreed import AgreedTask
+from veilsum_privacy.tasks.base import Floats, Records
 from veilsum_privacy.tasks.features import clipped, usable
 from veilsum_privacy.tasks.generation import finite_array
 from veilsum_privacy.tasks.local_training import SEEDS, STEPS, LocalTraining, effective_steps
@@ -46,8 +46,8 @@ LARGEST_BATCHES = 2**22
 class SiteTraining:
     """Trains many sites in rounds of the task "local-training"."""
 
-    def __init__(self, study: Study, declaration: TaskDeclaration, task: LocalTraining, architecture: Perceptron) -> None:
-        self._study, self._declaration, self._task = study, declaration, task
+    def __init__(self, agreed: AgreedTask, task: LocalTraining, architecture: Perceptron) -> None:
+        self._study, self._declaration, self._task = agreed.study, agreed.declaration, task
         self._stack, self._architecture = PerceptronStack(architecture), architecture
 
     def vectors(
@@ -183,8 +183,9 @@ class SiteTraining:
         return np.column_stack([(share / worth)[:, None] * updates, share * worth * weight, share * p.norm])
 
 
-def site_training(study: Study, declaration: TaskDeclaration, task: Task) -> SiteTraining | None:
+def site_training(agreed: AgreedTask) -> SiteTraining | None:
     """Training of many sites at once; None where sites train one by one, because they have to or because it is no slower."""
+    study, declaration, task = agreed.study, agreed.declaration, agreed.task
     if not isinstance(task, LocalTraining) or not isinstance(task.architecture, Perceptron):
         return None
     if task.architecture.size > MOST_VALUES or task.objective.name not in OBJECTIVES:
@@ -193,7 +194,7 @@ def site_training(study: Study, declaration: TaskDeclaration, task: Task) -> Sit
         return None
     if declaration.disclosure != "joint" or declaration.keep or declaration.source:
         return None
-    return SiteTraining(study, declaration, task, task.architecture)
+    return SiteTraining(agreed, task, task.architecture)
 
 
 def _scaled_to(updates: Floats, norm: float) -> Floats:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from veilsum_node.errors import StateError
+from veilsum_node.errors import Damage, StateError
 from veilsum_node.identity.certificate import Role
 from veilsum_node.identity.files import write_new
 
@@ -106,7 +106,7 @@ class IssuedRecord:
             parsed = [json.loads(line) for line in whole.splitlines()]
             return [Issued(**{**fields, "role": Role(fields["role"])}) for fields in parsed]
         except (ValueError, TypeError, KeyError) as error:
-            raise StateError(f"The record {self._path} is damaged.", "Restore it from a backup.") from error
+            raise Damage(f"The record {self._path} is damaged.", "Restore it from a backup.") from error
 
 
 def _check_free(entries: Sequence[Issued], new: Issued, *, replace: bool) -> None:

@@ -16,7 +16,7 @@ SET_SECONDS = 5.0
 """A difference between time of day and elapsed time from which the clock was set rather than read to the second."""
 
 RETURN_SECONDS = 30.0
-"""How long everybody may take to dial again after a process stood still: the longest pause between two tries."""
+"""How long everybody may take to dial again after a process stood still: a participant's longest pause between two tries."""
 
 STILL_SECONDS = 10.0
 """A longer time between two looks is a process that stood still: on a suspended machine, on a paused one, or on a busy one."""
@@ -27,7 +27,7 @@ TICK_SECONDS = 1.0
 
 class SteadyClock:
     """Counts seconds from the time of day at which it was made, and tells in the log what happens to the clock. Thread-safe;
-    call it every second or so, or let it :meth:`keep` itself.
+    what it tells it tells when it is asked, so let it :meth:`keep` itself.
 
     Args:
         clock: time of day, Unix seconds.

@@ -19,7 +19,7 @@ import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
+from veilsum_node.errors import ConfigurationError, Misuse, Unavailable
 from veilsum_node.identity.files import MAX_FILE_BYTES, read_private
 
 PROBE_SECONDS = 5.0
@@ -34,7 +34,7 @@ MAX_ANSWER_BYTES = 16 * 1024
 """Longest head of a proxy's answer that is read."""
 
 
-class UnreachableError(HostileInput):
+class UnreachableError(Unavailable):
     """The coordinator cannot be reached, or what answers is not one of this federation."""
 
 

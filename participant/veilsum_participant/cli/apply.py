@@ -213,24 +213,19 @@ def kept_statistic(settings: ParticipantConfig, study: bytes, label: str) -> tup
     Raises:
         StateError: the site kept nothing of that task, or its state cannot be read.
     """
-    from veilsum_node.database import open_readonly, reading
+    from veilsum_node.database import open_readonly
     from veilsum_participant import store
-    from veilsum_privacy.computation.contribution import kept_blocks
-    from veilsum_privacy.study.study import parse_study
+    from veilsum_privacy.securesum.agreed import AgreedStudy
 
-    engine = open_readonly(settings.state)
-    try:
-        with reading(engine) as connection:
-            row = store.find_study(connection, study)
-            vector = store.kept_vector(connection, study, label)
-    finally:
-        engine.dispose()
+    with open_readonly(settings.state) as database, database.reading() as connection:
+        row = store.find_study(connection, study)
+        vector = store.kept_vector(connection, study, label)
     if row is None or vector is None:
         raise StateError(
             f"{settings.state}: this site kept nothing of the study's task {label!r}.",
             "Only a site that took part in that task can be aligned; use the state file of that time.",
         )
-    return kept_blocks(parse_study(row["study"]), label, vector)
+    return AgreedStudy.parse(row.study).task(label).kept_blocks(vector)
 
 
 def write_table(path: Path, heading: list[str], lines: Any, *, force: bool) -> None:

@@ -300,7 +300,7 @@ def _recover(settings: ParticipantConfig, source: str, *, as_json: bool) -> None
             waiting = site.restored() is not None
             obstacle = vouch(site, others)
         finally:
-            site.engine.dispose()
+            site.database.close()
     if as_json:
         print_json({"receipts": len(own), "charged": entries, "completed": not obstacle, "obstacle": obstacle})
         return
@@ -323,7 +323,7 @@ def _trust(settings: ParticipantConfig, reason: str, operator: str, *, as_json: 
     try:
         entries = trust_coordinator(site, reason, operator)
     finally:
-        site.engine.dispose()
+        site.database.close()
     print_fields({"trusted": True, "entries": entries}, title="The coordinator is trusted", as_json=as_json)
     if not as_json:
         print_line("Releases go on once the running or next started participant has read the coordinator's mirror.")
@@ -349,7 +349,6 @@ def set_budget(
     as_json: JsonOption = False,
 ) -> None:
     """Append a budget to the ledger; it holds for everything released so far."""
-    from veilsum_node.database import transaction
 
     settings = load_participant(config)
     reason, operator = reason.strip(), operator.strip()
@@ -358,7 +357,7 @@ def set_budget(
     if not 0 < delta < 0.5:
         raise Misuse(f"{delta:g} is no delta.", "Give a number well below one divided by the number of records, such as 1e-5.")
     offered, bound = {settings.population(name) for name in settings.datasets}, _epsilon(epsilon)
-    with open_own(settings) as (opened, engine), transaction(engine) as connection:
+    with open_own(settings) as (opened, database), database.transaction() as connection:
         known = offered | set(opened.populations(connection))
         if population not in known:
             raise Misuse(f"No dataset is of the population {population!r}.", did_you_mean(population, known))

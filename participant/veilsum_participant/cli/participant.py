@@ -252,7 +252,7 @@ def _site(config: Path, *, same_key: bool = True) -> Iterator[Site]:
     try:
         yield site
     finally:
-        site.engine.dispose()
+        site.database.close()
 
 
 def _waiting_fields(item: Waiting) -> dict[str, Any]:

@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from veilsum_node.database import Database
 from veilsum_node.errors import Misuse
 from veilsum_node.identity.tls import AUTHORITY_FILE
 from veilsum_node.overrides import overridden_tables
 from veilsum_participant.ledgers import Checked, check, load_authority
 
 if TYPE_CHECKING:
-    from sqlalchemy import Engine
-
     from veilsum_participant.config import ParticipantConfig
     from veilsum_privacy.ledger import Ledger, LedgerReader
 
@@ -115,18 +114,15 @@ def verify_place(
 
 
 @contextmanager
-def open_own(settings: ParticipantConfig) -> Iterator[tuple[Ledger, Engine]]:
+def open_own(settings: ParticipantConfig) -> Iterator[tuple[Ledger, Database]]:
     """The site's ledger to write to, signing with the site's key, and its database."""
     from veilsum_node.database import open_database
     from veilsum_node.identity import Role, load_credentials
     from veilsum_participant.session.client import open_ledger
 
     credentials = load_credentials(settings.identity, _now(), Role.PARTICIPANT)
-    engine = open_database(settings.state)
-    try:
-        yield open_ledger(engine, credentials, _now, same_key=True), engine
-    finally:
-        engine.dispose()
+    with open_database(settings.state) as database:
+        yield open_ledger(database, credentials, _now, same_key=True), database
 
 
 def _hash(text: str) -> bytes:

@@ -70,7 +70,7 @@ def _is_bounded(connection: Connection, site: Site, study: Study) -> bool:
 def _is_paid(connection: Connection, row: RowMapping) -> bool:
     """Whether all that the study declared was paid; then the answer is dropped."""
     study = store.find_study(connection, row["study"]) if row["fits"] else None
-    if study is None or remaining(connection, row["study"], parse_study(study["study"]), paid_only=True):
+    if study is None or remaining(connection, row["study"], parse_study(study.study), paid_only=True):
         return False
     connection.execute(delete(ANSWERS).where(ANSWERS.c.study == row["study"], ANSWERS.c.fits.is_(True)))
     return True

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, RowMapping
+from sqlalchemy import Connection
 
-from veilsum_node.database import reading, transaction
 from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_node.identity import Label, Role, verify, verify_certificate
 from veilsum_node.telemetry.logs import about
@@ -22,14 +21,16 @@ from veilsum_participant.protocol.answers import answer_fault, keep_answer
 from veilsum_participant.protocol.budgets import budget_faults, declared, promised, record_refused_study
 from veilsum_participant.protocol.cohorts import joining_faults
 from veilsum_participant.site import LOG, Site
+from veilsum_participant.store import PendingRow, PendingState
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.computation.rehearsal import rehearse
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study, parse_study, study_digest
 
 MOST_WAITING = 256
 """Studies that wait for the operator's word at most; further ones are refused."""
 
-UNDECIDED = ("waiting", "approved")
+UNDECIDED = (PendingState.WAITING, PendingState.APPROVED)
 """States of a study that may still be enrolled in; ``declined`` becomes ``refused`` once the coordinator is told."""
 
 _PREFIX = 4  # hexadecimal digits that an operator gives at least
@@ -53,7 +54,7 @@ class SignedStudy:
     coordinator: str
 
 
-def verify_study(site: Site, key: bytes, signed: SignedStudy) -> tuple[Study, str]:
+def verify_study(site: Site, key: bytes, signed: SignedStudy) -> tuple[AgreedStudy, str]:
     """Verify a study's digest, signature, federation, coordinator and time; returns it with its analyst's certified name.
 
     Raises:
@@ -68,32 +69,35 @@ def verify_study(site: Site, key: bytes, signed: SignedStudy) -> tuple[Study, st
     except HostileInput as error:
         raise Refusal(RefusalCode.STUDY_SIGNATURE, error.message) from error
     try:
-        study = parse_study(signed.data)
+        agreed = site.agreed(signed.data)
     except HostileInput as error:
         raise Refusal(RefusalCode.STUDY_INVALID, error.message) from error
+    study = agreed.study
     if study.federation != site.credentials.federation_id or study.coordinator != signed.coordinator:
         raise Refusal(RefusalCode.STUDY_REPLAYED, "The study is for another federation or coordinator.")
     if not study.created - 300 <= now < study.expires:
         raise Refusal(RefusalCode.STUDY_EXPIRED, "The study has expired, or this site's clock is behind.")
-    return study, analyst.name
+    return agreed, analyst.name
 
 
-def policy_refusals(connection: Connection, site: Site, study: Study, analyst: str) -> list[Refusal]:
+def policy_refusals(connection: Connection, site: Site, agreed: AgreedStudy, analyst: str) -> list[Refusal]:
     """Everything that speaks against a verified study, but for what its population has spent."""
+    study = agreed.study
     delta = site.budget_delta(study.dataset, connection)
-    faults = study_faults(study, analyst, site.config, site.name, delta)
+    faults = study_faults(agreed, analyst, site.config, site.name, delta)
     return [*faults, *joining_faults(connection, study, site.config, site.name)]
 
 
-def study_refusal(connection: Connection, site: Site, key: bytes, study: Study, analyst: str) -> Refusal | None:
+def study_refusal(connection: Connection, site: Site, agreed: AgreedStudy, analyst: str) -> Refusal | None:
     """Everything in policy and budget that speaks against a verified study, as one refusal; None for nothing."""
-    budget = budget_faults(connection, site.config, site.ledger, key, study)
-    return Refusal.of([*policy_refusals(connection, site, study, analyst), *budget])
+    budget = budget_faults(connection, site.config, site.ledger, agreed.digest, agreed.study)
+    return Refusal.of([*policy_refusals(connection, site, agreed, analyst), *budget])
 
 
-def _answer(connection: Connection, site: Site, key: bytes, study: Study, analyst: str) -> Refusal | None:
+def _answer(connection: Connection, site: Site, agreed: AgreedStudy, analyst: str) -> Refusal | None:
     """What an analyst is told of a study, which says something of the budget and so is not told without end."""
-    policy, asked = policy_refusals(connection, site, study, analyst), answer_fault(connection, site, key, study, analyst)
+    key, study = agreed.digest, agreed.study
+    policy, asked = policy_refusals(connection, site, agreed, analyst), answer_fault(connection, site, key, study, analyst)
     if asked is not None:  # the budget is not looked at, so that nothing about this refusal depends on it
         return Refusal.of([*policy, asked])
     budget = list(budget_faults(connection, site.config, site.ledger, key, study))
@@ -101,29 +105,31 @@ def _answer(connection: Connection, site: Site, key: bytes, study: Study, analys
     return Refusal.of([*policy, *budget])
 
 
-def rehearsal_faults(site: Site, study: Study) -> Iterator[Refusal]:
+def rehearsal_faults(site: Site, agreed: AgreedStudy) -> Iterator[Refusal]:
     """What would go wrong in any round of a study that the policy accepts, found without reading a record."""
+    study = agreed.study
     yield from site.structure_faults(study.dataset, study.data)
     for declaration in study.tasks:
         try:
-            rehearse(study, declaration.label)
+            rehearse(agreed.task(declaration.label))
         except HostileInput as error:
             yield Refusal(RefusalCode.STUDY_INVALID, error.message, error.advice)
 
 
-def decide(connection: Connection, site: Site, key: bytes, signed: SignedStudy, study: Study, analyst: str) -> Refusal | None:
+def decide(connection: Connection, site: Site, signed: SignedStudy, agreed: AgreedStudy, analyst: str) -> Refusal | None:
     """Decide on a verified study in the caller's transaction, which may enrol at once if it does not wait in the store.
 
     Returns:
         Why it is refused, entered into the ledger; None if it is accepted or waits.
     """
+    key, study = agreed.digest, agreed.study
     row = store.find_pending(connection, key)
-    if row is not None and row["state"] not in UNDECIDED:
-        store.change_pending(connection, key, state="refused")
-        return Refusal(RefusalCode.APPROVAL, _declined(row["reason"]))
-    approved = row is not None and row["state"] == "approved"  # the operator's word, which no bound holds back
-    refusal = (study_refusal if approved else _answer)(connection, site, key, study, analyst)
-    refusal = refusal or Refusal.of(rehearsal_faults(site, study))
+    if row is not None and row.state not in UNDECIDED:
+        store.change_pending(connection, key, state=PendingState.REFUSED)
+        return Refusal(RefusalCode.APPROVAL, _declined(row.reason))
+    approved = row is not None and row.state == PendingState.APPROVED  # the operator's word, which no bound holds back
+    refusal = (study_refusal if approved else _answer)(connection, site, agreed, analyst)
+    refusal = refusal or Refusal.of(rehearsal_faults(site, agreed))
     if refusal is not None:
         store.drop_pending(connection, key)
         record_refused_study(connection, site, key, study, refusal)
@@ -132,7 +138,7 @@ def decide(connection: Connection, site: Site, key: bytes, signed: SignedStudy, 
     if not waits:
         store.drop_pending(connection, key)
     elif row is None:
-        if sum(item["state"] in UNDECIDED for item in store.pending(connection)) >= MOST_WAITING:
+        if sum(item.state in UNDECIDED for item in store.pending(connection)) >= MOST_WAITING:
             return Refusal(RefusalCode.APPROVAL, f"{MOST_WAITING} studies wait for the operator's word already.")
         store.add_pending(
             connection,
@@ -143,7 +149,7 @@ def decide(connection: Connection, site: Site, key: bytes, signed: SignedStudy, 
             coordinator=signed.coordinator,
             analyst=analyst,
             time=site.clock(),
-            state="waiting",
+            state=PendingState.WAITING,
         )
         fields = about("waiting", study=study.name, digest=key)
         LOG.warning("study %s (%s) waits: veilsum participant approve %s", study.name, analyst, key.hex()[:12], extra=fields)
@@ -179,7 +185,7 @@ class Waiting:
 
 def waiting_studies(site: Site) -> list[Waiting]:
     """Every study that waits or was decided on lately, oldest first."""
-    with reading(site.engine) as connection:
+    with site.database.reading() as connection:
         return [_waiting(connection, site, row) for row in store.pending(connection)]
 
 
@@ -193,13 +199,13 @@ def approve(site: Site, name: str) -> Waiting:
         Misuse: no study, or several, wait under that name.
         Refusal: policy or budget speak against it now.
     """
-    with transaction(site.engine) as connection:
-        row = _find(connection, name, ("waiting",))
+    with site.database.transaction() as connection:
+        row = _find(connection, name, (PendingState.WAITING,))
         found = _waiting(connection, site, row)
         if found.obstacle is not None:
             raise found.obstacle
-        store.change_pending(connection, row["digest"], state="approved")
-        return _waiting(connection, site, _row(connection, row["digest"]))
+        store.change_pending(connection, row.digest, state=PendingState.APPROVED)
+        return _waiting(connection, site, _row(connection, row.digest))
 
 
 def decline(site: Site, name: str, reason: str) -> Waiting:
@@ -215,60 +221,61 @@ def decline(site: Site, name: str, reason: str) -> Waiting:
     reason = " ".join(reason.split())
     if not 0 < len(reason) <= _LONGEST_REASON or not reason.isprintable():
         raise Misuse(f"A reason is a text of 1 to {_LONGEST_REASON} characters.", "Say in a sentence why the site declines.")
-    with transaction(site.engine) as connection:
+    with site.database.transaction() as connection:
         row = _find(connection, name, UNDECIDED)
-        store.change_pending(connection, row["digest"], state="declined", reason=reason)
+        store.change_pending(connection, row.digest, state=PendingState.DECLINED, reason=reason)
         refusal = Refusal(RefusalCode.APPROVAL, _declined(reason))
-        record_refused_study(connection, site, row["digest"], parse_study(row["study"]), refusal, by_operator=True)
-        return _waiting(connection, site, _row(connection, row["digest"]))
+        record_refused_study(connection, site, row.digest, parse_study(row.study), refusal, by_operator=True)
+        return _waiting(connection, site, _row(connection, row.digest))
 
 
 def decided_studies(site: Site) -> list[bytes]:
     """Digests of studies that the operator decided on and the coordinator has not heard of."""
-    with reading(site.engine) as connection:
-        return [row["digest"] for row in store.pending(connection) if row["state"] in ("approved", "declined")]
+    with site.database.reading() as connection:
+        return [row.digest for row in store.pending(connection) if row.state in (PendingState.APPROVED, PendingState.DECLINED)]
 
 
 def _declined(reason: str) -> str:
     return f"The operator declined the study: {reason}"
 
 
-def _find(connection: Connection, name: str, states: tuple[str, ...]) -> RowMapping:
-    rows = [row for row in store.pending(connection) if row["state"] in states]
-    found = [row for row in rows if len(name) >= _PREFIX and row["digest"].hex().startswith(name.lower())]
+def _find(connection: Connection, name: str, states: tuple[PendingState, ...]) -> PendingRow:
+    rows = [row for row in store.pending(connection) if row.state in states]
+    found = [row for row in rows if len(name) >= _PREFIX and row.digest.hex().startswith(name.lower())]
     if len(found) == 1:
         return found[0]
     advice = "Give more of its digits; `veilsum participant studies` lists them." if rows else "None waits now."
     raise Misuse(f"{'No study waits' if not found else 'Several studies wait'} under {name!r}.", advice)
 
 
-def _row(connection: Connection, digest: bytes) -> RowMapping:
+def _row(connection: Connection, digest: bytes) -> PendingRow:
     row = store.find_pending(connection, digest)
     assert row is not None  # noqa: S101  read in the transaction that found it
     return row
 
 
-def _waiting(connection: Connection, site: Site, row: RowMapping) -> Waiting:
-    signed = SignedStudy(row["study"], row["signature"], row["certificate"], row["coordinator"])
-    study, analyst, obstacle = parse_study(row["study"]), row["analyst"], None
+def _waiting(connection: Connection, site: Site, row: PendingRow) -> Waiting:
+    signed = SignedStudy(row.study, row.signature, row.certificate, row.coordinator)
+    agreed, analyst, obstacle = site.agreed(row.study), row.analyst, None
+    study = agreed.study
     try:
-        verify_study(site, row["digest"], signed)
-        obstacle = study_refusal(connection, site, row["digest"], study, analyst)
+        verify_study(site, row.digest, signed)
+        obstacle = study_refusal(connection, site, agreed, analyst)
     except Refusal as refusal:  # its certificate or its time has run out since
         obstacle = refusal
     delta = site.budget_delta(study.dataset, connection)
     before, after = None, None
     if delta is not None:
         population = site.config.population(study.dataset)
-        others = promised(connection, site.config, population, row["digest"])
+        others = promised(connection, site.config, population, row.digest)
         before = site.ledger.headroom(population, others, connection).after
         after = site.ledger.headroom(population, others + declared(study), connection).after
     return Waiting(
-        digest=row["digest"],
+        digest=row.digest,
         study=study,
         analyst=analyst,
-        time=row["time"],
-        state=row["state"],
+        time=row.time,
+        state=row.state,
         epsilon=study_epsilon(study, study.privacy.delta if delta is None else delta),
         before=before,
         after=after,

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from sqlalchemy import Connection, create_engine
+from sqlalchemy import Connection
 
-from veilsum_node.database import open_readonly, reading
+from veilsum_node.database import open_database, open_readonly
 from veilsum_node.errors import StateError
 from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.protocol.budgets import Books
@@ -26,12 +26,8 @@ def open_books(config: ParticipantConfig) -> Iterator[tuple[Connection, Books]]:
         StateError: the file cannot be read.
     """
     fresh = not config.state.exists()
-    engine = create_engine("sqlite://") if fresh else open_readonly(config.state)
-    try:
-        with reading(engine) as connection:
-            yield connection, _FirstBudgets(config) if fresh else _ReadBooks(engine)
-    finally:
-        engine.dispose()
+    with open_database(":memory:") if fresh else open_readonly(config.state) as database, database.reading() as connection:
+        yield connection, _FirstBudgets(config) if fresh else _ReadBooks(database)
 
 
 class _ReadBooks(LedgerReader):

@@ -12,12 +12,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Protocol
 
-from sqlalchemy import Connection, RowMapping, inspect
+from sqlalchemy import Connection, inspect
 
 from veilsum_node.errors import Misuse, Refusal, RefusalCode
 from veilsum_participant import store
 from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.site import LOG, Site
+from veilsum_participant.store import AttemptState, PendingRow, PendingState, StudyRow
 from veilsum_privacy.ledger import Budget, Headroom, Kind, Mechanism, Reservation
 from veilsum_privacy.ledger.receipts import parse_receipt
 from veilsum_privacy.mechanism.noise import task_noise
@@ -70,7 +71,7 @@ def releases_used(connection: Connection, key: bytes, study: Study, label: str, 
     if counted.labels(store.PAID)[label] >= declaration.releases:
         return True
     price = _task_price(study, declaration)
-    return _used(connection, key, study, store.PAID, counted)[price] >= _priced(study)[price]
+    return _used(connection, key, study, store.PAID, counted)[price] >= _prices(study)[price]
 
 
 def budget_faults(
@@ -113,16 +114,16 @@ def promised(connection: Connection, config: ParticipantConfig, population: str,
     tables = inspect(connection).get_table_names()  # a file may be of an older layout, or have been opened for its ledger only
     total: Counter[Mechanism] = Counter()
 
-    def concerned(row: RowMapping) -> Study | None:
-        study = parse_study(row["study"])
+    def concerned(row: StudyRow | PendingRow) -> Study | None:
+        study = parse_study(row.study)
         offered = study.dataset in config.datasets
-        return study if row["digest"] != but and offered and config.population(study.dataset) == population else None
+        return study if row.digest != but and offered and config.population(study.dataset) == population else None
 
     for row in store.open_studies(connection) if store.STUDIES.name in tables else ():
         if (study := concerned(row)) is not None:
-            total += remaining(connection, row["digest"], study)
-    for row in store.pending(connection) if store.PENDING.name in tables else ():
-        if row["state"] == "approved" and (study := concerned(row)) is not None:
+            total += remaining(connection, row.digest, study)
+    for asked in store.pending(connection) if store.PENDING.name in tables else ():
+        if asked.state is PendingState.APPROVED and (study := concerned(asked)) is not None:
             total += declared(study)
     return total
 
@@ -179,7 +180,7 @@ def _task_price(study: Study, task: TaskDeclaration) -> _Price:
     return _price(Mechanism.of(task, task_noise(study, task, study.sites)))
 
 
-def _priced(study: Study) -> Counter[_Price]:
+def _prices(study: Study) -> Counter[_Price]:
     releases: Counter[_Price] = Counter()
     for task in study.tasks:
         releases[_task_price(study, task)] += task.releases
@@ -187,15 +188,15 @@ def _priced(study: Study) -> Counter[_Price]:
 
 
 def _used(
-    connection: Connection, key: bytes, study: Study, states: tuple[str, ...], counted: store.Tally | None = None
+    connection: Connection, key: bytes, study: Study, states: tuple[AttemptState, ...], counted: store.Tally | None = None
 ) -> Counter[_Price]:
     """Attempts of a study in some states, counted by price; those without a label by their receipts."""
     prices = {task.label: _task_price(study, task) for task in study.tasks}
     used: Counter[_Price] = Counter()
     counted = store.tally(connection, key, 0) if counted is None else counted
-    for label, count in (+counted.labels([state for state in states if state != "recovered"])).items():
+    for label, count in (+counted.labels([state for state in states if state is not AttemptState.RECOVERED])).items():
         used[prices[label]] += count
-    if "recovered" in states and counted.total(("recovered",)):
+    if AttemptState.RECOVERED in states and counted.total((AttemptState.RECOVERED,)):
         for receipt in store.recovered_receipts(connection, key):
             used[_price(parse_receipt(receipt).mechanism)] += 1
     return used

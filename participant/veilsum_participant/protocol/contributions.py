@@ -14,9 +14,9 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sqlalchemy import Connection, RowMapping
+from sqlalchemy import Connection
 
-from veilsum_node.database import after_commit, scrub, transaction
+from veilsum_node.database import after_commit
 from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_node.telemetry.logs import about
 from veilsum_participant import store
@@ -27,21 +27,19 @@ from veilsum_participant.protocol.cohorts import cohort_faults
 from veilsum_participant.protocol.limits import count_faults, kept_weights, weight_faults
 from veilsum_participant.protocol.patience import patiently
 from veilsum_participant.site import LOG, OpenStudy, Site, check_certificates, load_open_study
-from veilsum_participant.store import Kept
-from veilsum_privacy.computation.contribution import Place, contribute, kept_part
+from veilsum_participant.store import AttemptRow, AttemptState, Kept, StudyState
+from veilsum_privacy.computation.contribution import Place, contribute
 from veilsum_privacy.computation.rehearsal import rehearse
-from veilsum_privacy.ledger import Reservation
+from veilsum_privacy.ledger import Mechanism, Reservation
 from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, consent_commitment, consent_proof, sign_receipt
+from veilsum_privacy.securesum.agreed import AgreedTask, RoundPlan
 from veilsum_privacy.securesum.context import (
     Assignment,
-    RoundPlan,
     broadcast_digest,
     context_digest,
     decode_broadcast,
     encode_broadcast,
-    kept_origin,
     parse_assignment,
-    plan_round,
 )
 from veilsum_privacy.securesum.contribution import (
     SECRET_BYTES,
@@ -74,12 +72,19 @@ class Payload:
 
 def give_up_open(connection: Connection, site: Site, study: bytes, attempt: int | None = None) -> None:
     """Tombstone attempts that never got consent, erase their seeds and payloads, free their reservations; one transaction."""
-    rows = [row for row in store.attempts_in(connection, store.OPEN, study) if attempt in (None, row["attempt"])]
+    rows = [row for row in store.attempts_in(connection, store.OPEN, study) if attempt in (None, row.attempt)]
     for row in rows:
         store.change_attempt(
-            connection, study, row["attempt"], state="tombstone", self_seed=None, consent=None, payload=None, sizes=None
+            connection,
+            study,
+            row.attempt,
+            state=AttemptState.TOMBSTONE,
+            self_seed=None,
+            consent=None,
+            payload=None,
+            sizes=None,
         )
-        site.ledger.free(connection, row["context"])
+        site.ledger.free(connection, row.context)
     method = store.find_method(connection, study) if rows else None
     if method is not None:
         after_commit(connection, lambda: site.observer.ended(method, Outcome.GIVEN_UP, len(rows)))
@@ -153,17 +158,17 @@ class Contributions:
             assignment = parse_assignment(data)
         except HostileInput as error:
             raise Refusal(RefusalCode.CONTEXT, error.message) from error
-        with transaction(site.engine) as connection:
+        with site.database.reading() as connection:
             opened = load_open_study(connection, site, key)
             row = store.find_attempt(connection, key, assignment.attempt)
             checked = self._check(connection, opened, assignment, broadcast, resumed=row is not None)
-            if row is not None and site.steady() >= row["deadline"]:
+            if row is not None and site.steady() >= row.deadline:
                 raise Refusal(RefusalCode.ROUND, "The attempt's deadline has passed.")
         if row is not None:
             return _resume(row, checked)
         ready = self._prepare(opened, checked, broadcast)
         try:
-            with transaction(site.engine) as connection:
+            with site.database.transaction() as connection:
                 self._reserve(connection, opened, checked, data)
         except Refusal as refusal:
             self._record_refusal(opened, checked, refusal)
@@ -175,32 +180,29 @@ class Contributions:
 
     def give_up(self, key: bytes, attempt: int) -> None:
         """The attempt is over before consent. Idempotent; an attempt with consent stays as it is."""
-        with transaction(self._site.engine) as connection:
+        with self._site.database.transaction() as connection:
             give_up_open(connection, self._site, key, attempt)
-        scrub(self._site.engine)
+        self._site.database.scrub()
 
     def expire(self) -> None:
         """Give up attempts past their deadline, and those whose payload was never finished by an earlier process."""
         site = self._site
         now = site.steady()
-        with transaction(site.engine) as connection:
+        with site.database.transaction() as connection:
             for row in store.attempts_in(connection, store.OPEN):
-                if now >= row["deadline"]:
-                    where = {"digest": row["study"], "round": row["round"], "attempt": row["attempt"]}
-                    fields = about("given-up", label=row["label"], **where)
-                    LOG.warning(
-                        "attempt %d of study %s passed its deadline", row["attempt"], row["study"].hex()[:12], extra=fields
-                    )
-                    give_up_open(connection, site, row["study"], row["attempt"])
+                if now >= row.deadline:
+                    fields = about("given-up", label=row.label, digest=row.study, round=row.round, attempt=row.attempt)
+                    LOG.warning("attempt %d of study %s passed its deadline", row.attempt, row.study.hex()[:12], extra=fields)
+                    give_up_open(connection, site, row.study, row.attempt)
 
     def _check(
         self, connection: Connection, opened: OpenStudy, assignment: Assignment, broadcast: bytes, *, resumed: bool
     ) -> _Checked:
         site = self._site
         row, study = opened.row, opened.study
-        if row["status"] != "ready":
+        if row.status != StudyState.READY:
             raise Refusal(RefusalCode.KEYS, "The study's keys are not complete at this site.")
-        if not resumed and (assignment.attempt <= row["attempt"] or assignment.round < row["round"]):
+        if not resumed and (assignment.attempt <= row.attempt or assignment.round < row.round):
             raise Refusal(RefusalCode.ROUND, "Rounds and attempts only rise; this one was seen before.")
         if not resumed and assignment.deadline <= site.clock():  # a time of day; what is left of it passes, whatever the clock
             raise Refusal(RefusalCode.ROUND, "The attempt's deadline has passed.")
@@ -220,15 +222,15 @@ class Contributions:
         refuse(member_faults(members, study, policy, site.name))
         refuse(cohort_faults(connection, opened.digest, study, site.config, members, site.name))
         try:
-            plan = plan_round(study, assignment.label, len(roster.members), len(names))
+            plan = opened.agreed.task(assignment.label).plan(len(roster.members), len(names))
         except HostileInput as error:
             raise Refusal(RefusalCode.TASK, error.message) from error
         except Misuse as error:
             raise Refusal(RefusalCode.NOISE, error.message) from error
         counts = count_faults(connection, opened, assignment, policy, resumed=resumed)
         refuse([*noise_faults(plan.noise, members, policy, site.name), *counts])
-        secret, tag = row["secret_key"], row["tag_key"]
-        context = context_digest(study, opened.digest, roster, keys_digest(secret, tag), assignment, plan)
+        keys = keys_digest(store.promised(row.secret_key), store.promised(row.tag_key))
+        context = context_digest(plan, roster, keys, assignment)
         return _Checked(assignment, roster, plan, context)
 
     def _prepare(self, opened: OpenStudy, checked: _Checked, broadcast: bytes) -> _Ready:
@@ -237,13 +239,14 @@ class Contributions:
         Raises:
             Refusal: something is missing or wrong; no record had a part in that.
         """
-        site, study, declaration = self._site, opened.study, checked.plan.declaration
+        site, study, task = self._site, opened.study, checked.plan.task
+        declaration = task.declaration
         try:
             arrays = decode_broadcast(broadcast)
         except HostileInput as error:
             raise Refusal(RefusalCode.CONTEXT, error.message) from error
-        origin = kept_origin(study, opened.digest, declaration, checked.assignment.broadcast)
-        with transaction(site.engine) as connection:
+        origin = task.kept_origin(checked.assignment.broadcast)
+        with site.database.reading() as connection:
             kept = store.find_kept(connection, opened.digest, declaration.label) if declaration.keep else None
             sources = [] if declaration.source is None else [declaration.source]
             found = {label: store.find_kept(connection, opened.digest, label) for label in sources}
@@ -262,18 +265,18 @@ class Contributions:
             decode_broadcast(state or b""),
             site.noise_random,
         )
-        refuse(weight_faults(study, declaration, arrays, place, site.config.policy))
+        refuse(weight_faults(task, arrays, place, site.config.policy))
         refuse(site.structure_faults(study.dataset, study.data))
-        self._try(opened, declaration.label, arrays)
+        self._try(task, arrays)
         return _Ready(arrays, place, None if kept is None else kept.whole)
 
-    def _try(self, opened: OpenStudy, label: str, arrays: Mapping[str, Floats]) -> None:
+    def _try(self, task: AgreedTask, arrays: Mapping[str, Floats]) -> None:
         """Compute the task without records, once for every set of arrays of other names or shapes."""
-        tried = (opened.digest, label, *sorted((name, array.shape) for name, array in arrays.items()))
+        tried = (task.agreed.digest, task.label, *sorted((name, array.shape) for name, array in arrays.items()))
         if tried in self._tried:
             return
         try:
-            rehearse(opened.study, label, arrays)
+            rehearse(task, arrays)
         except HostileInput as error:
             raise Refusal(RefusalCode.CONTEXT, error.message, error.advice) from error
         if len(self._tried) >= _MOST_TRIED:
@@ -282,13 +285,13 @@ class Contributions:
 
     def _compute(self, opened: OpenStudy, checked: _Checked, ready: _Ready) -> _Computed:
         """The site's vector, of its records or of what it kept. Raises nothing, whatever the records are."""
-        site, study, declaration, task = self._site, opened.study, checked.plan.declaration, checked.assignment
+        site, study, plan, task = self._site, opened.study, checked.plan, checked.assignment
         if ready.kept is not None:
             return _Computed(ready.kept, True)
         place = ready.place
-        part = contribute(study, checked.plan, lambda: site.records(study.dataset, study.data), ready.arrays, place)
+        part = contribute(plan, lambda: site.records(study.dataset, study.data), ready.arrays, place)
         trained = place.state if part.fault is not None and not part.state else part.state
-        state = encode_broadcast({**trained, **kept_weights(study, declaration, ready.arrays, place)})
+        state = encode_broadcast({**trained, **kept_weights(plan.task, ready.arrays, place)})
         fields = about(
             "contributed", study=study.name, digest=opened.digest, round=task.round, attempt=task.attempt, label=task.label
         )
@@ -318,7 +321,7 @@ class Contributions:
             study=opened.digest,
             attempt=assignment.attempt,
             round=assignment.round,
-            state="reserved",
+            state=AttemptState.RESERVED,
             context=checked.context,
             assignment=data,
             deadline=site.steady() + min(left, 3600 * site.config.policy.attempt_hours),
@@ -333,10 +336,7 @@ class Contributions:
             attempt=checked.assignment.attempt,
             population=self._site.config.population(opened.study.dataset),
             dataset=opened.study.dataset,
-            sensitivity=checked.plan.declaration.grid,
-            noise=checked.plan.noise,
-            sampling_rate=checked.plan.declaration.sampling_rate,
-            steps=checked.plan.declaration.steps,
+            mechanism=Mechanism.of(checked.plan.declaration, checked.plan.noise),
             unit=opened.study.privacy.unit,
             cohort_size=len(checked.assignment.cohort),
             context=checked.context,
@@ -344,7 +344,7 @@ class Contributions:
 
     def _record_refusal(self, opened: OpenStudy, checked: _Checked, refusal: Refusal) -> None:
         site = self._site
-        with transaction(site.engine) as connection:
+        with site.database.transaction() as connection:
             give_up_open(connection, site, opened.digest)
             record_refused_release(connection, site, self._reservation(opened, checked), refusal)
 
@@ -360,23 +360,23 @@ class Contributions:
         consent = consent_key(self_seed, context)
 
         def keep() -> SignedReceipt:
-            with transaction(site.engine) as connection:
+            with site.database.transaction() as connection:
                 row = store.find_study(connection, opened.digest)
                 kept = store.find_attempt(connection, opened.digest, assignment.attempt)
-                if row is None or row["status"] != "ready" or kept is None or kept["state"] != "reserved":
+                if row is None or row.status != StudyState.READY or kept is None or kept.state != AttemptState.RESERVED:
                     raise Refusal(RefusalCode.ROUND, "The attempt was given up while it was computed.")
-                if site.steady() >= kept["deadline"]:
+                if site.steady() >= kept.deadline:
                     raise Refusal(RefusalCode.ROUND, "The attempt's deadline passed while it was computed.")
-                declaration = plan.declaration
-                if declaration.keep and store.find_kept(connection, opened.digest, declaration.label) is None:
-                    part = kept_part(opened.study, declaration, values, opened.study.participants.index(site.name))
-                    origin = kept_origin(opened.study, opened.digest, declaration, assignment.broadcast)
-                    store.keep_vector(connection, opened.digest, declaration.label, Kept(part, values, origin))
+                task = plan.task
+                if plan.declaration.keep and store.find_kept(connection, opened.digest, task.label) is None:
+                    part = task.kept_part(values, opened.study.participants.index(site.name))
+                    kept_vector = Kept(part, values, task.kept_origin(assignment.broadcast))
+                    store.keep_vector(connection, opened.digest, task.label, kept_vector)
                 if computed.state:
-                    store.keep_state(connection, opened.digest, assignment.attempt, declaration.label, computed.state)
+                    store.keep_state(connection, opened.digest, assignment.attempt, task.label, computed.state)
                 if computed.fault is not None:
                     site.ledger.fault(connection, context, type(computed.fault).__name__)
-                number = row["receipts"] + 1
+                number = row.receipts + 1
                 receipt = Receipt(
                     study=opened.digest,
                     participant=site.name,
@@ -387,7 +387,7 @@ class Contributions:
                     number=number,
                     head=site.ledger.head(connection),
                     dataset=opened.study.dataset,
-                    mechanism=self._reservation(opened, checked).mechanism,
+                    mechanism=Mechanism.of(plan.declaration, plan.noise),
                     unit=opened.study.privacy.unit,
                     cohort_size=len(assignment.cohort),
                     consent=consent_commitment(consent_proof(consent)),
@@ -398,7 +398,7 @@ class Contributions:
                     connection,
                     opened.digest,
                     assignment.attempt,
-                    state="payload",
+                    state=AttemptState.PAYLOAD,
                     self_seed=self_seed,
                     consent=consent,
                     consent_digest=consent_proof(consent),
@@ -414,11 +414,9 @@ class Contributions:
         return Payload(assignment.round, assignment.attempt, ciphertexts, signed)
 
 
-def _resume(row: RowMapping, checked: _Checked) -> Payload:
-    if row["context"] != checked.context or row["round"] != checked.assignment.round:
+def _resume(row: AttemptRow, checked: _Checked) -> Payload:
+    if row.context != checked.context or row.round != checked.assignment.round:
         raise Refusal(RefusalCode.CONTEXT, "The attempt was assigned before under another context.")
-    if row["state"] != "payload":
-        raise Refusal(RefusalCode.ROUND, f"The attempt cannot be uploaded; it is {row['state']}.")
-    return Payload(
-        row["round"], row["attempt"], store.split_payload(row), SignedReceipt(row["receipt"], row["receipt_signature"])
-    )
+    if row.state != AttemptState.PAYLOAD:
+        raise Refusal(RefusalCode.ROUND, f"The attempt cannot be uploaded; it is {row.state}.")
+    return Payload(row.round, row.attempt, row.ciphertexts, row.signed_receipt)

@@ -11,9 +11,7 @@ from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
-from veilsum_node.database import reading
-from veilsum_node.driver_faults import DatabaseAwayError
-from veilsum_node.errors import HostileInput, Refusal, RefusalCode, VeilsumError
+from veilsum_node.errors import Damage, HostileInput, Misuse, Refusal, RefusalCode, VeilsumError
 from veilsum_node.telemetry.logs import about
 from veilsum_participant import store
 from veilsum_participant.observer import Outcome, Stage, Step
@@ -23,6 +21,7 @@ from veilsum_participant.protocol.membership import Membership
 from veilsum_participant.protocol.openings import Openings, Shown
 from veilsum_participant.protocol.recovery import MirroredReceipt, settle, settled_entry
 from veilsum_participant.site import LOG, Site
+from veilsum_participant.store import StudyState
 from veilsum_privacy.ledger.receipts import SignedReceipt
 from veilsum_privacy.securesum.boxes import Box, Purpose
 from veilsum_privacy.securesum.context import parse_assignment
@@ -76,7 +75,7 @@ class ParticipantCore:
             Numbers of the ledger's new entries.
 
         Raises:
-            StateError: what it shows cannot be kept.
+            StateError, Unavailable, Damage: what it shows cannot be kept.
             Exception: what the channel raises.
         """
         after = settled_entry(self.site, channel.coordinator)
@@ -122,7 +121,7 @@ class ParticipantCore:
         """Answer one directive; the same directive again is answered the same.
 
         Raises:
-            DatabaseAwayError: the site's disk takes nothing for the moment; nothing was decided and nothing said.
+            Unavailable: the site's disk takes nothing for the moment; nothing was decided and nothing said.
             Exception: what the channel raises (a broken connection); everything else becomes a refusal.
         """
         key = bytes(directive.study)
@@ -135,11 +134,10 @@ class ParticipantCore:
             self._answer(directive, key, channel)
         except Refusal as refusal:
             self._refuse(directive, refusal, channel)
-        except DatabaseAwayError:
-            raise
-        except (VeilsumError, DecodeError) as error:
-            if isinstance(error, HostileInput | DecodeError):
-                self.site.observer.unreadable(Stage.MESSAGE)
+        except (HostileInput, DecodeError) as error:
+            self.site.observer.unreadable(Stage.MESSAGE)
+            self.unable(directive, error, channel)
+        except (Misuse, Damage) as error:
             self.unable(directive, error, channel)
 
     def unable(self, directive: pb.Directive, error: Exception, channel: Channel) -> None:
@@ -162,7 +160,7 @@ class ParticipantCore:
 
     def _method(self, key: bytes) -> str | None:
         try:
-            with reading(self.site.engine) as connection:
+            with self.site.database.reading() as connection:
                 return store.find_method(connection, key)
         except VeilsumError:  # what is refused may be the database's own fault
             return None
@@ -199,7 +197,7 @@ class ParticipantCore:
                 self.openings.on_released(key, attempt)
                 channel.confirm(key, directive.kind, number, attempt)
             case pb.DIRECTIVE_KIND_END:
-                self.membership.leave(key, "ended")
+                self.membership.leave(key, StudyState.ENDED)
                 channel.confirm(key, directive.kind, number, attempt)
             case _:
                 raise HostileInput("A directive has an unknown kind.")
@@ -234,7 +232,7 @@ class ParticipantCore:
             opened = self.openings.on_sum(key, number, attempt, list(total.ciphertexts))
         except Refusal as refusal:
             if refusal.code is RefusalCode.TAG:
-                self.membership.leave(key, "left")
+                self.membership.leave(key, StudyState.LEFT)
             raise
         channel.decrypted(key, number, attempt, opened.words, opened.signed)
 

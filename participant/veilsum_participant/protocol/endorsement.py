@@ -6,7 +6,6 @@ them would give back budget that was spent on its own releases. Hence the mark (
 
 from __future__ import annotations
 
-from veilsum_node.database import transaction
 from veilsum_node.errors import Misuse
 from veilsum_node.identity import Role
 from veilsum_node.identity.certificate import moment
@@ -36,7 +35,7 @@ def vouch(site: Site, others: LedgerReader) -> str:
     if (last := others.entries()[-1].time) < mark.made:
         ends = f"The ledger of {found.site} ends at {moment(last)}, before the backup was made ({moment(mark.made)})"
         return f"{ends}. Let that site run `veilsum ledger checkpoint`, and export it anew."
-    with transaction(site.engine) as connection:
+    with site.database.transaction() as connection:
         lift_mark(connection)
     LOG.warning(
         "the restored ledger is complete by the ledger of %s", found.site, extra=about("recovered", participant=found.site)
@@ -56,7 +55,7 @@ def trust_coordinator(site: Site, reason: str, operator: str) -> list[int]:
     Raises:
         Misuse: the site was not restored, or a ledger vouched for it since.
     """
-    with transaction(site.engine) as connection:
+    with site.database.transaction() as connection:
         mark = read_mark(connection)
         if mark is None:
             raise Misuse(

@@ -16,11 +16,11 @@ from veilsum_participant import store
 from veilsum_participant.config import Policy
 from veilsum_participant.protocol.budgets import releases_used
 from veilsum_participant.site import OpenStudy
+from veilsum_participant.store import AttemptState
 from veilsum_privacy.computation.contribution import Place
 from veilsum_privacy.mechanism.weights import cohort_factors, largest_share
+from veilsum_privacy.securesum.agreed import AgreedTask
 from veilsum_privacy.securesum.context import Assignment
-from veilsum_privacy.study.study import Study, TaskDeclaration
-from veilsum_privacy.tasks import build_declared
 from veilsum_privacy.tasks.base import Floats, SiteTask, TrainingTask
 
 FACTORS = "participation.factors"
@@ -45,30 +45,29 @@ def count_faults(
     source = study.task(assignment.label).source
     if source is not None and not counted.labels(store.PAID)[source]:
         yield Refusal(RefusalCode.TASK, f"The task computes from {source!r}, which was not released yet.")
-    lost = counted.total(("consented",))
+    lost = counted.total((AttemptState.CONSENTED,))
     if lost >= policy.max_lost:
         yield Refusal(RefusalCode.LOST, f"{lost} charges of this study were followed by no release.")
     if resumed:
         return
-    tries = counted.total(store.ALL, present=True)
+    tries = counted.total(tuple(AttemptState), present=True)
     if tries >= policy.max_attempts:
         yield Refusal(
             RefusalCode.ATTEMPTS,
             f"Round {assignment.round} was tried {tries} times; policy.max_attempts is {policy.max_attempts}.",
         )
     most = policy.max_attempts * sum(task.releases for task in study.tasks)
-    if counted.total(store.ALL) >= most:
+    if counted.total(tuple(AttemptState)) >= most:
         yield Refusal(RefusalCode.ATTEMPTS, f"The study made {most} attempts, as many as its releases could need.")
 
 
-def weight_faults(
-    study: Study, declaration: TaskDeclaration, broadcast: Mapping[str, Floats], place: Place, policy: Policy
-) -> Iterator[Refusal]:
+def weight_faults(agreed: AgreedTask, broadcast: Mapping[str, Floats], place: Place, policy: Policy) -> Iterator[Refusal]:
     """Whether one member weighs so much in a weighted sum as if fewer than the policy's ``min_cohort`` took part; and, in a
     study of one cohort, whether its members had other weights before: sums of one cohort at unlike weights can be solved for
     what each member adds, as sums of unlike cohorts can.
     """
-    if not build_declared(study, declaration).weighted():
+    study = agreed.study
+    if not agreed.task.weighted():
         return
     try:
         factors = cohort_factors(broadcast, place.cohort or tuple(range(study.sites)), study.sites)
@@ -82,7 +81,7 @@ def weight_faults(
         )
     if study.privacy.cohort_difference != "strict":
         return
-    vectors = [task for task in study.tasks if isinstance(build_declared(study, task), SiteTask | TrainingTask)]
+    vectors = [own for own in agreed.agreed.tasks if isinstance(own.task, SiteTask | TrainingTask)]
     if len(vectors) > 1:
         yield Refusal(RefusalCode.COHORT_CHANGED, "A weighted sum stands alone in a study that allows one cohort only.")
     before = place.state.get(FACTORS)
@@ -92,10 +91,9 @@ def weight_faults(
         )
 
 
-def kept_weights(
-    study: Study, declaration: TaskDeclaration, broadcast: Mapping[str, Floats], place: Place
-) -> Mapping[str, Floats]:
+def kept_weights(agreed: AgreedTask, broadcast: Mapping[str, Floats], place: Place) -> Mapping[str, Floats]:
     """What a round's state must hold for :func:`weight_faults` of the next one."""
-    if study.privacy.cohort_difference != "strict" or not build_declared(study, declaration).weighted():
+    study = agreed.study
+    if study.privacy.cohort_difference != "strict" or not agreed.task.weighted():
         return {}
     return {FACTORS: cohort_factors(broadcast, place.cohort or tuple(range(study.sites)), study.sites)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from veilsum_node.database import reading, scrub, transaction
 from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_node.identity.certificate import moment
 from veilsum_node.telemetry.logs import about
@@ -13,9 +12,9 @@ from veilsum_participant import store
 from veilsum_participant.policy import member_faults, refuse
 from veilsum_participant.protocol.approval import UNDECIDED, SignedStudy, decide, verify_study
 from veilsum_participant.site import LOG, Site, dump_enrolments, load_enrolments, load_open_study
+from veilsum_participant.store import TAKING_PART, AttemptState, StudyState
 from veilsum_privacy.securesum.bfv import SecretKey
 from veilsum_privacy.securesum.boxes import SHARE_BYTES, Box, BoxKey, Purpose, pair_seed, seal, unseal
-from veilsum_privacy.securesum.context import study_parameters
 from veilsum_privacy.securesum.contribution import SECRET_BYTES
 from veilsum_privacy.securesum.roster import Enrolment, Roster, enrol, verify_roster
 from veilsum_privacy.securesum.tags import TagKey
@@ -47,23 +46,24 @@ class Membership:
         """
         site = self._site
         signed = SignedStudy(data, signature, certificate, coordinator)
-        study, analyst = verify_study(site, key, signed)
+        agreed, analyst = verify_study(site, key, signed)
+        study = agreed.study
         box_key = BoxKey.generate()
         enrolment = enrol(key, site.credentials.identity, box_key.public, site.credentials.signing_key)
-        with transaction(site.engine) as connection:
+        with site.database.transaction() as connection:
             row = store.find_study(connection, key)
-            if row is not None and row["status"] in ("enrolled", "ready"):
-                return load_enrolments(row["enrolment"])[0]
+            if row is not None and row.status in TAKING_PART:
+                return load_enrolments(row.enrolment)[0]
             if row is not None or store.took_part(connection, key):
                 raise Refusal(RefusalCode.STUDY_REPLAYED, "This study was enrolled before and is over; a digest serves once.")
-            refusal = decide(connection, site, key, signed, study, analyst)
+            refusal = decide(connection, site, signed, agreed, analyst)
             if refusal is None and store.find_pending(connection, key) is not None:
                 return None
             if refusal is None:
                 store.add_study(
                     connection,
                     digest=key,
-                    status="enrolled",
+                    status=StudyState.ENROLLED,
                     study=data,
                     analyst=analyst,
                     enrolment=dump_enrolments([enrolment]),
@@ -94,16 +94,16 @@ class Membership:
             Refusal: the roster is invalid, misses this site, differs from the one before, or breaks the policy.
         """
         site = self._site
-        with transaction(site.engine) as connection:
+        with site.database.transaction() as connection:
             opened = load_open_study(connection, site, key)
             dumped = dump_enrolments(list(enrolments))
-            if opened.row["roster"] not in (None, dumped):
+            if opened.row.roster not in (None, dumped):
                 raise Refusal(RefusalCode.ROSTER, "The coordinator sent a second, different roster.")
             try:
                 roster = verify_roster(enrolments, opened.study, key, site.credentials.authority, site.clock())
             except HostileInput as error:
                 raise Refusal(RefusalCode.ROSTER, error.message) from error
-            own = load_enrolments(opened.row["enrolment"])[0]
+            own = load_enrolments(opened.row.enrolment)[0]
             if [member.enrolment for member in roster.members].count(own) != 1:
                 raise Refusal(RefusalCode.ROSTER, "The roster does not hold this site's own enrolment exactly once.")
             refuse(member_faults(roster.members, opened.study, site.config.policy, site.name))
@@ -111,17 +111,17 @@ class Membership:
             for name in others:
                 shares.setdefault(name, site.random.bytes(SHARE_BYTES))
             values: dict[str, object] = {"roster": dumped, "shares": _dump_secrets(shares)}
-            if opened.row["roster"] is None:
+            if opened.row.roster is None:
                 values["roster_time"] = site.clock()
-            if dealer and opened.row["secret_key"] is None:
-                values["secret_key"] = SecretKey.generate(study_parameters(opened.study, len(roster.members))).to_bytes()
+            if dealer and opened.row.secret_key is None:
+                values["secret_key"] = SecretKey.generate(opened.agreed.parameters(len(roster.members))).to_bytes()
                 values["tag_key"] = site.random.bytes(SECRET_BYTES)
                 values["dealer"] = site.name
             store.change_study(connection, key, **values)
             opened = load_open_study(connection, site, key)
         boxes = [self._seal(key, roster, name, Purpose.PAIR_SHARE, shares[name]) for name in others]
-        if dealer and opened.row["dealer"] == site.name:
-            dealt = opened.row["tag_key"] + opened.row["secret_key"]
+        if dealer and opened.row.dealer == site.name:
+            dealt = store.promised(opened.row.tag_key) + store.promised(opened.row.secret_key)
             boxes += [self._seal(key, roster, name, Purpose.DEALT_KEYS, dealt) for name in others]
         return boxes
 
@@ -135,42 +135,42 @@ class Membership:
                 other BFV parameters.
         """
         site = self._site
-        with transaction(site.engine) as connection:
+        with site.database.transaction() as connection:
             opened = load_open_study(connection, site, key)
-            if opened.row["status"] == "ready":
+            if opened.row.status == StudyState.READY:
                 return
             roster = opened.roster(site)
             try:
                 theirs, dealt = self._open(boxes, roster, key, opened.box_key)
                 seeds = self._mix(key, roster, opened.shares, theirs)
-                values: dict[str, object] = {"status": "ready", "seeds": _dump_secrets(seeds)}
-                if opened.row["secret_key"] is None:
+                values: dict[str, object] = {"status": StudyState.READY, "seeds": _dump_secrets(seeds)}
+                if opened.row.secret_key is None:
                     if dealt is None:
                         raise HostileInput("No box holds the study's keys.")
                     dealer, secret = dealt
                     TagKey(secret[:SECRET_BYTES])
-                    SecretKey.parse(secret[SECRET_BYTES:], study_parameters(opened.study, len(roster.members)))
+                    SecretKey.parse(secret[SECRET_BYTES:], opened.agreed.parameters(len(roster.members)))
                     values |= {"tag_key": secret[:SECRET_BYTES], "secret_key": secret[SECRET_BYTES:], "dealer": dealer}
             except HostileInput as error:
                 raise Refusal(RefusalCode.KEYS, error.message) from error
             store.change_study(connection, key, **values)
 
-    def leave(self, key: bytes, status: str) -> None:
+    def leave(self, key: bytes, status: StudyState) -> None:
         """End this site's part: give up open attempts, erase keys, seeds and payloads; what waited is dropped. Idempotent."""
         from veilsum_participant.protocol.contributions import give_up_open
 
         site = self._site
-        with transaction(site.engine) as connection:
+        with site.database.transaction() as connection:
             waiting = store.find_pending(connection, key)
-            if waiting is not None and waiting["state"] in UNDECIDED:
+            if waiting is not None and waiting.state in UNDECIDED:
                 store.drop_pending(connection, key)
             row = store.find_study(connection, key)
-            if row is None or row["status"] in ("left", "ended"):
+            if row is None or row.status not in TAKING_PART:
                 return
             give_up_open(connection, site, key)
             store.drop_states(connection, key)
-            for attempt in store.attempts_in(connection, ("consented", "released"), key):
-                store.change_attempt(connection, key, attempt["attempt"], payload=None, self_seed=None)
+            for attempt in store.attempts_in(connection, (AttemptState.CONSENTED, AttemptState.RELEASED), key):
+                store.change_attempt(connection, key, attempt.attempt, payload=None, self_seed=None)
             store.change_study(
                 connection,
                 key,
@@ -182,19 +182,19 @@ class Membership:
                 seeds=None,
                 roster=None,
             )
-        scrub(site.engine)
+        site.database.scrub()
 
     def expire(self) -> None:
         """Leave studies whose time is over, and drop those that waited for too long."""
         now = self._site.clock()
-        with transaction(self._site.engine) as connection:
+        with self._site.database.transaction() as connection:
             rows = store.open_studies(connection)
-            for row in store.pending(connection):
-                if now >= parse_study(row["study"]).expires:
-                    store.drop_pending(connection, row["digest"])
+            for waiting in store.pending(connection):
+                if now >= parse_study(waiting.study).expires:
+                    store.drop_pending(connection, waiting.digest)
         for row in rows:
-            if now >= parse_study(row["study"]).expires:
-                self.leave(row["digest"], "ended")
+            if now >= parse_study(row.study).expires:
+                self.leave(row.digest, StudyState.ENDED)
 
     def _mix(self, key: bytes, roster: Roster, own: Mapping[str, bytes], theirs: Mapping[str, bytes]) -> dict[str, bytes]:
         if not set(theirs) <= set(own):
@@ -249,13 +249,13 @@ def leave_study(site: Site, name: str) -> bytes:
     Raises:
         Misuse: no open study or several begin so.
     """
-    with reading(site.engine) as connection:
-        keys = [bytes(row["digest"]) for row in store.open_studies(connection)]
+    with site.database.reading() as connection:
+        keys = [bytes(row.digest) for row in store.open_studies(connection)]
     found = [key for key in keys if len(name) >= 4 and key.hex().startswith(name.lower())]
     if len(found) != 1:
         known = ", ".join(key.hex()[:12] for key in keys) or "none"
         raise Misuse(f"{len(found)} open studies begin with {name!r}.", f"Open studies: {known}.")
-    Membership(site).leave(found[0], "left")
+    Membership(site).leave(found[0], StudyState.LEFT)
     return found[0]
 
 

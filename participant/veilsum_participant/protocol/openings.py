@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sqlalchemy import Connection, RowMapping
+from sqlalchemy import Connection
 
 from veilsum_node.canonical import digest
-from veilsum_node.database import transaction
 from veilsum_node.errors import HostileInput, Refusal, RefusalCode
 from veilsum_node.identity import Role, verify_certificate
 from veilsum_node.telemetry.logs import about
@@ -23,9 +22,10 @@ from veilsum_participant.protocol.budgets import record_refused_release
 from veilsum_participant.protocol.cohorts import by_key, cohort_faults, is_held, remember
 from veilsum_participant.protocol.contributions import give_up_open
 from veilsum_participant.site import LOG, OpenStudy, Site, check_certificates, load_open_study
+from veilsum_participant.store import AttemptRow, AttemptState
 from veilsum_privacy.ledger import Kind, Receipt, SignedReceipt, Witness
 from veilsum_privacy.ledger.receipts import Countersignature, verify_countersignature, verify_receipt
-from veilsum_privacy.securesum.context import Assignment, parse_assignment, plan_round
+from veilsum_privacy.securesum.context import Assignment, parse_assignment
 from veilsum_privacy.securesum.contribution import Slots, decrypt_sum, keys_digest
 from veilsum_privacy.securesum.decryption import SignedStatement, Statement, sign_statement, words_digest
 from veilsum_privacy.securesum.roster import Roster
@@ -87,47 +87,53 @@ class Openings:
 
     def _consent(self, key: bytes, round_number: int, attempt: int, shown: Shown) -> bytes:
         site = self._site
-        with transaction(site.engine) as connection:
+        with site.database.transaction() as connection:
             opened = load_open_study(connection, site, key)
             row = store.find_attempt(connection, key, attempt)
-            if row is None or row["round"] != round_number:
+            if row is None or row.round != round_number:
                 raise Refusal(RefusalCode.ROUND, "This site has no such attempt.")
-            if row["state"] == "consented":
-                return bytes(row["consent"])
-            if row["state"] != "payload":
-                raise Refusal(RefusalCode.ROUND, f"The attempt is {row['state']}; it cannot be consented to.")
-            if site.steady() >= row["deadline"]:
+            if row.state == AttemptState.CONSENTED:
+                return store.promised(row.consent)
+            if row.state != AttemptState.PAYLOAD:
+                raise Refusal(RefusalCode.ROUND, f"The attempt is {row.state}; it cannot be consented to.")
+            in_time = site.steady() < row.deadline
+            if in_time:
+                self._pay(connection, opened, row, shown)
+        if not in_time:
+            with site.database.transaction() as connection:
                 give_up_open(connection, site, key, attempt)
-                late = True
-            else:
-                late = False
-                roster = opened.roster(site)
-                assignment = parse_assignment(row["assignment"])
-                self._check_policy(connection, opened, roster, assignment)
-                if store.count_attempts(connection, key, store.PAID, round=round_number):
-                    raise Refusal(RefusalCode.ROUND, "This site consented to another attempt of this round.")
-                verified = self._verify(shown.receipts, row, roster, assignment, key)
-                word = self._verify_coordinator(shown, opened.study, key, row["context"])
-                seen = store.peer_numbers(connection, key)
-                for receipt in verified:
-                    if receipt.number <= seen[receipt.participant]:
-                        raise Refusal(RefusalCode.RECEIPT, f"A receipt of {receipt.participant} has a number seen before.")
-                store.keep_peers(connection, key, [(item.participant, item.number, item.head) for item in verified])
-                self._follow_mirror(connection, word)
-                certificates = {name: roster.member(name).enrolment.certificate for name in assignment.names}
-                certificates[word.coordinator] = shown.certificate
-                self._charge(connection, row["context"], Witness(tuple(shown.receipts), shown.countersigned, certificates))
-                store.change_attempt(connection, key, attempt, state="consented")
-                consented = about(
-                    "consented", study=opened.study.name, digest=key, round=round_number, attempt=attempt, label=row["label"]
-                )
-                if is_held(opened.study):
-                    dataset, members = opened.study.dataset, by_key([roster.member(name) for name in assignment.names])
-                    remember(connection, key, dataset, site.config.population(dataset), row["context"], members)
-        if late:
             raise Refusal(RefusalCode.ROUND, "The attempt's deadline passed before consent was asked for.")
-        LOG.info("study %s: round %d is paid for and consented to", opened.study.name, round_number, extra=consented)
-        return bytes(row["consent"])
+        study, label = opened.study.name, row.label
+        fields = about("consented", study=study, digest=key, round=round_number, attempt=attempt, label=label)
+        LOG.info("study %s: round %d is paid for and consented to", study, round_number, extra=fields)
+        return store.promised(row.consent)
+
+    def _pay(self, connection: Connection, opened: OpenStudy, row: AttemptRow, shown: Shown) -> None:
+        """Charge the ledger for an attempt and note the consent, if nothing speaks against it.
+
+        Raises:
+            Refusal: something does.
+        """
+        site, key, roster = self._site, opened.digest, opened.roster(self._site)
+        assignment = parse_assignment(row.assignment)
+        self._check_policy(connection, opened, roster, assignment)
+        if store.count_attempts(connection, key, store.PAID, round=assignment.round):
+            raise Refusal(RefusalCode.ROUND, "This site consented to another attempt of this round.")
+        verified = self._verify(shown.receipts, row, roster, assignment, key)
+        word = self._verify_coordinator(shown, opened.study, key, row.context)
+        seen = store.peer_numbers(connection, key)
+        for receipt in verified:
+            if receipt.number <= seen[receipt.participant]:
+                raise Refusal(RefusalCode.RECEIPT, f"A receipt of {receipt.participant} has a number seen before.")
+        store.keep_peers(connection, key, [(item.participant, item.number, item.head) for item in verified])
+        self._follow_mirror(connection, word)
+        certificates = {name: roster.member(name).enrolment.certificate for name in assignment.names}
+        certificates[word.coordinator] = shown.certificate
+        self._charge(connection, row.context, Witness(tuple(shown.receipts), shown.countersigned, certificates))
+        store.change_attempt(connection, key, assignment.attempt, state=AttemptState.CONSENTED)
+        if is_held(opened.study):
+            dataset, members = opened.study.dataset, by_key([roster.member(name) for name in assignment.names])
+            remember(connection, key, dataset, site.config.population(dataset), row.context, members)
 
     def on_sum(self, key: bytes, round_number: int, attempt: int, ciphertexts: Sequence[bytes]) -> Opened:
         """Decrypt the sum of an attempt that this site consented to, and sign for what it opened to.
@@ -137,24 +143,24 @@ class Openings:
                 cohort's or wrong tags (the caller must then leave the study: each such answer tells something of the key).
         """
         site = self._site
-        with transaction(site.engine) as connection:
+        with site.database.transaction() as connection:
             opened = load_open_study(connection, site, key)
             row = store.find_attempt(connection, key, attempt)
-            if row is None or row["round"] != round_number or row["state"] != "consented":
+            if row is None or row.round != round_number or row.state != AttemptState.CONSENTED:
                 raise Refusal(RefusalCode.ROUND, "This site gave no consent for that attempt, or it is released.")
             mark = digest("veilsum/1/sum", *ciphertexts)
-            if row["decrypted"] not in (None, mark):
+            if row.decrypted not in (None, mark):
                 raise Refusal(RefusalCode.TAG, "Another sum was decrypted for this context already.")
             store.change_attempt(connection, key, attempt, decrypted=mark)
             roster = opened.roster(site)
-        assignment = parse_assignment(row["assignment"])
-        plan = plan_round(opened.study, assignment.label, len(roster.members), len(assignment.cohort))
+        assignment = parse_assignment(row.assignment)
+        plan = opened.agreed.task(assignment.label).plan(len(roster.members), len(assignment.cohort))
         secret, tag = opened.keys(len(roster.members))
         try:
             with site.observer.timed(Step.DECRYPT):
-                words = decrypt_sum(ciphertexts, plan.encoding, row["context"], assignment.names, secret, tag)
-                keys = keys_digest(opened.row["secret_key"], opened.row["tag_key"])
-                said = Statement(key, site.name, round_number, attempt, row["context"], keys, words_digest(words))
+                words = decrypt_sum(ciphertexts, plan.encoding, row.context, assignment.names, secret, tag)
+                keys = keys_digest(store.promised(opened.row.secret_key), store.promised(opened.row.tag_key))
+                said = Statement(key, site.name, round_number, attempt, row.context, keys, words_digest(words))
                 return Opened(words, sign_statement(said, site.credentials.signing_key))
         except HostileInput as error:
             site.observer.unreadable(Stage.SUM)
@@ -163,28 +169,28 @@ class Openings:
     def on_released(self, key: bytes, attempt: int) -> None:
         """The sum opened: the payload is no longer needed. Idempotent."""
         site = self._site
-        with transaction(site.engine) as connection:
+        with site.database.transaction() as connection:
             row = store.find_attempt(connection, key, attempt)
-            if row is None or row["state"] not in ("consented", "recovered"):
+            if row is None or row.state not in (AttemptState.CONSENTED, AttemptState.RECOVERED):
                 return
-            if row["state"] == "consented":
-                store.change_attempt(connection, key, attempt, state="released", payload=None, self_seed=None)
-            site.ledger.release_seen(connection, row["context"])
+            if row.state == AttemptState.CONSENTED:
+                store.change_attempt(connection, key, attempt, state=AttemptState.RELEASED, payload=None, self_seed=None)
+            site.ledger.release_seen(connection, row.context)
             method = store.find_method(connection, key)
         if method is not None:
             site.observer.ended(method, Outcome.RELEASED)
-        fields = about("released", digest=key, round=row["round"], attempt=attempt, label=row["label"] or None)
-        LOG.info("round %d of study %s released", row["round"], key.hex()[:12], extra=fields)
+        fields = about("released", digest=key, round=row.round, attempt=attempt, label=row.label or None)
+        LOG.info("round %d of study %s released", row.round, key.hex()[:12], extra=fields)
 
     def _check_policy(self, connection: Connection, opened: OpenStudy, roster: Roster, assignment: Assignment) -> None:
         site, study, policy = self._site, opened.study, self._site.config.policy
         delta = site.budget_delta(study.dataset, connection)
         members = [roster.member(name) for name in assignment.names]
         check_certificates(members, site)
-        noise = plan_round(study, assignment.label, len(roster.members), len(members)).noise
+        noise = opened.agreed.task(assignment.label).noise(len(members))
         refuse(
             [
-                *term_faults(study, site.config, site.name, delta),
+                *term_faults(opened.agreed, site.config, site.name, delta),
                 *member_faults(members, study, policy, site.name),
                 *noise_faults(noise, members, policy, site.name),
                 *cohort_faults(connection, opened.digest, study, site.config, members, site.name),
@@ -193,10 +199,10 @@ class Openings:
 
     def _record_refusal(self, key: bytes, attempt: int, refusal: Refusal) -> None:
         site = self._site
-        with transaction(site.engine) as connection:
+        with site.database.transaction() as connection:
             row = store.find_attempt(connection, key, attempt)
             if row is not None:
-                reserved = site.ledger.entries(kind=Kind.RESERVE, context=row["context"], connection=connection)
+                reserved = site.ledger.entries(kind=Kind.RESERVE, context=row.context, connection=connection)
                 record_refused_release(connection, site, reserved[0].reservation, refusal)
 
     def _charge(self, connection: Connection, context: bytes, witness: Witness) -> None:
@@ -230,17 +236,17 @@ class Openings:
             store.keep_mirror_entry(connection, word.coordinator, word.entry - 1)
 
     def _verify(
-        self, receipts: Sequence[SignedReceipt], row: RowMapping, roster: Roster, assignment: Assignment, key: bytes
+        self, receipts: Sequence[SignedReceipt], row: AttemptRow, roster: Roster, assignment: Assignment, key: bytes
     ) -> list[Receipt]:
         names = assignment.names
         if len(receipts) != len(names):
             raise Refusal(RefusalCode.RECEIPT, "There is not exactly one receipt for each member of the cohort.")
-        own = SignedReceipt(row["receipt"], row["receipt_signature"])
+        own = row.signed_receipt
         if receipts[names.index(self._site.name)] != own:
             raise Refusal(RefusalCode.RECEIPT, "This site's own receipt is not among the receipts.")
         try:
             return [
-                verify_receipt(receipt, roster.member(name).identity, key, row["context"])
+                verify_receipt(receipt, roster.member(name).identity, key, row.context)
                 for name, receipt in zip(names, receipts, strict=True)
             ]
         except HostileInput as error:

@@ -13,11 +13,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from sqlalchemy import Engine
-
-from veilsum_node.database import probe, write_fault
-from veilsum_node.driver_faults import DatabaseAwayError
-from veilsum_node.errors import StateError
+from veilsum_node.database import Database
+from veilsum_node.errors import Damage, Unavailable
 from veilsum_node.telemetry.logs import about
 from veilsum_proto import federation_pb2 as pb
 
@@ -53,14 +50,14 @@ def patiently(work: Callable[[], Result], seconds: float, over: threading.Event)
         over: nobody waits for the answer any more.
 
     Raises:
-        DatabaseAwayError: the disk took nothing within the time.
+        Unavailable: the disk took nothing within the time.
         Exception: what ``work`` raises besides.
     """
     end, pause = time.monotonic() + seconds, FIRST_PAUSE
     while True:
         try:
             return work()
-        except DatabaseAwayError:
+        except Unavailable:
             if time.monotonic() + pause > end or over.wait(pause):
                 raise
         pause = min(2 * pause, LONGEST_PAUSE)
@@ -69,23 +66,23 @@ def patiently(work: Callable[[], Result], seconds: float, over: threading.Event)
 class StoreWatch:
     """Tells in the log, once each, that the site's state cannot be written and that it can again."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, database: Database) -> None:
+        self._database = database
         self._since: float | None = None
         self._due = 0.0
 
     def look(self) -> None:
         """Look, and try to write where that failed before; call it every second or so."""
-        now, fault = time.monotonic(), write_fault(self._engine)
+        now, fault = time.monotonic(), self._database.write_fault
         if fault and self._since is None:
             self._since, self._due = now, now + PROBE_SECONDS
             LOG.error("this site's state cannot be written, and what needs it waits: %s", fault, extra=about("database"))
         elif fault and now >= self._due:
             self._due = now + PROBE_SECONDS
             try:
-                probe(self._engine)
-            except StateError:
+                self._database.probe()
+            except (Unavailable, Damage):
                 return
-        if self._since is not None and not write_fault(self._engine):
+        if self._since is not None and not self._database.write_fault:
             LOG.info("this site's state can be written again after %.1f s", now - self._since, extra=about("database"))
             self._since = None

@@ -12,9 +12,8 @@ import hmac
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from sqlalchemy import Connection, RowMapping
+from sqlalchemy import Connection
 
-from veilsum_node.database import reading, transaction
 from veilsum_node.errors import HostileInput, VeilsumError
 from veilsum_node.identity import Role, key_fingerprint
 from veilsum_node.identity.certificate import common_name, issued, load_certificate, p256_key
@@ -22,6 +21,7 @@ from veilsum_node.telemetry.logs import about
 from veilsum_participant import store
 from veilsum_participant.protocol.cohorts import Cohort, complete, is_held, is_unknown, remember
 from veilsum_participant.site import LOG, Site, load_enrolments
+from veilsum_participant.store import AttemptRow, AttemptState, StudyRow
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.kept_receipts import KeptReceipt
 from veilsum_privacy.ledger.receipts import (
@@ -58,7 +58,7 @@ class MirroredReceipt:
 
 def settled_entry(site: Site, coordinator: str) -> int:
     """The entry of a coordinator's mirror up to which this site has settled everything."""
-    with reading(site.engine) as connection:
+    with site.database.reading() as connection:
         return store.mirror_entry(connection, coordinator)
 
 
@@ -73,14 +73,14 @@ def settle(site: Site, coordinator: str, shown: Sequence[MirroredReceipt]) -> li
     valid = [item for item in shown if 0 < item.entry <= LARGEST_ENTRY]
     outcomes: list[_Outcome] = []
     for start in range(0, len(valid), BATCH):
-        with transaction(site.engine) as connection:
+        with site.database.transaction() as connection:
             outcomes += [
                 _settle_one(connection, site, item.receipt, consent_proof(item.consent))
                 for item in valid[start : start + BATCH]
             ]
     unsettled = [item.entry for item, outcome in zip(valid, outcomes, strict=True) if outcome.again]
     settled = min([max((item.entry for item in valid), default=0), *(entry - 1 for entry in unsettled)])
-    with transaction(site.engine) as connection:
+    with site.database.transaction() as connection:
         if settled > store.mirror_entry(connection, coordinator):
             store.keep_mirror_entry(connection, coordinator, settled)
     return _tell(outcomes)
@@ -98,7 +98,7 @@ def recover_receipts(
         Numbers of the ledger's new entries.
     """
     own = [kept for kept in receipts if kept.parsed.participant == site.name]
-    with transaction(site.engine) as connection:
+    with site.database.transaction() as connection:
         outcomes = [_settle_one(connection, site, kept.receipt, kept.consent, kept.certificate) for kept in own]
         for kept in own:
             receipt = kept.parsed
@@ -161,10 +161,10 @@ def _settle_one(
     if receipt.participant != site.name:
         return _Outcome(fault=f"It is of {receipt.participant}.")
     row = store.find_context(connection, receipt.context)
-    if row is not None and row["state"] in store.PAID:
+    if row is not None and row.state in store.PAID:
         return _Outcome()
     if row is not None and not _proven(receipt, proof):
-        return _Outcome(again=row["state"] in store.OPEN)
+        return _Outcome(again=row.state in store.OPEN)
     try:  # verifies the signature before anything else
         entry = site.ledger.recover(connection, signed, _population(connection, site, receipt), certificate=certificate)
     except HostileInput as error:
@@ -190,19 +190,19 @@ def _population(connection: Connection, site: Site, receipt: Receipt) -> str:
     return receipt.dataset
 
 
-def _remember(connection: Connection, site: Site, receipt: Receipt, signed: SignedReceipt, row: RowMapping | None) -> None:
+def _remember(connection: Connection, site: Site, receipt: Receipt, signed: SignedReceipt, row: AttemptRow | None) -> None:
     """Keep the attempt as paid, and let rounds, attempts and receipts go on above it."""
     study = receipt.study
     if row is not None:
-        state = "consented" if row["state"] == "payload" else "recovered"
-        store.change_attempt(connection, study, row["attempt"], state=state)
+        state = AttemptState.CONSENTED if row.state is AttemptState.PAYLOAD else AttemptState.RECOVERED
+        store.change_attempt(connection, study, row.attempt, state=state)
     elif store.find_attempt(connection, study, receipt.attempt) is None:
         store.add_attempt(
             connection,
             study=study,
             attempt=receipt.attempt,
             round=receipt.round,
-            state="recovered",
+            state=AttemptState.RECOVERED,
             context=receipt.context,
             assignment=b"",
             deadline=0,
@@ -212,19 +212,19 @@ def _remember(connection: Connection, site: Site, receipt: Receipt, signed: Sign
         )
     kept = store.find_study(connection, study)
     if kept is not None:
-        highest = {name: max(kept[name], getattr(receipt, name)) for name in ("round", "attempt")}
-        store.change_study(connection, study, receipts=max(kept["receipts"], receipt.number), **highest)
-    if kept is None or is_held(parse_study(kept["study"])):
+        highest = {name: max(getattr(kept, name), getattr(receipt, name)) for name in ("round", "attempt")}
+        store.change_study(connection, study, receipts=max(kept.receipts, receipt.number), **highest)
+    if kept is None or is_held(parse_study(kept.study)):
         members = None if row is None or kept is None else _members(row, kept)
         population = _population(connection, site, receipt)
         remember(connection, study, receipt.dataset, population, receipt.context, members)
 
 
-def _members(row: RowMapping, kept: RowMapping) -> Cohort:
+def _members(row: AttemptRow, kept: StudyRow) -> Cohort:
     """The cohort of an attempt that the site knows; keys as far as it still has the roster."""
-    enrolled = [load_certificate(item.certificate) for item in load_enrolments(kept["roster"] or b"[]")]
+    enrolled = [load_certificate(item.certificate) for item in load_enrolments(kept.roster or b"[]")]
     keys = {
         common_name(certificate.subject, "certificate"): key_fingerprint(p256_key(certificate.public_key(), "enrolled key"))
         for certificate in enrolled
     }
-    return {name: keys.get(name, "") for name in parse_assignment(row["assignment"]).names}
+    return {name: keys.get(name, "") for name in parse_assignment(row.assignment).names}

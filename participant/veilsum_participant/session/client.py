@@ -11,11 +11,9 @@ import time
 from collections.abc import Callable, Iterator
 
 import grpc
-from sqlalchemy import Engine
 
-from veilsum_node.database import open_database, probe, reading, transaction, write_fault
-from veilsum_node.driver_faults import DatabaseAwayError, DatabaseDamagedError
-from veilsum_node.errors import ConfigurationError, HostileInput, StateError, VeilsumError
+from veilsum_node.database import Database, open_database
+from veilsum_node.errors import ConfigurationError, Damage, HostileInput, StateError, Unavailable, VeilsumError
 from veilsum_node.identity import Credentials, Role, load_credentials
 from veilsum_node.overrides import set_variables
 from veilsum_node.process.steady_clock import RETURN_SECONDS, SteadyClock
@@ -42,7 +40,6 @@ LOG = logging.getLogger("veilsum.participant")
 TICK_SECONDS = 1.0
 ANSWER_SECONDS = 3.0  # how long a participant that is told to stop lets the answers that it is giving be sent
 FIRST_BACKOFF = 0.5
-LONGEST_BACKOFF = 30.0
 CATCH_UP_SECONDS = 3600  # how long deadlines wait, after a start, for the coordinator to show its mirror
 WAITING = 64  # directives read ahead; the rest wait in the stream
 
@@ -64,9 +61,9 @@ def open_site(config: ParticipantConfig, *, clock: Callable[[], int] = now, same
         ConfigurationError, StateError: identity, files or ledger are not in order.
     """
     credentials = load_credentials(config.identity, clock(), Role.PARTICIPANT)
-    engine = open_database(config.state)
-    ledger = open_ledger(engine, credentials, clock, same_key=same_key)
-    with transaction(engine) as connection:
+    database = open_database(config.state)
+    ledger = open_ledger(database, credentials, clock, same_key=same_key)
+    with database.transaction() as connection:
         for population, budget in config.budgets.items():
             if ledger.budget(population, connection) is None:
                 epsilon = None if budget.epsilon == "unlimited" else budget.epsilon
@@ -74,20 +71,20 @@ def open_site(config: ParticipantConfig, *, clock: Callable[[], int] = now, same
                     connection, population, epsilon, budget.delta, reason="first budget", operator="participant.toml"
                 )
     steady = SteadyClock(clock, LOG, rest=RETURN_SECONDS).keep() if clock is now else clock  # a test moves its own
-    return Site(config, credentials, engine, ledger, clock, SYSTEM_RANDOM, elapsed=steady)
+    return Site(config, credentials, database, ledger, clock, SYSTEM_RANDOM, elapsed=steady)
 
 
-def open_ledger(engine: Engine, credentials: Credentials, clock: Callable[[], int], *, same_key: bool = False) -> Ledger:
+def open_ledger(database: Database, credentials: Credentials, clock: Callable[[], int], *, same_key: bool = False) -> Ledger:
     """Open the site's ledger, signing with the site's key.
 
     Raises:
         StateError: open studies know the site by another key, and ``same_key`` demands it.
     """
     if same_key:
-        create_tables(engine)
-        with reading(engine) as connection:
+        create_tables(database)
+        with database.reading() as connection:
             check_key(connection, credentials)
-    return Ledger(engine, credentials=credentials, clock=clock, random=SYSTEM_RANDOM)
+    return Ledger(database, credentials=credentials, clock=clock, random=SYSTEM_RANDOM)
 
 
 class Client:
@@ -105,7 +102,7 @@ class Client:
         self._started = site.steady()
         self._told: set[bytes] = set()
         self._certificate = OwnCertificate(site)
-        self._store = StoreWatch(site.engine)
+        self._store = StoreWatch(site.database)
         self._anew = False
 
     def stop(self) -> None:
@@ -149,20 +146,18 @@ class Client:
             except (HostileInput, ValueError) as error:  # a closed channel raises ValueError
                 self._opened = False  # pauses grow
                 LOG.warning("session to %s ended: %s", self._site.config.coordinator, error, extra=about("session"))
-            except DatabaseAwayError as error:  # the site's own; nothing is answered meanwhile
-                self._opened = False  # pauses grow
+            except (Unavailable, ConfigurationError) as error:  # the site's own disk; or a file that the route needs is gone
+                self._opened = False  # pauses grow; nothing is answered meanwhile
                 LOG.warning("no session to %s: %s", self._site.config.coordinator, error, extra=about("session"))
-            except StateError:
+            except (StateError, Damage):
                 raise
-            except ConfigurationError as error:  # a file that the route needs, which was there at the start
-                LOG.warning("no session to %s: %s", self._site.config.coordinator, error, extra=about("session"))
             except Exception as error:  # whatever it was, the site's deadlines must still be minded
                 self._opened = False  # what is asked again would end the next session as soon
                 LOG.error("session to %s ended: internal error", self._site.config.coordinator, exc_info=error)
             if self._opened:
                 pause = FIRST_BACKOFF
             self._idle(spread(pause, self._site.random))
-            pause = min(2 * pause, LONGEST_BACKOFF)
+            pause = min(2 * pause, RETURN_SECONDS)
 
     def _explained(self, error: grpc.RpcError) -> str:
         """What an operator can do something about: gRPC says "unavailable" to most that can be wrong with a connection."""
@@ -229,9 +224,7 @@ class Client:
             if not isinstance(error, grpc.Call) or error.code() not in unknown:
                 raise
             self.core.without_mirror(channel.coordinator, "it does not know them")
-        except DatabaseAwayError:
-            raise
-        except StateError as error:  # no directive is answered before this is done; the next session tries again
+        except (StateError, Damage) as error:  # no directive is answered before this is done; the next session tries again
             raise RuntimeError("what the coordinator's mirror shows cannot be kept") from error
         self._caught_up = True
 
@@ -271,16 +264,16 @@ class Client:
                 inbox.get_nowait()
 
     def _handle(self, directive: pb.Directive, channel: GrpcChannel) -> None:
-        if write_fault(self._site.engine):  # nothing is fetched or computed for a disk that takes nothing
-            with contextlib.suppress(DatabaseDamagedError):  # of which the answer tells
-                probe(self._site.engine)
+        if self._site.database.write_fault:  # nothing is fetched or computed for a disk that takes nothing
+            with contextlib.suppress(Damage):  # of which the answer tells
+                self._site.database.probe()
         self.core.handle(directive, channel)
 
     def _answer(self, directive: pb.Directive, channel: GrpcChannel, over: threading.Event) -> None:
         try:
             try:
                 patiently(lambda: self._handle(directive, channel), patience(directive.kind), over)
-            except DatabaseAwayError as error:
+            except Unavailable as error:
                 if not over.is_set():
                     self.core.unable(directive, error, channel)
         except grpc.RpcError as error:
@@ -295,7 +288,7 @@ class Client:
         try:
             decided = [directive for directive in self.core.decided() if directive.study not in self._told]
         except VeilsumError as error:
-            if not write_fault(self._site.engine):  # which is told once, and not every second
+            if not self._site.database.write_fault:  # which is told once, and not every second
                 LOG.error("cannot read the operator's decisions: %s", error)
             return
         for directive in decided:
@@ -304,7 +297,6 @@ class Client:
 
     def _expire(self) -> None:
         self._site.observer.turned()
-        self._site.steady()
         self._store.look()
         # A site restored from a backup must first hear what it consented to: freeing that would be wrong. A coordinator that
         # stays away must not hold reservations for ever either; what was freed in error is charged once it is back.
@@ -313,7 +305,7 @@ class Client:
         try:
             self.core.expire()
         except VeilsumError as error:
-            if not write_fault(self._site.engine):  # which is told once, and not every second
+            if not self._site.database.write_fault:  # which is told once, and not every second
                 LOG.error("cannot act on deadlines: %s", error)
 
 
@@ -344,6 +336,6 @@ def run_participant(config: ParticipantConfig) -> None:
     LOG.info("participant %s starts", client.core.site.name, extra=about("started", participant=client.core.site.name))
     with contextlib.suppress(KeyboardInterrupt), monitored(client.core.site):
         client.run()
-    client.core.site.engine.dispose()
+    client.core.site.database.close()
     lock.release()
     LOG.info("stopped", extra=about("stopped"))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 
-from veilsum_node.database import reading
 from veilsum_node.errors import VeilsumError
 from veilsum_node.identity import Credentials, Role, verify_certificate
 from veilsum_node.identity.certificate import certificate_end, moment
@@ -30,7 +29,7 @@ class OwnCertificate:
         self._expiry = ExpiryLog(site.clock)
 
     def _allowed(self, found: Credentials) -> None:
-        with reading(self._site.engine) as connection:
+        with self._site.database.reading() as connection:
             check_key(connection, found)
 
     @property

@@ -14,7 +14,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from veilsum_node.database import reading, write_fault
 from veilsum_node.errors import RefusalCode
 from veilsum_node.telemetry.monitoring import Heartbeat
 from veilsum_node.telemetry.process_metrics import ProcessMetrics
@@ -86,10 +85,10 @@ class SiteMetrics(Observer):
         self._verified.set(math.nan)
         self._heartbeat = Heartbeat()
         self._preset()
-        watch = LedgerWatch(site.engine)
+        watch = LedgerWatch(site.database)
 
         def read() -> SiteFigures:
-            with reading(site.engine) as connection:
+            with site.database.reading() as connection:
                 enrolled, waiting = store.count_open(connection)
             return SiteFigures(watch.read(), enrolled, waiting)
 
@@ -109,7 +108,7 @@ class SiteMetrics(Observer):
 
     def not_ready(self) -> str:
         """Why the site cannot take part in a round now, in a word; empty if it can."""
-        if write_fault(self._site.engine):
+        if self._site.database.write_fault:
             return "database"
         return "" if self._opened else "session"
 

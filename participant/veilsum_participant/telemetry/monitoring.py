@@ -71,11 +71,8 @@ class Verifier:
         """Verify the ledger now, and tell the result."""
         site = self._site
         try:
-            engine = open_readonly(site.config.state)
-            try:
-                found = LedgerReader(engine).verify(authority=site.credentials.authority)
-            finally:
-                engine.dispose()
+            with open_readonly(site.config.state) as database:
+                found = LedgerReader(database).verify(authority=site.credentials.authority)
         except LedgerFault as error:
             LOG.error("the ledger does not verify: %s", error, extra=about("verified", reason="fault"))
             site.ledger_fault = str(error)

@@ -50,7 +50,6 @@ __all__ = [
     "analytic_gaussian_epsilon",
     "at_sites",
     "calibrate_noise_multiplier",
-    "disjoint_epsilon",
     "estimated_epsilon",
     "prv_epsilon",
     "rdp_epsilon",
@@ -97,11 +96,6 @@ class GaussianEvent:
             raise Misuse(f"An event has 1 to {_MAX_STEPS} steps.")
         if self.sensitivity**2 > _LARGEST_RATIO * self.variance:
             raise Misuse("An event's noise is too small beside its sensitivity.")
-
-    @property
-    def noise_multiplier(self) -> float:
-        """sigma / D."""
-        return math.sqrt(self.variance) / self.sensitivity
 
     @cached_property
     def ratio(self) -> float:
@@ -161,14 +155,6 @@ class RdpGate:
         """
         return self._changed(_steps(counted), -1)
 
-    def merged(self, other: RdpGate) -> RdpGate:
-        """The gate of both gates' releases together."""
-        gate = self._changed({}, 1)
-        for key, steps in other._groups.items():
-            gate._groups[key] = gate._groups.get(key, 0) + steps
-        gate._curve = tuple(map(sum, zip(self._curve, other._curve, strict=True)))
-        return gate
-
     def _changed(self, steps: Groups, sign: int) -> RdpGate:
         gate = RdpGate()
         gate._groups, curve = self._groups.copy(), list(self._curve)
@@ -220,15 +206,6 @@ History = RdpGate | Mapping[GaussianEvent, int] | Iterable[GaussianEvent]
 def rdp_epsilon(events: History, delta: float, adaptive: Adaptive = "standard") -> float:
     """Epsilon of all events together at ``delta``: the guarantee. ``adaptive`` as for :meth:`RdpGate.epsilon`."""
     return _gate(events).epsilon(delta, adaptive)
-
-
-def disjoint_epsilon(sites: Iterable[History], delta: float, adaptive: Adaptive = "standard") -> float:
-    """Epsilon by RDP for one record when several sites, no two of which hold it, make releases: the largest of any site.
-
-    Parallel composition: a record is in one site's data only, the others' releases do not depend on it. A joint sum stands in
-    the history of every site that took part. It does not hold for a person with records at several sites: :func:`at_sites`.
-    """
-    return max((rdp_epsilon(events, delta, adaptive) for events in sites), default=0.0)
 
 
 def at_sites(events: History, sites: int) -> dict[GaussianEvent, int]:

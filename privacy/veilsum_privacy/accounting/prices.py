@@ -10,11 +10,6 @@ from veilsum_privacy.accounting.accountant import GaussianEvent, rdp_epsilon
 from veilsum_privacy.study.study import Study, TaskDeclaration
 
 
-def priced(declaration: TaskDeclaration) -> bool:
-    """Whether the task reads records; a derived task computes from what was paid for."""
-    return declaration.source is None or declaration.variance > 0
-
-
 def declared_event(declaration: TaskDeclaration, releases: int | None = None) -> GaussianEvent:
     """All declared releases of a task with noise, or the first ``releases`` of them, as one event.
 
@@ -29,7 +24,7 @@ def study_epsilon(study: Study, delta: float, releases: Mapping[str, int] | None
     """Epsilon by RDP at ``delta`` of all that a study declares, or of so many ``releases`` of each label; infinite where one
     is without noise, 0 where there is none."""
     taken = {task.label: task.releases if releases is None else releases.get(task.label, 0) for task in study.tasks}
-    costly = [task for task in study.tasks if taken[task.label] and (study.privacy.noise == "none" or priced(task))]
+    costly = [task for task in study.tasks if taken[task.label] and (study.privacy.noise == "none" or not task.derived)]
     if any(task.variance == 0 for task in costly):
         return math.inf
     return rdp_epsilon([declared_event(task, taken[task.label]) for task in costly], delta)

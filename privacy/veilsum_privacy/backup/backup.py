@@ -24,12 +24,12 @@ from typing import Any
 
 from sqlalchemy import inspect
 
-from veilsum_node.database import open_readonly, reading
-from veilsum_node.errors import HostileInput, StateError
+from veilsum_node.database import open_readonly
+from veilsum_node.errors import Damage, HostileInput, StateError
 from veilsum_node.identity import Role, load_authority_certificate
 from veilsum_node.identity.files import read_file, read_private
 from veilsum_node.identity.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
-from veilsum_privacy.ledger import LedgerFault, LedgerReader
+from veilsum_privacy.ledger import LedgerReader
 from veilsum_privacy.results.result import MANIFEST as RESULT_MANIFEST
 
 FORMAT = "veilsum-backup/1"
@@ -152,7 +152,7 @@ def copy_database(source: Path, target: Path) -> None:
     except sqlite3.Error as error:
         raise StateError(f"The database {source} cannot be copied: {error}.", "Check the file and the disk.") from error
     if found != ["ok"] or broken:
-        raise StateError(f"The database {source} is damaged.", "Keep it as it is, and restore an earlier backup.")
+        raise Damage(f"The database {source} is damaged.", "Keep it as it is, and restore an earlier backup.")
     descriptor = os.open(target, os.O_RDONLY)
     os.fsync(descriptor)
     os.close(descriptor)
@@ -173,19 +173,16 @@ def describe(
         StateError: its ledger does not verify, or is not one of the party's role.
     """
     trusted = load_authority_certificate(read_file(authority or party.identity / AUTHORITY_FILE, "authority's certificate"))
-    engine = open_readonly(copy)
-    try:
-        ledger = LedgerReader(engine)
+    with open_readonly(copy) as database:
+        ledger = LedgerReader(database)
         try:
             proven = ledger.verify(authority=trusted)
-        except (LedgerFault, HostileInput) as error:
+        except HostileInput as error:
             raise StateError(f"The ledger does not verify: {error.message}", "Run veilsum ledger verify.") from error
-        with reading(engine) as connection:
+        with database.reading() as connection:
             tables = [name for name in inspect(connection).get_table_names() if name.endswith("_version")]
             queries = {name.removesuffix("_version"): f"SELECT version_num FROM {name}" for name in tables}  # noqa: S608
             layout = {name: str(connection.exec_driver_sql(query).scalar()) for name, query in sorted(queries.items())}
-    finally:
-        engine.dispose()
     if proven.role is not party.role:
         raise StateError(f"The ledger is a {proven.role}'s, not a {party.role}'s.", "Check the configuration.")
     return Manifest(

@@ -18,8 +18,8 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from veilsum_node.database import open_readonly, reading
-from veilsum_node.errors import HostileInput, StateError
+from veilsum_node.database import open_readonly
+from veilsum_node.errors import HostileInput, StateError, VeilsumError
 from veilsum_node.identity import Role
 from veilsum_node.identity.certificate import common_name, load_certificate
 from veilsum_node.identity.files import write_new
@@ -115,16 +115,10 @@ def _proven_last(manifest: Manifest, state: Path) -> bool:
     if not state.exists():
         return False
     try:
-        engine = open_readonly(state)
-    except (StateError, HostileInput):
+        with open_readonly(state) as database, database.reading() as connection:
+            return LedgerReader(database).head().hex() == manifest.head and read_mark(connection) is None
+    except VeilsumError:
         return False
-    try:
-        with reading(engine) as connection:
-            return LedgerReader(engine).head().hex() == manifest.head and read_mark(connection) is None
-    except (StateError, HostileInput):
-        return False
-    finally:
-        engine.dispose()
 
 
 def _compare(copy: Path, state: Path, *, force: bool) -> int | None:
@@ -139,7 +133,7 @@ def _compare(copy: Path, state: Path, *, force: bool) -> int | None:
         try:
             with _reader(state) as present:
                 obstacle, behind = _relation(backup, present)
-        except (StateError, HostileInput) as error:
+        except VeilsumError as error:
             obstacle, behind = f"The state {state} cannot be read: {error.message}", None
     if obstacle and not force:
         raise StateError(obstacle, "Add --force to replace it; it is kept beside the restored one.")
@@ -161,11 +155,8 @@ def _relation(backup: LedgerReader, present: LedgerReader) -> tuple[str, int | N
 
 @contextmanager
 def _reader(path: Path) -> Iterator[LedgerReader]:
-    engine = open_readonly(path)
-    try:
-        yield LedgerReader(engine)
-    finally:
-        engine.dispose()
+    with open_readonly(path) as database:
+        yield LedgerReader(database)
 
 
 def _require_stopped(state: Path) -> None:

@@ -6,14 +6,27 @@ It lies in the state itself, written before that is put in its place. A peer's l
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqlalchemy import Boolean, Column, Connection, Integer, LargeBinary, MetaData, Table, delete, inspect, select, update
+from sqlalchemy import (
+    URL,
+    Boolean,
+    Column,
+    Connection,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    create_engine,
+    delete,
+    insert,
+    inspect,
+    select,
+    update,
+)
 
-from veilsum_node.errors import StateError
+from veilsum_node.driver_faults import typed_faults
 
 RESTORED = Table(
     "participant_restored",
@@ -22,7 +35,7 @@ RESTORED = Table(
     Column("head", LargeBinary(32), nullable=False),  # where its ledger ends
     Column("trusted", Boolean, nullable=False),  # the operator takes the coordinator's mirror for the whole truth
 )
-"""One row while the mark stands; there is no table where nothing was ever restored."""
+"""One row while the mark stands; there is no table where nothing was ever restored, so no migration makes it."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +57,16 @@ def write_mark(state: Path, made: int, head: bytes) -> None:
     """Mark a copy of a state that nobody has open; an earlier mark, and an operator's word on it, is replaced.
 
     Raises:
-        StateError: it cannot be written.
+        Unavailable, Damage: it cannot be written.
     """
+    engine = create_engine(URL.create("sqlite", database=str(state)), hide_parameters=True)  # its journal stays as it is
     try:
-        with closing(sqlite3.connect(state)) as connection, connection:
-            connection.execute(f"DROP TABLE IF EXISTS {RESTORED.name}")
-            columns = "made INTEGER NOT NULL, head BLOB NOT NULL, trusted BOOLEAN NOT NULL"
-            connection.execute(f"CREATE TABLE {RESTORED.name} ({columns})")
-            connection.execute(f"INSERT INTO {RESTORED.name} VALUES (?, ?, 0)", (made, head))  # noqa: S608 - our own name
-    except sqlite3.Error as error:
-        raise StateError(f"The restored state cannot be marked: {error}.", "Check the disk.") from error
+        with typed_faults(), engine.begin() as connection:
+            RESTORED.drop(connection, checkfirst=True)
+            RESTORED.create(connection)
+            connection.execute(insert(RESTORED).values(made=made, head=head, trusted=False))
+    finally:
+        engine.dispose()
 
 
 def read_mark(connection: Connection) -> Mark | None:

@@ -18,22 +18,12 @@ from numpy.typing import NDArray
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_privacy.mechanism.clipping import scattered_sum, site_sum
-from veilsum_privacy.mechanism.noise import task_noise
 from veilsum_privacy.mechanism.steps import Steps, poisson_sample
 from veilsum_privacy.mechanism.weights import cohort_factors
-from veilsum_privacy.securesum.context import RoundPlan, in_range
-from veilsum_privacy.study.study import Study, TaskDeclaration
-from veilsum_privacy.tasks import TASKS, build_declared, grid_unit
-from veilsum_privacy.tasks.base import (
-    DerivedTask,
-    FeatureParameters,
-    Floats,
-    Records,
-    RecordTask,
-    SiteTask,
-    Task,
-    TrainingTask,
-)
+from veilsum_privacy.securesum.agreed import AgreedTask, RoundPlan
+from veilsum_privacy.securesum.context import in_range
+from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.base import DerivedTask, Floats, Records, RecordTask, SiteTask, TrainingTask
 from veilsum_privacy.tasks.feature_maps import Encode, map_records
 
 Integers = NDArray[np.int64]
@@ -80,9 +70,7 @@ class SitePart(NamedTuple):
     fault: Exception | None = None
 
 
-def contribute(
-    study: Study, plan: RoundPlan, load: Callable[[], Records], broadcast: Mapping[str, Floats], place: Place
-) -> SitePart:
+def contribute(plan: RoundPlan, load: Callable[[], Records], broadcast: Mapping[str, Floats], place: Place) -> SitePart:
     """:func:`compute_sum` as a total function: a site whose records cannot be read, or computed on, takes part all the same.
 
     That a site takes part, and what it sends in which size, must not depend on its records: who chooses the task could ask
@@ -92,26 +80,26 @@ def contribute(
 
     Args:
         load: reads the records.
-        study, plan, broadcast, place: as for :func:`compute_sum`; what can fail without records was tried before
+        plan, broadcast, place: as for :func:`compute_sum`; what can fail without records was tried before
             (:mod:`veilsum_privacy.computation.rehearsal`).
     """
     fault: Exception
     try:
         records = load()
     except Exception as error:  # noqa: BLE001  whatever it is, it must not be seen
-        records, fault = no_records(study), error
+        fault = error
     else:
         try:
-            return compute_sum(study, plan, records, broadcast, place)
+            return compute_sum(plan, records, broadcast, place)
         except Exception as error:  # noqa: BLE001
             fault = error
         try:
-            if isinstance(build_declared(study, plan.declaration), RecordTask):
-                return compute_sum(study, plan, records, broadcast, place, singly=True)._replace(fault=fault)
+            if isinstance(plan.task.task, RecordTask):
+                return compute_sum(plan, records, broadcast, place, singly=True)._replace(fault=fault)
         except Exception:
             LOG.debug("the records cannot be computed on one by one either", exc_info=True)
     try:
-        return compute_sum(study, plan, no_records(study), broadcast, place)._replace(fault=fault)
+        return compute_sum(plan, no_records(plan.task.study), broadcast, place)._replace(fault=fault)
     except Exception:
         LOG.debug("there is no contribution without records either", exc_info=True)
         return SitePart(np.zeros(plan.encoding.size, dtype=np.int64), fault=fault)
@@ -125,20 +113,12 @@ def no_records(study: Study) -> Records:
 
 
 def compute_sum(
-    study: Study,
-    plan: RoundPlan,
-    records: Records,
-    broadcast: Mapping[str, Floats],
-    place: Place | None = None,
-    *,
-    task: Task | None = None,
-    singly: bool = False,
+    plan: RoundPlan, records: Records, broadcast: Mapping[str, Floats], place: Place | None = None, *, singly: bool = False
 ) -> SitePart:
     """Run a round's task at a site: sampled and bounded by the study's unit, on the grid, clamped; before noise is added.
 
     Args:
-        study, plan, records, broadcast, place: of the round and the site.
-        task: as :func:`~veilsum_privacy.tasks.build_declared` builds it, for a caller with many sites; None to build it.
+        plan, records, broadcast, place: of the round and the site.
         singly: compute on each record by itself, and take it for invalid if that fails; only of a :class:`RecordTask`.
 
     Returns:
@@ -149,60 +129,35 @@ def compute_sum(
         HostileInput: the broadcast is not what the task needs.
     """
     place = Place() if place is None else place
-    declaration = plan.declaration
-    task = build_declared(study, declaration) if task is None else task
-    whole_broadcast, broadcast = broadcast, _own_rows(study, task, broadcast, place.index)
-    factor = _factor(study, whole_broadcast, place) if task.weighted() else 1.0
+    agreed, task = plan.task, plan.task.task
+    factor = _factor(agreed.study, broadcast, place) if task.weighted() else 1.0
+    broadcast = _own_rows(agreed, broadcast, place.index)
     if isinstance(task, DerivedTask):
-        found = SitePart(_derive(study, declaration, task, broadcast, place))
+        found = _derive(agreed, task, broadcast, place)
+    elif isinstance(task, TrainingTask):
+        found = _train(plan, task, _mapped(agreed, records, broadcast, place), broadcast, place, factor)
     else:
-        if declaration.sampling_rate < 1 and not isinstance(task, TrainingTask):
-            records = _sampled(study, declaration, records, place.random)
-        if singly and isinstance(task, RecordTask):
-            rows = _one_by_one(study, declaration, task, records, broadcast, place)
-            found = _summed(study, declaration, task, rows, _unit_subjects(study, records), plan)
-        elif isinstance(task, TrainingTask):
-            mapped = _records(study, declaration, records, broadcast, place)
-            found = _train(study, plan, task, mapped, broadcast, place, factor)
+        if plan.declaration.sampling_rate < 1:
+            records = _sampled(agreed, records, place.random)
+        if isinstance(task, RecordTask):
+            found = _add_up(plan, task, records, broadcast, place, singly=singly)
+        elif isinstance(task, SiteTask):
+            found = _site_vector(plan, task, _mapped(agreed, records, broadcast, place), broadcast, factor)
         else:
-            mapped = _records(study, declaration, records, broadcast, place)
-            found = _compute(study, declaration, task, mapped, broadcast, plan, factor)
-    if declaration.disclosure == "joint":
+            raise Misuse(f"The task {task.name} is of no known kind.")
+    if not agreed.per_site:
         return found
-    whole = np.zeros((study.sites, task.layout().size), dtype=np.int64)
+    whole = np.zeros((agreed.study.sites, task.layout().size), dtype=np.int64)
     whole[place.index] = found.total
     return found._replace(total=whole.ravel())
 
 
-def kept_part(study: Study, declaration: TaskDeclaration, noised: Integers, index: int) -> Integers:
-    """What a site keeps of its noised vector: its own block."""
-    if declaration.disclosure == "joint":
-        return noised
-    own: Integers = noised.reshape(study.sites, -1)[index].copy()
-    return own
-
-
-def kept_blocks(study: Study, label: str, vector: Integers) -> tuple[dict[str, Floats], dict[str, float]]:
-    """Blocks of a kept vector in their own units, and the standard deviation of the site's own noise in each.
-
-    Raises:
-        HostileInput: the vector is not one of this task.
-    """
-    declaration = study.task(label)
-    task = build_declared(study, declaration)
-    layout, unit = task.layout(), grid_unit(task, declaration)
-    if vector.shape != (layout.size,):
-        raise HostileInput("A kept vector has another length than its task's.")
-    std = task_noise(study, declaration, study.sites).share_std * unit
-    return layout.split((vector * unit).astype(np.float64)), layout.noise_std(std)
-
-
-def _own_rows(study: Study, task: Task, broadcast: Mapping[str, Floats], index: int) -> Mapping[str, Floats]:
+def _own_rows(agreed: AgreedTask, broadcast: Mapping[str, Floats], index: int) -> Mapping[str, Floats]:
     """The broadcast with the site's own row in place of arrays that have one for each participant."""
     rows: dict[str, Floats] = {}
-    for name in task.site_arrays():
+    for name in agreed.task.site_arrays():
         array = broadcast.get(name)
-        if array is None or array.ndim < 1 or len(array) != study.sites:
+        if array is None or array.ndim < 1 or len(array) != agreed.study.sites:
             raise HostileInput(f"The broadcast must hold {name}, one row for each participant.")
         rows[name] = array[index]
     return {**broadcast, **rows}
@@ -223,128 +178,102 @@ def _unit_subjects(study: Study, records: Records) -> Integers | None:
     return records.subjects
 
 
-def _sampled(study: Study, declaration: TaskDeclaration, records: Records, random: RandomSource) -> Records:
+def _sampled(agreed: AgreedTask, records: Records, random: RandomSource) -> Records:
     """A Poisson sample of the records, drawn by the study's unit."""
-    taken = poisson_sample(declaration.sampling_rate, len(records), random, _unit_subjects(study, records))
-    labels = None if records.labels is None else records.labels[taken]
-    subjects = None if records.subjects is None else records.subjects[taken]
-    return Records(records.features[taken], records.present[taken], labels, subjects)
+    taken = poisson_sample(agreed.declaration.sampling_rate, len(records), random, _unit_subjects(agreed.study, records))
+    return records.take(taken)
 
 
 def _train(
-    study: Study,
-    plan: RoundPlan,
-    task: TrainingTask,
-    records: Records,
-    broadcast: Mapping[str, Floats],
-    place: Place,
-    factor: float,
+    plan: RoundPlan, task: TrainingTask[Any], records: Records, broadcast: Mapping[str, Floats], place: Place, factor: float
 ) -> SitePart:
-    declaration = plan.declaration
-    bound = declaration.grid * study.data.max_records
+    declared, study = plan.declaration, plan.task.study
+    bound = declared.grid * study.data.max_records
     steps = Steps(
-        declaration.local_steps, declaration.sampling_rate, plan.noise, declaration.grid, task.step_clip(), bound, place.random
+        declared.local_steps, declared.sampling_rate, plan.noise, declared.grid, task.step_clip(), bound, place.random
     )
     trained = task.train(replace(records, subjects=_unit_subjects(study, records)), broadcast, place.state, steps)
     if trained.vector.shape != (task.layout().size,) or not np.isfinite(trained.vector).all():
         raise Misuse("A task gave a vector that is not finite or has the wrong length.")
     if any(not in_range(array) for array in trained.state.values()):
         raise Misuse("A task trained something that is not finite, or out of range.")
-    scaled = np.clip(factor * trained.vector / task.clip(), -1.0, 1.0) * declaration.resolution
+    scaled = np.clip(factor * trained.vector / task.clip(), -1.0, 1.0) * declared.resolution
     return SitePart(np.rint(scaled).astype(np.int64), state=trained.state)
 
 
-def _compute(
-    study: Study,
-    declaration: TaskDeclaration,
-    task: Task,
-    records: Records,
-    broadcast: Mapping[str, Floats],
-    plan: RoundPlan,
-    factor: float,
+def _site_vector(
+    plan: RoundPlan, task: SiteTask[Any], records: Records, broadcast: Mapping[str, Floats], factor: float
 ) -> SitePart:
-    subjects = _unit_subjects(study, records)
-    size, bound = task.layout().size, plan.encoding.bound
-    if isinstance(task, SiteTask):
-        scaled = factor * task.vector(replace(records, subjects=subjects), broadcast) / grid_unit(task, declaration)
-        if scaled.shape != (size,) or not np.isfinite(scaled).all():
-            raise Misuse("A task gave a vector that is not finite or has the wrong length.")
-        return SitePart(np.rint(np.clip(scaled, -bound, bound)).astype(np.int64))
-    if not isinstance(task, RecordTask):
-        raise Misuse(f"The task {task.name} is of no known kind.")
+    subjects, bound = _unit_subjects(plan.task.study, records), plan.encoding.bound
+    scaled = factor * task.vector(replace(records, subjects=subjects), broadcast) / plan.task.unit
+    if scaled.shape != (task.layout().size,) or not np.isfinite(scaled).all():
+        raise Misuse("A task gave a vector that is not finite or has the wrong length.")
+    return SitePart(np.rint(np.clip(scaled, -bound, bound)).astype(np.int64))
+
+
+def _add_up(
+    plan: RoundPlan, task: RecordTask[Any], records: Records, broadcast: Mapping[str, Floats], place: Place, *, singly: bool
+) -> SitePart:
+    """The clipped vectors of all records, added up exactly."""
+    limits = task.layout().size, task.clip(), plan.declaration.grid, plan.encoding.bound
+    if singly:
+        rows = _one_by_one(plan.task, task, records, broadcast, place)
+        return SitePart(*site_sum(rows, *limits, _unit_subjects(plan.task.study, records)))
+    records = _mapped(plan.task, records, broadcast, place)
+    subjects = _unit_subjects(plan.task.study, records)
     pieces = None if subjects is not None else task.pieces(records, broadcast)
     if pieces is not None:
-        return SitePart(*scattered_sum(pieces, size, task.clip(), declaration.grid, bound))
-    return _summed(study, declaration, task, task.vectors(records, broadcast), subjects, plan)
-
-
-def _summed(
-    study: Study,
-    declaration: TaskDeclaration,
-    task: RecordTask,
-    rows: Iterator[Floats],
-    subjects: Integers | None,
-    plan: RoundPlan,
-) -> SitePart:
-    size = task.layout().size
-    return SitePart(*site_sum(rows, size, task.clip(), declaration.grid, plan.encoding.bound, subjects))
+        return SitePart(*scattered_sum(pieces, *limits))
+    return SitePart(*site_sum(task.vectors(records, broadcast), *limits, subjects))
 
 
 def _one_by_one(
-    study: Study,
-    declaration: TaskDeclaration,
-    task: RecordTask,
-    records: Records,
-    broadcast: Mapping[str, Floats],
-    place: Place,
+    agreed: AgreedTask, task: RecordTask[Any], records: Records, broadcast: Mapping[str, Floats], place: Place
 ) -> Iterator[Floats]:
     """A row (1, size) for each record, computed as if it were the only one; not a number where that fails."""
     size = task.layout().size
     for index in range(len(records)):
-        one = slice(index, index + 1)
-        alone = Records(
-            records.features[one],
-            records.present[one],
-            None if records.labels is None else records.labels[one],
-            None if records.subjects is None else records.subjects[one],
-        )
         try:
-            found = [np.zeros((0, size)), *task.vectors(_records(study, declaration, alone, broadcast, place), broadcast)]
-            row = np.concatenate(found)
+            alone = _mapped(agreed, records.take(slice(index, index + 1)), broadcast, place)
+            row = np.concatenate([np.zeros((0, size)), *task.vectors(alone, broadcast)])
         except Exception:  # noqa: BLE001  one record's fault is that record's alone
             row = np.full((1, size), np.nan)
         yield row if row.shape == (1, size) else np.zeros((1, size))
 
 
-def _records(
-    study: Study, declaration: TaskDeclaration, records: Records, broadcast: Mapping[str, Floats], place: Place
-) -> Records:
-    parameters = TASKS[declaration.task].Parameters.model_validate(dict(declaration.parameters))
-    if not isinstance(parameters, FeatureParameters):
+def _mapped(agreed: AgreedTask, records: Records, broadcast: Mapping[str, Floats], place: Place) -> Records:
+    """The records as the task sees them."""
+    if agreed.task.features is None:
         return records
-    own: dict[str, Any] = {}
-    if declaration.source is not None:
-        blocks, std = kept_blocks(study, declaration.source, _kept(declaration.source, place))
-        own = {"kept": blocks, "noise_std": std}
-    return map_records(study, parameters, records, broadcast, index=place.index, encode=place.encode, **own)
+    kept, std = (None, None) if agreed.source is None else _source_blocks(agreed.source, place)
+    return map_records(
+        agreed.study,
+        agreed.task.features,
+        records,
+        broadcast,
+        index=place.index,
+        kept=kept,
+        noise_std=std,
+        encode=place.encode,
+    )
 
 
-def _derive(
-    study: Study, declaration: TaskDeclaration, task: DerivedTask, broadcast: Mapping[str, Floats], place: Place
-) -> Integers:
-    source = declaration.source or ""
-    blocks, std = kept_blocks(study, source, _kept(source, place))
+def _derive(agreed: AgreedTask, task: DerivedTask[Any], broadcast: Mapping[str, Floats], place: Place) -> SitePart:
+    if agreed.source is None:
+        raise Misuse(f"The task {task.name} has no source.")
+    blocks, std = _source_blocks(agreed.source, place)
     try:
         vector = task.vector(blocks, std, broadcast)
     except (ValueError, ArithmeticError) as error:  # what it computes from is noised, so that it fails tells no more
         raise HostileInput(f"The task {task.name} cannot use what was broadcast.") from error
     if vector.shape != (task.layout().size,) or not np.isfinite(vector).all():
         raise HostileInput("What was broadcast gives no finite vector.")
-    scaled = np.clip(vector / task.clip(), -1.0, 1.0) * declaration.grid
-    return np.rint(scaled).astype(np.int64)
+    scaled = np.clip(vector / task.clip(), -1.0, 1.0) * agreed.declaration.grid
+    return SitePart(np.rint(scaled).astype(np.int64))
 
 
-def _kept(label: str, place: Place) -> Integers:
-    if label not in place.kept:
-        raise Misuse(f"This site kept no statistic of the task {label!r}.", "It has to take part in that task's round.")
-    return place.kept[label]
+def _source_blocks(source: AgreedTask, place: Place) -> tuple[dict[str, Floats], dict[str, float]]:
+    """Blocks of what the site kept of a task, and its noise in them."""
+    if source.label not in place.kept:
+        raise Misuse(f"This site kept no statistic of the task {source.label!r}.", "It has to take part in that task's round.")
+    return source.kept_blocks(place.kept[source.label])

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from cryptography.hazmat.primitives.serialization import Encoding
-from sqlalchemy import Connection, Engine, bindparam, insert, select
+from sqlalchemy import Connection, bindparam, insert, select
 
 from veilsum_node.canonical import canonical, parse_canonical
-from veilsum_node.database import migrate, transaction
-from veilsum_node.errors import HostileInput, Misuse, StateError
+from veilsum_node.database import Database
+from veilsum_node.errors import Damage, HostileInput, Misuse, StateError
 from veilsum_node.identity import Credentials, Label, SigningKey, key_fingerprint, verify_certificate
 from veilsum_node.identity.certificate import load_certificate, p256_key
 from veilsum_node.randomness import RandomSource
@@ -48,7 +48,7 @@ class Chain:
     """The owner's end of a ledger: writes entries, signed with its key.
 
     Args:
-        engine: from :func:`veilsum_node.database.open_database`.
+        database: from :func:`veilsum_node.database.open_database`.
         credentials: of the owner; their role is that of the ledger.
         clock: unix seconds.
         random: for the 32 bytes that the chain begins with.
@@ -58,14 +58,16 @@ class Chain:
         StateError: the ledger in the database is another party's, or its first entry is damaged.
     """
 
-    def __init__(self, engine: Engine, *, credentials: Credentials, clock: Callable[[], int], random: RandomSource) -> None:
+    def __init__(
+        self, database: Database, *, credentials: Credentials, clock: Callable[[], int], random: RandomSource
+    ) -> None:
         self.credentials, self._clock = credentials, clock
         self._next: SigningKey | None = None  # during a renewal
         self._in_force = credentials.signing_key.fingerprint  # of the key that the ledger names, as far as it was read
         self._read, self._last = 0, (0, "")  # committed entries looked through for keys; the last entry seen or written
         identity = credentials.identity
-        migrate(engine, PACKAGE, COMPONENT)
-        with transaction(engine) as connection:
+        database.migrate(PACKAGE, COMPONENT)
+        with database.transaction() as connection:
             now = clock()
             verify_certificate(identity.certificate, credentials.authority, now, identity.role)
             row = connection.execute(_FIRST).mappings().first()
@@ -186,7 +188,7 @@ class Chain:
         except HostileInput:
             damaged = True
         if damaged:
-            raise StateError("The ledger's first entry is damaged.", "Restore the file and charge what the receipts show.")
+            raise Damage("The ledger's first entry is damaged.", "Restore the file and charge what the receipts show.")
         owner, role = detail.get("site"), detail.get("role", "participant")
         if owner != self.name:
             raise StateError(f"The ledger is that of {owner}, not of {self.name}.", "Check the name and the file.")

@@ -87,7 +87,7 @@ class Mechanism:
         return self._event(self.noise.share_variance)
 
     def _event(self, variance: Fraction) -> GaussianEvent | None:
-        if not self.noise.priced:
+        if not self.noise.protects:
             return None
         return GaussianEvent(self.sensitivity, variance, self.sampling_rate, self.steps)
 
@@ -116,7 +116,7 @@ class Mechanism:
             noise = NoisePlan(value["noise"], int(value["variance"][0]), value["honest"], colluders)
             rate = float.fromhex(value["sampling_rate"])
             mechanism = Mechanism(int(value["sensitivity"]), noise, rate, value["steps"])
-            same = canonical(mechanism.to_json()) == canonical(value) and (not noise.priced or mechanism.event is not None)
+            same = canonical(mechanism.to_json()) == canonical(value) and (not noise.protects or mechanism.event is not None)
         except (KeyError, IndexError, TypeError, ValueError, ArithmeticError, Misuse) as error:
             raise HostileInput("The mechanism of a ledger entry is malformed.") from error
         if not same:
@@ -134,7 +134,7 @@ class Reservation:
         context: hash of the round's context, 32 bytes.
         population: whose budget it draws on.
         dataset: what it was computed from.
-        sensitivity, noise, sampling_rate, steps: as in :class:`Mechanism`.
+        mechanism: what it costs.
         unit: the unit of privacy.
         cohort_size: participants in the sum.
     """
@@ -145,27 +145,20 @@ class Reservation:
     context: bytes
     population: str
     dataset: str
-    sensitivity: int
-    noise: NoisePlan
+    mechanism: Mechanism
     unit: str
     cohort_size: int
-    sampling_rate: float = 1.0
-    steps: int = 1
 
     def __post_init__(self) -> None:
         if len(self.study) != 32 or len(self.context) != 32:
             raise Misuse("A study and a context are named by 32 bytes.")
         if self.round < 0 or self.attempt < 0:
             raise Misuse("Rounds and attempts are not negative.")
-        if self.noise.honest > max(1, self.cohort_size - self.noise.colluders):
+        mechanism, noise = self.mechanism, self.mechanism.noise
+        if noise.honest > max(1, self.cohort_size - noise.colluders):
             raise Misuse("The noise plan counts more honest shares than the cohort has.")
-        # What cannot be priced is not reserved: the event checks sensitivity, rate and steps, with or without noise.
-        GaussianEvent(self.sensitivity, Fraction(max(1, self.noise.variance)), self.sampling_rate, self.steps)
-
-    @property
-    def mechanism(self) -> Mechanism:
-        """What the release costs."""
-        return Mechanism(self.sensitivity, self.noise, self.sampling_rate, self.steps)
+        # What has no price is not reserved: the event checks sensitivity, rate and steps, with or without noise.
+        GaussianEvent(mechanism.sensitivity, Fraction(max(1, noise.variance)), mechanism.sampling_rate, mechanism.steps)
 
     def columns(self) -> dict[str, Any]:
         """The ledger's columns that describe the release; the same in its reservation, charge and freeing."""
@@ -179,7 +172,7 @@ class Reservation:
             "event": canonical(self.mechanism.to_json()).decode(),
             "unit": self.unit,
             "cohort_size": self.cohort_size,
-            "colluders": self.noise.colluders,
+            "colluders": self.mechanism.noise.colluders,
         }
 
 
@@ -309,12 +302,10 @@ class Entry:
             or self.unit is None or self.cohort_size is None
         ):  # fmt: skip
             raise HostileInput("The ledger entry describes no complete release.")
-        mechanism = self.mechanism
         try:
             return Reservation(
-                self.study, self.round, self.attempt, self.context, self.population, self.dataset,
-                mechanism.sensitivity, mechanism.noise, self.unit, self.cohort_size,
-                mechanism.sampling_rate, mechanism.steps,
+                self.study, self.round, self.attempt, self.context, self.population, self.dataset, self.mechanism, self.unit,
+                self.cohort_size,
             )  # fmt: skip
         except Misuse as error:
             raise HostileInput(error.message) from error
@@ -333,7 +324,7 @@ class Entry:
         return Budget.from_detail(self.detail, self.delta)
 
 
-def priced(mechanisms: Mapping[Mechanism, int], *, alone: bool = False) -> tuple[list[tuple[GaussianEvent, int]], bool]:
+def events_of(mechanisms: Mapping[Mechanism, int], *, alone: bool = False) -> tuple[list[tuple[GaussianEvent, int]], bool]:
     """The events of mechanisms, each with how often it was used, and whether one of them has no noise and so no bound.
 
     What is free counts for nothing. ``alone``: against all other parties together.

@@ -15,11 +15,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, TypeGuard
 
-from sqlalchemy import Column, Engine, MetaData, Table, insert
+from sqlalchemy import Column, MetaData, Table, insert
 from sqlalchemy.types import NullType
 
 from veilsum_node.canonical import canonical, parse_canonical
-from veilsum_node.database import open_database, transaction
+from veilsum_node.database import Database, open_database
 from veilsum_node.errors import ConfigurationError, HostileInput, VeilsumError
 from veilsum_privacy.ledger.entries import MECHANISMS, Entry
 from veilsum_privacy.ledger.faults import LedgerFault
@@ -256,19 +256,19 @@ def _scalar(value: Any) -> TypeGuard[int | float | str | None]:
     return value is None or isinstance(value, str | float) or (type(value) is int and abs(value) < 2**53)
 
 
-def _hold(steps: Sequence[Step]) -> Engine:
+def _hold(steps: Sequence[Step]) -> Database:
     """Put rows into a database in memory whose columns have no type and whose tables have no rule."""
-    engine = open_database(":memory:")
+    database = open_database(":memory:")
     held = Table(ledger_table.name, MetaData(), *(Column(name, NullType) for name in COLUMNS))
     try:
-        with transaction(engine) as connection:
+        with database.transaction() as connection:
             connection.exec_driver_sql(f"CREATE TABLE {held.name} ({', '.join(COLUMNS)})")
             if steps:
                 connection.execute(insert(held), [dict(step.row) for step in steps])
     except VeilsumError:
-        engine.dispose()
+        database.close()
         raise
-    return engine
+    return database
 
 
 _CSV = (

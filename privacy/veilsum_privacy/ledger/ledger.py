@@ -5,10 +5,10 @@ Every call that writes takes the :class:`~sqlalchemy.Connection` of the caller's
 that the budget does not bear raises, and that undoes the caller's transaction; the caller then records it in a second one:
 
     try:
-        with transaction(engine) as connection:
+        with database.transaction() as connection:
             ledger.reserve(connection, reservation)
     except Refusal as refusal:
-        with transaction(engine) as connection:
+        with database.transaction() as connection:
             ledger.refuse(connection, refusal, reservation=reservation)
         raise
 
@@ -22,9 +22,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Engine, bindparam, or_, select
+from sqlalchemy import Connection, bindparam, or_, select
 
-from veilsum_node.database import reading, transaction
+from veilsum_node.database import Database
 from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode, StateError
 from veilsum_node.identity import Credentials, Role
 from veilsum_node.randomness import RandomSource
@@ -63,7 +63,7 @@ class Ledger(LedgerReader):
     """A site's ledger, to write and to read; created with its first entry if the database has none.
 
     Args:
-        engine: from :func:`veilsum_node.database.open_database`.
+        database: from :func:`veilsum_node.database.open_database`.
         credentials: the site's; with another key than before, a ``key`` entry names its certificate.
         clock: unix seconds.
         random: for the 32 bytes that the chain begins with.
@@ -73,11 +73,13 @@ class Ledger(LedgerReader):
         StateError: the ledger in the database is another site's, or its first entry is damaged.
     """
 
-    def __init__(self, engine: Engine, *, credentials: Credentials, clock: Callable[[], int], random: RandomSource) -> None:
+    def __init__(
+        self, database: Database, *, credentials: Credentials, clock: Callable[[], int], random: RandomSource
+    ) -> None:
         if credentials.identity.role is not Role.PARTICIPANT:
             raise Misuse("Only a participant has a ledger of its own.", "A coordinator has a mirror.")
-        self._chain = Chain(engine, credentials=credentials, clock=clock, random=random)
-        super().__init__(engine)
+        self._chain = Chain(database, credentials=credentials, clock=clock, random=random)
+        super().__init__(database)
 
     def renew(self, credentials: Credentials, run: Callable[[Callable[[Connection], object]], object]) -> None:
         """Sign with renewed credentials from here on; see :meth:`veilsum_privacy.ledger.chain.Chain.renew`."""
@@ -324,9 +326,9 @@ class Ledger(LedgerReader):
         """
         if connection is not None:
             return self._append_checkpoint(connection, self._figures(connection))
-        with reading(self._engine) as reader:
+        with self.database.reading() as reader:
             figures = self._figures(reader)
-        with transaction(self._engine) as writer:
+        with self.database.transaction() as writer:
             return self._append_checkpoint(writer, figures)
 
     def _figures(self, connection: Connection) -> dict[str, Any]:

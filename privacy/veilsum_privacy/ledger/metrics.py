@@ -11,9 +11,9 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, Engine, func, select
+from sqlalchemy import Connection, func, select
 
-from veilsum_node.database import reading
+from veilsum_node.database import Database
 from veilsum_privacy.ledger.entries import Budget, Kind, Mechanism
 from veilsum_privacy.ledger.rows import read_mechanism
 from veilsum_privacy.ledger.tables import ledger_table, receipt_table
@@ -66,11 +66,11 @@ class LedgerWatch:
     """Reads a site's ledger again and again. Not thread-safe.
 
     Args:
-        engine: of the database it lies in.
+        database: of the database it lies in.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, database: Database) -> None:
+        self._database = database
         self._totals = Follower()
         self._forget()
 
@@ -81,7 +81,7 @@ class LedgerWatch:
             StateError: the database cannot be read.
             HostileInput: an entry is malformed.
         """
-        with reading(self._engine) as connection:
+        with self._database.reading() as connection:
             self._count(connection)
             populations = {}
             for name in sorted(self._names):
@@ -124,7 +124,7 @@ class MirrorFigures:
     epsilon: Mapping[tuple[str, str], float]
 
 
-def read_mirror(engine: Engine) -> MirrorFigures:
+def read_mirror(database: Database) -> MirrorFigures:
     """The figures of the mirror in a coordinator's database; its releases are counted by the database.
 
     Raises:
@@ -135,7 +135,7 @@ def read_mirror(engine: Engine) -> MirrorFigures:
     joined = receipt_table.join(ledger_table, _COLUMNS.seq == _KEPT.entry)
     query = select(*columns, func.count()).select_from(joined).where(_KEPT.consent.is_not(None)).group_by(*columns)
     counts: defaultdict[tuple[str, str], Counter[Mechanism]] = defaultdict(Counter)
-    with reading(engine) as connection:
+    with database.reading() as connection:
         last = connection.scalar(select(func.max(_COLUMNS.seq)))
         for participant, dataset, event, colluders, count in connection.execute(query):
             counts[str(participant), str(dataset)][read_mechanism(event, colluders)] += int(count)

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from hmac import compare_digest
 from typing import Any
 
-from sqlalchemy import Connection, Engine, RowMapping, bindparam, select, update
+from sqlalchemy import Connection, RowMapping, bindparam, select, update
 
 from veilsum_node.canonical import canonical, parse_canonical
+from veilsum_node.database import Database
 from veilsum_node.errors import HostileInput, Misuse, StateError
 from veilsum_node.identity import Credentials, Role
 from veilsum_node.randomness import RandomSource
@@ -72,7 +73,7 @@ class Mirror(ChainReader):
     """A coordinator's mirror, to write and to read; created with its first entry if the database has none.
 
     Args:
-        engine: from :func:`veilsum_node.database.open_database`.
+        database: from :func:`veilsum_node.database.open_database`.
         credentials: the coordinator's.
         clock: unix seconds.
         random: for the 32 bytes that the chain begins with.
@@ -82,11 +83,13 @@ class Mirror(ChainReader):
         StateError: the ledger in the database is another party's, or its first entry is damaged.
     """
 
-    def __init__(self, engine: Engine, *, credentials: Credentials, clock: Callable[[], int], random: RandomSource) -> None:
+    def __init__(
+        self, database: Database, *, credentials: Credentials, clock: Callable[[], int], random: RandomSource
+    ) -> None:
         if credentials.identity.role is not Role.COORDINATOR:
             raise Misuse("Only a coordinator has a mirror.", "A participant has a ledger of its own.")
-        self._chain = Chain(engine, credentials=credentials, clock=clock, random=random)
-        super().__init__(engine)
+        self._chain = Chain(database, credentials=credentials, clock=clock, random=random)
+        super().__init__(database)
 
     def renew(self, credentials: Credentials, run: Callable[[Callable[[Connection], object]], object]) -> None:
         """Sign with renewed credentials from here on; see :meth:`veilsum_privacy.ledger.chain.Chain.renew`."""

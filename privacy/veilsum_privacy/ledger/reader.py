@@ -1,7 +1,7 @@
 """Read a ledger, a site's or a coordinator's mirror: what was spent, every entry, the receipts kept with them, and the proof.
 
-Reads open their own connection, or use that of a transaction they belong to. Nothing here writes, and no key is needed: an
-engine from :func:`veilsum_node.database.open_readonly` will do.
+Reads open their own connection, or use that of a transaction they belong to. Nothing here writes, and no key is needed: a
+database from :func:`veilsum_node.database.open_readonly` will do.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from typing import Any
 
 from cryptography import x509
-from sqlalchemy import Connection, Engine, Select, bindparam, func, inspect, select
+from sqlalchemy import Connection, Select, bindparam, func, inspect, select
 
 from veilsum_node.canonical import parse_canonical
-from veilsum_node.database import check_component, reading
-from veilsum_node.errors import HostileInput, Refusal, RefusalCode, StateError
+from veilsum_node.database import Database, check_component
+from veilsum_node.errors import Damage, HostileInput, Refusal, RefusalCode, StateError
 from veilsum_node.identity import Role
 from veilsum_privacy.ledger.entries import Budget, Entry, Headroom, Kind, Mechanism, Spending
 from veilsum_privacy.ledger.kept_receipts import KeptReceipt, KeptRow
@@ -37,15 +37,15 @@ class ChainReader:
     """Entries and kept receipts, of a site's ledger or of a mirror.
 
     Args:
-        engine: of the database it lies in.
+        database: of the database it lies in.
 
     Raises:
         StateError: there is no ledger in it, it is a newer version's, or it cannot be read.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        with reading(engine) as connection:
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        with database.reading() as connection:
             check_component(connection, PACKAGE, COMPONENT)
             tables = set(inspect(connection).get_table_names())
         if ledger_table.name not in tables:
@@ -179,7 +179,7 @@ class ChainReader:
         Raises:
             StateError: the database cannot be read.
         """
-        with reading(self._engine) as reader:
+        with self.database.reading() as reader:
             certificates = _certificates(reader.execute(select(certificate_table))) if self._keeps_receipts else {}
             yield Walk(certificates, self._steps(reader))
 
@@ -196,7 +196,7 @@ class ChainReader:
             yield Step({}, [KeptRow(ahead)])
 
     def _reading(self, connection: Connection | None) -> AbstractContextManager[Connection]:
-        return reading(self._engine) if connection is None else nullcontext(connection)
+        return self.database.reading() if connection is None else nullcontext(connection)
 
     def _genesis(self) -> Mapping[str, Any]:
         with self._reading(None) as reader:
@@ -218,15 +218,15 @@ class ChainReader:
     def _last(connection: Connection) -> tuple[int, bytes]:
         last = connection.execute(_LAST).first()
         if last is None:
-            raise StateError("The ledger is empty: it lacks even its first entry.", "Restore the file.")
+            raise Damage("The ledger is empty: it lacks even its first entry.", "Restore the file.")
         return int(last.seq), bytes.fromhex(last.hash)
 
 
 class LedgerReader(ChainReader):
     """An existing ledger, to read: what populations spent, and everything else that stands in it. Reads a mirror as well."""
 
-    def __init__(self, engine: Engine) -> None:
-        super().__init__(engine)
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
         self._totals = Follower()
 
     def budget(self, population: str, connection: Connection | None = None) -> Budget | None:

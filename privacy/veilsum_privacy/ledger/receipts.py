@@ -89,10 +89,9 @@ class Receipt:
         Raises:
             Misuse: no ledger would book such a release.
         """
-        mechanism = self.mechanism
         return Reservation(
-            self.study, self.round, self.attempt, self.context, population, self.dataset, mechanism.sensitivity,
-            mechanism.noise, self.unit, self.cohort_size, mechanism.sampling_rate, mechanism.steps,
+            self.study, self.round, self.attempt, self.context, population, self.dataset, self.mechanism, self.unit,
+            self.cohort_size,
         )  # fmt: skip
 
 

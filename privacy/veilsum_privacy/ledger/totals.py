@@ -19,7 +19,7 @@ from sqlalchemy import Connection, bindparam, case, select
 from veilsum_node.canonical import parse_canonical
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.accounting.accountant import Adaptive, RdpGate, estimated_epsilon
-from veilsum_privacy.ledger.entries import Budget, Kind, Mechanism, priced
+from veilsum_privacy.ledger.entries import Budget, Kind, Mechanism, events_of
 from veilsum_privacy.ledger.rows import read_mechanism
 from veilsum_privacy.ledger.tables import ledger_table
 
@@ -40,7 +40,7 @@ def total_epsilon(
         adaptive: how it is composed.
         alone: against all other parties together, when only the site's own share of the noise counts.
     """
-    events, unbounded = priced(mechanisms, alone=alone)
+    events, unbounded = events_of(mechanisms, alone=alone)
     return math.inf if unbounded else RdpGate().with_events(events).epsilon(delta, adaptive)
 
 
@@ -81,7 +81,7 @@ class Sum:
 
     def epsilon(self, budget: Budget, more: Mapping[Mechanism, int] | None = None) -> float:
         """Epsilon by RDP, the guarantee, at the budget's delta, of these mechanisms and ``more``."""
-        events, unbounded = priced(more or {})
+        events, unbounded = events_of(more or {})
         if self._exact or unbounded:
             return math.inf
         gate = self._gate.with_events(events) if events else self._gate

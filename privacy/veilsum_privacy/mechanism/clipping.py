@@ -43,20 +43,6 @@ class SiteSum(NamedTuple):
     invalid: int
 
 
-def truncate_to_grid(vectors: Floats, clip: float, grid: int) -> Integers:
-    """Clip rows to an L2 norm of ``clip`` and truncate them toward zero onto the grid.
-
-    Args:
-        vectors: (b, d) float64, one record a row; rows that are not finite become zero.
-        clip: public norm bound C > 0, in the vectors' unit.
-        grid: norm bound in grid units, 1 to 2^26.
-
-    Returns:
-        (b, d) int64; the squared norm of every row is at most ``grid``^2.
-    """
-    return _truncate(vectors, clip, grid)[0]
-
-
 def site_sum(
     batches: Iterator[Floats], size: int, clip: float, grid: int, bound: int, subjects: Integers | None = None
 ) -> SiteSum:
@@ -94,7 +80,7 @@ def site_sum(
         records += len(batch)
         if records > MAX_VALUES:
             raise Misuse("A site's sum takes at most 2^36 records.")
-        rows, was_clipped, was_invalid = _truncate(batch, clip, grid)
+        rows, was_clipped, was_invalid = truncate_to_grid(batch, clip, grid)
         total += (rows if groups is None else groups.complete(rows)).sum(axis=0)
         clipped += int(was_clipped.sum())
         invalid += int(was_invalid.sum())
@@ -128,7 +114,7 @@ def scattered_sum(pieces: Iterable[tuple[NDArray[np.intp], Floats]], size: int, 
         records += len(rows)
         if records > MAX_VALUES:
             raise Misuse("A site's sum takes at most 2^36 records.")
-        integers, was_clipped, was_invalid = _truncate(rows, clip, grid)
+        integers, was_clipped, was_invalid = truncate_to_grid(rows, clip, grid)
         total[places] += integers.sum(axis=0)
         clipped += int(was_clipped.sum())
         invalid += int(was_invalid.sum())
@@ -186,12 +172,21 @@ class _Subjects:
         near = np.flatnonzero(~long)  # short enough for squares of integers
         long[near] = np.einsum("ij,ij->i", sums[near], sums[near]) > self._grid**2
         self.clipped += int(long.sum())
-        sums[long] = _truncate(reals[long], float(self._grid), self._grid)[0]
+        sums[long] = truncate_to_grid(reals[long], float(self._grid), self._grid)[0]
         return sums
 
 
-def _truncate(vectors: Floats, clip: float, grid: int) -> tuple[Integers, NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return the integer rows, which rows were scaled down, and which were not finite."""
+def truncate_to_grid(vectors: Floats, clip: float, grid: int) -> tuple[Integers, NDArray[np.bool_], NDArray[np.bool_]]:
+    """Clip rows to an L2 norm of ``clip`` and truncate them toward zero onto the grid.
+
+    Args:
+        vectors: (b, d) float64, one record a row; rows that are not finite become zero.
+        clip: public norm bound C > 0, in the vectors' unit.
+        grid: norm bound in grid units, 1 to 2^26.
+
+    Returns:
+        (b, d) int64, the squared norm of every row at most ``grid``^2; which rows were scaled down; and which were not finite.
+    """
     if not (math.isfinite(clip) and clip > 0):
         raise Misuse("The clipping norm must be positive and finite.")
     if not 1 <= grid <= MAX_GRID:

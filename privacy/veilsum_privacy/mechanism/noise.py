@@ -68,9 +68,9 @@ class NoisePlan:
             raise Misuse("Honest shares and assumed colluders must be at least 1.")
         if self.kind != "distributed" and self.honest != 1:
             raise Misuse("Only distributed noise counts more than one share.")
-        if (self.variance == 0) == self.priced or self.variance < 0:
+        if (self.variance == 0) == self.protects or self.variance < 0:
             raise Misuse(f"Noise of kind {self.kind!r} contradicts variance {self.variance}.")
-        if self.priced and self.share_variance < SMALLEST_SHARE_STD**2:
+        if self.protects and self.share_variance < SMALLEST_SHARE_STD**2:
             raise Misuse(
                 f"One share's noise has a standard deviation of {self.share_std:.3g} grid units; "
                 f"at least {SMALLEST_SHARE_STD} are needed.",
@@ -83,7 +83,7 @@ class NoisePlan:
         return self.kind in ("distributed", "local")
 
     @property
-    def priced(self) -> bool:
+    def protects(self) -> bool:
         """Whether the release has an epsilon: noise is in it that the records were not in before."""
         return self.drawn or self.kind == "training"
 
@@ -133,7 +133,7 @@ def task_noise(study: Study, declaration: TaskDeclaration, cohort_size: int) -> 
     privacy = study.privacy
     if cohort_size < 1:
         raise Misuse("A cohort has at least one participant.")
-    if privacy.noise != "none" and declaration.source is not None and declaration.variance == 0:
+    if privacy.noise != "none" and declaration.derived:
         return NoisePlan("kept", 0, 1, privacy.assumed_colluders)
     if declaration.local_steps:
         return NoisePlan("training", declaration.variance, 1, privacy.assumed_colluders)

@@ -35,11 +35,12 @@ from veilsum_privacy.results.proof_files import (
     release_digest,
     round_file,
 )
-from veilsum_privacy.securesum.context import Assignment, RoundPlan, context_digest, parse_assignment, plan_round
+from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan
+from veilsum_privacy.securesum.context import Assignment, context_digest, parse_assignment
 from veilsum_privacy.securesum.contribution import masked_sum
 from veilsum_privacy.securesum.decryption import SignedStatement, Statement, verify_statement, words_digest
 from veilsum_privacy.securesum.roster import Roster, verify_roster
-from veilsum_privacy.study.study import Study, parse_study, study_digest
+from veilsum_privacy.study.study import Study
 
 LEAST_DECRYPTORS = 2
 """Members that decrypt every sum, and sign for it."""
@@ -76,18 +77,26 @@ class CheckedStudy:
     """A study that an analyst of the federation signed, and the participants that it was made with.
 
     Attributes:
-        study: as signed.
-        digest: its digest.
+        agreed: the study as signed, and what follows from it.
         analyst: who signed it.
         roster: every member's enrolment verified.
         authority: the federation's.
     """
 
-    study: Study
-    digest: bytes
+    agreed: AgreedStudy
     analyst: Identity
     roster: Roster
     authority: x509.Certificate = field(repr=False)
+
+    @property
+    def study(self) -> Study:
+        """As signed."""
+        return self.agreed.study
+
+    @property
+    def digest(self) -> bytes:
+        """The study's name in the protocol."""
+        return self.agreed.digest
 
 
 @dataclass(frozen=True)
@@ -116,17 +125,18 @@ def check_study(proof: StudyProof, authority: x509.Certificate) -> CheckedStudy:
         ProofFault: the first thing that is wrong.
     """
     with part(STUDY_FILE, "The study does not hold:"):
-        study, key = parse_study(proof.study), study_digest(proof.study)
+        agreed = AgreedStudy.parse(proof.study)
+        study = agreed.study
         if study.federation != federation_id(authority):
             raise HostileInput("It is of another federation than that of the authority's certificate.")
     with part(STUDY_FILE, "The analyst's signature does not hold:"):
         analyst = _certified(proof.analyst, authority, Role.ANALYST, study)
         verify(analyst.public_key, Label.STUDY, proof.study, proof.signature)
     with part(STUDY_FILE, "The roster does not hold:"):
-        roster = verify_roster(proof.enrolments, study, key, authority, None)
+        roster = verify_roster(proof.enrolments, study, agreed.digest, authority, None)
         for member in roster.members:
             _in_its_time(member.identity, study)
-    return CheckedStudy(study, key, analyst, roster, authority)
+    return CheckedStudy(agreed, analyst, roster, authority)
 
 
 class ReleaseChecker:
@@ -179,7 +189,7 @@ class ReleaseChecker:
             names = assignment.names
             if list(names) != [name for name in roster.names if name in names] or len(names) < study.privacy.min_cohort:
                 raise HostileInput("Its cohort is not some of the roster in its order, or is smaller than the study allows.")
-            plan = plan_round(study, assignment.label, len(roster.names), len(names))
+            plan = self._checked.agreed.task(assignment.label).plan(len(roster.names), len(names))
             if max(self._released[assignment.label, name] for name in names) >= plan.declaration.releases:
                 raise HostileInput(f"The study declares no further release of {assignment.label}.")
         return assignment, plan
@@ -187,7 +197,7 @@ class ReleaseChecker:
     def _receipts(self, where: str, assignment: Assignment, plan: RoundPlan, proof: ReleaseProof) -> list[Receipt]:
         checked, study = self._checked, self._checked.study
         with part(where, "The context cannot be computed:"):
-            context = context_digest(study, checked.digest, checked.roster, proof.keys, assignment, plan)
+            context = context_digest(plan, checked.roster, proof.keys, assignment)
         if len(proof.receipts) != len(assignment.names):
             raise ProofFault(where, "There is not exactly one receipt for each member of the cohort.")
         mechanism, receipts = Mechanism.of(plan.declaration, plan.noise), []

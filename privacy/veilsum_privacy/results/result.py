@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as dump_arrays
 
-from veilsum_node.errors import HostileInput, Misuse, StateError
+from veilsum_node.errors import HostileInput, Misuse, Unavailable
 from veilsum_privacy.results.proof_files import ReleaseEntry
 
 FORMAT = "veilsum-result"
@@ -66,7 +66,7 @@ def save_result(
         releases: that the result was made of, with the signatures of who decrypted them.
 
     Raises:
-        StateError: the directory cannot be written.
+        Unavailable: the directory cannot be written.
         Misuse: the summary holds something that is not JSON, or a number that is not finite.
     """
     files = result_files(result, study=study, releases=releases)
@@ -75,7 +75,7 @@ def save_result(
         for name, data in files.items():
             _replace(directory / name, data)
     except OSError as error:
-        raise StateError(f"{directory}: the result cannot be written ({error.strerror}).", "Check path and space.") from error
+        raise Unavailable(f"{directory}: the result cannot be written ({error.strerror}).", "Check path and space.") from error
     return directory / MANIFEST
 
 

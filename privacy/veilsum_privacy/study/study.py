@@ -8,6 +8,7 @@ the SHA-256 of its canonical bytes. This module holds no defaults that a later v
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Annotated, Any, Literal, Self
 
@@ -71,6 +72,11 @@ class TaskDeclaration(Frozen):
         """Noised steps of one release."""
         return max(1, self.local_steps)
 
+    @property
+    def derived(self) -> bool:
+        """Whether it is declared as computed from what a site kept, which was paid for; the task tells whether it can be."""
+        return self.source is not None and self.variance == 0
+
 
 class PrivacyDemand(Frozen):
     """What the study demands and costs.
@@ -92,6 +98,30 @@ class PrivacyDemand(Frozen):
     min_cohort: int = Field(ge=2, le=1024)
     cohort_difference: Literal["strict", "allowed"]
     unit: Unit
+
+    def check(self, tasks: Sequence[TaskDeclaration]) -> None:
+        """Insist that a study's tasks suit the demand, and one another, whatever they compute.
+
+        Raises:
+            ValueError: they do not.
+        """
+        kept: set[str] = set()
+        for task in tasks:
+            if task.source is not None and task.source not in kept:
+                raise ValueError(f"task {task.label}: its source {task.source!r} is no kept task before it")
+            if task.keep and task.releases != 1:
+                raise ValueError(f"task {task.label}: what a site keeps is released once")
+            if task.keep and task.sampling_rate < 1:
+                raise ValueError(f"task {task.label}: what a site keeps is of all its records")
+            if task.local_steps and (self.noise == "none" or task.keep):
+                raise ValueError(f"task {task.label}: steps with noise need a study with noise, and are not kept")
+            if not task.derived and (task.variance == 0) != (self.noise == "none"):
+                raise ValueError(f"task {task.label}: noise = {self.noise!r} contradicts variance {task.variance}")
+            kept |= {task.label} if task.keep else set()
+        if kept and self.cohort_difference != "strict":
+            raise ValueError("a study that keeps statistics is always strict: two cohorts would show one site's noised vector")
+        if self.noise == "none" and self.cohort_difference != "strict":
+            raise ValueError("a study without noise is always strict: differencing two cohorts would show one site")
 
 
 class Study(Frozen):
@@ -135,26 +165,7 @@ class Study(Frozen):
             raise ValueError("min_cohort exceeds the number of participants")
         if sum(task.steps * task.releases for task in self.tasks) > MAX_STEPS:
             raise ValueError("the study declares more than 10^9 noised steps")
-        kept: set[str] = set()
-        for task in self.tasks:
-            if task.source is not None and task.source not in kept:
-                raise ValueError(f"task {task.label}: its source {task.source!r} is no kept task before it")
-            if task.keep and task.releases != 1:
-                raise ValueError(f"task {task.label}: what a site keeps is released once")
-            if task.keep and task.sampling_rate < 1:
-                raise ValueError(f"task {task.label}: what a site keeps is of all its records")
-            if task.local_steps and (self.privacy.noise == "none" or task.keep):
-                raise ValueError(f"task {task.label}: steps with noise need a study with noise, and are not kept")
-            if task.keep:
-                kept.add(task.label)
-            if task.source is not None and task.variance == 0:
-                continue  # derived: whether the task is one, build_declared tells
-            if (task.variance == 0) != (self.privacy.noise == "none"):
-                raise ValueError(f"task {task.label}: noise = {self.privacy.noise!r} contradicts variance {task.variance}")
-        if kept and self.privacy.cohort_difference != "strict":
-            raise ValueError("a study that keeps statistics is always strict: two cohorts would show one site's noised vector")
-        if self.privacy.noise == "none" and self.privacy.cohort_difference != "strict":
-            raise ValueError("a study without noise is always strict: differencing two cohorts would show one site")
+        self.privacy.check(self.tasks)
         return self
 
     @property

@@ -17,7 +17,7 @@ from veilsum_aggregation.moments import symmetric
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Alignment, Block, DerivedTask, Floats, Layout
+from veilsum_privacy.tasks.base import Alignment, Block, DerivedTask, Floats, Layout, WidthParameters
 
 ROOM = 4.0
 """How far above the largest sums of records values may lie before they are clamped."""
@@ -26,7 +26,7 @@ REFERENCE = "reference."
 """Names of a reference's broadcast arrays begin with it."""
 
 
-class AlignedMomentsParameters(Frozen):
+class AlignedMomentsParameters(WidthParameters):
     """Parameters of :class:`AlignedMoments`.
 
     Attributes:
@@ -35,12 +35,11 @@ class AlignedMomentsParameters(Frozen):
         reach: R, largest norm of a record after the map; twice the source's clip norm leaves room.
     """
 
-    width: int | None = Field(default=None, ge=1, le=4096)
     alignment: Alignment
     reach: Real = Field(gt=0, le=1e6)
 
 
-class AlignedMoments(DerivedTask):
+class AlignedMoments(DerivedTask[AlignedMomentsParameters]):
     """The class moments of a site after its own map x -> A x + b.
 
     From n_c, s_c, n, s and S they are n_c, A s_c + n_c b and A S A^T + A s b^T + b s^T A^T + n b b^T.
@@ -60,15 +59,12 @@ class AlignedMoments(DerivedTask):
     sources = ("class-moments",)
     Parameters: ClassVar[type[Frozen]] = AlignedMomentsParameters
 
-    def __init__(self, parameters: Frozen, schema: DatasetSchema) -> None:
-        if not isinstance(parameters, AlignedMomentsParameters):
-            raise Misuse("The task aligned-moments takes its own parameters.")
+    def __init__(self, parameters: AlignedMomentsParameters, schema: DatasetSchema) -> None:
+        super().__init__(parameters, schema)
         if parameters.alignment.kind in ("broadcast", "moments"):
             raise Misuse("The task aligned-moments makes its own map.", "Use the alignment slopes, two-way or barycenter.")
         if schema.label is None:
             raise Misuse("The task aligned-moments needs a label in the schema.", "Add a [label] table with classes.")
-        self.parameters = parameters
-        self.dimension = schema.width if parameters.width is None else parameters.width
         self._classes, self._records = len(schema.classes), schema.max_records
 
     def layout(self) -> Layout:

@@ -13,10 +13,10 @@ from pydantic import Field
 
 from veilsum_aggregation.alignment import site_gaussian
 from veilsum_aggregation.gaussian import barycenter_term, factor
-from veilsum_node.errors import HostileInput, Misuse
+from veilsum_node.errors import HostileInput
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Block, DerivedTask, Floats, Layout
+from veilsum_privacy.tasks.base import Block, DerivedTask, Floats, Layout, WidthParameters
 
 FACTOR = "barycenter.factor"
 """Broadcast array Q (m, m) of the last step; absent in the first, which starts from the identity."""
@@ -25,7 +25,7 @@ TOTAL = "reference.count"
 """Broadcast array (1,) of the released number of records of all sites; not read where sites weigh alike."""
 
 
-class BarycenterStepParameters(Frozen):
+class BarycenterStepParameters(WidthParameters):
     """Parameters of :class:`BarycenterStep`.
 
     Attributes:
@@ -35,13 +35,12 @@ class BarycenterStepParameters(Frozen):
         weights: of the sites: by their noised ``counts`` over the released total, or ``equal``.
     """
 
-    width: int | None = Field(default=None, ge=1, le=4096)
     bound: Real = Field(gt=0, le=1e9)
     shrinkage: Literal["auto", "oas", "noised", "ridge"] = "auto"
     weights: Literal["counts", "equal"] = "counts"
 
 
-class BarycenterStep(DerivedTask):
+class BarycenterStep(DerivedTask[BarycenterStepParameters]):
     """What a site adds to the next factor Q of the barycenter's covariance Q^T Q: w_k polar(Q L_k) L_k^T, S_k = L_k L_k^T.
 
     Blocks: ``term`` (m, m), whose sum over the sum of ``weight`` (1,) is the next factor. S_k is the site's noised covariance,
@@ -56,11 +55,8 @@ class BarycenterStep(DerivedTask):
     sources = ("gaussian-moments", "class-moments")
     Parameters: ClassVar[type[Frozen]] = BarycenterStepParameters
 
-    def __init__(self, parameters: Frozen, schema: DatasetSchema) -> None:
-        if not isinstance(parameters, BarycenterStepParameters):
-            raise Misuse("The task barycenter-step takes its own parameters.")
-        self.parameters = parameters
-        self.dimension = schema.width if parameters.width is None else parameters.width
+    def __init__(self, parameters: BarycenterStepParameters, schema: DatasetSchema) -> None:
+        super().__init__(parameters, schema)
 
     def layout(self) -> Layout:
         m = self.dimension

@@ -15,18 +15,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from veilsum_node.fields import Frozen, Real
+from veilsum_node.errors import HostileInput
+from veilsum_node.fields import LARGEST, SMALLEST, Frozen, Real
 from veilsum_privacy.mechanism.steps import Steps
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.study.study import Disclosure
+from veilsum_privacy.study.study import Disclosure, Study, TaskDeclaration
 
 Floats = NDArray[np.float64]
+P = TypeVar("P", bound=Frozen)
+
+LARGEST_SENSITIVITY = 2**26
+"""Largest grid of a task that reads records."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,12 @@ class Records:
 
     def __len__(self) -> int:
         return int(self.features.shape[0])
+
+    def take(self, rows: slice | NDArray[np.intp] | NDArray[np.bool_]) -> Records:
+        """Some of the records: a slice, places, or (n,) bool."""
+        labels = None if self.labels is None else self.labels[rows]
+        subjects = None if self.subjects is None else self.subjects[rows]
+        return Records(self.features[rows], self.present[rows], labels, subjects)
 
 
 @dataclass(frozen=True)
@@ -141,27 +152,45 @@ class Alignment(Frozen):
             raise ValueError("moments are stated exactly if features are aligned by them")
         return self
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Names of the tasks whose kept statistic a site's own map can be made from; none where the map is broadcast."""
+        if self.kind == "broadcast":
+            return ()
+        if self.kind == "moments":
+            return ("power-moments",)
+        return ("gaussian-moments", "class-moments") if self.kind == "barycenter" else ("class-moments",)
 
-class FeatureParameters(Frozen):
-    """Parameters of every task that computes on features; all public and independent of the data.
+
+class WidthParameters(Frozen):
+    """Parameters of every task that computes on features, or from a statistic of features.
 
     Attributes:
         width: None for the schema's own features, in [-1, 1]^d. A number for features of so many dimensions that an encoder
-            or an alignment made: these are bounded by ``clip`` alone.
+            or an alignment made.
+    """
+
+    width: int | None = Field(default=None, ge=1, le=4096)
+
+    def dimension(self, schema: DatasetSchema) -> int:
+        """Number of features."""
+        return schema.width if self.width is None else self.width
+
+
+class FeatureParameters(WidthParameters):
+    """Parameters of every task that computes on features; all public and independent of the data.
+
+    Attributes:
+        width: features that an encoder or an alignment made are bounded by ``clip`` alone.
         alignment: None for none; needs a ``width``, unless it is by moments, which leaves features in their box.
         clip: L2 norm C that a record's features are scaled down to if they exceed it.
         missing: ``skip`` leaves a record with an absent feature out; ``centre`` takes an absent feature as 0, the middle of
             its bounds.
     """
 
-    width: int | None = Field(default=None, ge=1, le=4096)
     alignment: Alignment | None = None
     clip: Real = Field(gt=0, le=1e6)
     missing: Literal["skip", "centre"]
-
-    def dimension(self, schema: DatasetSchema) -> int:
-        """Number of features that the task sees."""
-        return schema.width if self.width is None else self.width
 
     def largest_square(self, schema: DatasetSchema) -> float:
         """R^2, the largest squared norm of a record's features after clipping: min(C^2, d) in the box, else C^2."""
@@ -191,23 +220,29 @@ class Piece(NamedTuple):
     rows: Floats
 
 
-class Task(ABC):
-    """Base of all tasks. A subclass is pure: no file, clock or network.
+class Task(ABC, Generic[P]):
+    """Base of all tasks, each for parameters of its own type. A subclass is pure: no file, clock or network.
 
     Subclasses set ``name`` and ``Parameters`` and are registered in :mod:`veilsum_privacy.tasks`.
+
+    Attributes:
+        parameters: as the study declares them.
+        schema: of the study's dataset.
+        dimension: how many features the task sees, or its source has; 0 for a task that takes none.
     """
 
     name: ClassVar[str]
     disclosures: ClassVar[tuple[Disclosure, ...]] = ("joint", "per-site")
     Parameters: ClassVar[type[Frozen]]
 
-    @abstractmethod
-    def __init__(self, parameters: Frozen, schema: DatasetSchema) -> None:
+    def __init__(self, parameters: P, schema: DatasetSchema) -> None:
         """Build the task.
 
         Raises:
             Misuse: parameters and schema do not fit together (no label for a task of classes).
         """
+        self.parameters, self.schema = parameters, schema
+        self.dimension = parameters.dimension(schema) if isinstance(parameters, WidthParameters) else 0
 
     @abstractmethod
     def layout(self) -> Layout:
@@ -216,6 +251,114 @@ class Task(ABC):
     @abstractmethod
     def clip(self) -> float:
         """The bound that each kind of task states, proven in the subclass's docstring."""
+
+    @property
+    def features(self) -> FeatureParameters | None:
+        """The parameters, of a task that computes on features."""
+        return self.parameters if isinstance(self.parameters, FeatureParameters) else None
+
+    @property
+    def alignment(self) -> Alignment | None:
+        """How the features are aligned that the task computes on."""
+        return None if self.features is None else self.features.alignment
+
+    # -- the declaration ---------------------------------------------------------------------------------------------------
+
+    def check(self, declared: TaskDeclaration, study: Study, source: Task[Any] | None) -> None:
+        """Insist that a study's declaration suits the task and its kind.
+
+        Features that an encoder or an alignment made come only to tasks that state their width, and are aligned only as
+        declared.
+
+        Args:
+            declared: what the task was built from.
+            study: that declares it.
+            source: the task that ``declared`` names as its source.
+
+        Raises:
+            HostileInput: the declaration contradicts the task.
+        """
+        what, noisy = f"Task {declared.label!r}", study.privacy.noise != "none"
+        self._check_magnitudes(what, declared)
+        if declared.disclosure not in self.disclosures:
+            raise HostileInput(f"{what} cannot be disclosed {declared.disclosure}.")
+        self._check_kind(what, declared, noisy=noisy)
+        if self.weighted() and declared.disclosure != "joint":
+            raise HostileInput(f"{what} cannot be weighted: it is no joint sum of one vector a site.")
+        if noisy and (reason := self.only_without_noise()) is not None:
+            raise HostileInput(f"{what} {reason}; that is for studies without noise only.")
+        if self.features is not None:
+            self._check_features(what, self.features, study)
+        if (source is not None) != bool(self.computes_from()):
+            raise HostileInput(f"{what} needs a source exactly if the site makes its own alignment.")
+        if source is not None and not (
+            source.name in self.computes_from() and source.dimension == self.dimension and source.serves(self)
+        ):
+            raise HostileInput(f"{what} cannot compute from what {declared.source!r} keeps.")
+
+    def _check_magnitudes(self, what: str, declared: TaskDeclaration) -> None:
+        """Insist that no number of the task is so small, or so large, that arithmetic could fail on some records only."""
+        try:
+            unit, clip = self.unit(declared), self.clip()
+            numbers = [unit, *self.bounds()]
+            for block in self.layout().blocks:
+                numbers += [block.weight, clip / block.weight, unit / block.weight]
+        except ArithmeticError as error:
+            raise HostileInput(f"{what} has parameters out of range: {error}.") from error
+        if odd := [number for number in numbers if not SMALLEST <= number <= LARGEST]:
+            raise HostileInput(
+                f"{what} leads to a bound, a weight or a unit of {odd[0]:g}.",
+                f"All of them must lie within {SMALLEST:g} and {LARGEST:g}: change its clip norm or its weights.",
+            )
+
+    def _check_kind(self, what: str, declared: TaskDeclaration, *, noisy: bool) -> None:
+        """What the task's kind asks of its declaration; here of a task that reads records."""
+        if noisy and declared.variance == 0:
+            raise HostileInput(f"{what} reads records and must have noise.")
+        if declared.grid > LARGEST_SENSITIVITY:
+            raise HostileInput(f"{what} has a grid above 2^26.")
+        self._check_steps(what, declared, noisy=noisy)
+
+    def _check_steps(self, what: str, declared: TaskDeclaration, *, noisy: bool) -> None:
+        if declared.local_steps or declared.resolution:
+            raise HostileInput(f"{what} has steps or a resolution; these are of tasks that train at the site.")
+
+    def _check_features(self, what: str, features: FeatureParameters, study: Study) -> None:
+        width, alignment = study.data.width if study.encoder is None else study.encoder.width, features.alignment
+        if features.width is None and (study.encoder is not None or (alignment is not None and alignment.moments is None)):
+            raise HostileInput(f"{what} must state the width of the features that an encoder or an alignment makes.")
+        if features.width not in (None, width):
+            raise HostileInput(f"{what} has a width of {features.width}; its features have {width} dimensions.")
+
+    def computes_from(self) -> tuple[str, ...]:
+        """Names of the tasks that it can have as its source: one of them if it is not empty."""
+        return () if self.alignment is None else self.alignment.sources
+
+    def serves(self, reader: Task[Any]) -> bool:
+        """Whether what a site keeps of this task is what a reader of the same dimension computes from."""
+        return False
+
+    # -- numbers that follow -----------------------------------------------------------------------------------------------
+
+    def unit(self, declared: TaskDeclaration) -> float:
+        """What one grid unit is worth in the weighted vector.
+
+        A record's vector is truncated towards zero, so its norm bound C becomes the whole grid.
+
+        Raises:
+            HostileInput: the grid is too coarse for a vector of this length.
+        """
+        return self.clip() / declared.grid
+
+    def largest(self, declared: TaskDeclaration) -> int:
+        """Largest absolute value of the vector at one site before noise, in grid units."""
+        return declared.grid * self.schema.max_records
+
+    def bounds(self) -> tuple[float, ...]:
+        """Every bound that the task states."""
+        return (self.clip(),)
+
+    # -- what the task is like ---------------------------------------------------------------------------------------------
 
     def only_without_noise(self) -> str | None:
         """Why these parameters are for studies without noise only, as the end of a sentence; None where they are not."""
@@ -235,16 +378,14 @@ class Task(ABC):
 
         A subclass says no only where its rows cannot tell one site's records from another's.
         """
-        parameters = getattr(self, "parameters", None)
-        alignment = parameters.alignment if isinstance(parameters, FeatureParameters) else None
-        return bool(self.site_arrays()) or (alignment is not None and alignment.kind == "broadcast")
+        return bool(self.site_arrays()) or (self.alignment is not None and self.alignment.kind == "broadcast")
 
     def example_broadcast(self, sites: int) -> dict[str, Floats]:
         """A legal broadcast of what the task itself reads, made without any record, for so many participants."""
         return {}
 
 
-class RecordTask(Task):
+class RecordTask(Task[P]):
     """One vector a record; ``clip()`` bounds the L2 norm of one record's weighted vector."""
 
     @abstractmethod
@@ -263,7 +404,7 @@ class RecordTask(Task):
         return None
 
 
-class SiteTask(Task):
+class SiteTask(Task[P]):
     """One vector for all of a site's records; ``clip()`` bounds, in L2, what one unit of privacy changes in it.
 
     The unit is a record; where ``records.subjects`` is given, a subject with all its records.
@@ -274,15 +415,41 @@ class SiteTask(Task):
         """The site's weighted vector (size,). It is a function of the set of records: their order changes nothing that
         ``clip()`` does not cover."""
 
+    def unit(self, declared: TaskDeclaration) -> float:
+        """A site's vector is rounded, which moves each of its d values by half a unit at most: two such vectors that differ
+        by C come to differ by at most C / u + sqrt(d) units, which is the grid c for u = C / (c - sqrt(d))."""
+        left = declared.grid - math.sqrt(self.layout().size)
+        if left < declared.grid / 2:
+            raise HostileInput(f"Task {declared.label!r} has too coarse a grid for a vector of {self.layout().size} values.")
+        return self.clip() / left
 
-class DerivedTask(Task):
+    def _check_kind(self, what: str, declared: TaskDeclaration, *, noisy: bool) -> None:
+        super()._check_kind(what, declared, noisy=noisy)
+        if declared.keep:
+            raise HostileInput(f"{what} cannot be kept: it is no sum over records.")
+
+
+class DerivedTask(Task[P]):
     """A function of the site's kept noised statistic; ``clip()`` bounds the absolute value of each weighted value.
 
-    Subclasses set ``sources``, the names of the tasks that it computes from, and ``dimension``, of the source's features.
+    Subclasses set ``sources``, the names of the tasks that it computes from. Only such a task may go without noise in a study
+    that has noise.
     """
 
     sources: ClassVar[tuple[str, ...]]
-    dimension: int
+
+    def computes_from(self) -> tuple[str, ...]:
+        return self.sources
+
+    def largest(self, declared: TaskDeclaration) -> int:
+        return declared.grid
+
+    def _check_kind(self, what: str, declared: TaskDeclaration, *, noisy: bool) -> None:
+        if declared.source is None or declared.variance != 0 or declared.keep:
+            raise HostileInput(f"{what} computes from what a site kept; it needs a source and has no noise of its own.")
+        if declared.sampling_rate < 1:
+            raise HostileInput(f"{what} reads no record that could be sampled.")
+        self._check_steps(what, declared, noisy=noisy)
 
     @abstractmethod
     def vector(self, kept: Mapping[str, Floats], noise_std: Mapping[str, float], broadcast: Mapping[str, Floats]) -> Floats:
@@ -307,11 +474,33 @@ class Trained(NamedTuple):
     state: Mapping[str, Floats] = MappingProxyType({})
 
 
-class TrainingTask(Task):
+class TrainingTask(Task[P]):
     """Trains on the site's records for the steps of one round; ``clip()`` bounds the absolute value of each weighted value.
 
     With noise, vector and state must be made of noised sums, broadcasts and earlier state alone: nothing is added to them.
     """
+
+    def unit(self, declared: TaskDeclaration) -> float:
+        return self.clip() / declared.resolution  # rounded, with its noise in it already
+
+    def largest(self, declared: TaskDeclaration) -> int:
+        return declared.resolution
+
+    def bounds(self) -> tuple[float, ...]:
+        return self.clip(), self.step_clip()
+
+    def _check_kind(self, what: str, declared: TaskDeclaration, *, noisy: bool) -> None:
+        super()._check_kind(what, declared, noisy=noisy)
+        if declared.keep:
+            raise HostileInput(f"{what} cannot be kept: it is no sum over records.")
+
+    def _check_steps(self, what: str, declared: TaskDeclaration, *, noisy: bool) -> None:
+        if (declared.local_steps > 0) != noisy or declared.resolution == 0:
+            raise HostileInput(f"{what} trains at the site: it has a resolution, and steps exactly if the study has noise.")
+        if noisy and declared.local_steps != self.noised_sums():
+            raise HostileInput(f"{what} takes {self.noised_sums()} noised steps a release; the study declares another number.")
+        if noisy and declared.grid < 2 * math.sqrt(self.step_size()):
+            raise HostileInput(f"{what} has too coarse a grid for steps of {self.step_size()} values.")
 
     @abstractmethod
     def step_clip(self) -> float:

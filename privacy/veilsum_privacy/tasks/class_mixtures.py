@@ -43,7 +43,7 @@ class ClassMixturesParameters(FeatureParameters):
     square_weight: Real = Field(gt=0, le=1e6)
 
 
-class ClassMixtures(RecordTask):
+class ClassMixtures(RecordTask[ClassMixturesParameters]):
     """Per class and component the count, the sum of x and the sums of x_i^2, with |x|_2 <= C.
 
     Blocks: ``counts`` (K, G); ``sums`` (K, G, d); ``squares`` (K, G, d). The centres are public, made of what was released
@@ -58,14 +58,11 @@ class ClassMixtures(RecordTask):
     name = "class-mixtures"
     Parameters: ClassVar[type[Frozen]] = ClassMixturesParameters
 
-    def __init__(self, parameters: Frozen, schema: DatasetSchema) -> None:
-        if not isinstance(parameters, ClassMixturesParameters):
-            raise Misuse("The task class-mixtures takes its own parameters.")
+    def __init__(self, parameters: ClassMixturesParameters, schema: DatasetSchema) -> None:
+        super().__init__(parameters, schema)
         if schema.label is None:
             raise Misuse("The task class-mixtures needs a label in the schema.", "Add a [label] table with classes.")
-        self.parameters = parameters
-        self._schema = schema
-        self._shape = (len(schema.classes), parameters.components, parameters.dimension(schema))
+        self._shape = (len(schema.classes), parameters.components, self.dimension)
 
     def layout(self) -> Layout:
         p = self.parameters
@@ -79,8 +76,8 @@ class ClassMixtures(RecordTask):
 
     def clip(self) -> float:
         p = self.parameters
-        second = second_moment_bound(p, self._schema, p.square_weight, None)
-        return math.sqrt(p.count_weight**2 + p.sum_weight**2 * p.largest_square(self._schema) + second)
+        second = second_moment_bound(p, self.schema, p.square_weight, None)
+        return math.sqrt(p.count_weight**2 + p.sum_weight**2 * p.largest_square(self.schema) + second)
 
     def site_arrays(self) -> tuple[str, ...]:
         own = self.parameters.centres == "site" and self.parameters.components > 1

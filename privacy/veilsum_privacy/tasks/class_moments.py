@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from pydantic import Field
 from veilsum_node.errors import Misuse
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Block, FeatureParameters, Floats, Layout, Piece, Records, RecordTask, batches
+from veilsum_privacy.tasks.base import Block, FeatureParameters, Floats, Layout, Piece, Records, RecordTask, Task, batches
 from veilsum_privacy.tasks.features import clipped, second_moment_bound, usable
 
 
@@ -40,7 +40,7 @@ class ClassMomentsParameters(FeatureParameters):
     product_weight: Real = Field(gt=0, le=1e6)
 
 
-class ClassMoments(RecordTask):
+class ClassMoments(RecordTask[ClassMomentsParameters]):
     """Per class the count and the sum of x, and the second moments of x, with |x|_2 <= C.
 
     Blocks: ``counts`` (K,); ``sums`` (K, d); ``squares`` (d,), the sums of x_i^2; ``products`` (d (d - 1) / 2,), the sums of
@@ -57,18 +57,14 @@ class ClassMoments(RecordTask):
     name = "class-moments"
     Parameters: ClassVar[type[Frozen]] = ClassMomentsParameters
 
-    def __init__(self, parameters: Frozen, schema: DatasetSchema) -> None:
-        if not isinstance(parameters, ClassMomentsParameters):
-            raise Misuse("The task class-moments takes its own parameters.")
+    def __init__(self, parameters: ClassMomentsParameters, schema: DatasetSchema) -> None:
+        super().__init__(parameters, schema)
         if schema.label is None:
             raise Misuse(f"The task {self.name} needs a label in the schema.", "Add a [label] table with classes.")
-        self.parameters = parameters
-        self._schema = schema
         self._classes = len(schema.classes)
-        self._width = parameters.dimension(schema)
 
     def layout(self) -> Layout:
-        p, d, k = self.parameters, self._width, self._classes
+        p, d, k = self.parameters, self.dimension, self._classes
         blocks = [Block("counts", (k,), p.count_weight), Block("sums", (k, d), p.sum_weight)]
         each = () if p.second == "pooled" else (k,)
         if p.second != "none":
@@ -81,8 +77,8 @@ class ClassMoments(RecordTask):
         p, second = self.parameters, 0.0
         if p.second != "none":
             product = None if p.second == "class-diagonal" else p.product_weight
-            second = second_moment_bound(p, self._schema, p.square_weight, product)
-        return math.sqrt(p.count_weight**2 + p.sum_weight**2 * p.largest_square(self._schema) + second)
+            second = second_moment_bound(p, self.schema, p.square_weight, product)
+        return math.sqrt(p.count_weight**2 + p.sum_weight**2 * p.largest_square(self.schema) + second)
 
     def pieces(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Piece] | None:
         if self.parameters.second == "pooled" or records.labels is None:
@@ -91,7 +87,7 @@ class ClassMoments(RecordTask):
 
     def _by_class(self, records: Records, labels: NDArray[np.int64]) -> Iterator[Piece]:
         """The records of one class after another, whose values all belong into that class's part of each block."""
-        layout, upper = self.layout(), np.triu_indices(self._width, 1)
+        layout, upper = self.layout(), np.triu_indices(self.dimension, 1)
         starts = np.cumsum([0, *(block.size for block in layout.blocks)])
         for index in range(self._classes):
             own = labels == index
@@ -110,13 +106,16 @@ class ClassMoments(RecordTask):
                     values["products"] = x[:, upper[0]] * x[:, upper[1]]
                 yield Piece(places, np.hstack([values[block.name] * block.weight for block in layout.blocks]))
 
+    def serves(self, reader: Task[Any]) -> bool:
+        return self.parameters.second in ("pooled", "class")
+
     def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats]:
         if records.labels is None:
             raise Misuse(f"The task {self.name} needs labelled records.")
         layout = self.layout()
         names = {block.name for block in layout.blocks}
         each = self.parameters.second != "pooled"
-        upper = np.triu_indices(self._width, 1)
+        upper = np.triu_indices(self.dimension, 1)
         for part in batches(len(records), layout.size):
             used = usable(self.parameters, records, part, self._classes)
             x = clipped(self.parameters, records, part, used)

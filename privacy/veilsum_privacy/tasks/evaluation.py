@@ -47,7 +47,7 @@ class EvaluationParameters(FeatureParameters):
     loss_weight: Real = Field(default=1.0, gt=0, le=1e6)
 
 
-class Evaluation(RecordTask):
+class Evaluation(RecordTask[EvaluationParameters]):
     """Counts of records by true and predicted class, and by how sure the model was; the sum of their log losses.
 
     Blocks: ``confusion`` (K, M), of the schema's K classes and the model's M, weight 1; with ``bins`` = B ``scores`` (2, B),
@@ -66,9 +66,8 @@ class Evaluation(RecordTask):
     name = "evaluation"
     Parameters: ClassVar[type[Frozen]] = EvaluationParameters
 
-    def __init__(self, parameters: Frozen, schema: DatasetSchema) -> None:
-        if not isinstance(parameters, EvaluationParameters):
-            raise Misuse("The task evaluation takes its own parameters.")
+    def __init__(self, parameters: EvaluationParameters, schema: DatasetSchema) -> None:
+        super().__init__(parameters, schema)
         if len(schema.classes) < 2:
             raise Misuse("The task evaluation needs a label with two classes or more.", "Add a [label] table with classes.")
         names = parameters.classes
@@ -76,13 +75,12 @@ class Evaluation(RecordTask):
             raise Misuse(
                 "The model's classes are not distinct classes of the schema.", f"The schema has: {', '.join(schema.classes)}."
             )
-        self.parameters = parameters
         self._classes = len(schema.classes)
         self._columns = np.array([names.index(name) if name in names else -1 for name in schema.classes])
         """By the schema's class the model's; -1 for one that it does not know."""
         try:
             check_resolved(parameters.model)
-            self.architecture = build_architecture(parameters.model, parameters.dimension(schema), len(names))
+            self.architecture = build_architecture(parameters.model, self.dimension, len(names))
         except HostileInput as error:
             raise Misuse(error.message, error.advice) from error
 

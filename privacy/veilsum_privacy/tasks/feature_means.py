@@ -9,7 +9,6 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from veilsum_node.errors import Misuse
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Block, FeatureParameters, Floats, Layout, Records, RecordTask, batches
@@ -28,7 +27,7 @@ class FeatureMeansParameters(FeatureParameters):
     sum_weight: Real = Field(gt=0, le=1e6)
 
 
-class FeatureMeans(RecordTask):
+class FeatureMeans(RecordTask[FeatureMeansParameters]):
     """The count and the sum of x over all records, with |x|_2 <= C; no label is read.
 
     Blocks: ``count`` (1,) and ``sum`` (d,). A record that ``missing`` leaves out contributes zeros.
@@ -40,19 +39,16 @@ class FeatureMeans(RecordTask):
     name = "feature-means"
     Parameters: ClassVar[type[Frozen]] = FeatureMeansParameters
 
-    def __init__(self, parameters: Frozen, schema: DatasetSchema) -> None:
-        if not isinstance(parameters, FeatureMeansParameters):
-            raise Misuse("The task feature-means takes its own parameters.")
-        self.parameters, self._schema = parameters, schema
-        self._width = parameters.dimension(schema)
+    def __init__(self, parameters: FeatureMeansParameters, schema: DatasetSchema) -> None:
+        super().__init__(parameters, schema)
 
     def layout(self) -> Layout:
         p = self.parameters
-        return Layout((Block("count", (1,), p.count_weight), Block("sum", (self._width,), p.sum_weight)))
+        return Layout((Block("count", (1,), p.count_weight), Block("sum", (self.dimension,), p.sum_weight)))
 
     def clip(self) -> float:
         p = self.parameters
-        return math.sqrt(p.count_weight**2 + p.sum_weight**2 * p.largest_square(self._schema))
+        return math.sqrt(p.count_weight**2 + p.sum_weight**2 * p.largest_square(self.schema))
 
     def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats]:
         p = self.parameters

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import Field
 
-from veilsum_node.errors import Misuse
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Block, FeatureParameters, Floats, Layout, Records, RecordTask, batches
+from veilsum_privacy.tasks.base import Block, FeatureParameters, Floats, Layout, Records, RecordTask, Task, batches
 from veilsum_privacy.tasks.features import clipped, second_moment_bound, usable
 
 
@@ -37,7 +36,7 @@ class GaussianMomentsParameters(FeatureParameters):
     fourth: bool = False
 
 
-class GaussianMoments(RecordTask):
+class GaussianMoments(RecordTask[GaussianMomentsParameters]):
     """The count, the sum and the second moments of x over all records, with |x|_2 <= C.
 
     Blocks: ``count`` (1,); ``sum`` (d,); ``squares`` (d,), the sums of x_i^2; ``products`` (d (d - 1) / 2,), the sums of
@@ -52,15 +51,11 @@ class GaussianMoments(RecordTask):
     name = "gaussian-moments"
     Parameters: ClassVar[type[Frozen]] = GaussianMomentsParameters
 
-    def __init__(self, parameters: Frozen, schema: DatasetSchema) -> None:
-        if not isinstance(parameters, GaussianMomentsParameters):
-            raise Misuse("The task gaussian-moments takes its own parameters.")
-        self.parameters = parameters
-        self._schema = schema
-        self._width = parameters.dimension(schema)
+    def __init__(self, parameters: GaussianMomentsParameters, schema: DatasetSchema) -> None:
+        super().__init__(parameters, schema)
 
     def layout(self) -> Layout:
-        p, d = self.parameters, self._width
+        p, d = self.parameters, self.dimension
         blocks = [
             Block("count", (1,), p.count_weight),
             Block("sum", (d,), p.sum_weight),
@@ -74,17 +69,20 @@ class GaussianMoments(RecordTask):
 
     def clip(self) -> float:
         p = self.parameters
-        r2 = p.largest_square(self._schema)
-        second = second_moment_bound(p, self._schema, p.square_weight, p.product_weight)
+        r2 = p.largest_square(self.schema)
+        second = second_moment_bound(p, self.schema, p.square_weight, p.product_weight)
         fourth = r2**3 + r2**4 if p.fourth else 0.0
         return math.sqrt(p.count_weight**2 + p.sum_weight**2 * r2 + second + fourth)
 
     def only_without_noise(self) -> str | None:
         return "releases fourth moments, for Ledoit-Wolf shrinkage" if self.parameters.fourth else None
 
+    def serves(self, reader: Task[Any]) -> bool:
+        return True
+
     def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats]:
         layout = self.layout()
-        upper = np.triu_indices(self._width, 1)
+        upper = np.triu_indices(self.dimension, 1)
         for part in batches(len(records), layout.size):
             used = usable(self.parameters, records, part)
             x = clipped(self.parameters, records, part, used)

@@ -45,7 +45,7 @@ class GradientParameters(PartParameters):
     count: bool = False
 
 
-class Gradient(SiteTask):
+class Gradient(SiteTask[GradientParameters]):
     """Sum over the sampled records of the gradient of the cross-entropy, each record's clipped to a norm of C.
 
     Blocks: the model's arrays, ``model.<name>``, all of weight 1, and ``count`` (1,) if asked for.
@@ -63,17 +63,14 @@ class Gradient(SiteTask):
     name = "gradient"
     Parameters: ClassVar[type[Frozen]] = GradientParameters
 
-    def __init__(self, parameters: Frozen, schema: DatasetSchema) -> None:
-        if not isinstance(parameters, GradientParameters):
-            raise Misuse("The task gradient takes its own parameters.")
+    def __init__(self, parameters: GradientParameters, schema: DatasetSchema) -> None:
+        super().__init__(parameters, schema)
         if len(schema.classes) < 2:
             raise Misuse("The task gradient needs a label with two classes or more.", "Add a [label] table with classes.")
-        self.parameters = parameters
         self._classes = len(schema.classes)
         try:
             check_resolved(parameters.model)
-            self._width = parameters.dimension(schema)
-            self._architecture = build_architecture(parameters.model, self._width, self._classes)
+            self._architecture = build_architecture(parameters.model, self.dimension, self._classes)
         except HostileInput as error:
             raise Misuse(error.message, error.advice) from error
 
@@ -91,7 +88,7 @@ class Gradient(SiteTask):
         return self.parameters.gradient_clip * longer * (1.0 + summation_slack(self._architecture, LARGEST_SITE))
 
     def example_broadcast(self, sites: int) -> dict[str, Floats]:
-        centre = {CENTRE: np.zeros(self._width)} if self.parameters.centre else {}
+        centre = {CENTRE: np.zeros(self.dimension)} if self.parameters.centre else {}
         return {**to_broadcast(self._architecture.initial(0)), **centre}
 
     def inputs(self, records: Records, broadcast: Mapping[str, Floats]) -> tuple[Floats, NDArray[np.bool_]]:

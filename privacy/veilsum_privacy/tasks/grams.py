@@ -51,7 +51,7 @@ class GramsParameters(FeatureParameters):
     gram_clip: Real = Field(ge=1e-6, le=1e6)
 
 
-class Grams(SiteTask):
+class Grams(SiteTask[GramsParameters]):
     """Sum over records of v v^T for each layer, with v the layer's inputs u scaled down to a norm of C.
 
     Scaling u and the constant of the bias together leaves the layer's outputs in proportion: a long record counts less in the
@@ -75,15 +75,11 @@ class Grams(SiteTask):
     name = "grams"
     Parameters: ClassVar[type[Frozen]] = GramsParameters
 
-    def __init__(self, parameters: Frozen, schema: DatasetSchema) -> None:
-        if not isinstance(parameters, GramsParameters):
-            raise Misuse("The task grams takes its own parameters.")
-        self.parameters = parameters
+    def __init__(self, parameters: GramsParameters, schema: DatasetSchema) -> None:
+        super().__init__(parameters, schema)
         try:
             check_resolved(parameters.model)
-            self._architecture = build_architecture(
-                parameters.model, parameters.dimension(schema), max(2, len(schema.classes))
-            )
+            self._architecture = build_architecture(parameters.model, self.dimension, max(2, len(schema.classes)))
         except HostileInput as error:
             raise Misuse(error.message, error.advice) from error
         self.sizes = checked_sizes(self._architecture, parameters.layers)

@@ -46,7 +46,7 @@ class LocalHeadParameters(FeatureParameters):
     per_record: bool = False
 
 
-class LocalHead(SiteTask):
+class LocalHead(SiteTask[LocalHeadParameters]):
     """The minimiser of F(V) = sum_i w_i CE(y_i, softmax(V x~_i)) + Lambda / 2 |V|^2 with x~ = (x, b) and |x|_2 <= C.
 
     Blocks: ``weights`` (K, d); ``bias`` (K,), the last column of V times b, so that scores are x weights^T + bias. All classes
@@ -75,14 +75,11 @@ class LocalHead(SiteTask):
     name = "local-head"
     Parameters: ClassVar[type[Frozen]] = LocalHeadParameters
 
-    def __init__(self, parameters: Frozen, schema: DatasetSchema) -> None:
-        if not isinstance(parameters, LocalHeadParameters):
-            raise Misuse("The task local-head takes its own parameters.")
+    def __init__(self, parameters: LocalHeadParameters, schema: DatasetSchema) -> None:
+        super().__init__(parameters, schema)
         if len(schema.classes) < 2:
             raise Misuse("The task local-head needs a label with two classes or more.", "Add a [label] table with classes.")
-        self.parameters = parameters
         self._classes = len(schema.classes)
-        self._width = parameters.dimension(schema)
         largest = math.sqrt(parameters.largest_square(schema) + parameters.bias**2)
         self._lipschitz = math.sqrt(2.0) * largest
         self._gamma = STOP * self._lipschitz + max(STOP * self._lipschitz, self._rounding(schema.max_records, largest))
@@ -96,7 +93,7 @@ class LocalHead(SiteTask):
         """What rounding can add to the gradient's norm, by the docstring's bound."""
         p, k = self.parameters, self._classes
         size = math.sqrt(2.0 * n * math.log(k) / p.ridge)
-        terms = n * largest * (2.0 * (self._width + 2) * size * largest + n + k + 6.0)
+        terms = n * largest * (2.0 * (self.dimension + 2) * size * largest + n + k + 6.0)
         return _EPSILON * (terms + p.ridge * size)
 
     @property
@@ -108,7 +105,7 @@ class LocalHead(SiteTask):
         return "has a ridge that grows with a site's records" if self.parameters.per_record else None
 
     def layout(self) -> Layout:
-        k, d = self._classes, self._width
+        k, d = self._classes, self.dimension
         return Layout((Block("weights", (k, d)), Block("bias", (k,), 1.0 / self.parameters.bias)))
 
     def clip(self) -> float:

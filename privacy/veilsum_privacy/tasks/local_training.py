@@ -83,7 +83,7 @@ class LocalTrainingParameters(PartParameters):
         return Descent(self.epochs, self.batch, self.learning_rate, self.momentum, self.decay)
 
 
-class LocalTraining(TrainingTask):
+class LocalTraining(TrainingTask[LocalTrainingParameters]):
     """What local training changes in the broadcast model, scaled down to a norm of N.
 
     Blocks: ``model.<name>`` for each array of the model; the objective's own; ``steps`` (1,) where updates are normalised;
@@ -102,16 +102,14 @@ class LocalTraining(TrainingTask):
     name = "local-training"
     Parameters: ClassVar[type[Frozen]] = LocalTrainingParameters
 
-    def __init__(self, parameters: Frozen, schema: DatasetSchema) -> None:
-        if not isinstance(parameters, LocalTrainingParameters):
-            raise Misuse("The task local-training takes its own parameters.")
+    def __init__(self, parameters: LocalTrainingParameters, schema: DatasetSchema) -> None:
+        super().__init__(parameters, schema)
         if len(schema.classes) < 2:
             advice = "Add a [label] table with classes."
             raise Misuse("The task local-training needs a label with two classes or more.", advice)
-        self.parameters = parameters
         self._classes = len(schema.classes)
         self._most = schema.max_records
-        width = self._width = parameters.dimension(schema)
+        width = self.dimension
         check_resolved(parameters.model)
         self.objective = build_objective(parameters.objective, build_architecture(parameters.model, width, self._classes))
         self.architecture = self.objective.trained()
@@ -179,7 +177,7 @@ class LocalTraining(TrainingTask):
         if self.parameters.weighting == "public":
             found[WEIGHTS] = np.ones(sites)
         if self.parameters.generation is not None:
-            d = self._width
+            d = self.dimension
             found[DIRECTIONS] = np.zeros((self._classes, d, d))
             if self.parameters.generation.prototypes:
                 found |= {PROTOTYPES: np.zeros((1, self._classes, d)), USE: np.zeros((sites, 1, self._classes))}

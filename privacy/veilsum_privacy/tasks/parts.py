@@ -8,7 +8,6 @@ ledger that priced the parts in parallel would have to know. Both are charged in
 
 from __future__ import annotations
 
-from dataclasses import replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
@@ -50,10 +49,4 @@ def part_of(records: Records, part: Part, share: float) -> Records:
     kept = in_statistics_part(records, share)
     if part == "training":
         kept = ~kept
-    return replace(
-        records,
-        features=records.features[kept],
-        present=records.present[kept],
-        labels=None if records.labels is None else records.labels[kept],
-        subjects=None if records.subjects is None else records.subjects[kept],
-    )
+    return records.take(kept)

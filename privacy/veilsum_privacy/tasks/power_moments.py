@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,17 @@ from pydantic import Field
 from veilsum_node.errors import Misuse
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
-from veilsum_privacy.tasks.base import Block, Floats, Layout, PartParameters, Records, RecordTask, batches
+from veilsum_privacy.tasks.base import (
+    Block,
+    FeatureParameters,
+    Floats,
+    Layout,
+    PartParameters,
+    Records,
+    RecordTask,
+    Task,
+    batches,
+)
 from veilsum_privacy.tasks.features import usable
 
 
@@ -40,7 +50,7 @@ class PowerMomentsParameters(PartParameters):
     power_weight: Real = Field(gt=0, le=1e6)
 
 
-class PowerMoments(RecordTask):
+class PowerMoments(RecordTask[PowerMomentsParameters]):
     """The count, and sums over records of Chebyshev polynomials T_1, ..., T_4 of m features, or channels, in [-1, 1].
 
     Blocks: ``count`` (1,); ``t1``, ``t2``, and with order 4 ``t3`` and ``t4``, (m,) each: T_1 = u, T_2 = 2 u^2 - 1,
@@ -63,14 +73,12 @@ class PowerMoments(RecordTask):
     name = "power-moments"
     Parameters: ClassVar[type[Frozen]] = PowerMomentsParameters
 
-    def __init__(self, parameters: Frozen, schema: DatasetSchema) -> None:
-        if not isinstance(parameters, PowerMomentsParameters):
-            raise Misuse("The task power-moments takes its own parameters.")
+    def __init__(self, parameters: PowerMomentsParameters, schema: DatasetSchema) -> None:
+        super().__init__(parameters, schema)
         if parameters.width is None and parameters.clip != 1.0:
             raise Misuse("The schema's own features are bounded by 1; the task power-moments must state clip = 1 for them.")
         if parameters.alignment is not None:
             raise Misuse("The task power-moments takes features that are not aligned.")
-        self.parameters = parameters
         self.columns = columns_of_moments(schema, parameters.width, parameters.channels)
         self.values = len(self.columns) if parameters.channels is None else parameters.channels
 
@@ -82,6 +90,17 @@ class PowerMoments(RecordTask):
     def clip(self) -> float:
         p = self.parameters
         return math.sqrt(p.count_weight**2 + self.values * p.order * p.power_weight**2)
+
+    def serves(self, reader: Task[Any]) -> bool:
+        own, its = self.parameters, reader.parameters
+        if isinstance(its, FeatureParameters):  # it aligns its features by their moments
+            use = None if its.alignment is None else its.alignment.moments
+            if use is None or use.order > own.order or use.bound != own.clip:
+                return False
+            its_channels = use.channels
+        else:
+            its_channels = its.channels
+        return bool(its_channels == own.channels and its.width == own.width)
 
     def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats]:
         p = self.parameters

@@ -6,7 +6,6 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from veilsum_node.errors import Misuse
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import FeatureParameters
@@ -37,8 +36,6 @@ class Prototypes(ClassMoments):
     name = "prototypes"
     Parameters: ClassVar[type[Frozen]] = PrototypesParameters
 
-    def __init__(self, parameters: Frozen, schema: DatasetSchema) -> None:
-        if not isinstance(parameters, PrototypesParameters):
-            raise Misuse("The task prototypes takes its own parameters.")
+    def __init__(self, parameters: PrototypesParameters, schema: DatasetSchema) -> None:
         same = parameters.model_dump()
         super().__init__(ClassMomentsParameters(**same, second="none", square_weight=1.0, product_weight=1.0), schema)

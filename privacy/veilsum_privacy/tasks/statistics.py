@@ -12,7 +12,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from veilsum_node.errors import Misuse
 from veilsum_node.fields import Frozen
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 from veilsum_privacy.tasks.base import Block, Floats, Layout, Records, RecordTask, batches
@@ -22,7 +21,7 @@ class StatisticsParameters(Frozen):
     """The task has none: its vector follows from the schema."""
 
 
-class Statistics(RecordTask):
+class Statistics(RecordTask[StatisticsParameters]):
     """Sums over records of 1, presence, Chebyshev T1 = x and T2 = 2 x^2 - 1 of each number, category and class indicators.
 
     Blocks: ``records`` (1,); ``present`` (numbers without a public impute,); ``t1`` and ``t2`` (numbers,); ``categories``
@@ -45,9 +44,8 @@ class Statistics(RecordTask):
     disclosures = ("joint",)
     Parameters: ClassVar[type[Frozen]] = StatisticsParameters
 
-    def __init__(self, parameters: Frozen, schema: DatasetSchema) -> None:
-        if not isinstance(parameters, StatisticsParameters):
-            raise Misuse("The task statistics takes its own parameters.")
+    def __init__(self, parameters: StatisticsParameters, schema: DatasetSchema) -> None:
+        super().__init__(parameters, schema)
         numbers: list[int] = []
         open_numbers: list[int] = []
         indicators: list[int] = []

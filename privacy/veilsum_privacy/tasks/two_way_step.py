@@ -16,7 +16,7 @@ from veilsum_aggregation.alignment import CLASS_MEANS, SCALARS, WITHIN, class_st
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Block, DerivedTask, Floats, Layout
+from veilsum_privacy.tasks.base import Block, DerivedTask, Floats, Layout, WidthParameters
 
 ROOM = 4.0
 """How far above the largest number of records degrees of freedom may lie before they are clamped."""
@@ -28,7 +28,7 @@ A feature that hardly varies lies far from the origin in whitened space, but nea
 """
 
 
-class TwoWayStepParameters(Frozen):
+class TwoWayStepParameters(WidthParameters):
     """Parameters of :class:`TwoWayStep`.
 
     Attributes:
@@ -41,12 +41,11 @@ class TwoWayStepParameters(Frozen):
     """
 
     step: Literal["within", "effects"]
-    width: int | None = Field(default=None, ge=1, le=4096)
     bound: Real = Field(gt=0, le=1e12)
     shrinkage: Literal["auto", "oas", "noised", "ridge"] = "auto"
 
 
-class TwoWayStep(DerivedTask):
+class TwoWayStep(DerivedTask[TwoWayStepParameters]):
     """A site's summands of the two-way reference (:mod:`veilsum_aggregation.two_way`).
 
     ``within`` has the blocks ``degrees`` (1,) and ``within`` (m, m), the degrees times the within-class covariance.
@@ -64,13 +63,10 @@ class TwoWayStep(DerivedTask):
     sources = ("class-moments",)
     Parameters: ClassVar[type[Frozen]] = TwoWayStepParameters
 
-    def __init__(self, parameters: Frozen, schema: DatasetSchema) -> None:
-        if not isinstance(parameters, TwoWayStepParameters):
-            raise Misuse("The task two-way-step takes its own parameters.")
+    def __init__(self, parameters: TwoWayStepParameters, schema: DatasetSchema) -> None:
+        super().__init__(parameters, schema)
         if schema.label is None:
             raise Misuse("The task two-way-step needs a label in the schema.", "Add a [label] table with classes.")
-        self.parameters = parameters
-        self.dimension = schema.width if parameters.width is None else parameters.width
         self._classes, self._records = len(schema.classes), schema.max_records
 
     def layout(self) -> Layout:

@@ -12,10 +12,9 @@ import numpy as np
 from pydantic import Field
 
 from veilsum_aggregation.feature_moments import moment_terms, moments_of_sums
-from veilsum_node.errors import Misuse
 from veilsum_node.fields import Frozen
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Block, DerivedTask, Floats, Layout
+from veilsum_privacy.tasks.base import Block, DerivedTask, Floats, Layout, WidthParameters
 from veilsum_privacy.tasks.power_moments import columns_of_moments
 
 ROOM = 4.0
@@ -25,7 +24,7 @@ LARGEST_SHAPE = 64.0
 """Absolute values of skewness and kurtosis beyond it are clamped: no map is made for these."""
 
 
-class WithinMomentsParameters(Frozen):
+class WithinMomentsParameters(WidthParameters):
     """Parameters of :class:`WithinMoments`.
 
     Attributes:
@@ -33,11 +32,10 @@ class WithinMomentsParameters(Frozen):
         channels: of the source.
     """
 
-    width: int | None = Field(default=None, ge=1, le=4096)
     channels: int | None = Field(default=None, ge=1, le=4096)
 
 
-class WithinMoments(DerivedTask):
+class WithinMoments(DerivedTask[WithinMomentsParameters]):
     """A site's summands of :func:`veilsum_aggregation.feature_moments.mean_of_moments`.
 
     Blocks: ``spread`` (3, m): records n, n mean, n variance; ``shape`` (3, m): n, n skewness, n kurtosis. Rows of features
@@ -52,11 +50,9 @@ class WithinMoments(DerivedTask):
     disclosures = ("joint",)
     Parameters: ClassVar[type[Frozen]] = WithinMomentsParameters
 
-    def __init__(self, parameters: Frozen, schema: DatasetSchema) -> None:
-        if not isinstance(parameters, WithinMomentsParameters):
-            raise Misuse("The task within-moments takes its own parameters.")
+    def __init__(self, parameters: WithinMomentsParameters, schema: DatasetSchema) -> None:
+        super().__init__(parameters, schema)
         columns = columns_of_moments(schema, parameters.width, parameters.channels)
-        self.dimension = schema.width if parameters.width is None else parameters.width
         self._values = len(columns) if parameters.channels is None else parameters.channels
         self._records = schema.max_records
 

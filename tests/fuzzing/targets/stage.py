@@ -130,7 +130,7 @@ class Stage:
     def close(self) -> None:
         self.loop.close()
         for site in self.bed.sites.values():
-            site.engine.dispose()
+            site.database.close()
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def internal_errors(self) -> float:

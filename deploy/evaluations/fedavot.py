@@ -222,7 +222,7 @@ def tables(results: Sequence[dict[str, Any]]) -> str:
 
 def main(arguments: Sequence[str]) -> None:
     """Parse the command line, measure, print, and keep the figures where ``--out`` says."""
-    parser = argparse.ArgumentParser(prog="veilsum_deploy.evaluations fedavot", description="FedAVOT's two experiments.")
+    parser = argparse.ArgumentParser(prog="python -m evaluations fedavot", description="FedAVOT's two experiments.")
     parser.add_argument("--data", type=Path, required=True, help="folder that holds mnist/mnist.npz")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--out", type=Path, help="folder for fedavot.json and fedavot.md")

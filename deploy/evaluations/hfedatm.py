@@ -26,13 +26,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from evaluations.hfedatm_tables import PRIVATE, tables
 from veilsum.compile import StudyDraft, StudyRequest, draft_study
 from veilsum.quantisation import plan_grid
 from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.methods.hfedatm import GRAMS, HFedATMParameters
 from veilsum_coordinator.parts.federation import Release
 from veilsum_deploy.collections import Collection, load_collection
-from veilsum_deploy.evaluations.hfedatm_tables import PRIVATE, tables
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_privacy.accounting.accountant import calibrate_noise_multiplier
@@ -278,7 +278,7 @@ def measure(collection: Collection, options: Options, chosen: argparse.Namespace
 
 def main(arguments: Sequence[str]) -> None:
     """Run, keep every result as a line of JSON, and print the table."""
-    parser = argparse.ArgumentParser(prog="veilsum_deploy.evaluations hfedatm", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m evaluations hfedatm", description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder that holds digits4/digits4_16.npz")
     parser.add_argument("--out", type=Path, required=True, help="folder for rows.jsonl and table.md")
     parser.add_argument("--seeds", type=int, default=3)

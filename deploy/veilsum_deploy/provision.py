@@ -1,4 +1,4 @@
-"""Makes what a federation for trying needs, once: ``python -m veilsum_deploy.native.provision --into NAME=DIRECTORY ...``.
+"""Makes what a federation for trying needs, once: ``python -m veilsum_deploy.provision --into NAME=DIRECTORY ...``.
 
 Into a directory for each party: identity, metrics certificate and token, and for a participant its demo records and the pins
 of its peers; for the database and Grafana a password each. Every private key is made in one place: for trying out only.
@@ -20,7 +20,7 @@ from typing import Annotated
 import typer
 
 from veilsum_deploy.demo.hospitals import Hospitals, packaged_hospitals
-from veilsum_deploy.native.endpoint_certificates import EndpointAuthority
+from veilsum_deploy.endpoint_certificates import EndpointAuthority
 from veilsum_node.errors import Misuse, StateError
 from veilsum_node.identity import load_credentials
 from veilsum_node.identity.provision import TRIAL_HOSTS, Kit, make_kit

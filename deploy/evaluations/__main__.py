@@ -1,11 +1,11 @@
-"""Run one evaluation and print its tables: ``python -m veilsum_deploy.evaluations NAME [options]``."""
+"""Run one evaluation and print its tables: ``python -m evaluations NAME [options]``."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
 
-from veilsum_deploy.evaluations import fedalign, fedavot, hfedatm
+from evaluations import fedalign, fedavot, hfedatm
 
 EVALUATIONS: dict[str, Callable[[Sequence[str]], None]] = {
     "fedalign": fedalign.main,
@@ -17,7 +17,7 @@ EVALUATIONS: dict[str, Callable[[Sequence[str]], None]] = {
 def main(arguments: Sequence[str]) -> None:
     """Hand the rest of the command line to the evaluation that its first word names."""
     if not arguments or arguments[0] not in EVALUATIONS:
-        sys.exit(f"usage: python -m veilsum_deploy.evaluations {{{','.join(EVALUATIONS)}}} [options]")
+        sys.exit(f"usage: python -m evaluations {{{','.join(EVALUATIONS)}}} [options]")
     EVALUATIONS[arguments[0]](arguments[1:])
 
 

@@ -279,7 +279,7 @@ def _shown(values: Sequence[float], *, sign: bool = False) -> str:
 
 def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     """The options."""
-    parser = argparse.ArgumentParser(prog="veilsum_deploy.evaluations fedalign", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m evaluations fedalign", description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder that holds mnist/mnist.npz")
     parser.add_argument("--out", type=Path, required=True, help="folder for rows.jsonl and table.md")
     parser.add_argument("--parts", nargs="+", choices=("main", "ablation", "private"), default=["main", "ablation", "private"])

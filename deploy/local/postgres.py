@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from veilsum_deploy.native.processes import Command, run
-from veilsum_deploy.native.tools import find_tool
+from local.processes import Command, run
+from local.tools import find_tool
 from veilsum_node.errors import StateError
 
 INIT_SECONDS = 120.0

@@ -8,8 +8,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-TOOLS = Path(__file__).resolve().parents[3] / ".tools"
-"""The folder that ``make tools`` fills, in the root of a checkout; absent from an installed wheel."""
+TOOLS = Path(__file__).resolve().parents[2] / ".tools"
+"""The folder that ``make tools`` fills, in the root of the checkout."""
 
 _DEBIAN = {"alertmanager": "prometheus-alertmanager"}  # the same program under the package's name
 _POSTGRESQL = Path("/usr/lib/postgresql")
