@@ -71,7 +71,7 @@ class Site:
 
     config: ParticipantConfig
     credentials: Credentials
-    database: Database
+    database: Database = field(repr=False)
     ledger: Ledger
     clock: Callable[[], int]
     random: RandomSource

@@ -22,7 +22,6 @@ import grpc
 import numpy as np
 import pytest
 
-from support import processes as running
 from support.connect_proxy import ConnectProxy
 from support.federation import make_request, schema_of
 from support.network import wait_for
@@ -135,7 +134,6 @@ def check_modes(folder: Path, given: set[Path]) -> None:
 def test_no_password_or_token_shows_whatever_goes_wrong(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "START_SECONDS", 120.0)
     rng = np.random.default_rng(5)
     data = {name: (rng.uniform(-1, 1, (9, 2)), rng.integers(0, 2, 9)) for name in "abc"}
     waits = Waits(grace=5, contribute=20, database=60)

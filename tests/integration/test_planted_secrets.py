@@ -130,6 +130,7 @@ READABLE = {
     "participant.toml",
     "records.npz",
     "log",
+    "metrics",
     "request.csr",
     "index.jsonl",
 }

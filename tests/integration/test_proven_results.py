@@ -135,10 +135,14 @@ def _receipt_of(name: str, place: int, part: int) -> Callable[[Copied], None]:
     return lambda result: result.change(name, "receipts", place, part, to=flipped)
 
 
+def _other_end(data: bytes) -> bytes:
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
 CHANGES: dict[str, tuple[Callable[[Copied], object], str, str]] = {
     "a digit of an array": (_array, ARRAYS, "but the releases make"),
     "a byte of the arrays' file": (
-        lambda result: (result.directory / ARRAYS).write_bytes((result.directory / ARRAYS).read_bytes()[:-1] + b"?"),
+        lambda result: (result.directory / ARRAYS).write_bytes(_other_end((result.directory / ARRAYS).read_bytes())),
         MANIFEST,
         "not the file that the manifest names",
     ),

@@ -33,6 +33,7 @@ from hypothesis import Phase, settings
 from mutants.judges import ROOT
 from mutants.operators import Mutant
 
+settings.register_profile("thorough", deadline=None)  # as tests/conftest.py does, which judges elsewhere do not load
 SOURCES = ("proto", "node", "privacy", "aggregation", "participant", "coordinator", "deploy", "tests")
 LARGEST = 12 * 2**30
 """Bytes of data that a process may hold."""

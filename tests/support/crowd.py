@@ -22,7 +22,6 @@ import veilsum_node.transport.tls13  # noqa: F401 - chooses TLS 1.3, before anyt
 # isort: split
 import numpy as np
 
-from support import processes as running
 from support.federation import make_request, schema_of
 from support.processes import Processes, running_processes
 from veilsum_coordinator.protocol.settings import Waits
@@ -69,7 +68,6 @@ def _study(processes: Processes) -> float:
 
 def measure(connections: int, kind: str) -> Iterator[str]:
     """Lines of what was found."""
-    running.START_SECONDS = 300.0  # also where others are busy on the machine
     rng = np.random.default_rng(5)
     data = {name: (rng.uniform(-1, 1, (9, 2)), rng.integers(0, 2, 9)) for name in "abcd"}
     with tempfile.TemporaryDirectory() as folder, running_processes(Path(folder) / "f", data, waits=Waits()) as processes:

@@ -530,14 +530,14 @@ def test_threads_and_torchs_generator_are_left_as_they_were() -> None:
 
 
 def test_engines_are_kept_by_value() -> None:
-    assert subject.database(build("lenet5")) is subject.database(build("lenet5"))
-    first = subject.database(build("lenet5"))
+    assert subject.engine(build("lenet5")) is subject.engine(build("lenet5"))
+    first = subject.engine(build("lenet5"))
     for hidden in range(1, 6):
         spec = ModelSpec(name="mlp", options={"hidden": hidden})
-        subject.database(build_architecture(spec, 3, CLASSES))
-    assert subject.database(build("lenet5")) is not first  # memory is bounded
+        subject.engine(build_architecture(spec, 3, CLASSES))
+    assert subject.engine(build("lenet5")) is not first  # memory is bounded
     other = build_architecture(ModelSpec(name="lenet5", inputs=(1, 16, 16)), 256, CLASSES + 1)
-    assert subject.database(other) is not subject.database(build("lenet5"))
+    assert subject.engine(other) is not subject.engine(build("lenet5"))
 
 
 def test_what_does_not_fit_is_refused() -> None:
