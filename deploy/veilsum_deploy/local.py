@@ -153,7 +153,7 @@ class LocalFederation:
 
     def _advance(self) -> None:
         if not self.step():
-            raise StateError("The study stands still: no participant has anything to answer.")
+            raise StateError("Deadlock: the study is unfinished and no directive is open.")
 
 
 def results_directory(base: Path, key: bytes) -> Path:

@@ -46,7 +46,10 @@ LOG = logging.getLogger("veilsum.participant")
 MOST_STUDIES = 32
 """Studies that a site remembers with all that follows from them; another one is worked out again."""
 
-RESTORED = "This site was restored from a backup; until it is shown what was spent since, nothing is enrolled in or released."
+RESTORED = (
+    "This site was restored from a backup. It joins no study and releases nothing until its spending since the backup is"
+    " confirmed."
+)
 COMPLETE = (
     "Run `veilsum ledger recover --from` with another site's export; or, to take the coordinator's word for it,"
     " `veilsum ledger recover --trust-coordinator`."
@@ -113,7 +116,7 @@ class Site:
         """
         self.ledger_known.wait()
         if self.ledger_fault:
-            message = f"This site's ledger does not verify ({self.ledger_fault}), so nothing is enrolled in or released."
+            message = f"This site's ledger does not verify ({self.ledger_fault}): it joins no study and releases nothing."
             raise Refusal(RefusalCode.LEDGER, message, "Stop the participant and run `veilsum ledger verify`.")
         if self.restored() is not None and not self.lift_trusted():
             raise Refusal(RefusalCode.LEDGER, RESTORED, COMPLETE)

@@ -166,7 +166,7 @@ def test_a_participant_stands_still_in_its_upload(network: FaultedProcesses, sec
     time.sleep(max(0.0, seconds - (time.monotonic() - began)))
     network.proxies["c"].release()
     network.participants["c"].resume()
-    network.await_log("c", "this process stood still for", start)
+    network.await_log("c", "this process was suspended for", start)
     _check_finished(network, key, "ab")
 
 
@@ -198,7 +198,7 @@ def test_the_coordinator_stands_still(network: FaultedProcesses, seconds: int) -
     network.coordinator.pause()
     time.sleep(seconds)
     network.coordinator.resume()
-    network.await_log(COORDINATOR, "this process stood still for", start)
+    network.await_log(COORDINATOR, "this process was suspended for", start)
     wait_for(lambda: _answers(network), "the coordinator's answer")
     _check_finished(network, key)
 

@@ -144,8 +144,8 @@ def test_a_study_does_not_outlive_the_certificates_of_its_roster(tmp_path: Path,
     local = bed.local
     key = local.submit(bed.compile(make_request(schema_of(2)).model_copy(update={"expires_hours": 72})), bed.analyst)
     local.prepare(key)
-    assert f"knows this site ends on {moment(ends)}" in caplog.text
-    assert caplog.text.count("knows this site ends on") == 1  # the others' outlive the study
+    assert f"certificate that expires on {moment(ends)}" in caplog.text
+    assert caplog.text.count("certificate that expires on") == 1  # the others' outlive the study
     bed.clock.now = ends + 1
     renew(bed.kit, party, bed.clock)
     site.renew(load_credentials(party.identity, bed.clock()))  # shown from now on; the roster keeps the other

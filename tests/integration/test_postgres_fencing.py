@@ -134,7 +134,7 @@ def test_a_second_coordinator_does_not_begin(bed: TestBed, place: str, tmp_path:
         assert isinstance(second.error, HeldError)
         assert "Another process works on" in second.error.message
         assert f"{os.getpid()}" in second.error.message
-        assert "Stop it first" in second.error.advice
+        assert "Stop the other coordinator first" in second.error.advice
         first.server.hub.journal.change_study(STUDY, phase="failed")  # the first one's word still holds
         assert first.error is None
 

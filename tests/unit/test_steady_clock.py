@@ -77,8 +77,8 @@ def test_who_stood_still_gives_the_time_back(caplog: pytest.LogCaptureFixture) -
     machine.pass_seconds(5)
     assert steady() == start + 4
     assert caplog.messages == [
-        "this process stood still for 500 s: waits are longer by that and 30 s",
-        "this process stood still for 500 s",
+        "this process was suspended for 500 s; deadlines are extended by that and 30 s",
+        "this process was suspended for 500 s",
     ]
 
 

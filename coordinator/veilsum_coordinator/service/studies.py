@@ -29,7 +29,8 @@ STORED_SECONDS = 0.1
 """How often it is looked whether an end is durable, while the database is away."""
 
 _NOT_STORED = (
-    "The study stands still, but its end is not stored, since the database is away. Abort it again once that is back: after a"
+    "The study is stopped, but its end is not stored because the database is unreachable. Abort it again once that is back:"
+    " after a"
     " restart of the coordinator it would go on."
 )
 

@@ -56,10 +56,10 @@ FENCE = Table(
 )
 
 _ADVICE = (
-    "Stop it first, or leave the work to it. If its machine is gone, the database lets go of it by itself soon; at once with"
-    " pg_terminate_backend of the session named here."
+    "Stop the other coordinator first, or do not start this one. If its machine is gone, the database soon ends its session;"
+    " pg_terminate_backend with the session named here ends it at once."
 )
-_FILE_ADVICE = "Stop it first, or leave the work to it: a database has one coordinator."
+_FILE_ADVICE = "Stop the other coordinator first, or do not start this one: a database has one coordinator."
 
 
 class FencedError(Unavailable):

@@ -143,9 +143,7 @@ class Outage:
             if first or again:
                 self._told = now
         if first:
-            LOG.warning(
-                "the database is away, what needs it waits up to %.0f s: %s", self.seconds, error, extra=about("database")
-            )
+            LOG.warning("database unreachable; retrying for up to %.0f s: %s", self.seconds, error, extra=about("database"))
         elif again:
             LOG.warning("the database is still away after %.0f s: %s", now - since, error, extra=about("database"))
 

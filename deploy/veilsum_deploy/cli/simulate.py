@@ -71,7 +71,7 @@ def simulate_study(
     cap: Annotated[
         int | None, typer.Option("--cap", min=1, help="Most training records a site, drawn at random after the skew.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the split among sites; never of the noise.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed for splitting records; noise is never seeded.")] = 0,
     repeat: Annotated[int, typer.Option("--repeat", min=1, help="Runs, each with fresh noise.")] = 1,
     holdout: Annotated[
         float | None,
@@ -127,7 +127,7 @@ def simulate_study(
     ] = None,
     resume: Annotated[
         bool,
-        typer.Option("--resume", help="Take up what lies in --out: runs of a sweep, or rounds of one study."),
+        typer.Option("--resume", help="Resume from the runs or rounds saved in --out."),
     ] = False,
     out: Annotated[Path | None, typer.Option("--out", help="New directory for results and tables.")] = None,
     as_json: JsonOption = False,

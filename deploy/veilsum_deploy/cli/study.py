@@ -47,7 +47,7 @@ def plan(
         int | None, typer.Option("--participants", min=2, max=1024, help="Plan for this many sites, without any connection.")
     ] = None,
     error: Annotated[
-        float | None, typer.Option("--error", help="Error to price, as a share of the expected size; default 0.1.")
+        float | None, typer.Option("--error", help="Show the epsilon needed for this relative error; default 0.1 (10%).")
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Show every quantity and every site.")] = False,
     coordinator: CoordinatorOption = None,

@@ -73,10 +73,12 @@ class SteadyClock:
             now = int(self._now)
         if abs(change) > SET_SECONDS:
             way = "forward" if change > 0 else "back"
-            self._log.warning("the clock went %s by %.0f s, or the machine slept: waits go on as if not", way, abs(change))
+            self._log.warning(
+                "the clock went %s by %.0f s, or the machine slept; deadlines are not affected", way, abs(change)
+            )
         if step > STILL_SECONDS:
-            longer = "" if self._rest is None else f": waits are longer by that and {self._rest:.0f} s"
-            self._log.warning("this process stood still for %.0f s%s", step, longer)
+            longer = "" if self._rest is None else f"; deadlines are extended by that and {self._rest:.0f} s"
+            self._log.warning("this process was suspended for %.0f s%s", step, longer)
         return now
 
 

@@ -58,7 +58,7 @@ AgainstOption = Annotated[
     list[str] | None, typer.Option("--against", help="What others hold: a mirror, a peer's ledger, or an export of one.")
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")]
-PopulationArgument = Annotated[str, typer.Argument(help="Whose budget.")]
+PopulationArgument = Annotated[str, typer.Argument(help="Population whose budget is meant.")]
 
 
 @app.callback()
@@ -277,7 +277,7 @@ def recover(
     A restored site releases nothing before a peer's ledger was given with --from, or the coordinator is trusted.
     """
     if (source is None) is not trust:
-        raise Misuse("Who tells what was spent?", "Give --from or --trust-coordinator, one of them.")
+        raise Misuse("The source of the missing charges is not stated.", "Give exactly one of --from and --trust-coordinator.")
     settings = load_participant(config)
     if not settings.state.exists():
         raise Misuse(f"There is no ledger {settings.state}.", "Put the backup back first: veilsum participant restore.")

@@ -77,8 +77,8 @@ class Membership:
         ends = site.credentials.identity.not_after
         if ends < study.expires:  # the roster keeps it, and members check it at every consent
             LOG.warning(
-                "the certificate by which study %s knows this site ends on %s: renewed or not, the site can take part until"
-                " then; renew before enrolling in a long study",
+                "study %s uses this site's certificate that expires on %s; the site can take part until then, and renewing will"
+                " not extend it: renew before enrolling in a long study",
                 study.name,
                 moment(ends),
                 extra=about("certificate", study=study.name, digest=key),

@@ -76,7 +76,7 @@ class StoreWatch:
         now, fault = time.monotonic(), self._database.write_fault
         if fault and self._since is None:
             self._since, self._due = now, now + PROBE_SECONDS
-            LOG.error("this site's state cannot be written, and what needs it waits: %s", fault, extra=about("database"))
+            LOG.error("this site's state cannot be written; work that needs it waits: %s", fault, extra=about("database"))
         elif fault and now >= self._due:
             self._due = now + PROBE_SECONDS
             try:

@@ -284,7 +284,7 @@ def _check_delta(delta: float) -> None:
 
 def _check_event(event: GaussianEvent, count: int) -> None:
     if not isinstance(event, GaussianEvent):
-        raise Misuse("Something among the releases is no event: a release without noise has no epsilon.")
+        raise Misuse("Every release must be a GaussianEvent: a release without noise has no epsilon.")
     if not (isinstance(count, Integral) and 0 <= count <= _MAX_STEPS):
         raise Misuse(f"A release is counted 0 to {_MAX_STEPS} times.")
 
