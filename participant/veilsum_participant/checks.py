@@ -165,12 +165,12 @@ class SiteCheck:
         detail = f"{identity.name}, fingerprint {identity.fingerprint}, until {moment(identity.not_after)}, {days} days left"
         if days < FEW_DAYS:
             yield Check(
-                "certificate", CheckOutcome.WARNING, detail, "Let the authority sign the request again before it expires."
+                "certificate", CheckOutcome.WARNING, detail, "Have the authority sign the request again before it expires."
             )
         else:
             yield Check("certificate", CheckOutcome.OK, detail)
         if soon := expiry_warning("the federation's authority", certificate_end(self._credentials.authority), now):
-            yield Check("authority", CheckOutcome.WARNING, soon, "Ask the authority's operator what follows it.")
+            yield Check("authority", CheckOutcome.WARNING, soon, "Ask the authority's operator for its successor.")
 
     def _tcp(self) -> Iterator[Check]:
         way = self._config.route
@@ -216,7 +216,7 @@ class SiteCheck:
         with open_readonly(self._config.state) as database:
             ledger = LedgerReader(database)
             if self._credentials is not None and ledger.site != self._credentials.identity.name:
-                raise HostileInput(f"The ledger is that of {printable(ledger.site)}.", "Check identity and state file.")
+                raise HostileInput(f"The ledger belongs to {printable(ledger.site)}.", "Check identity and state file.")
             authority = None if self._credentials is None else self._credentials.authority
             count = ledger.verify(authority=authority).entries
             with database.reading() as connection:
@@ -224,7 +224,7 @@ class SiteCheck:
         yield Check("ledger", CheckOutcome.OK, f"{count} entries: chain, signatures, receipts and budgets hold")
         if mark is not None and mark.trusted:
             detail = f"the backup of {moment(mark.made)}; by the operator's word the coordinator's mirror completes it"
-            yield Check("restored", CheckOutcome.WARNING, detail, "It is lifted by the next session with the coordinator.")
+            yield Check("restored", CheckOutcome.WARNING, detail, "The next session with the coordinator lifts it.")
         elif mark is not None:
             yield Check("restored", CheckOutcome.FAILED, f"the backup of {moment(mark.made)}. {RESTORED}", COMPLETE)
 
@@ -242,11 +242,11 @@ class SiteCheck:
         label, budget = f"budget {name}", books.budget(name, connection)
         if budget is None:
             advice = f"Add [budgets.{name}], or use `veilsum ledger budget set {name}`."
-            return Check(label, CheckOutcome.FAILED, "there is none: every study is refused", advice)
+            return Check(label, CheckOutcome.FAILED, "none: every study is refused", advice)
         room = books.headroom(name, promised(connection, self._config, name), connection)
         held = f"{_shown(room.reserved)} spent and set aside, {_shown(room.after)} if enrolled studies use all that they may"
         if budget.epsilon is None:
-            return Check(label, CheckOutcome.WARNING, f"unlimited; {held}", "No guarantee is demanded.")
+            return Check(label, CheckOutcome.WARNING, f"unlimited; {held}", "No limit is enforced.")
         detail = f"epsilon {budget.epsilon:g} at delta {budget.delta:g}: {held}"
         if room.after >= budget.epsilon:
             return Check(label, CheckOutcome.WARNING, detail, "Nothing is left: every study is refused.")
@@ -350,7 +350,7 @@ class SiteCheck:
                 if study.privacy.epsilon is None
                 else f"costs epsilon {epsilon_text(study.privacy.epsilon)}"
             )
-            yield Check("study", CheckOutcome.OK, f"policy and budget bear it; it {cost}")
+            yield Check("study", CheckOutcome.OK, f"policy and budget allow it; it {cost}")
         else:
             for reason in refusal.reasons:
                 yield Check("study", CheckOutcome.FAILED, f"{reason.code.value}: {reason.message}", reason.advice)

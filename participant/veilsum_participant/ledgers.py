@@ -309,14 +309,14 @@ def _require_ledger(path: Path) -> None:
         raise StateError(f"{path} is a directory.", "Name the state file or export in it, or its configuration with --config.")
     if not path.exists():
         if "@" in str(path) and ":" in str(path):  # it may hold a password
-            raise StateError("The ledger is named by a malformed URL.", "Use a path or, say, postgresql://host/name.")
+            raise StateError("The ledger's URL is malformed.", "Use a path or, say, postgresql://host/name.")
         advice = "Check the path. Participants and coordinators make their ledgers when they start for the first time."
         raise StateError(f"There is no ledger {path}.", advice)
     start = _beginning(path, 4096)
     if start.startswith((_SQLITE, b"{")):
         return
     if start.startswith(b"seq,"):
-        raise StateError(f"{path} is a ledger for a spreadsheet.", "Name the state file, or an export in JSON Lines.")
+        raise StateError(f"{path} is a ledger exported for spreadsheets.", "Name the state file, or an export in JSON Lines.")
     kind = "neither a state file nor an export of a ledger" if start else "empty, and no ledger"
     raise StateError(f"{path} is {kind}.", "Name one of these; a configuration goes with --config.")
 

@@ -73,7 +73,7 @@ def term_faults(agreed: AgreedStudy, config: ParticipantConfig, own: str, delta:
     if study.method not in policy.methods:
         yield Refusal(RefusalCode.METHOD, f"Method {study.method!r} is not among policy.methods.", _accept("policy.methods"))
     if study.expires - study.created > 86400 * policy.study_days:
-        yield Refusal(RefusalCode.STUDY_INVALID, f"The study stays open for more than {policy.study_days} days.")
+        yield Refusal(RefusalCode.STUDY_INVALID, f"The study is open for more than {policy.study_days} days.")
     yield from _dataset_faults(study, config)
     yield from _encoder_faults(study, config)
     kinds = [privacy.noise]
@@ -114,7 +114,7 @@ def _dataset_faults(study: Study, config: ParticipantConfig) -> Iterator[Refusal
     elif unit == "subject" and dataset.subject is None:
         yield Refusal(
             RefusalCode.UNIT,
-            f"Nothing tells which records of dataset {study.dataset!r} are of one subject.",
+            f"It is unknown which records of dataset {study.dataset!r} are of one subject.",
             f"Name the column under datasets.{study.dataset}.subject, if the data has one.",
         )
     if dataset is not None and is_csv(dataset.path) and dataset.header != study.data.header:
@@ -159,7 +159,7 @@ def _task_faults(agreed: AgreedStudy, declaration: TaskDeclaration, policy: Poli
     if declaration.keep and agreed.study.privacy.noise == "none" and "per-site" not in policy.disclosures:
         yield Refusal(
             RefusalCode.DISCLOSURE,
-            "Without noise the steps that follow from a kept statistic tell each site's own; 'per-site' is not among"
+            "Without noise, the steps computed from a kept statistic reveal each site's own; 'per-site' is not among"
             " policy.disclosures.",
         )
         return
@@ -234,7 +234,7 @@ def member_faults(members: Sequence[Member], study: Study, policy: Policy, own: 
         if pinned is not None and pinned != member.identity.fingerprint:
             yield Refusal(
                 RefusalCode.COHORT_TRUST,
-                f"{member.name!r} has another key than the one pinned.",
+                f"{member.name!r} has a different key than the pinned one.",
                 "If the site changed its key, confirm the new fingerprint with its operator and pin it.",
             )
     count = trusted(members, policy, own)

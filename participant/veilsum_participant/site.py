@@ -132,7 +132,7 @@ class Site:
             mark = read_mark(connection)
             if mark is not None and mark.trusted and self.mirror_read:
                 lift_mark(connection)
-                LOG.warning("the restored ledger is complete by the coordinator's mirror, on the operator's word")
+                LOG.warning("the restored ledger was completed from the coordinator's mirror, as the operator decided")
                 mark = None
         return mark is None
 

@@ -96,7 +96,7 @@ def promised(value: Value | None) -> Value:
         Damage: it is empty.
     """
     if value is None:
-        raise Damage("The store lacks what the state of a study or attempt promises.", "Restore a backup.")
+        raise Damage("The store lacks data that the state of a study or attempt requires.", "Restore a backup.")
     return value
 
 

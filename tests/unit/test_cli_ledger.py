@@ -188,7 +188,7 @@ def test_times_that_people_type() -> None:
     assert read_time("2023-11-14T22:13:20", 0) == read_time("2023-11-14T23:13:20+01:00", 0) == START
     assert [read_time(text, START) for text in ("2h", "30d", "1w")] == [START - 7200, START - 30 * 86400, START - 604800]
     for text in ("", "yesterday", "30", "-3d", "2023-13-01", "9999-12-31T23:59:59+99:00", "9" * 30 + "d"):
-        with pytest.raises(Misuse, match="is no time"):
+        with pytest.raises(Misuse, match="is not a time"):
             read_time(text, START)
 
 
@@ -383,7 +383,7 @@ def test_a_budget_is_appended_and_holds(site: SiteFiles, capsys: pytest.CaptureF
     assert shown(capsys, "verify", "--config", site.config)["entries"] == 8
     for epsilon in ("-1", "0", "nan", "inf", "much"):
         code, _, err = run(capsys, *change, f"--epsilon={epsilon}")
-        assert (code, "is no epsilon" in err, '"unlimited"' in err) == (2, True, True)
+        assert (code, "is not a valid epsilon" in err, '"unlimited"' in err) == (2, True, True)
     assert shown(capsys, "verify", "--config", site.config)["entries"] == 8
 
 
@@ -610,8 +610,8 @@ def test_recover_wants_to_know_whose_word_counts(site: SiteFiles, capsys: pytest
     trust = ("--trust-coordinator", "--config", site.config)
     said = ("--reason", "known to us", "--operator", "A. Berg")
     for arguments, says in {
-        ("--config", site.config): "Give --from or --trust-coordinator",
-        ("--from", site.ledger, *trust): "Give --from or --trust-coordinator",
+        ("--config", site.config): "Give exactly one of --from and --trust-coordinator",
+        ("--from", site.ledger, *trust): "Give exactly one of --from and --trust-coordinator",
         (*trust, "--operator", "A. Berg"): "--reason why",
         (*trust, "--reason", " ", "--operator", "A. Berg"): "--reason why",
         (*trust, *said): "No restored backup waits",

@@ -151,7 +151,7 @@ def test_structure_errors_name_file_and_column(tmp_path: Path) -> None:
         (tmp_path / "none.csv", "there is no such file"),
         (write(tmp_path, "", "empty.csv"), "is empty"),
         (write(tmp_path, "age,sx,chol,num\n1,2,3,4\n", "a.csv"), r"column 'sex' is missing. Did you mean 'sx'\?"),
-        (write(tmp_path, "age,age,sex,chol,num\n1,1,2,3,4\n", "b.csv"), "column 'age' stands more than once"),
+        (write(tmp_path, "age,age,sex,chol,num\n1,1,2,3,4\n", "b.csv"), "column 'age' occurs more than once"),
         (write(tmp_path, b"PAR1 no parquet", "c.parquet"), "cannot be read"),
         (write(tmp_path, b"no zip", "d.npz"), "d.npz"),
     ]
@@ -163,7 +163,7 @@ def test_structure_errors_name_file_and_column(tmp_path: Path) -> None:
     np.save(tmp_path / "i.npy", np.zeros(3))
     (tmp_path / "i.npy").rename(tmp_path / "i.npz")
     cases += [
-        (tmp_path / "i.npz", "no npz archive"),
+        (tmp_path / "i.npz", "not an npz archive"),
         (tmp_path / "g.npz", "has shape"),
         (tmp_path / "h.npz", "'chol' holds complex"),
     ]

@@ -582,7 +582,7 @@ def test_a_dataset_of_the_configuration_is_measured_by_name(
     [
         ((), "--data FILE or with --dataset NAME"),
         (("--data", "held.csv", "--dataset", "test"), "not both"),
-        (("--data", "unlabelled.csv"), "tells no classes"),
+        (("--data", "unlabelled.csv"), "holds no classes"),
         (("--data", "nowhere.csv"), "nowhere.csv"),
     ],
 )

@@ -194,7 +194,7 @@ def test_the_noise_of_what_a_site_kept_is_never_guessed() -> None:
     model = Model.from_result(_result({**_linear(WIDTH), **arrays}, alignment=described))
     records = _records(500, 9)
     kept = _gaussian_blocks(records.features)
-    with pytest.raises(Misuse, match="not known how much noise"):
+    with pytest.raises(Misuse, match="noise of the kept statistic is unknown"):
         model.features(records, kept=kept)
     noise = dict.fromkeys(kept, 3.0)
     own = local_map("barycenter", kept, noise, reference_arrays(target), tau=1.0)

@@ -70,7 +70,7 @@ def of_study(found: list[Check]) -> list[tuple[CheckOutcome, str]]:
     return [(item.status, item.detail.split(":")[0]) for item in found if item.check == "study"]
 
 
-BORNE = [(CheckOutcome.OK, "policy and budget bear it; it costs epsilon 0.5")]
+BORNE = [(CheckOutcome.OK, "policy and budget allow it; it costs epsilon 0.5")]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ BORNE = [(CheckOutcome.OK, "policy and budget bear it; it costs epsilon 0.5")]
         ("0.5", 0.75, [(CheckOutcome.FAILED, "budget-exceeded")]),
         ("0.5", None, [(CheckOutcome.FAILED, "budget-exceeded")]),
         ('"unlimited"', 0.5, BORNE),
-        ('"unlimited"', None, [(CheckOutcome.OK, "policy and budget bear it; it gives no guarantee")]),
+        ('"unlimited"', None, [(CheckOutcome.OK, "policy and budget allow it; it gives no guarantee")]),
     ],
 )
 def test_a_study_beyond_the_first_budget_would_be_refused(

@@ -154,7 +154,7 @@ class Model:
         """
         head = self.recipe.head
         if head is None:
-            raise Misuse("This result makes features and holds no classifier.", "Ask for features instead.")
+            raise Misuse("This result computes features and holds no classifier.", "Ask for features instead.")
         x = self.features(records, site, kept, noise_std)
         return head_scores(head, self.arrays, x, len(self.classes))
 

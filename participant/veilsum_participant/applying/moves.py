@@ -54,7 +54,7 @@ def own_move(
         )
     noise = alignment.noise_std if noise_std is None else noise_std
     if noise is None:
-        raise Misuse("It is not known how much noise the kept statistic has.", "Give noise_std; without noise, zeros.")
+        raise Misuse("The noise of the kept statistic is unknown.", "Give noise_std; without noise, zeros.")
     reference = {name: arrays[array] for name, array in alignment.reference.items()}
     try:
         if alignment.kind == "moments":
@@ -62,11 +62,11 @@ def own_move(
         own = local_map(alignment.kind, kept, noise, reference, tau=alignment.tau)
     except (KeyError, ValueError, ArithmeticError) as error:
         raise HostileInput(
-            "The result's reference does not fit the kept statistic.", "Take the result of the study that it was kept for."
+            "The result's reference does not fit the kept statistic.", "Use the result of the study it was kept for."
         ) from error
     width = schema.width if encoded is None else encoded
     if own.matrix.shape != (width, width):
-        raise HostileInput("The kept statistic is of other features than the result's.", "Take the same study's.")
+        raise HostileInput("The kept statistic is of other features than the result's.", "Use the one of the same study.")
     return affine_move(own.matrix, own.offset)
 
 

@@ -131,7 +131,7 @@ def parse_recipe(result: Result) -> tuple[Recipe, dict[str, Floats]]:
     if not isinstance(result.application, Mapping):
         raise HostileInput("The result's application is malformed.", _AGAIN)
     if not result.application:
-        raise Misuse(f"A result of {result.method} is only read.", "There is nothing in it to apply to records.")
+        raise Misuse(f"A result of {result.method} is only read.", "It holds nothing that applies to records.")
     given = dict(result.application)
     if "head" not in given and {"weights", "bias"} <= set(result.arrays):  # results of the first version
         given["head"] = {"kind": "linear", "weights": "weights", "bias": "bias"}
@@ -230,7 +230,7 @@ def _check_alignment(parsed: _Application, width: int, schema: DatasetSchema, ar
             columns = aligned_columns(schema, None if parsed.encoder is None else width, alignment.moments)
             shapes = dict.fromkeys(MOMENT_REFERENCE, (alignment.moments.channels or len(columns),))
             if set(alignment.reference) != set(shapes):
-                raise HostileInput("The result's alignment has not the reference that moments need.", _AGAIN)
+                raise HostileInput("The result's alignment lacks the reference that moments need.", _AGAIN)
         for name, array in alignment.reference.items():
             if name not in shapes:
                 raise HostileInput(f"The result's alignment has an unknown reference {name!r}.", _AGAIN)

@@ -203,7 +203,9 @@ def study_digest(result: Path) -> bytes:
     try:
         digest = bytes.fromhex(json.loads((result / MANIFEST).read_bytes())["study"]["digest"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Misuse(f"{result}: does not say which study it is of.", "Take the bundle as the coordinator sent it.") from error
+        raise Misuse(
+            f"{result}: does not say which study it belongs to.", "Use the result exactly as the coordinator sent it."
+        ) from error
     return digest
 
 

@@ -31,7 +31,7 @@ def read_time(text: str, now: int, *, end: bool = False) -> int:
         stated = datetime.fromisoformat(text)
         return int((stated if stated.tzinfo else stated.replace(tzinfo=UTC)).timestamp())
     except (ValueError, OverflowError) as error:
-        raise Misuse(f"{text!r} is no time.", _ADVICE) from error
+        raise Misuse(f"{text!r} is not a time.", _ADVICE) from error
 
 
 def entry_row(fields: Mapping[str, Any], study: str | None) -> dict[str, Any]:

@@ -29,14 +29,14 @@ def evaluate_result(
     path = _records(own, data, dataset)
     model = open_model(result, own)
     if model.recipe.head is None:
-        raise Misuse("This result makes features and holds no classifier.", "There is nothing in it to measure.")
+        raise Misuse("This result computes features and holds no classifier.", "There is nothing in it to measure.")
     if schema is not None:
         from veilsum_privacy.study.schema_file import load_schema
 
         model = model.with_schema(load_schema(schema))
     sheet = read_sheet(path, model.schema)
     if sheet.records.labels is None:
-        raise Misuse(f"{path}: tells no classes ({sheet.unlabelled}).", "Give records whose classes are known.")
+        raise Misuse(f"{path}: holds no classes ({sheet.unlabelled}).", "Use records whose classes are known.")
     site, kept, noise_std = alignment_inputs(model, result, own)
     scores = model.scores(sheet.records, site, kept, noise_std)
     labelled, scored = sheet.records.labels >= 0, np.isfinite(scores).all(axis=1)

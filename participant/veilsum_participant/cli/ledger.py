@@ -211,7 +211,7 @@ def report(
     json_out: Annotated[Path | None, typer.Option("--json-out", help="Its machine-readable twin.")] = None,
     config: ConfigOption = None,
     title: Annotated[str, typer.Option("--title", help="In place of the site's name.")] = "",
-    contact: Annotated[str, typer.Option("--contact", help="Whom to ask; stands on the first page.")] = "",
+    contact: Annotated[str, typer.Option("--contact", help="Contact, shown on the first page.")] = "",
     against: AgainstOption = None,
     authority: AuthorityOption = None,
     head: HeadOption = None,
@@ -265,7 +265,9 @@ def recover(
     ] = None,
     trust: Annotated[
         bool,
-        typer.Option("--trust-coordinator", help="Take the coordinator's mirror for all that was spent since."),
+        typer.Option(
+            "--trust-coordinator", help="Accept the coordinator's mirror as the full record of spending since the backup."
+        ),
     ] = False,
     reason: Annotated[str, typer.Option("--reason", help="Why it is trusted, for the record.")] = "",
     operator: Annotated[str, typer.Option("--operator", help="Who decided that, for the record.")] = "",
@@ -318,7 +320,7 @@ def _trust(settings: ParticipantConfig, reason: str, operator: str, *, as_json: 
     from veilsum_participant.session.client import open_site
 
     if not reason or not operator:
-        raise Misuse("That is for the record.", "Say with --reason why, and with --operator who decided it.")
+        raise Misuse("A reason and an operator are missing.", "Say with --reason why, and with --operator who decided it.")
     site = open_site(settings)
     try:
         entries = trust_coordinator(site, reason, operator)
@@ -343,7 +345,7 @@ def set_budget(
     operator: Annotated[str, typer.Option("--operator", help="Who decided it, for the record.")],
     adaptive: Annotated[
         Literal["standard", "strict"],
-        typer.Option("--adaptive", help="strict: proven also where later studies depend on what earlier ones released."),
+        typer.Option("--adaptive", help="strict: also proven if later studies are chosen by what earlier ones released."),
     ] = "standard",
     config: OwnOption = None,
     as_json: JsonOption = False,
@@ -355,7 +357,9 @@ def set_budget(
     if not reason or not operator:
         raise Misuse("A budget needs a reason and an operator.", "Say with --reason why, and with --operator who decided it.")
     if not 0 < delta < 0.5:
-        raise Misuse(f"{delta:g} is no delta.", "Give a number well below one divided by the number of records, such as 1e-5.")
+        raise Misuse(
+            f"{delta:g} is not a valid delta.", "Give a number well below one divided by the number of records, such as 1e-5."
+        )
     offered, bound = {settings.population(name) for name in settings.datasets}, _epsilon(epsilon)
     with open_own(settings) as (opened, database), database.transaction() as connection:
         known = offered | set(opened.populations(connection))
@@ -438,5 +442,5 @@ def _epsilon(text: str) -> float | None:
     except ValueError:
         epsilon = math.nan
     if not 0 < epsilon < math.inf:
-        raise Misuse(f"{text!r} is no epsilon.", 'Give a positive number, or "unlimited".')
+        raise Misuse(f"{text!r} is not a valid epsilon.", 'Give a positive number, or "unlimited".')
     return epsilon

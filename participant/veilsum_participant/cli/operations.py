@@ -29,7 +29,9 @@ RestoreIdentityOption = Annotated[
     bool, typer.Option("--with-identity", help="Write the identity that is in the backup as well, where there is none.")
 ]
 ReplaceOption = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
-ForceOption = Annotated[bool, typer.Option("--force", help="Over a newer, other or unreadable ledger; it is kept beside.")]
+ForceOption = Annotated[
+    bool, typer.Option("--force", help="Replace even a newer, different or unreadable ledger; the old file is kept.")
+]
 
 
 def run_backup(party: BackupOwner, file: Path, *, with_identity: bool, force: bool, as_json: bool) -> None:
@@ -107,8 +109,8 @@ def require_file(place: str) -> Path:
     """
     if "://" in place:
         raise StateError(
-            "Journal and mirror lie in PostgreSQL, which has its own backups.",
-            "Use pg_dump and pg_restore as docs/upgrading.md shows, and copy the directory of the results beside.",
+            "Journal and mirror are in PostgreSQL, which has its own backups.",
+            "Use pg_dump and pg_restore as docs/upgrading.md shows, and copy the results directory as well.",
         )
     return Path(place)
 

@@ -202,7 +202,7 @@ def leave(study: StudyArgument, config: ConfigOption = CONFIG, as_json: JsonOpti
 def apply(
     result: Annotated[Path, typer.Argument(help="Directory of the result: manifest.json and its arrays.", metavar="RESULT")],
     data: Annotated[Path, typer.Option("--data", help="File of records: CSV, Parquet or npz.")],
-    site: Annotated[str | None, typer.Option("--site", help="Whose alignment; without it, the identity's.")] = None,
+    site: Annotated[str | None, typer.Option("--site", help="Site whose alignment is used; default: the identity's.")] = None,
     config: Annotated[
         Path | None, typer.Option("--config", help="The participant's configuration, where one is needed.")
     ] = None,
@@ -222,8 +222,8 @@ def apply(
 def evaluate(
     result: Annotated[Path, typer.Argument(help="Directory of the result, or of a checkpoint.", metavar="RESULT")],
     data: Annotated[Path | None, typer.Option("--data", help="File of labelled records: CSV, Parquet or npz.")] = None,
-    dataset: Annotated[str | None, typer.Option("--dataset", help="In its place a dataset of the configuration.")] = None,
-    site: Annotated[str | None, typer.Option("--site", help="Whose alignment; without it, the identity's.")] = None,
+    dataset: Annotated[str | None, typer.Option("--dataset", help="Or a dataset of the configuration.")] = None,
+    site: Annotated[str | None, typer.Option("--site", help="Site whose alignment is used; default: the identity's.")] = None,
     config: Annotated[
         Path | None, typer.Option("--config", help="The participant's configuration, where one is needed.")
     ] = None,
@@ -322,7 +322,7 @@ def _subject(
         return ({} if asked.schema is None else {asked.dataset: asked.schema}), asked
     if schema is None:
         if dataset is not None:
-            raise Misuse("--dataset needs --schema.", "Name the schema that it shall be checked against.")
+            raise Misuse("--dataset needs --schema.", "Name the schema to check it against.")
         return {}, None
     from veilsum_privacy.study.schema_file import load_schema
 

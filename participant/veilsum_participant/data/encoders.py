@@ -130,7 +130,7 @@ def load_encoder(path: Path, declared: Program) -> ProgramEncoder:
     if not hmac.compare_digest(found, declared.sha256):
         raise ConfigurationError(
             f"{path}: its SHA-256 is {found}; the study names {declared.sha256}.",
-            "Get the very file that the study was made with, or correct the study.",
+            "Get the exact file the study was made with, or correct the study.",
         )
     try:
         return ProgramEncoder(data, declared)

@@ -183,7 +183,7 @@ def _open_parquet(path: Path) -> Any:
         end = file.seek(-8, os.SEEK_END)
         length = int.from_bytes(file.read(4), "little")
         if file.read(4) != b"PAR1" or length > end:
-            raise DataError(f"{path}: cannot be read, for it is no whole Parquet file.", _CHECK_FORMAT)
+            raise DataError(f"{path}: cannot be read: it is not a complete Parquet file.", _CHECK_FORMAT)
         file.seek(end - length)
         footer = file.read(length + 8).replace(b"\x0cARROW:schema", b"\x0cunused:key..")
     metadata = parquet.read_metadata(pa.BufferReader(b"PAR1" + footer))
@@ -243,19 +243,19 @@ def _npz_headers(path: Path, names: set[str]) -> tuple[dict[str, tuple[int, ...]
     """Shapes and types of those arrays of an archive that have one of the names, from their headers alone."""
     shapes, dtypes = dict[str, tuple[int, ...]](), dict[str, np.dtype[Any]]()
     if not zipfile.is_zipfile(path):
-        raise DataError(f"{path}: is no npz archive.", "Save named arrays together, with numpy.savez.")
+        raise DataError(f"{path}: is not an npz archive.", "Save named arrays together, with numpy.savez.")
     with zipfile.ZipFile(path) as archive:
         for member in archive.namelist():
             name = member.removesuffix(".npy")
             if name not in names:
                 continue
             if name in shapes:
-                raise DataError(f"{path}: array {name!r} stands more than once.", "Rename or remove all but one.")
+                raise DataError(f"{path}: array {name!r} occurs more than once.", "Rename or remove all but one.")
             with archive.open(member) as file:
                 try:
                     version = np.lib.format.read_magic(file)
                 except ValueError as error:
-                    raise DataError(f"{path}: {name!r} is no array.", "Write it with numpy.savez.") from error
+                    raise DataError(f"{path}: {name!r} is not an array.", "Write it with numpy.savez.") from error
                 read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
                 shapes[name], _, dtypes[name] = read(file)
     return shapes, dtypes
@@ -300,4 +300,4 @@ def _require(path: Path, names: Sequence[str], present: Sequence[str]) -> None:
         if name not in present:
             raise DataError(f"{path}: column {name!r} is missing.", did_you_mean(name, present))
         if list(present).count(name) > 1:
-            raise DataError(f"{path}: column {name!r} stands more than once.", "Rename or remove all but one.")
+            raise DataError(f"{path}: column {name!r} occurs more than once.", "Rename or remove all but one.")

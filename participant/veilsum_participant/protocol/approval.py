@@ -62,7 +62,7 @@ def verify_study(site: Site, key: bytes, signed: SignedStudy) -> tuple[AgreedStu
     """
     now = site.clock()
     if key != study_digest(signed.data):
-        raise Refusal(RefusalCode.STUDY_INVALID, "The coordinator announced another study than it sent.")
+        raise Refusal(RefusalCode.STUDY_INVALID, "The coordinator sent a different study than it announced.")
     try:
         analyst = verify_certificate(signed.certificate, site.credentials.authority, now, Role.ANALYST)
         verify(analyst.public_key, Label.STUDY, signed.data, signed.signature)

@@ -101,7 +101,7 @@ def budget_faults(
         beside = f" and {others.total()} that other studies here may still ask for" if others else ""
         yield Refusal(
             RefusalCode.BUDGET,
-            f"The population {population} stands at epsilon {room.reserved:.6g} of {budget.epsilon:g} at delta"
+            f"The population {population} has spent epsilon {room.reserved:.6g} of {budget.epsilon:g} at delta"
             f" {budget.delta:g}; the study's {own.total()} releases{beside} would bring it to {room.after:.6g}.",
             "Ask for more noise or fewer releases, or let the operator raise the budget.",
         )
@@ -167,7 +167,7 @@ def _too_many_refusals(connection: Connection, site: Site) -> bool:
     today = site.ledger.entries(kind=Kind.REFUSAL, since=site.clock() - _DAY + 1, connection=connection)
     if len(today) < MOST_REFUSALS:
         return False
-    LOG.error("%d refusals within a day: the ledger takes up no more; this log has them", len(today))
+    LOG.error("%d refusals within a day: the ledger records no more of them today; this log has them", len(today))
     return True
 
 

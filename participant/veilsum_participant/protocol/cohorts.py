@@ -143,7 +143,7 @@ def cohort_faults(
         yield Refusal(
             RefusalCode.COHORT_CHANGED,
             f"An earlier sum of the population {population} had a cohort that differs from this one only by"
-            f" {', '.join(close[0])}, whose own numbers the two would show; policy.min_cohort is {policy.min_cohort}.",
+            f" {', '.join(close[0])}, whose own numbers the two sums would reveal; policy.min_cohort is {policy.min_cohort}.",
             'Ask for the same cohort, or for a study with noise and cohort_difference = "allowed".'
             + (" If a site changed its key, confirm the new fingerprint and pin it." if set(close[0]) & set(present) else ""),
         )
@@ -164,7 +164,7 @@ def joining_faults(connection: Connection, study: Study, config: ParticipantConf
         yield Refusal(
             RefusalCode.COHORT_CHANGED,
             f"Each cohort that the invited sites can form differs from one of an earlier sum of the population {population} by"
-            f" fewer than {policy.min_cohort} (policy.min_cohort), whose own numbers would show.",
+            f" fewer than {policy.min_cohort} (policy.min_cohort), whose own numbers would be revealed.",
             'Invite the same sites as before, or ask for noise and cohort_difference = "allowed".',
         )
 

@@ -203,7 +203,7 @@ class Contributions:
         if row.status != StudyState.READY:
             raise Refusal(RefusalCode.KEYS, "The study's keys are not complete at this site.")
         if not resumed and (assignment.attempt <= row.attempt or assignment.round < row.round):
-            raise Refusal(RefusalCode.ROUND, "Rounds and attempts only rise; this one was seen before.")
+            raise Refusal(RefusalCode.ROUND, "Round and attempt numbers only increase; this one was seen before.")
         if not resumed and assignment.deadline <= site.clock():  # a time of day; what is left of it passes, whatever the clock
             raise Refusal(RefusalCode.ROUND, "The attempt's deadline has passed.")
         if broadcast_digest(broadcast) != assignment.broadcast:
@@ -252,7 +252,9 @@ class Contributions:
             found = {label: store.find_kept(connection, opened.digest, label) for label in sources}
             state = store.paid_state(connection, opened.digest, declaration.label)
         if kept is not None and kept.origin != origin:
-            raise Refusal(RefusalCode.CONTEXT, "What the site kept of this task was computed from another broadcast.")
+            raise Refusal(
+                RefusalCode.CONTEXT, "The site's kept statistic of this task was computed from a different broadcast."
+            )
         kept_of = {label: vector.own for label, vector in found.items() if vector is not None}
         if missing := [label for label in sources if label not in kept_of]:
             raise Refusal(RefusalCode.TASK, f"This site kept no statistic of the task {missing[0]!r}.")

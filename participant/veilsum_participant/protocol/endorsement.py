@@ -38,7 +38,7 @@ def vouch(site: Site, others: LedgerReader) -> str:
     with site.database.transaction() as connection:
         lift_mark(connection)
     LOG.warning(
-        "the restored ledger is complete by the ledger of %s", found.site, extra=about("recovered", participant=found.site)
+        "the restored ledger was completed from the ledger of %s", found.site, extra=about("recovered", participant=found.site)
     )
     return ""
 
@@ -59,7 +59,7 @@ def trust_coordinator(site: Site, reason: str, operator: str) -> list[int]:
         mark = read_mark(connection)
         if mark is None:
             raise Misuse(
-                "No restored backup waits for a word.", "--trust-coordinator belongs to `veilsum participant restore`."
+                "No restored backup waits for confirmation.", "--trust-coordinator belongs to `veilsum participant restore`."
             )
         said = f"{reason} (restored from the backup of {moment(mark.made)}; spent since, by the coordinator's word alone)"
         entries = []

@@ -77,7 +77,7 @@ class Membership:
         ends = site.credentials.identity.not_after
         if ends < study.expires:  # the roster keeps it, and members check it at every consent
             LOG.warning(
-                "study %s uses this site's certificate that expires on %s; the site can take part until then, and renewing will"
+                "study %s uses this site's certificate that expires on %s; it can take part until then, and renewing will"
                 " not extend it: renew before enrolling in a long study",
                 study.name,
                 moment(ends),

@@ -150,7 +150,7 @@ class Openings:
                 raise Refusal(RefusalCode.ROUND, "This site gave no consent for that attempt, or it is released.")
             mark = digest("veilsum/1/sum", *ciphertexts)
             if row.decrypted not in (None, mark):
-                raise Refusal(RefusalCode.TAG, "Another sum was decrypted for this context already.")
+                raise Refusal(RefusalCode.TAG, "A different sum was already decrypted for this context.")
             store.change_attempt(connection, key, attempt, decrypted=mark)
             roster = opened.roster(site)
         assignment = parse_assignment(row.assignment)
@@ -217,7 +217,7 @@ class Openings:
         try:
             identity = verify_certificate(shown.certificate, site.credentials.authority, site.clock(), Role.COORDINATOR)
             if identity.name != study.coordinator:
-                raise HostileInput("The receipts come from another coordinator than the study names.")
+                raise HostileInput("The receipts come from a different coordinator than the study names.")
             return verify_countersignature(shown.countersigned, identity, key, context, shown.receipts)
         except HostileInput as error:
             raise Refusal(RefusalCode.RECEIPT, error.message) from error

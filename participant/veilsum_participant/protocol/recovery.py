@@ -117,7 +117,7 @@ def _cohort(own: Receipt, kept: Sequence[KeptReceipt], site: Site) -> Cohort | N
             signer = issued(item.certificate, site.credentials.authority, Role.PARTICIPANT)
             members[verify_receipt(item.receipt, signer, own.study, own.context).participant] = signer.fingerprint
     except HostileInput as error:
-        LOG.error("who was in a sum is not taken from these receipts: %s", error)
+        LOG.error("these receipts do not show who was in a sum: %s", error)
         return None
     return members if site.name in members and len(members) == len(kept) == own.cohort_size else None
 
@@ -141,7 +141,7 @@ def _tell(outcomes: Sequence[_Outcome]) -> list[int]:
             extra=about("recovered"),
         )
     if faults:
-        LOG.error("%d receipts were passed over; the first: %s", len(faults), faults[0])
+        LOG.error("%d receipts were skipped; the first: %s", len(faults), faults[0])
     return entries
 
 
@@ -186,7 +186,7 @@ def _population(connection: Connection, site: Site, receipt: Receipt) -> str:
         return str(reserved[0].population)
     if receipt.dataset in site.config.datasets:
         return site.config.population(receipt.dataset)
-    LOG.warning("dataset %s is offered no longer: its receipts are charged to a population of that name", receipt.dataset)
+    LOG.warning("dataset %s is no longer offered: its receipts are charged to a population of that name", receipt.dataset)
     return receipt.dataset
 
 

@@ -210,7 +210,7 @@ class Client:
                     workers.end_within(ANSWER_SECONDS)  # a consent that was paid for should still reach the coordinator
                 raw.close()  # calls that a worker still waits for end now
                 if self._stopping.is_set() and not workers.end_within(TICK_SECONDS):
-                    LOG.info("stopping in the middle of a computation; it begins again with the next start")
+                    LOG.info("stopping during a computation; it will start again at the next start")
                 # a study's next session must not answer beside its last one
                 while not self._stopping.is_set() and not workers.wait(TICK_SECONDS):
                     self._drain(inbox)
@@ -239,7 +239,7 @@ class Client:
                 left = TICK_SECONDS
                 due = time.monotonic() + left
             if self._certificate.waiting and workers.idle:  # what has come meanwhile is sent again in the new session
-                LOG.info("a renewed certificate lies there: the session is opened anew", extra=about("certificate"))
+                LOG.info("a renewed certificate was found: reconnecting", extra=about("certificate"))
                 self._anew = True
                 return
             try:
@@ -326,7 +326,7 @@ def run_participant(config: ParticipantConfig) -> None:
         LOG.info("%s is set but not used: participant.toml names no proxy", ", ".join(ignored))
     if given := set_variables():
         LOG.info("the environment sets %s", ", ".join(given))
-    LOG.info("the coordinator is dialled at %s", way)
+    LOG.info("connecting to the coordinator at %s", way)
     identity = load_credentials(config.identity, now(), Role.PARTICIPANT).identity
     lock = StateLock(config.state, f"participant {identity.name}")
     lock.hold("Stop it first: two processes on one ledger would be two sites to the federation.", LOG)

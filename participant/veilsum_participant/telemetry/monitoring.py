@@ -85,6 +85,8 @@ class Verifier:
             LOG.info("ledger verified: %d entries, %d receipts", found.entries, found.receipts, extra=about("verified"))
             if found.set_back:
                 numbers = ", ".join(map(str, found.set_back[:MOST_SHOWN]))
-                LOG.warning("ledger entries %s bear earlier times than those before: the clock was set back", numbers)
+                LOG.warning(
+                    "ledger entries %s have earlier times than the entries before them: the clock was set back", numbers
+                )
             site.ledger_fault = ""
             self._metrics.verification(True)

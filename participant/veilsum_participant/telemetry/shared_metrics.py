@@ -113,7 +113,7 @@ class Reporter:
                     return
                 code = error.code() if isinstance(error, grpc.Call) else None
                 if code is grpc.StatusCode.UNIMPLEMENTED:
-                    LOG.warning("the coordinator takes no reports of metrics: it is of an older version")
+                    LOG.warning("the coordinator does not accept metrics: its version is older")
                     return
                 LOG.warning("metrics cannot be reported: %s", code.name if code is not None else type(error).__name__)
             except VeilsumError as error:
