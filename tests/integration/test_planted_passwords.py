@@ -185,7 +185,7 @@ def test_no_password_or_token_shows_whatever_goes_wrong(
             dear = processes.compile(make_request(schema_of(2), epsilon=900.0))
             asking = threading.Thread(target=submit_somehow, args=(processes, dear))
             asking.start()  # waits for the database, which is away
-            logged(processes.coordinator, "the database is away")  # type: ignore[arg-type]
+            logged(processes.coordinator, "database unreachable")  # type: ignore[arg-type]
             server().resume()
             logged(processes.coordinator, "the database is back")  # type: ignore[arg-type]
             asking.join()

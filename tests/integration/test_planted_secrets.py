@@ -130,7 +130,7 @@ READABLE = {
     "participant.toml",
     "records.npz",
     "log",
-    "metrics",
+    "metrics-address",
     "request.csr",
     "index.jsonl",
 }

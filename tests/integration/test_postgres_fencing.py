@@ -350,7 +350,7 @@ def test_a_coordinator_waits_for_its_database(bed: TestBed, tmp_path: Path, capl
             postgres.resume()
             first.serves()
             assert first.server._not_ready() == ""
-        assert sum("the database is away" in record.getMessage() for record in caplog.records) == 1
+        assert sum("database unreachable" in record.getMessage() for record in caplog.records) == 1
         assert sum("the database is back" in record.getMessage() for record in caplog.records) == 1
     finally:
         postgres.stop()

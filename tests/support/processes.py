@@ -159,7 +159,7 @@ class Processes:
 
     def _write_coordinator(self, max_peer_streams: int) -> None:
         top = {"listen": "127.0.0.1:0", "ready_file": "ready", "max_peer_streams": max_peer_streams}
-        metrics = {"listen": "127.0.0.1:0", "ready_file": "metrics"}
+        metrics = {"listen": "127.0.0.1:0", "ready_file": "metrics-address"}
         tables = {"": top, "waits": self.waits.model_dump(), "metrics": metrics}
         _write_toml(self.kit.coordinator.directory / "coordinator.toml", tables)
 
@@ -173,7 +173,7 @@ class Processes:
     def start_coordinator(self) -> None:
         """Start the coordinator and point every proxy at it."""
         directory = self.kit.coordinator.directory
-        ready, metrics = directory / "ready", directory / "metrics"
+        ready, metrics = directory / "ready", directory / "metrics-address"
         for address in (ready, metrics):
             address.unlink(missing_ok=True)
         self.coordinator = self.launch("coordinator", directory)
@@ -285,7 +285,7 @@ class Processes:
         wait_for(lambda: self._contributions() - self._counted >= count, f"{count} contributions")
 
     def _contributions(self) -> int:
-        address = (self.kit.coordinator.directory / "metrics").read_text().strip()
+        address = (self.kit.coordinator.directory / "metrics-address").read_text().strip()
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=PATIENCE) as answer:
             lines = answer.read().decode().splitlines()
         return sum(int(float(line.split()[-1])) for line in lines if line.startswith("veilsum_contributions_total{"))

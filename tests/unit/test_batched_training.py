@@ -355,7 +355,7 @@ import sys
 import numpy as np
 from support.studies import compiled, shifted_sites
 from veilsum_privacy.securesum.agreed import AgreedStudy
-from veilsum_privacy.computation.contribution import Place, compute_sum
+from veilsum_privacy.computation.contribution import SitePlace, compute_sum
 private = {"epsilon": 4.0, "cohort_difference": "allowed", "min_cohort": 2}
 for method, label, parameters in (("fedsgd", "gradient", {"steps": 2}), ("fedavg", "local-training", {"rounds": 2})):
     for privacy in (private, {}):
@@ -364,7 +364,7 @@ for method, label, parameters in (("fedsgd", "gradient", {"steps": 2}), ("fedavg
         plan, blocks = task.plan(4, 4), task.task.layout().blocks
         arrays = {block.name: np.zeros(block.shape) for block in blocks}
         arrays |= {"training.seeds": np.zeros((4, 2)), "features.centre": np.zeros(6)}
-        compute_sum(plan, shifted_sites(20)["a"], arrays, Place(0))
+        compute_sum(plan, shifted_sites(20)["a"], arrays, SitePlace(0))
 print(*(name for name in ("torch", "opacus") if name in sys.modules))
 """
 

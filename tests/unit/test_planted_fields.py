@@ -48,7 +48,7 @@ HARMLESS = re.compile(r"int|float|bool|Path|(pathlib\.)?Path|NoisePlan|FrameSize
 """Types that cannot hold a secret: numbers (seeds of methods are public: they are part of a signed study), places of files,
 descriptions of noise."""
 PUBLIC = {
-    ("Release", "noise"): "how much noise, in words",
+    ("ReleaseRow", "noise"): "how much noise, in words",
     ("StudyCost", "noise"): "how noise is added",
     ("PrivacyDemand", "noise"): "how noise is added",
     ("PrivacyRequest", "noise"): "how noise is added",
@@ -57,7 +57,7 @@ PUBLIC = {
     ("Terms", "noise"): "which kinds of noise are accepted",
     ("TaskCost", "noise"): "standard deviations",
     ("OwnAlignment", "noise_std"): "standard deviations",
-    ("Release", "noise_std"): "standard deviations",
+    ("ReleaseRow", "noise_std"): "standard deviations",
     ("LocalTrainingParameters", "noise_step"): "the grid of a study's noise",
     ("KeptReceipt", "consent"): "a commitment, not the consent",
     ("Receipt", "consent"): "a commitment, not the consent",
