@@ -285,8 +285,11 @@ class Processes:
         wait_for(lambda: self._contributions() - self._counted >= count, f"{count} contributions")
 
     def _contributions(self) -> int:
-        address = (self.kit.coordinator.directory / "metrics-address").read_text().strip()
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=PATIENCE) as answer:
+        directory = self.kit.coordinator.directory
+        request = urllib.request.Request(f"http://{(directory / 'metrics-address').read_text().strip()}/metrics")
+        if (token := directory / "token").exists():
+            request.add_header("Authorization", f"Bearer {token.read_text().strip()}")
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
             lines = answer.read().decode().splitlines()
         return sum(int(float(line.split()[-1])) for line in lines if line.startswith("veilsum_contributions_total{"))
 

@@ -57,7 +57,7 @@ PUBLIC = {
     ("Terms", "noise"): "which kinds of noise are accepted",
     ("TaskCost", "noise"): "standard deviations",
     ("OwnAlignment", "noise_std"): "standard deviations",
-    ("ReleaseRow", "noise_std"): "standard deviations",
+    ("Release", "noise_std"): "standard deviations",
     ("LocalTrainingParameters", "noise_step"): "the grid of a study's noise",
     ("KeptReceipt", "consent"): "a commitment, not the consent",
     ("Receipt", "consent"): "a commitment, not the consent",
