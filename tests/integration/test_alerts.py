@@ -81,7 +81,7 @@ def scrapes(network: Processes) -> list[dict[str, Any]]:
     jobs: list[dict[str, Any]] = yaml.safe_load(text)["scrape_configs"]
     address = {name: (network.directory(name) / "metrics.address").read_text() for name in SITES}
     coordinator, near, remote = jobs
-    coordinator["static_configs"][0]["targets"] = [(network.kit.coordinator.directory / "metrics").read_text()]
+    coordinator["static_configs"][0]["targets"] = [(network.kit.coordinator.directory / "metrics-address").read_text()]
     near["static_configs"] = [{"targets": [address[name]], "labels": {"site": name}} for name in SITES if name != REMOTE]
     remote["static_configs"][0]["targets"] = [address[REMOTE]]
     assert remote["static_configs"][0]["labels"]["site"] == REMOTE

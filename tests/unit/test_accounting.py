@@ -305,7 +305,7 @@ def test_what_was_never_added_cannot_be_removed() -> None:
 @pytest.mark.parametrize("what", [None, "event", (4.0, 1.0, 1), 1.0])
 def test_what_is_no_event_has_no_epsilon(what: object) -> None:
     for function in (rdp_epsilon, prv_epsilon, estimated_epsilon):
-        with pytest.raises(Misuse, match="no event"):
+        with pytest.raises(Misuse, match="must be a GaussianEvent"):
             function([event(4.0), what], DELTA)  # type: ignore[list-item]
 
 

@@ -562,7 +562,7 @@ def test_opening_again(place: str) -> None:
     database = ledger.database
     assert open_ledger(database).head() == head, "the same key again writes nothing"
     assert LedgerReader(database).verify().entries == 2
-    with pytest.raises(StateError, match="that of north, not of south"):
+    with pytest.raises(StateError, match="belongs to north, not to south"):
         open_ledger(database, "south")
     with pytest.raises(StateError, match="participant's, not a coordinator's"):
         open_mirror(database, credentials=credentials_of("north", role=Role.COORDINATOR))

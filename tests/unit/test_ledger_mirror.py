@@ -172,7 +172,7 @@ def test_a_mirror_is_one_coordinators(trial: Trial) -> None:
     database = trial.mirror.database
     with pytest.raises(Misuse, match="Only a coordinator"):
         open_mirror(database, credentials=credentials_of("north"))
-    with pytest.raises(StateError, match="that of coordinator, not of other"):
+    with pytest.raises(StateError, match="belongs to coordinator, not to other"):
         open_mirror(database, credentials=credentials_of("other", role=Role.COORDINATOR))
     with pytest.raises(StateError, match="coordinator's, not a participant's"):
         open_ledger(database, credentials=credentials_of(COORDINATOR))

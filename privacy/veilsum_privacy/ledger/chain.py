@@ -192,7 +192,7 @@ class Chain:
             raise Damage("The ledger's first entry is damaged.", "Restore the file and charge what the receipts show.")
         owner, role = detail.get("site"), detail.get("role", "participant")
         if owner != self.name:
-            raise StateError(f"The ledger belongs to {owner}, not of {self.name}.", "Check the name and the file.")
+            raise StateError(f"The ledger belongs to {owner}, not to {self.name}.", "Check the name and the file.")
         if role != self.credentials.identity.role:
             raise StateError(f"The ledger is a {role}'s, not a {self.credentials.identity.role}'s.", "Check the file.")
 
