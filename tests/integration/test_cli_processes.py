@@ -111,7 +111,9 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
             running.children[party.name] = command("participant", "start", "--config", running.config(party.name))
         (directory / "schema.toml").write_text(SCHEMA)
         write_study(directory / "study.toml")
-        wait_for(lambda: all(log_of(running, name).count("open") for name in NAMES), "the participants' sessions")
+        # A participant says "open" when it was greeted, which is just before the coordinator counts it as connected.
+        opened = [f"{name} opened its session" for name in NAMES]
+        wait_for(lambda: all(line in log_of(running, "coordinator") for line in opened), "the participants' sessions")
         yield running
     finally:
         for child in running.children.values():

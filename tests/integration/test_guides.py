@@ -74,7 +74,7 @@ class Federation:
             ),
             "authority signs alice": lambda: self.sign("alice", Role.ANALYST),
             "records of north": lambda: self.write_records("north", 1),
-            "north is connected": lambda: self.logged("north/participant.log", "session with coordinator hub open"),
+            "north is connected": lambda: self.logged("coordinator/coordinator.log", "north opened its session"),
             "other sites": self.start_others,
         }
         environment = environment_for(directory, Path(sys.executable).parent, server().programs)
@@ -143,7 +143,7 @@ class Federation:
             (self.directory / name / "participant.toml").write_text(f'{settings}[log]\nfile = "participant.log"\n')
             self.walk.start(name, f"veilsum participant start --config {name}/participant.toml", self.directory)
         for name in OTHERS:
-            self.logged(f"{name}/participant.log", "session with coordinator hub open")
+            self.logged("coordinator/coordinator.log", f"{name} opened its session")
 
 
 @pytest.fixture
