@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 
 from veilsum_aggregation.moments import Estimate, NotEstimable, Statistic, within_noise
 
@@ -98,6 +97,8 @@ def auc_interval(area: float, positive: int, negative: int) -> Interval:
         return (area - a) ** 2 - Z95**2 * variance
 
     near = 1e-9  # at the ends themselves V is 0
+    from scipy.optimize import brentq  # a third of a process's start, where nobody asks for an interval
+
     low = 0.0 if area <= 0.0 else float(brentq(excess, 0.0, min(area, 1.0 - near), xtol=1e-12))
     high = 1.0 if area >= 1.0 else float(brentq(excess, max(area, near), 1.0, xtol=1e-12))
     return Interval(low, high)

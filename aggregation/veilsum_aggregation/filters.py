@@ -17,7 +17,6 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 
 Floats = NDArray[np.float64]
 Permutation = NDArray[np.intp]
@@ -286,5 +285,7 @@ def _solve(cost: Floats, solver: Solver, regularisation: float) -> Permutation:
         )
     elif solver not in ("exact", "sinkhorn"):
         raise ValueError(f'solver must be "exact" or "sinkhorn", not {solver!r}')
+    from scipy.optimize import linear_sum_assignment  # slow to import, and sites only need the groups' names
+
     result: Permutation = linear_sum_assignment(cost)[1].astype(np.intp)
     return result

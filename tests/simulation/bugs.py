@@ -110,9 +110,9 @@ def _stale_cohort_accepted(stack: ExitStack) -> None:
         try:
             return check(self, connection, opened, assignment, broadcast, resumed=resumed)
         except Refusal as refusal:
-            if "only rise" not in refusal.message:
+            if "only increase" not in refusal.message:
                 raise
-            row = {**opened.row, "attempt": 0, "round": 0}
+            row = dataclasses.replace(opened.row, attempt=0, round=0)
             return check(self, connection, dataclasses.replace(opened, row=row), assignment, broadcast, resumed=resumed)
 
     _set(stack, Contributions, "_check", forgetful)

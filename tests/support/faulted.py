@@ -61,7 +61,7 @@ class FaultedProcesses(Processes):
                 if role == "participant":
                     text = f'state = "state/participant.db"\n{text}'
             if role == "participant":  # the coordinator has them anyway
-                text += '\n[metrics]\nlisten = "127.0.0.1:0"\nready_file = "metrics"\n'
+                text += '\n[metrics]\nlisten = "127.0.0.1:0"\nready_file = "metrics-address"\n'
             config.write_text(text)
 
     def move(self, name: str, link: BadLink) -> None:
@@ -86,7 +86,7 @@ class FaultedProcesses(Processes):
     def launch(self, role: str, directory: Path) -> Process:
         """Start a process, in the namespace of the disks and with its variables."""
         name = directory.name if role == "participant" else COORDINATOR
-        (directory / "metrics").unlink(missing_ok=True)
+        (directory / "metrics-address").unlink(missing_ok=True)
         words = python(*_command(role, directory / f"{role}.toml"))
         if name in self.prefix:
             words = [*self.prefix[name], *words]
@@ -105,13 +105,13 @@ class FaultedProcesses(Processes):
         """Why a party is not ready, in its own word; empty if it is ready."""
         _, home = self._home(name)
         try:
-            return ask_ready(MetricsSettings(listen="127.0.0.1:0", ready_file=home / "metrics")).reason
+            return ask_ready(MetricsSettings(listen="127.0.0.1:0", ready_file=home / "metrics-address")).reason
         except Exception as error:  # noqa: BLE001 - it has not written its address yet
             return str(error)
 
     def await_health(self, name: str, word: str) -> None:
         """Wait until a party says so."""
-        wait_for(lambda: self.health(name) == word, f"the health {word!r} of {name}: {self.health(name)!r}")
+        wait_for(lambda: self.health(name) == word, f"the health {word!r} of {name}")
 
     def log(self, name: str) -> str:
         """What a party has logged."""

@@ -33,7 +33,7 @@ mount --bind "$packages" opt/packages
 for place in python source packages; do mount -o remount,bind,ro "opt/$place"; done
 printf 'home = /opt/python/bin\n' > opt/veilsum/pyvenv.cfg
 printf '/opt/packages\n' > "$own/veilsum.pth"
-for part in proto privacy aggregation participant coordinator deploy; do
+for part in proto node privacy aggregation participant coordinator deploy; do
     echo "/opt/source/$part" >> "$own/veilsum.pth"
 done
 ln -s "/opt/python/bin/python$version" opt/veilsum/bin/python
