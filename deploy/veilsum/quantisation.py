@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from veilsum_node.errors import ConfigurationError
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study
 
 LANE_BITS = 47
@@ -87,6 +88,23 @@ def plan_grid(*, max_records: int, participants: int, multiplier: float | None, 
     return GridPlan(grid, variance, worst / (z * grid))
 
 
+def integer_grid(norm: int, *, max_records: int, participants: int, multiplier: float | None, honest: int = 1) -> GridPlan:
+    """The grid of a sum of integer vectors whose norm is at most ``norm``: its smallest multiple that leaves a noise share
+    :data:`SMALLEST_SHARE` units. Nothing is truncated. Other arguments are those of :func:`plan_grid`.
+
+    Raises:
+        NoGridError: the sum does not fit a lane.
+    """
+    z = multiplier or 0.0
+    grid = norm * (max(1, math.ceil(SMALLEST_SHARE * math.sqrt(honest) / (z * norm))) if z else 1)
+    if 2 * participants * (max_records + NOISE_TAILS * z) * grid >= 2**LANE_BITS or grid > LARGEST_GRID:
+        raise NoGridError(
+            f"The integers of {max_records} records at each of {participants} participants do not fit a sum.",
+            "Lower the schema's max_records, or ask fewer queries.",
+        )
+    return GridPlan(grid, math.ceil((Fraction(z) * grid) ** 2), 0.0)
+
+
 def derived_grid(participants: int) -> int:
     """The grid of a task that reads no record: the finest power of two whose sum of ``participants`` vectors fits a lane,
     2^40 at most. Its values are rounded, not truncated, and have no noise to be lost in."""
@@ -102,9 +120,10 @@ def training_resolution(participants: int, *, private: bool) -> int:
 def rounding_share(study: Study) -> float:
     """What truncation to the grid adds at most to a value of a compiled study's sums, as a share of the noise S.
 
-    Without noise: as a share of the clip norm. Of the task where it is largest.
+    Without noise: as a share of the clip norm. Of the task where it is largest; 0 of vectors that are integers.
     """
     worst = len(study.participants) * study.data.max_records
     private = study.privacy.noise != "none"
-    priced = [task for task in study.tasks if not private or task.variance]
-    return max(worst / (math.sqrt(task.variance) if task.variance else task.grid) for task in priced)
+    tasks = [agreed for agreed in AgreedStudy(study).tasks if not agreed.task.integer_norm()]
+    priced = [agreed.declaration for agreed in tasks if not private or agreed.declaration.variance]
+    return max((worst / (math.sqrt(task.variance) if task.variance else task.grid) for task in priced), default=0.0)

@@ -89,6 +89,8 @@ class StudyRequest(Frozen):
         data: key ``data``: the schema itself, in place of ``schema``.
         encoder: what makes features of the dataset's columns; None for the columns themselves.
         participants: who shall take part; by default everyone in the federation.
+        query: of the method "statistics", what is asked (:mod:`veilsum_coordinator.parts.query_requests`).
+        derive: of that method, columns made of others, by name.
         expires_hours: how long the study may run, in hours.
         expected_records: records that a site is expected to have, for planning and for ``privacy.error``; by default, and at
             most, the schema's ``max_records``.
@@ -113,6 +115,8 @@ class StudyRequest(Frozen):
         | None
     ) = None
     participants: tuple[Name, ...] = ()
+    query: tuple[dict[str, Any], ...] = ()
+    derive: dict[str, dict[str, Any]] = Field(default_factory=dict)
     expires_hours: int = Field(default=24, ge=1, le=24 * 366)
     expected_records: int | None = Field(default=None, ge=1)
 
@@ -121,6 +125,12 @@ class StudyRequest(Frozen):
         if (self.schema_file is None) == (self.data is None):
             raise ValueError('state either schema = "file.toml" or a [data] table')
         return self
+
+    @property
+    def all_parameters(self) -> dict[str, Any]:
+        """The method's parameters, with what stands in tables of its own."""
+        tables = {"query": self.query, "derive": self.derive}
+        return self.parameters | {name: value for name, value in tables.items() if value}
 
 
 def load_study_request(path: Path) -> StudyRequest:

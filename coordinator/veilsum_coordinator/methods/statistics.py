@@ -1,6 +1,7 @@
 """The method "statistics": counts, means, variances and class balance over all sites, in each column's own unit.
 
-It is what a federation runs first. It gives no breakdown by class and no figure of a single site.
+It is what a federation runs first. With ``[[query]]`` tables it gives what they ask: tables, tests, quantiles, survival. It never
+gives a figure of a single site.
 """
 
 from __future__ import annotations
@@ -9,37 +10,92 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from veilsum_aggregation import moments
 from veilsum_aggregation.moments import Estimate, NotEstimable, Statistic
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.expectations import OFFSET, SPREAD, Z95, Expectation, half_width, released_noise
 from veilsum_coordinator.parts.federation import Federation, Release
-from veilsum_node.fields import Frozen
+from veilsum_coordinator.parts.query_answers import answers, expected_answers
+from veilsum_coordinator.parts.query_requests import EdgeRange, QueryRequest, expand, weigh
+from veilsum_node.config import explain
+from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
+from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn
 from veilsum_privacy.tasks.statistics import StatisticsParameters
 
 
+class DeriveRequest(Frozen):
+    """A ``[derive.NAME]`` table: a :class:`~veilsum_privacy.tasks.queries.language.DerivedColumn` without its name."""
+
+    of: str = ""
+    edges: tuple[Real, ...] | EdgeRange = ()
+    number: str = ""
+    low: Real = 0.0
+    high: Real = 0.0
+    unit: str = ""
+
+    def column(self, name: str) -> DerivedColumn:
+        """The column of that name."""
+        edges = self.edges.edges() if isinstance(self.edges, EdgeRange) else self.edges
+        return DerivedColumn.model_validate({**dict(self), "name": name, "edges": edges})
+
+
 class FederatedStatisticsParameters(Frozen):
-    """The method has none."""
+    """What is asked; without any query, every column's overview.
+
+    Attributes:
+        query: ``[[query]]`` tables of the study.
+        derive: ``[derive.NAME]`` tables.
+    """
+
+    query: tuple[QueryRequest, ...] = ()
+    derive: dict[str, DeriveRequest] = Field(default_factory=dict)
+
+    @model_serializer(mode="wrap")
+    def _stated(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What is empty is left out: a study without queries is signed in the form that it always had."""
+        return {name: value for name, value in dump(self).items() if value}
 
 
 class FederatedStatistics(Method):
-    """One round of the task "statistics". Missing numbers that the schema imputes enter with the imputed value."""
+    """One round: of the task "tables" with the study's queries, or of the task "statistics" without any.
+
+    Missing numbers that the schema imputes enter with the imputed value.
+    """
 
     name = "statistics"
     Parameters: ClassVar[type[Frozen]] = FederatedStatisticsParameters
 
     def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
-        return (TaskPlan("statistics", "statistics", StatisticsParameters()),)
+        if not isinstance(parameters, FederatedStatisticsParameters):
+            raise Misuse("The method statistics takes its own parameters.")
+        if not parameters.query:
+            if parameters.derive:
+                raise ConfigurationError("[derive] makes columns for queries, and none is asked.", "Add a [[query]] table.")
+            return (TaskPlan("statistics", "statistics", StatisticsParameters()),)
+        try:
+            derived = [request.column(name) for name, request in parameters.derive.items()]
+            columns = Columns(inputs.schema, derived)
+            queries = expand(parameters.query, columns)
+            tables = weigh(queries, derived, columns, largest=inputs.sites * inputs.schema.max_records)
+        except ValidationError as error:
+            raise ConfigurationError(" ".join(explain(error, DerivedColumn)), "Correct the study's file.") from error
+        except HostileInput as error:
+            raise ConfigurationError(error.message, error.advice) from error
+        return (TaskPlan("tables", "tables", tables),)
 
     def expectations(self, study: Study, cohort: int, records: int) -> Sequence[Expectation]:
-        """Counts, means, variances and shares, by the formulas that :meth:`run` uses; the main ones are the means.
+        """How well each query's figures will be known; without queries counts, means, variances and shares.
 
-        Where there is no number, the shares of the categories are the main ones.
+        Those are by the formulas that :meth:`run` uses; the main ones are the means, and where there is no number, the shares.
         """
+        if study.tasks[0].task == "tables":
+            return expected_answers(study, cohort, records)
         std = released_noise(study, "statistics", cohort)
         return [
             *_expected_counts(study.data, std, records),
@@ -49,6 +105,8 @@ class FederatedStatistics(Method):
         ]
 
     def run(self, federation: Federation) -> Result:
+        if federation.study.tasks[0].task == "tables":
+            return answers(federation)
         schema = federation.study.data
         release = federation.sum("statistics")
         records = float(release.values["records"][0])

@@ -240,15 +240,15 @@ def _add_up(
 
 def _one_by_one(
     agreed: AgreedTask, task: RecordTask[Any], records: Records, broadcast: Mapping[str, Floats], place: SitePlace
-) -> Iterator[Floats]:
+) -> Iterator[Floats | Integers]:
     """A row (1, size) for each record, computed as if it were the only one; not a number where that fails."""
     size = task.layout().size
     for index in range(len(records)):
         try:
             alone = _mapped(agreed, records.take(slice(index, index + 1)), broadcast, place)
-            row = np.concatenate([np.zeros((0, size)), *task.vectors(alone, broadcast)])
+            row = np.concatenate([*task.vectors(alone, broadcast)])
         except Exception:  # noqa: BLE001  one record's fault is that record's alone
-            row = np.full((1, size), np.nan)
+            row = np.full((1, size), np.nan)  # counts as invalid
         yield row if row.shape == (1, size) else np.zeros((1, size))
 
 

@@ -44,7 +44,7 @@ class SiteSum(NamedTuple):
 
 
 def site_sum(
-    batches: Iterator[Floats], size: int, clip: float, grid: int, bound: int, subjects: Integers | None = None
+    batches: Iterator[Floats | Integers], size: int, clip: float, grid: int, bound: int, subjects: Integers | None = None
 ) -> SiteSum:
     """Sum a site's records on the grid, exactly; ``bound`` clamps each value (1-Lipschitz: it costs no privacy).
 
@@ -176,11 +176,15 @@ class _Subjects:
         return sums
 
 
-def truncate_to_grid(vectors: Floats, clip: float, grid: int) -> tuple[Integers, NDArray[np.bool_], NDArray[np.bool_]]:
+def truncate_to_grid(
+    vectors: Floats | Integers, clip: float, grid: int
+) -> tuple[Integers, NDArray[np.bool_], NDArray[np.bool_]]:
     """Clip rows to an L2 norm of ``clip`` and truncate them toward zero onto the grid.
 
+    Rows of integers whose bound C is an integer that divides ``grid`` are not truncated: they are multiplied by grid / C.
+
     Args:
-        vectors: (b, d) float64, one record a row; rows that are not finite become zero.
+        vectors: (b, d) float64, one record a row; rows that are not finite become zero. Or int64.
         clip: public norm bound C > 0, in the vectors' unit.
         grid: norm bound in grid units, 1 to 2^26.
 
@@ -193,6 +197,8 @@ def truncate_to_grid(vectors: Floats, clip: float, grid: int) -> tuple[Integers,
         raise Misuse("The grid must lie between 1 and 2^26.")
     if vectors.ndim != 2:
         raise Misuse("Records come as the rows of a matrix.")
+    if vectors.dtype == np.int64 and grid % clip == 0:
+        return _multiply_to_grid(cast(Integers, vectors), int(clip), grid)
     vectors = np.asarray(vectors, dtype=np.float64)
     invalid: NDArray[np.bool_] = np.logical_not(np.isfinite(vectors).all(axis=1))
     rows = np.where(invalid[:, None], 0.0, vectors)
@@ -210,3 +216,14 @@ def truncate_to_grid(vectors: Floats, clip: float, grid: int) -> tuple[Integers,
         integers[above] = np.trunc(scaled[above] * (1.0 - shrink) * grid).astype(np.int64)
         shrink *= 2
     return cast(Integers, integers), clipped, invalid
+
+
+def _multiply_to_grid(vectors: Integers, clip: int, grid: int) -> tuple[Integers, NDArray[np.bool_], NDArray[np.bool_]]:
+    """Rows of integers on the grid, exactly; one that is longer than the bound is clipped as a row of reals."""
+    long = np.abs(vectors).max(axis=1, initial=0) > clip
+    near = np.flatnonzero(~long)  # short enough for squares of integers
+    long[near] = np.einsum("ij,ij->i", vectors[near], vectors[near]) > clip * clip
+    integers = np.where(long[:, None], 0, vectors) * (grid // clip)
+    if long.any():
+        integers[long] = truncate_to_grid(vectors[long].astype(np.float64), float(clip), grid)[0]
+    return cast(Integers, integers), long, np.zeros(len(vectors), dtype=np.bool_)

@@ -25,11 +25,13 @@ from veilsum_privacy.tasks.local_training import LocalTraining
 from veilsum_privacy.tasks.power_moments import PowerMoments
 from veilsum_privacy.tasks.prototypes import Prototypes
 from veilsum_privacy.tasks.statistics import Statistics
+from veilsum_privacy.tasks.tables import Tables
 from veilsum_privacy.tasks.two_way_step import TwoWayStep
 from veilsum_privacy.tasks.within_moments import WithinMoments
 
 _ALL: tuple[type[Task[Any]], ...] = (
     Statistics,
+    Tables,
     FeatureMeans,
     GaussianMoments,
     ClassMoments,

@@ -28,6 +28,7 @@ from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Disclosure, Study, TaskDeclaration
 
 Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
 P = TypeVar("P", bound=Frozen)
 
 LARGEST_SENSITIVITY = 2**26
@@ -317,6 +318,8 @@ class Task(ABC, Generic[P]):
             raise HostileInput(f"{what} reads records and must have noise.")
         if declared.grid > LARGEST_SENSITIVITY:
             raise HostileInput(f"{what} has a grid above 2^26.")
+        if (norm := self.integer_norm()) and declared.grid % norm:
+            raise HostileInput(f"{what} counts in integers: its grid must be a multiple of {norm}.")
         self._check_steps(what, declared, noisy=noisy)
 
     def _check_steps(self, what: str, declared: TaskDeclaration, *, noisy: bool) -> None:
@@ -358,6 +361,10 @@ class Task(ABC, Generic[P]):
         """Every bound that the task states."""
         return (self.clip(),)
 
+    def integer_norm(self) -> int:
+        """The norm bound of a task whose vectors are integers: its grid is a multiple of it; 0 of all others."""
+        return 0
+
     # -- what the task is like ---------------------------------------------------------------------------------------------
 
     def only_without_noise(self) -> str | None:
@@ -389,8 +396,8 @@ class RecordTask(Task[P]):
     """One vector a record; ``clip()`` bounds the L2 norm of one record's weighted vector."""
 
     @abstractmethod
-    def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats]:
-        """Yield batches (b, size) of weighted per-record vectors, in the order of the records.
+    def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats | Integers]:
+        """Yield batches (b, size) of weighted per-record vectors, in the order of the records; integers are summed exactly.
 
         A record that cannot contribute yields a row of zeros. A row depends on its own record alone, to the last bit: what
         sums over features keeps to :func:`veilsum_privacy.mechanism.clipping.row_norms` or is exact in any order.

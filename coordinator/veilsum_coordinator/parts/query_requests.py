@@ -1,0 +1,251 @@
+"""Queries as an analyst writes them, and what they become: every column, edge and weight stated, from public values alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Literal, Self
+
+import numpy as np
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+
+from veilsum_node.errors import ConfigurationError, HostileInput
+from veilsum_node.fields import Frozen, Name, Real
+from veilsum_privacy.study.schema import ColumnName
+from veilsum_privacy.tasks.queries.conditions import LevelDomain, NumberDomain
+from veilsum_privacy.tasks.queries.encodings import Encoding, build_encodings
+from veilsum_privacy.tasks.queries.language import MAX_QUERIES, Columns, DerivedColumn, Query, QueryKind, Text
+from veilsum_privacy.tasks.queries.sensitivity import Incidence, balance, find_incidence
+from veilsum_privacy.tasks.tables import TablesParameters
+
+LANE = 2**23
+"""What the sum of a cohort should stay below, so that a lane of the encoding has 24 bits."""
+
+LEAST_SCALE = {"mean": 32, "compare": 32, "quantiles": 32, "correlation": 16}
+"""Integers that stand for 1 at least where values are rounded to them; 8 in a table, whose values are 0 or 1."""
+
+MOST_SCALE = 256
+"""More brings no more than a part in a thousand."""
+
+STEPS = 32
+"""Intervals of a numeric column for which nobody stated any."""
+
+
+def _listed(value: object) -> object:
+    """One name stands for a list of it."""
+    return (value,) if isinstance(value, str) else value
+
+
+Names = Annotated[tuple[ColumnName, ...], BeforeValidator(_listed), Field(max_length=256)]
+
+
+class EdgeRange(Frozen):
+    """``{ from = 0, to = 120, steps = 64, scale = "log" }``: evenly spaced edges, or evenly in their logarithm."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    start: Real = Field(alias="from")
+    to: Real
+    steps: int = Field(ge=1, le=1024)
+    scale: Literal["linear", "log"] = "linear"
+
+    @model_validator(mode="after")
+    def _ascending(self) -> Self:
+        if not self.start < self.to:
+            raise ValueError("`from` must be below `to`")
+        if self.scale == "log" and not self.start > 0:
+            raise ValueError('a scale "log" starts above 0')
+        return self
+
+    def edges(self) -> tuple[float, ...]:
+        """The ``steps`` + 1 edges, to 12 digits."""
+        space = np.geomspace if self.scale == "log" else np.linspace
+        return tuple(float(f"{edge:.12g}") for edge in space(self.start, self.to, self.steps + 1))
+
+
+class QueryRequest(Frozen):
+    """A ``[[query]]`` table; attributes as of :class:`~veilsum_privacy.tasks.queries.language.Query`, but for these.
+
+    Attributes:
+        name: by default the kind, with a number where it occurs more than once.
+        kind: or ``table-one``, which becomes means of all numbers, counts of all categories and, with ``at``, quantiles, by
+        group. over: a column or a list of columns; of ``table-one`` and ``missing`` all of them by default.
+        edges: a list, or a range.
+        at: of quantiles by default the quartiles, of survival the median.
+    """
+
+    name: Name | None = None
+    kind: QueryKind | Literal["table-one"]
+    over: Names = ()
+    by: Names = ()
+    where: Text = ""
+    edges: tuple[Real, ...] | EdgeRange = ()
+    at: tuple[Annotated[Real, Field(gt=0, lt=1)], ...] = Field(default=(), max_length=99)
+    event: str = ""
+    censored: Names = ()
+    missing: Literal["drop", "level"] | None = None
+    importance: Real = Field(default=1.0, gt=0, le=1e6)
+
+    def check(self) -> None:
+        """Insist that nothing is stated that the kind does not use.
+
+        Raises:
+            ConfigurationError: something is.
+        """
+        uses = {
+            "edges": ("histogram", "quantiles", "survival", "logrank", "table-one", "synthetic"),
+            "at": ("quantiles", "survival", "table-one"),
+            "event": ("survival", "logrank"),
+            "censored": ("survival", "logrank"),
+        }
+        for field, kinds in uses.items():
+            if getattr(self, field) and self.kind not in kinds:
+                raise ConfigurationError(
+                    f"query {self.name!r}: a query of kind {self.kind} has no {field!r}.", "Leave it out."
+                )
+        if self.kind in ("survival", "logrank") and not (self.event and self.censored and self.edges):
+            raise ConfigurationError(
+                f"query {self.name!r}: a query of kind {self.kind} states `event`, `censored` and `edges`.",
+                "edges = { from = 0, to = HORIZON, steps = 12 } in the unit of the time.",
+            )
+        if self.kind == "logrank" and not self.by:
+            raise ConfigurationError(f"query {self.name!r}: `by` names no groups to compare.", 'by = "arm"')
+
+
+def expand(requests: Sequence[QueryRequest], columns: Columns) -> tuple[Query, ...]:
+    """The queries that are asked, with nothing left open but their scales.
+
+    Raises:
+        ConfigurationError: a name stands twice, or something is stated that makes no sense.
+        HostileInput: a column that is not there.
+    """
+    named = _named(requests)
+    found: list[Query] = []
+    for request in named:
+        request.check()
+        found += _table_one(request, columns) if request.kind == "table-one" else [_query(request, request.kind, columns)]
+    if len(found) > MAX_QUERIES:
+        raise ConfigurationError(
+            f"The study asks {len(found)} queries; at most {MAX_QUERIES} share one release.", "Ask the rest in another study."
+        )
+    return tuple(found)
+
+
+def _named(requests: Sequence[QueryRequest]) -> Iterator[QueryRequest]:
+    names = [request.name for request in requests if request.name]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigurationError(f"Two queries are named {repeated[0]!r}.", "Give each a name of its own.")
+    taken = set(names)
+    for request in requests:
+        if request.name is not None:
+            yield request
+            continue
+        name, number = request.kind, 1
+        while name in taken:
+            number += 1
+            name = f"{request.kind}-{number}"  # type: ignore[assignment]  # a name, no kind
+        taken.add(name)
+        yield request.model_copy(update={"name": name})
+
+
+def _query(request: QueryRequest, kind: QueryKind, columns: Columns) -> Query:
+    over, edges, at = request.over, request.edges, request.at
+    if isinstance(edges, EdgeRange):
+        edges = edges.edges()
+    if kind == "missing" and not over:
+        over = tuple(name for name in columns.domains if name not in columns.imputed)
+    if kind in ("histogram", "quantiles") and not edges and len(over) == 1:
+        edges = default_edges(columns.number(over[0], f"query {request.name!r}"))
+    if not at and kind in ("quantiles", "survival"):
+        at = (0.25, 0.5, 0.75) if kind == "quantiles" else (0.5,)
+    return Query(
+        name=request.name or kind, kind=kind, over=over, by=request.by, where=request.where, edges=edges, at=at,
+        event=request.event, censored=request.censored, missing=request.missing or "drop", importance=request.importance,
+    )  # fmt: skip
+
+
+def default_edges(domain: NumberDomain) -> tuple[float, ...]:
+    """:data:`STEPS` equal intervals between a column's bounds."""
+    return tuple(float(f"{edge:.12g}") for edge in np.linspace(domain.low, domain.high, STEPS + 1)[1:-1])
+
+
+def _table_one(request: QueryRequest, columns: Columns) -> Iterator[Query]:
+    what = f"query {request.name!r}"
+    for name in request.over:
+        if name not in columns.domains:
+            columns.number(name, what)
+    over = request.over or tuple(name for name in columns.domains if name not in request.by)
+    numbers = tuple(name for name in over if isinstance(columns.domains[name], NumberDomain))
+    common = {"by": request.by, "where": request.where, "importance": request.importance, "part_of": request.name}
+    if numbers:
+        yield Query.model_validate({"name": f"{request.name}.numbers", "kind": "mean", "over": numbers, **common})
+    for place, name in enumerate(over):
+        if isinstance(columns.domains[name], LevelDomain):
+            values = {
+                "name": f"{request.name}.{place}",
+                "kind": "count",
+                "over": (name,),
+                "missing": request.missing or "level",
+            }
+            yield Query.model_validate({**values, **common})
+        elif request.at:
+            edges = default_edges(columns.number(name, what))
+            values = {
+                "name": f"{request.name}.{place}",
+                "kind": "quantiles",
+                "over": (name,),
+                "edges": edges,
+                "at": request.at,
+            }
+            yield Query.model_validate({**values, **common})
+
+
+def weigh(queries: Sequence[Query], derived: Sequence[DerivedColumn], columns: Columns, *, largest: int) -> TablesParameters:
+    """Give each query its integer scale, by the optimal weights of what one record can fulfil together.
+
+    Args:
+        queries, derived, columns: of the study.
+        largest: most records of the whole federation, by which a sum should fit a lane of 24 bits.
+
+    Raises:
+        HostileInput: a query asks for what its kind cannot give, or for a column that is not there.
+    """
+    encodings = build_encodings(queries, columns)
+    for encoding in encodings:
+        _check_possible(encoding, columns)
+    incidence = find_incidence(encodings, columns)
+    reference = [query.model_copy(update={"scale": 4096}) for query in queries]
+    unit = [encoding.norm() / 4096.0**2 for encoding in build_encodings(reference, columns)]
+    costs = [encoding.figures() * encoding.query.importance for encoding in encodings]
+    weights = np.sqrt(balance(incidence, unit, costs))
+    least = max(LEAST_SCALE.get(query.kind, 8) / weight for query, weight in zip(queries, weights, strict=True))
+    wanted = min(max(least, 0.95 * LANE / largest), max(least, MOST_SCALE / float(weights.min())))
+    best: tuple[float, TablesParameters] | None = None
+    for size in np.unique(np.rint(np.linspace(max(least, 0.8 * wanted), max(least, wanted), 12))):
+        scaled = [
+            query.model_copy(update={"scale": max(1, round(size * weight))})
+            for query, weight in zip(queries, weights, strict=True)
+        ]
+        parameters = _parameters(scaled, derived, columns, incidence)
+        loss = sum(cost / query.scale**2 for cost, query in zip(costs, scaled, strict=True)) * parameters.sensitivity**2
+        if best is None or loss < best[0]:
+            best = loss, parameters
+    if best is None:
+        raise HostileInput("No query is asked.")
+    return best[1]
+
+
+def _parameters(
+    queries: Sequence[Query], derived: Sequence[DerivedColumn], columns: Columns, incidence: Incidence
+) -> TablesParameters:
+    norms = [encoding.norm() for encoding in build_encodings(queries, columns)]
+    squared = incidence.largest_integer(norms)
+    return TablesParameters(
+        queries=tuple(queries), derived=tuple(derived), sensitivity=math.isqrt(squared - 1) + 1 if squared else 1
+    )
+
+
+def _check_possible(encoding: Encoding, columns: Columns) -> None:
+    """Refuse a condition that no record can meet."""
+    if encoding.condition is not None and not find_incidence([encoding], columns).patterns.any():
+        raise HostileInput(f"{encoding.what}: no record can meet {encoding.query.where!r}.", "Correct `where`.")

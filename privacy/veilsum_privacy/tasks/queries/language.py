@@ -1,0 +1,271 @@
+"""What a query states, and which columns it can use: the schema's, its label, and columns that public rules derive."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Annotated, Literal, Self
+
+import numpy as np
+from pydantic import Field, StringConstraints, model_validator
+
+from veilsum_node.config import did_you_mean
+from veilsum_node.errors import HostileInput
+from veilsum_node.fields import Frozen, Name, Real
+from veilsum_privacy.study.schema import ColumnName, DatasetSchema, NumberColumn
+from veilsum_privacy.tasks.base import Floats, Records
+from veilsum_privacy.tasks.queries.conditions import (
+    MAX_LENGTH,
+    Cells,
+    Domain,
+    LevelCells,
+    LevelDomain,
+    NumberCells,
+    NumberDomain,
+    Product,
+    evaluate_sum,
+    number_cells,
+    parse_sum,
+)
+
+MAX_QUERIES = 200
+MAX_EDGES = 1025
+
+QueryKind = Literal[
+    "count", "histogram", "quantiles", "mean", "compare", "independence", "correlation", "missing", "survival", "logrank",
+    "synthetic",
+]  # fmt: skip
+Text = Annotated[str, StringConstraints(max_length=MAX_LENGTH)]
+
+
+class DerivedColumn(Frozen):
+    """A column made of others by a public rule; either of the two forms.
+
+    Attributes:
+        name: new in the schema.
+        of: numeric column that is cut at ``edges`` into a category.
+        edges: in the column's unit, ascending, within its bounds.
+        number: an expression such as ``systolic - diastolic`` (:func:`~veilsum_privacy.tasks.queries.conditions.parse_sum`),
+        which is
+            clamped to ``low`` and ``high``.
+        unit: of the number.
+    """
+
+    name: ColumnName
+    of: str = ""
+    edges: tuple[Real, ...] = Field(default=(), max_length=256)
+    number: Text = ""
+    low: Real = 0.0
+    high: Real = 0.0
+    unit: str = Field(default="", max_length=64)
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Self:
+        if bool(self.of) == bool(self.number):
+            raise ValueError(f"column {self.name!r}: state either `of` with `edges`, or `number` with `low` and `high`")
+        if self.of and not self.edges:
+            raise ValueError(f"column {self.name!r}: `edges` is missing")
+        if self.number and not self.low < self.high:
+            raise ValueError(f"column {self.name!r}: a derived number needs `low` below `high`, to which it is clamped")
+        return self
+
+
+class Query(Frozen):
+    """One query, with nothing left open.
+
+    Attributes:
+        name: of its result.
+        kind: what is asked.
+        over: the columns that it is about; of ``survival`` and ``logrank`` the time.
+        by: categorical columns; every combination of their levels is a group.
+        where: a condition (:mod:`.conditions`); empty for all records.
+        edges: in the unit of the one column that it is over, ascending; of survival the ends of the intervals of time, from 0
+        to
+            the horizon.
+        at: quantiles, in (0, 1).
+        event: of survival the column that tells how the time ended.
+        censored: its levels that are no event; each other level is a cause.
+        missing: whether a missing level is left out, or is a level of its own, of ``by`` and of the columns counted.
+        importance: of its errors against the other queries'; twice as important halves the weight that variance has.
+        part_of: table that its result belongs to.
+        scale: integer that its values are multiplied by; more scale, less noise, at the other queries' cost.
+    """
+
+    name: Name
+    kind: QueryKind
+    over: tuple[ColumnName, ...] = Field(default=(), max_length=256)
+    by: tuple[ColumnName, ...] = Field(default=(), max_length=8)
+    where: Text = ""
+    edges: tuple[Real, ...] = Field(default=(), max_length=MAX_EDGES)
+    at: tuple[Real, ...] = Field(default=(), max_length=99)
+    event: str = ""
+    censored: tuple[str, ...] = Field(default=(), max_length=256)
+    missing: Literal["drop", "level"] = "drop"
+    importance: Real = Field(default=1.0, gt=0, le=1e6)
+    part_of: str = Field(default="", max_length=64)
+    scale: int = Field(default=64, ge=1, le=2**16)
+
+
+class Columns:
+    """The columns that queries of one study can use.
+
+    Attributes:
+        domains: what values each can have, by name; those of the schema, then the label, then the derived ones.
+
+    Raises:
+        HostileInput: a derived column that cannot be made.
+    """
+
+    def __init__(self, schema: DatasetSchema, derived: Sequence[DerivedColumn] = ()) -> None:
+        self._places: dict[str, slice] = {}
+        self.domains: dict[str, Domain] = {}
+        self.imputed: set[str] = set()
+        offset = 0
+        for column in schema.columns:
+            self._places[column.name] = slice(offset, offset + column.width)
+            offset += column.width
+            if column.impute is not None:
+                self.imputed.add(column.name)
+            self.domains[column.name] = (
+                NumberDomain(column.low, column.high, column.unit)
+                if isinstance(column, NumberColumn)
+                else LevelDomain(column.categories)
+            )
+        self._label = "" if schema.label is None else schema.label.column
+        if schema.label is not None:
+            self.domains[schema.label.column] = LevelDomain(schema.classes)
+        self._cuts: dict[str, tuple[str, Floats]] = {}
+        self._sums: dict[str, tuple[Product, ...]] = {}
+        for item in derived:
+            self._derive(item)
+
+    def _derive(self, item: DerivedColumn) -> None:
+        if item.name in self.domains:
+            raise HostileInput(f"[derive.{item.name}]: the schema already has a column {item.name!r}.", "Take another name.")
+        if item.number:
+            self._sums[item.name] = parse_sum(item.number, self.domains)
+            self.domains[item.name] = NumberDomain(item.low, item.high, item.unit)
+            return
+        domain = self.number(item.of, f"[derive.{item.name}]")
+        edges = complete_edges(item.edges, domain, f"[derive.{item.name}]")
+        self._cuts[item.name] = item.of, scaled(edges, domain)
+        self.domains[item.name] = LevelDomain(interval_names(edges))
+
+    def sources(self, name: str) -> tuple[str, ...]:
+        """The columns that one is read from: itself, or those that it was derived from."""
+        if name in self._cuts:
+            return self.sources(self._cuts[name][0])
+        return (name,)
+
+    def cuts(self, name: str) -> tuple[float, ...]:
+        """Where, on its source, a column cut into levels changes; empty for others."""
+        return tuple(self._cuts[name][1][1:-1].tolist()) if name in self._cuts else ()
+
+    def number(self, name: str, what: str) -> NumberDomain:
+        """The domain of a numeric column.
+
+        Raises:
+            HostileInput: there is none of that name.
+        """
+        domain = self._domain(name, what)
+        if not isinstance(domain, NumberDomain):
+            raise HostileInput(f"{what}: {name!r} has categories; a numeric column is needed.")
+        return domain
+
+    def levels(self, name: str, what: str) -> tuple[str, ...]:
+        """The levels of a categorical column.
+
+        Raises:
+            HostileInput: there is none of that name.
+        """
+        domain = self._domain(name, what)
+        if not isinstance(domain, LevelDomain):
+            raise HostileInput(
+                f"{what}: {name!r} is a number; groups need categories.",
+                f"Cut it: [derive.{name}_group] of = {name!r}, edges = [..].",
+            )
+        return domain.levels
+
+    def _domain(self, name: str, what: str) -> Domain:
+        if name not in self.domains:
+            raise HostileInput(f"{what}: there is no column {name!r}.", did_you_mean(name, self.domains))
+        return self.domains[name]
+
+    def cells(self, records: Records, names: Collection[str]) -> dict[str, Cells]:
+        """The cells of some columns, by name."""
+        found: dict[str, Cells] = {}
+        for name in names:
+            self._read(name, records, found)
+        return found
+
+    def _read(self, name: str, records: Records, found: dict[str, Cells]) -> None:
+        if name in found:
+            return
+        if name in self._places:
+            place, domain = self._places[name], self.domains[name]
+            present = records.present[:, place.start]
+            if isinstance(domain, NumberDomain):
+                found[name] = NumberCells(
+                    np.where(present, np.clip(records.features[:, place.start], -1.0, 1.0), 0.0), present
+                )
+            else:
+                codes = records.features[:, place].argmax(axis=1).astype(np.int64)
+                found[name] = LevelCells(np.where(present, codes, -1))
+        elif name == self._label:
+            labels = np.full(len(records), -1, dtype=np.int64) if records.labels is None else records.labels
+            found[name] = LevelCells(labels)
+        elif name in self._cuts:
+            source, edges = self._cuts[name]
+            self._read(source, records, found)
+            found[name] = LevelCells(cut(number_cells(found, source), edges))
+        else:
+            terms = self._sums[name]
+            for source in sorted({source for term in terms for source in term.columns}):
+                self._read(source, records, found)
+            domain = self.number(name, name)
+            raw = evaluate_sum(terms, found, self.domains, len(records))
+            clamped = np.clip(raw.x, domain.low, domain.high)
+            x = np.clip((clamped - domain.low) / (domain.high / 2.0 - domain.low / 2.0) - 1.0, -1.0, 1.0)
+            found[name] = NumberCells(np.where(raw.present, x, 0.0), raw.present)
+
+
+def cut(numbers: NumberCells, edges: Floats) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+    """The interval [e_b, e_b+1) of each number, the last one closed, by complete scaled edges; -1 where it is missing."""
+    codes = np.searchsorted(edges[1:-1], numbers.x, side="right").astype(np.int64)
+    return np.where(numbers.present, codes, -1)
+
+
+def complete_edges(edges: Iterable[float], domain: NumberDomain, what: str) -> tuple[float, ...]:
+    """Edges with the column's bounds at both ends, so that every value lies in an interval.
+
+    Raises:
+        HostileInput: they do not ascend, or do not lie within the bounds.
+    """
+    inner = tuple(edges)
+    if any(not a < b for a, b in pairwise(inner)):
+        raise HostileInput(f"{what}: edges must ascend.", "Sort them, each one once.")
+    if inner and not domain.low <= inner[0] <= inner[-1] <= domain.high:
+        raise HostileInput(
+            f"{what}: edges reach from {inner[0]:g} to {inner[-1]:g}, the column from {domain.low:g} to {domain.high:g}.",
+            "Values beyond the bounds do not occur: leave such edges out.",
+        )
+    if not inner:
+        raise HostileInput(f"{what}: edges are missing.")
+    below = () if inner[0] == domain.low else (domain.low,)
+    above = () if inner[-1] == domain.high else (domain.high,)
+    return (*below, *inner, *above)
+
+
+def scaled(edges: Iterable[float], domain: NumberDomain) -> Floats:
+    """Edges as the column's cells are scaled."""
+    return np.array([domain.scale(edge) for edge in edges])
+
+
+def interval_names(edges: Sequence[float]) -> tuple[str, ...]:
+    """``18 to 40`` for each interval."""
+    return tuple(f"{a:g} to {b:g}" for a, b in pairwise(edges))
+
+
+def derived_by_name(tables: Mapping[str, Mapping[str, object]]) -> tuple[dict[str, object], ...]:
+    """``[derive.NAME]`` tables as values of :class:`DerivedColumn`."""
+    return tuple({"name": name, **table} for name, table in tables.items())

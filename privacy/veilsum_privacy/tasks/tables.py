@@ -1,0 +1,75 @@
+"""The task "tables": the answers to a study's queries, from one sum of small public integers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from veilsum_node.errors import HostileInput
+from veilsum_node.fields import Frozen
+from veilsum_privacy.study.schema import DatasetSchema
+from veilsum_privacy.tasks.base import Floats, Layout, Records, RecordTask, batches
+from veilsum_privacy.tasks.queries.encodings import Integers, build_encodings
+from veilsum_privacy.tasks.queries.language import MAX_QUERIES, Columns, DerivedColumn, Query
+
+MAX_VALUES = 100_000
+"""Values of the whole vector."""
+
+
+class TablesParameters(Frozen):
+    """What is asked.
+
+    Attributes:
+        queries: with their integer scales.
+        derived: columns that queries use beside the schema's.
+        sensitivity: D, an integer that no record's row exceeds in L2 norm, as the analyst computed it
+            (:mod:`veilsum_privacy.tasks.queries.sensitivity`). A row that did would be scaled down to it.
+    """
+
+    queries: tuple[Query, ...] = Field(min_length=1, max_length=MAX_QUERIES)
+    derived: tuple[DerivedColumn, ...] = Field(default=(), max_length=MAX_QUERIES)
+    sensitivity: int = Field(ge=1, le=2**26)
+
+
+class Tables(RecordTask[TablesParameters]):
+    """Sums over records of each query's encoding (:mod:`veilsum_privacy.tasks.queries.encodings`), in integers.
+
+    Blocks: those of the queries, in order, named ``QUERY/BLOCK``.
+
+    Sensitivity. A record's row is an integer vector. Where its norm is at most D, it is summed as it is; a longer one is
+    clipped to D, as any record is. So D bounds what a record changes, whoever computed it and however.
+    """
+
+    name = "tables"
+    disclosures = ("joint",)
+    Parameters: ClassVar[type[Frozen]] = TablesParameters
+
+    def __init__(self, parameters: TablesParameters, schema: DatasetSchema) -> None:
+        super().__init__(parameters, schema)
+        self._columns = Columns(schema, parameters.derived)
+        self.encodings = build_encodings(parameters.queries, self._columns)
+        self._reads = sorted(frozenset().union(*(encoding.reads for encoding in self.encodings)))
+        self._layout = Layout(tuple(block for encoding in self.encodings for block in encoding.blocks()))
+        if self._layout.size > MAX_VALUES:
+            raise HostileInput(
+                f"The queries ask for {self._layout.size} values together; at most {MAX_VALUES} can be.",
+                "Ask for fewer groups, levels or edges.",
+            )
+
+    def layout(self) -> Layout:
+        return self._layout
+
+    def clip(self) -> float:
+        return float(self.parameters.sensitivity)
+
+    def integer_norm(self) -> int:
+        return self.parameters.sensitivity
+
+    def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Integers]:
+        for part in batches(len(records), self._layout.size):
+            taken = records.take(part)
+            cells = self._columns.cells(taken, self._reads)
+            yield np.hstack([encoding.rows(cells, len(taken)) for encoding in self.encodings])

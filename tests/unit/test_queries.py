@@ -1,0 +1,418 @@
+"""Queries of the method "statistics": their language, their encodings' norms, and the sensitivity of several together."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from veilsum_coordinator.parts.query_requests import EdgeRange, QueryRequest, expand, weigh
+from veilsum_node.errors import ConfigurationError, HostileInput
+from veilsum_privacy.mechanism.clipping import site_sum
+from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, LabelColumn, NumberColumn
+from veilsum_privacy.tasks.base import Records
+from veilsum_privacy.tasks.queries.conditions import LevelCells, NumberCells, parse_condition, parse_sum
+from veilsum_privacy.tasks.queries.encodings import build_encoding, build_encodings
+from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn, Query
+from veilsum_privacy.tasks.queries.sensitivity import balance, find_incidence
+from veilsum_privacy.tasks.tables import Tables, TablesParameters
+
+SCHEMA = DatasetSchema(
+    columns=(
+        NumberColumn(name="age", low=20, high=90, unit="years"),
+        NumberColumn(name="stay", low=0, high=120, unit="days"),
+        CategoryColumn(name="sex", categories=("f", "m")),
+        CategoryColumn(name="dx", categories=("I21", "I50", "J18"), impute="J18"),
+        CategoryColumn(name="status", categories=("alive", "relapse", "died")),
+    ),
+    label=LabelColumn(column="icu", classes=(ClassValues(name="no", values=("0",)), ClassValues(name="yes", values=("1",)))),
+    max_records=5000,
+)
+GROUP = DerivedColumn(name="age_group", of="age", edges=(40.0, 65.0))
+DIFFERENCE = DerivedColumn(name="later", number="age / 2 + stay - 10", low=0, high=100)
+COLUMNS = Columns(SCHEMA, [GROUP, DIFFERENCE])
+
+
+def records_of(rows: list[tuple[float | None, float | None, int, int, int, int]]) -> Records:
+    """Records of age, stay, sex, dx, status, icu; None and -1 stand for missing values."""
+    features, present = np.zeros((len(rows), SCHEMA.width)), np.zeros((len(rows), SCHEMA.width), dtype=np.bool_)
+    for place, (age, stay, *codes) in enumerate(rows):
+        for column, (value, low, high) in enumerate([(age, 20.0, 90.0), (stay, 0.0, 120.0)]):
+            if value is not None:
+                features[place, column], present[place, column] = (value - low) / (high / 2 - low / 2) - 1.0, True
+        start = 2
+        for code, width in zip(codes[:3], (2, 3, 3), strict=True):
+            if code >= 0:
+                features[place, start + code], present[place, start : start + width] = 1.0, True
+            start += width
+    return Records(features, present, np.array([row[5] for row in rows], dtype=np.int64))
+
+
+def every_record() -> Records:
+    """All combinations of values at, beside and between what the queries of these tests compare with."""
+    ages = [None, 20.0, 30.0, 40.0, 50.0, 64.9, 65.0, 80.0, 90.0]
+    stays = [None, 0.0, 3.0, 7.0, 60.0, 120.0]
+    return records_of(list(product(ages, stays, (-1, 0, 1), (0, 1, 2), (-1, 0, 1, 2), (-1, 0, 1))))
+
+
+def rows_of(queries: list[Query], records: Records) -> np.ndarray:
+    return np.hstack(
+        [
+            encoding.rows(COLUMNS.cells(records, COLUMNS.domains), len(records))
+            for encoding in build_encodings(queries, COLUMNS)
+        ]
+    )
+
+
+# -- conditions ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("age >= 65", [True, False, False, True]),
+        ("age > 65", [False, False, False, True]),
+        ("age = 65", [True, False, False, False]),
+        ("age != 65", [False, True, False, True]),
+        ("not (age >= 65)", [False, True, True, False]),
+        ("age is missing", [False, False, True, False]),
+        ("age is not missing and sex = 'm'", [False, True, False, False]),
+        ("sex in ('f')", [True, False, True, False]),
+        ("sex not in ('f')", [False, True, False, False]),
+        ("sex != 'f'", [False, True, False, False]),
+        ("age in (65, 30)", [True, True, False, False]),
+        ("age_group = '65 to 90' or icu = 'yes'", [True, True, False, True]),
+        ("not (icu = 'yes') and (age < 40 or dx in ('I21', \"I50\"))", [True, False, False, True]),
+        ("later >= 25", [False, False, False, True]),
+        ("AGE_GROUP = '20 to 40'".lower(), [False, True, False, False]),
+    ],
+)
+def test_a_condition_holds_where_it_says(text: str, expected: list[bool]) -> None:
+    records = records_of(
+        [(65.0, 0.0, 0, 0, 0, 0), (30.0, 3.0, 1, 1, 1, 1), (None, 3.0, 0, 2, 2, -1), (80.0, 7.0, -1, 1, 0, 0)]
+    )
+    condition = parse_condition(text, COLUMNS.domains)
+    assert condition.holds(COLUMNS.cells(records, COLUMNS.domains)).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("ager >= 65", "no column 'ager'"),
+        ("age >= '65'", "a number, as 'age' has"),
+        ("sex >= 'm'", "categories, which have no order"),
+        ("sex = 'x'", "'x' is no category of 'sex'"),
+        ("age >= 65 and", "at its end a column"),
+        ("(age >= 65", "'\\)'"),
+        ("age >= 65 sex = 'm'", "and, or, or the end"),
+        ("age ? 3", "belongs to no condition"),
+        ("__import__('os').system('true')", "belongs to no condition"),
+        ("age is 3", "missing"),
+        ("(" * 50 + "age > 3" + ")" * 50, "nested more than"),
+        ("age > 3 " * 400, "characters"),
+        ("age > 1e999", "a finite number"),
+    ],
+)
+def test_what_is_no_condition_is_refused_with_its_place(text: str, says: str) -> None:
+    with pytest.raises(HostileInput, match=says):
+        parse_condition(text, COLUMNS.domains)
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_a_condition_or_refused(text: str) -> None:
+    try:
+        parse_condition(text, COLUMNS.domains)
+    except HostileInput:
+        return
+
+
+@pytest.mark.parametrize("low,high", [(20.0, 90.0), (0.1, 0.7), (-3.0, 1e6), (1e-3, 1e-2)])
+def test_a_constant_equals_the_value_that_it_states(low: float, high: float) -> None:
+    """Reading a file scales a value as the parser scales a constant, to the last bit."""
+    from veilsum_participant.data.encode import scale
+
+    column = NumberColumn(name="x", low=low, high=high)
+    values = np.linspace(low, high, 1001)
+    domain = Columns(DatasetSchema(columns=(column,))).domains["x"]
+    assert scale(values, column).tolist() == [domain.scale(float(value)) for value in values]
+
+
+def test_derived_numbers_are_sums_of_products() -> None:
+    records = records_of([(65.0, 3.0, 0, 0, 0, 0), (None, 3.0, 0, 0, 0, 0), (20.0, 0.0, 0, 0, 0, 0)])
+    cells = COLUMNS.cells(records, ["later"])["later"]
+    assert isinstance(cells, NumberCells)
+    assert cells.present.tolist() == [True, False, True]
+    domain = COLUMNS.domains["later"]
+    assert [domain.value(float(x)) for x in cells.x[[0, 2]]] == pytest.approx([65 / 2 + 3 - 10, 0.0])
+    for text in ("age / stay", "sex + 1", "age +", "1 / 0", "f(age)"):
+        with pytest.raises(HostileInput):
+            parse_sum(text, COLUMNS.domains)
+
+
+# -- encodings -----------------------------------------------------------------------------------------------------------------
+
+QUERIES = [
+    Query(name="all", kind="count"),
+    Query(name="table", kind="count", over=("sex",), by=("age_group", "icu"), missing="level"),
+    Query(name="ages", kind="histogram", over=("age",), edges=(30.0, 50.0, 70.0)),
+    Query(name="stays", kind="quantiles", over=("stay",), by=("sex",), edges=(1.0, 3.0, 7.0, 14.0, 30.0, 60.0), at=(0.5,)),
+    Query(name="mean", kind="mean", over=("age",), by=("sex",)),
+    Query(name="means", kind="mean", over=("age", "stay"), by=("dx",)),
+    Query(name="test", kind="independence", over=("sex", "dx")),
+    Query(name="both", kind="correlation", over=("age", "stay", "later"), scale=40),
+    Query(name="gaps", kind="missing", over=("age", "sex"), by=("dx",)),
+    Query(
+        name="curve",
+        kind="survival",
+        over=("stay",),
+        by=("sex",),
+        edges=(0.0, 7.0, 30.0, 60.0),
+        event="status",
+        censored=("alive",),
+    ),
+]
+
+
+@pytest.mark.parametrize("query", QUERIES, ids=lambda query: query.name)
+@pytest.mark.parametrize("scale", [8, 37, 200])
+def test_the_largest_norm_of_a_row_is_exactly_the_stated_one(query: Query, scale: int) -> None:
+    encoding = build_encoding(query.model_copy(update={"scale": scale}), COLUMNS)
+    dense = [(age, stay, 0, 0, 1, 0) for age in np.linspace(20, 90, 401) for stay in (0.0, 60.0, 120.0)]
+    records = [every_record(), records_of(dense)]
+    rows = np.vstack([encoding.rows(COLUMNS.cells(part, COLUMNS.domains), len(part)) for part in records])
+    assert rows.shape[1] == encoding.size == sum(block.size for block in encoding.blocks())
+    largest = int((rows**2).sum(axis=1).max())
+    assert largest <= encoding.norm()
+    assert largest >= encoding.norm() * (0.96 if query.kind in ("mean", "correlation") else 1)
+
+
+def test_a_table_counts_records() -> None:
+    records = every_record()
+    encoding = build_encoding(QUERIES[1].model_copy(update={"scale": 1}), COLUMNS)
+    rows = rows_of([QUERIES[1].model_copy(update={"scale": 1})], records)
+    table = rows.sum(axis=0).reshape(encoding.blocks()[0].shape)
+    assert table.shape == (4, 3, 3)  # each with its missing level
+    assert table.sum() == len(records)
+    ages = np.where(records.present[:, 0], records.features[:, 0] * 35 + 55, np.nan)
+    women = records.features[:, 2] == 1
+    assert table[2, 1, 0] == int(((ages >= 65) & (records.labels == 1) & women).sum())
+    assert table[3, :, :].sum() == int(np.isnan(ages).sum())
+
+
+def test_means_come_back_from_their_sums() -> None:
+    records = every_record()
+    rows = rows_of([QUERIES[5].model_copy(update={"scale": 200})], records)
+    encoding = build_encoding(QUERIES[5].model_copy(update={"scale": 200}), COLUMNS)
+    total, blocks, start = rows.sum(axis=0), {}, 0
+    for block in encoding.blocks():
+        blocks[block.name.split("/")[1]] = total[start : start + block.size].reshape(block.shape) / block.weight
+        start += block.size
+    ages, present = records.features[:, 0], records.present[:, 0]
+    group = records.features[:, 4] == 1
+    number = blocks["records"][0] - blocks["absent"][0, 0]
+    assert number == int((group & present).sum())
+    assert blocks["sum"][0, 0] / number == pytest.approx(ages[group & present].mean(), abs=0.005)
+    assert blocks["square"][0, 0] / number + 0.7 == pytest.approx((ages[group & present] ** 2).mean(), abs=0.005)
+
+
+# -- several together ----------------------------------------------------------------------------------------------------------
+
+CONDITIONS = st.sampled_from(
+    ["", "age >= 65", "age < 40", "age >= 40 and age < 65", "sex = 'f'", "not (sex = 'f')", "stay > 7", "stay <= 3 or age > 80",
+     "dx in ('I21', 'I50')", "dx = 'J18'", "age is missing", "age_group = '40 to 65'", "icu = 'yes' and stay > 7"]
+)  # fmt: skip
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["count", "gaps", "quantiles"]), CONDITIONS, st.integers(1, 50)), min_size=1, max_size=7
+    )
+)
+@settings(max_examples=60)
+def test_the_sensitivity_is_that_of_the_worst_record(asked: list[tuple[str, str, int]]) -> None:
+    queries = []
+    for place, (kind, where, scale) in enumerate(asked):
+        common = {"name": f"q{place}", "where": where, "scale": scale}
+        if kind == "count":
+            queries.append(Query(kind="count", **common))
+        elif kind == "gaps":
+            queries.append(Query(kind="count", over=("status",), missing="level", **common))
+        else:
+            queries.append(
+                Query(kind="histogram", over=("dx",), **common) if False else Query(kind="count", over=("dx",), **common)
+            )
+    encodings = build_encodings(queries, COLUMNS)
+    incidence = find_incidence(encodings, COLUMNS)
+    largest = int((rows_of(queries, every_record()) ** 2).sum(axis=1).max())
+    assert incidence.exact
+    assert incidence.largest_integer([encoding.norm() for encoding in encodings]) == largest
+
+
+@given(st.lists(CONDITIONS, min_size=2, max_size=6, unique=True))
+@settings(max_examples=30)
+def test_the_bound_beyond_the_limit_is_never_below(conditions: list[str]) -> None:
+    queries = [Query(name=f"q{place}", kind="count", where=where, scale=3 + place) for place, where in enumerate(conditions)]
+    encodings = build_encodings(queries, COLUMNS)
+    norms = [encoding.norm() for encoding in encodings]
+    exact = find_incidence(encodings, COLUMNS).largest_integer(norms)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("veilsum_privacy.tasks.queries.sensitivity.MAX_ATOMS", 0)
+        bound = find_incidence(encodings, COLUMNS)
+    assert bound.largest_integer(norms) >= exact
+    assert bound.exact == all(not where for where in conditions)
+
+
+def test_disjoint_queries_share_nothing() -> None:
+    wheres = ["age < 40", "age >= 40 and age < 65", "age >= 65", "age is missing"]
+    encodings = build_encodings([Query(name=f"q{i}", kind="count", where=where) for i, where in enumerate(wheres)], COLUMNS)
+    incidence = find_incidence(encodings, COLUMNS)
+    assert incidence.patterns.sum(axis=1).tolist() == [1, 1, 1, 1]
+    assert balance(incidence, [1.0] * 4, [1.0] * 4) == pytest.approx(np.ones(4), rel=1e-3)
+
+
+def test_weights_are_those_of_a_solver() -> None:
+    """Against sequential quadratic programming."""
+    from scipy.optimize import minimize
+
+    wheres = ["", "age < 40", "age >= 65", "sex = 'f'", "stay > 7 and age < 40"]
+    encodings = build_encodings([Query(name=f"q{i}", kind="count", where=where) for i, where in enumerate(wheres)], COLUMNS)
+    incidence = find_incidence(encodings, COLUMNS)
+    norms, costs = np.array([1.0, 2.0, 1.0, 3.0, 1.0]), np.array([1.0, 5.0, 2.0, 8.0, 1.0])
+    x = balance(incidence, norms, costs)
+    matrix = incidence.patterns * norms
+    found = minimize(
+        lambda y: float((costs / y).sum()), np.full(5, 0.05), bounds=[(1e-6, None)] * 5,
+        constraints={"type": "ineq", "fun": lambda y: 1.0 - matrix @ y}, method="SLSQP", options={"maxiter": 500},
+    )  # fmt: skip
+    assert (matrix @ x).max() <= 1.0 + 1e-12
+    assert float((costs / x).sum()) == pytest.approx(float(found.fun), rel=2e-3)
+
+
+# -- the task ------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_task_adds_up_integers_exactly_and_bounds_every_row() -> None:
+    parameters = weigh(QUERIES, [GROUP, DIFFERENCE], COLUMNS, largest=20_000)
+    task = Tables(parameters, SCHEMA)
+    records = every_record()
+    rows = np.vstack(list(task.vectors(records, {})))
+    assert rows.dtype == np.int64
+    assert int((rows**2).sum(axis=1).max()) <= parameters.sensitivity**2
+    for factor in (1, 3):
+        found = site_sum(task.vectors(records, {}), task.layout().size, task.clip(), factor * parameters.sensitivity, 2**40)
+        assert (found.total == factor * rows.sum(axis=0)).all()
+        assert found.clipped == 0
+    small = Tables(parameters.model_copy(update={"sensitivity": parameters.sensitivity // 2}), SCHEMA)
+    for record in range(0, len(records), 97):
+        alone = records.take(slice(record, record + 1))
+        found = site_sum(small.vectors(alone, {}), task.layout().size, small.clip(), parameters.sensitivity // 2, 2**40)
+        assert (found.total**2).sum() <= (parameters.sensitivity // 2) ** 2
+
+
+def test_a_row_depends_on_its_own_record_alone() -> None:
+    task = Tables(weigh(QUERIES, [GROUP, DIFFERENCE], COLUMNS, largest=20_000), SCHEMA)
+    records = every_record().take(slice(0, None, 13))
+    whole = np.vstack(list(task.vectors(records, {})))
+    for place in range(0, len(records), 7):
+        assert (np.vstack(list(task.vectors(records.take(slice(place, place + 1)), {}))) == whole[place]).all()
+
+
+def test_scales_lose_little_and_keep_lanes_narrow() -> None:
+    parameters = weigh(QUERIES, [GROUP, DIFFERENCE], COLUMNS, largest=4 * 5000)
+    assert 2 * 20_000 * parameters.sensitivity < 2**24
+    encodings = build_encodings(parameters.queries, COLUMNS)
+    incidence = find_incidence(encodings, COLUMNS)
+    costs = [encoding.figures() for encoding in encodings]
+    unit = [encoding.norm() / encoding.query.scale**2 for encoding in encodings]
+    ideal = float((np.array(costs) / balance(incidence, unit, costs)).sum())
+    reached = (
+        sum(cost / query.scale**2 for cost, query in zip(costs, parameters.queries, strict=True)) * parameters.sensitivity**2
+    )
+    assert reached <= 1.03 * ideal
+
+
+# -- what analysts write -------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_left_out_is_filled_in() -> None:
+    asked = [
+        QueryRequest(kind="count"),
+        QueryRequest(kind="count", over="sex"),  # type: ignore[arg-type]
+        QueryRequest(kind="quantiles", over="stay", edges=EdgeRange(start=0.25, to=120, steps=8, scale="log")),  # type: ignore[arg-type, call-arg]
+        QueryRequest(kind="table-one", name="one", by="sex", at=(0.5,)),  # type: ignore[arg-type]
+    ]
+    found = expand(asked, COLUMNS)
+    assert [query.name for query in found[:3]] == ["count", "count-2", "quantiles"]
+    assert found[2].at == (0.25, 0.5, 0.75) and len(found[2].edges) == 9
+    assert {query.part_of for query in found[3:]} == {"one"}
+    assert found[3].over == ("age", "stay", "later")
+    assert [query.kind for query in found[4:]].count("quantiles") == 3
+
+
+@pytest.mark.parametrize(
+    ("request_", "says"),
+    [
+        ({"kind": "count", "over": "ages"}, "no column 'ages'"),
+        ({"kind": "count", "over": "age"}, "is a number; groups need categories"),
+        ({"kind": "mean", "over": "sex"}, "has categories; a numeric column is needed"),
+        ({"kind": "mean"}, "names no column"),
+        ({"kind": "histogram", "over": "age", "edges": [50.0, 40.0]}, "edges must ascend"),
+        ({"kind": "histogram", "over": "age", "edges": [5.0, 40.0]}, "edges reach from 5 to 40"),
+        ({"kind": "count", "where": " "}, "`where` is empty"),
+        ({"kind": "count", "where": "age > 95"}, "no record can meet"),
+        ({"kind": "count", "where": "sex = 'f' and sex = 'm'"}, "no record can meet"),
+        ({"kind": "count", "edges": [1.0]}, "has no 'edges'"),
+        ({"kind": "survival", "over": "stay"}, "states `event`, `censored` and `edges`"),
+        (
+            {"kind": "survival", "over": "stay", "event": "status", "censored": "gone", "edges": [0.0, 60.0]},
+            "`censored` must name",
+        ),
+        ({"kind": "logrank", "over": "stay", "event": "status", "censored": "alive", "edges": [0.0, 60.0]}, "names no groups"),
+        ({"kind": "compare", "over": "age"}, "names no groups"),
+        ({"kind": "independence", "over": ["sex"]}, "two columns"),
+        ({"kind": "correlation", "over": ["age"]}, "two numeric columns"),
+        ({"kind": "missing", "over": ["dx"]}, "imputes 'dx'"),
+        ({"kind": "count", "by": ["sex", "sex"]}, "stands twice"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_bad_query_is_refused_with_what_is_wrong(request_: dict[str, object], says: str) -> None:
+    with pytest.raises((ConfigurationError, HostileInput), match=says):
+        weigh(expand([QueryRequest.model_validate(request_)], COLUMNS), [], COLUMNS, largest=1000)
+
+
+def test_a_thousand_queries_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="1000 queries; at most 200"):
+        expand([QueryRequest(kind="count") for _ in range(1000)], COLUMNS)
+    with pytest.raises(ConfigurationError, match="Two queries are named 'a'"):
+        expand([QueryRequest(kind="count", name="a")] * 2, COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ({"name": "age", "of": "stay", "edges": (3.0,)}, "already has a column 'age'"),
+        ({"name": "x", "of": "sex", "edges": (3.0,)}, "has categories"),
+        ({"name": "x", "of": "age", "edges": (30.0, 20.5)}, "must ascend"),
+        ({"name": "x", "number": "age / stay", "low": 0.0, "high": 1.0}, "a number is expected"),
+    ],
+)
+def test_a_bad_derived_column_is_refused(table: dict[str, object], says: str) -> None:
+    with pytest.raises(HostileInput, match=says):
+        Columns(SCHEMA, [DerivedColumn.model_validate(table)])
+
+
+def test_the_norm_of_a_sum_of_rows_is_an_integer_bound() -> None:
+    """The declared sensitivity is the root of the largest squared norm, rounded up."""
+    parameters = TablesParameters(
+        queries=(Query(name="a", kind="count", scale=7), Query(name="b", kind="count", scale=5)), sensitivity=9
+    )
+    found = weigh(parameters.queries, [], COLUMNS, largest=10**9)
+    squared = sum(query.scale**2 for query in found.queries)
+    assert (found.sensitivity - 1) ** 2 < squared <= found.sensitivity**2
+    assert math.isqrt(squared) <= found.sensitivity
+    assert isinstance(COLUMNS.cells(every_record(), ["sex"])["sex"], LevelCells)
