@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from veilsum.quantisation import NoGridError, derived_grid, integer_grid, plan_grid, training_resolution
+from veilsum.quantisation import NoGridError, derived_grid, plan_grid, training_resolution
 from veilsum.request import LARGEST_EPSILON, PrivacyRequest, ReleasedProjection, StudyRequest, load_study_request
 from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
@@ -107,10 +107,11 @@ class StudyDraft:
                 tasks.append(plan.declaration(grid=grid.grid, variance=grid.variance, resolution=resolution))
                 continue
             shares = 1 if plan.keep else honest
-            site = {"max_records": schema.max_records, "participants": members, "multiplier": own, "honest": shares}
             values = built.layout().size if isinstance(built, SiteTask) else 0
-            norm = built.integer_norm()
-            grid = integer_grid(norm, **site) if norm else plan_grid(**site, values=values)
+            grid = plan_grid(
+                max_records=schema.max_records, participants=members, multiplier=own, honest=shares, values=values,
+                norm=built.integer_norm(),
+            )  # fmt: skip
             tasks.append(plan.declaration(grid=grid.grid, variance=grid.variance))
         # The noised vector of one site must not show by subtraction.
         derived = any(plan.derived or plan.keep for plan in self.plans)

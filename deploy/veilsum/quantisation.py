@@ -49,8 +49,10 @@ class GridPlan:
     rounding: float
 
 
-def plan_grid(*, max_records: int, participants: int, multiplier: float | None, honest: int = 1, values: int = 0) -> GridPlan:
-    """Choose the grid of a sum of per-record vectors, a power of two.
+def plan_grid(
+    *, max_records: int, participants: int, multiplier: float | None, honest: int = 1, values: int = 0, norm: int = 0
+) -> GridPlan:
+    """Choose the grid of a sum of per-record vectors: a power of two, or a multiple of the norm of vectors of integers.
 
     Each record is truncated towards zero, by less than one unit a value, so a value of the sum is off by less than
     n M units for n participants of at most M records. With noise S = z c the smallest c with n M <= 0.01 z c is taken, and
@@ -65,6 +67,8 @@ def plan_grid(*, max_records: int, participants: int, multiplier: float | None, 
         multiplier: z, the noise's standard deviation over the sensitivity; None is no noise.
         honest: h, the shares that S is divided among.
         values: d of a vector that is rounded; 0 for vectors that are truncated.
+        norm: of vectors of integers, which are neither truncated nor rounded: the grid is its smallest multiple that leaves a
+            noise share 8 units. 0 of all others.
 
     Raises:
         NoGridError: no grid fits.
@@ -79,6 +83,14 @@ def plan_grid(*, max_records: int, participants: int, multiplier: float | None, 
             f"No grid fits {max_records} records at each of {participants} participants with this noise.",
             "Lower the schema's max_records, or ask for a smaller epsilon.",
         )
+    if norm:
+        grid = norm * (max(1, math.ceil(SMALLEST_SHARE * math.sqrt(honest) / (z * norm))) if z else 1)
+        if grid > finest:
+            raise NoGridError(
+                f"The integers of {max_records} records at each of {participants} participants do not fit a sum.",
+                "Lower the schema's max_records, or ask fewer queries.",
+            )
+        return GridPlan(grid, math.ceil((Fraction(z) * grid) ** 2), 0.0)
     worst = participants * max_records
     if not z:
         return GridPlan(finest, 0, worst / finest)
@@ -86,23 +98,6 @@ def plan_grid(*, max_records: int, participants: int, multiplier: float | None, 
     grid = min(2 ** math.ceil(math.log2(needed)), finest)
     variance = math.ceil((Fraction(z) * grid) ** 2)
     return GridPlan(grid, variance, worst / (z * grid))
-
-
-def integer_grid(norm: int, *, max_records: int, participants: int, multiplier: float | None, honest: int = 1) -> GridPlan:
-    """The grid of a sum of integer vectors whose norm is at most ``norm``: its smallest multiple that leaves a noise share
-    :data:`SMALLEST_SHARE` units. Nothing is truncated. Other arguments are those of :func:`plan_grid`.
-
-    Raises:
-        NoGridError: the sum does not fit a lane.
-    """
-    z = multiplier or 0.0
-    grid = norm * (max(1, math.ceil(SMALLEST_SHARE * math.sqrt(honest) / (z * norm))) if z else 1)
-    if 2 * participants * (max_records + NOISE_TAILS * z) * grid >= 2**LANE_BITS or grid > LARGEST_GRID:
-        raise NoGridError(
-            f"The integers of {max_records} records at each of {participants} participants do not fit a sum.",
-            "Lower the schema's max_records, or ask fewer queries.",
-        )
-    return GridPlan(grid, math.ceil((Fraction(z) * grid) ** 2), 0.0)
 
 
 def derived_grid(participants: int) -> int:

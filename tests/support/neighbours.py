@@ -149,6 +149,29 @@ class _Statistics(Neighbours):
         return record
 
 
+class _Tables(Neighbours):
+    """Four tables of scale 128, whose norm is 256: the worst record is in all of them."""
+
+    def settings(self) -> tuple[Setting, ...]:
+        asked = (
+            {"name": "ages", "kind": "histogram", "over": ("n0",), "edges": (0.25, 0.5), "by": ("k0",), "missing": "level"},
+            {"name": "old", "kind": "count", "over": ("k1",), "where": "n0 >= 0.5 and not (k0 = 'b')"},
+            {"name": "label", "kind": "independence", "over": ("y", "k0")},
+            {"name": "cut", "kind": "count", "over": ("n1-cut",), "where": "n0 > 0.25 or n1 is missing"},
+        )
+        parameters = {
+            "queries": [{**query, "scale": 128} for query in asked],
+            "derived": [{"name": "n1-cut", "of": "n1", "edges": (0.3, 0.7)}],
+            "sensitivity": 256,
+        }
+        return (Setting("four", "tables", schema(2, categories=(2, 3)), parameters),)
+
+    def worst(self, setting: Setting) -> Records:
+        record = random_records(np.random.default_rng(0), 1, setting.schema, complete=True)
+        record.features[:] = [[1.0, 0.5, 1.0, 0.0, 0.0, 1.0, 0.0]]
+        return record
+
+
 def moments_parameters(clip: float, a: float, b: float, c: float, e: float, missing: str = "skip") -> dict[str, object]:
     """Parameters of class-moments: clip, and the weights of counts, sums, squares and products."""
     weights = {"count_weight": a, "sum_weight": b, "square_weight": c, "product_weight": e}
@@ -344,6 +367,7 @@ NEIGHBOURS: Mapping[str, Neighbours] = {
     "gradient": _Gradient(),
     "grams": _Grams(),
     "statistics": _Statistics(),
+    "tables": _Tables(),
     "class-moments": _Moments(_CLASS_MOMENTS),
     "gaussian-moments": _Moments(_GAUSSIAN_MOMENTS),
     "prototypes": _Moments(_PROTOTYPES),

@@ -15,11 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from veilsum_privacy.study.schema import CategoryColumn, LabelColumn, NumberColumn
+from veilsum_privacy.study.schema import CategoryColumn, DateColumn, LabelColumn, NumberColumn
 
 Bools = NDArray[np.bool_]
 Key = float | str
 
+_DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ].*)?$"
 _NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 
 
@@ -67,6 +68,40 @@ def judge_numbers(array: Any, column: NumberColumn, missing: Iterable[str]) -> N
     with np.errstate(invalid="ignore"):
         outside = (values < column.low) | (values > column.high)
     return NumberCells(values, absent, invalid, outside)
+
+
+def judge_column(columns: Mapping[str, Any], column: NumberColumn, missing: Iterable[str]) -> NumberCells:
+    """:func:`judge_numbers` of a column among all that were read; a date as its days since the origin."""
+    array = columns[column.name]
+    if not isinstance(column, DateColumn):
+        return judge_numbers(array, column, missing)
+    texts = list(missing)
+    days, absent, invalid = _days(array, texts)
+    if column.origin_day is not None:
+        days = days - column.origin_day
+    else:
+        origin, none, wrong = _days(columns[column.origin], texts)
+        days, absent, invalid = days - origin, absent | none, invalid | wrong
+    values = np.where(absent | invalid, np.nan, days)
+    with np.errstate(invalid="ignore"):
+        outside = (values < column.low) | (values > column.high)
+    return NumberCells(values, absent, invalid & ~absent, outside)
+
+
+def _days(array: Any, missing: list[str]) -> tuple[NDArray[np.float64], Bools, Bools]:
+    """Days from 1970-01-01 to the date of each cell, and which are missing, and which are no date."""
+    texts = pc.cast(array, pa.large_string())
+    gone = pc.or_(
+        pc.is_null(texts), pc.fill_null(pc.is_in(texts, value_set=pa.array([*missing, ""], pa.large_string())), True)
+    )
+    day = pc.utf8_slice_codeunits(texts, 0, 10)
+    shaped = pc.fill_null(pc.match_substring_regex(texts, _DATE), False)
+    given = pc.if_else(shaped, day, pa.scalar(None, pa.large_string()))
+    moments = pc.strptime(given, format="%Y-%m-%d", unit="s", error_is_null=True)
+    same = pc.fill_null(pc.equal(pc.strftime(moments, format="%Y-%m-%d"), pc.cast(given, pa.string())), False)
+    valid, absent = _mask(same), _mask(gone)
+    seconds = np.asarray(pc.fill_null(pc.cast(moments, pa.int64()), 0).to_numpy(zero_copy_only=False), dtype=np.float64)
+    return np.where(valid, seconds / 86400.0, np.nan), absent, ~valid & ~absent
 
 
 def judge_categories(array: Any, column: CategoryColumn, missing: Iterable[str]) -> CodeCells:

@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_participant.data.cells import Bools, judge_categories, judge_labels, judge_numbers
+from veilsum_participant.data.cells import Bools, judge_categories, judge_column, judge_labels
 from veilsum_participant.data.lines import MAX_LINE, Fault, line_numbers
 from veilsum_participant.data.readers import Table, read_table
 from veilsum_participant.data.subjects import number_subjects
-from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
+from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, DateColumn, NumberColumn
 
 SHOWN = 20
 """Violations that a report lists one by one unless told otherwise."""
@@ -137,15 +137,15 @@ def check_dataset(
 
 def _findings(table: Table, schema: DatasetSchema, subject: str | None) -> Iterator[_Finding]:
     for column in schema.columns:
-        array = table.columns[column.name]
         if isinstance(column, NumberColumn):
-            numbers = judge_numbers(array, column, schema.missing)
-            bounds = f"expected a number in [{column.low:g}, {column.high:g}]{' ' + column.unit if column.unit else ''}"
+            numbers = judge_column(table.columns, column, schema.missing)
+            kind = "date after so many days" if isinstance(column, DateColumn) else "number"
+            bounds = f"expected a {kind} in [{column.low:g}, {column.high:g}]{' ' + column.unit if column.unit else ''}"
             yield _Finding(FindingKind.NOT_A_NUMBER, column.name, _where(numbers.invalid), bounds)
             yield _Finding(FindingKind.OUT_OF_BOUNDS, column.name, _where(numbers.outside), bounds)
             missing = numbers.missing
         else:
-            codes = judge_categories(array, column, schema.missing)
+            codes = judge_categories(table.columns[column.name], column, schema.missing)
             expected = f"expected one of {_listed(column.categories)}"
             yield _Finding(FindingKind.UNKNOWN_CATEGORY, column.name, _where(codes.invalid), expected)
             missing = codes.missing

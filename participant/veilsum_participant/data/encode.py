@@ -6,6 +6,7 @@ the schema's public impute or marked absent. How often that happened is counted 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_participant.data.cells import judge_categories, judge_labels, judge_numbers
+from veilsum_participant.data.cells import judge_categories, judge_column, judge_labels
 from veilsum_participant.data.readers import Table, read_table
 from veilsum_participant.data.subjects import number_subjects
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
@@ -70,12 +71,11 @@ def encode_table(table: Table, schema: DatasetSchema) -> tuple[Records, LocalCou
     present = np.zeros((rows, schema.width), dtype=np.bool_)
     offset = 0
     for column in schema.columns:
-        array = table.columns[column.name]
         place = slice(offset, offset + column.width)
         if isinstance(column, NumberColumn):
-            features[:, place], present[:, place] = _numbers(array, column, schema, counts)
+            features[:, place], present[:, place] = _numbers(table.columns, column, schema, counts)
         else:
-            features[:, place], present[:, place] = _indicators(array, column, schema, counts)
+            features[:, place], present[:, place] = _indicators(table.columns[column.name], column, schema, counts)
         offset += column.width
     labels = None
     if schema.label is not None:
@@ -104,9 +104,9 @@ def scale(values: NDArray[np.float64], column: NumberColumn) -> NDArray[np.float
 
 
 def _numbers(
-    array: object, column: NumberColumn, schema: DatasetSchema, counts: LocalCounts
+    columns: Mapping[str, Any], column: NumberColumn, schema: DatasetSchema, counts: LocalCounts
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    cells = judge_numbers(array, column, schema.missing)
+    cells = judge_column(columns, column, schema.missing)
     counts.missing[column.name], counts.invalid[column.name] = int(cells.missing.sum()), int(cells.invalid.sum())
     counts.clamped[column.name] = int(cells.outside.sum())
     values, known = cells.values, ~(cells.missing | cells.invalid)

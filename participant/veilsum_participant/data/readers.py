@@ -281,12 +281,12 @@ def _unreadable(path: Path, name: str, kind: object, subject: str | None) -> Dat
     if name == subject:
         told = f"{path}: column {name!r} holds {kind}, by which subjects cannot be told apart."
         return DataError(told, "Store texts or numbers.")
-    return DataError(f"{path}: column {name!r} holds {kind}.", "Store numbers or texts.")
+    return DataError(f"{path}: column {name!r} holds {kind}.", "Store numbers, texts or dates.")
 
 
 def _named(schema: DatasetSchema) -> list[str]:
-    """The schema's columns: the features and the label's."""
-    return [column.name for column in schema.columns] + ([] if schema.label is None else [schema.label.column])
+    """The schema's columns."""
+    return list(schema.file_columns)
 
 
 def _wanted(schema: DatasetSchema, subject: str | None) -> list[str]:

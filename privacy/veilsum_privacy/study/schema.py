@@ -6,6 +6,7 @@ Features are scaled to [-1, 1] by these bounds. This module describes; reading f
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
@@ -43,6 +44,26 @@ class NumberColumn(Frozen):
     def width(self) -> int:
         """How many features the column becomes."""
         return 1
+
+
+class DateColumn(NumberColumn):
+    """A date that counts as the days since ``origin``: another column's date, or one date for all records.
+
+    Dates are read as ISO 8601, ``2024-02-29``; what follows the day is cut off. ``low``, ``high`` and ``impute`` are in days. A record
+    without the date, or without the origin, has a missing value.
+    """
+
+    kind: Literal["date"] = "date"  # type: ignore[assignment]  # tells the two apart in a schema
+    origin: ColumnName
+    unit: Literal["days"] = "days"
+
+    @property
+    def origin_day(self) -> int | None:
+        """Days from 1970-01-01 to the one origin; None where it is a column."""
+        try:
+            return (date.fromisoformat(self.origin) - date(1970, 1, 1)).days
+        except ValueError:
+            return None
 
 
 class CategoryColumn(Frozen):
@@ -88,7 +109,7 @@ class LabelColumn(Frozen):
         return self
 
 
-Column = Annotated[NumberColumn | CategoryColumn, Field(discriminator="kind")]
+Column = Annotated[NumberColumn | DateColumn | CategoryColumn, Field(discriminator="kind")]
 
 
 class DatasetSchema(Frozen):
@@ -118,10 +139,18 @@ class DatasetSchema(Frozen):
         if len(set(names)) != len(names):
             raise ValueError("a column stands twice")
         if not self.header:
+            names = list(self.file_columns)
             unknown = [name for name in names if name not in self.order]
             if unknown:
                 raise ValueError(f"header = false needs `order` to name every column; missing: {', '.join(unknown)}")
         return self
+
+    @property
+    def file_columns(self) -> tuple[str, ...]:
+        """Every column that is read of a file, each once: the features, what dates count from, and the label."""
+        origins = [column.origin for column in self.columns if isinstance(column, DateColumn) and column.origin_day is None]
+        label = [] if self.label is None else [self.label.column]
+        return tuple(dict.fromkeys([*(column.name for column in self.columns), *origins, *label]))
 
     @property
     def width(self) -> int:

@@ -16,6 +16,7 @@ from veilsum_privacy.study.schema import ColumnName, DatasetSchema, NumberColumn
 from veilsum_privacy.tasks.base import Floats, Records
 from veilsum_privacy.tasks.queries.conditions import (
     MAX_LENGTH,
+    Bools,
     Cells,
     Domain,
     LevelCells,
@@ -205,9 +206,7 @@ class Columns:
             place, domain = self._places[name], self.domains[name]
             present = records.present[:, place.start]
             if isinstance(domain, NumberDomain):
-                found[name] = NumberCells(
-                    np.where(present, np.clip(records.features[:, place.start], -1.0, 1.0), 0.0), present
-                )
+                found[name] = _finite(records.features[:, place.start], present)
             else:
                 codes = records.features[:, place].argmax(axis=1).astype(np.int64)
                 found[name] = LevelCells(np.where(present, codes, -1))
@@ -227,6 +226,12 @@ class Columns:
             clamped = np.clip(raw.x, domain.low, domain.high)
             x = np.clip((clamped - domain.low) / (domain.high / 2.0 - domain.low / 2.0) - 1.0, -1.0, 1.0)
             found[name] = NumberCells(np.where(raw.present, x, 0.0), raw.present)
+
+
+def _finite(x: Floats, present: Bools) -> NumberCells:
+    """Numbers within the bounds; what is not finite is missing."""
+    present = present & np.isfinite(x)
+    return NumberCells(np.where(present, np.clip(np.where(present, x, 0.0), -1.0, 1.0), 0.0), present)
 
 
 def cut(numbers: NumberCells, edges: Floats) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
