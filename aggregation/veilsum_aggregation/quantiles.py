@@ -1,11 +1,95 @@
-"""stub"""
+"""Quantiles from noised prefix sums.
+
+A record in interval j adds column j of the lower Toeplitz matrix A with A A = L, the lower triangle of ones (Fichtenberger,
+Henzinger and Upadhyay 2023): prefix sums C = A Y then have a noise that grows with the logarithm of the number of intervals,
+where sums of noised counts would have its root. A is rounded to integers; the same integers decode, so nothing is lost.
+"""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_aggregation.figures import Z95, Answer, Drowned, Figure
+from veilsum_aggregation.moments import NOISE_FLOOR
+
+Floats = NDArray[np.float64]
+
 
 def toeplitz_column(bins: int, scale: int = 64) -> NDArray[np.int64]:
+    """The first column (bins,) of A times ``scale``, rounded: f_0 = 1, f_k = f_k-1 (2k - 1) / (2k)."""
     k = np.arange(1, bins)
-    f = np.concatenate([[1.0], np.cumprod((2 * k - 1) / (2 * k))])
-    return np.asarray(np.rint(scale * f), dtype=np.int64)
+    factors = np.concatenate([[1.0], np.cumprod((2 * k - 1) / (2 * k))])
+    return np.asarray(np.rint(scale * factors), dtype=np.int64)
+
+
+def prefix_matrix(column: NDArray[np.int64]) -> Floats:
+    """W (bins, bins) with C = W Y: L times the inverse of the integer matrix."""
+    bins = len(column)
+    places = np.subtract.outer(np.arange(bins), np.arange(bins))
+    matrix = np.where(places >= 0, column[np.maximum(places, 0)], 0).astype(np.float64)
+    return np.asarray(np.linalg.solve(matrix.T, np.tril(np.ones((bins, bins))).T).T, dtype=np.float64)
+
+
+def quantiles(
+    sums: Floats, column: NDArray[np.int64], noise_std: float, edges: Sequence[float], at: Sequence[float]
+) -> list[Answer]:
+    """Quantiles of a number from the released sums (bins,) of its columns, with Woodruff's intervals.
+
+    With G(t) = C(t) - q N the interval spans the edges where |G(t)| <= z sqrt(v_t + N q (1 - q)), v_t the exact noise
+    variance of this combination, and one edge outward on each side. It is open where it touches a bound. The point is where
+    the isotonic C, linear within intervals, reaches q N. Errors are those of C at the point, by the density there.
+
+    Args:
+        sums: released, in the units of the integer columns.
+        column: of :func:`toeplitz_column`.
+        noise_std: of each released value.
+        edges: (bins + 1,) in the number's unit, ascending.
+        at: quantiles in (0, 1).
+    """
+    weights = prefix_matrix(column)
+    prefix = weights @ sums
+    total, total_std = float(prefix[-1]), noise_std * float(np.linalg.norm(weights[-1]))
+    if not total > max(NOISE_FLOOR * total_std, 0.0):
+        return [Drowned("the released count is within its noise", "more records, or more epsilon") for _ in at]
+    rising = np.clip(isotonic(prefix), 0.0, None)
+    whole, ends = np.concatenate([[0.0], rising]), np.asarray(edges, dtype=np.float64)
+    found: list[Answer] = []
+    for q in at:
+        value = float(np.interp(q * whole[-1], _strictly(whole), ends))
+        noise = noise_std**2 * ((weights - q * weights[-1]) ** 2).sum(axis=1)
+        spread = total * q * (1.0 - q)
+        near = np.flatnonzero(np.abs(prefix - q * total) <= Z95 * np.sqrt(noise + spread))  # C(t) at edge t + 1
+        crossing = int(np.searchsorted(rising, q * whole[-1]))
+        first = int(near[0]) if near.size else crossing
+        last = int(near[-1]) if near.size else crossing
+        low, high = max(first, 0), min(last + 2, len(ends) - 1)
+        low_end = -math.inf if low == 0 else float(ends[low])
+        high_end = math.inf if high == len(ends) - 1 and (near.size == 0 or last >= len(ends) - 2) else float(ends[high])
+        width = max(float(ends[high] - ends[low]), 1e-300)
+        density = max(float(whole[high] - whole[low]), 1.0) / width
+        errors = math.sqrt(float(noise[min(crossing, len(noise) - 1)])) / density, math.sqrt(spread) / density
+        found.append(Figure(value, *errors, min(low_end, value), max(high_end, value)))
+    return found
+
+
+def isotonic(values: Floats) -> Floats:
+    """The nearest sequence that never falls (pool adjacent violators)."""
+    means: list[float] = []
+    sizes: list[int] = []
+    for value in values:
+        means.append(float(value))
+        sizes.append(1)
+        while len(means) > 1 and means[-2] > means[-1]:
+            size = sizes[-2] + sizes[-1]
+            means[-2:] = [(means[-2] * sizes[-2] + means[-1] * sizes[-1]) / size]
+            sizes[-2:] = [size]
+    return np.repeat(means, sizes)
+
+
+def _strictly(values: Floats) -> Floats:
+    """Values that never fall, made to rise by next to nothing, so that an inverse is unique."""
+    return np.asarray(values + np.arange(len(values)) * 1e-9 * max(1.0, float(values[-1])), dtype=np.float64)

@@ -1,0 +1,55 @@
+"""Correlations from a noised matrix of second moments."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum_aggregation.figures import Z95, Answer, Drowned, Figure
+from veilsum_aggregation.moments import NOISE_FLOOR
+
+Floats = NDArray[np.float64]
+
+
+def correlation(moments: Floats, i: int, j: int, diagonal_std: float, cross_std: float) -> Answer:
+    """The correlation of numbers i and j from M = sum z z', z = (1, x), (d + 1, d + 1), with an interval on Fisher's z.
+
+    Var r = sigma_o^2 / (n^2 v_i v_j) + (r^2 / 4) (sigma^2 / n^2) (v_i^-2 + v_j^-2) from the noise, and (1 - r^2)^2 / n from
+    sampling.
+
+    Args:
+        i, j: from 0, without the constant.
+        diagonal_std, cross_std: of the noise of an entry of the diagonal, and of one above it.
+    """
+    advice = "more records, or more epsilon"
+    n = float(moments[0, 0])
+    if not n > max(NOISE_FLOOR * diagonal_std, 0.0):
+        return Drowned("the released count is within its noise", advice)
+    a, b = i + 1, j + 1
+    mi, mj = moments[0, a] / n, moments[0, b] / n
+    vi, vj = float(moments[a, a] / n - mi * mi), float(moments[b, b] / n - mj * mj)
+    floor = NOISE_FLOOR * diagonal_std / n
+    if min(vi, vj) <= floor:
+        return Drowned("a variance is within its noise", advice)
+    r = float(moments[a, b] / n - mi * mj) / math.sqrt(vi * vj)
+    inside = min(max(r, -0.999), 0.999)
+    noise = cross_std**2 / (n * n * vi * vj) + inside**2 / 4.0 * (diagonal_std / n) ** 2 * (vi**-2 + vj**-2)
+    sampling = (1.0 - inside**2) ** 2 / n
+    half = Z95 * math.sqrt(noise + sampling) / (1.0 - inside**2)
+    centre = math.atanh(inside)
+    return Figure(inside, math.sqrt(noise), math.sqrt(sampling), math.tanh(centre - half), math.tanh(centre + half))
+
+
+def nearest_correlation(matrix: Floats, steps: int = 200) -> Floats:
+    """The nearest correlation matrix (Higham 2002): for a matrix that is applied, never for its entries' intervals."""
+    shown, correction = matrix.copy(), np.zeros_like(matrix)
+    for _ in range(steps):
+        moved = shown - correction
+        values, vectors = np.linalg.eigh((moved + moved.T) / 2.0)
+        projected = (vectors * np.maximum(values, 0.0)) @ vectors.T
+        correction = projected - moved
+        shown = projected.copy()
+        np.fill_diagonal(shown, 1.0)
+    return shown

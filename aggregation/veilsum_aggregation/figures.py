@@ -1,0 +1,159 @@
+"""Figures of noised sums: a value, what the noise and what sampling does to it, and one interval for both.
+
+A standard error of the noise alone says how far a figure lies from what the records would give; as an interval for the
+population it covers far too little. So both errors are given apart, and the interval is of both together. Where a noised
+number divides, the interval is the set of values that the data do not reject (Fieller 1954): it holds at any size, and is
+unbounded exactly where the denominator is within its noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum_aggregation.moments import NOISE_FLOOR
+
+Floats = NDArray[np.float64]
+
+Z95 = 1.959963984540054
+"""Standard normal quantile of 97.5%."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A value with its errors.
+
+    Attributes:
+        value: the estimate.
+        noise_error: its standard error from the noise alone.
+        sampling_error: from sampling alone: how it would vary between samples of records of this size.
+        low, high: 95% interval of both together; infinite where the sums do not bound it.
+    """
+
+    value: float
+    noise_error: float
+    sampling_error: float
+    low: float
+    high: float
+
+    def scaled(self, factor: float, shift: float = 0.0) -> Figure:
+        """The figure of ``factor`` (above 0) times the quantity plus ``shift``."""
+        ends = self.low * factor + shift, self.high * factor + shift
+        return Figure(self.value * factor + shift, self.noise_error * factor, self.sampling_error * factor, *ends)
+
+    def within(self, low: float, high: float) -> Figure:
+        """The figure of a quantity that lies in [low, high]: value and interval are cut off there."""
+        value = min(max(self.value, low), high)
+        return Figure(
+            value, self.noise_error, self.sampling_error, min(max(self.low, low), high), max(min(self.high, high), low)
+        )
+
+
+@dataclass(frozen=True)
+class Drowned:
+    """A figure that the released sums cannot tell.
+
+    Attributes:
+        reason: what is too small against what.
+        advice: what would help.
+    """
+
+    reason: str
+    advice: str = ""
+
+
+Answer = Figure | Drowned
+
+
+@dataclass(frozen=True)
+class Test:
+    """A test of a hypothesis on noised sums.
+
+    Attributes:
+        statistic: chi-squared, or a standard normal's square.
+        degrees: of freedom.
+        p_value: probability of so large a value if the hypothesis holds; the noise is accounted for, so it is always valid.
+        noise_share: share of the statistic's variance that is noise: near 1, the records could hardly show.
+        left_out: groups whose numbers are within noise, which the test leaves out.
+    """
+
+    statistic: float
+    degrees: int
+    p_value: float
+    noise_share: float
+    left_out: tuple[int, ...] = ()
+
+
+def normal_figure(value: float, noise_variance: float, sampling_variance: float) -> Figure:
+    """A figure whose error is normal, with these variances."""
+    half = Z95 * math.sqrt(noise_variance + sampling_variance)
+    return Figure(value, math.sqrt(noise_variance), math.sqrt(sampling_variance), value - half, value + half)
+
+
+def ratio_figure(
+    top: float, bottom: float, noise: tuple[float, float, float], sampling: tuple[float, float, float], advice: str = ""
+) -> Answer:
+    """The ratio of two noised sums by Fieller's rule: all p with (top - p bottom)^2 <= z^2 Var(top - p bottom).
+
+    Args:
+        top, bottom: released sums.
+        noise: (a, b, c) of the noise's variance of ``top - p bottom``, a + b p + c p^2.
+        sampling: the same of sampling.
+        advice: what would help where the denominator is within noise.
+    """
+    if not bottom > NOISE_FLOOR * math.sqrt(noise[2]) or not bottom > 0.0:
+        return Drowned("the released count is within its noise", advice)
+    value = top / bottom
+
+    def variance(part: tuple[float, float, float]) -> float:
+        return max(0.0, part[0] + part[1] * value + part[2] * value * value) / bottom**2
+
+    a, b, c = (Z95**2 * (n + s) for n, s in zip(noise, sampling, strict=True))
+    lead, half, last = bottom**2 - c, top * bottom + b / 2.0, top**2 - a
+    root = half * half - lead * last
+    if lead <= 0.0 or root < 0.0:
+        return Figure(value, math.sqrt(variance(noise)), math.sqrt(variance(sampling)), -math.inf, math.inf)
+    ends = (half - math.sqrt(root)) / lead, (half + math.sqrt(root)) / lead
+    return Figure(value, math.sqrt(variance(noise)), math.sqrt(variance(sampling)), *ends)
+
+
+def delta_rule(function: Callable[[Floats], float], table: Floats, noise_std: float | Floats) -> tuple[float, float, float]:
+    """Value, noise variance and sampling variance of a smooth functional of a noised table of disjoint cells.
+
+    With J the numeric gradient: Var_noise = sum J_c^2 sigma_c^2, Var_sampling = sum J_c^2 N_c - (sum J_c N_c)^2 / N
+    (multinomial delta method), with max(N_c, 0) for N_c.
+    """
+    flat = table.ravel()
+    noise = np.broadcast_to(np.asarray(noise_std, dtype=np.float64), table.shape).ravel()
+    gradient = np.empty_like(flat)
+    for place in range(flat.size):
+        step = 1e-4 * max(1.0, abs(flat[place]))
+        beside = [flat.copy(), flat.copy()]
+        beside[0][place] += step
+        beside[1][place] -= step
+        gradient[place] = (function(beside[0].reshape(table.shape)) - function(beside[1].reshape(table.shape))) / (2.0 * step)
+    counts = np.maximum(flat, 0.0)
+    total = max(float(counts.sum()), 1e-12)
+    sampling = float(gradient**2 @ counts) - float(gradient @ counts) ** 2 / total
+    return function(table), float(gradient**2 @ noise**2), max(sampling, 0.0)
+
+
+def chi_squared(u: Floats, noise: Floats, sampling: Floats, degrees: int, left_out: tuple[int, ...] = ()) -> Test:
+    """The test that a vector has mean 0: u' V^+ u with V the sum of both covariances, against chi-squared.
+
+    Args:
+        u: (k,).
+        noise, sampling: (k, k) covariances, of rank ``degrees``.
+    """
+    from scipy.stats import chi2  # slow to import, and only tests need it
+
+    whole = noise + sampling
+    values, vectors = np.linalg.eigh((whole + whole.T) / 2.0)
+    kept = vectors[:, -degrees:] / np.sqrt(np.maximum(values[-degrees:], 1e-300))
+    statistic = float(((kept.T @ u) ** 2).sum())
+    share = float(np.trace(kept.T @ noise @ kept)) / degrees
+    return Test(statistic, degrees, float(chi2.sf(statistic, degrees)), min(max(share, 0.0), 1.0), left_out)

@@ -1,0 +1,138 @@
+"""Means and variances of bounded numbers, by group, from noised sums, with tests of equal means.
+
+All is for x in [-1, 1]; the caller rescales. A group gives the noised count n, s = sum x and t = sum (x^2 - c) with a public
+c.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum_aggregation.figures import Answer, Drowned, Test, chi_squared, ratio_figure
+from veilsum_aggregation.moments import NOISE_FLOOR
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class NumberSums:
+    """Noised sums of one number in one group, and the standard deviations of their noise, independent of one another.
+
+    Attributes:
+        count, total, square: n, s = sum x, t = sum (x^2 - shift).
+        shift: c.
+        count_std, total_std, square_std: of the noise.
+    """
+
+    count: float
+    total: float
+    square: float
+    shift: float
+    count_std: float
+    total_std: float
+    square_std: float
+
+    @property
+    def drowned(self) -> bool:
+        """Whether the count is within its noise."""
+        return not self.count > max(NOISE_FLOOR * self.count_std, 0.0)
+
+    def plain_variance(self) -> tuple[float, float]:
+        """The population variance, with what noise on s adds to its square taken off, and its standard error from noise."""
+        n, m = self.count, self.total / self.count
+        value = self.square / n + self.shift - m * m + (self.total_std**2 - m * m * self.count_std**2) / n**2
+        slope = self.shift + m * m - value
+        error = math.sqrt(
+            self.square_std**2
+            + 4.0 * m * m * self.total_std**2
+            + (slope * self.count_std) ** 2
+            + 2.0 * self.total_std**4 / n**2
+        )
+        return value, error / n
+
+    def careful_variance(self) -> float:
+        """A variance for other figures' errors: one standard error above the estimate, within what values in [-1, 1] can have.
+
+        The estimate itself, which noise can leave near 0, would make intervals too short where noise is large.
+        """
+        value, error = self.plain_variance()
+        m = min(max(self.total / self.count, -1.0), 1.0)
+        most = max(1.0 - m * m, 1e-6)
+        return min(max(value, 0.0) + error, most)
+
+
+def mean(sums: NumberSums) -> Answer:
+    """The mean, in [-1, 1], by Fieller's rule."""
+    if sums.drowned:
+        return Drowned("the released count is within its noise", "more records, or more epsilon")
+    spread = sums.count * sums.careful_variance()
+    found = ratio_figure(sums.total, sums.count, (sums.total_std**2, 0.0, sums.count_std**2), (spread, 0.0, 0.0))
+    return found if isinstance(found, Drowned) else found.within(-1.0, 1.0)
+
+
+def variance(sums: NumberSums) -> Answer:
+    """The population variance, in [0, 1].
+
+    Noise: of A - v n with A = sum (x - m)^2, a quadratic in v, and of the square of the noise in s. Sampling: n (mu4 - v^2),
+    where the fourth moment is that of the beta distribution on [-1, 1] with this mean and variance, or of the normal one if
+    that is larger.
+    """
+    if sums.drowned:
+        return Drowned("the released count is within its noise", "more records, or more epsilon")
+    n = sums.count
+    m = min(max(sums.total / n, -1.0), 1.0)
+    value, _ = sums.plain_variance()
+    careful = sums.careful_variance()
+    offset = sums.shift + m * m
+    noise = (
+        sums.square_std**2 + 4.0 * m * m * sums.total_std**2 + 2.0 * sums.total_std**4 / n**2 + offset**2 * sums.count_std**2,
+        -2.0 * offset * sums.count_std**2,
+        sums.count_std**2,
+    )
+    spread = n * careful**2 * (kurtosis(m, careful) - 1.0)
+    found = ratio_figure(value * n, n, noise, (spread, 0.0, 0.0))
+    return found if isinstance(found, Drowned) else found.within(0.0, 1.0)
+
+
+HEAVY = 5.0
+"""How much heavier than a beta distribution's the tail of a skewed number is taken to be: log-normal lengths of stay are."""
+
+
+def kurtosis(m: float, v: float) -> float:
+    """A fourth standardised moment for a number in [-1, 1] of mean m and variance v, which no released sum tells.
+
+    That of the beta distribution on [-1, 1], which is 1.8 for evenly spread numbers; what it has above the normal
+    distribution's 3, which skewed numbers have, is taken :data:`HEAVY` times.
+    """
+    low, small = (m + 1.0) / 2.0, v / 4.0
+    if not 0.0 < low < 1.0 or not 0.0 < small < low * (1.0 - low):
+        return 3.0
+    nu = low * (1.0 - low) / small - 1.0
+    a, b = low * nu, (1.0 - low) * nu
+    excess = 6.0 * ((a - b) ** 2 * (nu + 1.0) - a * b * (nu + 2.0)) / (a * b * (nu + 2.0) * (nu + 3.0))
+    return 3.0 + (HEAVY * excess if excess > 0.0 else max(excess + 0.3, -1.2))
+
+
+def equal_means(groups: list[NumberSums]) -> Test | Drowned:
+    """The score test that all groups have one mean, without assuming equal variances.
+
+    With m = sum s / sum n: U_g = s_g - m n_g, V_g = n_g v_g + sigma_s^2 + m^2 sigma_n^2, v_g the second moment about m; U is
+    centred by M = I - n 1' / N and U' (M V M')^+ U is chi-squared with G - 1 degrees of freedom. Groups within noise are left
+    out by their counts alone, so that no result chooses them.
+    """
+    kept = [place for place, group in enumerate(groups) if not group.drowned]
+    left_out = tuple(place for place in range(len(groups)) if place not in kept)
+    if len(kept) < 2:
+        return Drowned("fewer than two groups are above the noise", "fewer groups, more records, or more epsilon")
+    n = np.array([groups[place].count for place in kept])
+    s = np.array([groups[place].total for place in kept])
+    m = float(s.sum() / n.sum())
+    noise = np.array([groups[place].total_std ** 2 + (m * groups[place].count_std) ** 2 for place in kept])
+    sampling = np.array([groups[place].count * groups[place].careful_variance() for place in kept])
+    matrix = np.eye(len(kept)) - np.outer(n, np.ones(len(kept))) / n.sum()
+    u = s - m * n
+    return chi_squared(matrix @ u, matrix * noise @ matrix.T, matrix * sampling @ matrix.T, len(kept) - 1, left_out)

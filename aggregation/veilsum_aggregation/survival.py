@@ -1,0 +1,222 @@
+"""Survival curves, cumulative incidence and log-rank tests from noised counts of intervals of time.
+
+A record stands in one cell: its group, the interval in which its time ended, and how: censored, or by a cause. Longer times
+stand past the horizon. At risk in interval b are r_b = all later ones + those that end in b, less half of the censored of b
+(the actuarial assumption); h_b = d_b / r_b and S = prod (1 - h_b).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum_aggregation.figures import Z95, Drowned, Figure, Test, chi_squared, delta_rule
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class SurvivalCounts:
+    """Noised counts of one group.
+
+    Attributes:
+        ends: (bins, causes + 1): censored, then events by cause.
+        beyond: past the horizon.
+        std: of the noise in each count.
+        edges: (bins + 1,) of the intervals, from the start to the horizon.
+    """
+
+    ends: Floats
+    beyond: float
+    std: float
+    edges: tuple[float, ...]
+
+    @property
+    def bins(self) -> int:
+        """Number of intervals."""
+        return len(self.ends)
+
+    @property
+    def vector(self) -> Floats:
+        """All counts, the last one those past the horizon."""
+        return np.append(self.ends.ravel(), self.beyond)
+
+    def at_risk(self) -> Floats:
+        """r_b, (bins,)."""
+        return _at_risk(self.ends, self.beyond)
+
+    def told(self) -> int:
+        """How many intervals there are before the first one whose number at risk is within its noise."""
+        parts = np.arange(self.bins, 0, -1) * self.ends.shape[1] + 1
+        floor = 4.0 * self.std * np.sqrt(parts)
+        low = np.flatnonzero(self.at_risk() <= np.maximum(floor, 0.5))
+        return int(low[0]) if low.size else self.bins
+
+
+@dataclass(frozen=True)
+class SurvivalCurve:
+    """A survival curve at the ends of its intervals.
+
+    Attributes:
+        times: (k,), of the intervals that can be told.
+        survival: a figure for each.
+        at_risk: (k,) number at risk at the beginning of each interval.
+        events: (k,) events in it.
+        truncated: whether the curve ends before the horizon, because of noise.
+    """
+
+    times: tuple[float, ...]
+    survival: tuple[Figure, ...]
+    at_risk: tuple[float, ...]
+    events: tuple[float, ...]
+    truncated: bool
+
+
+def survival_curve(counts: SurvivalCounts) -> SurvivalCurve | Drowned:
+    """The life-table estimate, with Greenwood's sampling error and the noise's own, and an interval on the scale log(-log S).
+
+    d log(1 - h_b) = -(dd_b - h_b dr_b) / (r_b (1 - h_b)).
+    """
+    told = counts.told()
+    if told == 0:
+        return Drowned("the number at risk is within its noise", "fewer intervals or groups, more records, or more epsilon")
+    risk, events = counts.at_risk()[:told], counts.ends[:told, 1:].sum(axis=1)
+    hazard = np.clip(events / risk, 0.0, 1.0 - 1e-9)
+    survival = np.cumprod(1.0 - hazard)
+    greenwood = np.cumsum(np.maximum(hazard, 0.0) / (np.maximum(risk, 1.0) * (1.0 - hazard)))
+    noise = np.array([_log_noise(counts, hazard, risk, b) for b in range(told)])
+    figures = tuple(_survival_figure(float(s), float(n), float(g)) for s, n, g in zip(survival, noise, greenwood, strict=True))
+    return SurvivalCurve(counts.edges[1 : told + 1], figures, tuple(risk.tolist()), tuple(events.tolist()), told < counts.bins)
+
+
+def _log_noise(counts: SurvivalCounts, hazard: Floats, risk: Floats, last: int) -> float:
+    """Variance of log S after interval ``last`` from the noise of every count."""
+    gradient = np.zeros(counts.ends.shape)
+    beyond = 0.0
+    for b in range(last + 1):
+        scale = 1.0 / (risk[b] * (1.0 - hazard[b]))
+        gradient[b, 1:] -= scale
+        gradient[b] += hazard[b] * scale
+        gradient[b, 0] -= 0.5 * hazard[b] * scale
+        gradient[b + 1 :] += hazard[b] * scale
+        beyond += hazard[b] * scale
+    return float(counts.std**2 * ((gradient**2).sum() + beyond**2))
+
+
+def _survival_figure(s: float, noise: float, sampling: float) -> Figure:
+    error = math.sqrt(noise + sampling)
+    parts = s * math.sqrt(noise), s * math.sqrt(sampling)
+    if s > 0.99 or s <= 0.0:
+        return Figure(s, *parts, s - Z95 * s * error, s + Z95 * s * error).within(0.0, 1.0)
+    half = Z95 * error / abs(math.log(s))
+    return Figure(s, *parts, s ** math.exp(half), s ** math.exp(-half)).within(0.0, 1.0)
+
+
+def survival_quantile(curve: SurvivalCurve, start: float, q: float) -> Figure | Drowned:
+    """The time by which a share ``q`` has had an event: 0.5 for the median; Woodruff's interval from the curve's bands."""
+    times = np.array([start, *curve.times])
+    value = np.array([1.0, *(figure.value for figure in curve.survival)])
+    low = np.array([1.0, *(figure.low for figure in curve.survival)])
+    high = np.array([1.0, *(figure.high for figure in curve.survival)])
+    ends = [_first_below(times, band, 1.0 - q) for band in (value, low, high)]
+    if math.isinf(ends[1]):
+        return Drowned(f"the curve stays above {1.0 - q:g} to its end", "a longer horizon, more records, or more epsilon")
+    slope = max((1.0 - value[-1]) / max(times[-1] - start, 1e-300), 1e-300)
+    near = int(np.argmin(np.abs(value[1:] - (1.0 - q))))
+    figure = curve.survival[near]
+    return Figure(ends[0], figure.noise_error / slope, figure.sampling_error / slope, ends[1], ends[2])
+
+
+def _first_below(times: Floats, band: Floats, level: float) -> float:
+    below = np.flatnonzero(band <= level)
+    if not below.size:
+        return math.inf
+    b = int(below[0])
+    if b == 0 or band[b - 1] == band[b]:
+        return float(times[b])
+    return float(times[b - 1] + (band[b - 1] - level) / (band[b - 1] - band[b]) * (times[b] - times[b - 1]))
+
+
+def restricted_mean(counts: SurvivalCounts) -> Figure | Drowned:
+    """The mean time without event up to the horizon: the area under the curve, by trapezoids, by the delta rule."""
+    if counts.told() < counts.bins:
+        return Drowned("the curve ends before the horizon", "a shorter horizon, more records, or more epsilon")
+    lengths = np.diff(counts.edges)
+
+    def area(vector: Floats) -> float:
+        survival = np.concatenate([[1.0], np.cumprod(1.0 - _hazard(vector, counts.ends.shape))])
+        return float(((survival[1:] + survival[:-1]) / 2.0) @ lengths)
+
+    value, noise, sampling = delta_rule(area, counts.vector, counts.std)
+    half = Z95 * math.sqrt(noise + sampling)
+    figure = Figure(value, math.sqrt(noise), math.sqrt(sampling), value - half, value + half)
+    return figure.within(0.0, counts.edges[-1] - counts.edges[0])
+
+
+def cumulative_incidence(counts: SurvivalCounts, cause: int) -> tuple[Figure, ...]:
+    """The probability of an event by ``cause`` (from 1) by the end of each interval that can be told, others competing."""
+    figures: list[Figure] = []
+    for last in range(counts.told()):
+
+        def incidence(vector: Floats, last: int = last) -> float:
+            ends = vector[:-1].reshape(counts.ends.shape)
+            risk = _at_risk(ends, float(vector[-1]))
+            before = np.concatenate([[1.0], np.cumprod(1.0 - _hazard(vector, counts.ends.shape))])
+            return float((before[: last + 1] * ends[: last + 1, cause] / risk[: last + 1]).sum())
+
+        value, noise, sampling = delta_rule(incidence, counts.vector, counts.std)
+        half = Z95 * math.sqrt(noise + sampling)
+        figures.append(Figure(value, math.sqrt(noise), math.sqrt(sampling), value - half, value + half).within(0.0, 1.0))
+    return tuple(figures)
+
+
+def log_rank(groups: Sequence[SurvivalCounts]) -> Test | Drowned:
+    """The test that all groups have one survival curve, up to the first interval in which one of them is within noise.
+
+    U_g = sum_b (d_gb - d_b r_gb / r_b); sampling covariance sum_b d_b (diag(f) - f f') with f = r_gb / r_b; noise by the
+    gradient of U.
+    """
+    told = min(group.told() for group in groups)
+    if told == 0 or len(groups) < 2:
+        return Drowned("the number at risk in a group is within its noise", "fewer intervals or groups, or more epsilon")
+    shape, count = groups[0].ends.shape, len(groups)
+
+    def scores(vector: Floats) -> Floats:
+        tables = vector.reshape(count, -1)
+        events = np.array([table[:-1].reshape(shape)[:told, 1:].sum(axis=1) for table in tables])
+        risk = np.array([_at_risk(table[:-1].reshape(shape), float(table[-1]))[:told] for table in tables])
+        return np.asarray((events - events.sum(axis=0) * risk / risk.sum(axis=0)).sum(axis=1), dtype=np.float64)
+
+    vector = np.concatenate([group.vector for group in groups])
+    u = scores(vector)
+    gradient = np.empty((count, vector.size))
+    for place in range(vector.size):
+        step = 1e-4 * max(1.0, abs(vector[place]))
+        beside = vector.copy()
+        beside[place] += step
+        gradient[:, place] = (scores(beside) - u) / step
+    std = np.concatenate([np.full(group.vector.size, group.std) for group in groups])
+    noise = gradient * std**2 @ gradient.T
+    events = np.array([group.ends[:told, 1:].sum(axis=1) for group in groups]).sum(axis=0)
+    risk = np.array([group.at_risk()[:told] for group in groups])
+    share = risk / risk.sum(axis=0)
+    sampling = sum(
+        (max(float(d), 0.0) * (np.diag(f) - np.outer(f, f)) for d, f in zip(events, share.T, strict=True)),
+        np.zeros((count, count)),
+    )
+    return chi_squared(u, noise, sampling, count - 1)
+
+
+def _at_risk(ends: Floats, beyond: float) -> Floats:
+    whole = ends.sum(axis=1)
+    return np.asarray(np.cumsum(whole[::-1])[::-1] + beyond - ends[:, 0] / 2.0, dtype=np.float64)
+
+
+def _hazard(vector: Floats, shape: tuple[int, ...]) -> Floats:
+    ends = vector[:-1].reshape(shape)
+    risk = np.maximum(_at_risk(ends, float(vector[-1])), 1e-9)
+    return np.clip(ends[:, 1:].sum(axis=1) / risk, 0.0, 1.0)

@@ -1,0 +1,87 @@
+"""Counts, shares and tests of independence from noised tables of disjoint cells."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum_aggregation.figures import Z95, Answer, Drowned, Figure, Test, chi_squared, ratio_figure
+from veilsum_aggregation.moments import NOISE_FLOOR
+
+Floats = NDArray[np.float64]
+
+
+def count(value: float, std: float) -> Figure:
+    """A released count, for the records that there are: no sampling error. Value and interval do not fall below 0."""
+    return Figure(value, std, 0.0, value - Z95 * std, value + Z95 * std).within(0.0, math.inf)
+
+
+def fewer_than(value: float, std: float) -> float | None:
+    """What a count within its noise is below, with 95%: one-sided; None where it is above."""
+    return None if value >= NOISE_FLOOR * std else max(value, 0.0) + 1.6448536269514722 * std
+
+
+def shares(counts: Floats, std: float) -> list[Answer]:
+    """The share of each cell in the sum of all of them (k,), each with noise ``std``, by Fieller's rule.
+
+    Noise of N_c - p N: sigma^2 ((1 - p)^2 + (k - 1) p^2) = sigma^2 (1 - 2 p + k p^2). Sampling: N p (1 - p), at the p in
+    question.
+    """
+    total, k = float(counts.sum()), len(counts)
+    advice = "fewer groups, more records, or more epsilon"
+    found: list[Answer] = []
+    for cell in counts:
+        n = max(total, 0.0)
+        answer = ratio_figure(float(cell), total, (std**2, -2.0 * std**2, k * std**2), (0.0, n, -n), advice)
+        found.append(answer if isinstance(answer, Drowned) else answer.within(0.0, 1.0))
+    return found
+
+
+def project(table: Floats) -> Floats:
+    """The nearest table without negative cells of the same sum: for display and synthetic records, never for intervals.
+
+    Setting negative cells to 0 alone would add records; the projection (Duchi et al. 2008) takes them off the others.
+    """
+    flat, total = table.ravel(), float(table.sum())
+    if total <= 0.0:
+        return np.zeros_like(table)
+    falling = np.sort(flat)[::-1]
+    over = (np.cumsum(falling) - total) / np.arange(1, flat.size + 1)
+    last = int(np.flatnonzero(falling > over)[-1])
+    return np.asarray(np.maximum(flat - over[last], 0.0).reshape(table.shape), dtype=np.float64)
+
+
+def independence(table: Floats, std: float) -> Test | Drowned:
+    """The test that rows and columns (r, c) are independent, with the noise in its covariance (Kifer and Rogers 2017).
+
+    D = (I - a 1') N (I - 1 b') with the noised margins' shares a and b; its covariance is M (n diag(a b') + sigma^2 I) M';
+    the degrees of freedom are (r - 1) (c - 1). Pearson's statistic on a noised table would reject true independence.
+    """
+    n = float(table.sum())
+    if n < NOISE_FLOOR * std * math.sqrt(table.size):
+        return Drowned("the table's total is within its noise", "fewer cells, more records, or more epsilon")
+    a, b = np.maximum(table.sum(axis=1) / n, 1e-9), np.maximum(table.sum(axis=0) / n, 1e-9)
+    a, b = a / a.sum(), b / b.sum()
+    left = np.eye(len(a)) - np.outer(a, np.ones(len(a)))
+    right = np.eye(len(b)) - np.outer(np.ones(len(b)), b)
+    matrix = np.kron(left, right.T)
+    u = (left @ table @ right).ravel()
+    sampling = matrix * (n * np.outer(a, b).ravel()) @ matrix.T
+    noise = std**2 * matrix @ matrix.T
+    return chi_squared(u, noise, sampling, (len(a) - 1) * (len(b) - 1))
+
+
+def cramers_v(test: Test, total: float, table_shape: tuple[int, int]) -> float:
+    """Cramér's V that the test would find with 80% power at this total: the smallest effect that it can show.
+
+    Solves the noncentral chi-squared distribution for its noncentrality and divides out what noise takes of it.
+    """
+    from scipy.optimize import brentq
+    from scipy.stats import chi2, ncx2
+
+    critical = chi2.ppf(0.95, test.degrees)
+    needed = brentq(lambda lam: ncx2.sf(critical, test.degrees, lam) - 0.8, 1e-6, 1e4)
+    v = math.sqrt(needed / (max(total, 1.0) * (min(table_shape) - 1) * max(1.0 - test.noise_share, 1e-6)))
+    return min(v, 1.0)
