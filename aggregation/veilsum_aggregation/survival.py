@@ -123,8 +123,10 @@ def survival_quantile(curve: SurvivalCurve, start: float, q: float) -> Figure | 
     low = np.array([1.0, *(figure.low for figure in curve.survival)])
     high = np.array([1.0, *(figure.high for figure in curve.survival)])
     ends = [_first_below(times, band, 1.0 - q) for band in (value, low, high)]
-    if math.isinf(ends[1]):
-        return Drowned(f"the curve stays above {1.0 - q:g} to its end", "a longer horizon, more records, or more epsilon")
+    if math.isinf(ends[0]):
+        above = "" if math.isinf(ends[1]) else f"; with 97.5% it is above {ends[1]:g}"
+        reason = f"the curve stays above {1.0 - q:g} to its end{above}"
+        return Drowned(reason, "a longer horizon, more records, or more epsilon")
     slope = max((1.0 - value[-1]) / max(times[-1] - start, 1e-300), 1e-300)
     near = int(np.argmin(np.abs(value[1:] - (1.0 - q))))
     figure = curve.survival[near]
@@ -219,4 +221,4 @@ def _at_risk(ends: Floats, beyond: float) -> Floats:
 def _hazard(vector: Floats, shape: tuple[int, ...]) -> Floats:
     ends = vector[:-1].reshape(shape)
     risk = np.maximum(_at_risk(ends, float(vector[-1])), 1e-9)
-    return np.clip(ends[:, 1:].sum(axis=1) / risk, 0.0, 1.0)
+    return np.asarray(np.clip(ends[:, 1:].sum(axis=1) / risk, 0.0, 1.0), dtype=np.float64)

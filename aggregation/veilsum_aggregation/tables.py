@@ -39,6 +39,13 @@ def shares(counts: Floats, std: float) -> list[Answer]:
     return found
 
 
+def share_of(part: float, whole: float, part_std: float, whole_std: float) -> Answer:
+    """The share of some records in all of them, both released, by Fieller's rule."""
+    n = max(whole, 0.0)
+    found = ratio_figure(part, whole, (part_std**2, 0.0, whole_std**2), (0.0, n, -n), "more records, or more epsilon")
+    return found if isinstance(found, Drowned) else found.within(0.0, 1.0)
+
+
 def project(table: Floats) -> Floats:
     """The nearest table without negative cells of the same sum: for display and synthetic records, never for intervals.
 

@@ -1,7 +1,7 @@
 """The method "statistics": counts, means, variances and class balance over all sites, in each column's own unit.
 
-It is what a federation runs first. With ``[[query]]`` tables it gives what they ask: tables, tests, quantiles, survival. It never
-gives a figure of a single site.
+It is what a federation runs first. With ``[[query]]`` tables it gives what they ask: tables, tests, quantiles, survival. It
+never gives a figure of a single site.
 """
 
 from __future__ import annotations
@@ -51,10 +51,13 @@ class FederatedStatisticsParameters(Frozen):
     Attributes:
         query: ``[[query]]`` tables of the study.
         derive: ``[derive.NAME]`` tables.
+        smallest_cell: a table's cell, or a figure of a group, with fewer records than that is not printed; 0 prints all. It is
+            held against the noised count, so it hides what would be read into noise; privacy rests on the noise alone.
     """
 
     query: tuple[QueryRequest, ...] = ()
     derive: dict[str, DeriveRequest] = Field(default_factory=dict)
+    smallest_cell: int = Field(default=0, ge=0, le=10**6)
 
     @model_serializer(mode="wrap")
     def _stated(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:

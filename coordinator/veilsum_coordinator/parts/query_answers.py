@@ -1,16 +1,405 @@
-"""stub"""
+"""Answers to queries from the released sum: rows that people read, with both errors, and tests.
+
+Every row is one figure or a few, with the levels of its group; what noise drowned says so and what would help. Nothing here
+knows records; the formulas are those of :mod:`veilsum_aggregation`.
+"""
 
 from __future__ import annotations
-from veilsum_coordinator.parts.federation import Federation
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum_aggregation import correlations, group_means, quantiles, survival, tables
+from veilsum_aggregation.figures import Answer, Drowned, Figure, Test
+from veilsum_aggregation.group_means import NumberSums
+from veilsum_aggregation.survival import SurvivalCounts
+from veilsum_coordinator.parts.expectations import OFFSET, SPREAD, Expectation
+from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_privacy.results.result import Result
+from veilsum_privacy.securesum.agreed import AgreedStudy
+from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.queries.conditions import NumberDomain
+from veilsum_privacy.tasks.queries.encodings import (
+    SHIFT,
+    CorrelationEncoding,
+    Encoding,
+    MeanEncoding,
+    MissingEncoding,
+    QuantileEncoding,
+    SurvivalEncoding,
+    TableEncoding,
+)
+from veilsum_privacy.tasks.tables import Tables
+
+Floats = NDArray[np.float64]
+Row = dict[str, Any]
+
+TABLES = "tables"
+"""Label of the release."""
 
 
 def answers(federation: Federation) -> Result:
-    release = federation.sum("tables")
-    return Result("statistics", {"queries": []}, dict(release.values))
+    """Run the one round and answer every query.
+
+    The summary has ``queries``, what was asked, and an item for each query with its rows, and one for its tests if it has any.
+    """
+    task = AgreedStudy(federation.study).task(TABLES).task
+    release = federation.sum(TABLES)
+    smallest = int(federation.study.parameters.get("smallest_cell", 0))
+    summary: dict[str, Any] = {"queries": [_asked(encoding) for encoding in _encodings(task)], "cohort": len(release.cohort)}
+    for encoding in _encodings(task):
+        reader = READERS[type(encoding)](encoding, release, smallest)
+        summary[encoding.query.name] = [row for row in reader.rows() if row]
+        if tests := list(reader.tests()):
+            summary[f"{encoding.query.name} tests"] = tests
+    arrays = {name.replace("/", "."): values for name, values in release.values.items()} if not smallest else {}
+    return Result("statistics", summary, arrays)
 
 
-def expected_answers(study, cohort, records):
-    from veilsum_coordinator.parts.expectations import block_expectations
+def _encodings(task: Any) -> tuple[Encoding, ...]:
+    return task.encodings if isinstance(task, Tables) else ()
 
-    return block_expectations(study, cohort, records)
+
+def _asked(encoding: Encoding) -> Row:
+    query = encoding.query
+    about = {"over": ", ".join(query.over), "by": ", ".join(query.by), "where": query.where, "part_of": query.part_of}
+    return {"query": query.name, "kind": query.kind, **about}
+
+
+# -- figures as JSON -------------------------------------------------------------------------------------------------------
+
+
+def shown(answer: Answer) -> dict[str, Any]:
+    """A figure as JSON; infinite ends of its interval become None."""
+    if isinstance(answer, Drowned):
+        return {"not_estimable": answer.reason, "advice": answer.advice}
+    ends = (None if math.isinf(end) else end for end in (answer.low, answer.high))
+    low, high = ends
+    errors = {"noise_error": answer.noise_error, "sampling_error": answer.sampling_error}
+    return {"value": answer.value, **errors, "low": low, "high": high}
+
+
+def test_row(name: str, of: str, found: Test | Drowned, **more: Any) -> Row:
+    """A test as a row of a table."""
+    row: Row = {"test": name, "of": of}
+    told: Row
+    if isinstance(found, Drowned):
+        told = {"statistic": None, "degrees": None, "p_value": None, "noise_share": None}
+        return row | told | {"note": f"not estimable: {found.reason}"} | more
+    note = f"{len(found.left_out)} groups within noise are left out" if found.left_out else ""
+    told = {"statistic": found.statistic, "degrees": found.degrees, "p_value": found.p_value, "noise_share": found.noise_share}
+    return row | told | {"note": note} | more
+
+
+@dataclass(frozen=True)
+class _Reader(ABC):
+    """Reads one query's blocks of a release."""
+
+    encoding: Any
+    release: Release
+    smallest: int
+
+    @abstractmethod
+    def rows(self) -> Iterator[Row]:
+        """The answer, row by row."""
+
+    def tests(self) -> Iterator[Row]:
+        """Tests that the query asks for."""
+        yield from ()
+
+    def block(self, name: str) -> Floats:
+        """A block's released values."""
+        return self.release.values[f"{self.encoding.query.name}/{name}"]
+
+    def std(self, name: str) -> float:
+        """Standard deviation of the noise in a block's values."""
+        return float(self.release.noise_std[f"{self.encoding.query.name}/{name}"])
+
+    def groups(self) -> list[dict[str, str]]:
+        """The level of each grouping column, group by group, in the order of the blocks."""
+        axes = self.encoding.groups
+        return [
+            {axis.column: level for axis, level in zip(axes, levels, strict=True)}
+            for levels in product(*(axis.levels for axis in axes))
+        ]
+
+    def cell(self, value: float, figure: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A cell's figure, or that it is below the smallest that may be printed."""
+        return {"below": self.smallest} if self.smallest and value < self.smallest else figure
+
+
+class _TableReader(_Reader):
+    encoding: TableEncoding
+
+    def rows(self) -> Iterator[Row]:
+        table, std = self.block("table"), self.std("table")
+        flat = table.reshape(self.encoding.group_count, -1)
+        cells = [
+            {axis.column: level for axis, level in zip(self.encoding.axes, levels, strict=True)}
+            for levels in product(*(axis.levels for axis in self.encoding.axes))
+        ]
+        for group, counts in zip(self.groups(), flat, strict=True):
+            parts: list[Answer] = tables.shares(counts, std) if len(cells) > 1 else []
+            for place, (cell, value) in enumerate(zip(cells, counts, strict=True)):
+                row: Row = {**group, **cell, "count": self.cell(value, shown(tables.count(float(value), std)))}
+                if parts:
+                    row["share"] = self.cell(value, shown(parts[place]))
+                yield row
+
+    def tests(self) -> Iterator[Row]:
+        query, std = self.encoding.query, self.std("table")
+        table = self.block("table")
+        if query.kind == "independence":
+            for group, square in zip(self.groups(), table.reshape(-1, *table.shape[-2:]), strict=True):
+                yield self._independence(" and ".join(query.over), square, std, group)
+        elif query.part_of and query.by and len(self.encoding.axes) == 1 and self.encoding.group_count > 1:
+            flat = table.reshape(self.encoding.group_count, -1)
+            yield self._independence(f"{query.over[0]} by {', '.join(query.by)}", flat, std, {})
+
+    @staticmethod
+    def _independence(of: str, table: Floats, std: float, group: Mapping[str, str]) -> Row:
+        found = tables.independence(table, std)
+        rows, columns = table.shape
+        effect = None if isinstance(found, Drowned) else tables.cramers_v(found, float(table.sum()), (rows, columns))
+        return test_row("independence (chi-squared)", of, found, detectable_cramers_v=effect, **group)
+
+
+class _MeanReader(_Reader):
+    encoding: MeanEncoding
+
+    def _sums(self, group: int, place: int) -> NumberSums:
+        name = self.encoding.query.over[place]
+        records, std = float(self.block("records")[group]), self.std("records")
+        if name in self.encoding.open:
+            absent = float(self.block("absent")[group, self.encoding.open.index(name)])
+            records, std = records - absent, math.hypot(std, self.std("absent"))
+        sums = float(self.block("sum")[group, place]), float(self.block("square")[group, place])
+        return NumberSums(records, *sums, SHIFT, std, self.std("sum"), self.std("square"))
+
+    def rows(self) -> Iterator[Row]:
+        for group, levels in enumerate(self.groups()):
+            for place, name in enumerate(self.encoding.query.over):
+                domain = self.encoding.columns.number(name, self.encoding.what)
+                half, sums = domain.high / 2.0 - domain.low / 2.0, self._sums(group, place)
+                mean, variance = group_means.mean(sums), group_means.variance(sums)
+                row: Row = {**levels, "column": name, "unit": domain.unit}
+                row["count"] = self.cell(sums.count, shown(tables.count(sums.count, sums.count_std)))
+                row["mean"] = self.cell(sums.count, shown(rescaled(mean, half, domain.low + half)))
+                row["standard_deviation"] = self.cell(sums.count, shown(rescaled(root(variance), half, 0.0)))
+                yield row
+
+    def tests(self) -> Iterator[Row]:
+        query = self.encoding.query
+        if not query.by or not (query.kind == "compare" or query.part_of) or self.encoding.group_count < 2:
+            return
+        for place, name in enumerate(query.over):
+            groups = [self._sums(group, place) for group in range(self.encoding.group_count)]
+            yield test_row("equal means (score)", f"{name} by {', '.join(query.by)}", group_means.equal_means(groups))
+
+
+class _QuantileReader(_Reader):
+    encoding: QuantileEncoding
+
+    def rows(self) -> Iterator[Row]:
+        query, std = self.encoding.query, self.std("prefix")
+        for levels, sums in zip(self.groups(), self.block("prefix"), strict=True):
+            found = quantiles.quantiles(sums, self.encoding.column(), std, self.encoding.edges, query.at)
+            for q, answer in zip(query.at, found, strict=True):
+                about = {"column": query.over[0], "unit": self.encoding.domain.unit, "quantile": q}
+                yield {**levels, **about, "value": shown(answer)}
+
+
+class _CorrelationReader(_Reader):
+    encoding: CorrelationEncoding
+
+    def rows(self) -> Iterator[Row]:
+        names, diagonal, cross = self.encoding.query.over, self.block("diagonal"), self.block("cross")
+        matrix = np.diag(diagonal)
+        upper = np.triu_indices(len(diagonal), 1)
+        matrix[upper] = cross
+        matrix.T[upper] = cross
+        for i in range(len(names)):
+            for j in range(i + 1, len(names)):
+                found = correlations.correlation(matrix, i, j, self.std("diagonal"), self.std("cross"))
+                yield {"column": names[i], "with": names[j], "correlation": shown(found)}
+
+
+class _MissingReader(_Reader):
+    encoding: MissingEncoding
+
+    def rows(self) -> Iterator[Row]:
+        for group, levels in enumerate(self.groups()):
+            records, std = float(self.block("records")[group]), self.std("absent")
+            for name, absent in zip(self.encoding.query.over, self.block("absent")[group], strict=True):
+                share = tables.share_of(float(absent), records, std, self.std("records"))
+                row: Row = {**levels, "column": name}
+                row["missing"] = self.cell(absent, shown(tables.count(float(absent), std)))
+                yield row | {"share": self.cell(absent, shown(share))}
+
+
+class _SurvivalReader(_Reader):
+    encoding: SurvivalEncoding
+
+    def _counts(self) -> list[SurvivalCounts]:
+        ends, beyond = self.block("ends"), self.block("beyond")
+        return [
+            SurvivalCounts(table, float(last), self.std("ends"), self.encoding.query.edges)
+            for table, last in zip(ends, beyond, strict=True)
+        ]
+
+    def rows(self) -> Iterator[Row]:
+        if self.encoding.query.kind == "logrank":
+            return
+        unit = self.encoding.domain.unit
+        for levels, counts in zip(self.groups(), self._counts(), strict=True):
+            for name, time, value, risk in self._figures(counts):
+                yield {**levels, "figure": name, "time": time, "unit": unit, "value": value, "at_risk": risk}
+
+    def _figures(self, counts: SurvivalCounts) -> Iterator[tuple[str, float | None, Mapping[str, Any], float | None]]:
+        """Of one group: what is told, at which time, its figure, and how many are at risk."""
+        curve = survival.survival_curve(counts)
+        if isinstance(curve, Drowned):
+            yield "survival", None, shown(curve), None
+            return
+        for q in self.encoding.query.at:
+            name = "median survival" if q == 0.5 else f"time by which {q:g} had an event"
+            yield name, None, shown(survival.survival_quantile(curve, counts.edges[0], q)), None
+        yield "restricted mean", counts.edges[-1], shown(survival.restricted_mean(counts)), None
+        for time, figure, risk in zip(curve.times, curve.survival, curve.at_risk, strict=True):
+            yield "survival", time, self.cell(risk, shown(figure)), round(risk, 1)
+        if len(self.encoding.causes) > 1:
+            for cause, name in enumerate(self.encoding.causes, 1):
+                for time, figure in zip(curve.times, survival.cumulative_incidence(counts, cause), strict=True):
+                    yield f"cumulative incidence of {name}", time, shown(figure), None
+
+    def tests(self) -> Iterator[Row]:
+        query = self.encoding.query
+        if query.by and self.encoding.group_count > 1:
+            yield test_row("log-rank", f"{query.over[0]} by {', '.join(query.by)}", survival.log_rank(self._counts()))
+
+
+READERS: Mapping[type[Encoding], type[_Reader]] = {
+    TableEncoding: _TableReader,
+    MeanEncoding: _MeanReader,
+    QuantileEncoding: _QuantileReader,
+    CorrelationEncoding: _CorrelationReader,
+    MissingEncoding: _MissingReader,
+    SurvivalEncoding: _SurvivalReader,
+}
+
+
+def rescaled(answer: Answer, factor: float, shift: float) -> Answer:
+    """An answer in the column's unit."""
+    return answer if isinstance(answer, Drowned) else answer.scaled(factor, shift)
+
+
+def root(answer: Answer) -> Answer:
+    """The standard deviation of a variance; errors by the delta method, interval by the ends' roots."""
+    if isinstance(answer, Drowned):
+        return answer
+    value = math.sqrt(max(answer.value, 0.0))
+    slope = 2.0 * max(value, 0.5 * math.sqrt(max(answer.high, 1e-12)) if math.isfinite(answer.high) else value, 1e-6)
+    ends = math.sqrt(max(answer.low, 0.0)), math.sqrt(answer.high) if math.isfinite(answer.high) else math.inf
+    return Figure(value, answer.noise_error / slope, answer.sampling_error / slope, *ends)
+
+
+# -- what a plan says ------------------------------------------------------------------------------------------------------
+
+
+def expected_answers(study: Study, cohort: int, records: int) -> Sequence[Expectation]:
+    """The same readers on the sums that are expected: every group alike, numbers where schemas mostly have them.
+
+    Half widths are of both errors at the expected number of records, as the result will print them.
+    """
+    agreed = AgreedStudy(study).task(TABLES)
+    noise = agreed.block_std(math.sqrt(agreed.noise(cohort).total_variance(cohort)))
+    found: list[Expectation] = []
+    for encoding in _encodings(agreed.task):
+        values = expected_blocks(encoding, float(records))
+        names = {f"{encoding.query.name}/{name}": array for name, array in values.items()}
+        release = Release(TABLES, 1, names, {name: noise[name] for name in names}, (), b"")
+        rows = list(READERS[type(encoding)](encoding, release, 0).rows())
+        found += _expectations(encoding, rows)
+    return found
+
+
+def _expectations(encoding: Encoding, rows: Sequence[Row]) -> Iterator[Expectation]:
+    """One for each kind of figure in the rows that are alike."""
+    seen: dict[tuple[str, str, float, float], int] = {}
+    for row in rows:
+        names = [str(row[key]) for key in ("column", "figure", "quantile") if row.get(key) is not None]
+        for key, figure in row.items():
+            if not isinstance(figure, Mapping):
+                continue
+            what = " ".join([key if key != "value" else "", *names]).strip()
+            what = f"quantile {row['quantile']:g} of {row['column']}" if "quantile" in row else what
+            width, size = _width(figure, row, encoding)
+            alike = (what, str(row.get("unit", "")), size, width)
+            seen[alike] = seen.get(alike, 0) + 1
+    main = {"mean", "compare", "quantiles", "survival", "correlation", "count", "histogram", "independence", "missing"}
+    for (what, unit, size, width), number in seen.items():
+        yield Expectation(
+            encoding.query.name, what or encoding.query.kind, size, width,
+            "" if what.startswith(("count", "share")) else unit, _basis(what), number,
+            main=encoding.query.kind in main and not what.startswith("standard"),
+        )  # fmt: skip
+    if not rows:
+        yield Expectation(encoding.query.name, "test", 1.0, 0.0, basis="a p-value is valid at any noise", main=True)
+
+
+def _width(figure: Mapping[str, Any], row: Row, encoding: Encoding) -> tuple[float, float]:
+    """Half width of a figure's interval, and what it is measured against."""
+    value = abs(float(figure.get("value", 1.0) or 1.0))
+    size = value
+    name = row.get("column")
+    domain = encoding.columns.domains.get(name) if isinstance(name, str) else None
+    if isinstance(domain, NumberDomain) and ("mean" in row or "quantile" in row):
+        size = (domain.high - domain.low) / 2.0 if figure is not row.get("count") else value
+    if "not_estimable" in figure or figure["low"] is None or figure["high"] is None:
+        return math.inf, max(size, 1e-12)
+    return (figure["high"] - figure["low"]) / 2.0, max(size, 1e-12)
+
+
+def _basis(what: str) -> str:
+    if what.startswith(("mean", "quantile", "standard")):
+        return "half of the column's range"
+    return "equal groups" if what.startswith(("count", "share")) else "half have an event, evenly over time"
+
+
+def expected_blocks(encoding: Encoding, records: float) -> dict[str, Floats]:
+    """The blocks of so many records: all groups and cells alike; numbers evenly spread about a third off the middle."""
+    each = records / encoding.group_count
+    groups = encoding.group_count
+    if isinstance(encoding, TableEncoding):
+        shape = encoding.blocks()[0].shape
+        return {"table": np.full(shape, records / math.prod(shape))}
+    if isinstance(encoding, MeanEncoding):
+        m = len(encoding.query.over)
+        second = OFFSET**2 + SPREAD**2 - SHIFT
+        found = {"records": np.full(groups, each), "sum": np.full((groups, m), OFFSET * each)}
+        found["square"] = np.full((groups, m), second * each)
+        return found | ({"absent": np.zeros((groups, len(encoding.open)))} if encoding.open else {})
+    if isinstance(encoding, QuantileEncoding):
+        counts = np.full(encoding.bins, each / encoding.bins)
+        column = encoding.column()
+        places = np.subtract.outer(np.arange(encoding.bins), np.arange(encoding.bins))
+        matrix = np.where(places >= 0, column[np.maximum(places, 0)], 0)
+        return {"prefix": np.tile(matrix @ counts, (groups, 1))}
+    if isinstance(encoding, CorrelationEncoding):
+        d = len(encoding.query.over)
+        z = np.eye(d + 1) * SPREAD**2 + np.outer([1.0, *[OFFSET] * d], [1.0, *[OFFSET] * d])
+        z[0, 0] = 1.0
+        return {"diagonal": records * np.diag(z), "cross": records * z[np.triu_indices(d + 1, 1)]}
+    if isinstance(encoding, SurvivalEncoding):
+        kinds = len(encoding.causes) + 1
+        share = np.full((groups, encoding.bins, kinds), 0.5 * each / encoding.bins / kinds)
+        return {"ends": share, "beyond": np.full(groups, 0.5 * each)}
+    shape = (groups, len(encoding.query.over))
+    return {"records": np.full(groups, each), "absent": np.full(shape, 0.1 * each)}

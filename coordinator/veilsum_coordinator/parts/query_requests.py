@@ -176,7 +176,12 @@ def _table_one(request: QueryRequest, columns: Columns) -> Iterator[Query]:
             columns.number(name, what)
     over = request.over or tuple(name for name in columns.domains if name not in request.by)
     numbers = tuple(name for name in over if isinstance(columns.domains[name], NumberDomain))
-    common = {"by": request.by, "where": request.where, "importance": request.importance, "part_of": request.name}
+    common: dict[str, object] = {
+        "by": request.by,
+        "where": request.where,
+        "importance": request.importance,
+        "part_of": request.name,
+    }
     if numbers:
         yield Query.model_validate({"name": f"{request.name}.numbers", "kind": "mean", "over": numbers, **common})
     for place, name in enumerate(over):

@@ -135,7 +135,9 @@ def print_result(result: Result, directory: Path, *, as_json: bool, proof: Look 
         if _is_table(value):
             rows = [{name: _shown(cell) for name, cell in row.items()} for row in value]
             print_rows(rows, title=key, as_json=False)
-    if _has_errors(result.summary):
+    if _has(result.summary, "noise_error"):
+        print_line("In brackets the 95% interval for the population: sampling and noise together.")
+    if _has(result.summary, "std_error"):
         print_line("± is the standard error from the noise alone; 95% intervals, as in the plan, are about twice as wide.")
     if proof is not None:
         print_line(_word(proof, directory))
@@ -185,11 +187,11 @@ def _flat(summary: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield key, value
 
 
-def _has_errors(value: Any) -> bool:
-    """Whether an estimate with its standard error is anywhere in it."""
+def _has(value: Any, key: str) -> bool:
+    """Whether an estimate with such an error is anywhere in it."""
     if isinstance(value, Mapping):
-        return value.keys() == {"value", "std_error"} or any(_has_errors(item) for item in value.values())
-    return isinstance(value, Sequence) and not isinstance(value, str) and any(_has_errors(item) for item in value)
+        return key in value or any(_has(item, key) for item in value.values())
+    return isinstance(value, Sequence) and not isinstance(value, str) and any(_has(item, key) for item in value)
 
 
 def size_text(count: int) -> str:
@@ -212,8 +214,13 @@ def _shown(value: Any) -> Any:
         return value
     if value.keys() == {"value", "std_error"}:
         return f"{value['value']:.6g} ± {value['std_error']:.2g}"
-    if value.keys() == {"not_estimable"}:
+    if "noise_error" in value:
+        low, high = ("" if end is None else f"{end:.4g}" for end in (value["low"], value["high"]))
+        return f"{value['value']:.4g} ({low} to {high})"
+    if "not_estimable" in value:
         return f"not estimable: {value['not_estimable']}"
+    if value.keys() == {"below"}:
+        return f"< {value['below']}"
     return ", ".join(f"{name} {_shown(item)}" for name, item in value.items())
 
 

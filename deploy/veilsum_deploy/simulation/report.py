@@ -82,8 +82,8 @@ def table(outcome: Outcome) -> list[dict[str, Any]]:
 def quantities(value: Any, name: str = "") -> Iterator[tuple[str, float, float]]:
     """Yield (name, value, standard error) of every estimate in a result's summary."""
     if isinstance(value, Mapping):
-        if "value" in value:
-            yield name, float(value["value"]), float(value["std_error"])
+        if isinstance(value.get("value"), float):
+            yield name, float(value["value"]), float(value.get("std_error", value.get("noise_error", 0.0)))
             return
         for key, item in value.items():
             yield from quantities(item, f"{name}.{key}" if name else str(key))
@@ -91,7 +91,8 @@ def quantities(value: Any, name: str = "") -> Iterator[tuple[str, float, float]]
         for index, item in enumerate(value):
             label = str(index)
             if isinstance(item, Mapping):
-                parts = [str(text) for key, text in item.items() if key != "unit" and isinstance(text, str)]
+                parts = [str(text) for key, text in item.items() if key not in ("unit", "note") and isinstance(text, str)]
+                parts += [f"{key} {item[key]:g}" for key in ("quantile", "time") if isinstance(item.get(key), float)]
                 label = ", ".join(parts) or label
             yield from quantities(item, f"{name}[{label}]")
 

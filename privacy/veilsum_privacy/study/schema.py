@@ -49,8 +49,8 @@ class NumberColumn(Frozen):
 class DateColumn(NumberColumn):
     """A date that counts as the days since ``origin``: another column's date, or one date for all records.
 
-    Dates are read as ISO 8601, ``2024-02-29``; what follows the day is cut off. ``low``, ``high`` and ``impute`` are in days. A record
-    without the date, or without the origin, has a missing value.
+    Dates are read as ISO 8601, ``2024-02-29``; what follows the day is cut off. ``low``, ``high`` and ``impute`` are in days.
+    A record without the date, or without the origin, has a missing value.
     """
 
     kind: Literal["date"] = "date"  # type: ignore[assignment]  # tells the two apart in a schema

@@ -75,7 +75,7 @@ class Encoding(ABC):
         self.condition: Condition | None = parse_condition(query.where, columns.domains) if query.where.strip() else None
         if query.where and self.condition is None:
             raise HostileInput(f"{self.what}: `where` is empty.", "Leave it out to ask about all records.")
-        self.groups = tuple(self._level_axis(name) for name in query.by)
+        self.groups = tuple(self._level_axis(name, gaps=not query.part_of) for name in query.by)
         if len(set(query.by)) != len(query.by) or set(query.by) & set(query.over):
             raise HostileInput(f"{self.what}: a column stands twice in `by` and `over`.")
         if self.size > MAX_VALUES:
@@ -141,9 +141,9 @@ class Encoding(ABC):
         """Integer that stands for 1."""
         return self.query.scale
 
-    def _level_axis(self, name: str) -> Axis:
+    def _level_axis(self, name: str, *, gaps: bool = True) -> Axis:
         levels = self.columns.levels(name, self.what)
-        gaps = self.query.missing == "level" and name not in self.columns.imputed
+        gaps = gaps and self.query.missing == "level" and name not in self.columns.imputed
         return Axis(name, (*levels, "missing") if gaps else levels, missing=gaps)
 
     def _bin_axis(self, name: str) -> Axis:

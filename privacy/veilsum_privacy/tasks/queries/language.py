@@ -86,7 +86,9 @@ class Query(Frozen):
         at: quantiles, in (0, 1).
         event: of survival the column that tells how the time ended.
         censored: its levels that are no event; each other level is a cause.
-        missing: whether a missing level is left out, or is a level of its own, of ``by`` and of the columns counted.
+        missing: whether a missing level is left out, or is a level of its own, of the columns counted, and of ``by`` but in a
+        table
+            one.
         importance: of its errors against the other queries'; twice as important halves the weight that variance has.
         part_of: table that its result belongs to.
         scale: integer that its values are multiplied by; more scale, less noise, at the other queries' cost.
