@@ -334,12 +334,10 @@ def _expectations(encoding: Encoding, rows: Sequence[Row]) -> Iterator[Expectati
     """One for each kind of figure in the rows that are alike."""
     seen: dict[tuple[str, str, float, float], int] = {}
     for row in rows:
-        names = [str(row[key]) for key in ("column", "figure", "quantile") if row.get(key) is not None]
         for key, figure in row.items():
             if not isinstance(figure, Mapping):
                 continue
-            what = " ".join([key if key != "value" else "", *names]).strip()
-            what = f"quantile {row['quantile']:g} of {row['column']}" if "quantile" in row else what
+            what = _quantity(key, row)
             width, size = _width(figure, row, encoding)
             alike = (what, str(row.get("unit", "")), size, width)
             seen[alike] = seen.get(alike, 0) + 1
@@ -347,11 +345,21 @@ def _expectations(encoding: Encoding, rows: Sequence[Row]) -> Iterator[Expectati
     for (what, unit, size, width), number in seen.items():
         yield Expectation(
             encoding.query.name, what or encoding.query.kind, size, width,
-            "" if what.startswith(("count", "share")) else unit, _basis(what), number,
+            "" if what.startswith(("count", "share", "survival", "cumulative")) else unit, _basis(what), number,
             main=encoding.query.kind in main and not what.startswith("standard"),
         )  # fmt: skip
     if not rows:
         yield Expectation(encoding.query.name, "test", 1.0, 0.0, basis="a p-value is valid at any noise", main=True)
+
+
+def _quantity(key: str, row: Row) -> str:
+    """A figure of a row in a scientist's words."""
+    if "quantile" in row:
+        return f"quantile {row['quantile']:g} of {row['column']}"
+    if "figure" in row:
+        return str(row["figure"]) if row["time"] is None else f"{row['figure']} at {row['time']:g}"
+    of = f" of {row['column']}" if "column" in row else ""
+    return key.replace("_", " ") + of
 
 
 def _width(figure: Mapping[str, Any], row: Row, encoding: Encoding) -> tuple[float, float]:
@@ -360,6 +368,8 @@ def _width(figure: Mapping[str, Any], row: Row, encoding: Encoding) -> tuple[flo
     size = value
     name = row.get("column")
     domain = encoding.columns.domains.get(name) if isinstance(name, str) else None
+    if "correlation" in row:
+        size = 1.0
     if isinstance(domain, NumberDomain) and ("mean" in row or "quantile" in row):
         size = (domain.high - domain.low) / 2.0 if figure is not row.get("count") else value
     if "not_estimable" in figure or figure["low"] is None or figure["high"] is None:
@@ -370,7 +380,11 @@ def _width(figure: Mapping[str, Any], row: Row, encoding: Encoding) -> tuple[flo
 def _basis(what: str) -> str:
     if what.startswith(("mean", "quantile", "standard")):
         return "half of the column's range"
-    return "equal groups" if what.startswith(("count", "share")) else "half have an event, evenly over time"
+    if what.startswith("correlation"):
+        return "a perfect one"
+    if what.startswith(("missing", "share of")):
+        return "a tenth is missing"
+    return "equal groups" if what.startswith(("count", "share")) else "times evenly spread to the horizon"
 
 
 def expected_blocks(encoding: Encoding, records: float) -> dict[str, Floats]:
@@ -399,7 +413,7 @@ def expected_blocks(encoding: Encoding, records: float) -> dict[str, Floats]:
         return {"diagonal": records * np.diag(z), "cross": records * z[np.triu_indices(d + 1, 1)]}
     if isinstance(encoding, SurvivalEncoding):
         kinds = len(encoding.causes) + 1
-        share = np.full((groups, encoding.bins, kinds), 0.5 * each / encoding.bins / kinds)
-        return {"ends": share, "beyond": np.full(groups, 0.5 * each)}
+        share = np.full((groups, encoding.bins, kinds), each / (encoding.bins + 1) / kinds)
+        return {"ends": share, "beyond": np.full(groups, each / (encoding.bins + 1))}
     shape = (groups, len(encoding.query.over))
     return {"records": np.full(groups, each), "absent": np.full(shape, 0.1 * each)}

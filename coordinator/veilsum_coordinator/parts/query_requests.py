@@ -185,24 +185,13 @@ def _table_one(request: QueryRequest, columns: Columns) -> Iterator[Query]:
     if numbers:
         yield Query.model_validate({"name": f"{request.name}.numbers", "kind": "mean", "over": numbers, **common})
     for place, name in enumerate(over):
+        asked: dict[str, object] = {"name": f"{request.name}.{place}", "over": (name,)}
         if isinstance(columns.domains[name], LevelDomain):
-            values = {
-                "name": f"{request.name}.{place}",
-                "kind": "count",
-                "over": (name,),
-                "missing": request.missing or "level",
-            }
-            yield Query.model_validate({**values, **common})
+            asked |= {"kind": "count", "missing": request.missing or "level"}
         elif request.at:
-            edges = default_edges(columns.number(name, what))
-            values = {
-                "name": f"{request.name}.{place}",
-                "kind": "quantiles",
-                "over": (name,),
-                "edges": edges,
-                "at": request.at,
-            }
-            yield Query.model_validate({**values, **common})
+            asked |= {"kind": "quantiles", "edges": default_edges(columns.number(name, what)), "at": request.at}
+        if "kind" in asked:
+            yield Query.model_validate({**asked, **common})
 
 
 def weigh(queries: Sequence[Query], derived: Sequence[DerivedColumn], columns: Columns, *, largest: int) -> TablesParameters:

@@ -112,7 +112,8 @@ def _print_losses(plan: StudyPlan, *, everything: bool) -> None:
 def _print_parts(plan: StudyPlan, *, everything: bool) -> None:
     many = plan.records * len(plan.cost.participants)
     where = f"{plan.records:,} records at every site" if plan.records_stated else f"if every site had {plan.records:,} records"
-    title = f"95% intervals from the noise alone, {where}"
+    what = "sampling and noise" if any(task.task == "tables" for task in plan.study.tasks) else "the noise alone"
+    title = f"95% intervals from {what}, {where}"
     rows = []
     for part in plan.parts:
         whole = everything or part.main or len(part.expectations) <= SHOWN + 2
