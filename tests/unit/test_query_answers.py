@@ -1,0 +1,204 @@
+"""A study's queries from file to answer: what numpy gives without noise, honest intervals with it, what a plan promised."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.memory import MemoryFederation, split_records
+from support.randomness import SeededRandom
+from veilsum.compile import PrivacyRequest, StudyRequest, compile_study, draft_study
+from veilsum.plan import plan_study
+from veilsum_coordinator.methods import METHODS
+from veilsum_node.errors import ConfigurationError
+from veilsum_privacy.results.result import result_files
+from veilsum_privacy.securesum.agreed import AgreedStudy
+from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
+from veilsum_privacy.study.study import Study, parse_study
+from veilsum_privacy.tasks.base import Records
+
+SITES = [f"site-{index}" for index in range(4)]
+SCHEMA = DatasetSchema(
+    columns=(
+        NumberColumn(name="age", low=20, high=90, unit="years"),
+        NumberColumn(name="stay", low=0, high=60, unit="days"),
+        CategoryColumn(name="arm", categories=("a", "b")),
+        CategoryColumn(name="sex", categories=("f", "m")),
+        CategoryColumn(name="end", categories=("alive", "died")),
+    ),
+    max_records=2000,
+)
+QUERIES: tuple[dict[str, Any], ...] = (
+    {"kind": "table-one", "name": "one", "by": "arm", "over": ["age", "stay", "sex"], "at": [0.5]},
+    {"kind": "quantiles", "name": "stays", "over": "stay", "edges": {"from": 1, "to": 50, "steps": 40, "scale": "log"}},
+    {"kind": "compare", "over": "age", "by": "sex", "where": "stay > 2"},
+    {"kind": "independence", "over": ["arm", "sex"]},
+    {"kind": "correlation", "over": ["age", "stay"]},
+    {"kind": "missing", "over": ["age", "sex"]},
+    {"kind": "survival", "name": "curve", "over": "stay", "by": "arm", "event": "end", "censored": "alive",
+     "edges": {"from": 0, "to": 30, "steps": 6}},
+    {"kind": "count", "name": "old", "over": "sex", "by": "age_group"},
+    {"kind": "histogram", "name": "ages", "over": "age", "edges": [40, 60, 80]},
+)  # fmt: skip
+DERIVE = {"age_group": {"of": "age", "edges": [65]}}
+
+
+def records_of(n: int, seed: int = 0) -> tuple[Records, dict[str, np.ndarray]]:
+    rng = np.random.default_rng(seed)
+    age, stay = rng.normal(60, 12, n).clip(20, 90), rng.gamma(2.0, 6.0, n).clip(0, 60)
+    arm, sex, end = rng.integers(0, 2, n), rng.integers(0, 2, n), rng.integers(0, 2, n)
+    missing = rng.random(n) < 0.08
+    features, present = np.zeros((n, 8)), np.ones((n, 8), dtype=np.bool_)
+    features[:, 0], features[:, 1] = np.where(missing, 0.0, (age - 20) / 35 - 1), stay / 30 - 1
+    present[:, 0] = ~missing
+    for start, codes in ((2, arm), (4, sex), (6, end)):
+        features[np.arange(n), start + codes] = 1.0
+    return Records(features, present, None), {
+        "age": np.where(missing, np.nan, age),
+        "stay": stay,
+        "arm": arm,
+        "sex": sex,
+        "end": end,
+    }
+
+
+def request_of(epsilon: float | None, **more: Any) -> StudyRequest:
+    privacy = PrivacyRequest(noise="none") if epsilon is None else PrivacyRequest(epsilon=epsilon)
+    asked = {"query": QUERIES, "derive": DERIVE} | more
+    return StudyRequest(
+        name="s", method="statistics", dataset="d", data=SCHEMA, privacy=privacy, expected_records=1000, **asked
+    )
+
+
+def common(**more: Any) -> dict[str, Any]:
+    return {
+        "federation_id": "0" * 64,
+        "coordinator": "c",
+        "participants": SITES,
+        "clock": lambda: 1,
+        "random": SeededRandom(1),
+    } | more
+
+
+def compiled(epsilon: float | None, **more: Any) -> Study:
+    study = compile_study(request_of(epsilon, **more), **common())
+    return parse_study(study.to_bytes())  # as a coordinator gets it: through the signed bytes
+
+
+def run(study: Study, records: Records, seed: int = 0) -> dict[str, Any]:
+    result = METHODS["statistics"].run(MemoryFederation(study, split_records(records, 4), seed))
+    assert result_files(result)  # it can be stored
+    return dict(json.loads(json.dumps(result.summary)))
+
+
+def find(rows: list[dict[str, Any]], **wanted: object) -> dict[str, Any]:
+    (row,) = [row for row in rows if all(row[key] == value for key, value in wanted.items())]
+    return row
+
+
+def test_answers_without_noise_are_numpys() -> None:
+    records, data = records_of(4000)
+    summary = run(compiled(None), records)
+    age, stay, arm, sex = data["age"], data["stay"], data["arm"], data["sex"]
+    of_b = find(summary["one.numbers"], arm="b", column="age")
+    assert of_b["count"]["value"] == np.sum((arm == 1) & ~np.isnan(age))
+    assert of_b["mean"]["value"] == pytest.approx(np.nanmean(age[arm == 1]), abs=0.05)
+    assert of_b["standard_deviation"]["value"] == pytest.approx(np.nanstd(age[arm == 1]), abs=0.1)
+    assert of_b["mean"]["noise_error"] == 0.0
+    assert of_b["mean"]["low"] < np.nanmean(age[arm == 1]) < of_b["mean"]["high"]
+    men = find(summary["one.2"], arm="a", sex="m")
+    assert men["count"]["value"] == np.sum((arm == 0) & (sex == 1))
+    assert men["share"]["value"] == pytest.approx(np.mean(sex[arm == 0] == 1), abs=1e-6)
+    assert find(summary["one.2"], arm="a", sex="missing")["count"]["value"] == 0
+    for q in (0.25, 0.5, 0.75):
+        assert find(summary["stays"], quantile=q)["value"]["value"] == pytest.approx(np.quantile(stay, q), rel=0.02)
+    assert find(summary["old"], age_group="65 to 90", sex="f")["count"]["value"] == np.sum((age >= 65) & (sex == 0))
+    assert [row["count"]["value"] for row in summary["ages"]] == np.histogram(age[~np.isnan(age)], [20, 40, 60, 80, 90])[
+        0
+    ].tolist()
+    whole = ~np.isnan(age)
+    expected = np.corrcoef(age[whole], stay[whole])[0, 1]
+    assert summary["correlation"][0]["correlation"]["value"] == pytest.approx(expected, abs=0.01)
+    assert find(summary["missing"], column="age")["missing"]["value"] == np.isnan(age).sum()
+    assert find(summary["curve"], arm="a", time=10)["value"]["value"] == pytest.approx(0.76, abs=0.1)
+    tests = {row["test"] for key, rows in summary.items() if key.endswith(" tests") for row in rows}
+    assert tests == {"equal means (score)", "independence (chi-squared)", "log-rank"}
+    assert summary["queries"][0]["part_of"] == "one"
+
+
+def test_a_condition_takes_part_in_the_answer() -> None:
+    records, data = records_of(3000)
+    found = find(run(compiled(None), records)["compare"], sex="m")
+    taken = (data["sex"] == 1) & (data["stay"] > 2) & ~np.isnan(data["age"])
+    assert found["count"]["value"] == taken.sum()
+    assert found["mean"]["value"] == pytest.approx(data["age"][taken].mean(), abs=0.05)
+
+
+def test_intervals_cover_and_plans_keep_their_word() -> None:
+    """Intervals hold the population's value, and are about as wide as the plan said, at the records that it was told."""
+    study = compiled(1.0)
+    widths: dict[str, list[float]] = {"mean": [], "count": [], "quantile": []}
+    hits: list[bool] = []
+    for seed in range(40):
+        records, _ = records_of(4000, seed)
+        summary = run(study, records, seed)
+        mean = find(summary["compare"], sex="f")["mean"]
+        hits.append(mean["low"] <= 60 <= mean["high"])
+        widths["mean"].append((mean["high"] - mean["low"]) / 2)
+        count = find(summary["old"], age_group="65 to 90", sex="f")["count"]
+        widths["count"].append((count["high"] - count["low"]) / 2)
+    assert np.mean(hits) >= 0.85
+    plan = plan_study(draft_study(request_of(1.0), **common()), study)
+    parts = [part for part in plan.parts if part.name in ("compare", "old")]
+    told = {item.quantity: item.half_width for part in parts for item in part.expectations}
+    assert np.median(widths["mean"]) == pytest.approx(told["mean of age"], rel=0.15)
+    assert np.median(widths["count"]) == pytest.approx(told["count"], rel=0.15)
+    assert plan.cost.rounding == 0.0
+
+
+def test_compiled_sums_are_short_and_narrow() -> None:
+    agreed = AgreedStudy(compiled(1.0)).task("tables")
+    assert agreed.size <= 2000
+    assert agreed.plan(4, 4).encoding.width <= 24
+    assert agreed.plan(4, 4).encoding.ciphertexts == 1
+
+
+def test_small_cells_are_not_printed() -> None:
+    records, data = records_of(300)
+    summary = run(compiled(50.0, parameters={"smallest_cell": 30}), records)
+    old = find(summary["old"], age_group="65 to 90", sex="f")
+    assert np.sum((data["age"] >= 65) & (data["sex"] == 0)) > 30
+    assert "value" in old["count"]
+    few = [row for row in summary["ages"] if row["count"] == {"below": 30}]
+    assert len(few) >= 1
+    assert (
+        METHODS["statistics"]
+        .run(MemoryFederation(compiled(50.0, parameters={"smallest_cell": 30}), split_records(records, 4)))
+        .arrays
+        == {}
+    )
+
+
+def test_everything_can_drown() -> None:
+    records, _ = records_of(12)
+    summary = run(compiled(0.3), records)
+    figures = [figure for row in summary["compare"] for figure in row.values() if isinstance(figure, dict)]
+    assert any("not_estimable" in figure for figure in figures)
+    tests = [row for key, rows in summary.items() if key.endswith(" tests") for row in rows]
+    assert all(row["p_value"] is None or 0 <= row["p_value"] <= 1 for row in tests)
+    assert not any(math.isnan(row["count"]["value"]) for row in summary["old"])
+
+
+def test_a_bad_study_says_what_to_do() -> None:
+    for more, says in (
+        ({"query": ()}, "makes columns for queries, and none is asked"),
+        ({"query": ({"kind": "count", "over": "arms"},)}, "no column 'arms'"),
+        ({"query": ({"kind": "counts"},)}, "kind"),
+        ({"derive": {"x": {"of": "age", "edges": [5]}}}, "edges reach"),
+    ):
+        with pytest.raises(ConfigurationError, match=says):
+            compiled(1.0, **more)
