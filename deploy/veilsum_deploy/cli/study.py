@@ -16,7 +16,7 @@ from veilsum_deploy.cli.following import follow
 from veilsum_deploy.cli.planned import print_plan
 from veilsum_deploy.cli.planning import plan_connected, plan_offline
 from veilsum_node.errors import Misuse
-from veilsum_node.process.console import JsonOption, moment, print_json, print_line, print_rows
+from veilsum_node.process.console import JsonOption, moment, print_fields, print_json, print_line, print_rows
 
 if TYPE_CHECKING:
     from veilsum.compile import StudyRequest
@@ -211,6 +211,21 @@ def verify(
         print_fault(fault, result, as_json=as_json)
         raise typer.Exit(1) from fault
     print_verified(found, result, as_json=as_json)
+
+
+@app.command()
+def export(
+    result: Annotated[Path, typer.Argument(metavar="RESULT", help="Directory of a result.")],
+    out: Annotated[Path, typer.Option("--out", help="Directory for the files.")],
+    formats: Annotated[str, typer.Option("--formats", help="Of csv, html, latex, svg, png, with commas.")] = "csv,html",
+    as_json: JsonOption = False,
+) -> None:
+    """Write a result's tables and pictures for papers and slides; pictures need matplotlib, veilsum[plots]."""
+    from veilsum.exports import export_result
+    from veilsum_privacy.results.result import load_result
+
+    files = export_result(load_result(result), out, [name.strip() for name in formats.split(",") if name.strip()])
+    print_fields({"result": str(result), "files": [str(file) for file in files]}, title="Exported", as_json=as_json)
 
 
 @app.command()

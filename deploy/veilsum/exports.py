@@ -1,0 +1,271 @@
+"""A result's tables as CSV, LaTeX and HTML, and its figures as pictures, for papers and slides.
+
+Tables are the lists of rows in a result's summary. A figure with its interval becomes one cell, ``61.2 (59.8 to 62.7)``, but
+in CSV, where value, errors and ends have columns of their own. Pictures need matplotlib (``pip install veilsum[plots]``).
+"""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from veilsum_node.errors import ConfigurationError, Unavailable
+from veilsum_privacy.results.result import Result
+
+FORMATS = ("csv", "html", "latex", "svg", "png")
+
+PARTS = ("value", "noise_error", "sampling_error", "low", "high", "std_error")
+
+Row = Mapping[str, Any]
+
+
+def export_result(result: Result, directory: Path, formats: Sequence[str]) -> list[Path]:
+    """Write every table of a result, and a picture of each that has one, into a directory; returns the files.
+
+    Raises:
+        ConfigurationError: an unknown format, or pictures without matplotlib.
+        Unavailable: the directory cannot be written.
+    """
+    if unknown := [name for name in formats if name not in FORMATS]:
+        raise ConfigurationError(f"There is no format {unknown[0]!r}.", f"Formats: {', '.join(FORMATS)}.")
+    files: dict[str, bytes] = {}
+    for name, rows in tables_of(result).items():
+        stem = name.replace(" ", "-").replace("/", "-")
+        if "csv" in formats:
+            files[f"{stem}.csv"] = to_csv(rows).encode()
+        if "latex" in formats:
+            files[f"{stem}.tex"] = to_latex(rows, name).encode()
+        for kind in ("svg", "png"):
+            if kind in formats and (picture := plot(name, rows, kind)) is not None:
+                files[f"{stem}.{kind}"] = picture
+    if "html" in formats:
+        files["result.html"] = to_html(result).encode()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, data in files.items():
+            (directory / name).write_bytes(data)
+    except OSError as error:
+        raise Unavailable(f"{directory}: cannot be written ({error.strerror}).", "Check path and space.") from error
+    return [directory / name for name in files]
+
+
+def tables_of(result: Result) -> dict[str, list[Row]]:
+    """The tables of a result's summary by name, in order."""
+    return {
+        name: list(rows)
+        for name, rows in result.summary.items()
+        if isinstance(rows, Sequence) and not isinstance(rows, str) and rows and all(isinstance(row, Mapping) for row in rows)
+    }
+
+
+def to_csv(rows: Sequence[Row]) -> str:
+    """One line a row; a figure's parts in columns ``mean``, ``mean_low``, ..."""
+    flat = [dict(_flat(row)) for row in rows]
+    names = list(dict.fromkeys(name for row in flat for name in row))
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, names, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return stream.getvalue()
+
+
+def _flat(row: Row) -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for name, value in row.items():
+        if not isinstance(value, Mapping):
+            found.append((name, "" if value is None else value))
+        elif "value" in value:
+            found += [(name if part == "value" else f"{name}_{part}", value[part]) for part in PARTS if part in value]
+        else:
+            found.append((f"{name}_note", cell(value)))
+    return found
+
+
+def cell(value: Any) -> str:
+    """A value as people read it."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if not isinstance(value, Mapping):
+        return str(value)
+    if "low" in value:
+        low, high = ("…" if end is None else f"{end:.4g}" for end in (value["low"], value["high"]))
+        return f"{value['value']:.4g} ({low} to {high})"
+    if "std_error" in value:
+        return f"{value['value']:.4g} ± {value['std_error']:.2g}"
+    if "below" in value:
+        return f"< {value['below']}"
+    return f"not estimable: {value['not_estimable']}" if "not_estimable" in value else str(dict(value))
+
+
+def to_latex(rows: Sequence[Row], caption: str) -> str:
+    """A ``table`` with ``booktabs`` rules."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [
+        r"\begin{table}", rf"\caption{{{_tex(caption)}}}", rf"\begin{{tabular}}{{{'l' * len(names)}}}", r"\toprule",
+        " & ".join(_tex(name.replace("_", " ")) for name in names) + r" \\", r"\midrule",
+        *(" & ".join(_tex(cell(row.get(name))) for name in names) + r" \\" for row in rows),
+        r"\bottomrule", r"\end{tabular}", r"\end{table}",
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+_TEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": "$<$",
+    ">": "$>$",
+    "…": r"\dots{}",
+}
+_TEX |= {letter: f"\\{letter}" for letter in "&%$#_{}"} | {"±": r"$\pm$"}
+
+
+def _tex(text: str) -> str:
+    return "".join(_TEX.get(letter, letter) for letter in text)
+
+
+_STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a}
+table{border-collapse:collapse;margin:0 0 2rem}th,td{text-align:left;padding:.25rem .9rem .25rem 0;border-bottom:1px solid
+#ddd} th{border-bottom:2px solid #555;font-weight:600}td{font-variant-numeric:tabular-nums}h2{font-size:1.1rem;margin:1.5rem 0
+.5rem} p{color:#555}svg{max-width:100%;height:auto}"""
+
+
+def to_html(result: Result) -> str:
+    """One page with every table, and the pictures where matplotlib is installed."""
+    parts = [f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{html.escape(result.method)}</title>"]
+    parts += [f"<style>{_STYLE}</style><body><h1>Result of {html.escape(result.method)}</h1>"]
+    parts.append("<p>In brackets 95% intervals for the population: sampling and noise together.</p>")
+    for name, rows in tables_of(result).items():
+        names = list(dict.fromkeys(key for row in rows for key in row))
+        parts.append(f"<h2>{html.escape(name)}</h2>")
+        picture = _picture_if_possible(name, rows)
+        if picture:
+            parts.append(picture)
+        head = "".join(f"<th>{html.escape(key.replace('_', ' '))}</th>" for key in names)
+        body = "".join(
+            "<tr>" + "".join(f"<td>{html.escape(cell(row.get(key)))}</td>" for key in names) + "</tr>" for row in rows
+        )
+        parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
+    return "\n".join([*parts, "</body></html>"]) + "\n"
+
+
+def _picture_if_possible(name: str, rows: Sequence[Row]) -> str:
+    try:
+        picture = plot(name, rows, "svg")
+    except ConfigurationError:  # without matplotlib a page has tables only
+        return ""
+    return "" if picture is None else picture.decode().partition("<svg")[1] + picture.decode().partition("<svg")[2]
+
+
+# -- pictures --------------------------------------------------------------------------------------------------------------
+
+
+def plot(name: str, rows: Sequence[Row], kind: str) -> bytes | None:
+    """A picture of a table: survival curves with bands and numbers at risk, or figures with their intervals; None without any.
+
+    Raises:
+        ConfigurationError: matplotlib is not installed.
+    """
+    curves = [row for row in rows if row.get("figure") == "survival" and isinstance(row.get("time"), float | int)]
+    columns = [key for key in ("mean", "value", "share", "count", "correlation") if any(_told(row.get(key)) for row in rows)]
+    if not curves and not columns:
+        return None
+    try:
+        from matplotlib.figure import Figure as Canvas
+    except ImportError as error:
+        raise ConfigurationError("Pictures need matplotlib.", "pip install veilsum[plots]") from error
+    canvas = Canvas(figsize=(8.0, 5.0), layout="constrained")
+    if curves:
+        _draw_curves(canvas, name, curves)
+    else:
+        _draw_forest(canvas, name, [row for row in rows if _told(row.get(columns[0]))], columns[0])
+    stream = io.BytesIO()
+    canvas.savefig(stream, format=kind, dpi=160, metadata={"Date": None} if kind == "svg" else None)
+    return stream.getvalue()
+
+
+def _told(value: Any) -> bool:
+    return isinstance(value, Mapping) and "low" in value
+
+
+def _group(row: Row) -> str:
+    """The levels of a row's group."""
+    fixed = {"figure", "time", "unit", "value", "at_risk", "column", "quantile"}
+    return ", ".join(f"{key} {text}" for key, text in row.items() if key not in fixed and isinstance(text, str)) or "all"
+
+
+def _draw_curves(canvas: Any, name: str, rows: Sequence[Row]) -> None:
+    axes, below = canvas.subplots(2, 1, height_ratios=(5, 1), sharex=True)
+    groups = list(dict.fromkeys(_group(row) for row in rows))
+    for place, group in enumerate(groups):
+        told = [row for row in rows if _group(row) == group and _told(row["value"])]
+        times = [0.0, *(float(row["time"]) for row in told)]
+        low, middle, high = (
+            [1.0, *(float(row["value"][end]) if row["value"][end] is not None else limit for row in told)]
+            for end, limit in (("low", 0.0), ("value", 0.0), ("high", 1.0))
+        )
+        (line,) = axes.plot(times, middle, label=group, marker="o", markersize=3)
+        axes.fill_between(times, low, high, alpha=0.18, color=line.get_color(), linewidth=0)
+        for row in told:
+            below.text(
+                float(row["time"]),
+                place,
+                f"{row['at_risk']:.0f}",
+                ha="center",
+                va="center",
+                fontsize=8,
+                color=line.get_color(),
+            )
+    axes.set(ylim=(0, 1.02), ylabel="survival", title=name)
+    axes.legend(frameon=False)
+    below.set(
+        ylim=(len(groups) - 0.5, -0.5),
+        yticks=range(len(groups)),
+        yticklabels=groups,
+        xlabel=str(rows[0].get("unit") or "time"),
+    )
+    below.set_title("number at risk, with noise", fontsize=8, loc="left")
+    for spine in ("top", "right"):
+        axes.spines[spine].set_visible(False)
+        below.spines[spine].set_visible(False)
+
+
+def _draw_forest(canvas: Any, name: str, rows: Sequence[Row], key: str) -> None:
+    """Figures with their intervals, one below the other; several columns of one table in panels of their own."""
+    panels = list(dict.fromkeys((str(row.get("column", "")), str(row.get("unit", "") or "")) for row in rows))
+    canvas.set_size_inches(8.0, max(2.2, 0.32 * len(rows) + 0.8 * len(panels) + 0.6))
+    counts = [sum((str(row.get("column", "")), str(row.get("unit", "") or "")) == panel for row in rows) for panel in panels]
+    grid = canvas.subplots(len(panels), 1, squeeze=False, height_ratios=counts)[:, 0]
+    for axes, panel in zip(grid, panels, strict=True):
+        own = [row for row in rows if (str(row.get("column", "")), str(row.get("unit", "") or "")) == panel]
+        names = [_label(row) for row in own]
+        for place, row in enumerate(own):
+            figure = row[key]
+            low, high = (figure["value"] if figure[end] is None else figure[end] for end in ("low", "high"))
+            axes.plot([low, high], [place, place], color="#3b6ea5", linewidth=1.6)
+            axes.plot(figure["value"], place, "s", color="#1d3f66", markersize=5)
+        axes.set(yticks=range(len(own)), yticklabels=names, ylim=(len(own) - 0.5, -0.5))
+        axes.set_xlabel(
+            " ".join(
+                part
+                for part in (key.replace("_", " "), f"of {panel[0]}" if panel[0] else "", f"({panel[1]})" if panel[1] else "")
+                if part
+            )
+        )
+        for spine in ("top", "right"):
+            axes.spines[spine].set_visible(False)
+    grid[0].set_title(name)
+
+
+def _label(row: Row) -> str:
+    parts = [f"{key} {text}" for key, text in row.items() if isinstance(text, str) and key not in ("column", "unit")]
+    parts += [f"quantile {row['quantile']:g}"] if "quantile" in row else []
+    return ", ".join(parts) or "all"
