@@ -130,6 +130,8 @@ class Policy(Frozen):
             (:mod:`veilsum_participant.protocol.cohorts`).
         units: units of privacy it accepts: one record, or all records of one subject.
         max_epsilon: largest epsilon of one study.
+        smallest_cell: fewest records of a group whose figures a study of the method "statistics" may print, by the noised
+            count; 0 makes no rule. A custom of many institutions: what guards records is the noise.
         max_attempts: how often one round may be tried; each try is two entries of the ledger.
         max_lost: charges without a release after which it leaves a study.
         study_days: how long a study may stay open.
@@ -153,6 +155,7 @@ class Policy(Frozen):
     cohort_difference: tuple[Differencing, ...] = ("strict", "allowed")
     units: tuple[Unit, ...] = ("record", "subject")
     max_epsilon: StrictFloat = Field(default=1.0, gt=0, le=1000)
+    smallest_cell: StrictInt = Field(default=0, ge=0, le=1_000_000)
     max_attempts: StrictInt = Field(default=16, ge=1, le=1000)
     max_lost: StrictInt = Field(default=2, ge=1, le=100)
     study_days: StrictInt = Field(default=366, ge=1, le=3660)

@@ -89,6 +89,13 @@ def term_faults(agreed: AgreedStudy, config: ParticipantConfig, own: str, delta:
             f"cohort_difference {privacy.cohort_difference!r} is not among policy.cohort_difference.",
             'Ask for a study with cohort_difference = "strict".' if privacy.cohort_difference == "allowed" else "",
         )
+    printed = study.parameters.get("smallest_cell", 0)
+    if study.method == "statistics" and not (isinstance(printed, int) and printed >= policy.smallest_cell):
+        yield Refusal(
+            RefusalCode.DISCLOSURE,
+            f"The study prints figures of fewer than {policy.smallest_cell} records, which is policy.smallest_cell.",
+            f"Ask for a study with smallest_cell = {policy.smallest_cell} under [parameters].",
+        )
     if any(weight != 1 for weight in study.weights.values()):
         yield Refusal(RefusalCode.WEIGHTS, "The study weighs sites unequally.")
     faults = [fault for declaration in study.tasks for fault in _task_faults(agreed, declaration, policy)]

@@ -102,6 +102,7 @@ FLOORS: list[tuple[dict[str, Any], Callable[[], Study], RefusalCode]] = [
     ({"units": ("subject",)}, make_study, RefusalCode.UNIT),
     ({"units": ("record",)}, lambda: altered(make_study(), privacy__unit="subject"), RefusalCode.UNIT),
     ({"max_epsilon": 0.5}, make_study, RefusalCode.EPSILON),
+    ({"smallest_cell": 10}, make_study, RefusalCode.DISCLOSURE),
     ({"study_days": 1}, lambda: altered(make_study(), expires=1_800_000_000 + 86401), RefusalCode.STUDY_INVALID),
     ({}, lambda: altered(make_study(), dataset="elsewhere"), RefusalCode.DATASET),
     ({}, lambda: altered(make_study(), weights={"a": 1, "b": 1, "c": 2}), RefusalCode.WEIGHTS),

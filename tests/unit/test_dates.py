@@ -1,0 +1,72 @@
+"""Columns of dates count days since an origin, whatever the file's format, and one cell never changes how another is read."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from veilsum_participant.data.check import check_dataset
+from veilsum_participant.data.encode import load_records
+from veilsum_privacy.study.schema import DatasetSchema, DateColumn
+
+SCHEMA = DatasetSchema(
+    columns=(
+        DateColumn(name="death", origin="admitted", low=0, high=1000),
+        DateColumn(name="admitted", origin="2020-01-01", low=0, high=2000),
+    )
+)
+ROWS = (
+    "2020-02-01,2020-01-01",
+    "2020-02-30,2020-01-01",
+    "NA,2020-03-01T10:00",
+    "2019-01-01,2020-01-02",
+    "soon,",
+    "2024-02-29 10:11,2023-02-28",
+)
+
+
+def days(path: Path, schema: DatasetSchema = SCHEMA) -> np.ndarray:
+    """(n, 2) days, not a number where missing."""
+    records, _ = load_records(path, schema)
+    return np.where(records.present, (records.features + 1) / 2 * [1000, 2000], np.nan)
+
+
+def test_dates_become_days(tmp_path: Path) -> None:
+    path = tmp_path / "d.csv"
+    path.write_text("\n".join(["death,admitted", *ROWS]) + "\n")
+    expected = [[31, 0], [np.nan, 0], [np.nan, 60], [0, 1], [np.nan, np.nan], [366, 1154]]
+    np.testing.assert_allclose(days(path), expected)
+    _, counts = load_records(path, SCHEMA)
+    assert (counts.invalid, counts.missing, counts.clamped) == (
+        {"death": 1, "admitted": 0}, {"death": 2, "admitted": 1}, {"death": 1, "admitted": 0},
+    )  # fmt: skip
+    assert "a date after so many days" in str(check_dataset(path, SCHEMA).violations)
+
+
+def test_a_date_is_read_the_same_beside_any_other(tmp_path: Path) -> None:
+    whole, path = tmp_path / "whole.csv", tmp_path / "one.csv"
+    whole.write_text("\n".join(["death,admitted", *ROWS]) + "\n")
+    for place, row in enumerate(ROWS):
+        path.write_text(f"death,admitted\n{row}\n")
+        np.testing.assert_array_equal(days(path)[0], days(whole)[place])
+
+
+def test_typed_dates_of_parquet_are_dates(tmp_path: Path) -> None:
+    path = tmp_path / "d.parquet"
+    table = pa.table(
+        {"death": [date(2020, 2, 1), None], "admitted": pa.array([datetime(2020, 1, 1, 23, 59, tzinfo=UTC), None])}
+    )
+    parquet.write_table(table, path)
+    np.testing.assert_allclose(days(path), [[31, 0], [np.nan, np.nan]])
+
+
+def test_a_schema_of_dates_keeps_its_form() -> None:
+    assert DatasetSchema.model_validate(SCHEMA.model_dump(mode="json")) == SCHEMA
+    assert SCHEMA.file_columns == ("death", "admitted")
+    with pytest.raises(ValueError, match="to name every column; missing: admitted"):
+        DatasetSchema(columns=SCHEMA.columns[:1], header=False, order=("death",))
