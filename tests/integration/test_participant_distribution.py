@@ -124,6 +124,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     return made
 
 
+@pytest.mark.system
 def test_the_wheel_holds_the_participants_packages_and_nothing_else(installed: Installed) -> None:
     with zipfile.ZipFile(installed.wheel) as archive:
         names = [name for name in archive.namelist() if ".dist-info/" not in name]
@@ -136,6 +137,7 @@ def test_the_wheel_holds_the_participants_packages_and_nothing_else(installed: I
     assert set(names) == there
 
 
+@pytest.mark.system  # import contracts say the same of the source by default
 def test_every_module_is_imported_from_the_wheel_and_none_of_a_coordinators(installed: Installed) -> None:
     done = installed.run(installed.python, "-c", EVERY_MODULE, ",".join(PACKAGES), ",".join(OTHERS))
     assert done.returncode == 0, done.stderr
@@ -147,6 +149,7 @@ def test_every_module_is_imported_from_the_wheel_and_none_of_a_coordinators(inst
     )
 
 
+@pytest.mark.system
 def test_its_command_has_a_sites_nouns_only(installed: Installed, tmp_path: Path) -> None:
     shown = installed.run(installed.veilsum, "--help")
     assert shown.returncode == 0, shown.stderr
