@@ -9,6 +9,7 @@ import sqlite3
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from veilsum_node.database import Database, open_database
 
@@ -16,9 +17,23 @@ LEDGER = ("veilsum_privacy.ledger.migrations", "ledger")
 PARTICIPANT = ("veilsum_participant.migrations", "participant")
 COORDINATOR = ("veilsum_coordinator.migrations", "coordinator")
 
+_SHARED: dict[str, tuple[Any, Any]] = {}
+
 
 def fresh_database(place: str | Path, *components: tuple[str, str]) -> Database:
-    """Open a database; a new file, or one in memory, has the components' tables."""
+    """Open a database; a new file, or one in memory, has the components' tables.
+
+    SQLite's all share their compiled statements, as those of a process that opens one database do: put together for every
+    database of every test, they take a fifth of the time.
+    """
+    database = _open(place, *components)
+    engine = database.engine
+    if not database.on_server:
+        engine.dialect, engine._compiled_cache = _SHARED.setdefault("sqlite", (engine.dialect, engine._compiled_cache))
+    return database
+
+
+def _open(place: str | Path, *components: tuple[str, str]) -> Database:
     if str(place) == ":memory:":
         database = open_database(place)
         with database.engine.connect() as connection:
