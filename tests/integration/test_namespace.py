@@ -21,7 +21,6 @@ from veilsum_coordinator.protocol.settings import Waits
 TRY = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 2)"
 
 
-@pytest.mark.system  # test_routes.py goes through proxies by default
 def test_a_participant_behind_a_proxy_in_its_own_namespace(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     data = {name: (rng.uniform(-1, 1, (40, 3)), rng.integers(0, 2, 40)) for name in "abc"}
