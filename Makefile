@@ -10,6 +10,8 @@ BIN := .venv/bin
 PROTOS := $(wildcard proto/veilsum_proto/*.proto)
 TORCH := $(shell grep '^torch==' constraints.txt)
 ARGS ?=
+# Set or not: hundreds of processes that tests start, and each worker, would compile everything anew.
+unexport PYTHONDONTWRITEBYTECODE
 # Tests wait for processes half of the time, so one worker more than there are cores.
 WORKERS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
 

@@ -7,10 +7,17 @@ but under ``--hypothesis-profile=thorough``. `make test-system` asks for both.
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import settings
 
-import veilsum_node.transport.tls13  # noqa: F401
+# Before numpy and torch are imported, here and in processes that tests start: there are as many workers as cores, and
+# threads beyond those take three times the processor's time for waiting on each other.
+for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(variable, "1")
+
+import veilsum_node.transport.tls13  # noqa: E402, F401
 
 THOROUGH = "thorough"
 _STATED = "_stated_settings"

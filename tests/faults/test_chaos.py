@@ -55,7 +55,7 @@ def _plan(count: int) -> FederationPlan:
     return FederationPlan(SEED, drawn.names, PATIENT, None, studies[:count])
 
 
-@pytest.fixture(scope="module", params=[1, pytest.param(3, marks=pytest.mark.system)])
+@pytest.fixture(scope="module", params=[pytest.param(3, marks=pytest.mark.system)])
 def played(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Player, Verdict, list[str]]]:

@@ -76,7 +76,7 @@ def _freed_attempt(bed: TestBed, victim: KillableSite, key: bytes) -> int:
     return 2
 
 
-@pytest.mark.parametrize("stride", [3, pytest.param(1, marks=pytest.mark.system)])
+@pytest.mark.parametrize("stride", [9, pytest.param(1, marks=pytest.mark.system)])
 @pytest.mark.parametrize("history", [_whole_round, _freed_attempt])
 def test_every_death_leaves_exactly_what_was_consented_to(
     bed: TestBed, history: Callable[[TestBed, KillableSite, bytes], int], stride: int

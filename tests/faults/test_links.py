@@ -93,6 +93,7 @@ def _dial(network: FaultedProcesses, stack: ExitStack, name: str) -> GrpcChannel
     return channel
 
 
+@pytest.mark.system  # test_resource_limits.py has slow readers in one process by default
 def test_who_never_reads_holds_up_nobody(network: FaultedProcesses) -> None:
     """An invited site opens its session and reads nothing; a member asks for the sum ten times and reads a piece a second."""
     with ExitStack() as stack:

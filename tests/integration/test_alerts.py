@@ -90,6 +90,7 @@ def scrapes(network: Processes) -> list[dict[str, Any]]:
     return jobs
 
 
+@pytest.mark.system  # test_alert_rules.py runs the rules by default
 def test_a_killed_participant_is_told(network: Processes, tmp_path: Path) -> None:
     with watching(tmp_path / "watching", scrapes(network)) as watched:
         follow(network, watched)

@@ -198,21 +198,18 @@ def test_the_operators_word_is_always_on_record(attack: Adversary, monkeypatch: 
     assert len(site.ledger.entries(kind=Kind.REFUSAL)) == 3
 
 
-@pytest.mark.parametrize("name", ["", "000", "zzzz", "0" * 64])
-def test_names_that_fit_no_study(attack: Adversary, name: str) -> None:
+def test_names_that_fit_no_study_and_reasons_that_are_none(attack: Adversary) -> None:
     ask(attack)
-    with pytest.raises(Misuse, match="No study waits under"):
-        approve(attack.bed.sites["a"], name)
-    with pytest.raises(Misuse, match="No study waits under"):
-        decline(attack.bed.sites["a"], name, "reason")
-
-
-@pytest.mark.parametrize("reason", ["", " \n", "x" * 501, "bell\x07"])
-def test_reasons_that_are_none(attack: Adversary, reason: str) -> None:
-    ask(attack)
-    with pytest.raises(Misuse, match="A reason is a text"):
-        decline(attack.bed.sites["a"], attack.key.hex(), reason)
-    assert wait_list(attack.bed.sites["a"])[0][1] == "waiting"
+    site = attack.bed.sites["a"]
+    for name in ("", "000", "zzzz", "0" * 64):
+        with pytest.raises(Misuse, match="No study waits under"):
+            approve(site, name)
+        with pytest.raises(Misuse, match="No study waits under"):
+            decline(site, name, "reason")
+    for reason in ("", " \n", "x" * 501, "bell\x07"):
+        with pytest.raises(Misuse, match="A reason is a text"):
+            decline(site, attack.key.hex(), reason)
+    assert wait_list(site)[0][1] == "waiting"
 
 
 def test_studies_that_wait_are_bounded(attack: Adversary, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,6 +285,7 @@ def command(network: Processes, name: str, *arguments: str, capsys: pytest.Captu
     return code, json.loads(output.err if code else output.out)
 
 
+@pytest.mark.system  # in one process by default, above
 def test_commands_decide_beside_real_participants(network: Processes, capsys: pytest.CaptureFixture[str]) -> None:
     study = network.compile(make_request(schema_of(2), min_cohort=2))
     key = network.submit(study)
@@ -320,6 +318,7 @@ def test_commands_decide_beside_real_participants(network: Processes, capsys: py
     assert entry.detail["message"].endswith("enough for now")
 
 
+@pytest.mark.system
 def test_a_word_given_while_the_participant_is_down_is_acted_on_at_its_start(
     network: Processes, capsys: pytest.CaptureFixture[str]
 ) -> None:

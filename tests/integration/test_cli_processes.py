@@ -412,6 +412,7 @@ def test_starting_without_a_configuration_is_status_2(tmp_path: Path, capsys: py
         assert (code, "no such file" in err) == (2, True)
 
 
+@pytest.mark.system  # sessions outlive it by default in test_killed_coordinator.py
 def test_a_watch_outlives_the_coordinators_restart(analyst: Running, capsys: pytest.CaptureFixture[str]) -> None:
     """Run last but one: restarts the coordinator."""
     identity = analyst.kit.analyst.identity

@@ -250,8 +250,15 @@ def test_a_restored_backup_knows_its_cohorts(scene: Scene, tmp_path: Path) -> No
     assert scene.asked("abc") == refused("abc")
 
 
-@pytest.mark.parametrize("noise", ["none", "distributed"])
-@pytest.mark.parametrize("vouched", ["peer", "coordinator"])
+@pytest.mark.parametrize(
+    ("vouched", "noise"),
+    [
+        ("peer", "none"),
+        ("coordinator", "distributed"),
+        pytest.param("peer", "distributed", marks=pytest.mark.system),
+        pytest.param("coordinator", "none", marks=pytest.mark.system),
+    ],
+)
 def test_what_a_backup_lacks_is_closed_until_a_peer_shows_who_took_part(
     scene: Scene, tmp_path: Path, vouched: str, noise: str
 ) -> None:

@@ -39,7 +39,7 @@ METHODS = ("fedcgs", "fedsgd", "hfedatm", "slot-align")
 """One-shot, iterated, with rounds of stations whose members differ, with a statistic that sites keep for later rounds."""
 
 DYING = [
-    *(pytest.param(method, "file", marks=[] if method == "hfedatm" else pytest.mark.system) for method in METHODS),
+    *(pytest.param(method, "file", marks=pytest.mark.system) for method in METHODS),
     ("fedsgd", "server"),
 ]
 
@@ -76,7 +76,7 @@ def test_dying_after_every_second_write(tmp_path: Path, expected: Any, method: s
     trial.audit(key)
 
 
-@pytest.mark.parametrize("method", ["fedcgs", "slot-align"])
+@pytest.mark.parametrize("method", ["fedcgs", pytest.param("slot-align", marks=pytest.mark.system)])
 def test_dying_before_a_later_write_each_time(tmp_path: Path, expected: Any, method: str) -> None:
     """What was not written is done again, wherever that was."""
     trial = make_trial(tmp_path, STUDIES[method])

@@ -63,8 +63,17 @@ def plain_federation(bed: TestBed, study: Study) -> PlainFederation:
     return PlainFederation(study, sites)
 
 
-@pytest.mark.parametrize("method", ["fedsgd", "fedavg"])
-@pytest.mark.parametrize(("epsilon", "moments"), [(None, {"reference": "within"}), (None, {"order": 4}), (30.0, {})])
+@pytest.mark.parametrize(
+    ("method", "epsilon", "moments"),
+    [
+        ("fedsgd", None, {"reference": "within"}),
+        ("fedavg", None, {"order": 4}),
+        ("fedsgd", 30.0, {}),
+        ("fedavg", 30.0, {}),
+        pytest.param("fedavg", None, {"reference": "within"}, marks=pytest.mark.system),
+        pytest.param("fedsgd", None, {"order": 4}, marks=pytest.mark.system),
+    ],
+)
 def test_encrypted_rounds_are_the_plain_ones(
     bed: TestBed, method: str, epsilon: float | None, moments: dict[str, Any]
 ) -> None:

@@ -262,5 +262,5 @@ def test_the_judge_finds_a_fault_that_depends_on_records(tmp_path: Path, monkeyp
         return real(self, records, broadcast)
 
     monkeypatch.setattr(ClassMoments, "vectors", vectors)
-    report = Judge(tmp_path).run(400, seed=7_000_000)
+    report = Judge(tmp_path).run(200, seed=7_000_000)
     assert any("a fault depends on records" in finding for finding in report.findings.values())

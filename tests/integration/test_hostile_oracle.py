@@ -111,27 +111,27 @@ def test_decryption_oracle_on_shifted_sum(attack: Adversary) -> None:
     _left(attack, "b")
 
 
-@pytest.mark.parametrize("extra", [1000, -1000])
-def test_decryption_oracle_on_a_malleated_sum(attack: Adversary, extra: int) -> None:
+def test_decryption_oracle_on_a_malleated_sum(attack: Adversary) -> None:
     """The true sum with noise added to one coefficient: its words and tags stay right, as long as the noise does not reach
     q/2t, so whether it opens tells about the noise that is in it. It is refused as a wrong tag is, before it comes near that.
     """
     _consented(attack)
     parameters = attack.plan().encoding.parameters
-    crafted = [malleated(data, parameters, extra) for data in attack.sum()]
-    assert (flat(attack.words("d", crafted)) == flat(attack.words("d", attack.sum()))).all()
-    assert attack.ask_decryption("b", crafted).refused is RefusalCode.TAG
-    _left(attack, "b")
-    attack.nothing_said_but_codes("b", -2)
+    for name, extra in (("b", 1000), ("c", -1000)):
+        crafted = [malleated(data, parameters, extra) for data in attack.sum()]
+        assert (flat(attack.words("d", crafted)) == flat(attack.words("d", attack.sum()))).all()
+        assert attack.ask_decryption(name, crafted).refused is RefusalCode.TAG
+        _left(attack, name)
+        attack.nothing_said_but_codes(name, -2)
     assert attack.ask_decryption("a", attack.sum()).call == "decrypted"
 
 
-@pytest.mark.parametrize("names", [("a",), ("a", "b"), ("a", "b", "c"), ("a", "b", "c", "d", "d")])
-def test_decryption_of_a_part_of_the_cohort(attack: Adversary, names: tuple[str, ...]) -> None:
+def test_decryption_of_a_part_of_the_cohort(attack: Adversary) -> None:
     """A single contribution, a smaller sum or one that counts someone twice: the pads are those of the exact cohort."""
     _consented(attack)
-    assert attack.ask_decryption("c", attack.sum(names=names)).refused is RefusalCode.TAG
-    _left(attack, "c")
+    for asked, names in zip("cabd", ("a", "ab", "abc", "abcdd"), strict=True):
+        assert attack.ask_decryption(asked, attack.sum(names=tuple(names))).refused is RefusalCode.TAG, names
+        _left(attack, asked)
 
 
 def test_decryption_of_another_attempts_sum(attack: Adversary) -> None:
@@ -199,8 +199,8 @@ def test_decryption_after_release(attack: Adversary) -> None:
     assert attack.ask_decryption("b", attack.sum()).refused is RefusalCode.ROUND
 
 
-@pytest.mark.parametrize("fault", ["empty", "fewer", "more", "truncated", "zeroed", "garbage"])
-def test_malformed_sums_are_refused(attack: Adversary, fault: str) -> None:
+@pytest.mark.parametrize("faults", [("empty", "fewer", "more"), ("truncated", "zeroed", "garbage")])
+def test_malformed_sums_are_refused(attack: Adversary, faults: tuple[str, ...]) -> None:
     """Whatever cannot be the sum is refused with a code before the key is used on it."""
     _consented(attack)
     good = attack.sum()
@@ -212,8 +212,9 @@ def test_malformed_sums_are_refused(attack: Adversary, fault: str) -> None:
         "zeroed": [bytes(len(good[0])), *good[1:]],
         "garbage": [b"\xff" * len(good[0]), *good[1:]],
     }
-    assert attack.ask_decryption("d", sums[fault]).refused is RefusalCode.TAG
-    _left(attack, "d")
+    for name, fault in zip("dab", faults, strict=True):
+        assert attack.ask_decryption(name, sums[fault]).refused is RefusalCode.TAG, fault
+        _left(attack, name)
 
 
 def test_sum_object_that_is_no_message(attack: Adversary) -> None:

@@ -88,9 +88,8 @@ def link_dependencies(target: Path) -> None:
 
 @dataclass(frozen=True)
 class Installed:
-    """The wheel, and an environment that holds it."""
+    """An environment that holds the wheel."""
 
-    wheel: Path
     environment: Path
 
     @property
@@ -107,25 +106,33 @@ class Installed:
         return subprocess.run(words, capture_output=True, text=True, timeout=120, cwd=self.environment, env=clean)
 
 
+PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+
+
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    wheels = tmp_path_factory.mktemp("wheels")
+    subprocess.run([*PIP, "wheel", "--no-deps", "--wheel-dir", wheels, ROOT / "participant"], check=True, timeout=120)
+    (made,) = wheels.iterdir()
+    return made
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Installed:
     directory = tmp_path_factory.mktemp("distribution")
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    wheels, environment = directory / "wheels", directory / "environment"
-    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", wheels, ROOT / "participant"], check=True, timeout=120)
-    (wheel,) = wheels.iterdir()
+    environment = directory / "environment"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True, timeout=60)
     link_dependencies(directory / "dependencies")
     (packages,) = environment.glob("lib/python*/site-packages")
     (packages / "dependencies.pth").write_text(f"{directory / 'dependencies'}\n")
-    made = Installed(wheel, environment)
-    install = [*pip, "--python", made.python, "install", "--no-index", "--no-deps", wheel]
+    made = Installed(environment)
+    install = [*PIP, "--python", made.python, "install", "--no-index", "--no-deps", wheel]
     subprocess.run(install, check=True, timeout=60)
     return made
 
 
-def test_the_wheel_holds_the_participants_packages_and_nothing_else(installed: Installed) -> None:
-    with zipfile.ZipFile(installed.wheel) as archive:
+def test_the_wheel_holds_the_participants_packages_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if ".dist-info/" not in name]
     there = {
         str(path.relative_to(root))
@@ -136,6 +143,7 @@ def test_the_wheel_holds_the_participants_packages_and_nothing_else(installed: I
     assert set(names) == there
 
 
+@pytest.mark.system  # import contracts say the same of the source by default
 def test_every_module_is_imported_from_the_wheel_and_none_of_a_coordinators(installed: Installed) -> None:
     done = installed.run(installed.python, "-c", EVERY_MODULE, ",".join(PACKAGES), ",".join(OTHERS))
     assert done.returncode == 0, done.stderr
@@ -147,6 +155,7 @@ def test_every_module_is_imported_from_the_wheel_and_none_of_a_coordinators(inst
     )
 
 
+@pytest.mark.system
 def test_its_command_has_a_sites_nouns_only(installed: Installed, tmp_path: Path) -> None:
     shown = installed.run(installed.veilsum, "--help")
     assert shown.returncode == 0, shown.stderr

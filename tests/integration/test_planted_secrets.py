@@ -27,7 +27,7 @@ from support.processes import running_processes
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_participant import store
 
-HOSTILE_INPUTS = 120
+HOSTILE_INPUTS = 40
 
 
 def private_number(pem: bytes) -> bytes:

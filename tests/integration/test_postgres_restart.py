@@ -88,7 +88,9 @@ def audit(bed: TestBed, hub: Hub, key: bytes, mirror: LedgerReader, steps: int) 
     assert [row["phase"] for row in hub.journal.studies()] == ["finished"]
 
 
-@pytest.mark.parametrize("immediate", [False, True], ids=["fast", "immediate"])
+@pytest.mark.parametrize(
+    "immediate", [pytest.param(False, id="fast", marks=pytest.mark.system), pytest.param(True, id="immediate")]
+)
 def test_a_server_that_is_restarted_in_the_middle_of_rounds(
     bed: TestBed, immediate: bool, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -261,21 +261,21 @@ def test_a_long_mirror_is_settled_in_parts(attack: Adversary, tmp_path: Path, mo
     assert settled_entry(site, COORDINATOR) == 9
 
 
-@pytest.mark.parametrize("number", [0, 2**53, 2**64 - 1])
-def test_numbers_that_no_mirror_has(attack: Adversary, tmp_path: Path, number: int) -> None:
+def test_numbers_that_no_mirror_has(attack: Adversary, tmp_path: Path) -> None:
     copy = backed_up(attack, tmp_path)
     attack.collect()
     site = put_back(attack, copy)
-    assert show(attack, (own(attack), number, b"")) == []
-    assert settled_entry(site, COORDINATOR) == 0
+    for number in (0, 2**53, 2**64 - 1):
+        assert show(attack, (own(attack), number, b"")) == []
+        assert settled_entry(site, COORDINATOR) == 0
 
 
-@pytest.mark.parametrize("data", [None, b"\xff\xff", b""])
-def test_a_coordinator_without_a_mirror(attack: Adversary, data: bytes | None) -> None:
+def test_a_coordinator_without_a_mirror(attack: Adversary) -> None:
     """The site goes on, with a line in its log."""
     channel = attack.channels["a"]
-    channel.objects = {} if data is None else {pb.OBJECT_KIND_MIRRORED: data}
-    assert attack.cores["a"].catch_up(channel) == []
+    for data in (None, b"\xff\xff", b""):
+        channel.objects = {} if data is None else {pb.OBJECT_KIND_MIRRORED: data}
+        assert attack.cores["a"].catch_up(channel) == []
     attack.collect()
     attack.finish()
 

@@ -104,7 +104,9 @@ def plain_federation(directory: Path, data: Data, study: Study, seeded: bool = T
     return PlainFederation(study, sites)
 
 
-@pytest.mark.parametrize(("method", "epsilon"), [("statistics", 1.0), ("fedcgs", 2.0), ("statistics", None)])
+@pytest.mark.parametrize(
+    ("method", "epsilon"), [pytest.param("statistics", 1.0, marks=pytest.mark.system), ("fedcgs", 2.0), ("statistics", None)]
+)
 def test_three_ways_release_the_same_integers(tmp_path: Path, data: Data, method: str, epsilon: float | None) -> None:
     studies: list[Study] = []
 
@@ -365,6 +367,7 @@ def test_a_sweep_is_taken_up_where_it_was_left(tmp_path: Path, capsys: pytest.Ca
     assert len(read_runs(out)) == 12
 
 
+@pytest.mark.system  # what a sweep takes up again is tested above by default
 def test_an_interrupted_sweep_leaves_what_is_done(tmp_path: Path) -> None:
     study = write_bare_study(tmp_path / "study.toml", method='"fedcgs"')
     out = tmp_path / "out"
@@ -399,19 +402,20 @@ SGD = """\
 name = "trial"
 method = "fedsgd"
 dataset = "breast-cancer"
-parameters = { steps = 1200 }
+parameters = { steps = 700 }
 privacy = { epsilon = 5 }
 """
 
 
-def test_one_study_is_taken_up_wherever_it_was_killed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("kills", [1, pytest.param(2, marks=pytest.mark.system)])
+def test_one_study_is_taken_up_wherever_it_was_killed(tmp_path: Path, capsys: pytest.CaptureFixture[str], kills: int) -> None:
     (tmp_path / "study.toml").write_text(SGD)
     out = tmp_path / "out"
     options = ["simulate", tmp_path / "study.toml", "--dataset", "breast-cancer", "--no-encryption", "--sites", 3]
     options += ["--holdout", 0.3, "--baselines", "none", "--out", out]
     rounds = out / "unfinished" / "run-1" / "rounds.bin"
     kept = b""
-    for resume in ([], ["--resume"]):
+    for resume in ([], ["--resume"])[:kills]:
         command = [sys.executable, "-m", "veilsum_deploy.cli", *map(str, options), *resume]
         child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ})
         least = len(kept) + 4000

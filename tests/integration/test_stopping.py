@@ -18,8 +18,10 @@ from veilsum_coordinator.protocol.settings import Waits
 from veilsum_node.database import open_database
 from veilsum_privacy.ledger import Kind, LedgerReader
 
+pytestmark = pytest.mark.system  # a clean stop in the middle of a study is in test_killed_coordinator.py by default
+
 NAMES = "abc"
-WAITS = Waits(enrol=60, seal=60, contribute=60, consent=60, decrypt=60, grace=20)
+WAITS = Waits(enrol=200, seal=100, contribute=100, consent=100, decrypt=100, grace=100)
 BEFORE_UPLOAD = 20_000
 
 

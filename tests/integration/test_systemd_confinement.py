@@ -62,6 +62,7 @@ def test_every_setting_is_applied_or_known(role: str) -> None:
     assert set(settings) <= confinement.APPLIED | confinement.ELSEWHERE
 
 
+@pytest.mark.system  # what the units refuse and allow is probed below by default
 def test_a_study_runs_under_the_units_restrictions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def command(role: str, config: Path) -> list[str]:
         start = ("-m", "veilsum_deploy.cli", role, "start", "--config", str(config))

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from support.federation import TestBed, make_bed
+from support.fresh import COORDINATOR, LEDGER, fresh_database
 from support.proving import proven
 from support.randomness import SeededRandom
 from veilsum_coordinator.protocol.members import StudyPhase
@@ -99,7 +100,7 @@ class Trial:
     def open(self, fatal: int = 0, *, after: bool = False) -> LocalFederation:
         """A new process of the coordinator; nothing is left of an earlier one but its journal."""
         self.lives += 1
-        database = open_database(self.place)
+        database = fresh_database(self.place, LEDGER, COORDINATOR)
         mirror = Mirror(database, credentials=self.bed.hub.credentials, clock=self.bed.clock, random=SYSTEM_RANDOM)
         journal = MortalJournal(database, mirror, fatal=fatal, after=after)
         hub = Hub(self.bed.hub.credentials, journal, waits=WAITS, clock=self.bed.clock)

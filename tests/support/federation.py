@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from support.fresh import COORDINATOR, LEDGER, PARTICIPANT, fresh_database
 from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_coordinator.service.hub import Hub
 from veilsum_coordinator.storage.journal import SqlJournal
 from veilsum_deploy.local import LocalFederation
-from veilsum_node.database import open_database
 from veilsum_node.identity import Credentials, load_credentials
 from veilsum_node.identity.provision import Kit, make_kit
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
@@ -148,7 +148,7 @@ def make_bed(
         )
         sites[party.name] = open_test_site(config, clock, random(party.name), budget)
     credentials = load_credentials(kit.coordinator.identity, clock())
-    database = open_database(kit.coordinator.directory / "coordinator.db")
+    database = fresh_database(kit.coordinator.directory / "coordinator.db", LEDGER, COORDINATOR)
     mirror = Mirror(database, credentials=credentials, clock=clock, random=SYSTEM_RANDOM)
     hub = Hub(credentials, SqlJournal(database, mirror), waits=waits or Waits(), clock=clock)
     return TestBed(kit, clock, hub, sites, load_credentials(kit.analyst.identity, clock()))
@@ -159,7 +159,7 @@ def open_test_site(
 ) -> Site:
     """Open a site as its process would, with a test's clock and randomness."""
     credentials = load_credentials(config.identity, clock())
-    database = open_database(config.state)
+    database = fresh_database(config.state, LEDGER, PARTICIPANT)
     ledger = open_ledger(database, credentials, clock)
     if budget is not None and ledger.budget(DATASET) is None:
         with database.transaction() as connection:

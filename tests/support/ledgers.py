@@ -18,8 +18,9 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509 import DNSName
 
 from support.certificates import DAY, Forge
+from support.fresh import LEDGER, fresh_database
 from support.randomness import SeededRandom
-from veilsum_node.database import Database, open_database
+from veilsum_node.database import Database
 from veilsum_node.identity import Credentials, Role, SigningKey, verify_certificate
 from veilsum_privacy.ledger import Ledger, LedgerReader, Mechanism, Mirror, Receipt, Reservation, SignedReceipt, Witness
 from veilsum_privacy.ledger.receipts import consent_commitment, consent_proof, sign_receipt
@@ -84,7 +85,7 @@ def open_ledger(
     clock: Callable[[], int] | None = None,
 ) -> Ledger:
     """A site's ledger, created or opened again."""
-    database = place if isinstance(place, Database) else open_database(place)
+    database = place if isinstance(place, Database) else fresh_database(place, LEDGER)
     own = credentials or credentials_of(site)
     return Ledger(database, credentials=own, clock=clock or ticking(), random=SeededRandom(site.encode()))
 
@@ -93,7 +94,7 @@ def open_mirror(
     place: str | Path | Database, *, credentials: Credentials | None = None, clock: Callable[[], int] | None = None
 ) -> Mirror:
     """A coordinator's mirror, created or opened again."""
-    database = place if isinstance(place, Database) else open_database(place)
+    database = place if isinstance(place, Database) else fresh_database(place, LEDGER)
     own = credentials or credentials_of(COORDINATOR, role=Role.COORDINATOR)
     return Mirror(database, credentials=own, clock=clock or ticking(), random=SeededRandom(b"mirror"))
 

@@ -30,7 +30,7 @@ from support.proxy import Proxy
 from veilsum.compile import StudyRequest, compile_study
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_coordinator.storage.journal import RELEASES, SUMS
-from veilsum_node.database import open_database
+from veilsum_node.database import open_database, open_readonly
 from veilsum_node.identity import Credentials, Label, load_credentials
 from veilsum_node.identity.provision import Kit, make_kit
 from veilsum_node.randomness import SYSTEM_RANDOM
@@ -327,7 +327,7 @@ class Processes:
     def entries(self, name: str, key: bytes) -> list[Entry]:
         """A participant's ledger entries of a study, after verifying the whole ledger."""
         credentials = load_credentials(self.directory(name) / "identity", int(time.time()))
-        with open_database(self._state(name)) as database:
+        with open_readonly(self._state(name)) as database:
             reader = LedgerReader(database)
             reader.verify(authority=credentials.authority)
             return reader.entries(study=key)
@@ -364,7 +364,7 @@ class Processes:
         return self.directory(name) / "participant.db"
 
     def _query(self, path: Path, query: Any) -> list[dict[str, Any]]:
-        with open_database(path) as database, database.engine.connect() as connection:
+        with open_readonly(path) as database, database.reading() as connection:  # no lock: who is paused may hold one
             return [dict(row) for row in connection.execute(query).mappings()]
 
 

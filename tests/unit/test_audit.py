@@ -182,7 +182,10 @@ def test_ours_passes_on_any_neighbours(path: Path) -> None:
         assert not audit(releases(path, random_worlds(path, seed), SeededRandom(seed)), path.booked).flagged
 
 
-@pytest.mark.parametrize("factor", [0.25, 0.5], ids=["half the deviation", "half the variance"])
+@pytest.mark.parametrize(
+    "factor",
+    [pytest.param(0.25, id="half the deviation", marks=pytest.mark.system), pytest.param(0.5, id="half the variance")],
+)
 @pytest.mark.parametrize("path", JOINT, ids=str)
 def test_too_little_noise_is_flagged(path: Path, factor: float) -> None:
     release = releases(path, worst_worlds(path), SeededRandom(2), noise=scaled(path, factor))

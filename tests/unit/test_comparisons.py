@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -92,11 +93,14 @@ PUBLIC_FILES = {
 """Where digests are compared, and why both sides are public there."""
 
 
-def sources() -> Iterator[tuple[str, ast.Module]]:
-    for folder in FOLDERS:
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            if "_pb2" not in path.name and "migrations" not in path.parts and not set(NO_PARTIES) & set(path.parts):
-                yield str(path.relative_to(ROOT)), ast.parse(path.read_text(encoding="utf-8"))
+@cache
+def sources() -> list[tuple[str, ast.Module]]:
+    return [
+        (str(path.relative_to(ROOT)), ast.parse(path.read_text(encoding="utf-8")))
+        for folder in FOLDERS
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if "_pb2" not in path.name and "migrations" not in path.parts and not set(NO_PARTIES) & set(path.parts)
+    ]
 
 
 def names(node: ast.expr) -> Iterator[str]:

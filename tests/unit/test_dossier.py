@@ -22,8 +22,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import norm
 
+from support.fresh import LEDGER, fresh_database
 from support.ledgers import GRID, Trial, open_ledger
-from veilsum_node.database import Database, open_database
+from veilsum_node.database import Database
 from veilsum_node.errors import Refusal, RefusalCode
 from veilsum_participant.ledgers import check
 from veilsum_privacy.dossier import Proof, StudyLabel, charts, describe, figures, render
@@ -56,7 +57,7 @@ class Site:
 
     def __init__(self) -> None:
         self.clock = Clock()
-        self.database: Database = open_database(":memory:")
+        self.database: Database = fresh_database(":memory:", LEDGER)
         self.ledger: Ledger = open_ledger(self.database, "north", clock=self.clock)
         self._count = 0
 

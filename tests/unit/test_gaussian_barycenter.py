@@ -87,16 +87,17 @@ def test_commuting_covariances_have_a_closed_form(condition: float, d: int) -> N
     check_pushes(covariances, result, direct=1e-6 if condition > 1e6 else 1e-8)
 
 
+@pytest.mark.parametrize("dimension", [128, pytest.param(512, marks=pytest.mark.system)])
 @threadpool_limits.wrap(limits=1)  # two BLAS threads on a busy machine wait for each other most of the time
-def test_dimension_512_at_condition_1e10() -> None:
+def test_large_dimensions_at_condition_1e10(dimension: int) -> None:
     """Two commuting covariances with a closed form, and two that do not commute, pushed on their barycenter."""
     rng = np.random.default_rng(1)
-    covariances, weights, expected = commuting(2, 512, 1e10, rng)
+    covariances, weights, expected = commuting(2, dimension, 1e10, rng)
     result = of(covariances, weights)
     assert result.converged
     assert relative(result.gaussian.covariance, expected) <= 1e-8
     check_pushes(covariances[:1], result, direct=1e-6)
-    covariances = spds(2, 512, 1e10, rng)
+    covariances = spds(2, dimension, 1e10, rng)
     result = of(covariances, tolerance=1e-9)
     assert result.converged
     check_pushes(covariances, result)

@@ -9,11 +9,8 @@ from importlib import util
 from pathlib import Path
 from types import ModuleType
 
-import jsonschema
 import pytest
 import yaml
-from cloudcoil.models.prometheus_operator import v1 as operator
-from kubernetes_validate import ValidationError, validate
 
 from support.charts import CHART, EXAMPLES, ROOT, Object, Release, helm, render, selects
 
@@ -45,10 +42,18 @@ def test_there_are_examples_of_every_part() -> None:
     }  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def kubernetes() -> ModuleType:
+    """Whose import takes seconds, with jsonschema's."""
+    import kubernetes_validate
+
+    return kubernetes_validate
+
+
 @pytest.mark.parametrize("version", VERSIONS)
-def test_objects_fit_the_schemas_of_kubernetes(release: Release, version: str) -> None:
+def test_objects_fit_the_schemas_of_kubernetes(release: Release, version: str, kubernetes: ModuleType) -> None:
     for item in built_in(release):
-        assert validate(item, version, strict=True) == version
+        assert kubernetes.validate(item, version, strict=True) == version
 
 
 @pytest.mark.parametrize(
@@ -61,22 +66,30 @@ def test_objects_fit_the_schemas_of_kubernetes(release: Release, version: str) -
         lambda pod: pod["spec"]["volumes"][0].update(secrets={}),
     ],
 )
-def test_a_spoilt_object_does_not_fit(spoil: object) -> None:
+def test_a_spoilt_object_does_not_fit(spoil: object, kubernetes: ModuleType) -> None:
     item = copy.deepcopy(render("coordinator-trial").of("StatefulSet")[0])
-    validate(item, VERSIONS[-1], strict=True)
+    kubernetes.validate(item, VERSIONS[-1], strict=True)
     spoil(item["spec"]["template"])  # type: ignore[operator]
-    with pytest.raises(ValidationError):
-        validate(item, VERSIONS[-1], strict=True)
+    with pytest.raises(kubernetes.ValidationError):
+        kubernetes.validate(item, VERSIONS[-1], strict=True)
 
 
-def test_objects_of_the_prometheus_operator_fit_its_definitions(release: Release) -> None:
+@pytest.fixture(scope="module")
+def operator() -> ModuleType:
+    """The operator's definitions, whose import takes seconds."""
+    from cloudcoil.models.prometheus_operator import v1
+
+    return v1
+
+
+def test_objects_of_the_prometheus_operator_fit_its_definitions(release: Release, operator: ModuleType) -> None:
     for kind, model in (("ServiceMonitor", operator.ServiceMonitor), ("PrometheusRule", operator.PrometheusRule)):
         for item in release.of(kind):
             read = model.model_validate(item)
             assert read.model_dump(mode="json", by_alias=True, exclude_unset=True) == item  # it knew every key
 
 
-def test_a_spoilt_monitor_does_not_fit() -> None:
+def test_a_spoilt_monitor_does_not_fit(operator: ModuleType) -> None:
     item = copy.deepcopy(render("coordinator-production").of("ServiceMonitor")[0])
     item["spec"]["endpoints"][0]["tlsConfig"]["serverNames"] = "x"
     assert operator.ServiceMonitor.model_validate(item).model_dump(mode="json", by_alias=True, exclude_unset=True) != item
@@ -243,6 +256,8 @@ def test_the_schema_of_values_is_up_to_date(generator: ModuleType) -> None:
 
 def test_the_schema_takes_the_examples_and_the_defaults(generator: ModuleType, example: str) -> None:
     schema = generator.build()
+    import jsonschema
+
     jsonschema.Draft7Validator.check_schema(schema)
     validator = jsonschema.Draft7Validator(schema)
     for path in (CHART / "values.yaml", EXAMPLES / f"{example}.yaml"):

@@ -23,7 +23,7 @@ from veilsum_privacy.accounting.accountant import rdp_epsilon
 from veilsum_privacy.ledger import Kind, LedgerReader
 
 DELTA = 1e-5
-ROUNDS = 100
+ROUNDS = 40
 
 
 @pytest.fixture(params=SHARED)
@@ -32,7 +32,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def test_two_studies_racing_for_the_last_of_a_budget(place: str) -> None:
-    """A hundred times: two processes, a budget for one release and a half, exactly one gets it."""
+    """Forty times: two processes, a budget for one release and a half, exactly one gets it."""
     ledger = open_ledger(place)
     single = rdp_epsilon([make_reservation(multiplier=2.0).mechanism.event], DELTA)
     double = rdp_epsilon([make_reservation(multiplier=2.0).mechanism.event] * 2, DELTA)

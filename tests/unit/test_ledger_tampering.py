@@ -109,7 +109,7 @@ def another(draw: Callable[[Any], Any], value: Any) -> Any:
     return found if found != value or type(found) is not type(value) else "another"
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(steps=st.lists(st.sampled_from(STEPS), min_size=3, max_size=9), data=st.data())
 def test_whatever_is_tampered_with_is_found_and_named(steps: list[str], data: st.DataObject) -> None:
     trial = play(["play", *steps])

@@ -1,0 +1,59 @@
+"""New databases with their tables already in them: copies of one that was migrated in this process before.
+
+Migrations take longer than most tests; those of ``test_upgrading.py`` and ``test_ledger_layouts.py`` run them all the same.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from veilsum_node.database import Database, open_database
+
+LEDGER = ("veilsum_privacy.ledger.migrations", "ledger")
+PARTICIPANT = ("veilsum_participant.migrations", "participant")
+COORDINATOR = ("veilsum_coordinator.migrations", "coordinator")
+
+_SHARED: dict[str, tuple[Any, Any]] = {}
+
+
+def fresh_database(place: str | Path, *components: tuple[str, str]) -> Database:
+    """Open a database; a new file, or one in memory, has the components' tables.
+
+    SQLite's all share their compiled statements, as those of a process that opens one database do: put together for every
+    database of every test, they take a fifth of the time.
+    """
+    database = _open(place, *components)
+    engine = database.engine
+    if not database.on_server:
+        engine.dialect, engine._compiled_cache = _SHARED.setdefault("sqlite", (engine.dialect, engine._compiled_cache))
+    return database
+
+
+def _open(place: str | Path, *components: tuple[str, str]) -> Database:
+    if str(place) == ":memory:":
+        database = open_database(place)
+        with database.engine.connect() as connection:
+            driver = connection.connection.driver_connection
+            assert isinstance(driver, sqlite3.Connection)
+            driver.deserialize(_content(*components))
+        return database
+    if "://" not in str(place) and (path := Path(place)).parent.is_dir() and not path.exists():
+        path.write_bytes(_content(*components))
+    return open_database(place)
+
+
+@cache
+def _content(*components: tuple[str, str]) -> bytes:
+    with TemporaryDirectory() as directory:
+        path = Path(directory) / "state.db"
+        with open_database(path) as database:
+            for package, component in components:
+                database.migrate(package, component)
+        connection = sqlite3.connect(path)
+        connection.execute("PRAGMA journal_mode=DELETE")  # what uses a log of its own cannot be read into memory
+        connection.close()
+        return path.read_bytes()
