@@ -132,7 +132,7 @@ def test_a_second_coordinator_does_not_begin(bed: TestBed, place: str, tmp_path:
         second = start()
         second.thread.join(20)
         assert isinstance(second.error, HeldError)
-        assert "Another process works on" in second.error.message
+        assert "Another process is using" in second.error.message
         assert f"{os.getpid()}" in second.error.message
         assert "Stop the other coordinator first" in second.error.advice
         first.server.hub.journal.change_study(STUDY, phase="failed")  # the first one's word still holds
@@ -164,7 +164,7 @@ def test_a_coordinator_that_lost_the_database_writes_nothing_and_ends(bed: TestB
         first.server._fence._ending.set()  # and nobody looks after it
         second = start().serves()
         journal = first.server.hub.journal
-        with pytest.raises(FencedError, match="taken the database over: coordinator"):
+        with pytest.raises(FencedError, match="taken over the database: coordinator"):
             journal.change_study(STUDY, phase="failed")
         with pytest.raises(FencedError), journal.database.transaction():  # nor by any other way that this process has
             pytest.fail("a transaction began")
@@ -226,7 +226,7 @@ def test_a_lock_that_was_lost_is_taken_again(bed: TestBed, tmp_path: Path, caplo
         second.thread.join(20)
         assert isinstance(second.error, HeldError)
     said = [record.getMessage() for record in caplog.records]
-    assert any("the lock of the database was lost" in text for text in said)
+    assert any("the database lock was lost" in text for text in said)
 
 
 def test_who_waits_takes_over_when_the_session_is_ended(bed: TestBed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,7 +351,7 @@ def test_a_coordinator_waits_for_its_database(bed: TestBed, tmp_path: Path, capl
             first.serves()
             assert first.server._not_ready() == ""
         assert sum("database unreachable" in record.getMessage() for record in caplog.records) == 1
-        assert sum("the database is back" in record.getMessage() for record in caplog.records) == 1
+        assert sum("the database is reachable again" in record.getMessage() for record in caplog.records) == 1
     finally:
         postgres.stop()
 

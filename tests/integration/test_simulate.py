@@ -270,7 +270,7 @@ def test_a_file_is_dealt_with_its_schema(tmp_path: Path, capsys: pytest.CaptureF
         (("--dataset", "breast-cancer", "--partition", "even"), "Unknown partition"),
         (("--dataset", "breast-cancer", "--sites", "600"), "cannot be dealt"),
         (("--data", "missing.csv"), "schema"),
-        (("--collection", "digits4"), "names no folder"),
+        (("--collection", "digits4"), "does not name a folder"),
         (("--collection", "digits=."), "Did you mean 'digits4'"),
         (("--dataset", "breast-cancer", "--partition", "domains"), "one domain"),
         (("--dataset", "breast-cancer", "--baseline", "method=a"), "belongs to a sweep"),

@@ -119,7 +119,7 @@ def test_a_setting_that_is_no_number_is_refused(text: str) -> None:
 
 def test_a_key_through_a_value_is_refused() -> None:
     sweep = make_sweep("method.name=1")
-    with pytest.raises(Misuse, match="no table"):
+    with pytest.raises(Misuse, match="not a table"):
         sweep.content_of(sweep.cells()[0])
 
 

@@ -113,15 +113,17 @@ class FedSGD(Method):
         convex = model.name == "linear"
         if centre and model.name not in ("linear", "mlp"):
             raise ConfigurationError(
-                "fedsgd's centre is for the models linear and mlp, whose first layer can take it up.", "Leave it out."
+                "fedsgd's centre is for the models linear and mlp, whose first layer can absorb it.", "Leave it out."
             )
         optimiser, travel = parameters.optimiser, parameters.travel
         if optimiser.learning_rate is not None and travel is not None:
-            raise ConfigurationError("fedsgd takes a learning rate or a travel, which sets it.", "Leave one of them out.")
+            raise ConfigurationError(
+                "fedsgd takes either a learning rate or a travel, which determines it.", "Leave one of them out."
+            )
         if optimiser.learning_rate is None and (optimiser.name != "sgd" or not inputs.private):
             if travel is not None:
                 raise ConfigurationError(
-                    "fedsgd's travel sets the learning rate of sgd in a study with noise.", "Leave it out."
+                    "fedsgd's travel is only for the optimiser sgd in a study with noise.", "Leave it out."
                 )
             rate = default_rate(optimiser, convex=convex)
             optimiser = optimiser.model_copy(update={"learning_rate": rate})
@@ -183,7 +185,7 @@ class FedSGD(Method):
         trained = training_records(parameters.moments, records)
         clip, number = float(parameters.gradient_clip or 1.0), max(1.0, float(parameters.sampling_rate) * trained)
         what = "mean clipped gradient of a step, along any one direction"
-        basis = "the clip norm: what it is if all records' gradients agree"
+        basis = "the clip norm, reached if all records' gradients agree"
         return [Expectation(GRADIENT, what, clip, Z95 * noise / number, basis=basis, main=True)]
 
     def run(self, federation: Federation) -> Result:

@@ -124,8 +124,8 @@ class GGEUR(Method):
         train = parameters.train or ("coordinator" if inputs.private else "sites")
         if train == "sites" and inputs.private:
             raise ConfigurationError(
-                'ggeur with train = "sites" needs noise = "none": filling a class copies a record the oftener, the fewer there'
-                " are, and no small bound holds what one record changes in a trained model.",
+                'ggeur with train = "sites" needs noise = "none": filling up a class copies its records more often'
+                " the fewer it has, so one record's influence on a trained model has no small bound.",
                 'Use train = "coordinator", which generates from noised prototypes and geometries alone.',
             )
         if train == "coordinator" and parameters.control != "geometry":

@@ -272,19 +272,19 @@ class Coordination(CoordinationServicer):
                     key, attempt = _check_key(chunk.study), chunk.attempt
                     most = self._hub.words_owed(name, key, attempt)
                 if signed is not None:
-                    raise HostileInput("More came after the word on a decryption, which ends it.")
+                    raise HostileInput("Data followed the decryption statement, which must come last.")
                 if chunk.HasField("signed"):
-                    body = _bounded(chunk.signed.body, MAX_STATEMENT_BYTES, "word on a decryption")
+                    body = _bounded(chunk.signed.body, MAX_STATEMENT_BYTES, "decryption statement")
                     signed = SignedStatement(body, chunk.signed.signature)
                     if chunk.words:
-                        raise HostileInput("The chunk with the word on a decryption has no words of its own.")
+                        raise HostileInput("The chunk with the decryption statement must not hold decrypted words.")
                     continue
                 size = len(_bounded(chunk.words, MAX_WORDS_BYTES, "piece of decrypted words"))
                 if chunk.index != len(words) or len(words) >= most or size % 8:
                     raise HostileInput("Decrypted words came out of order or in pieces of the wrong size.")
                 words.append(np.frombuffer(chunk.words, dtype="<u8").astype(np.uint64))
             if signed is None:
-                raise HostileInput("A decryption came without its sender's signed word on it.")
+                raise HostileInput("A decryption came without its sender's signed statement.")
             self._hub.decrypted(name, _check_key(key), attempt, words, signed)
             return pb.Ack()
 

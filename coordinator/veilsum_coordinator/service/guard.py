@@ -100,7 +100,7 @@ class Guard:
             raise Unauthenticated("The caller's certificate is missing, not valid yet or not of this federation.") from error
         self._expiry.check(f"{identity.role} {identity.name}", identity.not_after)
         if identity.role not in roles:
-            raise WrongRole(f"The call is for {' or '.join(roles)}, the caller is {identity.role.value}.")
+            raise WrongRole(f"This call is for {' or '.join(roles)}, but the caller is {identity.role.value}.")
         return identity
 
     async def unary(self, context: Context, work: Callable[[], Awaitable[Result]]) -> Result:
@@ -137,7 +137,7 @@ class Guard:
                 await _tell(context, status, text)
         LOG.error("internal error", exc_info=error, extra=caused_by("internal errors", peer))
         self.metrics.rejected.labels("internal").inc()
-        await _tell(context, grpc.StatusCode.INTERNAL, "Internal error; the coordinator's log has it.")
+        await _tell(context, grpc.StatusCode.INTERNAL, "Internal error; see the coordinator's log.")
 
 
 async def _tell(context: Context, status: grpc.StatusCode, text: str) -> None:

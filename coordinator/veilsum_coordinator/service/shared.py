@@ -105,15 +105,15 @@ def read_report(request: pb.ReportRequest) -> Samples:
         if family is None:
             raise HostileInput("A report names a metric that is not in the list.")
         if len(sample.label) > 64 or not family.labels(sample.label):
-            raise HostileInput("A report's label is not one that its metric takes.")
+            raise HostileInput("A report's label is not allowed for its metric.")
         if not math.isfinite(sample.value) or not family.values(sample.value):
-            raise HostileInput("A report's value is not one that its metric takes.")
+            raise HostileInput("A report's value is not allowed for its metric.")
         key = (sample.metric, sample.label)
         if key in found:
-            raise HostileInput("A report gives one metric twice.")
+            raise HostileInput("A report holds a metric twice.")
         found[key] = sample.value
     if sum(metric == pb.SHARED_METRIC_SOFTWARE for metric, _ in found) > 1:
-        raise HostileInput("A report names more than one software.")
+        raise HostileInput("A report names more than one software version.")
     return found
 
 

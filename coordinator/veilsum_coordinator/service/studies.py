@@ -29,9 +29,8 @@ STORED_SECONDS = 0.1
 """How often it is looked whether an end is durable, while the database is away."""
 
 _NOT_STORED = (
-    "The study is stopped, but its end is not stored because the database is unreachable. Abort it again once that is back:"
-    " after a"
-    " restart of the coordinator it would go on."
+    "The study is stopped, but its end is not stored because the database is unreachable. Abort it again once the database is"
+    " back: otherwise it would continue after a restart of the coordinator."
 )
 
 
@@ -45,7 +44,7 @@ class Studies(StudiesServicer):
         caller = self._guard.caller(context, READERS)
         key = self._hub.find(prefix)
         if caller.role is Role.ANALYST and self._hub.status(key).analyst != caller.name:
-            raise WrongRole("The study is another analyst's.")
+            raise WrongRole("The study belongs to another analyst.")
         return key
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeReply:

@@ -181,7 +181,10 @@ class SqlJournal:
                 values = {"digest": key, "object": data, "analyst": analyst, "submitted": submitted}
                 connection.execute(insert(STUDIES).values(phase="enrolling", reason="", **values))
             elif tries == 1 or (bytes(found["object"]), found["submitted"]) != (data, submitted):
-                raise HostileInput("That study was submitted before.", "Submit study.toml again: a new nonce makes it new.")
+                raise HostileInput(
+                    "That study was submitted before.",
+                    "Submit study.toml again: it gets a new nonce and counts as a new study.",
+                )
 
         self.outage.wait(lambda: self._transact(work), CALL_SECONDS)
 
@@ -227,7 +230,7 @@ class SqlJournal:
             kept = connection.execute(select(SUMS.c.attempt, SUMS.c.receipts).where(*here)).first()
             if kept is not None and tuple(kept) != (assignment.attempt, signed):
                 if kept.attempt >= assignment.attempt:
-                    raise StateError("Another sum of this attempt is stored already.", "Run veilsum ledger verify.")
+                    raise StateError("A different sum of this attempt is already stored.", "Run veilsum ledger verify.")
                 connection.execute(delete(SUMS).where(*here))  # its commit got no answer, and nobody was asked for consent
                 kept = None
             if kept is None:

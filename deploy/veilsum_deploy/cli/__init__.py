@@ -22,7 +22,9 @@ NOUNS = {
     "simulate": Noun("veilsum_deploy.cli.simulate", "Try a study on simulated sites in one process."),
 }
 
-app = command_line("Secure aggregation: joint statistics and models, and nobody sees a record or one site's numbers.", NOUNS)
+app = command_line(
+    "Secure aggregation: joint statistics and models without anybody seeing a record or one site's numbers.", NOUNS
+)
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:

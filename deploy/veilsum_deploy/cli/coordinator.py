@@ -44,7 +44,7 @@ def init(directory: DirectoryArgument, name: NameOption, as_json: JsonOption = F
 
 @app.command()
 def start(config: ConfigOption = CONFIG) -> None:
-    """Run the coordinator until SIGINT or SIGTERM; it goes on where it was stopped."""
+    """Run the coordinator until SIGINT or SIGTERM; it continues where it stopped."""
     from veilsum_coordinator.results.reproduction import compute_on_one_thread
 
     compute_on_one_thread()  # before what computes is loaded
@@ -62,7 +62,7 @@ def start(config: ConfigOption = CONFIG) -> None:
 
 @app.command()
 def health(config: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
-    """Ask the running coordinator whether it serves and its database answers, at its metrics endpoint; status 1 if not."""
+    """Ask the running coordinator whether it serves and its database answers, by its metrics endpoint; status 1 if not."""
     from veilsum_coordinator.protocol.settings import load_coordinator_config
     from veilsum_node.telemetry.health import ask_ready, show_health
 
@@ -71,7 +71,7 @@ def health(config: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
 
 @app.command()
 def config(path: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
-    """Show the configuration that holds: file, environment and defaults, each value with its source; secrets hidden."""
+    """Show the effective configuration: file, environment and defaults, each value with its source; secrets hidden."""
     from veilsum_coordinator.protocol.settings import read_coordinator_settings
 
     show_configuration(read_coordinator_settings(path), path, as_json=as_json)
@@ -85,7 +85,7 @@ def backup(
     force: ReplaceOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Back up journal, mirror and results into one file, also while the coordinator runs; the copy's mirror is verified."""
+    """Back up journal, mirror and results into one file, even while the coordinator runs; the copy's mirror is verified."""
     run_backup(_party(config), file, with_identity=with_identity, force=force, as_json=as_json)
 
 
@@ -97,7 +97,7 @@ def restore(
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Put a backup back while the coordinator is stopped; results that are there stay."""
+    """Restore a backup while the coordinator is stopped; existing results are kept."""
     run_restore(_party(config), file, with_identity=with_identity, force=force, as_json=as_json)
 
 

@@ -30,8 +30,8 @@ EXIT_INTERRUPTED = 130
 app = typer.Typer(add_completion=False)
 
 _PARTITION = (
-    "Who holds what. iid: even and mixed. uneven: site i has a share in proportion to 1/i. dirichlet:ALPHA: each class is"
-    " split by a Dirichlet draw over the sites. shards:N: N classes a site. domains: each domain of the collection is a site."
+    "Split of records. iid: even and mixed. uneven: site i has a share in proportion to 1/i. dirichlet:ALPHA: each class is"
+    " split by a Dirichlet draw over the sites. shards:N: N classes per site. domains: a domain of the collection is a site."
     " domains+dirichlet:ALPHA: each domain is a site, and for each class one Dirichlet draw over the sites, which sums to 1,"
     " is the share of its own domain's records of the class that a site keeps; no class is forced on a site."
 )
@@ -62,14 +62,14 @@ def simulate_study(
         Path | None, typer.Option("--program", help="File of the frozen program, for a study whose encoder is one.")
     ] = None,
     sites: Annotated[
-        int | None, typer.Option("--sites", min=2, max=1024, help="Number of simulated sites; 4, or one a domain.")
+        int | None, typer.Option("--sites", min=2, max=1024, help="Number of simulated sites; 4, or one per domain.")
     ] = None,
     partition: Annotated[str, typer.Option("--partition", help=_PARTITION)] = "iid",
     limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="Most training records a site, drawn at random before the skew.")
+        int | None, typer.Option("--limit", min=1, help="Most training records per site, drawn at random before the skew.")
     ] = None,
     cap: Annotated[
-        int | None, typer.Option("--cap", min=1, help="Most training records a site, drawn at random after the skew.")
+        int | None, typer.Option("--cap", min=1, help="Most training records per site, drawn at random after the skew.")
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed for splitting records; noise is never seeded.")] = 0,
     repeat: Annotated[int, typer.Option("--repeat", min=1, help="Runs, each with fresh noise.")] = 1,
@@ -83,11 +83,11 @@ def simulate_study(
     ] = None,
     split: Annotated[
         int | None,
-        typer.Option("--split", min=0, help="Seed of what is held out, for all runs alike; by default each run's own."),
+        typer.Option("--split", min=0, help="Seed of the held-out records, one for all runs; by default each run's own."),
     ] = None,
     encryption: Annotated[
         bool | None,
-        typer.Option("--encryption/--no-encryption", help="Run the whole protocol: one study does, a sweep does not."),
+        typer.Option("--encryption/--no-encryption", help="Run the whole protocol; default for one study, not for a sweep."),
     ] = None,
     vary: Annotated[
         list[str] | None,
@@ -99,7 +99,7 @@ def simulate_study(
     ] = None,
     seeds: Annotated[
         int | None,
-        typer.Option("--seeds", min=1, help="Sweep: so many seeds from --seed on; every cell runs on the same splits."),
+        typer.Option("--seeds", min=1, help="Sweep: number of seeds, from --seed on; every cell runs on the same splits."),
     ] = None,
     baseline: Annotated[
         str | None,
@@ -110,7 +110,7 @@ def simulate_study(
         typer.Option(
             "--baselines",
             metavar="NAME,...",
-            help=f"What is computed beside the result on its test records: {', '.join(BASELINES)}, trained for both of that"
+            help=f"Baselines computed on the same test records: {', '.join(BASELINES)}, trained for both of that"
             " name, or none. By default alone and pooled, and all of them for the methods fedsgd and fedavg.",
         ),
     ] = None,
@@ -119,7 +119,7 @@ def simulate_study(
     ] = "local",
     address: Annotated[
         str | None,
-        typer.Option("--address", help="Of a Ray cluster, as host:port or auto; without it one is started here."),
+        typer.Option("--address", help="Address of a Ray cluster, host:port or auto; without it one is started here."),
     ] = None,
     jobs: Annotated[
         int | None,
@@ -142,7 +142,7 @@ def simulate_study(
     if not sweeping and baseline is not None:
         raise Misuse("--baseline belongs to a sweep.", "State --vary or --seeds too.")
     if resume and out is None:
-        raise Misuse("--resume needs --out.", "Name the folder whose runs shall be kept.")
+        raise Misuse("--resume needs --out.", "Name the folder to resume from.")
     place = Place(engine, address, jobs)
     if sweeping:
         setting = Setting(partition, sites, limit, cap, holdout, split)
@@ -167,7 +167,7 @@ def _source(study: Path, data: Path | None, dataset: str | None, collection: str
         return Source("packaged", dataset)
     name, equals, folder = str(collection).partition("=")
     if not equals or not folder:
-        raise Misuse(f"--collection {collection} names no folder.", "Use --collection NAME=FOLDER.")
+        raise Misuse(f"--collection {collection} does not name a folder.", "Use --collection NAME=FOLDER.")
     return Source("collection", name, Path(folder))
 
 

@@ -152,7 +152,7 @@ class ProcessEngine:
             if self._interrupted():  # the workers' Ctrl-C came before this process's own
                 raise KeyboardInterrupt from None
             advice = "If memory ran out, use fewer --jobs; --resume goes on from here."
-            raise StateError("A process of the simulation ended by itself.", advice) from error
+            raise StateError("A process of the simulation exited unexpectedly.", advice) from error
         except BaseException as error:
             if isinstance(error, Exception):
                 for left in futures:

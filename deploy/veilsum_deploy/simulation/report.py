@@ -114,7 +114,7 @@ def check_empty(directory: Path) -> None:
     """Refuse a results directory that holds something.
 
     Raises:
-        StateError: it does, or it is no directory.
+        StateError: it does, or it is not a directory.
     """
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise StateError(f"{directory} is not an empty directory.", "Name a new directory for the results.")

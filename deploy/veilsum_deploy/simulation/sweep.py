@@ -332,7 +332,7 @@ def _set(content: dict[str, Any], key: str, value: Any) -> None:
     for table in tables:
         place = place.setdefault(table, {})
         if not isinstance(place, dict):
-            raise Misuse(f"{key!r} is no key of the study: {table} is no table.")
+            raise Misuse(f"{key!r} is not a key of the study: {table} is not a table.")
     if key == EPSILON:
         for other in ("epsilon", "error", "max_epsilon"):
             place.pop(other, None)

@@ -170,7 +170,7 @@ def to_markdown(sweep: Sweep, title: str, about: Sequence[str], rows: Sequence[R
     lines += ["", *legend(sweep)]
     found_problems = problems(rows)
     if found_problems:
-        lines += ["", "What some runs could not tell, or were given:", "", *(f"- {text}" for text in found_problems)]
+        lines += ["", "Notes on some of the runs:", "", *(f"- {text}" for text in found_problems)]
     return "\n".join(lines) + "\n"
 
 

@@ -57,7 +57,7 @@ def init(
 
 @app.command()
 def start(config: ConfigOption = CONFIG) -> None:
-    """Run the participant until SIGINT or SIGTERM; it goes on where it was stopped."""
+    """Run the participant until SIGINT or SIGTERM; it continues where it stopped."""
     from veilsum_node.process.hardening import harden
     from veilsum_node.telemetry.logs import start_logging
     from veilsum_participant.config import load_participant_config
@@ -80,7 +80,7 @@ def health(config: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
 
 @app.command()
 def config(path: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
-    """Show the configuration that holds: file, environment and defaults, each value with its source; secrets hidden."""
+    """Show the effective configuration: file, environment and defaults, each value with its source; secrets hidden."""
     from veilsum_participant.config import read_participant_settings
 
     show_configuration(read_participant_settings(path), path, as_json=as_json)
@@ -94,7 +94,7 @@ def backup(
     force: ReplaceOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Back up ledger and protocol state into one file, also while the participant runs; the copy's ledger is verified."""
+    """Back up ledger and protocol state into one file, even while the participant runs; the copy's ledger is verified."""
     run_backup(_party(config), file, with_identity=with_identity, force=force, as_json=as_json)
 
 
@@ -106,7 +106,7 @@ def restore(
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Put a backup back while the participant is stopped; what it has paid since is charged when it connects."""
+    """Restore a backup while the participant is stopped; what it has paid since is charged when it connects."""
     run_restore(_party(config), file, with_identity=with_identity, force=force, as_json=as_json)
 
 

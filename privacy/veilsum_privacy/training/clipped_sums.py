@@ -177,7 +177,7 @@ class ClippedGradients:
             Misuse: subjects were given for another number of records.
         """
         if self._groups is not None and len(self._groups) != self._records:
-            raise Misuse("Subjects were given for another number of records.")
+            raise Misuse("Subjects were given for a different number of records.")
         self._close()
         return ClippedSum(self._outer + self._inner, self._clipped, self._invalid)
 

@@ -47,4 +47,4 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    raise NotImplementedError("a journal is never taken back")
+    raise NotImplementedError("a journal cannot be downgraded")

@@ -57,7 +57,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    raise NotImplementedError("a ledger is never taken back")
+    raise NotImplementedError("a ledger cannot be downgraded")
 
 
 _FAULT = "the ledger is append-only"
