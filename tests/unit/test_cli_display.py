@@ -19,8 +19,8 @@ from veilsum.costs import study_cost
 from veilsum.plan import plan_study
 from veilsum.remote import StudyInfo
 from veilsum_deploy.cli.display import print_result, print_study
-from veilsum_deploy.cli.following import Pace, duration, follow, words
 from veilsum_deploy.cli.planned import figure, print_plan
+from veilsum_deploy.cli.watch import Pace, duration, follow, words
 from veilsum_node.errors import StateError
 from veilsum_privacy.accounting.accountant import GaussianEvent, rdp_epsilon
 from veilsum_privacy.ledger.entries import Mechanism

@@ -19,8 +19,8 @@ from scipy import stats
 from support.studies import SCHEMA, compiled, projection, shifted_sites
 from support.working import TravellingRandom, leave, square
 from veilsum_coordinator.methods import get_method
+from veilsum_deploy.cli.simulate import make_engine
 from veilsum_deploy.datasets import packaged_dataset
-from veilsum_deploy.simulation.choosing import make_engine
 from veilsum_deploy.simulation.chunks import _noise
 from veilsum_deploy.simulation.engines import Engine, ProcessEngine, SerialEngine, running
 from veilsum_deploy.simulation.gradients import perceptron_vectors

@@ -2,7 +2,7 @@
 
 A sum is durable before the first consent request leaves; a release before a member is told that it may forget its payload.
 What each sum cost whom goes into the mirror of the participants' ledgers, in the same transactions. What a running study needs
-beside that to go on after a restart is :mod:`.keeping`'s. Every write first reads what is there, or puts the same in its
+beside that to go on after a restart is :mod:`.records`'s. Every write first reads what is there, or puts the same in its
 place, so that one whose commit got no answer can be done again.
 """
 

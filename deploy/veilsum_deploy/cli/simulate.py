@@ -12,12 +12,11 @@ import typer
 from veilsum_deploy.cli.steps import show_progress
 from veilsum_deploy.collections import COLLECTIONS
 from veilsum_deploy.datasets import PACKAGED
-from veilsum_deploy.simulation.choosing import make_engine
-from veilsum_deploy.simulation.dealing import Setting
-from veilsum_deploy.simulation.engines import running
-from veilsum_deploy.simulation.keeping import Keeping
-from veilsum_deploy.simulation.naming import BASELINES, parse_baselines
+from veilsum_deploy.simulation.baseline_names import BASELINES, parse_baselines
+from veilsum_deploy.simulation.deal import Setting
+from veilsum_deploy.simulation.engines import Engine, ProcessEngine, SerialEngine, cores, running
 from veilsum_deploy.simulation.report import save, summarise
+from veilsum_deploy.simulation.run_store import RunStore
 from veilsum_deploy.simulation.runs import simulate
 from veilsum_deploy.simulation.study import Simulation, draft_of, read_content
 from veilsum_deploy.simulation.sweep import Cell, Source, Sweep, parse_axis, parse_baseline
@@ -158,6 +157,25 @@ def simulate_study(
     _study(study, one, repeat, encryption is not False, place, out, resume, as_json)
 
 
+def make_engine(name: str, workers: int, address: str | None = None) -> Engine:
+    """An engine by its name: ``local`` or ``ray``; ``workers`` 0 stands for all cores.
+
+    Raises:
+        Misuse: no such engine, an address for ``local``, or Ray is not installed.
+        StateError: the Ray cluster cannot be reached.
+    """
+    if name == "ray":
+        from veilsum_deploy.simulation.cluster import RayEngine  # an extra, which loads its own world
+
+        return RayEngine(address, workers or None)
+    if name != "local":
+        raise Misuse(f"There is no engine {name!r}.", "Use local or ray.")
+    if address is not None:
+        raise Misuse("--address belongs to a Ray cluster.", "State --engine ray too.")
+    count = workers or cores()
+    return SerialEngine() if count == 1 else ProcessEngine(count)
+
+
 def _source(study: Path, data: Path | None, dataset: str | None, collection: str | None) -> Source:
     if sum(item is not None for item in (data, dataset, collection)) != 1:
         raise Misuse("State either --data or --dataset or --collection.", f"Packaged data sets: {', '.join(PACKAGED)}.")
@@ -194,14 +212,14 @@ def _study(
         loaded = loaded.with_schema(draft.schema)
     plan = Simulation(draft, loaded, one.setting, seed, repeat, encryption, beside)
     identity = f"{one.run_id('cell', Cell(()), seed)} {repeat} {encryption}"
-    keeping = None if out is None else Keeping(out, identity, resume)
+    store = None if out is None else RunStore(out, identity, resume)
     local = place.engine == "local"
     engine = make_engine(place.engine, place.jobs or (1 if local else 0), place.address)
     with running(engine), show_progress() as progress:
-        outcome = simulate(plan, progress, lambda: int(time.time()), engine=engine, keeping=keeping)
-    if out is not None and keeping is not None:
+        outcome = simulate(plan, progress, lambda: int(time.time()), engine=engine, store=store)
+    if out is not None and store is not None:
         save(out, plan, outcome)
-        keeping.close()
+        store.close()
     summary = summarise(plan, outcome)
     if as_json:
         print_json(summary)

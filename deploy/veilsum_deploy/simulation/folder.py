@@ -17,7 +17,7 @@ from typing import Any, cast, get_args
 from veilsum_deploy.simulation.jobs import Job, Kind, RunRecord, Status
 from veilsum_deploy.simulation.plots import Table, draw
 from veilsum_deploy.simulation.report import SUMMARY, TABLE_CSV, TABLE_MARKDOWN, check_empty
-from veilsum_deploy.simulation.scoring import spread
+from veilsum_deploy.simulation.scores import spread
 from veilsum_deploy.simulation.sweep import Sweep, shown
 from veilsum_deploy.simulation.tables import Row, as_values, to_csv, to_markdown
 from veilsum_node.errors import StateError

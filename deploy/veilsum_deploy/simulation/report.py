@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from veilsum_deploy.collections import TEST_SHARE
-from veilsum_deploy.simulation.naming import BASELINES
+from veilsum_deploy.simulation.baseline_names import BASELINES
 from veilsum_deploy.simulation.study import Outcome, Simulation
 from veilsum_node.errors import StateError
 from veilsum_node.identity.files import replace_file

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from veilsum_deploy.simulation.baseline_names import BASELINES
 from veilsum_deploy.simulation.jobs import Job, RunRecord, Status
-from veilsum_deploy.simulation.naming import BASELINES
-from veilsum_deploy.simulation.scoring import spread
+from veilsum_deploy.simulation.scores import spread
 from veilsum_deploy.simulation.sweep import EPSILON, Cell, Sweep, short, shown
 
 
