@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from support.federation import make_request, schema_of
-from veilsum_deploy.cli.participant import RequestedStudy
+from veilsum_deploy.cli.additions import RequestedStudy
 from veilsum_node.telemetry.monitoring import MetricsSettings
 from veilsum_participant.checks import Check, CheckOutcome, SiteCheck
 from veilsum_participant.config import load_participant_config

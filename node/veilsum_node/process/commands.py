@@ -58,8 +58,8 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def command_line(about: str, nouns: Mapping[str, Noun]) -> typer.Typer:
-    """A command line of ``nouns``, in their order; ``about`` heads its help."""
+def command_line(about: str, nouns: Mapping[str, Noun], shared: object = None) -> typer.Typer:
+    """A command line of ``nouns``, in their order; ``about`` heads its help, ``shared`` is in every command's context."""
 
     class LazyGroup(TyperGroup):
         """A group whose commands are imported when they run; the overview needs names and help lines only."""
@@ -85,11 +85,13 @@ def command_line(about: str, nouns: Mapping[str, Noun]) -> typer.Typer:
 
     @app.callback(help=about)
     def root(
+        ctx: typer.Context,
         shown: Annotated[
             bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
         ] = False,
     ) -> None:
         """Options that stand before the noun."""
+        ctx.obj = shared
 
     return app
 
