@@ -74,7 +74,7 @@ def test_calls_are_answered_while_the_database_is_silent(bed: TestBed, relay: Re
             pytest.raises(DatabaseAwayError, match=r"answered|temporarily unreachable"),
             hub.changed,
         ):  # as one who holds the lock
-            hub.journal.change_study(bytes(32), phase="failed")
+            hub.journal.end_study(bytes(32), {}, status=b"")
         assert hub.journal.outage.away
         released = len([item for item in machine.rounds if item.phase == "released"])
         for _ in range(20):

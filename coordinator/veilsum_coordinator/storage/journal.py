@@ -201,11 +201,6 @@ class SqlJournal:
         with self.database.reading() as connection:
             return connection.execute(select(STUDIES).order_by(STUDIES.c.submitted)).mappings().all()
 
-    def change_study(self, key: bytes, **values: Any) -> None:
-        """Update phase, reason or status."""
-        query = update(STUDIES).where(STUDIES.c.digest == key).values(**values)
-        self._write(lambda connection: connection.execute(query))
-
     def keep_sum(
         self,
         study: bytes,
