@@ -114,7 +114,7 @@ class FedAvg(Method):
 
     def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
         if not isinstance(parameters, FedAvgParameters) or parameters.clip is None:
-            raise ConfigurationError("The method fedavg takes its own parameters, resolved.")
+            raise ConfigurationError("The method fedavg needs its own parameters, with defaults resolved.")
         public = parameters.participation is not None
         moments = parameters.moments
         plan = training_plan(

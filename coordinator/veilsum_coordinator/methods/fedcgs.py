@@ -107,7 +107,7 @@ class FedCGS(Method):
 
     def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
         if not isinstance(parameters, FedCGSParameters) or parameters.clip is None:
-            raise ConfigurationError("The method fedcgs takes its own parameters, resolved.")
+            raise ConfigurationError("The method fedcgs needs its own parameters, with defaults resolved.")
         need_label(inputs, "the method fedcgs")
         clip, missing, alignment = parameters.clip, parameters.missing, parameters.alignment
         if parameters.disclosure == "per-site" and (alignment is not None or parameters.generation is not None):

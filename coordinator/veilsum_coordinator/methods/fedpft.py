@@ -101,7 +101,7 @@ class FedPFT(Method):
 
     def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
         if not isinstance(parameters, FedPFTParameters) or parameters.clip is None:
-            raise ConfigurationError("The method fedpft takes its own parameters, resolved.")
+            raise ConfigurationError("The method fedpft needs its own parameters, with defaults resolved.")
         need_label(inputs, "the method fedpft")
         before: tuple[TaskPlan, ...] = ()
         left = 1.0

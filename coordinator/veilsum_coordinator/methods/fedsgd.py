@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -32,7 +33,7 @@ from veilsum_coordinator.parts.moment_alignment import (
     resolve_moments,
     training_records,
 )
-from veilsum_coordinator.parts.moment_plans import GENEROUS, Missing, need_label
+from veilsum_coordinator.parts.moment_plans import GENEROUS, Missing, need_label, resolved_clip
 from veilsum_coordinator.parts.networks import network_head, resolved_model
 from veilsum_coordinator.parts.server_optimisers import OptimiserParameters, ServerOptimiser
 from veilsum_node.errors import ConfigurationError
@@ -145,7 +146,7 @@ class FedSGD(Method):
 
     def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
         if not isinstance(parameters, FedSGDParameters) or parameters.model is None or parameters.clip is None:
-            raise ConfigurationError("The method fedsgd takes its own parameters, resolved.")
+            raise ConfigurationError("The method fedsgd needs its own parameters, with defaults resolved.")
         task = GradientParameters(
             width=None if inputs.encoder is None else inputs.width,
             clip=parameters.clip,
@@ -257,19 +258,12 @@ NETWORK_RATE, TRAVEL = 4.0, 15.0
 
 
 def feature_clip(inputs: Inputs) -> float:
-    """A norm that hardly a record's features exceed: sqrt(d) in the box, 8 for a projection, whose typical norm is 1.
+    """A norm that hardly a record's features exceed, with noise or without.
 
     Raises:
         ConfigurationError: a program makes the features, whose scale nobody can know.
     """
-    if inputs.encoder is None:
-        return math.sqrt(inputs.width)
-    if isinstance(inputs.encoder, Program):
-        raise ConfigurationError(
-            "A study whose features a program makes must state parameters.clip.",
-            "Take the norm that most feature vectors keep within, known from other data than the sites'.",
-        )
-    return GENEROUS
+    return resolved_clip(None, replace(inputs, private=False))
 
 
 def default_model(inputs: Inputs, clip: float, *, centred: bool) -> ModelSpec:

@@ -144,7 +144,7 @@ class GGEUR(Method):
 
     def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
         if not isinstance(parameters, GGEURParameters) or parameters.clip is None or parameters.train is None:
-            raise ConfigurationError("The method ggeur takes its own parameters, resolved.")
+            raise ConfigurationError("The method ggeur needs its own parameters, with defaults resolved.")
         need_label(inputs, "the method ggeur")
         use = FeatureUse.of(inputs, parameters.clip, parameters.missing)
         plans = generation_plans(parameters, use)

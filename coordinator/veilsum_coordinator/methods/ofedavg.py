@@ -132,7 +132,7 @@ class OFedAvg(Method):
 
     def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
         if not isinstance(parameters, OFedAvgParameters) or parameters.clip is None:
-            raise ConfigurationError("The method o-fedavg takes its own parameters, resolved.")
+            raise ConfigurationError("The method o-fedavg needs its own parameters, with defaults resolved.")
         need_label(inputs, "the method o-fedavg")
         clip, missing, alignment = parameters.clip, parameters.missing, parameters.alignment
         before: tuple[TaskPlan, ...] = ()

@@ -93,7 +93,7 @@ class Authority:
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, federation_name)])
         identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
         certificate = (
-            _builder(subject, subject, key.public_key(), now - _BACKDATE, now + _CA_DAYS * _DAY)
+            certificate_builder(subject, subject, key.public_key(), now - _BACKDATE, now + _CA_DAYS * _DAY)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(certificates.key_usage(key_cert_sign=True, crl_sign=True), critical=True)
             .add_extension(identifier, critical=False)
@@ -183,7 +183,7 @@ class Authority:
         now = self._clock()
         expires = self._expiry(now, days)
         certificate = (
-            _builder(
+            certificate_builder(
                 x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]),
                 self.certificate.subject,
                 public_key,
@@ -232,9 +232,10 @@ class Authority:
         return expires
 
 
-def _builder(
+def certificate_builder(
     subject: x509.Name, issuer: x509.Name, public_key: ec.EllipticCurvePublicKey, not_before: int, not_after: int
 ) -> x509.CertificateBuilder:
+    """A certificate with a number of its own, yet without extensions; times are Unix seconds."""
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
