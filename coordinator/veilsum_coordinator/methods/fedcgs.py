@@ -112,7 +112,7 @@ class FedCGS(Method):
         clip, missing, alignment = parameters.clip, parameters.missing, parameters.alignment
         if parameters.disclosure == "per-site" and (alignment is not None or parameters.generation is not None):
             raise ConfigurationError(
-                'disclosure = "per-site" is for fedcgs alone; what it aligns or generates from says so itself.',
+                'disclosure = "per-site" is for fedcgs without alignment and generation; these state their own.',
                 'Leave it out; an alignment is per site with mode = "one-shot", generation with mode = "multi-domain".',
             )
         if parameters.generation is not None:

@@ -181,7 +181,7 @@ class OFedAvg(Method):
         # The mean of S heads: of a joint sum, its noise over S; of S heads shown alone, each with the whole of it.
         many = math.sqrt(cohort) if one else cohort
         width = Z95 * math.sqrt(2.0) * math.hypot(norm * std["weights"], std["bias"]) / many
-        what, basis = "difference of two classes' scores of a record", "what the ridge lets a head tell"
+        what, basis = "difference of two classes' scores of a record", "the largest that the ridge permits"
         pairs = len(study.data.classes) * (len(study.data.classes) - 1) // 2
         found.append(Expectation("scores of the averaged head", what, size, width, basis=basis, number=pairs, main=True))
         if one:
