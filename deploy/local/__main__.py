@@ -37,7 +37,7 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def main(
     directory: Annotated[
-        Path, typer.Option("--directory", help="Working directory; a former deployment's is replaced, any other kept.")
+        Path, typer.Option("--directory", help="Working directory; an earlier deployment's is replaced, any other is kept.")
     ] = Path("veilsum-demo-local"),
     compose: Annotated[Path, typer.Option("--compose", help="The compose file.")] = COMPOSE,
     keep: Annotated[bool, typer.Option("--keep", help="Stay up after the study, until Ctrl-C or SIGTERM.")] = False,

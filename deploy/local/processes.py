@@ -98,7 +98,9 @@ class Process:
             StateError: it did; the message ends with the last lines of its log.
         """
         if self.status is not None:
-            raise StateError(f"{self.name} ended by itself (status {self.status}).{self.tail()}", f"Its log is {self.log}.")
+            raise StateError(
+                f"{self.name} exited unexpectedly (status {self.status}).{self.tail()}", f"Its log is {self.log}."
+            )
 
     def tail(self) -> str:
         """The end of its log, for an error's message."""

@@ -308,8 +308,8 @@ class Remote:
         info = self.show(study)
         chosen = number if number is not None else max(info.checkpoints, default=0)
         if chosen not in info.checkpoints:
-            kept = ", ".join(map(str, info.checkpoints)) or "none; its parameters say how often: checkpoint_every"
-            raise StateError("The study has kept no such model.", f"Rounds with one: {kept}.")
+            kept = ", ".join(map(str, info.checkpoints)) or "none; the parameter checkpoint_every sets how often"
+            raise StateError("The study kept no checkpoint of that round.", f"Rounds with a checkpoint: {kept}.")
         if (directory / MANIFEST).exists():
             raise StateError(f"{directory} holds a result already.", "Choose another directory.")
         for name in (ARRAYS, MANIFEST):

@@ -129,16 +129,16 @@ def compare(
     for name in dict.fromkeys((*again.arrays, *result.arrays)):
         one, other = result.arrays.get(name), again.arrays.get(name)
         if one is None or other is None or (one.shape, one.dtype) != (other.shape, other.dtype):
-            raise ProofFault(ARRAYS, f"The array {name} is not one that the releases make.")
+            raise ProofFault(ARRAYS, f"The array {name} does not follow from the releases.")
         largest = max(largest, _array_apart(name, one, other, tolerance))
     if largest == 0.0:
         name = ARRAYS if found.get(ARRAYS) != made.get(ARRAYS) else MANIFEST
-        raise ProofFault(name, "It holds the same values as the releases make, but is written otherwise.", _AGAIN)
+        raise ProofFault(name, "It holds the values that follow from the releases, but is encoded differently.", _AGAIN)
     return Comparison(False, largest)
 
 
 _AGAIN = "Fetch the result again."
-_ROUNDING = "A processor of another kind may round otherwise: --tolerance 1e-9 lets such a difference pass."
+_ROUNDING = "A different kind of processor may round differently: --tolerance 1e-9 accepts such a difference."
 
 
 def _apart(where: str, name: str, found: Any, made: Any, tolerance: float) -> float:
@@ -155,7 +155,7 @@ def _apart(where: str, name: str, found: Any, made: Any, tolerance: float) -> fl
         if apart <= tolerance:
             return apart
         raise _differs(where, name, found, made, apart)
-    raise ProofFault(where, f"{name} is {_short(found)}, but the releases make {_short(made)}.")
+    raise ProofFault(where, f"{name} is {_short(found)}, but the releases give {_short(made)}.")
 
 
 def _array_apart(name: str, found: NDArray[Any], made: NDArray[Any], tolerance: float) -> float:
@@ -166,7 +166,7 @@ def _array_apart(name: str, found: NDArray[Any], made: NDArray[Any], tolerance: 
     one, other = found[place].item(), made[place].item()
     label = f"{name}[{', '.join(map(str, place))}]"
     if found.dtype.kind != "f":
-        raise ProofFault(ARRAYS, f"{label} is {one}, but the releases make {other}.")
+        raise ProofFault(ARRAYS, f"{label} is {one}, but the releases give {other}.")
     scale = float(np.abs(made).max())
     apart = float(np.abs(found - made).max()) / scale if scale and math.isfinite(scale) else math.inf
     if not apart <= tolerance:
@@ -176,7 +176,7 @@ def _array_apart(name: str, found: NDArray[Any], made: NDArray[Any], tolerance: 
 
 def _differs(where: str, name: str, found: float, made: float, apart: float) -> ProofFault:
     advice = _ROUNDING if apart <= LARGEST_TOLERANCE else ""
-    return ProofFault(where, f"{name} is {found!r}, but the releases make {made!r}.", advice)
+    return ProofFault(where, f"{name} is {found!r}, but the releases give {made!r}.", advice)
 
 
 def _short(value: Any) -> str:

@@ -81,7 +81,7 @@ class Verified:
             "Every number of the result is what the method makes of these sums: it was computed again, to the bit."
             if self.comparison.exact
             else "Every number of the result is what the method makes of these sums, up to a relative difference of "
-            f"{self.comparison.largest:.1g}: this machine rounds otherwise."
+            f"{self.comparison.largest:.1g}: this machine rounds differently."
         )
         found = [
             f"{self.study.analyst.name} signed this study, and every member of its roster signed that it takes part; the keys "
@@ -145,7 +145,7 @@ def look_at(directory: Path, authority: x509.Certificate) -> Look:
     if not (directory / STUDY_FILE).exists():
         return Look(
             None,
-            missing="The coordinator gives no proof of it. Software before 0.2 kept none; --no-proof takes a result as it is.",
+            missing="The coordinator has no proof of it. Software before 0.2 kept none; --no-proof accepts it anyway.",
         )
     try:
         try:
@@ -205,7 +205,7 @@ def _manifest(data: bytes) -> tuple[dict[str, Any], list[ReleaseEntry]]:
         except (ValueError, AttributeError, RecursionError) as error:
             raise HostileInput("It is malformed.", _WHOLE) from error
         if text != data or not isinstance(manifest.get("files"), dict):
-            raise HostileInput("It is written in another way than results are.", _WHOLE)
+            raise HostileInput("It does not have the form in which results are written.", _WHOLE)
         entries = [ReleaseEntry.parse(item) for item in releases]
         if not entries or not all(entry.decrypted_by for entry in entries):
             raise HostileInput(

@@ -133,7 +133,7 @@ def read_dataset(path: Path, schema: DatasetSchema, name: str) -> Dataset:
     """
     table = read_table(path, schema)
     if table.broken and not table.rows:
-        raise DataError(f"{path}: none of its {len(table.broken)} rows is as the schema says.", "Separate cells by commas.")
+        raise DataError(f"{path}: none of its {len(table.broken)} rows matches the schema.", "Separate cells by commas.")
     return Dataset(name, schema, pa.table(table.columns))
 
 

@@ -5,7 +5,6 @@ Beside the federation's authority, not under it: who may scrape is another quest
 
 from __future__ import annotations
 
-import datetime
 import ipaddress
 from collections.abc import Sequence
 
@@ -13,6 +12,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from veilsum_node.identity.authority import certificate_builder
 
 DAYS = 825
 
@@ -25,14 +26,14 @@ class EndpointAuthority:
     """
 
     def __init__(self, now: int) -> None:
-        self._begin = datetime.datetime.fromtimestamp(now, datetime.UTC) - datetime.timedelta(minutes=5)
+        self._valid = now - 300, now - 300 + DAYS * 86400
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "veilsum trial metrics")])
         usage = x509.KeyUsage(
             False, False, False, False, False, key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False
         )
         self._certificate = (
-            self._builder(self._name, self._key.public_key())
+            certificate_builder(self._name, self._name, self._key.public_key(), *self._valid)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(usage, critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(self._key.public_key()), critical=False)
@@ -55,7 +56,7 @@ class EndpointAuthority:
                 names.append(x509.DNSName(host))
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])])
         certificate = (
-            self._builder(subject, key.public_key())
+            certificate_builder(subject, self._name, key.public_key(), *self._valid)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
             .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -65,14 +66,3 @@ class EndpointAuthority:
         )
         pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
         return pem, certificate.public_bytes(serialization.Encoding.PEM)
-
-    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
-        return (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(self._name)
-            .public_key(key)
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(self._begin)
-            .not_valid_after(self._begin + datetime.timedelta(days=DAYS))
-        )

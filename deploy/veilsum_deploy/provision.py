@@ -65,11 +65,11 @@ def provision(places: Mapping[str, Path], hosts: Sequence[str], owner: Owner | N
     hospitals = packaged_hospitals()
     wanted = {*OTHERS, *hospitals.sites}
     if wrong := sorted(wanted.symmetric_difference(places)):
-        raise Misuse(f"The directories are not right: {', '.join(wrong)}.", f"Needed: {', '.join(sorted(wanted))}.")
+        raise Misuse(f"The directories are not as needed: {', '.join(wrong)}.", f"Needed: {', '.join(sorted(wanted))}.")
     try:
         return _provision(places, hospitals, hosts, owner, clock)
     except OSError as error:
-        raise StateError(f"{error.filename} cannot be written ({error.strerror}).", "Look at its owner.") from error
+        raise StateError(f"{error.filename} cannot be written ({error.strerror}).", "Check its owner.") from error
 
 
 def _provision(
@@ -152,7 +152,7 @@ def _owner(text: str | None) -> Owner | None:
         return None
     uid, _, gid = text.partition(":")
     if not (uid.isdecimal() and gid.isdecimal()):
-        raise Misuse(f"{text!r} is no owner.", "For example --owner 10001:10001.")
+        raise Misuse(f"{text!r} is not an owner.", "For example --owner 10001:10001.")
     return Owner(int(uid), int(gid))
 
 
@@ -163,14 +163,16 @@ app = typer.Typer(add_completion=False)
 def main(
     into: Annotated[list[str], typer.Option("--into", help="NAME=DIRECTORY of a party's files; one for each.")],
     owner: Annotated[str | None, typer.Option("--owner", help="UID:GID of the parties' files, when run as root.")] = None,
-    host: Annotated[list[str] | None, typer.Option("--host", help="How the coordinator is dialled; repeatable.")] = None,
+    host: Annotated[list[str] | None, typer.Option("--host", help="Where the coordinator is reached; repeatable.")] = None,
 ) -> None:
     """Make keys, tokens, passwords and demo records of a federation for trying out, once."""
     places = {}
     for item in into:
         name, sign, directory = item.partition("=")
         if not sign or name in places:
-            raise Misuse(f"--into {item} is no NAME=DIRECTORY of its own.", "For example --into north=/provision/north.")
+            raise Misuse(
+                f"--into {item} is not NAME=DIRECTORY, or repeats a name.", "For example --into north=/provision/north."
+            )
         places[name] = Path(directory)
     made = provision(places, host or TRIAL_HOSTS, _owner(owner), lambda: int(time.time()))
     print_line("A federation for trying out was made." if made else "The federation was made before; it is kept.")

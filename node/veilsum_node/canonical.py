@@ -62,7 +62,7 @@ def canonical(value: Any) -> bytes:
         # Without other characters the order of keys and the escapes are those of the standard, at a tenth of the time.
         return text.encode() if text.isascii() else rfc8785.dumps(ready)
     except RecursionError as error:
-        raise Misuse("A value that is nested so deep has no canonical form here.") from error
+        raise Misuse("A value nested this deeply has no canonical form here.") from error
 
 
 def parse_canonical(data: bytes, *, what: str) -> Any:

@@ -68,7 +68,9 @@ def read_toml(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"{path}: is not UTF-8 text.", "Save the file as UTF-8.") from error
     except (ValueError, RecursionError) as error:  # a number of thousands of digits is none of TOML's own errors
-        raise ConfigurationError(f"{path}: is not valid TOML: {error}.", "Texts need quotes, tables [brackets].") from error
+        raise ConfigurationError(
+            f"{path}: is not valid TOML: {error}.", "Strings need quotes, table names [brackets]."
+        ) from error
 
 
 def load_toml(path: Path, model: type[ModelT]) -> ModelT:
@@ -125,7 +127,7 @@ def explain(
         elif item["type"] == "missing":
             lines.append(f"{key}: is missing.")
         elif item["type"] == "string_pattern_mismatch":
-            form = _FORMS.get(item["ctx"]["pattern"], "is not written in the form that this key takes")
+            form = _FORMS.get(item["ctx"]["pattern"], "does not have the form that this key takes")
             lines.append(f"{key}: {form}.")
         elif item["type"] == "tuple_type":
             lines.append(f"{key}: must be a list, in [brackets].")

@@ -284,13 +284,15 @@ def _parse_url(url_or_path: str | Path) -> URL:
     text = str(url_or_path)
     if "://" not in text:
         if text.startswith(("//", "postgres", "sqlite:")) and ("@" in text or ":/" in text):
-            raise ConfigurationError("The database URL is malformed.", "Use a path or, say, postgresql://host/name.")
+            raise ConfigurationError("The database URL is malformed.", "Use a path or a URL such as postgresql://host/name.")
         return URL.create("sqlite", database=text)
     try:
         url = make_url(text)
         backend = url.get_backend_name()
     except (ArgumentError, NoSuchModuleError, ValueError) as error:
-        raise ConfigurationError("The database URL is malformed.", "Use a path or, say, postgresql://host/name.") from error
+        raise ConfigurationError(
+            "The database URL is malformed.", "Use a path or a URL such as postgresql://host/name."
+        ) from error
     if backend == "sqlite":
         return URL.create("sqlite", database=url.database or _MEMORY)
     if backend != "postgresql":
@@ -311,7 +313,9 @@ def _create_server_engine(url: URL, options: str = "") -> Engine:
             url, connect_args=arguments, hide_parameters=True, pool_pre_ping=True, isolation_level="READ COMMITTED"
         )
     except (ArgumentError, NoSuchModuleError) as error:
-        raise ConfigurationError("The database URL is malformed.", "Use a path or, say, postgresql://host/name.") from error
+        raise ConfigurationError(
+            "The database URL is malformed.", "Use a path or a URL such as postgresql://host/name."
+        ) from error
     except ImportError as error:
         raise ConfigurationError("The database's driver is not installed.", f"Install {error.name}.") from error
 

@@ -29,11 +29,11 @@ class DatabaseDamagedError(Damage):
 
 _LOST = ("The connection to the database was lost", "Check that the server runs and can be reached, then try again.")
 _AGAIN = "Try again; nothing was written."
-_BUSY = ("The database's server has no connection left", "Try again later, or let it take more connections.")
-_FULL = ("The database has no room", "Make room on the disk, then try again; nothing was written.")
+_BUSY = ("The database server has no free connection", "Try again later, or raise its limit of connections.")
+_FULL = ("The database is out of space", "Free space on the disk, then try again; nothing was written.")
 _HELD = ("Another process holds the database", "Wait for it to finish, then try again.")
-_DAMAGED = ("The database is damaged, or is none", "Keep it as it is, and restore a backup.")
-_READ_ONLY = ("The database can only be read", "Check that its disk is mounted for writing and that its owner runs this.")
+_DAMAGED = ("The database is damaged, or is not a database at all", "Keep it as it is, and restore a backup.")
+_READ_ONLY = ("The database is read-only", "Check that its disk is mounted writable and that its owner runs this.")
 
 _CAUSES = {
     "08": _LOST,
@@ -41,7 +41,7 @@ _CAUSES = {
     "53300": _BUSY,
     "53": _FULL,
     "40001": ("The transaction conflicted with another one", _AGAIN),
-    "40P01": ("The transaction was given up to end a deadlock", _AGAIN),
+    "40P01": ("The transaction was aborted to end a deadlock", _AGAIN),
     "55P03": _HELD,
     "25006": _READ_ONLY,
     "XX001": _DAMAGED,

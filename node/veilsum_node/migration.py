@@ -13,6 +13,7 @@ from typing import Any
 
 from alembic.config import Config
 from alembic.runtime.environment import EnvironmentContext
+from alembic.runtime.migration import MigrationStep
 from alembic.script import ScriptDirectory
 from alembic.script.revision import ResolutionError
 from alembic.util.exc import CommandError
@@ -35,7 +36,8 @@ def upgrade(connection: Connection, package: str, component: str, found: str | N
         raise newer_version(component, str(found)) from error
 
     def steps(revision: Any, _context: Any) -> Any:
-        return script._upgrade_revs("head", revision)  # Alembic's own commands run upgrades by this call
+        revisions = script.iterate_revisions("head", revision or "base")
+        return [MigrationStep.upgrade_from_script(script.revision_map, item) for item in reversed([*revisions])]
 
     run: Callable[..., Any] = steps
     with EnvironmentContext(Config(), script, fn=run) as environment:

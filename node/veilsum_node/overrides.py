@@ -271,7 +271,9 @@ def _as_table(value: Any, annotation: Any, override: Override) -> dict[str, Any]
             except ValidationError:
                 continue
     place = ".".join(override.key[:-1])
-    raise ConfigurationError(f"{override.variable} sets a key of {place}, which is no table in the file.", "Make it a table.")
+    raise ConfigurationError(
+        f"{override.variable} sets a key of {place}, which is not a table in the file.", "Make it a table."
+    )
 
 
 HIDDEN = "(hidden)"

@@ -62,10 +62,10 @@ def wait_to_hold(
     end = time.monotonic() + seconds
     while holder := take():
         if time.monotonic() >= end or stopping.is_set():
-            raise HeldError(f"Another process works on {what}: {holder}.", advice)
+            raise HeldError(f"Another process is using {what}: {holder}.", advice)
         if not told:
             told = holder
-            log.warning("waits up to %.0f s for %s, which holds %s", seconds, holder, what, extra=about("database"))
+            log.warning("waiting up to %.0f s for %s, which holds %s", seconds, holder, what, extra=about("database"))
         stopping.wait(POLL_SECONDS)
 
 
@@ -104,11 +104,12 @@ class StateLock:
         except BlockingIOError:
             holder = os.pread(descriptor, _MOST_BYTES, 0).decode("utf-8", "replace").strip()
             os.close(descriptor)
-            return holder or "a process that has not said its name"
+            return holder or "a process that left no name"
         except OSError as error:
             os.close(descriptor)
             raise ConfigurationError(
-                f"The lock {self.path} cannot be taken: {error.strerror}.", "Put the state on a file system that knows locks."
+                f"The lock {self.path} cannot be taken: {error.strerror}.",
+                "Put the state on a file system that supports locks.",
             ) from error
         self._descriptor = descriptor
         self._sign(descriptor)

@@ -309,7 +309,7 @@ def _require_ledger(path: Path) -> None:
         raise StateError(f"{path} is a directory.", "Name the state file or export in it, or its configuration with --config.")
     if not path.exists():
         if "@" in str(path) and ":" in str(path):  # it may hold a password
-            raise StateError("The ledger's URL is malformed.", "Use a path or, say, postgresql://host/name.")
+            raise StateError("The ledger's URL is malformed.", "Use a path or a URL such as postgresql://host/name.")
         advice = "Check the path. Participants and coordinators make their ledgers when they start for the first time."
         raise StateError(f"There is no ledger {path}.", advice)
     start = _beginning(path, 4096)

@@ -30,7 +30,7 @@ state = "participant.db"      # protocol state and privacy ledger; of an older c
 
 # [log]                       # by default plain lines on standard error
 # file = "participant.log"
-# format = "json"             # one object a line, for programs
+# format = "json"             # one object per line, for programs
 # level = "info"              # or "debug", "warning"
 
 # [metrics]                   # for Prometheus; on loopback, or with certificate, key and token_file: docs/metrics.md
@@ -75,7 +75,7 @@ max_attempts = 16             # how often one round may be tried
 max_lost = 2                  # paid rounds without a release after which the site leaves a study
 study_days = 366              # how long a study may stay open
 attempt_hours = 24            # how long a reservation stays open at most
-max_budget_answers = 8        # how often a day an analyst is told whether a budget bears a study that does not pay all of it
+max_budget_answers = 8        # how often a day an analyst is told whether a budget allows a study that does not pay all of it
 approval = "policy"           # "manual": every study waits for `veilsum participant approve`
 share_metrics = []            # told to the coordinator, of "software", "budget", "ledger", "timings", "certificate"
 
@@ -98,7 +98,7 @@ max_peer_streams = 16         # open calls that one peer may hold at once
 
 # [log]                       # by default plain lines on standard error
 # file = "coordinator.log"
-# format = "json"             # one object a line, for programs
+# format = "json"             # one object per line, for programs
 # level = "info"              # or "debug", "warning"
 
 # [metrics]                   # for Prometheus; on loopback, or with certificate, key and token_file: docs/metrics.md

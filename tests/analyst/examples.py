@@ -15,7 +15,7 @@ from support.federation import TestBed
 from veilsum_node.canonical import parse_canonical
 from veilsum_node.errors import VeilsumError
 from veilsum_privacy.accounting.prices import study_epsilon
-from veilsum_privacy.computation.rehearsal import legal_broadcast
+from veilsum_privacy.computation.rehearsal import made_up_broadcast
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study, parse_study
 
@@ -47,7 +47,7 @@ class Example:
 
     def broadcast(self, study: Study) -> dict[str, Floats]:
         """What the coordinator broadcasts for the task: a legal broadcast, or one with a few values changed."""
-        arrays = legal_broadcast(AgreedStudy(study).task(self.label))
+        arrays = made_up_broadcast(AgreedStudy(study).task(self.label))[1]
         if self.damage is None:
             return arrays
         rng = np.random.default_rng(self.damage)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 ALLOWED: tuple[tuple[str, str], ...] = (
-    ("consent missing", r"round \d+ was lost after consent was asked for: no consent from .+ within its time"),
+    ("consent missing", r"round \d+ was lost after consent was asked for: no consent from .+ in time"),
     (
         "consent refused: deadline",
         r"round \d+ was lost after consent was asked for: \w+ refused its consent \(round-replayed\)",
@@ -21,7 +21,7 @@ ALLOWED: tuple[tuple[str, str], ...] = (
 BUDGET = re.compile(r"\d+ of \d+ enrolled, \d+ are needed \((\w+: budget-exceeded(, )?)+\)")
 """The reason of a study that sites cannot pay."""
 
-LOG_FAULTS = re.compile(r"Traceback|internal error|CRITICAL|Fatal Python error|does not verify|cannot go on")
+LOG_FAULTS = re.compile(r"Traceback|internal error|CRITICAL|Fatal Python error|does not verify|cannot continue")
 """What no kill may bring into a log."""
 
 

@@ -198,9 +198,9 @@ def test_the_closed_form_of_what_was_spent(squares: float) -> None:
 
 def test_reasons_that_no_kill_explains() -> None:
     assert len({name for name, _ in ALLOWED}) == len(ALLOWED)
-    assert name_of("round 3 was lost after consent was asked for: no consent from a, b within its time") == "consent missing"
+    assert name_of("round 3 was lost after consent was asked for: no consent from a, b in time") == "consent missing"
     for reason in (
-        "internal error in the method; the coordinator's log has it",
+        "internal error in the method; see the coordinator's log",
         "the members signed different contexts (a; b)",
     ):
         assert name_of(reason) is None
@@ -223,7 +223,7 @@ def test_a_caller_that_dies_in_a_stream_is_no_internal_error(caplog: pytest.LogC
     guard = Guard(None, lambda: 0, Metrics(lambda: 0))  # type: ignore[arg-type]
 
     async def sealing() -> None:
-        raise HostileInput("A member must send exactly one box for each that it owes.")
+        raise HostileInput("A member must send exactly the boxes that it owes, each once.")
 
     async def served() -> None:
         context: Any = _Gone()

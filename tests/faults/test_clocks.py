@@ -83,7 +83,7 @@ def _check_finished(network: FaultedProcesses, key: bytes, cohort: str = NAMES) 
 
 def _await_step(network: FaultedProcesses, name: str, change: int, start: int) -> None:
     """The process says by how much its clock was set: to the second, and perhaps after what the test before this one set."""
-    told = re.compile(rf"the clock went {'forward' if change > 0 else 'back'} by (\d+) s,")
+    told = re.compile(rf"the clock jumped {'forward' if change > 0 else 'back'} by (\d+) s,")
 
     def says_so() -> bool:
         return any(abs(int(seconds) - abs(change)) <= 1 for seconds in told.findall(network.log(name)[start:]))
@@ -192,7 +192,7 @@ def test_a_participant_stands_still_when_consent_is_asked_for(network: FaultedPr
     network.proxies["c"].release()
     status = network.await_end(key)
     assert status.phase == "failed"
-    assert "no consent from b within its time" in status.reason
+    assert "no consent from b in time" in status.reason
     network.participants["b"].resume()
     charged = "".join(name for name, state in network.attempt_states(key).items() if state == "consented")
     assert "b" not in charged

@@ -70,7 +70,7 @@ class _Full:
     def end(self) -> None:
         self._network.disks[self._name].free()
 
-    word = "has no room"
+    word = "is out of space"
 
 
 class _Limited:
@@ -97,8 +97,8 @@ def test_full_before_enrolment(network: FaultedProcesses) -> None:
     key = _submit(network)
     network.await_status(key, lambda shown: len(shown.enrolled) == 2, "two enrolments")
     line = network.await_log("c", "state cannot be written", start)
-    assert "has no room" in line
-    assert "Make room on the disk" in line
+    assert "is out of space" in line
+    assert "Free space on the disk" in line
     network.await_health("c", "database")
     assert network.study_row("c", key) is None
     network.disks["c"].free()
@@ -190,8 +190,8 @@ def test_the_coordinators_disk_is_full_at_every_step(network: FaultedProcesses) 
     sender = threading.Thread(target=lambda: keys.append(network.submit(study)))
     network.proxies["c"].limit(BEFORE_UPLOAD)
     sender.start()
-    line = network.await_log(COORDINATOR, "has no room", start)
-    assert "Make room on the disk" in line
+    line = network.await_log(COORDINATOR, "is out of space", start)
+    assert "Free space on the disk" in line
     network.await_health(COORDINATOR, "database")
     assert not keys
     disk.free()
@@ -219,7 +219,7 @@ def test_a_full_folder_of_results(network: FaultedProcesses) -> None:
     (results / key.hex()).write_text("")  # nothing can be made below it
     network.proxies["c"].release()
     line = network.await_log(COORDINATOR, "the result cannot be written")
-    assert "tried again for up to 60 s" in line
+    assert "retrying for up to 60 s" in line
     assert network.status(key).phase == "running"
     (results / key.hex()).unlink()
     _check_finished(network, key)
@@ -306,11 +306,11 @@ def test_started_on_a_full_disk_for_the_first_time(tmp_path: Path, name: str) ->
         if name == COORDINATOR:  # it waits for its database, up to waits.database
             start = len(network.log(name))
             process = network.launch(name, network.kit.coordinator.directory)
-            assert "Make room on the disk" in network.await_log(name, "has no room", start)
+            assert "Free space on the disk" in network.await_log(name, "is out of space", start)
             process.kill()
         else:
             said = _refused_start(network, name)
-            assert "Make room on the disk" in said or "No space left" in said, said
+            assert "Free space on the disk" in said or "No space left" in said, said
         network.disks[name].free()
         network.heal()
         _check_finished(network, _submit(network))

@@ -17,7 +17,7 @@ from support.federation import DATASET, TestBed, make_bed, make_request, open_te
 from support.hostile import Adversary, altered, make_adversary, make_data
 from support.network import running_client, running_server, wait_for
 from veilsum_coordinator.protocol.members import StudyPhase
-from veilsum_deploy.cli.participant import RequestedStudy
+from veilsum_deploy.cli.additions import RequestedStudy
 from veilsum_node.errors import Refusal, RefusalCode, StateError
 from veilsum_node.identity import Label
 from veilsum_node.randomness import SYSTEM_RANDOM

@@ -222,7 +222,7 @@ def verified_and_changed(
         code, text, _ = run(capsys, "study", "verify", changed, "--json")
         found = json.loads(text)
         assert (code, found["valid"], found["where"]) == (1, False, "manifest.json")
-        assert found["fault"] == f"summary.records.value is {count + 1!r}, but the releases make {count!r}."
+        assert found["fault"] == f"summary.records.value is {count + 1!r}, but the releases give {count!r}."
         bare = json.loads(right)
         del bare["releases"]
         kept.write_text(json.dumps(bare))

@@ -177,7 +177,7 @@ def test_a_service_that_cannot_start_ends_all_with_its_log_and_a_status(tmp_path
         command(directory, "--compose", str(broken)), cwd=ROOT, capture_output=True, text=True, timeout=SECONDS
     )
     assert done.returncode == 2, done.stderr
-    assert "alertmanager ended by itself" in done.stderr
+    assert "alertmanager exited unexpectedly" in done.stderr
     assert "--storage.pth" in done.stderr
     mine = [
         process for process in psutil.process_iter(["cmdline"]) if str(directory) in " ".join(process.info["cmdline"] or ())

@@ -143,9 +143,9 @@ def test_a_replay_gets_the_very_releases(trial: Trial) -> None:
 @pytest.mark.parametrize(
     ("label", "value", "members", "reason"),
     [
-        ("gradient", 0.5, None, "its broadcast is another one"),
+        ("gradient", 0.5, None, "its broadcast differs"),
         ("other", 0.0, None, "it was 'gradient' and is 'other' now"),
-        ("gradient", 0.0, "abc", "others may take part in it"),
+        ("gradient", 0.0, "abc", "the participants that may take part differ"),
     ],
 )
 def test_a_method_that_does_otherwise_cannot_go_on(
@@ -179,7 +179,7 @@ def test_the_reason_is_told_and_the_study_ends(trial: Trial, monkeypatch: pytest
     key, _ = begun(trial)
     status = trial.live(trial.open(), key)
     assert status.phase == "failed"
-    assert "does not go on as before the restart: round 2" in status.reason
+    assert "does not continue as before the restart: round 2" in status.reason
     monkeypatch.setattr(type(get_method("fedsgd")), "run", lambda self, federation: pytest.fail("it is over"))
     assert trial.live_status(key) == status
     trial.audit(key)

@@ -244,7 +244,7 @@ def test_train_fetch_and_evaluate_over_the_wire(standing: Standing, tmp_path: Pa
     for name in ("manifest.json", "arrays.safetensors"):
         sent = hashlib.sha256((tmp_path / "third" / name).read_bytes()).digest()
         assert sent == hashlib.sha256((kept / name).read_bytes()).digest()
-    with pytest.raises(StateError, match="kept no such model") as caught:
+    with pytest.raises(StateError, match="kept no checkpoint") as caught:
         remote.fetch_checkpoint(key, tmp_path / "none", 2)
     assert "3, 4, 5" in caught.value.advice
     with pytest.raises(StateError, match="holds a result already"):

@@ -70,7 +70,7 @@ class Federation:
             "authority signs north": lambda: self.sign("north", Role.PARTICIPANT),
             "authority renews north": self.renew_north,
             "coordinator takes its renewed certificate": lambda: self.logged(
-                "coordinator/coordinator.log", "renewed certificate of the same key taken"
+                "coordinator/coordinator.log", "renewed certificate with the same key in use"
             ),
             "authority signs alice": lambda: self.sign("alice", Role.ANALYST),
             "records of north": lambda: self.write_records("north", 1),

@@ -20,7 +20,7 @@ from veilsum_node.canonical import canonical, parse_canonical
 from veilsum_node.errors import HostileInput, RefusalCode
 from veilsum_participant import site as site_module
 from veilsum_privacy.computation.contribution import SitePlace, contribute
-from veilsum_privacy.computation.rehearsal import legal_broadcast
+from veilsum_privacy.computation.rehearsal import made_up_broadcast
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.securesum.context import encode_broadcast
@@ -112,7 +112,7 @@ def test_a_model_beyond_all_bounds_is_refused_without_a_record(worlds: Beside, s
     study = study_of(worlds.bed, "fedsgd", steps=2, sampling_rate=1.0, model={"name": "mlp", "options": {"hidden": 3}})
     label = next(task.label for task in study.tasks if task.task == "gradient")
     worlds.set_up(study)
-    arrays = legal_broadcast(AgreedStudy(study).task(label))
+    arrays = made_up_broadcast(AgreedStudy(study).task(label))[1]
     model = {name: np.full_like(array, size) if name.startswith(MODEL) else array for name, array in arrays.items()}
     assert worlds.assign(label, encode_broadcast(model))[0].codes == (RefusalCode.CONTEXT,)
     assert worlds.entries(Kind.RESERVE) == [[], [], [], []]

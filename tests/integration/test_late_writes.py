@@ -71,7 +71,7 @@ def test_a_decision_that_is_not_stored_yet_when_a_kept_sum_is_gone_on_with(
 
 
 def _refuse(work: Callable[[], Any]) -> Any:
-    raise DatabaseAwayError("The database is away for the moment.", "Try again.")
+    raise DatabaseAwayError("The database is temporarily unreachable.", "Try again.")
 
 
 def test_a_stopped_study_releases_no_sum_that_waited_for_the_database(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:

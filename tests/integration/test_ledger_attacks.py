@@ -85,7 +85,7 @@ def test_a_receipt_that_no_mirror_takes_is_refused_to_its_sender(tmp_path: Path)
     for change in (
         {"round": 9}, {"attempt": 9}, {"dataset": "other"}, {"unit": "subject"}, {"cohort_size": 2}, {"mechanism": other},
     ):  # fmt: skip
-        with pytest.raises(HostileInput, match="another release"):
+        with pytest.raises(HostileInput, match="different release"):
             cohort.send("a", payloads["a"], cohort.sign("a", own, **change))
     cohort.send("a", payloads["a"])
     for name in "bc":

@@ -362,7 +362,7 @@ def test_outcome_that_cannot_be_stored_is_stored_later(bed: TestBed) -> None:
     bed.hub.abort(key, "enough")
     assert heard
     shown = bed.hub.status(key)
-    assert (shown.phase, shown.reason) == ("enrolling", "aborted, which waits for the database: enough")
+    assert (shown.phase, shown.reason) == ("enrolling", "aborted, not yet stored in the database: enough")
     assert not bed.hub.stored(key)
     assert [row["phase"] for row in bed.hub.journal.studies()] == ["enrolling"]
     with database.transaction() as connection:

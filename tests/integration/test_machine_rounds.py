@@ -148,7 +148,7 @@ def test_uploads_out_of_order_doubled_late_or_foreign(tmp_path: Path) -> None:
         ring.refused(send(2**63, good[0]))
         for data in (b"", b"xx", good[0][:-1], good[0] + b"\0", bytes(len(good[0])), foreign, b"\xff" * len(good[0])):
             ring.refused(send(0, data))
-        ring.refused(send(0, good[0], attempt + 1), match="another attempt")
+        ring.refused(send(0, good[0], attempt + 1), match="different attempt")
         ring.refused(send(0, good[0], name="x"), match="not invited")
         ring.refused(lambda: hub.upload("d", bytes(32), attempt, 0, good[0]), match="no such study")
         ring.refused(lambda: hub.receipt("d", key, attempt, payload.receipt), match="before the last")
@@ -244,7 +244,7 @@ def test_decryption_that_is_signed_for_as_another(ring: Ring) -> None:
     def attack(ring: Ring) -> None:
         words = [np.zeros(ring.round.plan.encoding.parameters.data_slots + 1, dtype=np.uint64)]
         for change in other.items():
-            ring.refused(lambda change=change: ring.decrypt("a", words, **dict([change])), match="word on a decryption")  # type: ignore[misc]
+            ring.refused(lambda change=change: ring.decrypt("a", words, **dict([change])), match="decryption statement")  # type: ignore[misc]
 
     _is_right(ring.run(RoundPhase.DECRYPTING, attack))
 

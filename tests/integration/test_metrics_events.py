@@ -363,7 +363,7 @@ def test_what_follows_a_commit_does_not_follow_an_undone_transaction(watched: Wa
 def test_an_open_endpoint_without_a_token_starts_nothing(watched: Watched, tmp_path: Path) -> None:
     """Neither role: the coordinator makes no state, and the site is not watched."""
     bed, settings = watched.bed, MetricsSettings(listen="0.0.0.0:0")
-    with pytest.raises(ConfigurationError, match="no loopback address"):
+    with pytest.raises(ConfigurationError, match="not a loopback address"):
         CoordinatorServer(
             CoordinatorConfig(identity=bed.kit.coordinator.identity, state=tmp_path / "fresh", metrics=settings),
             clock=bed.clock,
@@ -372,6 +372,6 @@ def test_an_open_endpoint_without_a_token_starts_nothing(watched: Watched, tmp_p
     site = bed.sites["a"]
     site.config = site.config.model_copy(update={"metrics": settings})
     before = site.observer
-    with pytest.raises(ConfigurationError, match="no loopback address"), monitored(site):
+    with pytest.raises(ConfigurationError, match="not a loopback address"), monitored(site):
         pass
     assert site.observer is before

@@ -170,7 +170,7 @@ def test_no_password_or_token_shows_whatever_goes_wrong(
                 way = f'proxy = "{tunnel.address}"\nproxy_user = "site"\nproxy_password_file = "password"\n'
                 path.write_text(way + path.read_text())
                 processes.start(name)
-            logged(processes.participants["a"], "does not take the user and password (407)")
+            logged(processes.participants["a"], "rejects the user and password (407)")
             tunnel._wanted = "Basic " + _basic("site", WORDS["proxy password"])
             processes.heal()
             cut = tunnel.tunnels
@@ -187,7 +187,7 @@ def test_no_password_or_token_shows_whatever_goes_wrong(
             asking.start()  # waits for the database, which is away
             logged(processes.coordinator, "database unreachable")  # type: ignore[arg-type]
             server().resume()
-            logged(processes.coordinator, "the database is back")  # type: ignore[arg-type]
+            logged(processes.coordinator, "the database is reachable again")  # type: ignore[arg-type]
             asking.join()
             assert processes.await_end(study_digest(dear.to_bytes())).phase == "failed"
             for directory in (home, processes.directory("a")):

@@ -132,10 +132,10 @@ def test_a_second_coordinator_does_not_begin(bed: TestBed, place: str, tmp_path:
         second = start()
         second.thread.join(20)
         assert isinstance(second.error, HeldError)
-        assert "Another process works on" in second.error.message
+        assert "Another process is using" in second.error.message
         assert f"{os.getpid()}" in second.error.message
         assert "Stop the other coordinator first" in second.error.advice
-        first.server.hub.journal.change_study(STUDY, phase="failed")  # the first one's word still holds
+        first.server.hub.journal.end_study(STUDY, {}, status=b"")  # the first one's word still holds
         assert first.error is None
 
 
@@ -153,7 +153,7 @@ def test_the_next_one_begins_as_soon_as_the_last_one_has_ended(
         first.stop()
         assert second.serves().server._fence.epoch == epoch + 1
         with pytest.raises(StateError, match="stopping"):
-            first.server.hub.journal.change_study(STUDY, phase="failed")
+            first.server.hub.journal.end_study(STUDY, {}, status=b"")
 
 
 def test_a_coordinator_that_lost_the_database_writes_nothing_and_ends(bed: TestBed, place: str, tmp_path: Path) -> None:
@@ -164,14 +164,14 @@ def test_a_coordinator_that_lost_the_database_writes_nothing_and_ends(bed: TestB
         first.server._fence._ending.set()  # and nobody looks after it
         second = start().serves()
         journal = first.server.hub.journal
-        with pytest.raises(FencedError, match="taken the database over: coordinator"):
-            journal.change_study(STUDY, phase="failed")
+        with pytest.raises(FencedError, match="taken over the database: coordinator"):
+            journal.end_study(STUDY, {}, status=b"")
         with pytest.raises(FencedError), journal.database.transaction():  # nor by any other way that this process has
             pytest.fail("a transaction began")
         first.thread.join(20)
         assert isinstance(first.error, FencedError)
         assert first.server.hub.stopping
-        second.server.hub.journal.change_study(STUDY, phase="failed")
+        second.server.hub.journal.end_study(STUDY, {}, status=b"")
 
 
 def test_a_transaction_under_way_is_undone_or_comes_first(bed: TestBed, place: str) -> None:
@@ -219,14 +219,14 @@ def test_a_lock_that_was_lost_is_taken_again(bed: TestBed, tmp_path: Path, caplo
         first = start().serves()
         before = sessions(place)
         end_sessions(place)
-        first.server.hub.journal.change_study(STUDY, phase="failed")
+        first.server.hub.journal.end_study(STUDY, {}, status=b"")
         wait_for(lambda: len(found := sessions(place)) == 1 and found != before, "the lock")
         assert first.error is None
         second = start()
         second.thread.join(20)
         assert isinstance(second.error, HeldError)
     said = [record.getMessage() for record in caplog.records]
-    assert any("the lock of the database was lost" in text for text in said)
+    assert any("the database lock was lost" in text for text in said)
 
 
 def test_who_waits_takes_over_when_the_session_is_ended(bed: TestBed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,11 +244,11 @@ def test_who_waits_takes_over_when_the_session_is_ended(bed: TestBed, tmp_path: 
             second.ready.wait(0.3)
         second.serves()
         with pytest.raises((FencedError, StateError)):
-            first.server.hub.journal.change_study(STUDY, phase="failed")
+            first.server.hub.journal.end_study(STUDY, {}, status=b"")
         first.thread.join(20)
         assert isinstance(first.error, FencedError)
         wait_for(lambda: len(sessions(place)) == 1, "the lock")  # its session may have been ended as well
-        second.server.hub.journal.change_study(STUDY, phase="failed")
+        second.server.hub.journal.end_study(STUDY, {}, status=b"")
 
 
 def test_a_restart_of_the_server_leaves_one_coordinator(bed: TestBed, tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_the_lock_is_watched_only_once_a_start_has_gone_well(
         assert watching == [0, 0, 0]
         assert len(_watchers()) == 1
         assert len(sessions(place)) == 1
-        first.server.hub.journal.change_study(STUDY, phase="failed")
+        first.server.hub.journal.end_study(STUDY, {}, status=b"")
     assert _watchers() == []
     assert sessions(place) == []
 
@@ -318,7 +318,7 @@ def test_a_start_that_fails_lets_go_of_everything(bed: TestBed, place: str, tmp_
             with pytest.raises(ConfigurationError, match=str(value)):
                 asyncio.run(failed.run(asyncio.Event()))
             with pytest.raises(StateError):
-                failed.hub.journal.change_study(STUDY, phase="failed")
+                failed.hub.journal.end_study(STUDY, {}, status=b"")
             if url is not None:
                 assert sessions(place) == []
     with coordinators(bed, place, tmp_path) as start:
@@ -351,7 +351,7 @@ def test_a_coordinator_waits_for_its_database(bed: TestBed, tmp_path: Path, capl
             first.serves()
             assert first.server._not_ready() == ""
         assert sum("database unreachable" in record.getMessage() for record in caplog.records) == 1
-        assert sum("the database is back" in record.getMessage() for record in caplog.records) == 1
+        assert sum("the database is reachable again" in record.getMessage() for record in caplog.records) == 1
     finally:
         postgres.stop()
 

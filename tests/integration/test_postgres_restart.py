@@ -115,7 +115,7 @@ def test_a_server_that_is_restarted_in_the_middle_of_rounds(
             assert [item.attempts for item in server.hub.status(key).rounds] == [1] * 5
         said = [record.getMessage() for record in caplog.records]
         assert sum("database unreachable" in text for text in said) == 2
-        assert sum("the database is back" in text for text in said) == 2
+        assert sum("the database is reachable again" in text for text in said) == 2
         assert not [record for record in caplog.records if record.levelname == "ERROR"]
     finally:
         postgres.stop()

@@ -70,8 +70,11 @@ def test_calls_are_answered_while_the_database_is_silent(bed: TestBed, relay: Re
         machine = hub.studies[key].machine
         wait_for(lambda: len(machine.rounds) >= 2, "the second round")
         relay.silence()
-        with pytest.raises(DatabaseAwayError, match=r"answered|for the moment"), hub.changed:  # as one who holds the lock
-            hub.journal.change_study(bytes(32), phase="failed")
+        with (
+            pytest.raises(DatabaseAwayError, match=r"answered|temporarily unreachable"),
+            hub.changed,
+        ):  # as one who holds the lock
+            hub.journal.end_study(bytes(32), {}, status=b"")
         assert hub.journal.outage.away
         released = len([item for item in machine.rounds if item.phase == "released"])
         for _ in range(20):
@@ -100,7 +103,7 @@ def test_aborted_is_said_only_when_it_is_durable(
         with pytest.raises(grpc.RpcError, match="its end is not stored"):
             stub.Abort(pb.ShowRequest(study=key), timeout=60)
         shown = stub.Show(pb.ShowRequest(study=key), timeout=10)
-        assert (shown.phase, shown.reason) == ("enrolling", "aborted, which waits for the database: aborted by analyst")
+        assert (shown.phase, shown.reason) == ("enrolling", "aborted, not yet stored in the database: aborted by analyst")
         assert [item.phase for item in stub.List(pb.ListRequest(), timeout=10).studies] == ["enrolling"]
         assert hub.directives("a") == []  # it stands still, and nobody is told of an end that a crash could take back
         monkeypatch.setattr(studies, "CALL_SECONDS", 60.0)

@@ -100,7 +100,7 @@ def test_an_undeclared_task(checker: ReleaseChecker, study: CheckedStudy, sign: 
 def test_attempts_and_receipts_rise(checker: ReleaseChecker, study: CheckedStudy, sign: Signed) -> None:
     first, second = (task.label for task in study.study.tasks)
     take(checker, sign(1, 5, first, 5))
-    refused(checker, sign(2, 5, second, 6), "Its attempt was made before")
+    refused(checker, sign(2, 5, second, 6), "Its attempt is older")
     refused(checker, sign(2, 6, second, 5), "number is not above")
     take(checker, sign(2, 6, second, 6))
 
@@ -110,12 +110,12 @@ def test_rounds_are_all_there(checker: ReleaseChecker, study: CheckedStudy, sign
     refused(checker, sign(2, 1, first, 1), "a release is missing")
     take(checker, sign(1, 1, first, 1))
     refused(checker, sign(3, 2, second, 2), "a release is missing")
-    refused(checker, sign(1, 2, second, 2), "or is twice")
+    refused(checker, sign(1, 2, second, 2), "or repeated")
 
 
 def test_the_word_of_another_coordinator(bed: TestBed, checker: ReleaseChecker, study: CheckedStudy, sign: Signed) -> None:
     label = study.study.tasks[0].label
-    refused(checker, sign(1, 1, label, 1, other_coordinator(bed)), "another coordinator than the study names")
+    refused(checker, sign(1, 1, label, 1, other_coordinator(bed)), "different coordinator than the study names")
 
 
 def test_a_study_of_another_time_than_its_certificates(bed: TestBed, whole: StudyProof) -> None:

@@ -140,7 +140,7 @@ def _other_end(data: bytes) -> bytes:
 
 
 CHANGES: dict[str, tuple[Callable[[Copied], object], str, str]] = {
-    "a digit of an array": (_array, ARRAYS, "but the releases make"),
+    "a digit of an array": (_array, ARRAYS, "but the releases give"),
     "a byte of the arrays' file": (
         lambda result: (result.directory / ARRAYS).write_bytes(_other_end((result.directory / ARRAYS).read_bytes())),
         MANIFEST,
@@ -149,7 +149,7 @@ CHANGES: dict[str, tuple[Callable[[Copied], object], str, str]] = {
     "a digit of the summary": (
         lambda result: result.change(MANIFEST, "summary", "steps", to=lambda steps: steps + 1),
         MANIFEST,
-        "summary.steps is 4, but the releases make 3",
+        "summary.steps is 4, but the releases give 3",
     ),
     "the application": (
         lambda result: result.change(MANIFEST, "application", "missing_rule", to=lambda _: "drop"),
@@ -169,7 +169,7 @@ CHANGES: dict[str, tuple[Callable[[Copied], object], str, str]] = {
         "analyst's signature does not hold",
     ),
     "a study of one's own": (_own_study, STUDY_FILE, "analyst's signature does not hold"),
-    "a member fewer": (_without_a_member, FIRST, "not some of the roster"),
+    "a member fewer": (_without_a_member, FIRST, "not a part of the roster"),
     "a member twice": (
         lambda result: result.change(STUDY_FILE, "roster", to=lambda roster: [*roster, roster[0]]),
         STUDY_FILE,
@@ -199,12 +199,12 @@ CHANGES: dict[str, tuple[Callable[[Copied], object], str, str]] = {
         "for another context",
     ),
     "the coordinator's word": (
-        lambda result: result.change(SECOND, "countersigned", 1, to=flipped), SECOND, "coordinator's word on the receipts",
+        lambda result: result.change(SECOND, "countersigned", 1, to=flipped), SECOND, "coordinator's countersignature",
     ),
     "the coordinator's certificate": (
         lambda result: result.change(SECOND, "coordinator", to=lambda _: result.json(STUDY_FILE)["analyst"]),
         SECOND,
-        "coordinator's word on the receipts",
+        "coordinator's countersignature",
     ),
     "the keys' digest": (lambda result: result.change(FIRST, "keys", to=flipped), FIRST, "for another context"),
     "the assignment": (
@@ -256,7 +256,7 @@ CHANGES: dict[str, tuple[Callable[[Copied], object], str, str]] = {
         "did not sign",
     ),
     "a release's label": (
-        lambda result: result.change(MANIFEST, "releases", 1, "label", to=lambda _: "another"), SECOND, "another round",
+        lambda result: result.change(MANIFEST, "releases", 1, "label", to=lambda _: "another"), SECOND, "different round",
     ),
     "the last release left out": (
         lambda result: result.change(MANIFEST, "releases", to=lambda items: items[:-1]),
@@ -269,12 +269,12 @@ CHANGES: dict[str, tuple[Callable[[Copied], object], str, str]] = {
     "a release twice": (
         lambda result: result.change(MANIFEST, "releases", to=lambda items: [*items, items[-1]]),
         round_file(4),
-        "or is twice",
+        "or repeated",
     ),
     "two releases exchanged": (
         _exchanged,
         FIRST,
-        "another round or task",
+        "different round or task",
     ),
     "no signatures": (
         lambda result: result.change(MANIFEST, "releases", 0, "decrypted_by", to=lambda _: {}),
@@ -319,7 +319,7 @@ def test_a_broadcast_that_the_releases_do_not_make(tmp_path: Path, monkeypatch: 
 
 def test_another_authority(proven: Proven, tmp_path: Path) -> None:
     other = make_bed(tmp_path, {name: (np.zeros((1, 1)), np.zeros(1, dtype=int)) for name in "ab"})
-    with pytest.raises(ProofFault, match="of another federation"):
+    with pytest.raises(ProofFault, match="different federation"):
         verify_result(proven.directory, other.analyst.authority)
 
 

@@ -107,7 +107,7 @@ def test_a_proxy_that_fails_is_not_gone_around(bed: TestBed, address: str) -> No
     ("user", "allowed", "message"),
     [
         ("", True, r"asks for a user and a password \(407\)"),
-        ("other", True, r"does not take the user and password \(407\)"),
+        ("other", True, r"rejects the user and password \(407\)"),
         ("hospital", False, r"does not allow localhost:\d+ \(403\)"),
     ],
 )

@@ -29,9 +29,9 @@ from veilsum_deploy import cli
 from veilsum_deploy.collections import single
 from veilsum_deploy.datasets import packaged_dataset
 from veilsum_deploy.simulation import progress
-from veilsum_deploy.simulation.dealing import Setting
-from veilsum_deploy.simulation.keeping import Keeping
+from veilsum_deploy.simulation.deal import Setting
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
+from veilsum_deploy.simulation.run_store import RunStore
 from veilsum_deploy.simulation.runs import simulate
 from veilsum_deploy.simulation.study import Simulation, draft_of
 from veilsum_node.errors import HostileInput, Misuse, StateError
@@ -272,7 +272,7 @@ def test_a_file_is_dealt_with_its_schema(tmp_path: Path, capsys: pytest.CaptureF
         (("--dataset", "breast-cancer", "--partition", "even"), "Unknown partition"),
         (("--dataset", "breast-cancer", "--sites", "600"), "cannot be dealt"),
         (("--data", "missing.csv"), "schema"),
-        (("--collection", "digits4"), "names no folder"),
+        (("--collection", "digits4"), "does not name a folder"),
         (("--collection", "digits=."), "Did you mean 'digits4'"),
         (("--dataset", "breast-cancer", "--partition", "domains"), "one domain"),
         (("--dataset", "breast-cancer", "--baseline", "method=a"), "belongs to a sweep"),
@@ -453,14 +453,14 @@ def test_whole_runs_are_kept_and_a_refused_study_leaves_no_folder(tmp_path: Path
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        simulate(simulation, stop, Clock(), keeping=Keeping(out, "x"))
+        simulate(simulation, stop, Clock(), store=RunStore(out, "x"))
     first = [load_result(out / f"run-{number}").arrays["weights"] for number in (1, 2)]
-    outcome = simulate(simulation, stop, Clock(), keeping=Keeping(out, "x", resume=True))
+    outcome = simulate(simulation, stop, Clock(), store=RunStore(out, "x", resume=True))
     for number, weights in enumerate(first):
         np.testing.assert_array_equal(outcome.runs[number].result.arrays["weights"], weights)
     assert not np.array_equal(outcome.runs[2].result.arrays["weights"], first[0])
     with pytest.raises(StateError, match="another simulation"):
-        simulate(simulation, stop, Clock(), keeping=Keeping(out, "y", resume=True))
+        simulate(simulation, stop, Clock(), store=RunStore(out, "y", resume=True))
     study = write_study(tmp_path / "study.toml", "fedcgs", 'epsilon = 1\nnoise = "local"\nmin_cohort = 9')
     code, _, err = veilsum(capsys, "simulate", study, "--dataset", "breast-cancer", "--out", tmp_path / "new")
     assert code == 2, err

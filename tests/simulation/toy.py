@@ -70,7 +70,7 @@ class ToyAdder:
         """One fresh ciphertext."""
         count, slots = _read(data, self.parameters)
         if count != 1:
-            raise HostileInput("A ciphertext has another shape than one of the study's parameters.")
+            raise HostileInput("A ciphertext does not have the shape that the study's parameters give.")
         return count, slots
 
     def add(self, total: tuple[int, Slots] | None, ciphertext: tuple[int, Slots]) -> tuple[int, Slots]:
@@ -104,7 +104,7 @@ class ToyKey:
     def parse(cls, data: bytes, ring: BfvParameters) -> ToyKey:
         """A dealt key."""
         if len(data) != 32:
-            raise HostileInput("A dealt key cannot be parsed, or is of other BFV parameters than the study's plan.")
+            raise HostileInput("A dealt key cannot be parsed, or has different BFV parameters than the study's plan.")
         return cls(data, ring)
 
     def to_bytes(self) -> bytes:

@@ -202,7 +202,7 @@ def test_a_running_party_is_not_touched(kit: Kit, tmp_path: Path) -> None:
     party, ledger = site_of(kit, "a", tmp_path / "a")
     path, _ = make(party, tmp_path)
     before = ledger.head()
-    with pytest.raises(StateError, match="runs"):
+    with pytest.raises(StateError, match="is running"):
         restore(path, party, force=True)
     budget(ledger, 5.0)  # the running party goes on as if nothing had been
     assert ledger.verify().entries == 3
@@ -221,7 +221,7 @@ def test_other_ledgers(kit: Kit, tmp_path: Path) -> None:
         restore(path, other, force=True)
     fresh, anew = site_of(kit, "a", tmp_path / "fresh")
     stop(anew)
-    with pytest.raises(StateError, match="another one than the backup's"):
+    with pytest.raises(StateError, match="different one than the backup's"):
         restore(path, fresh)
     fork, ledger = site_of(kit, "a", tmp_path / "fork")
     stop(ledger)
@@ -233,7 +233,7 @@ def test_other_ledgers(kit: Kit, tmp_path: Path) -> None:
     again = open_ledger(open_database(fork.state), load_credentials(fork.identity, CLOCK()), CLOCK)
     budget(again, 8.0)
     stop(again)
-    with pytest.raises(StateError, match="another way"):
+    with pytest.raises(StateError, match="diverged"):
         restore(ahead, fork)
     broken = BackupOwner(Role.PARTICIPANT, tmp_path / "broken.db", party.identity)
     broken.state.write_bytes(b"SQLite format 3\0" + bytes(4000))
@@ -266,7 +266,7 @@ def test_an_identity_only_when_asked_for(kit: Kit, tmp_path: Path) -> None:
     assert stat.S_IMODE((new.identity / "key.pem").stat().st_mode) == 0o600
     assert not restore(full, new, with_identity=True).identity
     (new.identity / "key.pem").write_bytes(b"another")
-    with pytest.raises(StateError, match="another one than the backup's"):
+    with pytest.raises(StateError, match="differs from the backup's"):
         restore(full, new, with_identity=True)
 
 
@@ -277,11 +277,11 @@ def test_a_refused_restore_writes_no_identity(kit: Kit, tmp_path: Path) -> None:
     fresh, anew = site_of(kit, "a", tmp_path / "new")
     stop(anew)
     moved = BackupOwner(Role.PARTICIPANT, fresh.state, tmp_path / "new" / "identity")
-    with pytest.raises(StateError, match="another one than the backup's"):
+    with pytest.raises(StateError, match="different one than the backup's"):
         restore(full, moved, with_identity=True)
     assert not moved.identity.exists()
     running = BackupOwner(Role.PARTICIPANT, party.state, moved.identity)
-    with pytest.raises(StateError, match="runs"):
+    with pytest.raises(StateError, match="is running"):
         restore(full, running, with_identity=True)
     assert not moved.identity.exists()
     stop(ledger)
@@ -306,17 +306,17 @@ def edit_manifest(members: dict[str, bytes], **values: object) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda members: members.pop("manifest.json"), "is no backup"),
+        (lambda members: members.pop("manifest.json"), "is not a backup"),
         (lambda members: members.pop("state.db"), "was cut off"),
         (lambda members: members.update({"state.db": members["state.db"] + b"x"}), "not what the manifest says"),
-        (lambda members: members.update({"../evil": b"x"}), "is no backup"),
-        (lambda members: members.update({"manifest.json": b"{}"}), "is no backup"),
-        (lambda members: members.update({"manifest.json": b"\xff"}), "is no backup"),
+        (lambda members: members.update({"../evil": b"x"}), "is not a backup"),
+        (lambda members: members.update({"manifest.json": b"{}"}), "is not a backup"),
+        (lambda members: members.update({"manifest.json": b"\xff"}), "is not a backup"),
         (lambda members: edit_manifest(members, format="veilsum-backup/9"), "another format"),
-        (lambda members: edit_manifest(members, more=1), "is no backup"),
-        (lambda members: edit_manifest(members, files={}), "is no backup"),
-        (lambda members: edit_manifest(members, made="today"), "is no backup"),
-        (lambda members: edit_manifest(members, made=10**30), "is no backup"),
+        (lambda members: edit_manifest(members, more=1), "is not a backup"),
+        (lambda members: edit_manifest(members, files={}), "is not a backup"),
+        (lambda members: edit_manifest(members, made="today"), "is not a backup"),
+        (lambda members: edit_manifest(members, made=10**30), "is not a backup"),
         (lambda members: edit_manifest(members, head="00" * 32), "ends elsewhere"),
     ],
 )

@@ -17,12 +17,12 @@ from scipy.special import log_softmax
 
 from support.randomness import SeededRandom
 from support.studies import SCHEMA, compiled, shifted_sites
-from veilsum_deploy.simulation import training
+from veilsum_deploy.simulation import trainer
 from veilsum_deploy.simulation.engines import SerialEngine
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_deploy.simulation.stacks import Batches, PerceptronStack
-from veilsum_deploy.simulation.training import SiteTraining, site_training
-from veilsum_deploy.simulation.walking import NoisedSteps, Sites, filled_up
+from veilsum_deploy.simulation.trainer import SiteTraining, site_training
+from veilsum_deploy.simulation.walk import NoisedSteps, Sites, filled_up
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_privacy.mechanism.noise import NoisePlan, task_noise
@@ -91,7 +91,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return plain(self, *args)
 
     monkeypatch.setattr(SiteTraining, "vectors", vectors)
-    monkeypatch.setattr(training, "LARGEST_STACK", 110)
+    monkeypatch.setattr(trainer, "LARGEST_STACK", 110)
     return calls
 
 
@@ -165,7 +165,7 @@ def one_by_one(study: Study, task: LocalTraining, records: Records, broadcast: M
 @pytest.mark.parametrize("name", NOISED)
 def test_noised_steps_are_those_of_each_site(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the same numbers for samples and noise; how many a site draws must not depend on the others."""
-    monkeypatch.setattr(training, "LARGEST_STACK", 200)
+    monkeypatch.setattr(trainer, "LARGEST_STACK", 200)
     study = compiled("fedavg", {"rounds": 2, **NOISED[name]}, sites=SITES, **PRIVATE)
     broadcast, sites, declaration = broadcast_of(study), uneven(), study.task(LABEL)
     agreed = AgreedStudy(study).task(LABEL)

@@ -16,10 +16,10 @@ from veilsum_coordinator.service.runner import RoundLostError
 from veilsum_deploy.collections import single
 from veilsum_deploy.datasets import packaged_dataset
 from veilsum_deploy.evaluation import pool
+from veilsum_deploy.simulation.baseline_names import BASELINES, parse_baselines
 from veilsum_deploy.simulation.baselines import MOST_ALONE, beside
 from veilsum_deploy.simulation.central import CentralFederation
-from veilsum_deploy.simulation.dealing import Deal, Setting, deal
-from veilsum_deploy.simulation.naming import BASELINES, parse_baselines
+from veilsum_deploy.simulation.deal import Deal, Setting, deal
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_deploy.simulation.study import Draft, draft_of
 from veilsum_node.errors import HostileInput, Misuse

@@ -19,8 +19,8 @@ from veilsum.costs import study_cost
 from veilsum.plan import plan_study
 from veilsum.remote import StudyInfo
 from veilsum_deploy.cli.display import print_result, print_study
-from veilsum_deploy.cli.following import Pace, duration, follow, words
 from veilsum_deploy.cli.planned import figure, print_plan
+from veilsum_deploy.cli.watch import Pace, duration, follow, words
 from veilsum_node.errors import StateError
 from veilsum_privacy.accounting.accountant import GaussianEvent, rdp_epsilon
 from veilsum_privacy.ledger.entries import Mechanism
@@ -100,7 +100,7 @@ def test_a_plan_shows_both_guarantees_and_what_was_spent(capsys: pytest.CaptureF
     assert plan.losses is not None
     alone, before, after = plan.alone, plan.losses[1].before, plan.losses[1].after
     assert any(f"with one of the sites │ {plan.cost.epsilon:.4g} │ a factor of 2.7" in line for line in lines)
-    assert any(f"every other site, each taking off its own noise │ {alone:.4g} │" in line for line in lines)
+    assert any(f"every other site, each subtracting its own noise │ {alone:.4g} │" in line for line in lines)
     assert f"│ site-0 │ 0 │ {plan.cost.epsilon:.4g} │" in lines
     assert f"│ site-1 │ {before:.4g} │ {after:.4g} │" in lines
     assert any(line.startswith("│ site-2 │ no bound") for line in lines)
@@ -341,7 +341,7 @@ def test_states_are_objects_under_json(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_a_watch_that_shows_nothing_is_an_error() -> None:
-    with pytest.raises(StateError, match="without a word"):
+    with pytest.raises(StateError, match="without a reason"):
         follow((), as_json=False)
 
 

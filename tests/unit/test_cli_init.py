@@ -81,7 +81,7 @@ def test_an_operator_gets_the_analysts_settings_and_a_request_for_its_own_role(
     assert Path(made["configuration"]) == tmp_path / "o" / "analyst.toml"
     authority = Authority.create(tmp_path / "authority", "f", lambda: 1_800_000_000)
     request = Path(made["request"]).read_bytes()
-    with pytest.raises(HostileInput, match="another role"):
+    with pytest.raises(HostileInput, match="different role"):
         authority.sign(request, role=Role.ANALYST, name="o")
     certificate = authority.sign(request, role=Role.OPERATOR, name="o")
     assert verify_certificate(certificate, authority.certificate, 1_800_000_000, None).role is Role.OPERATOR

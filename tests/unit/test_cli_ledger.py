@@ -651,7 +651,7 @@ def test_what_is_no_ledger_is_named(
         assert (code, hint in err, name in err) == (2, True, True)
     (tmp_path / "study.toml").write_text('name = "x"\nmethod = "statistics"\n')
     code, _, err = run(capsys, *command.split(), "--config", "study.toml")
-    assert (code, "no configuration of a participant" in err) == (2, True)
+    assert (code, "not a configuration of a participant" in err) == (2, True)
     code, _, err = run(capsys, *command.split())
     assert (code, "no participant.toml in this directory" in err) == (2, True)
 

@@ -10,7 +10,7 @@ import pytest
 from support.folders import write_collection
 from veilsum_deploy.collections import COLLECTIONS, Collection, load_collection, single
 from veilsum_deploy.datasets import concatenate, packaged_dataset
-from veilsum_deploy.simulation.dealing import Deal, Setting, deal, site_names
+from veilsum_deploy.simulation.deal import Deal, Setting, deal, site_names
 from veilsum_node.errors import ConfigurationError, DataError, Misuse
 from veilsum_participant.data import load_records
 from veilsum_privacy.tasks.base import Records

@@ -189,7 +189,7 @@ def test_kept_blocks_are_the_released_ones_in_their_own_units() -> None:
             np.testing.assert_array_equal(blocks[name], values)
         assert std["counts"] == pytest.approx(0.0 if noise == "none" else 2**20 * unit, rel=1e-12)
     np.testing.assert_allclose(blocks["counts"].sum(), 50, atol=1e-3)
-    with pytest.raises(HostileInput, match="another length"):
+    with pytest.raises(HostileInput, match="different length"):
         AgreedStudy(study).task("kept").kept_blocks(total[1:])
 
 

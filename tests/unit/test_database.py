@@ -184,10 +184,10 @@ def test_a_connection_that_is_lost_takes_nothing_with_it(server: Database) -> No
     ("code", "message", "passes"),
     [
         ("08006", "was lost", True),
-        ("25006", "can only be read", True),
+        ("25006", "is read-only", True),
         ("40001", "conflicted with another", True),
-        ("53100", "has no room", True),
-        ("53300", "has no connection left", True),
+        ("53100", "is out of space", True),
+        ("53300", "has no free connection", True),
         ("57P01", "was lost", True),
         ("XX001", "is damaged", False),
         ("23505", "refused a transaction", False),
@@ -250,7 +250,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
             connection.exec_driver_sql("CREATE TABLE t (x BLOB)")
             connection.exec_driver_sql("INSERT INTO t VALUES (zeroblob(100000))")
 
-    with pytest.raises(Unavailable, match="has no room") as caught:
+    with pytest.raises(Unavailable, match="is out of space") as caught:
         fill()
     assert "disk" in caught.value.advice
 
@@ -409,7 +409,7 @@ def test_a_reader_cannot_write(backend: str, tmp_path: Path) -> None:
         connection.execute(text("CREATE TABLE t (x INTEGER)"))
     database = open_readonly(place)
     for statement in ("INSERT INTO t VALUES (1)", "DROP TABLE t", "CREATE TABLE u (x INTEGER)"):
-        with pytest.raises(Unavailable, match="can only be read"), database.reading() as connection:
+        with pytest.raises(Unavailable, match="is read-only"), database.reading() as connection:
             connection.execute(text(statement))
     with pytest.raises(VeilsumError), database.transaction() as connection:
         connection.execute(text("INSERT INTO t VALUES (1)"))
@@ -428,7 +428,7 @@ def test_what_cannot_be_read(directory: Path) -> None:
         assert _as_nobody(lambda: _count(secret)).startswith("Unavailable: The database cannot be opened")
     text_file = directory / "notes.txt"
     text_file.write_text("not a database, but long enough to have room for a header of one hundred bytes" * 10)
-    with pytest.raises(Damage, match="damaged, or is none"):
+    with pytest.raises(Damage, match="damaged, or is not"):
         open_readonly(text_file)
     newer = directory / "newer.db"
     with sqlite3.connect(newer) as raw:

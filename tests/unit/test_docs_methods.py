@@ -24,7 +24,7 @@ from veilsum_coordinator.parts.participation import ParticipationParameters
 from veilsum_coordinator.parts.server_optimisers import OptimiserParameters
 from veilsum_deploy.collections import single
 from veilsum_deploy.datasets import packaged_dataset
-from veilsum_deploy.simulation.dealing import Setting
+from veilsum_deploy.simulation.deal import Setting
 from veilsum_deploy.simulation.runs import simulate
 from veilsum_deploy.simulation.study import Outcome, Simulation, draft_of
 from veilsum_node.fields import Frozen

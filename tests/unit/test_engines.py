@@ -19,8 +19,8 @@ from scipy import stats
 from support.studies import SCHEMA, compiled, projection, shifted_sites
 from support.working import TravellingRandom, leave, square
 from veilsum_coordinator.methods import get_method
+from veilsum_deploy.cli.simulate import make_engine
 from veilsum_deploy.datasets import packaged_dataset
-from veilsum_deploy.simulation.choosing import make_engine
 from veilsum_deploy.simulation.chunks import _noise
 from veilsum_deploy.simulation.engines import Engine, ProcessEngine, SerialEngine, running
 from veilsum_deploy.simulation.gradients import perceptron_vectors
@@ -125,7 +125,7 @@ def test_a_map_keeps_order_and_types_of_errors(which: str, request: pytest.Fixtu
 
 
 def test_a_lost_process_is_a_typed_error(tmp_path: Path) -> None:
-    with running(ProcessEngine(1)) as engine, pytest.raises(StateError, match="ended by itself"):
+    with running(ProcessEngine(1)) as engine, pytest.raises(StateError, match="exited unexpectedly"):
         list(engine.map(partial(leave, tmp_path / "marker"), [1]))
 
 
@@ -288,7 +288,7 @@ def test_rounds_of_another_run_are_refused(tmp_path: Path) -> None:
     study = study_of("gradients of a perceptron")
     run(study, recorder=RunRecorder(tmp_path))
     other = compiled("fedsgd", {**MLP, "seed": 1}, sites=SITES)
-    with pytest.raises(StateError, match="was another one"):
+    with pytest.raises(StateError, match="differs from now"):
         run(other, recorder=RunRecorder(tmp_path))
 
 

@@ -377,7 +377,10 @@ def test_a_round_is_the_weighted_mean_of_its_members(mode: str) -> None:
     [
         ({"objective": {"name": "proxy"}}, "Did you mean 'prox'"),
         ({"objective": {"name": "prox", "options": {"my": 1}}}, "mu"),
-        ({"objective": {"name": "scaffold"}, "participation": {"mode": "coordinated", "size": 2}}, "no participation table"),
+        (
+            {"objective": {"name": "scaffold"}, "participation": {"mode": "coordinated", "size": 2}},
+            "with a participation table",
+        ),
         ({"weighting": "records", "participation": {"mode": "coordinated", "size": 2}}, "importance"),
         ({"participation": {"mode": "coordinated"}}, "takes a size"),
         ({"participation": {"mode": "available"}}, "either rates"),
@@ -422,6 +425,6 @@ def test_cohorts_that_sites_would_refuse_are_found_before_submission() -> None:
     small = study.model_copy(update={"privacy": study.privacy.model_copy(update={"min_cohort": 2})})
     method.check_federation(small)
     strict = small.model_copy(update={"privacy": small.privacy.model_copy(update={"cohort_difference": "strict"})})
-    with pytest.raises(ConfigurationError, match="one cohort only"):
+    with pytest.raises(ConfigurationError, match="allows only one"):
         method.check_federation(strict)
     method.check_federation(compiled())

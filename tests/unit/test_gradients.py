@@ -562,7 +562,7 @@ def test_what_does_not_fit_is_refused() -> None:
         PerRecordGradients(architecture.module(), None, 0)
     short = ClippedGradients({"a": (2,)}, 1.0, np.array([0, 0, 1]))
     short.add([Rows("a", np.ones((2, 2)))], np.ones(2, dtype=bool))
-    with pytest.raises(Misuse, match="another number"):
+    with pytest.raises(Misuse, match="different number"):
         short.result()
     with pytest.raises(Misuse, match="more records"):
         short.add([Rows("a", np.ones((2, 2)))], np.ones(2, dtype=bool))

@@ -71,7 +71,7 @@ def test_both_starts_harden_before_anything_is_read() -> None:
     for place in ("participant/veilsum_participant/cli/participant.py", "deploy/veilsum_deploy/cli/coordinator.py"):
         text = (ROOT / place).read_text()
         start = text.index("def start(")
-        assert text.index("harden()", start) < text.index("_config(config)", start), place
+        assert text.index("harden()", start) < text.index("_load(config)", start), place
 
 
 def test_files_for_connections_are_asked_for() -> None:

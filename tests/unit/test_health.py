@@ -77,7 +77,7 @@ def test_a_port_that_the_system_chose_is_found_by_its_file(tmp_path: Path) -> No
     with pytest.raises(ConfigurationError, match="ready_file"):
         ask_ready(MetricsSettings(listen="127.0.0.1:0"))
     ready_file.write_text("nothing")
-    with pytest.raises(ConfigurationError, match="no address"):
+    with pytest.raises(ConfigurationError, match="not hold the address"):
         ask_ready(MetricsSettings(listen="127.0.0.1:0", ready_file=ready_file))
 
 

@@ -133,7 +133,7 @@ def test_a_key_that_others_can_read_is_refused(authority: Authority) -> None:
 def test_a_key_of_another_authority_is_refused(authority: Authority, tmp_path: Path) -> None:
     other = Authority.create(tmp_path / "other", "trial", now)
     shutil.copy(other.directory / "certificate.pem", authority.directory / "certificate.pem")
-    with pytest.raises(ConfigurationError, match="do not belong together"):
+    with pytest.raises(ConfigurationError, match="do not match"):
         Authority.load(authority.directory, now)
 
 
@@ -149,7 +149,7 @@ REQUESTS: dict[str, tuple[Callable[[], bytes], str]] = {
     "RSA": (lambda: request(rsa.generate_private_key(65537, 2048)), "P-256"),
     "P-384": (lambda: request(ec.generate_private_key(ec.SECP384R1())), "P-256"),
     "another name": (lambda: new_key_and_csr("south", Role.PARTICIPANT)[1], "asks for the name"),
-    "another role": (lambda: new_key_and_csr("north", Role.ANALYST)[1], "another role"),
+    "another role": (lambda: new_key_and_csr("north", Role.ANALYST)[1], "different role"),
     "a name that is none": (lambda: request(ec.generate_private_key(ec.SECP256R1()), "North"), "common name"),
     "tampered": (tampered, "signature is invalid"),
     "empty": (lambda: b"", "empty"),
@@ -174,7 +174,7 @@ def test_a_request_of_other_tools_needs_no_role(authority: Authority) -> None:
 @pytest.mark.parametrize(
     ("role", "hosts", "days", "message"),
     [
-        (Role.PARTICIPANT, ("localhost",), 10, "never dialled"),
+        (Role.PARTICIPANT, ("localhost",), 10, "accepts no connections"),
         (Role.COORDINATOR, (), 10, "needs a host"),
         (Role.COORDINATOR, ("https://hub.example",), 10, "neither"),
         (Role.COORDINATOR, ("hub.example:443",), 10, "neither"),

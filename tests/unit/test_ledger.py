@@ -745,9 +745,9 @@ def test_what_does_not_fit_is_not_kept_and_not_charged(trial: Trial) -> None:
     other_dataset = make_receipt(trial.ledgers["south"], release, 9, dataset="other")
     witnesses = {
         "not exactly one": replace(good, receipts=shown.receipts[:2]),
-        "countersigned other receipts": replace(good, receipts=swapped),
-        "that member's signature": replace(good, receipts=(shown.receipts[0], forged, shown.receipts[2])),
-        "another release": replace(good, receipts=(shown.receipts[0], other_dataset, shown.receipts[2])),
+        "countersigned different receipts": replace(good, receipts=swapped),
+        "not signed by that member": replace(good, receipts=(shown.receipts[0], forged, shown.receipts[2])),
+        "different release": replace(good, receipts=(shown.receipts[0], other_dataset, shown.receipts[2])),
         "number 1": replace(good, receipts=(shown.receipts[0], old, shown.receipts[2])),
         "another context": replace(good, receipts=(shown.receipts[0], second.receipts[1], shown.receipts[2])),
         "not for the release": trial.witness(second),
@@ -865,7 +865,7 @@ def test_recovery_takes_only_the_sites_own_word(ledger: Ledger) -> None:
         ledger.recover(connection, other, "heart", certificate=theirs)
     reserve(ledger, item)
     changed = make_receipt(ledger, item, 1, dataset="x")
-    with pytest.raises(HostileInput, match="another release"), ledger.database.transaction() as connection:
+    with pytest.raises(HostileInput, match="different release"), ledger.database.transaction() as connection:
         ledger.recover(connection, changed, "heart")
     assert len(ledger.entries()) == 3
 

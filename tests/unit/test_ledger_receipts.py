@@ -114,13 +114,13 @@ def test_a_countersignature_covers_the_receipts_in_their_order() -> None:
         "another signature of the same words is no other receipt"
     )
     for changed in ([receipts[1], receipts[0]], receipts[:1], [*receipts, receipts[0]], []):
-        with pytest.raises(HostileInput, match="other receipts"):
+        with pytest.raises(HostileInput, match="different receipts"):
             verify_countersignature(signed, CENTRE.identity, STUDY, CONTEXT, changed)
     for study, context, signer in ((OTHER, CONTEXT, CENTRE), (STUDY, OTHER, CENTRE), (STUDY, CONTEXT, NORTH)):
         with pytest.raises(HostileInput):
             verify_countersignature(signed, signer.identity, study, context, receipts)
     by_another = countersign(replace(word, coordinator="north"), CENTRE.signing_key)
-    with pytest.raises(HostileInput, match="names another coordinator"):
+    with pytest.raises(HostileInput, match="names a coordinator other"):
         verify_countersignature(by_another, CENTRE.identity, STUDY, CONTEXT, receipts)
     wrong = SignedReceipt(signed.body, CENTRE.signing_key.sign(Label.RECEIPT, signed.body))
     with pytest.raises(HostileInput, match="signature"):

@@ -232,7 +232,7 @@ def test_whose_keys_may_sign(ledger: Copy) -> None:
         verify_ledger(forged, authority=credentials_of().authority)
     for other, detail, fault in [
         (elsewhere, named(elsewhere), "issuer|invalid|was not issued"),
-        (elsewhere, named(elsewhere, authority=True), "another authority"),
+        (elsewhere, named(elsewhere, authority=True), "different authority"),
         (credentials_of("south"), named(credentials_of("south")), "not the owner's"),
         (credentials_of(role=Role.ANALYST), named(credentials_of(role=Role.ANALYST)), "not of a participant"),
         (credentials_of(secret=3), {"certificate": b"x"}, "not a single X.509"),
@@ -460,7 +460,7 @@ def test_the_recovered_receipt_must_be_the_sites_own(ledger: Copy) -> None:
     body, _ = json.loads(ledger.rows[10]["detail"])["receipt"]
     forged = ledger.again()
     forged.detail(11, receipt=[body, theirs.signature])
-    with pytest.raises(LedgerFault, match="entry 11 fails: the receipt of north does not bear that member's signature"):
+    with pytest.raises(LedgerFault, match="entry 11 fails: the receipt of north is not signed by that member"):
         verify_ledger(resign(forged))
     ledger.detail(11, receipt=[theirs.body, theirs.signature], certificate=fingerprint)
     with pytest.raises(LedgerFault, match="entry 11 fails: its receipt is not the site's own"):

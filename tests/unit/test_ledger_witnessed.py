@@ -96,7 +96,7 @@ def drop_receipts_but_not_their_digest(ledger: Copy) -> None:
         (another_coordinators_certificate, 4, "signature"),
         (members_certificate_for_the_coordinator, 4, "not of a coordinator"),
         (kept(7, 2, consent="00" * 32), 7, "which only a mirror does"),
-        (kept(7, 2, signature="00"), 7, "does not bear that member's signature"),
+        (kept(7, 2, signature="00"), 7, "is not signed by that member"),
         (kept(7, 0, position=1), 7, "receipt is missing"),
         (kept(4, 1, certificate=None), 4, "certificate of a kept receipt is missing"),
     ],

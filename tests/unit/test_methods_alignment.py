@@ -310,7 +310,7 @@ def test_a_projection_is_applied_first_and_repeated_in_the_result() -> None:
         ("slot-align", alignment("best"), {}, "reference"),
         ("slot-align", alignment(tau=1.5), {}, "tau"),
         ("o-fedavg", alignment(share=1.0), {}, "share"),
-        ("fedcgs", {**alignment(), "disclosure": "per-site"}, {}, "fedcgs alone"),
+        ("fedcgs", {**alignment(), "disclosure": "per-site"}, {}, "fedcgs without alignment"),
     ],
 )
 def test_combinations_that_cannot_be_are_refused(

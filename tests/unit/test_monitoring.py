@@ -224,14 +224,14 @@ def test_a_renewed_certificate_is_taken_and_a_wrong_one_is_not(
     renewed, renewed_key = write_pair(tmp_path, "renewed")
     os.replace(renewed, certificate)  # its key is not there yet
     assert ask(f"https://{address}/healthz", trusted=first)[0] == 200
-    assert "stays as it was" in caplog.text
+    assert "was not renewed" in caplog.text
     os.replace(renewed_key, key)
     assert ask(f"https://{address}/healthz", trusted=certificate)[0] == 200
     with pytest.raises(urllib.error.URLError):
         ask(f"https://{address}/healthz", trusted=first)
 
 
-LISTENING = "no loopback address"
+LISTENING = "not a loopback address"
 
 
 @pytest.mark.parametrize("missing", ["certificate", "key", "token_file", "all"])
@@ -294,10 +294,10 @@ def _spoil(directory: Path, fault: str) -> MetricsSettings:
         ("spaced token", "without spaces"),
         ("shown token", "can be read by others"),
         ("shown key", "can be read by others"),
-        ("another key", "no pair"),
-        ("encrypted key", "no pair"),
+        ("another key", "not a matching pair"),
+        ("encrypted key", "not a matching pair"),
         ("no certificate", "does not exist"),
-        ("certificate alone", "belong together"),
+        ("certificate alone", "must be set together"),
         ("unknown host", "not known"),
     ],
 )

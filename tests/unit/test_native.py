@@ -62,7 +62,7 @@ def test_one_that_ends_by_itself_is_named_with_its_last_words(tmp_path: Path) ->
     with Processes() as processes:
         process = processes.start("brief", program("import sys; print('no such key'); sys.exit(3)"), tmp_path / "log", 5)
         wait_for(lambda: process.status is not None, "its end")
-        with pytest.raises(StateError, match=r"(?s)brief ended by itself \(status 3\).*no such key"):
+        with pytest.raises(StateError, match=r"(?s)brief exited unexpectedly \(status 3\).*no such key"):
             processes.check()
     assert processes.statuses == {}
 

@@ -213,4 +213,4 @@ def test_a_journal_that_is_closed_takes_no_more(bed: TestBed) -> None:
     assert journal.close(10)
     thread.join()
     with pytest.raises(StateError, match="stopping"):
-        journal.change_study(bytes(32), phase="failed")
+        journal.end_study(bytes(32), {}, status=b"")

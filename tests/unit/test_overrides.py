@@ -156,7 +156,7 @@ def test_a_wrong_value_is_named_by_its_variable_and_not_shown(tmp_path: Path) ->
 
 
 def test_a_table_that_the_file_writes_as_something_else(tmp_path: Path) -> None:
-    assert "VEILSUM__WAITS__GRACE sets a key of waits, which is no table" in refused(
+    assert "VEILSUM__WAITS__GRACE sets a key of waits, which is not a table" in refused(
         tmp_path, "waits = 3\n", VEILSUM__WAITS__GRACE="1"
     )
 

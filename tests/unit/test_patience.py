@@ -53,9 +53,9 @@ def _write(database: Database) -> None:
 def test_a_write_that_failed_is_remembered_until_one_succeeds(database: Database) -> None:
     assert database.write_fault == ""
     _shrink(database)
-    with pytest.raises(DatabaseAwayError, match="has no room"):
+    with pytest.raises(DatabaseAwayError, match="is out of space"):
         _write(database)
-    assert "Make room on the disk" in database.write_fault
+    assert "Free space on the disk" in database.write_fault
     with database.transaction() as connection:  # it changes nothing, so it tells nothing
         connection.execute(text("SELECT 1"))
     assert database.write_fault
@@ -69,7 +69,7 @@ def test_a_probe_writes(database: Database) -> None:
         connection.exec_driver_sql("PRAGMA query_only = ON")
     with pytest.raises(Unavailable):
         _write(database)
-    assert "can only be read" in database.write_fault
+    assert "is read-only" in database.write_fault
     with pytest.raises(Unavailable):
         database.probe()
     with pytest.raises(Unavailable):
@@ -92,7 +92,7 @@ def test_the_log_says_it_once_and_when_it_is_over(database: Database, caplog: py
         watch.look()
     (line,) = caplog.messages
     assert "cannot be written" in line
-    assert "Make room" in line
+    assert "Free space" in line
     _grow(database)
     _write(database)
     for _ in range(3):
@@ -108,7 +108,7 @@ def test_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     def work(failures: int) -> str:
         calls.append(1)
         if len(calls) <= failures:
-            raise DatabaseAwayError("The database has no room.")
+            raise DatabaseAwayError("The database is out of space.")
         return "done"
 
     assert patiently(lambda: work(4), 60, threading.Event()) == "done"
@@ -152,7 +152,7 @@ def test_a_payload_that_is_drawn_waits_for_its_disk(bed: TestBed, monkeypatch: p
     def failing(database: Database) -> object:
         if failures[0]:
             failures[0] -= 1
-            raise DatabaseAwayError("The database has no room.")
+            raise DatabaseAwayError("The database is out of space.")
         return real(database)
 
     monkeypatch.setattr(Database, "transaction", failing)
@@ -204,7 +204,7 @@ def test_nothing_is_said_while_the_disk_takes_nothing(bed: TestBed, monkeypatch:
     (directive,) = bed.hub.directives("a")
 
     def full(*_: object) -> None:
-        raise DatabaseAwayError("The database has no room.")
+        raise DatabaseAwayError("The database is out of space.")
 
     with monkeypatch.context() as patched:
         patched.setattr(core.membership, "on_study", full)

@@ -73,7 +73,7 @@ def test_half_a_file_is_refused_once_and_the_whole_one_taken(
     replace_file(path, half)
     for _ in range(3):
         assert watched.poll() is None
-    assert caplog.text.count("is not taken, the former stays in use") == 1
+    assert caplog.text.count("cannot be used, the previous ones stay in use") == 1
     replace_file(path, whole)
     assert watched.poll() is not None
 
@@ -274,7 +274,7 @@ def test_a_key_that_another_process_named_is_respected(kit: Kit, used: Credentia
     new = load_credentials(kit.participants[0].identity, clock())
     budget(opened(database, new, clock), database, 2.0)
     for _ in range(2):
-        with pytest.raises(StateError, match="names another key"):
+        with pytest.raises(StateError, match="names a different key"):
             budget(running, database, 3.0)
     running.renew(new, runner(database))
     budget(running, database, 3.0)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from support.federation import make_request, schema_of
-from veilsum_deploy.cli.participant import RequestedStudy
+from veilsum_deploy.cli.additions import RequestedStudy
 from veilsum_node.telemetry.monitoring import MetricsSettings
 from veilsum_participant.checks import Check, CheckOutcome, SiteCheck
 from veilsum_participant.config import load_participant_config
@@ -129,5 +129,5 @@ def test_what_is_shared_and_served_is_said(tmp_path: Path) -> None:
 def test_an_endpoint_that_would_be_open_to_others_is_named(tmp_path: Path) -> None:
     found = {item.check: item for item in checks(tmp_path, "1.0", metrics={"listen": "0.0.0.0:9465"})}
     assert found["metrics"].status is CheckOutcome.FAILED
-    assert "no loopback address" in found["metrics"].detail
+    assert "not a loopback address" in found["metrics"].detail
     assert "metrics.token_file" in found["metrics"].advice

@@ -87,10 +87,10 @@ def test_who_waits_begins_when_the_other_ends(state: Path, caplog: pytest.LogCap
     one.take()
     threading.Timer(0.2, one.release).start()
     other.hold("Stop it.", LOG)
-    assert sum("waits up to" in record.getMessage() for record in caplog.records) == 1
+    assert sum("waiting up to" in record.getMessage() for record in caplog.records) == 1
     stopping = threading.Event()
     stopping.set()
-    with pytest.raises(HeldError, match=r"Another process works on .*participant\.db: coordinator hub, process"):
+    with pytest.raises(HeldError, match=r"Another process is using .*participant\.db: coordinator hub, process"):
         one.hold("Stop it.", LOG, stopping)
     other.release()
 

@@ -19,10 +19,10 @@ from veilsum_coordinator.methods.fedcgs import application
 from veilsum_deploy.collections import single
 from veilsum_deploy.datasets import packaged_dataset
 from veilsum_deploy.evaluation import accuracy, exact_head, pool
-from veilsum_deploy.simulation.dealing import Deal, Setting, deal
+from veilsum_deploy.simulation.deal import Deal, Setting, deal
 from veilsum_deploy.simulation.folder import Folder, Results
 from veilsum_deploy.simulation.jobs import RunRecord, plan_jobs
-from veilsum_deploy.simulation.scoring import alone, domain_accuracies, overall, pooled, spread
+from veilsum_deploy.simulation.scores import alone, domain_accuracies, overall, pooled, spread
 from veilsum_deploy.simulation.sweep import Axis, Cell, Source, Sweep, parse_axis, parse_baseline, shown
 from veilsum_deploy.simulation.tables import estimate, problems, table_rows, tabulate, to_csv, to_markdown
 from veilsum_node.config import read_toml
@@ -119,7 +119,7 @@ def test_a_setting_that_is_no_number_is_refused(text: str) -> None:
 
 def test_a_key_through_a_value_is_refused() -> None:
     sweep = make_sweep("method.name=1")
-    with pytest.raises(Misuse, match="no table"):
+    with pytest.raises(Misuse, match="not a table"):
         sweep.content_of(sweep.cells()[0])
 
 

@@ -86,7 +86,7 @@ def test_an_outage_is_over_when_a_late_answer_comes(monkeypatch: pytest.MonkeyPa
     with pytest.raises(DatabaseAwayError):
         outage.bounded(silent)
     assert outage.away
-    with pytest.raises(DatabaseAwayError, match="for the moment"):
+    with pytest.raises(DatabaseAwayError, match="temporarily unreachable"):
         outage.bounded(lambda: pytest.fail("the rest is not over"))
     silent.go.set()
     while outage.away:

@@ -95,25 +95,26 @@ class FedAvg(Method):
         }
         if parameters.participation is not None and OBJECTIVES[parameters.objective.name].whole_cohort:
             raise ConfigurationError(
-                f'fedavg with objective "{parameters.objective.name}" corrects towards the mean of all sites, each with one'
-                " share, and takes no participation table.",
+                f'fedavg with objective "{parameters.objective.name}" corrects towards the unweighted mean of all'
+                " sites, so it cannot be combined with a participation table.",
                 'Leave [parameters.participation] out, or use the objective "none", "prox", "moon" or "ntd".',
             )
         if parameters.participation is not None and parameters.weighting == "records":
             raise ConfigurationError(
-                'fedavg with a participation table takes no weighting = "records".', "State the importance of sites there."
+                'fedavg with a participation table cannot use weighting = "records".',
+                "State the sites' importance in the table.",
             )
         if moments is not None and parameters.participation is not None and parameters.participation.mode != "natural":
             raise ConfigurationError(
-                "fedavg with alignment by moments has one cohort for the whole study, as all studies whose sites keep a"
-                " statistic: no two sums may differ by one site.",
-                'Leave out [parameters.moments], or take mode = "natural".',
+                "fedavg with alignment by moments needs one cohort for the whole study, as does every study whose sites keep"
+                " a statistic: no two sums may differ by one site.",
+                'Leave out [parameters.moments], or set mode = "natural".',
             )
         return parameters.model_copy(update=filled)
 
     def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
         if not isinstance(parameters, FedAvgParameters) or parameters.clip is None:
-            raise ConfigurationError("The method fedavg takes its own parameters, resolved.")
+            raise ConfigurationError("The method fedavg needs its own parameters, with defaults resolved.")
         public = parameters.participation is not None
         moments = parameters.moments
         plan = training_plan(
@@ -137,8 +138,8 @@ class FedAvg(Method):
             return
         if study.privacy.cohort_difference == "strict":
             raise ConfigurationError(
-                f'fedavg with participation mode "{participation.mode}" has another cohort in every round; the study'
-                " allows one cohort only.",
+                f'fedavg with participation mode "{participation.mode}" changes the cohort in every round, but the study'
+                " allows only one.",
                 'Ask for noise and cohort_difference = "allowed", or try it with veilsum simulate.',
             )
         if smallest < study.privacy.min_cohort:
@@ -200,5 +201,5 @@ def local_expectations(study: Study, cohort: int, records: int, label: str = LOC
     std = clip * math.sqrt(declaration.variance) / declaration.grid
     number = max(1.0, declaration.sampling_rate * records)
     what = "mean clipped gradient of a step over all sites, along any one direction"
-    basis = "the clip norm: what it is if all records' gradients agree"
+    basis = "the clip norm, reached if all records' gradients agree"
     return [Expectation(label, what, clip, Z95 * std * math.sqrt(cohort) / number, basis=basis, main=True)]

@@ -107,12 +107,12 @@ class FedCGS(Method):
 
     def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
         if not isinstance(parameters, FedCGSParameters) or parameters.clip is None:
-            raise ConfigurationError("The method fedcgs takes its own parameters, resolved.")
+            raise ConfigurationError("The method fedcgs needs its own parameters, with defaults resolved.")
         need_label(inputs, "the method fedcgs")
         clip, missing, alignment = parameters.clip, parameters.missing, parameters.alignment
         if parameters.disclosure == "per-site" and (alignment is not None or parameters.generation is not None):
             raise ConfigurationError(
-                'disclosure = "per-site" is for fedcgs alone; what it aligns or generates from says so itself.',
+                'disclosure = "per-site" is for fedcgs without alignment and generation; these state their own.',
                 'Leave it out; an alignment is per site with mode = "one-shot", generation with mode = "multi-domain".',
             )
         if parameters.generation is not None:

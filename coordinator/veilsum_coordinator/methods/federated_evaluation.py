@@ -85,11 +85,11 @@ class FederatedEvaluation(Method):
 
     def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
         if not isinstance(parameters, FederatedEvaluationParameters) or parameters.largest_loss is None:
-            raise ConfigurationError(f"The method {self.name} takes its own parameters, resolved.")
+            raise ConfigurationError(f"The method {self.name} needs its own parameters, with defaults resolved.")
         most, cells = float(parameters.largest_loss), len(inputs.classes) * len(parameters.classes)
         weights = balanced_weights((1.0, 1.0, most or 1.0), (cells, 2 * max(parameters.bins, 1), 1), IMPORTANCE)
         if parameters.model is None or parameters.sha256 is None:
-            raise ConfigurationError(f"The method {self.name} takes its own parameters, resolved.")
+            raise ConfigurationError(f"The method {self.name} needs its own parameters, with defaults resolved.")
         task = EvaluationParameters(
             width=None if inputs.encoder is None else inputs.width,
             clip=parameters.clip,

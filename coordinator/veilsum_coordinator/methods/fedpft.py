@@ -62,7 +62,7 @@ class FedPFTParameters(Frozen):
     Attributes:
         clip: L2 norm that a record's features are scaled down to, after any alignment; by default as in the method fedcgs.
         missing: ``skip`` leaves a record with an absent feature out, ``centre`` takes the middle of the bounds.
-        disclosure: ``per-site`` releases each site's mixtures, as the text does; ``joint`` those of all sites together.
+        disclosure: ``per-site`` releases each site's mixtures, as in the paper; ``joint`` those of all sites together.
         components: G of each class, at each site or of all.
         rounds: releases after the first that find several components; each takes its part of the budget.
         samples: drawn of each class.
@@ -101,7 +101,7 @@ class FedPFT(Method):
 
     def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
         if not isinstance(parameters, FedPFTParameters) or parameters.clip is None:
-            raise ConfigurationError("The method fedpft takes its own parameters, resolved.")
+            raise ConfigurationError("The method fedpft needs its own parameters, with defaults resolved.")
         need_label(inputs, "the method fedpft")
         before: tuple[TaskPlan, ...] = ()
         left = 1.0

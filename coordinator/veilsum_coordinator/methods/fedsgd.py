@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -32,7 +33,7 @@ from veilsum_coordinator.parts.moment_alignment import (
     resolve_moments,
     training_records,
 )
-from veilsum_coordinator.parts.moment_plans import GENEROUS, Missing, need_label
+from veilsum_coordinator.parts.moment_plans import GENEROUS, Missing, need_label, resolved_clip
 from veilsum_coordinator.parts.networks import network_head, resolved_model
 from veilsum_coordinator.parts.server_optimisers import OptimiserParameters, ServerOptimiser
 from veilsum_node.errors import ConfigurationError
@@ -113,15 +114,17 @@ class FedSGD(Method):
         convex = model.name == "linear"
         if centre and model.name not in ("linear", "mlp"):
             raise ConfigurationError(
-                "fedsgd's centre is for the models linear and mlp, whose first layer can take it up.", "Leave it out."
+                "fedsgd's centre is for the models linear and mlp, whose first layer can absorb it.", "Leave it out."
             )
         optimiser, travel = parameters.optimiser, parameters.travel
         if optimiser.learning_rate is not None and travel is not None:
-            raise ConfigurationError("fedsgd takes a learning rate or a travel, which sets it.", "Leave one of them out.")
+            raise ConfigurationError(
+                "fedsgd takes either a learning rate or a travel, which determines it.", "Leave one of them out."
+            )
         if optimiser.learning_rate is None and (optimiser.name != "sgd" or not inputs.private):
             if travel is not None:
                 raise ConfigurationError(
-                    "fedsgd's travel sets the learning rate of sgd in a study with noise.", "Leave it out."
+                    "fedsgd's travel is only for the optimiser sgd in a study with noise.", "Leave it out."
                 )
             rate = default_rate(optimiser, convex=convex)
             optimiser = optimiser.model_copy(update={"learning_rate": rate})
@@ -143,7 +146,7 @@ class FedSGD(Method):
 
     def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
         if not isinstance(parameters, FedSGDParameters) or parameters.model is None or parameters.clip is None:
-            raise ConfigurationError("The method fedsgd takes its own parameters, resolved.")
+            raise ConfigurationError("The method fedsgd needs its own parameters, with defaults resolved.")
         task = GradientParameters(
             width=None if inputs.encoder is None else inputs.width,
             clip=parameters.clip,
@@ -183,7 +186,7 @@ class FedSGD(Method):
         trained = training_records(parameters.moments, records)
         clip, number = float(parameters.gradient_clip or 1.0), max(1.0, float(parameters.sampling_rate) * trained)
         what = "mean clipped gradient of a step, along any one direction"
-        basis = "the clip norm: what it is if all records' gradients agree"
+        basis = "the clip norm, reached if all records' gradients agree"
         return [Expectation(GRADIENT, what, clip, Z95 * noise / number, basis=basis, main=True)]
 
     def run(self, federation: Federation) -> Result:
@@ -255,19 +258,12 @@ NETWORK_RATE, TRAVEL = 4.0, 15.0
 
 
 def feature_clip(inputs: Inputs) -> float:
-    """A norm that hardly a record's features exceed: sqrt(d) in the box, 8 for a projection, whose typical norm is 1.
+    """A norm that hardly a record's features exceed, with noise or without.
 
     Raises:
         ConfigurationError: a program makes the features, whose scale nobody can know.
     """
-    if inputs.encoder is None:
-        return math.sqrt(inputs.width)
-    if isinstance(inputs.encoder, Program):
-        raise ConfigurationError(
-            "A study whose features a program makes must state parameters.clip.",
-            "Take the norm that most feature vectors keep within, known from other data than the sites'.",
-        )
-    return GENEROUS
+    return resolved_clip(None, replace(inputs, private=False))
 
 
 def default_model(inputs: Inputs, clip: float, *, centred: bool) -> ModelSpec:

@@ -61,7 +61,7 @@ class GGEURParameters(GenerationParameters):
         train: where the head is trained: at the ``sites``, by default in a study without noise, or at the ``coordinator``.
         control: ``geometry`` is the method. ``oversample`` repeats records and prototypes to the same counts, without
             deviations, and ``none`` generates nothing; both for training at the sites.
-        extra: samples around each class prototype of each other site, in multi-domain mode (500 in the text).
+        extra: samples around each class prototype of each other site, in multi-domain mode (500 in the paper).
         hidden: width of the head's hidden layer; 0 for a linear head.
         objective, server: at the sites and here, as in the method fedavg.
         rounds: of training; at the coordinator, so many times ``epochs`` are passes over what is generated.
@@ -124,8 +124,8 @@ class GGEUR(Method):
         train = parameters.train or ("coordinator" if inputs.private else "sites")
         if train == "sites" and inputs.private:
             raise ConfigurationError(
-                'ggeur with train = "sites" needs noise = "none": filling a class copies a record the oftener, the fewer there'
-                " are, and no small bound holds what one record changes in a trained model.",
+                'ggeur with train = "sites" needs noise = "none": filling up a class copies its records more often'
+                " the fewer it has, so one record's influence on a trained model has no small bound.",
                 'Use train = "coordinator", which generates from noised prototypes and geometries alone.',
             )
         if train == "coordinator" and parameters.control != "geometry":
@@ -144,7 +144,7 @@ class GGEUR(Method):
 
     def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
         if not isinstance(parameters, GGEURParameters) or parameters.clip is None or parameters.train is None:
-            raise ConfigurationError("The method ggeur takes its own parameters, resolved.")
+            raise ConfigurationError("The method ggeur needs its own parameters, with defaults resolved.")
         need_label(inputs, "the method ggeur")
         use = FeatureUse.of(inputs, parameters.clip, parameters.missing)
         plans = generation_plans(parameters, use)

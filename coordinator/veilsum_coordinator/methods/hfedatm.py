@@ -139,7 +139,7 @@ class HFedATM(Method):
 
     def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
         if not isinstance(parameters, HFedATMParameters) or parameters.clip is None or parameters.layers is None:
-            raise ConfigurationError("The method hfedatm takes its own parameters, resolved.")
+            raise ConfigurationError("The method hfedatm needs its own parameters, with defaults resolved.")
         p, rounds = parameters, parameters.rounds * parameters.station_rounds
         whole = p.model_copy(update={"rounds": rounds})
         training = training_plan(whole, inputs, p.model, parameters.clip, p.missing)

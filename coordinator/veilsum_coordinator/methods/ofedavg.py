@@ -132,7 +132,7 @@ class OFedAvg(Method):
 
     def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
         if not isinstance(parameters, OFedAvgParameters) or parameters.clip is None:
-            raise ConfigurationError("The method o-fedavg takes its own parameters, resolved.")
+            raise ConfigurationError("The method o-fedavg needs its own parameters, with defaults resolved.")
         need_label(inputs, "the method o-fedavg")
         clip, missing, alignment = parameters.clip, parameters.missing, parameters.alignment
         before: tuple[TaskPlan, ...] = ()
@@ -181,7 +181,7 @@ class OFedAvg(Method):
         # The mean of S heads: of a joint sum, its noise over S; of S heads shown alone, each with the whole of it.
         many = math.sqrt(cohort) if one else cohort
         width = Z95 * math.sqrt(2.0) * math.hypot(norm * std["weights"], std["bias"]) / many
-        what, basis = "difference of two classes' scores of a record", "what the ridge lets a head tell"
+        what, basis = "difference of two classes' scores of a record", "the largest that the ridge permits"
         pairs = len(study.data.classes) * (len(study.data.classes) - 1) // 2
         found.append(Expectation("scores of the averaged head", what, size, width, basis=basis, number=pairs, main=True))
         if one:

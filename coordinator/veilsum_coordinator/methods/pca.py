@@ -76,7 +76,7 @@ class PCA(Method):
 
     def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
         if not isinstance(parameters, PCAParameters) or parameters.clip is None:
-            raise ConfigurationError("The method pca takes its own parameters, resolved.")
+            raise ConfigurationError("The method pca needs its own parameters, with defaults resolved.")
         return (TaskPlan(MOMENTS, "gaussian-moments", gaussian_moments(inputs, parameters.clip, parameters.missing)),)
 
     def expectations(self, study: Study, cohort: int, records: int) -> Sequence[Expectation]:

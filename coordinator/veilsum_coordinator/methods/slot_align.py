@@ -52,7 +52,7 @@ class SlotAlign(Method):
 
     def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
         if not isinstance(parameters, SlotAlignParameters) or parameters.clip is None:
-            raise ConfigurationError("The method slot-align takes its own parameters, resolved.")
+            raise ConfigurationError("The method slot-align needs its own parameters, with defaults resolved.")
         return alignment_plans(parameters.alignment, inputs, parameters.clip, parameters.missing)
 
     def expectations(self, study: Study, cohort: int, records: int) -> Sequence[Expectation]:

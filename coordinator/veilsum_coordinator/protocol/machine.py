@@ -200,7 +200,7 @@ class StudyMachine:
         current = self.round
         present = current is not None and (number, attempt) == (current.number, current.assignment.attempt)
         if number and (current is None or not present or name not in current.cohort):
-            raise HostileInput("The refusal is of another attempt than the present one.", "Wait for the next directive.")
+            raise HostileInput("The refusal is for a different attempt than the current one.", "Wait for the next directive.")
         self._observer.refused({code, *more})
         for every in (code, *more):
             if (entry := (name, every.value, number)) not in self.refusals:
@@ -349,7 +349,7 @@ class StudyMachine:
                 self._retry(current, AttemptReason.LATE if late else AttemptReason.ABSENT)
         elif current.phase is RoundPhase.CONSENTING and now >= current.deadline:
             silent = [name for name in current.cohort if name not in current.consents]
-            self._lose(current, f"no consent from {', '.join(silent)} within its time")
+            self._lose(current, f"no consent from {', '.join(silent)} in time")
         elif current.phase is RoundPhase.DECRYPTING:
             if now >= current.deadline:
                 asked = current.decryptors(self.members.connected())
@@ -609,7 +609,7 @@ class StudyMachine:
         elif kind == pb.DIRECTIVE_KIND_END:
             seat.ended = True
         else:
-            raise HostileInput("Only an end, a release or a given-up attempt can be confirmed.")
+            raise HostileInput("Only an end, a release or an abandoned attempt can be confirmed.")
 
     # -- the end -----------------------------------------------------------------------------------------------------------
 

@@ -122,7 +122,7 @@ class Members:
         """
         member = verify_enrolment(enrolment, self._digest, self._authority, self._clock())
         if member.name != name:
-            raise HostileInput("An enrolment names another participant than the caller's certificate.")
+            raise HostileInput("An enrolment names a different participant than the caller's certificate.")
         if {member.public, member.identity.fingerprint} & self._keys:
             raise HostileInput("An enrolment holds a key that another participant enrolled.")
         keep()
@@ -188,13 +188,13 @@ class Members:
         """
         seat, names = self.seat(name), self.fixed_roster().names
         if name not in names:
-            raise HostileInput("Sealed boxes came from outside the roster.")
+            raise HostileInput("Sealed boxes came from a participant outside the roster.")
         if seat.boxes is not None:
             return
         owed = self._owed(name)
         given = {(box.recipient, box.purpose): box for box in boxes}
         if set(given) != owed or len(given) != len(boxes) or any(box.sender != name for box in boxes):
-            raise HostileInput("A member must send exactly one box for each that it owes.")
+            raise HostileInput("A member must send exactly the boxes that it owes, each once.")
         keep()
         seat.boxes = given
 

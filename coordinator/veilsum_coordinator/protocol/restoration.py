@@ -38,15 +38,15 @@ def check_same(kept: KeptRound, label: str, broadcast: bytes, allowed: frozenset
         what
         for what, differs in (
             (f"it was {known.label!r} and is {label!r} now", known.label != label),
-            ("its broadcast is another one", known.broadcast != broadcast),
-            ("others may take part in it", kept.start.allowed != allowed),
+            ("its broadcast differs", known.broadcast != broadcast),
+            ("the participants that may take part differ", kept.start.allowed != allowed),
         )
         if differs
     ]
     if faults:
         raise ReplayError(
-            f"the method does not go on as before the restart: round {known.round} is not the one of the journal"
-            f" ({'; '.join(faults)}). Its program has changed, or computes otherwise on this machine",
+            f"the method does not continue as before the restart: round {known.round} differs from the journal's"
+            f" ({'; '.join(faults)}). Its program has changed, or computes differently on this machine",
             "Submit the study again.",
         )
 
@@ -94,9 +94,7 @@ class Replay:
         """
         if self._rounds:
             number = self._rounds[0].start.assignment.round
-            raise ReplayError(
-                f"the method ended before round {number}, which stands in the journal", "Submit the study again."
-            )
+            raise ReplayError(f"the method ended before round {number}, which the journal holds", "Submit the study again.")
 
 
 def released_rounds(agreed: AgreedStudy, kept: Sequence[KeptRound], roster: int) -> list[Round]:

@@ -102,7 +102,7 @@ class Round:
             HostileInput: it does not.
         """
         if attempt != self.assignment.attempt or name not in self.cohort:
-            raise HostileInput("The message is for another attempt than the present one.", "Wait for the next directive.")
+            raise HostileInput("The message is for a different attempt than the current one.", "Wait for the next directive.")
         if self.phase is not phase:
             raise HostileInput(f"The round is {self.phase.value}; that message belongs to {phase.value}.")
 
@@ -148,13 +148,13 @@ class Round:
         study, key = self.plan.task.study, self.plan.task.agreed.digest
         receipt = verify_receipt(signed, roster.member(name).identity, key, parse_receipt(signed.body).context)
         if receipt.payload != upload.digest.digest():
-            raise HostileInput("The receipt is for other ciphertexts than those that came.")
+            raise HostileInput("The receipt is for different ciphertexts than those received.")
         mechanism = Mechanism.of(self.plan.declaration, self.plan.noise)
         described = (receipt.dataset, receipt.mechanism, receipt.unit, receipt.cohort_size)
         if (receipt.round, receipt.attempt) != self.present or described != (
             study.dataset, mechanism, study.privacy.unit, len(self.cohort)
         ):  # fmt: skip
-            raise HostileInput("The receipt describes another release than that of this attempt.")
+            raise HostileInput("The receipt describes a different release than this attempt's.")
         if receipt.number <= last:
             raise HostileInput(f"The receipt has number {receipt.number}, but number {last} was shown already.")
         upload.receipt = signed
@@ -175,7 +175,7 @@ class Round:
     def proof(self, coordinator: bytes) -> KeptProof:
         """What is kept with the release, so that it can be proven later; ``coordinator``: DER of its certificate."""
         if self.countersigned is None:
-            raise StateError("A round was opened whose receipts were never shown.")
+            raise StateError("A round was decrypted whose receipts were never shown.")
         keys = next(parse_statement(signed.body).keys for signed in self.statements.values())  # those of the context, all
         signatures = {name: self.statements[name].signature for name in sorted(self.answers, key=str.encode)}
         return KeptProof(keys, signatures, self.countersigned, coordinator)
@@ -204,7 +204,7 @@ class Round:
             raise HostileInput("A decryption has the wrong shape.")
         keys = parse_statement(signed.body).keys
         if context_digest(self.plan, roster, keys, self.assignment) != self.context:
-            raise HostileInput("The word on a decryption names other keys than those of the round's context.")
+            raise HostileInput("The decryption statement names different keys than the round's context.")
         said = Statement(self.plan.task.agreed.digest, name, *self.present, self.context, keys, words_digest(words))
         verify_statement(signed, roster.member(name).identity, said)
         for other in self.answers.values():

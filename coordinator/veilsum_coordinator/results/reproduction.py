@@ -8,7 +8,7 @@ a coordinator computes on one thread: a study must go on after its container was
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -31,11 +31,17 @@ def one_thread() -> Iterator[None]:
     """The same for a while, where somebody else repeats what a coordinator computed."""
     from threadpoolctl import threadpool_limits
 
-    before = {name: os.environ.get(name) for name in VARIABLES}
-    os.environ.update(dict.fromkeys(VARIABLES, "1"))  # for what is loaded meanwhile
+    with set_to_one(VARIABLES), threadpool_limits(limits=1):  # the variables are for what is loaded meanwhile
+        yield
+
+
+@contextmanager
+def set_to_one(variables: Sequence[str]) -> Iterator[None]:
+    """Give environment variables the value 1 for a while."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(dict.fromkeys(variables, "1"))
     try:
-        with threadpool_limits(limits=1):
-            yield
+        yield
     finally:
         for name, value in before.items():
             if value is None:

@@ -69,7 +69,9 @@ class Certificates:
             self._take(self._waiting)
         if self._pairs is not None and (pair := self._pairs.poll()) is not None and pair != self._pair:
             self._pair, self._current = pair, self._configuration(pair)
-            LOG.info("TLS certificate of %s taken, until %s", pair.name, moment(pair.not_after), extra=about("certificate"))
+            LOG.info(
+                "TLS certificate of %s loaded, valid until %s", pair.name, moment(pair.not_after), extra=about("certificate")
+            )
         used = self._hub.credentials
         self._expiry.check(f"coordinator {used.identity.name}, its own,", used.identity.not_after)
         self._expiry.check("the federation's authority", certificate_end(used.authority))
@@ -82,13 +84,13 @@ class Certificates:
             try:
                 self._hub.renew(found)
             except VeilsumError as error:  # the database is away: the former stays in use until it is back
-                LOG.warning("the renewed certificate waits: %s", error, extra=about("certificate"))
+                LOG.warning("the renewed certificate is not in use yet: %s", error, extra=about("certificate"))
                 return
             self._current = self._configuration()
             new_key = found.signing_key.fingerprint != used.signing_key.fingerprint
-            what = f"with the new key {found.signing_key.fingerprint[:16]}" if new_key else "of the same key"
+            what = f"with the new key {found.signing_key.fingerprint[:16]}" if new_key else "with the same key"
             until = moment(found.identity.not_after)
-            LOG.info("renewed certificate %s taken, until %s", what, until, extra=about("certificate"))
+            LOG.info("renewed certificate %s in use, valid until %s", what, until, extra=about("certificate"))
         self._waiting = None
 
     def _configuration(self, pair: ServerPair | None = None) -> grpc.ServerCertificateConfiguration:

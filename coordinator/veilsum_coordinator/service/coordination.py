@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 
 import numpy as np
 
-from veilsum_coordinator.service.guard import Context, Guard, WrongVersion
+from veilsum_coordinator.service.guard import Context, Guard, WrongVersion, guarded, guarded_stream
 from veilsum_coordinator.service.hub import Hub
 from veilsum_coordinator.service.shared import read_report
 from veilsum_node.errors import HostileInput
@@ -111,30 +111,25 @@ class Coordination(CoordinationServicer):
         end = self._loop.time()
         self._rested = end + REST * (end - start)
 
+    @guarded
     async def Hello(self, request: pb.HelloRequest, context: Context) -> pb.HelloReply:
-        async def work() -> pb.HelloReply:
-            caller = self._guard.caller(context, tuple(Role))
-            if len(request.versions) > 16 or len(request.software) > 64 or len(request.challenge) not in (0, 32):
-                raise HostileInput("A greeting is larger than allowed.")
-            common = set(request.versions) & set(PROTOCOL_VERSIONS)
-            if not common:
-                spoken = ", ".join(str(version) for version in PROTOCOL_VERSIONS)
-                raise WrongVersion(f"No common protocol version; this coordinator speaks {spoken}. Update the older side.")
-            own = self._hub.credentials
-            reply = pb.HelloReply(version=max(common), now=self._clock(), coordinator=own.identity.name, software=SOFTWARE)
-            if request.challenge:
-                # the caller's name is signed too, so that no other coordinator can pass the answer on as its own
-                greeting = hello_digest(request.challenge, caller.name, own.identity.name)
-                reply.certificate, reply.signature = own.identity.certificate, own.signing_key.sign(Label.HELLO, greeting)
-            return reply
+        caller = self._guard.caller(context, tuple(Role))
+        if len(request.versions) > 16 or len(request.software) > 64 or len(request.challenge) not in (0, 32):
+            raise HostileInput("A greeting is larger than allowed.")
+        common = set(request.versions) & set(PROTOCOL_VERSIONS)
+        if not common:
+            spoken = ", ".join(str(version) for version in PROTOCOL_VERSIONS)
+            raise WrongVersion(f"No common protocol version; this coordinator speaks {spoken}. Update the older side.")
+        own = self._hub.credentials
+        reply = pb.HelloReply(version=max(common), now=self._clock(), coordinator=own.identity.name, software=SOFTWARE)
+        if request.challenge:
+            # the caller's name is signed too, so that no other coordinator can pass the answer on as its own
+            greeting = hello_digest(request.challenge, caller.name, own.identity.name)
+            reply.certificate, reply.signature = own.identity.certificate, own.signing_key.sign(Label.HELLO, greeting)
+        return reply
 
-        return await self._guard.unary(context, work)
-
+    @guarded_stream
     async def Work(self, request: pb.WorkRequest, context: Context) -> AsyncIterator[pb.Directive]:
-        async for directive in self._guard.stream(context, lambda: self._work(request, context)):
-            yield directive
-
-    async def _work(self, request: pb.WorkRequest, context: Context) -> AsyncIterator[pb.Directive]:
         caller = self._guard.caller(context, ROLES)
         name = caller.name
         if request.version not in PROTOCOL_VERSIONS:
@@ -161,11 +156,8 @@ class Coordination(CoordinationServicer):
                 del self._sessions[name]
             self._hub.disconnect(name, serial)
 
+    @guarded_stream
     async def Fetch(self, request: pb.FetchRequest, context: Context) -> AsyncIterator[pb.Chunk]:
-        async for chunk in self._guard.stream(context, lambda: self._fetch(request, context)):
-            yield chunk
-
-    async def _fetch(self, request: pb.FetchRequest, context: Context) -> AsyncIterator[pb.Chunk]:
         name = self._guard.caller(context, ROLES).name
         data = await self._object(name, request, _check_key(request.study))
         for start in range(0, max(len(data), 1), CHUNK_BYTES):
@@ -178,133 +170,113 @@ class Coordination(CoordinationServicer):
         # the mirror alone is read from the database, which may be slow or away; the rest is in memory
         return await self._hub.journal.outage.call(fetch) if request.kind == pb.OBJECT_KIND_MIRRORED else fetch()
 
+    @guarded
     async def Enrol(self, request: pb.EnrolRequest, context: Context) -> pb.Ack:
-        async def work() -> pb.Ack:
-            name = self._guard.caller(context, ROLES).name
-            signed = request.enrolment
-            enrolment = Enrolment(
-                _bounded(signed.certificate, 8192, "certificate"), _bounded(signed.body, 8192, "enrolment"), signed.signature
-            )
-            self._hub.enrol(name, _check_key(request.study), enrolment)
-            return pb.Ack()
+        name = self._guard.caller(context, ROLES).name
+        signed = request.enrolment
+        enrolment = Enrolment(
+            _bounded(signed.certificate, 8192, "certificate"), _bounded(signed.body, 8192, "enrolment"), signed.signature
+        )
+        self._hub.enrol(name, _check_key(request.study), enrolment)
+        return pb.Ack()
 
-        return await self._guard.unary(context, work)
-
+    @guarded
     async def Refuse(self, request: pb.RefuseRequest, context: Context) -> pb.Ack:
-        async def work() -> pb.Ack:
-            name = self._guard.caller(context, ROLES).name
-            key, more = _check_key(request.study), list(request.more)
-            self._hub.refuse(name, key, request.code, request.round, request.attempt, more, request.answers)
-            return pb.Ack()
+        name = self._guard.caller(context, ROLES).name
+        key, more = _check_key(request.study), list(request.more)
+        self._hub.refuse(name, key, request.code, request.round, request.attempt, more, request.answers)
+        return pb.Ack()
 
-        return await self._guard.unary(context, work)
-
+    @guarded
     async def Seal(self, request_iterator: AsyncIterator[pb.SealedBox], context: Context) -> pb.Ack:
-        async def work() -> pb.Ack:
-            name = self._guard.caller(context, ROLES).name
-            key, most = b"", 0
-            boxes: list[Box] = []
-            async for message in request_iterator:
-                if not key:
-                    key = _check_key(message.study)
-                    most = self._hub.boxes_owed(name, key)
-                elif message.study or len(boxes) >= most:
-                    raise HostileInput("Only the first message of a stream of boxes names its study, and boxes are bounded.")
-                else:
-                    boxes.append(_box(message))
-            self._hub.seal(name, _check_key(key), boxes)
-            return pb.Ack()
-
-        return await self._guard.unary(context, work)
-
-    async def Ready(self, request: pb.ReadyRequest, context: Context) -> pb.Ack:
-        async def work() -> pb.Ack:
-            self._hub.ready(self._guard.caller(context, ROLES).name, _check_key(request.study))
-            return pb.Ack()
-
-        return await self._guard.unary(context, work)
-
-    async def UploadStatus(self, request: pb.UploadStatusRequest, context: Context) -> pb.UploadStatusReply:
-        async def work() -> pb.UploadStatusReply:
-            name = self._guard.caller(context, ROLES).name
-            following, complete = self._hub.upload_status(name, _check_key(request.study), request.attempt)
-            return pb.UploadStatusReply(next=following, complete=complete)
-
-        return await self._guard.unary(context, work)
-
-    async def Upload(self, request_iterator: AsyncIterator[pb.UploadChunk], context: Context) -> pb.UploadStatusReply:
-        async def work() -> pb.UploadStatusReply:
-            name = self._guard.caller(context, ROLES).name
-            key, attempt = b"", 0
-            async for chunk in request_iterator:
-                if not key:
-                    key, attempt = _check_key(chunk.study), chunk.attempt
-                elif chunk.study or chunk.attempt:
-                    raise HostileInput("Only the first chunk of an upload names its attempt.")
-                if chunk.HasField("receipt"):
-                    signed = SignedReceipt(_bounded(chunk.receipt.body, 2048, "receipt"), chunk.receipt.signature)
-                    self._hub.receipt(name, key, attempt, signed)
-                else:
-                    self._hub.upload(name, key, attempt, chunk.index, chunk.ciphertext)
+        name = self._guard.caller(context, ROLES).name
+        key, most = b"", 0
+        boxes: list[Box] = []
+        async for message in request_iterator:
             if not key:
-                raise HostileInput("An upload came without a chunk.")
-            following, complete = self._hub.upload_status(name, key, attempt)
-            return pb.UploadStatusReply(next=following, complete=complete)
+                key = _check_key(message.study)
+                most = self._hub.boxes_owed(name, key)
+            elif message.study or len(boxes) >= most:
+                raise HostileInput("Only the first message of a stream of boxes names its study, and boxes are bounded.")
+            else:
+                boxes.append(_box(message))
+        self._hub.seal(name, _check_key(key), boxes)
+        return pb.Ack()
 
-        return await self._guard.unary(context, work)
+    @guarded
+    async def Ready(self, request: pb.ReadyRequest, context: Context) -> pb.Ack:
+        self._hub.ready(self._guard.caller(context, ROLES).name, _check_key(request.study))
+        return pb.Ack()
 
+    @guarded
+    async def UploadStatus(self, request: pb.UploadStatusRequest, context: Context) -> pb.UploadStatusReply:
+        name = self._guard.caller(context, ROLES).name
+        following, complete = self._hub.upload_status(name, _check_key(request.study), request.attempt)
+        return pb.UploadStatusReply(next=following, complete=complete)
+
+    @guarded
+    async def Upload(self, request_iterator: AsyncIterator[pb.UploadChunk], context: Context) -> pb.UploadStatusReply:
+        name = self._guard.caller(context, ROLES).name
+        key, attempt = b"", 0
+        async for chunk in request_iterator:
+            if not key:
+                key, attempt = _check_key(chunk.study), chunk.attempt
+            elif chunk.study or chunk.attempt:
+                raise HostileInput("Only the first chunk of an upload names its attempt.")
+            if chunk.HasField("receipt"):
+                signed = SignedReceipt(_bounded(chunk.receipt.body, 2048, "receipt"), chunk.receipt.signature)
+                self._hub.receipt(name, key, attempt, signed)
+            else:
+                self._hub.upload(name, key, attempt, chunk.index, chunk.ciphertext)
+        if not key:
+            raise HostileInput("An upload came without a chunk.")
+        following, complete = self._hub.upload_status(name, key, attempt)
+        return pb.UploadStatusReply(next=following, complete=complete)
+
+    @guarded
     async def Consent(self, request: pb.ConsentRequest, context: Context) -> pb.Ack:
-        async def work() -> pb.Ack:
-            name = self._guard.caller(context, ROLES).name
-            self._hub.consent(name, _check_key(request.study), request.attempt, request.consent)
-            return pb.Ack()
+        name = self._guard.caller(context, ROLES).name
+        self._hub.consent(name, _check_key(request.study), request.attempt, request.consent)
+        return pb.Ack()
 
-        return await self._guard.unary(context, work)
-
+    @guarded
     async def Decrypted(self, request_iterator: AsyncIterator[pb.DecryptedChunk], context: Context) -> pb.Ack:
-        async def work() -> pb.Ack:
-            name = self._guard.caller(context, ROLES).name
-            key, attempt, most = b"", 0, 0
-            words: list[Slots] = []
-            signed: SignedStatement | None = None
-            async for chunk in request_iterator:
-                if not key:
-                    key, attempt = _check_key(chunk.study), chunk.attempt
-                    most = self._hub.words_owed(name, key, attempt)
-                if signed is not None:
-                    raise HostileInput("More came after the word on a decryption, which ends it.")
-                if chunk.HasField("signed"):
-                    body = _bounded(chunk.signed.body, MAX_STATEMENT_BYTES, "word on a decryption")
-                    signed = SignedStatement(body, chunk.signed.signature)
-                    if chunk.words:
-                        raise HostileInput("The chunk with the word on a decryption has no words of its own.")
-                    continue
-                size = len(_bounded(chunk.words, MAX_WORDS_BYTES, "piece of decrypted words"))
-                if chunk.index != len(words) or len(words) >= most or size % 8:
-                    raise HostileInput("Decrypted words came out of order or in pieces of the wrong size.")
-                words.append(np.frombuffer(chunk.words, dtype="<u8").astype(np.uint64))
-            if signed is None:
-                raise HostileInput("A decryption came without its sender's signed word on it.")
-            self._hub.decrypted(name, _check_key(key), attempt, words, signed)
-            return pb.Ack()
+        name = self._guard.caller(context, ROLES).name
+        key, attempt, most = b"", 0, 0
+        words: list[Slots] = []
+        signed: SignedStatement | None = None
+        async for chunk in request_iterator:
+            if not key:
+                key, attempt = _check_key(chunk.study), chunk.attempt
+                most = self._hub.words_owed(name, key, attempt)
+            if signed is not None:
+                raise HostileInput("Data followed the decryption statement, which must come last.")
+            if chunk.HasField("signed"):
+                body = _bounded(chunk.signed.body, MAX_STATEMENT_BYTES, "decryption statement")
+                signed = SignedStatement(body, chunk.signed.signature)
+                if chunk.words:
+                    raise HostileInput("The chunk with the decryption statement must not hold decrypted words.")
+                continue
+            size = len(_bounded(chunk.words, MAX_WORDS_BYTES, "piece of decrypted words"))
+            if chunk.index != len(words) or len(words) >= most or size % 8:
+                raise HostileInput("Decrypted words came out of order or in pieces of the wrong size.")
+            words.append(np.frombuffer(chunk.words, dtype="<u8").astype(np.uint64))
+        if signed is None:
+            raise HostileInput("A decryption came without its sender's signed statement.")
+        self._hub.decrypted(name, _check_key(key), attempt, words, signed)
+        return pb.Ack()
 
-        return await self._guard.unary(context, work)
-
+    @guarded
     async def Confirm(self, request: pb.ConfirmRequest, context: Context) -> pb.Ack:
-        async def work() -> pb.Ack:
-            name = self._guard.caller(context, ROLES).name
-            self._hub.confirm(name, _check_key(request.study), request.kind, request.round, request.attempt)
-            return pb.Ack()
+        name = self._guard.caller(context, ROLES).name
+        self._hub.confirm(name, _check_key(request.study), request.kind, request.round, request.attempt)
+        return pb.Ack()
 
-        return await self._guard.unary(context, work)
-
+    @guarded
     async def Report(self, request: pb.ReportRequest, context: Context) -> pb.Ack:
-        async def work() -> pb.Ack:
-            name = self._guard.caller(context, ROLES).name
-            self._guard.metrics.shared.take(name, read_report(request))
-            return pb.Ack()
-
-        return await self._guard.unary(context, work)
+        name = self._guard.caller(context, ROLES).name
+        self._guard.metrics.shared.take(name, read_report(request))
+        return pb.Ack()
 
 
 def _box(message: pb.SealedBox) -> Box:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -100,7 +100,7 @@ class Guard:
             raise Unauthenticated("The caller's certificate is missing, not valid yet or not of this federation.") from error
         self._expiry.check(f"{identity.role} {identity.name}", identity.not_after)
         if identity.role not in roles:
-            raise WrongRole(f"The call is for {' or '.join(roles)}, the caller is {identity.role.value}.")
+            raise WrongRole(f"This call is for {' or '.join(roles)}, but the caller is {identity.role.value}.")
         return identity
 
     async def unary(self, context: Context, work: Callable[[], Awaitable[Result]]) -> Result:
@@ -137,7 +137,7 @@ class Guard:
                 await _tell(context, status, text)
         LOG.error("internal error", exc_info=error, extra=caused_by("internal errors", peer))
         self.metrics.rejected.labels("internal").inc()
-        await _tell(context, grpc.StatusCode.INTERNAL, "Internal error; the coordinator's log has it.")
+        await _tell(context, grpc.StatusCode.INTERNAL, "Internal error; see the coordinator's log.")
 
 
 async def _tell(context: Context, status: grpc.StatusCode, text: str) -> None:
@@ -154,6 +154,37 @@ def caller_name(context: Context) -> str:
     if names:
         return bytes(names[0])[:LONGEST_NAME].decode("utf-8", "replace")
     return context.peer().rpartition(":")[0] or "an unknown address"
+
+
+class _Guarded(Protocol):
+    _guard: Guard
+
+
+Service = TypeVar("Service", bound=_Guarded)
+Request = TypeVar("Request")
+
+
+def guarded(
+    method: Callable[[Service, Request, Context], Awaitable[Result]],
+) -> Callable[[Service, Request, Context], Coroutine[Any, Any, Result]]:
+    """A service's handler that returns one message, run by its guard."""
+
+    async def handler(self: Service, request: Request, context: Context) -> Result:
+        return await self._guard.unary(context, lambda: method(self, request, context))
+
+    return handler
+
+
+def guarded_stream(
+    method: Callable[[Service, Request, Context], AsyncIterator[Result]],
+) -> Callable[[Service, Request, Context], AsyncIterator[Result]]:
+    """A service's handler that streams messages, run by its guard."""
+
+    async def handler(self: Service, request: Request, context: Context) -> AsyncIterator[Result]:
+        async for item in self._guard.stream(context, lambda: method(self, request, context)):
+            yield item
+
+    return handler
 
 
 class Intake(Interceptor):

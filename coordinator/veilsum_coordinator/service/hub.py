@@ -157,7 +157,7 @@ class Hub:
                 except Exception as error:
                     about_it = about("failed", study=entry.machine.study.name, digest=entry.machine.digest)
                     LOG.error("study %s: internal error", entry.machine.study.name, exc_info=error, extra=about_it)
-                    entry.machine.fail("internal error at a deadline; the coordinator's log has it")
+                    entry.machine.fail("internal error at a deadline; see the coordinator's log")
             if before != [entry.machine.marks() for entry in running]:
                 with self._change():
                     pass
@@ -200,7 +200,7 @@ class Hub:
                     return self._once(key, kind, word, lambda: _receipts_object(current, word))
                 if kind == pb.OBJECT_KIND_SUM and len(current.consents) == len(current.cohort):
                     return pb.SumObject(ciphertexts=current.sum).SerializeToString()
-        raise HostileInput("There is no such object for the caller now.", "Wait for the next directive.")
+        raise HostileInput("There is no such object for the caller at present.", "Wait for the next directive.")
 
     def _once(self, key: bytes, kind: int, source: object, make: Callable[[], bytes]) -> bytes:
         """What all members fetch of a study, put together for the first of them; ``source`` is what it is made of."""
@@ -343,7 +343,7 @@ class Hub:
         verify(analyst.public_key, Label.STUDY, submitted.study, submitted.signature)
         study = parse_study(submitted.study)
         if analyst.name != caller:
-            raise HostileInput("The study is signed by another analyst than the caller.")
+            raise HostileInput("The study is signed by a different analyst than the caller.")
         if study.federation != self.credentials.federation_id or study.coordinator != self.credentials.identity.name:
             raise HostileInput("The study names another federation or coordinator.", "Submit it to this coordinator again.")
         if now >= study.expires:
@@ -369,7 +369,9 @@ class Hub:
         with self.changed:
             found = [key for key in self.studies if len(prefix) >= 2 and key.startswith(prefix)]
         if len(found) != 1:
-            raise HostileInput("No study, or more than one, has that name.", "Use `veilsum study list` and more digits.")
+            raise HostileInput(
+                "No study, or more than one, has that name.", "Give more digits; `veilsum study list` shows them."
+            )
         return found[0]
 
     def status(self, key: bytes) -> pb.StudyStatus:
@@ -509,8 +511,8 @@ class Hub:
             except Unavailable:
                 raise
             except Exception as error:  # one study's fault must not keep the others from going on
-                LOG.error("study %s cannot go on", machine.study.name, exc_info=error, extra=about("failed", digest=key))
-                unread = "what the journal keeps of the study cannot be used; the coordinator's log says why"
+                LOG.error("study %s cannot continue", machine.study.name, exc_info=error, extra=about("failed", digest=key))
+                unread = "the journal's records of the study cannot be used; see the coordinator's log"
                 machine.fail(error.message if isinstance(error, VeilsumError) else unread)
                 self._keep_outcome(key, entry)
             else:
@@ -526,7 +528,7 @@ def _shown(entry: StudyEntry) -> pb.StudyStatus:
     shown, machine = study_status(entry), entry.machine
     if machine.phase.over:
         shown.phase = machine.former.value
-        shown.reason = f"{machine.phase.value}, which waits for the database: {machine.reason}".removesuffix(": ")
+        shown.reason = f"{machine.phase.value}, not yet stored in the database: {machine.reason}".removesuffix(": ")
     return shown
 
 

@@ -63,7 +63,7 @@ class Metrics(StudyObserver):
             registry=registry,
         )
         self.attempts = Counter(
-            "veilsum_round_attempts_total", "Attempts at rounds, by why they began.", ["reason"], registry=registry
+            "veilsum_round_attempts_total", "Attempts at rounds, by the reason they began.", ["reason"], registry=registry
         )
         self.contributions = Counter(
             "veilsum_contributions_total", "Complete contributions received.", ["participant"], registry=registry

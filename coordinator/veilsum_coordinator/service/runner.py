@@ -252,7 +252,7 @@ def run_study(hub: Hub, key: bytes, federation: Federation, results: Path) -> No
     except Exception as error:
         LOG.error("study %s: internal error", study.name, exc_info=error, extra=about("failed", study=study.name, digest=key))
         with hub.change(key) as machine:
-            machine.fail("internal error in the method; the coordinator's log has it")
+            machine.fail("internal error in the method; see the coordinator's log")
 
 
 def _save(hub: Hub, study: Study, directory: Path, result: Result) -> None:
@@ -272,7 +272,7 @@ def _save(hub: Hub, study: Study, directory: Path, result: Result) -> None:
             if hub.stopping or time.monotonic() >= end:
                 raise
             if not told:
-                LOG.error("study %s: %s; tried again for up to %.0f s", study.name, error, hub.journal.outage.seconds)
+                LOG.error("study %s: %s; retrying for up to %.0f s", study.name, error, hub.journal.outage.seconds)
             told = True
             time.sleep(RESULT_PAUSE)
         else:
@@ -312,7 +312,7 @@ class Supervisor:
                         self._started.add(key)
                         self._run(key)
             except Exception as error:
-                LOG.error("internal error while ticking", exc_info=error)
+                LOG.error("internal error in the supervisor", exc_info=error)
             self._stopping.wait(self.TICK_SECONDS)
 
     def _run(self, key: bytes) -> None:

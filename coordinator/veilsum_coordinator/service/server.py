@@ -120,7 +120,7 @@ class CoordinatorServer:
             StateError: its database is not open yet.
         """
         if self._hub is None:
-            raise StateError("The coordinator has not opened its database yet.", "Wait until it serves.")
+            raise StateError("The coordinator has not opened its database yet.", "Wait until it is ready.")
         return self._hub
 
     def open(self) -> None:
@@ -185,7 +185,7 @@ class CoordinatorServer:
             try:
                 await asyncio.to_thread(self._certificates.poll)
             except Exception as error:  # the former certificates stay in use
-                LOG.error("internal error while looking for certificates", exc_info=error)
+                LOG.error("internal error while checking for renewed certificates", exc_info=error)
             await asyncio.sleep(POLL_SECONDS)
 
     async def run(self, stop: asyncio.Event, *, on_ready: Callable[[str], None] | None = None) -> None:
@@ -275,7 +275,7 @@ class CoordinatorServer:
         self, server: grpc.aio.Server, health: HealthServicer, sessions: Coordination, supervisor: Supervisor
     ) -> None:
         """Take no more calls, end the sessions, let what is being written become durable; within some seconds."""
-        LOG.info("stopping: sessions end, running studies go on with the next start", extra=about("stopping"))
+        LOG.info("stopping: sessions are closed, running studies continue at the next start", extra=about("stopping"))
         self.hub.stopping = True
         self.hub.journal.outage.stop()
         await health.enter_graceful_shutdown()
@@ -291,7 +291,7 @@ class CoordinatorServer:
             return
         self._closed = True
         if not self.hub.journal.close(seconds):
-            LOG.error("the database did not answer; what was being written is not known to be stored", extra=about("stopped"))
+            LOG.error("the database did not answer; the last writes may be lost", extra=about("stopped"))
         self._fence.release()
 
 

@@ -51,35 +51,35 @@ class _Family:
 _FAMILIES = {
     pb.SHARED_METRIC_EPSILON_SPENT: _Family(
         "veilsum_shared_epsilon_spent",
-        "Epsilon that a site says its population spent.",
+        "Epsilon spent of a population, as its site reports it.",
         "population",
         lambda text: NAME_PATTERN.fullmatch(text) is not None,
     ),
     pb.SHARED_METRIC_EPSILON_BUDGET: _Family(
         "veilsum_shared_epsilon_budget",
-        "Budget that a site says its population has.",
+        "Budget of a population, as its site reports it.",
         "population",
         lambda text: NAME_PATTERN.fullmatch(text) is not None,
         lambda value: value > 0,
     ),
     pb.SHARED_METRIC_LEDGER_VERIFIED: _Family(
         "veilsum_shared_ledger_verified",
-        "Whether a site says its ledger verified.",
+        "Whether a site's ledger verified, as the site reports it.",
         values=lambda value: value in (0.0, 1.0),
     ),
     pb.SHARED_METRIC_STEP_SECONDS: _Family(
         "veilsum_shared_step_seconds",
-        "Mean time that a site says its steps took.",
+        "Mean time that a site's steps took, as the site reports it.",
         "step",
         lambda text: text in STEPS,
     ),
     pb.SHARED_METRIC_CERTIFICATE_EXPIRY: _Family(
         "veilsum_shared_certificate_expiry_timestamp_seconds",
-        "When a site says its certificate expires.",
+        "When a site's certificate expires, as the site reports it.",
     ),
     pb.SHARED_METRIC_SOFTWARE: _Family(
         "veilsum_shared_software_info",
-        "Software that a site says it runs; always 1.",
+        "Software of a site, as the site reports it; always 1.",
         "software",
         lambda text: _SOFTWARE.fullmatch(text) is not None,
         lambda value: value == 1.0,
@@ -105,15 +105,15 @@ def read_report(request: pb.ReportRequest) -> Samples:
         if family is None:
             raise HostileInput("A report names a metric that is not in the list.")
         if len(sample.label) > 64 or not family.labels(sample.label):
-            raise HostileInput("A report's label is not one that its metric takes.")
+            raise HostileInput("A report's label is not allowed for its metric.")
         if not math.isfinite(sample.value) or not family.values(sample.value):
-            raise HostileInput("A report's value is not one that its metric takes.")
+            raise HostileInput("A report's value is not allowed for its metric.")
         key = (sample.metric, sample.label)
         if key in found:
-            raise HostileInput("A report gives one metric twice.")
+            raise HostileInput("A report holds a metric twice.")
         found[key] = sample.value
     if sum(metric == pb.SHARED_METRIC_SOFTWARE for metric, _ in found) > 1:
-        raise HostileInput("A report names more than one software.")
+        raise HostileInput("A report names more than one software version.")
     return found
 
 

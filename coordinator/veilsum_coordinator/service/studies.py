@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 
 from veilsum_coordinator.results.proof import proof_file
-from veilsum_coordinator.service.guard import Context, Guard, WrongRole
+from veilsum_coordinator.service.guard import Context, Guard, WrongRole, guarded, guarded_stream
 from veilsum_coordinator.service.hub import Hub
 from veilsum_coordinator.storage.outage import CALL_SECONDS
 from veilsum_node.canonical import canonical
@@ -29,9 +29,8 @@ STORED_SECONDS = 0.1
 """How often it is looked whether an end is durable, while the database is away."""
 
 _NOT_STORED = (
-    "The study is stopped, but its end is not stored because the database is unreachable. Abort it again once that is back:"
-    " after a"
-    " restart of the coordinator it would go on."
+    "The study is stopped, but its end is not stored because the database is unreachable. Abort it again once the database is"
+    " back: otherwise it would continue after a restart of the coordinator."
 )
 
 
@@ -45,48 +44,42 @@ class Studies(StudiesServicer):
         caller = self._guard.caller(context, READERS)
         key = self._hub.find(prefix)
         if caller.role is Role.ANALYST and self._hub.status(key).analyst != caller.name:
-            raise WrongRole("The study is another analyst's.")
+            raise WrongRole("The study belongs to another analyst.")
         return key
 
+    @guarded
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeReply:
-        async def work() -> pb.DescribeReply:
-            self._guard.caller(context, READERS)
-            with self._hub.changed:
-                participants = [
-                    pb.ParticipantStatus(
-                        name=session.name,
-                        connected=session.connected,
-                        last_seen=session.last_seen,
-                        bytes_received=session.received,
-                    )
-                    for session in sorted(self._hub.sessions.values(), key=lambda session: session.name)
-                ]
-            credentials = self._hub.credentials
-            return pb.DescribeReply(
-                coordinator=credentials.identity.name,
-                federation=credentials.federation_id,
-                participants=participants,
-                now=self._clock(),
-            )
+        self._guard.caller(context, READERS)
+        with self._hub.changed:
+            participants = [
+                pb.ParticipantStatus(
+                    name=session.name,
+                    connected=session.connected,
+                    last_seen=session.last_seen,
+                    bytes_received=session.received,
+                )
+                for session in sorted(self._hub.sessions.values(), key=lambda session: session.name)
+            ]
+        credentials = self._hub.credentials
+        return pb.DescribeReply(
+            coordinator=credentials.identity.name,
+            federation=credentials.federation_id,
+            participants=participants,
+            now=self._clock(),
+        )
 
-        return await self._guard.unary(context, work)
-
+    @guarded
     async def Submit(self, request: pb.SubmitRequest, context: Context) -> pb.SubmitReply:
-        async def work() -> pb.SubmitReply:
-            caller = self._guard.caller(context, (Role.ANALYST,))
-            if len(request.study.study) > MAX_STUDY_BYTES or len(request.study.certificate) > 8192:
-                raise HostileInput("The study or its certificate is larger than allowed.")
-            return pb.SubmitReply(study=await asyncio.to_thread(self._hub.submit, caller.name, request.study))
+        caller = self._guard.caller(context, (Role.ANALYST,))
+        if len(request.study.study) > MAX_STUDY_BYTES or len(request.study.certificate) > 8192:
+            raise HostileInput("The study or its certificate is larger than allowed.")
+        return pb.SubmitReply(study=await asyncio.to_thread(self._hub.submit, caller.name, request.study))
 
-        return await self._guard.unary(context, work)
-
+    @guarded
     async def List(self, request: pb.ListRequest, context: Context) -> pb.ListReply:
-        async def work() -> pb.ListReply:
-            caller = self._guard.caller(context, READERS)
-            shown = [item for item in self._hub.list() if caller.role is Role.OPERATOR or item.analyst == caller.name]
-            return pb.ListReply(studies=shown)
-
-        return await self._guard.unary(context, work)
+        caller = self._guard.caller(context, READERS)
+        shown = [item for item in self._hub.list() if caller.role is Role.OPERATOR or item.analyst == caller.name]
+        return pb.ListReply(studies=shown)
 
     def _status(self, key: bytes) -> pb.StudyStatus:
         """What is shown of a study, with the checkpoints that lie on disk: a restarted coordinator still has them."""
@@ -98,17 +91,12 @@ class Studies(StudiesServicer):
         shown.checkpoints.extend(rounds)
         return shown
 
+    @guarded
     async def Show(self, request: pb.ShowRequest, context: Context) -> pb.StudyStatus:
-        async def work() -> pb.StudyStatus:
-            return self._status(self._find(request.study, context))
+        return self._status(self._find(request.study, context))
 
-        return await self._guard.unary(context, work)
-
+    @guarded_stream
     async def Watch(self, request: pb.ShowRequest, context: Context) -> AsyncIterator[pb.StudyStatus]:
-        async for status in self._guard.stream(context, lambda: self._watch(request, context)):
-            yield status
-
-    async def _watch(self, request: pb.ShowRequest, context: Context) -> AsyncIterator[pb.StudyStatus]:
         key = self._find(request.study, context)
         shown = b""
         while True:
@@ -123,45 +111,38 @@ class Studies(StudiesServicer):
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "The coordinator is stopping.")
             await asyncio.sleep(0.1)
 
+    @guarded
     async def Abort(self, request: pb.ShowRequest, context: Context) -> pb.StudyStatus:
-        async def work() -> pb.StudyStatus:
-            key = self._find(request.study, context)
-            self._hub.abort(key, f"aborted by {self._guard.caller(context, READERS).name}")
-            end = time.monotonic() + CALL_SECONDS
-            while not self._hub.stored(key):  # "aborted" is said only once no crash can take it back
-                if time.monotonic() >= end or self._hub.stopping:
-                    raise StateError(_NOT_STORED)
-                await asyncio.sleep(STORED_SECONDS)
-            return self._status(key)
+        key = self._find(request.study, context)
+        self._hub.abort(key, f"aborted by {self._guard.caller(context, READERS).name}")
+        end = time.monotonic() + CALL_SECONDS
+        while not self._hub.stored(key):  # "aborted" is said only once no crash can take it back
+            if time.monotonic() >= end or self._hub.stopping:
+                raise StateError(_NOT_STORED)
+            await asyncio.sleep(STORED_SECONDS)
+        return self._status(key)
 
-        return await self._guard.unary(context, work)
-
+    @guarded
     async def Spending(self, request: pb.SpendingRequest, context: Context) -> pb.SpendingReply:
-        async def work() -> pb.SpendingReply:
-            self._guard.caller(context, READERS)
-            if not 0 < len(request.dataset) <= 64:
-                raise HostileInput("A dataset's name has 1 to 64 characters.")
-            journal = self._hub.journal
-            spent = await journal.outage.call(lambda: journal.mirror.spending(request.dataset))
-            return pb.SpendingReply(
-                participants=[
-                    pb.ParticipantSpending(
-                        participant=name,
-                        events=canonical(
-                            [[item.to_json(), item.noise.colluders, count] for item, count in sorted(events.items(), key=repr)]
-                        ),
-                    )
-                    for name, events in sorted(spent.items())
-                ]
-            )
+        self._guard.caller(context, READERS)
+        if not 0 < len(request.dataset) <= 64:
+            raise HostileInput("A dataset's name has 1 to 64 characters.")
+        journal = self._hub.journal
+        spent = await journal.outage.call(lambda: journal.mirror.spending(request.dataset))
+        return pb.SpendingReply(
+            participants=[
+                pb.ParticipantSpending(
+                    participant=name,
+                    events=canonical(
+                        [[item.to_json(), item.noise.colluders, count] for item, count in sorted(events.items(), key=repr)]
+                    ),
+                )
+                for name, events in sorted(spent.items())
+            ]
+        )
 
-        return await self._guard.unary(context, work)
-
+    @guarded_stream
     async def Result(self, request: pb.ResultRequest, context: Context) -> AsyncIterator[pb.Chunk]:
-        async for chunk in self._guard.stream(context, lambda: self._result(request, context)):
-            yield chunk
-
-    async def _result(self, request: pb.ResultRequest, context: Context) -> AsyncIterator[pb.Chunk]:
         key = self._find(request.study, context)
         directory, names = self._results / key.hex(), list(self._hub.status(key).results)
         if request.checkpoint:

@@ -144,8 +144,8 @@ class Fence:
     def error(self) -> FencedError:
         """That the database was taken over, and by whom."""
         return FencedError(
-            f"Another coordinator has taken the database over: {self.lost}. This one writes nothing any more.",
-            "Stop one of the two for good; studies go on with the other.",
+            f"Another coordinator has taken over the database: {self.lost}. This one no longer writes.",
+            "Stop one of the two for good; studies continue with the other.",
         )
 
     def _check(self, connection: Connection) -> None:
@@ -156,14 +156,14 @@ class Fence:
         """
         row = connection.execute(select(FENCE.c.token, FENCE.c.holder)).first()
         if row is None or row.token != self._token:
-            self._lose("nobody that the database knows" if row is None else row.holder)
+            self._lose("no holder on record" if row is None else row.holder)
             raise self.error()
 
     def _lose(self, holder: str) -> None:
         if self.lost:
             return
         self.lost = holder
-        LOG.error("another coordinator has taken the database over: %s; this one ends", holder, extra=about("database"))
+        LOG.error("another coordinator has taken over the database: %s; this one exits", holder, extra=about("database"))
         for listener in self._listeners:
             listener()
 
@@ -179,7 +179,7 @@ class Fence:
                 continue
             if not since:
                 since = time.monotonic()
-                LOG.warning("the lock of the database was lost with its session; it is taken again", extra=about("database"))
+                LOG.warning("the database lock was lost with its session; acquiring it again", extra=about("database"))
             try:
                 holder = lock.take()
                 if self._ending.is_set():
@@ -190,7 +190,7 @@ class Fence:
                 continue  # the server is away, so nobody else can take it either
             if not holder and not self.lost:
                 away, since = time.monotonic() - since, 0.0
-                LOG.info("the lock of the database is held again after %.1f s", away, extra=about("database"))
+                LOG.info("the database lock was acquired again after %.1f s", away, extra=about("database"))
 
     def _look(self) -> None:
         if self._database is None:

@@ -2,7 +2,7 @@
 
 A sum is durable before the first consent request leaves; a release before a member is told that it may forget its payload.
 What each sum cost whom goes into the mirror of the participants' ledgers, in the same transactions. What a running study needs
-beside that to go on after a restart is :mod:`.keeping`'s. Every write first reads what is there, or puts the same in its
+beside that to go on after a restart is :mod:`.records`'s. Every write first reads what is there, or puts the same in its
 place, so that one whose commit got no answer can be done again.
 """
 
@@ -181,7 +181,10 @@ class SqlJournal:
                 values = {"digest": key, "object": data, "analyst": analyst, "submitted": submitted}
                 connection.execute(insert(STUDIES).values(phase="enrolling", reason="", **values))
             elif tries == 1 or (bytes(found["object"]), found["submitted"]) != (data, submitted):
-                raise HostileInput("That study was submitted before.", "Submit study.toml again: a new nonce makes it new.")
+                raise HostileInput(
+                    "That study was submitted before.",
+                    "Submit study.toml again: it gets a new nonce and counts as a new study.",
+                )
 
         self.outage.wait(lambda: self._transact(work), CALL_SECONDS)
 
@@ -197,11 +200,6 @@ class SqlJournal:
         """All studies, oldest first."""
         with self.database.reading() as connection:
             return connection.execute(select(STUDIES).order_by(STUDIES.c.submitted)).mappings().all()
-
-    def change_study(self, key: bytes, **values: Any) -> None:
-        """Update phase, reason or status."""
-        query = update(STUDIES).where(STUDIES.c.digest == key).values(**values)
-        self._write(lambda connection: connection.execute(query))
 
     def keep_sum(
         self,
@@ -227,7 +225,7 @@ class SqlJournal:
             kept = connection.execute(select(SUMS.c.attempt, SUMS.c.receipts).where(*here)).first()
             if kept is not None and tuple(kept) != (assignment.attempt, signed):
                 if kept.attempt >= assignment.attempt:
-                    raise StateError("Another sum of this attempt is stored already.", "Run veilsum ledger verify.")
+                    raise StateError("A different sum of this attempt is already stored.", "Run veilsum ledger verify.")
                 connection.execute(delete(SUMS).where(*here))  # its commit got no answer, and nobody was asked for consent
                 kept = None
             if kept is None:

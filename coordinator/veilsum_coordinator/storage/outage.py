@@ -89,7 +89,7 @@ class Outage:
         with self._lock:
             resting = not waiting and self._since is not None and start < self._rest
         if resting:
-            raise DatabaseAwayError("The database is away for the moment.", "Try again.")
+            raise DatabaseAwayError("The database is temporarily unreachable.", "Try again.")
         try:
             result = work()
         except DatabaseAwayError as error:
@@ -145,10 +145,10 @@ class Outage:
         if first:
             LOG.warning("database unreachable; retrying for up to %.0f s: %s", self.seconds, error, extra=about("database"))
         elif again:
-            LOG.warning("the database is still away after %.0f s: %s", now - since, error, extra=about("database"))
+            LOG.warning("the database is still unreachable after %.0f s: %s", now - since, error, extra=about("database"))
 
     def _passed(self) -> None:
         with self._lock:
             since, self._since = self._since, None
         if since is not None:
-            LOG.info("the database is back after %.1f s", time.monotonic() - since, extra=about("database"))
+            LOG.info("the database is reachable again after %.1f s", time.monotonic() - since, extra=about("database"))

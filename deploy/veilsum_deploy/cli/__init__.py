@@ -7,22 +7,25 @@ from __future__ import annotations
 
 from typing import NoReturn
 
+from veilsum_deploy.cli.additions import ADDITIONS
 from veilsum_node.process.commands import Noun, command_line, run
 
 NOUNS = {
     "federation": Noun("veilsum_deploy.cli.federation", "The certificate authority: set up, sign, list."),
     "coordinator": Noun("veilsum_deploy.cli.coordinator", "Set up and run a coordinator."),
-    "participant": Noun("veilsum_deploy.cli.participant", "Set up, check and run a participant."),
+    "participant": Noun("veilsum_participant.cli.participant", "Set up, check and run a participant."),
     "analyst": Noun("veilsum_deploy.cli.analyst", "Set up an analyst."),
     "study": Noun("veilsum_deploy.cli.study", "Submit studies, watch them, fetch their results."),
-    "ledger": Noun("veilsum_deploy.cli.ledger", "What was spent: show it, verify it, set budgets."),
+    "ledger": Noun("veilsum_participant.cli.ledger", "What was spent: show it, verify it, set budgets."),
     "demo": Noun(
         "veilsum_deploy.cli.demo", "Run a federation on this machine: a coordinator and four hospitals as real processes."
     ),
     "simulate": Noun("veilsum_deploy.cli.simulate", "Try a study on simulated sites in one process."),
 }
 
-app = command_line("Secure aggregation: joint statistics and models, and nobody sees a record or one site's numbers.", NOUNS)
+app = command_line(
+    "Secure aggregation: joint statistics and models without anybody seeing a record or one site's numbers.", NOUNS, ADDITIONS
+)
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:

@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from veilsum_node.identity import Role
 from veilsum_node.process.console import JsonOption
 from veilsum_participant.cli.identity import DirectoryArgument, NameOption, init_party
-from veilsum_participant.cli.operations import (
-    ArchiveArgument,
-    ForceOption,
-    ReplaceOption,
-    RestoreIdentityOption,
-    WithIdentityOption,
-    require_file,
-    run_backup,
-    run_restore,
-    show_configuration,
-)
+from veilsum_participant.cli.operations import ConfigOption, add_operations, require_file
 
 if TYPE_CHECKING:
+    from veilsum_coordinator.protocol.settings import CoordinatorConfig
+    from veilsum_node.overrides import Loaded
     from veilsum_privacy.backup.backup import BackupOwner
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
-
-ConfigOption = Annotated[Path, typer.Option("--config", help="The coordinator's configuration.")]
-CONFIG = Path("coordinator.toml")
 
 
 @app.callback()
@@ -43,68 +32,51 @@ def init(directory: DirectoryArgument, name: NameOption, as_json: JsonOption = F
 
 
 @app.command()
-def start(config: ConfigOption = CONFIG) -> None:
-    """Run the coordinator until SIGINT or SIGTERM; it goes on where it was stopped."""
+def start(config: ConfigOption = Path("coordinator.toml")) -> None:
+    """Run the coordinator until SIGINT or SIGTERM; it continues where it stopped."""
     from veilsum_coordinator.results.reproduction import compute_on_one_thread
 
     compute_on_one_thread()  # before what computes is loaded
 
-    from veilsum_coordinator.protocol.settings import load_coordinator_config
     from veilsum_coordinator.service.server import serve  # loads gRPC and torch, which init does without
     from veilsum_node.process.hardening import harden
     from veilsum_node.telemetry.logs import start_logging
 
     harden()
-    settings = load_coordinator_config(config)
+    settings = _load(config)
     start_logging(settings.log)
     serve(settings)
 
 
-@app.command()
-def health(config: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
-    """Ask the running coordinator whether it serves and its database answers, at its metrics endpoint; status 1 if not."""
+def _load(path: Path) -> CoordinatorConfig:
     from veilsum_coordinator.protocol.settings import load_coordinator_config
-    from veilsum_node.telemetry.health import ask_ready, show_health
 
-    raise typer.Exit(show_health(ask_ready(load_coordinator_config(config).metrics), as_json=as_json))
+    return load_coordinator_config(path)
 
 
-@app.command()
-def config(path: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
-    """Show the configuration that holds: file, environment and defaults, each value with its source; secrets hidden."""
+def _read(path: Path) -> Loaded[CoordinatorConfig]:
     from veilsum_coordinator.protocol.settings import read_coordinator_settings
 
-    show_configuration(read_coordinator_settings(path), path, as_json=as_json)
+    return read_coordinator_settings(path)
 
 
-@app.command()
-def backup(
-    file: ArchiveArgument,
-    config: ConfigOption = CONFIG,
-    with_identity: WithIdentityOption = False,
-    force: ReplaceOption = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Back up journal, mirror and results into one file, also while the coordinator runs; the copy's mirror is verified."""
-    run_backup(_party(config), file, with_identity=with_identity, force=force, as_json=as_json)
-
-
-@app.command()
-def restore(
-    file: ArchiveArgument,
-    config: ConfigOption = CONFIG,
-    with_identity: RestoreIdentityOption = False,
-    force: ForceOption = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Put a backup back while the coordinator is stopped; results that are there stay."""
-    run_restore(_party(config), file, with_identity=with_identity, force=force, as_json=as_json)
-
-
-def _party(config: Path) -> BackupOwner:
-    from veilsum_coordinator.protocol.settings import load_coordinator_config
+def _owner(settings: CoordinatorConfig) -> BackupOwner:
     from veilsum_privacy.backup.backup import BackupOwner
 
-    settings = load_coordinator_config(config)
     place = require_file(settings.database_place)
     return BackupOwner(Role.COORDINATOR, place, settings.identity, settings.state / "results")
+
+
+add_operations(
+    app,
+    Role.COORDINATOR,
+    _load,
+    _read,
+    _owner,
+    {
+        "health": "Ask the running coordinator's metrics endpoint whether it serves and its database answers: status 0 or 1.",
+        "backup": "Back up journal, mirror and results into one file, even while the coordinator runs; the copy's mirror is"
+        " verified.",
+        "restore": "Restore a backup while the coordinator is stopped; existing results are kept.",
+    },
+)

@@ -24,7 +24,7 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def demo(
     directory: Annotated[
-        Path, typer.Option("--directory", help="Working directory; a former demo's is replaced, any other kept.")
+        Path, typer.Option("--directory", help="Working directory; an earlier demo's is replaced, any other is kept.")
     ] = Path("veilsum-demo"),
     data: Annotated[
         Path | None,

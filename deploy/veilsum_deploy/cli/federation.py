@@ -45,12 +45,12 @@ def sign(
     role: Annotated[Role, typer.Option("--role", help="The role to certify.")],
     name: Annotated[str, typer.Option("--name", help="The name to certify; the request must ask for it.")],
     authority: Annotated[Path, typer.Option("--authority", help="The authority's directory.")] = Path("authority"),
-    host: Annotated[list[str] | None, typer.Option("--host", help="Where a coordinator is dialled; repeatable.")] = None,
+    host: Annotated[list[str] | None, typer.Option("--host", help="Where a coordinator is reached; repeatable.")] = None,
     days: Annotated[int, typer.Option("--days", help="How long the certificate is valid.")] = DEFAULT_DAYS,
     out: Annotated[
         Path | None, typer.Option("--out", help="Directory for certificate.pem and authority.pem; default: the request's.")
     ] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Let the name go to another key or role than before.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Give the name to a different key or role than before.")] = False,
     passphrase_file: PassphraseFile = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -93,7 +93,7 @@ def list_issued(directory: AuthorityDirectory = Path("authority"), as_json: Json
 def kit(
     directory: Annotated[Path, typer.Argument(help="A new directory for the whole federation.")],
     participants: Annotated[str, typer.Option("--participants", help="Their names, separated by commas.")],
-    host: Annotated[list[str] | None, typer.Option("--host", help="Where the coordinator is dialled; repeatable.")] = None,
+    host: Annotated[list[str] | None, typer.Option("--host", help="Where the coordinator is reached; repeatable.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make a federation for trying out, with every private key on this machine."""

@@ -73,7 +73,7 @@ def _print_guarantees(plan: StudyPlan) -> None:
         readers += " with one of the sites" if number == 1 else f" with up to {number} of the sites"
     rows = [_guarantee(readers, cost.epsilon)]
     if plan.alone != cost.epsilon:
-        rows.append(_guarantee("all of them with every other site, each taking off its own noise", plan.alone))
+        rows.append(_guarantee("all of them with every other site, each subtracting its own noise", plan.alone))
     else:
         rows[0]["against, working together"] = f"{readers}, with every other site"
     print_rows(rows, title=f"What one {cost.unit} at a site may lose by this study", as_json=False)

@@ -12,12 +12,11 @@ import typer
 from veilsum_deploy.cli.steps import show_progress
 from veilsum_deploy.collections import COLLECTIONS
 from veilsum_deploy.datasets import PACKAGED
-from veilsum_deploy.simulation.choosing import make_engine
-from veilsum_deploy.simulation.dealing import Setting
-from veilsum_deploy.simulation.engines import running
-from veilsum_deploy.simulation.keeping import Keeping
-from veilsum_deploy.simulation.naming import BASELINES, parse_baselines
+from veilsum_deploy.simulation.baseline_names import BASELINES, parse_baselines
+from veilsum_deploy.simulation.deal import Setting
+from veilsum_deploy.simulation.engines import Engine, ProcessEngine, SerialEngine, cores, running
 from veilsum_deploy.simulation.report import save, summarise
+from veilsum_deploy.simulation.run_store import RunStore
 from veilsum_deploy.simulation.runs import simulate
 from veilsum_deploy.simulation.study import Simulation, draft_of, read_content
 from veilsum_deploy.simulation.sweep import Cell, Source, Sweep, parse_axis, parse_baseline
@@ -30,8 +29,8 @@ EXIT_INTERRUPTED = 130
 app = typer.Typer(add_completion=False)
 
 _PARTITION = (
-    "Who holds what. iid: even and mixed. uneven: site i has a share in proportion to 1/i. dirichlet:ALPHA: each class is"
-    " split by a Dirichlet draw over the sites. shards:N: N classes a site. domains: each domain of the collection is a site."
+    "Split of records. iid: even and mixed. uneven: site i has a share in proportion to 1/i. dirichlet:ALPHA: each class is"
+    " split by a Dirichlet draw over the sites. shards:N: N classes per site. domains: a domain of the collection is a site."
     " domains+dirichlet:ALPHA: each domain is a site, and for each class one Dirichlet draw over the sites, which sums to 1,"
     " is the share of its own domain's records of the class that a site keeps; no class is forced on a site."
 )
@@ -62,14 +61,14 @@ def simulate_study(
         Path | None, typer.Option("--program", help="File of the frozen program, for a study whose encoder is one.")
     ] = None,
     sites: Annotated[
-        int | None, typer.Option("--sites", min=2, max=1024, help="Number of simulated sites; 4, or one a domain.")
+        int | None, typer.Option("--sites", min=2, max=1024, help="Number of simulated sites; 4, or one per domain.")
     ] = None,
     partition: Annotated[str, typer.Option("--partition", help=_PARTITION)] = "iid",
     limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="Most training records a site, drawn at random before the skew.")
+        int | None, typer.Option("--limit", min=1, help="Most training records per site, drawn at random before the skew.")
     ] = None,
     cap: Annotated[
-        int | None, typer.Option("--cap", min=1, help="Most training records a site, drawn at random after the skew.")
+        int | None, typer.Option("--cap", min=1, help="Most training records per site, drawn at random after the skew.")
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed for splitting records; noise is never seeded.")] = 0,
     repeat: Annotated[int, typer.Option("--repeat", min=1, help="Runs, each with fresh noise.")] = 1,
@@ -83,11 +82,11 @@ def simulate_study(
     ] = None,
     split: Annotated[
         int | None,
-        typer.Option("--split", min=0, help="Seed of what is held out, for all runs alike; by default each run's own."),
+        typer.Option("--split", min=0, help="Seed of the held-out records, one for all runs; by default each run's own."),
     ] = None,
     encryption: Annotated[
         bool | None,
-        typer.Option("--encryption/--no-encryption", help="Run the whole protocol: one study does, a sweep does not."),
+        typer.Option("--encryption/--no-encryption", help="Run the whole protocol; default for one study, not for a sweep."),
     ] = None,
     vary: Annotated[
         list[str] | None,
@@ -99,7 +98,7 @@ def simulate_study(
     ] = None,
     seeds: Annotated[
         int | None,
-        typer.Option("--seeds", min=1, help="Sweep: so many seeds from --seed on; every cell runs on the same splits."),
+        typer.Option("--seeds", min=1, help="Sweep: number of seeds, from --seed on; every cell runs on the same splits."),
     ] = None,
     baseline: Annotated[
         str | None,
@@ -110,7 +109,7 @@ def simulate_study(
         typer.Option(
             "--baselines",
             metavar="NAME,...",
-            help=f"What is computed beside the result on its test records: {', '.join(BASELINES)}, trained for both of that"
+            help=f"Baselines computed on the same test records: {', '.join(BASELINES)}, trained for both of that"
             " name, or none. By default alone and pooled, and all of them for the methods fedsgd and fedavg.",
         ),
     ] = None,
@@ -119,7 +118,7 @@ def simulate_study(
     ] = "local",
     address: Annotated[
         str | None,
-        typer.Option("--address", help="Of a Ray cluster, as host:port or auto; without it one is started here."),
+        typer.Option("--address", help="Address of a Ray cluster, host:port or auto; without it one is started here."),
     ] = None,
     jobs: Annotated[
         int | None,
@@ -142,7 +141,7 @@ def simulate_study(
     if not sweeping and baseline is not None:
         raise Misuse("--baseline belongs to a sweep.", "State --vary or --seeds too.")
     if resume and out is None:
-        raise Misuse("--resume needs --out.", "Name the folder whose runs shall be kept.")
+        raise Misuse("--resume needs --out.", "Name the folder to resume from.")
     place = Place(engine, address, jobs)
     if sweeping:
         setting = Setting(partition, sites, limit, cap, holdout, split)
@@ -158,6 +157,25 @@ def simulate_study(
     _study(study, one, repeat, encryption is not False, place, out, resume, as_json)
 
 
+def make_engine(name: str, workers: int, address: str | None = None) -> Engine:
+    """An engine by its name: ``local`` or ``ray``; ``workers`` 0 stands for all cores.
+
+    Raises:
+        Misuse: no such engine, an address for ``local``, or Ray is not installed.
+        StateError: the Ray cluster cannot be reached.
+    """
+    if name == "ray":
+        from veilsum_deploy.simulation.cluster import RayEngine  # an extra, which loads its own world
+
+        return RayEngine(address, workers or None)
+    if name != "local":
+        raise Misuse(f"There is no engine {name!r}.", "Use local or ray.")
+    if address is not None:
+        raise Misuse("--address belongs to a Ray cluster.", "State --engine ray too.")
+    count = workers or cores()
+    return SerialEngine() if count == 1 else ProcessEngine(count)
+
+
 def _source(study: Path, data: Path | None, dataset: str | None, collection: str | None) -> Source:
     if sum(item is not None for item in (data, dataset, collection)) != 1:
         raise Misuse("State either --data or --dataset or --collection.", f"Packaged data sets: {', '.join(PACKAGED)}.")
@@ -167,7 +185,7 @@ def _source(study: Path, data: Path | None, dataset: str | None, collection: str
         return Source("packaged", dataset)
     name, equals, folder = str(collection).partition("=")
     if not equals or not folder:
-        raise Misuse(f"--collection {collection} names no folder.", "Use --collection NAME=FOLDER.")
+        raise Misuse(f"--collection {collection} does not name a folder.", "Use --collection NAME=FOLDER.")
     return Source("collection", name, Path(folder))
 
 
@@ -194,14 +212,14 @@ def _study(
         loaded = loaded.with_schema(draft.schema)
     plan = Simulation(draft, loaded, one.setting, seed, repeat, encryption, beside)
     identity = f"{one.run_id('cell', Cell(()), seed)} {repeat} {encryption}"
-    keeping = None if out is None else Keeping(out, identity, resume)
+    store = None if out is None else RunStore(out, identity, resume)
     local = place.engine == "local"
     engine = make_engine(place.engine, place.jobs or (1 if local else 0), place.address)
     with running(engine), show_progress() as progress:
-        outcome = simulate(plan, progress, lambda: int(time.time()), engine=engine, keeping=keeping)
-    if out is not None and keeping is not None:
+        outcome = simulate(plan, progress, lambda: int(time.time()), engine=engine, store=store)
+    if out is not None and store is not None:
         save(out, plan, outcome)
-        keeping.close()
+        store.close()
     summary = summarise(plan, outcome)
     if as_json:
         print_json(summary)

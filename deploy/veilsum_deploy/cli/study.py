@@ -12,9 +12,9 @@ import typer
 
 from veilsum.access import resolve_access, resolve_identity
 from veilsum_deploy.cli.display import print_fault, print_result, print_study, print_verified
-from veilsum_deploy.cli.following import follow
 from veilsum_deploy.cli.planned import print_plan
-from veilsum_deploy.cli.planning import plan_connected, plan_offline
+from veilsum_deploy.cli.plans import plan_connected, plan_offline
+from veilsum_deploy.cli.watch import follow
 from veilsum_node.errors import Misuse
 from veilsum_node.process.console import JsonOption, moment, print_fields, print_json, print_line, print_rows
 
@@ -31,7 +31,7 @@ CoordinatorOption = Annotated[
 IdentityOption = Annotated[
     Path | None, typer.Option("--identity", envvar="VEILSUM_IDENTITY", help="Your identity directory; default: as above.")
 ]
-StudyFile = Annotated[Path, typer.Argument(metavar="STUDY.TOML", help="What is asked for.")]
+StudyFile = Annotated[Path, typer.Argument(metavar="STUDY.TOML", help="The study to ask for.")]
 StudyId = Annotated[str, typer.Argument(metavar="ID", help="The study's digest, or its first digits (at least 4).")]
 
 
@@ -82,7 +82,7 @@ def submit(
 ) -> None:
     """Compile a study for the connected participants (or those it names), show what it asks, sign and submit it.
 
-    With --json: one object a line; what it asks first, then its states and its result if they are waited for.
+    With --json: one object per line; what it asks first, then its states and its result if they are waited for.
     """
     with _connected(coordinator, identity) as (remote, credentials):
         planned = plan_connected(_load(file), remote, credentials, as_json=as_json)
@@ -121,7 +121,7 @@ def list_studies(coordinator: CoordinatorOption = None, identity: IdentityOption
         }
         for info in studies
     ]
-    print_rows(rows, title="Studies", as_json=False, empty="There is no study.")
+    print_rows(rows, title="Studies", as_json=False, empty="There are no studies.")
 
 
 @app.command()
@@ -139,7 +139,7 @@ def watch(
 ) -> None:
     """Follow a study until it is over; status 1 unless it finished.
 
-    With --json: one object a line at every change, of a study with many rounds once a second.
+    With --json: one object per line at every change, of a study with many rounds once a second.
     """
     with _connected(coordinator, identity) as (remote, _):
         _require_finished(follow(remote.watch(remote.find(study_id)), as_json=as_json), as_json=as_json)
@@ -187,7 +187,7 @@ def verify(
     ] = None,
     tolerance: Annotated[
         float,
-        typer.Option("--tolerance", help="Relative difference of numbers to let pass, where a machine rounds otherwise."),
+        typer.Option("--tolerance", help="Relative difference of numbers to accept where a machine rounds differently."),
     ] = 0.0,
     identity: IdentityOption = None,
     as_json: JsonOption = False,
@@ -203,7 +203,7 @@ def verify(
     if not 0 <= tolerance <= LARGEST_TOLERANCE:
         raise Misuse(f"A tolerance lies between 0 and {LARGEST_TOLERANCE:g}.", "For example --tolerance 1e-9.")
     if not result.is_dir():
-        raise Misuse(f"{result} is no directory.", "Name the directory that `veilsum study result --out` wrote.")
+        raise Misuse(f"{result} is not a directory.", "Name the directory that `veilsum study result --out` wrote.")
     certificate = load_authority(authority or resolve_identity(identity) / AUTHORITY_FILE)
     try:
         found = verify_result(result, certificate, uses=uses, tolerance=tolerance)
@@ -237,7 +237,7 @@ def checkpoint(
     identity: IdentityOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Fetch a model that a study kept on its way, also of one that failed. `veilsum study show` lists them."""
+    """Fetch an intermediate model that a study kept, even if it failed. `veilsum study show` lists them."""
     with _connected(coordinator, identity) as (remote, _):
         found, kept = remote.fetch_checkpoint(remote.find(study_id), out, number)
     if not as_json:

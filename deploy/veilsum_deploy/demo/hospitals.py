@@ -74,7 +74,7 @@ def folder_hospitals(directory: Path, schema_file: Path | None) -> Hospitals:
         ConfigurationError, DataError: schema or data are not in order.
     """
     if not directory.is_dir():
-        raise Misuse(f"{directory} is no folder.", "Name a folder with one data file for each site.")
+        raise Misuse(f"{directory} is not a folder.", "Name a folder with one data file for each site.")
     schema = load_schema(schema_file or directory / "schema.toml")
     if schema.label is None:
         raise DataError("The schema has no label, and the demo trains a classifier.", "Add a [label] table with classes.")

@@ -56,7 +56,9 @@ class Process:
             StateError: it did.
         """
         if not self.running:
-            raise StateError(f"The process {self.name} ended by itself (status {self._popen.returncode}).", f"See {self.log}.")
+            raise StateError(
+                f"The process {self.name} exited unexpectedly (status {self._popen.returncode}).", f"See {self.log}."
+            )
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the process's group, if it still runs."""

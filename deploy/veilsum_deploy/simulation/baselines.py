@@ -15,8 +15,8 @@ from veilsum.request import PrivacyRequest
 from veilsum_coordinator.methods import get_method
 from veilsum_deploy.evaluation import pool
 from veilsum_deploy.simulation.central import CentralFederation
-from veilsum_deploy.simulation.dealing import Deal
-from veilsum_deploy.simulation.scoring import alone, pooled
+from veilsum_deploy.simulation.deal import Deal
+from veilsum_deploy.simulation.scores import alone, pooled
 from veilsum_deploy.simulation.study import Beside, Draft, accuracies_of, compiled
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Records

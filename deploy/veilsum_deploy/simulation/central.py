@@ -94,7 +94,7 @@ class CentralFederation:
             RoundLostError: its releases are used up.
         """
         if label not in self._prepared:
-            raise HostileInput("The study declares no task of that label.")
+            raise HostileInput("The study declares no task with that label.")
         plan = self._prepared[label]
         task = plan.task
         if self._released[label] >= plan.declaration.releases:

@@ -3,7 +3,7 @@
 A task of one vector a record is a sum over all records, whoever holds them: rows depend on their own record alone and are
 integers before they are added, so records of many sites are summed as one, to the bit. A task of one vector a site may offer
 ``vectors_of_sites`` (:class:`BatchTask`). Perceptrons are trained side by side, the same up to rounding
-(:mod:`veilsum_deploy.simulation.training`). All else goes site by site, as at a participant.
+(:mod:`veilsum_deploy.simulation.trainer`). All else goes site by site, as at a participant.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from veilsum_deploy.simulation.engines import Shared
 from veilsum_deploy.simulation.gradients import Vectors, perceptron_vectors
-from veilsum_deploy.simulation.training import SiteTraining, site_training
-from veilsum_deploy.simulation.walking import of_system
+from veilsum_deploy.simulation.trainer import SiteTraining, site_training
+from veilsum_deploy.simulation.walk import of_system
 from veilsum_node.errors import Misuse
 from veilsum_node.randomness import RandomSource
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum

@@ -13,7 +13,7 @@ import shutil
 import signal
 import tempfile
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -24,13 +24,14 @@ from uuid import uuid4
 
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
+from veilsum_coordinator.results.reproduction import VARIABLES, set_to_one
 from veilsum_node.errors import StateError
 
 T = TypeVar("T")
 R = TypeVar("R")
 S = TypeVar("S", covariant=True)
 
-ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "ARROW_NUM_THREADS")
+ONE_THREAD = (*VARIABLES, "ARROW_NUM_THREADS")
 INTERRUPTED = 130
 """Exit status of a worker that Ctrl-C ended."""
 
@@ -143,7 +144,7 @@ class ProcessEngine:
     def map(self, function: Callable[[T], R], items: Sequence[T], *, ordered: bool = True) -> Iterator[R]:
         futures: list[Future[R]] = []
         try:
-            with _one_thread_in_children():
+            with set_to_one(ONE_THREAD):
                 futures = [self._pool.submit(function, item) for item in items]
             self._children = list((getattr(self._pool, "_processes", None) or {}).values())
             for future in futures if ordered else as_completed(futures):
@@ -152,7 +153,7 @@ class ProcessEngine:
             if self._interrupted():  # the workers' Ctrl-C came before this process's own
                 raise KeyboardInterrupt from None
             advice = "If memory ran out, use fewer --jobs; --resume goes on from here."
-            raise StateError("A process of the simulation ended by itself.", advice) from error
+            raise StateError("A process of the simulation exited unexpectedly.", advice) from error
         except BaseException as error:
             if isinstance(error, Exception):
                 for left in futures:
@@ -204,18 +205,3 @@ def _quiet() -> None:
 def cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@contextmanager
-def _one_thread_in_children() -> Iterator[None]:
-    """What the numerical libraries read when a process starts."""
-    before: Mapping[str, str | None] = {name: os.environ.get(name) for name in ONE_THREAD}
-    os.environ.update(dict.fromkeys(ONE_THREAD, "1"))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from veilsum_deploy.collections import TEST_SHARE, Collection
-from veilsum_deploy.simulation.dealing import site_names
+from veilsum_deploy.simulation.baseline_names import BASELINES
+from veilsum_deploy.simulation.deal import site_names
 from veilsum_deploy.simulation.engines import Engine
 from veilsum_deploy.simulation.folder import Folder, Results
 from veilsum_deploy.simulation.jobs import RunRecord, load_source, plan_jobs, run_jobs
-from veilsum_deploy.simulation.naming import BASELINES
 from veilsum_deploy.simulation.progress import Progress
 from veilsum_deploy.simulation.study import draft_of
 from veilsum_deploy.simulation.sweep import EPSILON, Sweep

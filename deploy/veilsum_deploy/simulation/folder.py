@@ -17,7 +17,7 @@ from typing import Any, cast, get_args
 from veilsum_deploy.simulation.jobs import Job, Kind, RunRecord, Status
 from veilsum_deploy.simulation.plots import Table, draw
 from veilsum_deploy.simulation.report import SUMMARY, TABLE_CSV, TABLE_MARKDOWN, check_empty
-from veilsum_deploy.simulation.scoring import spread
+from veilsum_deploy.simulation.scores import spread
 from veilsum_deploy.simulation.sweep import Sweep, shown
 from veilsum_deploy.simulation.tables import Row, as_values, to_csv, to_markdown
 from veilsum_node.errors import StateError
@@ -25,7 +25,7 @@ from veilsum_node.identity.files import replace_file
 
 RUNS = "runs.csv"
 _FIGURES = ("AVG", "STD", "epsilon", "seconds", "records", "note")
-_ADVICE = "Name another folder, or take up the sweep that lies there with the same --vary keys."
+_ADVICE = "Name another folder, or resume its sweep with the same --vary keys."
 
 
 @dataclass(frozen=True)
@@ -195,4 +195,4 @@ class Folder:
                 line["note"],
             )
         except ValueError as error:
-            raise StateError(f"{self.path / RUNS} holds a line that is no run.", _ADVICE) from error
+            raise StateError(f"{self.path / RUNS} holds a line that is not a run.", _ADVICE) from error

@@ -19,7 +19,7 @@ from veilsum_privacy.tasks.base import Floats, Records, Task
 from veilsum_privacy.tasks.gradient import COUNT_WEIGHT, Gradient
 from veilsum_privacy.training import closed_form
 from veilsum_privacy.training.arrays import MODEL, from_broadcast
-from veilsum_privacy.training.clipped_sums import MARGIN
+from veilsum_privacy.training.clipped_sums import clip_weights
 from veilsum_privacy.training.models import build_architecture
 from veilsum_privacy.training.models.perceptrons import Perceptron
 
@@ -95,7 +95,7 @@ def _sums(
     if not used.all():
         parts = [part.without(~used) for part in parts]
         squares = np.where(used, squares, 0.0)
-    weights = _weights(np.sqrt(squares), task.parameters.gradient_clip)
+    weights, _ = clip_weights(np.sqrt(squares), task.parameters.gradient_clip)
     places, place = {}, 0
     for name, shape in architecture.shapes().items():
         places[name] = slice(place, place + math.prod(shape))
@@ -112,12 +112,3 @@ def _sums(
                 if part.bias is not None:
                     row[places[part.bias]] += part.constant * own.sum(axis=0)
     return found
-
-
-def _weights(norms: Floats, clip: float) -> Floats:
-    """As :class:`veilsum_privacy.training.clipped_sums.ClippedGradients` weighs its records."""
-    bound = clip * (1.0 - MARGIN)
-    long = norms > bound
-    weights = np.where(long, bound / np.where(long, norms, 1.0), 1.0)
-    weights[weights * norms > clip] = 0.0
-    return weights

@@ -16,10 +16,10 @@ from typing import Literal, cast
 
 from veilsum_deploy.collections import Collection
 from veilsum_deploy.simulation.baselines import beside
-from veilsum_deploy.simulation.dealing import Deal, Setting, deal, site_names
+from veilsum_deploy.simulation.deal import Deal, Setting, deal, site_names
 from veilsum_deploy.simulation.engines import Engine, Shared
 from veilsum_deploy.simulation.runs import run_plain
-from veilsum_deploy.simulation.scoring import complete, domain_accuracies
+from veilsum_deploy.simulation.scores import complete, domain_accuracies
 from veilsum_deploy.simulation.study import Draft, draft_of
 from veilsum_deploy.simulation.sweep import Cell, Sweep
 from veilsum_node.errors import VeilsumError

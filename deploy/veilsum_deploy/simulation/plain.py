@@ -59,7 +59,7 @@ class PlainFederation:
         watch: told of every label that was released.
         batched: whether sites may be computed together (:mod:`veilsum_deploy.simulation.chunks`).
         rounded: whether even where their sum is then that of the sites one by one up to rounding only, as of those that train
-            (:mod:`veilsum_deploy.simulation.training`).
+            (:mod:`veilsum_deploy.simulation.trainer`).
 
     Attributes:
         sums: the released integers so far, in grid units, in order.

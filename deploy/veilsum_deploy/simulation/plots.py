@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from veilsum_deploy.datasets import EXTRA
-from veilsum_deploy.simulation.naming import BASELINES
+from veilsum_deploy.simulation.baseline_names import BASELINES
 from veilsum_deploy.simulation.sweep import EPSILON, NO_NOISE, Cell, Sweep, shown
 from veilsum_deploy.simulation.tables import Estimate, Row
 from veilsum_node.errors import Misuse

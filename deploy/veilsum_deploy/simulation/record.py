@@ -121,7 +121,7 @@ class RunRecorder:
             return None
         head, values, _ = self._known[self._next]
         if head != _header(record, bool(head["changes"])):
-            words = f"Round {self._next + 1} in {self._folder} was another one: study, data or program have changed."
+            words = f"Round {self._next + 1} in {self._folder} differs from now: study, data or program have changed."
             raise StateError(words, _ADVICE)
         self._next += 1
         return np.frombuffer(values, dtype="<i8").astype(np.int64)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from veilsum_deploy.collections import TEST_SHARE
-from veilsum_deploy.simulation.naming import BASELINES
+from veilsum_deploy.simulation.baseline_names import BASELINES
 from veilsum_deploy.simulation.study import Outcome, Simulation
 from veilsum_node.errors import StateError
 from veilsum_node.identity.files import replace_file
@@ -115,7 +115,7 @@ def check_empty(directory: Path) -> None:
     """Refuse a results directory that holds something.
 
     Raises:
-        StateError: it does, or it is no directory.
+        StateError: it does, or it is not a directory.
     """
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise StateError(f"{directory} is not an empty directory.", "Name a new directory for the results.")

@@ -19,13 +19,13 @@ from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.service.runner import run_study
 from veilsum_deploy.local import LocalFederation, results_directory
 from veilsum_deploy.simulation.baselines import beside
-from veilsum_deploy.simulation.dealing import Deal, deal, site_names
+from veilsum_deploy.simulation.deal import Deal, deal, site_names
 from veilsum_deploy.simulation.engines import Engine
-from veilsum_deploy.simulation.keeping import UNFINISHED, Keeping, finish, finished, once
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_deploy.simulation.progress import Progress, RoundProgress, WatchedFederation
 from veilsum_deploy.simulation.record import RunRecorder
-from veilsum_deploy.simulation.scoring import Kept, overall
+from veilsum_deploy.simulation.run_store import UNFINISHED, RunStore, once
+from veilsum_deploy.simulation.scores import Kept, overall
 from veilsum_deploy.simulation.sites import make_local
 from veilsum_deploy.simulation.study import Beside, Draft, Outcome, Run, Simulation, accuracies_of, compiled
 from veilsum_node.errors import Misuse, StateError, VeilsumError
@@ -47,7 +47,7 @@ def simulate(
     clock: Callable[[], int],
     *,
     engine: Engine | None = None,
-    keeping: Keeping | None = None,
+    store: RunStore | None = None,
 ) -> Outcome:
     """Run the study.
 
@@ -56,7 +56,7 @@ def simulate(
         progress: told of runs, and of rounds with the epsilon so far.
         clock: unix seconds.
         engine: where sites are computed; None for this process. Without encryption only.
-        keeping: None to keep nothing. With encryption only whole runs are taken up.
+        store: None to keep nothing. With encryption only whole runs are taken up.
 
     Raises:
         Misuse, ConfigurationError: simulation, study and data do not fit together.
@@ -72,13 +72,13 @@ def simulate(
         raise Misuse("The whole protocol runs in one process.", "Add --no-encryption, or leave out --jobs and --engine.")
     if many and simulation.draft.program is not None:
         raise Misuse("A frozen program is simulated in one process.", "Leave out --jobs and --engine.")
-    if keeping is None:
+    if store is None:
         return _simulate(simulation, names, progress, clock, engine, None)
-    keeping.open()
+    store.open()
     try:
-        return _simulate(simulation, names, progress, clock, engine, keeping)
+        return _simulate(simulation, names, progress, clock, engine, store)
     except BaseException:
-        keeping.leave()
+        store.leave()
         raise
 
 
@@ -88,9 +88,9 @@ def _simulate(
     progress: Progress,
     clock: Callable[[], int],
     engine: Engine | None,
-    keeping: Keeping | None,
+    store: RunStore | None,
 ) -> Outcome:
-    folder = None if keeping is None else keeping.out / UNFINISHED
+    folder = None if store is None else store.out / UNFINISHED
     dealt = deal(simulation.collection, simulation.setting, simulation.seed, names)
     runs: list[tuple[Study, Run]] = []
     plain = not simulation.encryption
@@ -98,7 +98,7 @@ def _simulate(
         for number in range(1, simulation.repeat + 1):
             what = f"Run {number} of {simulation.repeat}"
             progress(what, (number - 1) / simulation.repeat)
-            earlier = None if keeping is None else finished(keeping, number)
+            earlier = None if store is None else store.load(number)
             if earlier is not None:
                 runs.append(earlier)
                 continue
@@ -108,8 +108,8 @@ def _simulate(
             accuracies = accuracies_of(result, dealt, simulation.draft, kept)
             share = None if accuracies is None else overall(accuracies, dealt)
             runs.append((study, Run(result, about, seconds, accuracies, share)))
-            if keeping is not None:
-                finish(keeping, number, *runs[-1])
+            if store is not None:
+                store.save(number, *runs[-1])
     found: dict[str, Beside] = {}
     if dealt.tests and simulation.baselines and runs[0][1].accuracies is not None:
         for kind in simulation.baselines:

@@ -14,8 +14,8 @@ from veilsum.request import EVALUATION, ReleasedProjection, with_model, with_pro
 from veilsum_coordinator.results.projections import result_projection
 from veilsum_coordinator.results.released_models import result_model
 from veilsum_deploy.collections import Collection
-from veilsum_deploy.simulation.dealing import Deal, Setting
-from veilsum_deploy.simulation.scoring import Encode, Kept, domain_accuracies
+from veilsum_deploy.simulation.deal import Deal, Setting
+from veilsum_deploy.simulation.scores import Encode, Kept, domain_accuracies
 from veilsum_node.config import read_toml, validate
 from veilsum_node.errors import Misuse
 from veilsum_node.randomness import SYSTEM_RANDOM

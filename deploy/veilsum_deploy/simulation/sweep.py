@@ -18,8 +18,8 @@ from typing import Any
 
 from veilsum_deploy.collections import Collection, load_collection, single
 from veilsum_deploy.datasets import packaged_dataset, read_dataset
-from veilsum_deploy.simulation.dealing import Setting
-from veilsum_deploy.simulation.naming import OF_RECORDS, parse_baselines
+from veilsum_deploy.simulation.baseline_names import OF_RECORDS, parse_baselines
+from veilsum_deploy.simulation.deal import Setting
 from veilsum_node.config import did_you_mean, read_toml
 from veilsum_node.errors import ConfigurationError, Misuse
 from veilsum_privacy.results.result import MANIFEST
@@ -332,7 +332,7 @@ def _set(content: dict[str, Any], key: str, value: Any) -> None:
     for table in tables:
         place = place.setdefault(table, {})
         if not isinstance(place, dict):
-            raise Misuse(f"{key!r} is no key of the study: {table} is no table.")
+            raise Misuse(f"{key!r} is not a key of the study: {table} is not a table.")
     if key == EPSILON:
         for other in ("epsilon", "error", "max_epsilon"):
             place.pop(other, None)

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from veilsum_deploy.simulation.baseline_names import BASELINES
 from veilsum_deploy.simulation.jobs import Job, RunRecord, Status
-from veilsum_deploy.simulation.naming import BASELINES
-from veilsum_deploy.simulation.scoring import spread
+from veilsum_deploy.simulation.scores import spread
 from veilsum_deploy.simulation.sweep import EPSILON, Cell, Sweep, short, shown
 
 
@@ -170,7 +170,7 @@ def to_markdown(sweep: Sweep, title: str, about: Sequence[str], rows: Sequence[R
     lines += ["", *legend(sweep)]
     found_problems = problems(rows)
     if found_problems:
-        lines += ["", "What some runs could not tell, or were given:", "", *(f"- {text}" for text in found_problems)]
+        lines += ["", "Notes on some of the runs:", "", *(f"- {text}" for text in found_problems)]
     return "\n".join(lines) + "\n"
 
 

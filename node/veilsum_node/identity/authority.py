@@ -93,7 +93,7 @@ class Authority:
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, federation_name)])
         identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
         certificate = (
-            _builder(subject, subject, key.public_key(), now - _BACKDATE, now + _CA_DAYS * _DAY)
+            certificate_builder(subject, subject, key.public_key(), now - _BACKDATE, now + _CA_DAYS * _DAY)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(certificates.key_usage(key_cert_sign=True, crl_sign=True), critical=True)
             .add_extension(identifier, critical=False)
@@ -114,7 +114,7 @@ class Authority:
         Raises:
             ConfigurationError: a file is missing, malformed or readable by others, or the passphrase is wrong.
         """
-        advice = "Make an authority first with `veilsum federation init`."
+        advice = "Create an authority first with `veilsum federation init`."
         pem = read_private(directory / "key.pem", "authority's key", advice=advice)
         data = read_file(directory / "certificate.pem", "authority's certificate", advice=advice)
         try:
@@ -128,9 +128,7 @@ class Authority:
         except HostileInput as error:
             raise ConfigurationError(f"{directory / 'certificate.pem'}: {error.message}", error.advice) from error
         if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
-            raise ConfigurationError(
-                f"Key and certificate in {directory} do not belong together.", "Restore both from one backup."
-            )
+            raise ConfigurationError(f"Key and certificate in {directory} do not match.", "Restore both from one backup.")
         return cls(directory, key, certificate, clock)
 
     @property
@@ -185,7 +183,7 @@ class Authority:
         now = self._clock()
         expires = self._expiry(now, days)
         certificate = (
-            _builder(
+            certificate_builder(
                 x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]),
                 self.certificate.subject,
                 public_key,
@@ -234,9 +232,10 @@ class Authority:
         return expires
 
 
-def _builder(
+def certificate_builder(
     subject: x509.Name, issuer: x509.Name, public_key: ec.EllipticCurvePublicKey, not_before: int, not_after: int
 ) -> x509.CertificateBuilder:
+    """A certificate with a number of its own, yet without extensions; times are Unix seconds."""
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -258,9 +257,9 @@ def _check_name(name: str, what: str) -> None:
 
 def _host_names(role: Role, hosts: Sequence[str]) -> list[x509.GeneralName]:
     if role is Role.COORDINATOR and not hosts:
-        raise Misuse("A coordinator needs a host name.", "Give the names and addresses under which it is dialled (--host).")
+        raise Misuse("A coordinator needs a host name.", "Give the names and addresses at which it is reached (--host).")
     if role is not Role.COORDINATOR and hosts:
-        raise Misuse(f"A {role} is never dialled and has no host name.", "Leave the hosts out.")
+        raise Misuse(f"A {role} accepts no connections and has no host name.", "Leave the hosts out.")
     names: list[x509.GeneralName] = []
     for host in dict.fromkeys(hosts):
         try:
@@ -293,5 +292,5 @@ def _request_key(csr: bytes, name: str, role: Role) -> ec.EllipticCurvePublicKey
     if requested != name:
         raise HostileInput(f"The request asks for the name {requested!r}, not {name!r}.", "Check whose request this is.")
     if units not in ([], [role.value]):
-        raise HostileInput(f"The request states another role than {role}.", "Check whose request this is.")
+        raise HostileInput(f"The request states a different role than {role}.", "Check whose request this is.")
     return key

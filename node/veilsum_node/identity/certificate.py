@@ -111,7 +111,7 @@ def common_name(subject: x509.Name, what: str) -> str:
     """
     values = [attribute.value for attribute in subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
     if len(values) != 1 or not isinstance(values[0], str) or not NAME_PATTERN.fullmatch(values[0]):
-        raise HostileInput(f"The {what} does not bear exactly one valid common name.")
+        raise HostileInput(f"The {what} does not have exactly one valid common name.")
     return values[0]
 
 
@@ -148,7 +148,7 @@ def load_authority_certificate(data: bytes) -> x509.Certificate:
         constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
         usage = certificate.extensions.get_extension_for_class(x509.KeyUsage).value
         if not constraints.ca or constraints.path_length != 0 or not usage.key_cert_sign:
-            raise HostileInput(f"The {what} is not that of an authority.", "Ask the authority's operator for authority.pem.")
+            raise HostileInput(f"The {what} is not a CA certificate.", "Ask the authority's operator for authority.pem.")
     except VeilsumError:
         raise
     except Exception as error:
@@ -203,7 +203,7 @@ def verify_certificate(data: bytes, ca: x509.Certificate, at: int, role: Role | 
             )
         if at > end:
             raise CertificateExpired(
-                f"The certificate of {whose} has expired: it ended on {moment(end)}.", "Let the authority sign it again."
+                f"The certificate of {whose} has expired: it ended on {moment(end)}.", "Have the authority sign it again."
             )
     return identity
 

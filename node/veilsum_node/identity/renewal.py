@@ -55,7 +55,7 @@ class Renewal(Generic[Loaded]):
             loaded = self._load()
         except VeilsumError as error:
             if stamp != self._refused:
-                LOG.warning("%s: what lies there now is not taken, the former stays in use: %s", self._what, error)
+                LOG.warning("%s: the new files cannot be used, the previous ones stay in use: %s", self._what, error)
             self._refused = stamp
             return None
         if self._stamp() != stamp:  # changed while it was read: the next poll looks again
@@ -98,7 +98,9 @@ def renewed_credentials(
     def load() -> Credentials:
         found, used = load_credentials(directory, clock()), current()
         if found.federation_id != used.federation_id:
-            raise HostileInput(f"{directory / AUTHORITY_FILE} is another authority's.", "A federation keeps its authority.")
+            raise HostileInput(
+                f"{directory / AUTHORITY_FILE} is another authority's.", "A federation never changes its authority."
+            )
         if (found.identity.name, found.identity.role) != (used.identity.name, used.identity.role):
             raise HostileInput(
                 f"The certificate is that of {found.identity.role} {found.identity.name},"

@@ -68,8 +68,10 @@ def load_credentials(directory: Path, at: int, role: Role | None = None) -> Cred
             valid at ``at``, of another role, or belongs to another key.
     """
     key_path, certificate_path, authority_path = (directory / name for name in (KEY_FILE, CERTIFICATE_FILE, AUTHORITY_FILE))
-    key = read_private(key_path, "private key", advice="Make an identity first with `veilsum participant init` or its like.")
-    advice = f"Let the authority sign {directory / REQUEST_FILE} and put what it answers there."
+    key = read_private(
+        key_path, "private key", advice="Make an identity first with `veilsum participant init` or its counterpart."
+    )
+    advice = f"Have the authority sign {directory / REQUEST_FILE} and put its answer there."
     certificate = read_file(certificate_path, "certificate", advice=advice)
     authority = read_file(authority_path, "authority's certificate", advice=advice)
     try:

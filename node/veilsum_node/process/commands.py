@@ -28,7 +28,7 @@ OTHERS_WRITE = 0o022
 """No file or directory that a command makes can be changed by others, whatever umask it was started with."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_ROOM = "Make room where the output or the state goes, then run it again."
+_ROOM = "Free space where the output or the state is written, then run it again."
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def command_line(about: str, nouns: Mapping[str, Noun]) -> typer.Typer:
-    """A command line of ``nouns``, in their order; ``about`` heads its help."""
+def command_line(about: str, nouns: Mapping[str, Noun], shared: object = None) -> typer.Typer:
+    """A command line of ``nouns``, in their order; ``about`` heads its help, ``shared`` is in every command's context."""
 
     class LazyGroup(TyperGroup):
         """A group whose commands are imported when they run; the overview needs names and help lines only."""
@@ -85,11 +85,13 @@ def command_line(about: str, nouns: Mapping[str, Noun]) -> typer.Typer:
 
     @app.callback(help=about)
     def root(
+        ctx: typer.Context,
         shown: Annotated[
-            bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and leave.")
+            bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
         ] = False,
     ) -> None:
         """Options that stand before the noun."""
+        ctx.obj = shared
 
     return app
 
@@ -108,7 +110,7 @@ def run(app: typer.Typer, arguments: list[str] | None = None) -> NoReturn:
     except OSError as error:
         if error.errno not in _FULL:
             sys.exit(report_crash(error, as_json=as_json))
-        sys.exit(report_error(StateError(f"Nothing more can be written ({error.strerror}).", _ROOM), as_json=as_json))
+        sys.exit(report_error(StateError(f"Output or state cannot be written ({error.strerror}).", _ROOM), as_json=as_json))
     except VeilsumError as error:
         sys.exit(report_error(error, as_json=as_json))
     except Exception as error:  # noqa: BLE001  the last line of defence: no trace with a record's value on a screen

@@ -25,7 +25,7 @@ def harden() -> None:
         if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     except (OSError, ValueError, AttributeError) as error:
-        LOG.warning("core files cannot be forbidden: %s", error)
+        LOG.warning("core dumps cannot be disabled: %s", error)
 
 
 def allow_files(wanted: int) -> int:

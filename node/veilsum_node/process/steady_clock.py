@@ -74,7 +74,7 @@ class SteadyClock:
         if abs(change) > SET_SECONDS:
             way = "forward" if change > 0 else "back"
             self._log.warning(
-                "the clock went %s by %.0f s, or the machine slept; deadlines are not affected", way, abs(change)
+                "the clock jumped %s by %.0f s, or the machine slept; deadlines are not affected", way, abs(change)
             )
         if step > STILL_SECONDS:
             longer = "" if self._rest is None else f"; deadlines are extended by that and {self._rest:.0f} s"

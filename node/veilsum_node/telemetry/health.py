@@ -49,7 +49,9 @@ def ask_ready(settings: MetricsSettings | None) -> Health:
         ConfigurationError: there is no endpoint, or its address or certificate cannot be read.
     """
     if settings is None:
-        raise ConfigurationError("Nothing can be asked: the configuration has no [metrics].", "Add it, with a key listen.")
+        raise ConfigurationError(
+            "There is no endpoint to ask: the configuration has no [metrics].", "Add the table, with the key listen."
+        )
     host, _, port = _address(settings).rpartition(":")
     host = _EVERY.get(host, host)
     scheme = "http" if settings.certificate is None else "https"
@@ -88,7 +90,7 @@ def _address(settings: MetricsSettings) -> str:
         return settings.listen
     if settings.ready_file is None:
         raise ConfigurationError(
-            "The endpoint's port is chosen by the system, and nothing tells which.",
+            "The system chooses the endpoint's port, and no file records it.",
             "Set metrics.ready_file, or a fixed port in metrics.listen.",
         )
     try:
@@ -96,7 +98,7 @@ def _address(settings: MetricsSettings) -> str:
         int(address.rpartition(":")[2])
     except (OSError, ValueError) as error:
         advice = "The endpoint writes it when it starts."
-        raise ConfigurationError(f"{settings.ready_file} holds no address of an endpoint.", advice) from error
+        raise ConfigurationError(f"{settings.ready_file} does not hold the address of an endpoint.", advice) from error
     return address
 
 

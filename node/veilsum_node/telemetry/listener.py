@@ -64,7 +64,7 @@ class ServerTls:
             try:
                 self._context = self._load()
             except ConfigurationError as error:
-                LOG.warning("the certificate of the metrics stays as it was: %s", error)
+                LOG.warning("the metrics certificate was not renewed: %s", error)
         return self._context
 
     def _look(self) -> list[tuple[int, int]]:
@@ -84,7 +84,7 @@ class ServerTls:
             context.load_cert_chain(self._certificate, self._key, password=lambda: b"")  # never asks on a terminal
         except (ssl.SSLError, OSError) as error:
             raise ConfigurationError(
-                f"The metrics certificate {self._certificate} and key {self._key} are no pair of PEM files.",
+                f"The metrics certificate {self._certificate} and key {self._key} are not a matching pair of PEM files.",
                 "Check both; the key must not be encrypted.",
             ) from error
         return context

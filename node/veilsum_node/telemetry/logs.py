@@ -57,7 +57,7 @@ class LogSettings(Frozen):
 
     Attributes:
         file: appended to, and opened again when it was rotated; standard error without it.
-        format: ``line`` for people, ``json`` for programs: one object a line.
+        format: ``line`` for people, ``json`` for programs: one object per line.
         level: of the project's own messages; those of libraries show from ``warning`` on.
     """
 

@@ -264,7 +264,7 @@ def _resolve(settings: MetricsSettings) -> tuple[socket.AddressFamily, Any]:
         missing = [name for name in ("certificate", "key", "token_file") if getattr(settings, name) is None]
         if missing:
             raise ConfigurationError(
-                f"metrics.listen {settings.listen} is no loopback address; {_names(missing)} missing.",
+                f"metrics.listen {settings.listen} is not a loopback address; {_names(missing)} missing.",
                 "Set metrics.certificate, metrics.key and metrics.token_file, or listen on 127.0.0.1.",
             )
     return family, place
@@ -292,5 +292,5 @@ def _load_tls(settings: MetricsSettings) -> ServerTls | None:
     if settings.certificate is None and settings.key is None:
         return None
     if settings.certificate is None or settings.key is None:
-        raise ConfigurationError("metrics.certificate and metrics.key belong together.", "Set both, or neither.")
+        raise ConfigurationError("metrics.certificate and metrics.key must be set together.", "Set both, or neither.")
     return ServerTls(settings.certificate, settings.key)

@@ -109,7 +109,7 @@ def explain(error: grpc.RpcError, way: Route | str, identity: Path) -> VeilsumEr
                 probe_tls(way, identity)
             except VeilsumError as found:
                 return found
-            return UnreachableError(f"The coordinator at {address} does not answer now.", "Try again; read its log.")
+            return UnreachableError(f"The coordinator at {address} does not answer.", "Try again, and read its log.")
         case grpc.StatusCode.UNAUTHENTICATED:
             return UnreachableError(details, "Check certificate and clock, or ask the authority to sign again.")
         case grpc.StatusCode.PERMISSION_DENIED | grpc.StatusCode.INVALID_ARGUMENT:

@@ -87,7 +87,7 @@ def _untrusted(way: Route, error: ssl.SSLCertVerificationError) -> UnreachableEr
         case code if code == _VERIFY_EXPIRED:
             return UnreachableError(
                 f"The certificate of the coordinator at {way.address}, or its authority's, has expired{_presented(way)}.",
-                "Let the authority sign it again; check the clock.",
+                "Have the authority sign it again; check the clock.",
             )
         case code if code == _VERIFY_NOT_YET:
             return UnreachableError(
@@ -97,12 +97,12 @@ def _untrusted(way: Route, error: ssl.SSLCertVerificationError) -> UnreachableEr
         case code if code in (_VERIFY_HOSTNAME, _VERIFY_ADDRESS):
             return UnreachableError(
                 f"The coordinator at {way.address} is not certified for that host.",
-                "Dial it by a certified name, or let the authority sign it with --host.",
+                "Use a name in its certificate, or have the authority sign it with --host.",
             )
     if way.roots:
         return UnreachableError(
             f"The certificate of {way.address} is neither of this federation nor of the CA bundle's authorities.",
-            "Check the address and `ca_bundle`; a proxy that opens TLS shows a certificate of its own.",
+            "Check the address and `ca_bundle`; a proxy that intercepts TLS shows a certificate of its own.",
         )
     return UnreachableError(
         f"The certificate of {way.address} is not of this federation.",
@@ -119,7 +119,7 @@ def own_certificate_refused(identity: Path, way: Route, alert: str) -> Unreachab
     if "expired" in alert or time.time() > ended:  # a server may end the connection without a word
         return UnreachableError(
             f"The coordinator at {way.address} refused this party's certificate: it has expired, it ended on {end}.",
-            "Let the authority sign the request again; if the date is to come, check both clocks.",
+            "Have the authority sign the request again; if the date is in the future, check both clocks.",
         )
     return UnreachableError(
         f"The coordinator at {way.address} refused this party's certificate.",

@@ -80,7 +80,9 @@ class Proxy:
             status = self._answer(raw)
         except OSError as error:
             raw.close()
-            raise UnreachableError(f"The proxy {self.address} broke off while it was asked for {target}.") from error
+            raise UnreachableError(
+                f"The proxy {self.address} closed the connection while it was asked for {target}."
+            ) from error
         if not 200 <= status < 300:
             raw.close()
             raise self._refused(status, target)
@@ -105,13 +107,15 @@ class Proxy:
         if status == -1:
             return UnreachableError(f"What listens on {self.address} is not an HTTP proxy.", "Check `proxy`: host and port.")
         if status in (401, 407) and not self.user:
-            advice = "Set `proxy_user` and `proxy_password_file`; only basic authentication is spoken."
+            advice = "Set `proxy_user` and `proxy_password_file`; only basic authentication is supported."
             return UnreachableError(f"{proxy} asks for a user and a password ({status}).", advice)
         if status in (401, 407):  # some answer a wrong password with 401
-            advice = "Check both; only basic authentication is spoken."
-            return UnreachableError(f"{proxy} does not take the user and password ({status}).", advice)
+            advice = "Check both; only basic authentication is supported."
+            return UnreachableError(f"{proxy} rejects the user and password ({status}).", advice)
         if status == 403:
-            return UnreachableError(f"{proxy} does not allow {target} (403).", f"Let its operator allow CONNECT to {target}.")
+            return UnreachableError(
+                f"{proxy} does not allow {target} (403).", f"Ask its operator to allow CONNECT to {target}."
+            )
         if status in (400, 405, 501):
             return UnreachableError(f"{proxy} does not tunnel ({status}).", "It must allow the method CONNECT.")
         if status in (502, 503, 504):

@@ -43,7 +43,9 @@ class RouteSettings(Frozen):
     def _check_proxy(self) -> Self:
         named = self.proxy not in (None, ENVIRONMENT)
         if (self.proxy_user is None) != (self.proxy_password_file is None) or (self.proxy_user is not None and not named):
-            raise ValueError("proxy_user and proxy_password_file belong together, and to a proxy that is named by host:port")
+            raise ValueError(
+                "proxy_user and proxy_password_file must be set together, and only for a proxy named by host:port"
+            )
         return self
 
     def route_paths(self, base: Path) -> dict[str, Any]:

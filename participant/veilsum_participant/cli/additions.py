@@ -1,7 +1,7 @@
 """What the site's commands can do only where the coordinator's code is installed as well.
 
-The participant's own distribution has none of it; the ``veilsum`` command of the whole platform sets both before a command
-runs.
+The participant's own distribution has none of it; the ``veilsum`` command of the whole platform hands it to every command in
+its context.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from veilsum_participant.checks import AskedStudy
 
 
-@dataclass
+@dataclass(frozen=True)
 class Additions:
     """Functions of the coordinator's code.
 
@@ -24,8 +24,5 @@ class Additions:
         coordinator_ledger: where the mirror of a ``coordinator.toml`` lies, and its authority's certificate.
     """
 
-    load_study: Callable[[Path], AskedStudy] | None = None
-    coordinator_ledger: Callable[[Path], tuple[str, Path]] | None = None
-
-
-ADDITIONS = Additions()
+    load_study: Callable[[Path], AskedStudy]
+    coordinator_ledger: Callable[[Path], tuple[str, Path]]

@@ -68,6 +68,7 @@ def ledger() -> None:
 
 @app.command()
 def show(
+    ctx: typer.Context,
     place: LedgerArgument = None,
     config: ConfigOption = None,
     population: Annotated[str | None, typer.Option("--population", help="This population only.")] = None,
@@ -83,7 +84,7 @@ def show(
     `spent` is the guarantee (RDP), `estimate` the tighter accountant's figure (PRV), `against all others` counts the site's
     own noise alone, and `with open ones` open releases too; `left` is the budget less that.
     """
-    where, now = find_ledger(place, config), int(time.time())
+    where, now = find_ledger(place, config, ctx.obj), int(time.time())
     with open_source(where.text) as opened:
         populations = opened.populations()
         if population is not None and population not in populations:
@@ -119,6 +120,7 @@ def show(
 
 @app.command()
 def verify(
+    ctx: typer.Context,
     place: LedgerArgument = None,
     config: ConfigOption = None,
     against: AgainstOption = None,
@@ -130,7 +132,7 @@ def verify(
 
     It works offline and needs no key: the certificates stand in the ledger.
     """
-    where = find_ledger(place, config)
+    where = find_ledger(place, config, ctx.obj)
     with ExitStack() as stack:
         try:
             opened = stack.enter_context(open_source(where.text))
@@ -180,6 +182,7 @@ def verify(
 
 @app.command()
 def export(
+    ctx: typer.Context,
     place: LedgerArgument = None,
     config: ConfigOption = None,
     out: Annotated[str, typer.Option("--out", help="The file to write; - for standard output.")] = "-",
@@ -192,7 +195,7 @@ def export(
     """Write the whole ledger for others: it can be verified from the export alone. It holds budgets, and no record."""
     if out == "-" and as_json:
         raise Misuse("Export and --json would both go to standard output.", "Name a file with --out.")
-    where, write = find_ledger(place, config), write_csv if form == "csv" else write_jsonl
+    where, write = find_ledger(place, config, ctx.obj), write_csv if form == "csv" else write_jsonl
     with open_source(where.text) as opened:
         if out == "-":
             sys.stdout.reconfigure(encoding="utf-8", newline="")  # type: ignore[union-attr]
@@ -206,6 +209,7 @@ def export(
 
 @app.command()
 def report(
+    ctx: typer.Context,
     place: LedgerArgument = None,
     out: Annotated[Path, typer.Option("--out", help="The page to write.")] = Path("dossier.html"),
     json_out: Annotated[Path | None, typer.Option("--json-out", help="Its machine-readable twin.")] = None,
@@ -219,7 +223,7 @@ def report(
     as_json: JsonOption = False,
 ) -> None:
     """Verify the ledger and write a dossier of it, for a privacy officer to read and sign. Status 1 if it does not verify."""
-    where, now = find_ledger(place, config), int(time.time())
+    where, now = find_ledger(place, config, ctx.obj), int(time.time())
     if json_out is not None and json_out.absolute() == out.absolute():
         raise Misuse("The page and its twin would be one file.", "Give --out and --json-out different names.")
     if str(out) == "-":
@@ -378,9 +382,11 @@ def set_budget(
 
 
 @budget_app.command("show")
-def show_budget(place: LedgerArgument = None, config: ConfigOption = None, as_json: JsonOption = False) -> None:
+def show_budget(
+    ctx: typer.Context, place: LedgerArgument = None, config: ConfigOption = None, as_json: JsonOption = False
+) -> None:
     """Show every population's budget, what is left of it, and who set it when and why."""
-    where = find_ledger(place, config)
+    where = find_ledger(place, config, ctx.obj)
     with open_source(where.text) as opened:
         spending = [spending_fields(opened, name) for name in opened.populations()]
         changes = [entry_fields(entry) for entry in opened.entries(kind=Kind.BUDGET)]

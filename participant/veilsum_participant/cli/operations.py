@@ -1,10 +1,10 @@
-"""What the commands of both long-running parties share: backup, restore, and the configuration that holds."""
+"""The commands that both long-running parties have: health, effective configuration, backup and restore."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +13,7 @@ import typer
 from veilsum_node.errors import StateError
 from veilsum_node.identity import Role
 from veilsum_node.process.commands import installed_version
-from veilsum_node.process.console import moment, print_fields, print_json, print_line
+from veilsum_node.process.console import JsonOption, moment, print_fields, print_json, print_line
 
 if TYPE_CHECKING:
     from veilsum_node.overrides import Loaded
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _BARE = re.compile("[A-Za-z0-9_-]+")
 
+ConfigOption = Annotated[Path, typer.Option("--config", help="The party's configuration.")]
 ArchiveArgument = Annotated[Path, typer.Argument(help="The backup: one file.", metavar="FILE")]
 WithIdentityOption = Annotated[
     bool, typer.Option("--with-identity", help="Include the private key and certificates: keep such a backup like the key.")
@@ -34,7 +35,59 @@ ForceOption = Annotated[
 ]
 
 
-def run_backup(party: BackupOwner, file: Path, *, with_identity: bool, force: bool, as_json: bool) -> None:
+def add_operations(
+    app: typer.Typer,
+    role: Role,
+    load: Callable[[Path], Any],
+    read: Callable[[Path], Loaded[Any]],
+    owner: Callable[[Any], BackupOwner],
+    helps: Mapping[str, str],
+) -> None:
+    """Add the commands to a party's own.
+
+    Args:
+        app: the party's commands.
+        role: of the party; also names its configuration.
+        load: reads its configuration.
+        read: the same with where each value came from.
+        owner: what a backup of the party that has such a configuration is of.
+        helps: help texts of ``health``, ``backup`` and ``restore``.
+    """
+    default = Path(f"{role}.toml")
+
+    @app.command(help=helps["health"])
+    def health(config: ConfigOption = default, as_json: JsonOption = False) -> None:
+        from veilsum_node.telemetry.health import ask_ready, show_health
+
+        raise typer.Exit(show_health(ask_ready(load(config).metrics), as_json=as_json))
+
+    @app.command()
+    def config(path: ConfigOption = default, as_json: JsonOption = False) -> None:
+        """Show the effective configuration: file, environment and defaults, each value with its source; secrets hidden."""
+        _show_configuration(read(path), path, as_json=as_json)
+
+    @app.command(help=helps["backup"])
+    def backup(
+        file: ArchiveArgument,
+        config: ConfigOption = default,
+        with_identity: WithIdentityOption = False,
+        force: ReplaceOption = False,
+        as_json: JsonOption = False,
+    ) -> None:
+        _backup(owner(load(config)), file, with_identity=with_identity, force=force, as_json=as_json)
+
+    @app.command(help=helps["restore"])
+    def restore(
+        file: ArchiveArgument,
+        config: ConfigOption = default,
+        with_identity: RestoreIdentityOption = False,
+        force: ForceOption = False,
+        as_json: JsonOption = False,
+    ) -> None:
+        _restore(owner(load(config)), file, with_identity=with_identity, force=force, as_json=as_json)
+
+
+def _backup(party: BackupOwner, file: Path, *, with_identity: bool, force: bool, as_json: bool) -> None:
     """Make a backup and say what is in it."""
     from veilsum_privacy.backup.backup import back_up
 
@@ -50,7 +103,7 @@ def run_backup(party: BackupOwner, file: Path, *, with_identity: bool, force: bo
         )
 
 
-def run_restore(party: BackupOwner, file: Path, *, with_identity: bool, force: bool, as_json: bool) -> None:
+def _restore(party: BackupOwner, file: Path, *, with_identity: bool, force: bool, as_json: bool) -> None:
     """Put a backup back and say what that means."""
     from veilsum_privacy.backup.restore import restore
 
@@ -115,7 +168,7 @@ def require_file(place: str) -> Path:
     return Path(place)
 
 
-def show_configuration(loaded: Loaded[Any], path: Path, *, as_json: bool) -> None:
+def _show_configuration(loaded: Loaded[Any], path: Path, *, as_json: bool) -> None:
     """Show every key that holds, with where it came from; secrets are hidden."""
     from veilsum_node.overrides import effective
 

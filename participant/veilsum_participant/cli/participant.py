@@ -15,20 +15,13 @@ from veilsum_node.errors import Misuse, StateError
 from veilsum_node.identity import Role
 from veilsum_node.process.console import JsonOption, moment, print_fields, print_json, print_line, print_rows
 from veilsum_participant.cli.identity import AddressOption, DirectoryArgument, NameOption, init_party
-from veilsum_participant.cli.operations import (
-    ArchiveArgument,
-    ForceOption,
-    ReplaceOption,
-    RestoreIdentityOption,
-    WithIdentityOption,
-    run_backup,
-    run_restore,
-    show_configuration,
-)
+from veilsum_participant.cli.operations import ConfigOption, add_operations
 from veilsum_participant.starters import EXAMPLE_ADDRESS
 
 if TYPE_CHECKING:
+    from veilsum_node.overrides import Loaded
     from veilsum_participant.checks import AskedStudy
+    from veilsum_participant.cli.additions import Additions
     from veilsum_participant.config import ParticipantConfig
     from veilsum_participant.protocol.approval import Waiting
     from veilsum_participant.site import Site
@@ -37,7 +30,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
-ConfigOption = Annotated[Path, typer.Option("--config", help="The participant's configuration.")]
 StudyArgument = Annotated[str, typer.Argument(help="The first digits of the study's ID.", metavar="ID")]
 CONFIG = Path("participant.toml")
 
@@ -57,69 +49,53 @@ def init(
 
 @app.command()
 def start(config: ConfigOption = CONFIG) -> None:
-    """Run the participant until SIGINT or SIGTERM; it goes on where it was stopped."""
+    """Run the participant until SIGINT or SIGTERM; it continues where it stopped."""
     from veilsum_node.process.hardening import harden
     from veilsum_node.telemetry.logs import start_logging
-    from veilsum_participant.config import load_participant_config
     from veilsum_participant.session.client import run_participant  # loads gRPC and torch, which init does without
 
     harden()
-    settings = load_participant_config(config)
+    settings = _load(config)
     start_logging(settings.log)
     run_participant(settings)
 
 
-@app.command()
-def health(config: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
-    """Ask the running participant whether its session is open, at its own metrics endpoint; status 1 if it is not."""
-    from veilsum_node.telemetry.health import ask_ready, show_health
+def _load(path: Path) -> ParticipantConfig:
     from veilsum_participant.config import load_participant_config
 
-    raise typer.Exit(show_health(ask_ready(load_participant_config(config).metrics), as_json=as_json))
+    return load_participant_config(path)
 
 
-@app.command()
-def config(path: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
-    """Show the configuration that holds: file, environment and defaults, each value with its source; secrets hidden."""
+def _read(path: Path) -> Loaded[ParticipantConfig]:
     from veilsum_participant.config import read_participant_settings
 
-    show_configuration(read_participant_settings(path), path, as_json=as_json)
+    return read_participant_settings(path)
 
 
-@app.command()
-def backup(
-    file: ArchiveArgument,
-    config: ConfigOption = CONFIG,
-    with_identity: WithIdentityOption = False,
-    force: ReplaceOption = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Back up ledger and protocol state into one file, also while the participant runs; the copy's ledger is verified."""
-    run_backup(_party(config), file, with_identity=with_identity, force=force, as_json=as_json)
-
-
-@app.command()
-def restore(
-    file: ArchiveArgument,
-    config: ConfigOption = CONFIG,
-    with_identity: RestoreIdentityOption = False,
-    force: ForceOption = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Put a backup back while the participant is stopped; what it has paid since is charged when it connects."""
-    run_restore(_party(config), file, with_identity=with_identity, force=force, as_json=as_json)
-
-
-def _party(config: Path) -> BackupOwner:
-    from veilsum_participant.config import load_participant_config
+def _owner(settings: ParticipantConfig) -> BackupOwner:
     from veilsum_privacy.backup.backup import BackupOwner
 
-    settings = load_participant_config(config)
     return BackupOwner(Role.PARTICIPANT, settings.state, settings.identity)
+
+
+add_operations(
+    app,
+    Role.PARTICIPANT,
+    _load,
+    _read,
+    _owner,
+    {
+        "health": "Ask the running participant's metrics endpoint whether its session is open: status 0 or 1.",
+        "backup": "Back up ledger and protocol state into one file, even while the participant runs; the copy's ledger is"
+        " verified.",
+        "restore": "Restore a backup while the participant is stopped; what it has paid since is charged when it connects.",
+    },
+)
 
 
 @app.command()
 def check(
+    ctx: typer.Context,
     config: ConfigOption = CONFIG,
     schema: Annotated[Path | None, typer.Option("--schema", help="Check a dataset against this schema.")] = None,
     dataset: Annotated[str | None, typer.Option("--dataset", help="The dataset that --schema describes.")] = None,
@@ -131,10 +107,9 @@ def check(
     With --study it says what the participant would say to that study, with every reason.
     """
     from veilsum_participant.checks import CheckOutcome, SiteCheck
-    from veilsum_participant.config import load_participant_config
 
-    settings = load_participant_config(config)
-    schemas, request = _subject(settings, schema, dataset, study)
+    settings = _load(config)
+    schemas, request = _subject(settings, schema, dataset, study, ctx.obj)
     checks = SiteCheck(settings, lambda: int(time.time()), schemas=schemas, study=request).run()
     ok = all(item.status is not CheckOutcome.FAILED for item in checks)
     if as_json:
@@ -242,10 +217,9 @@ def evaluate(
 @contextmanager
 def _site(config: Path, *, same_key: bool = True) -> Iterator[Site]:
     """The site's own store and ledger, beside the participant that may be running on them."""
-    from veilsum_participant.config import load_participant_config
     from veilsum_participant.session.client import open_site
 
-    settings = load_participant_config(config)
+    settings = _load(config)
     if not settings.state.exists():
         raise StateError(f"There is no store {settings.state}.", "It is made when the participant starts for the first time.")
     site = open_site(settings, same_key=same_key)
@@ -308,17 +282,15 @@ def _waiting_row(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _subject(
-    config: ParticipantConfig, schema: Path | None, dataset: str | None, study: Path | None
+    config: ParticipantConfig, schema: Path | None, dataset: str | None, study: Path | None, additions: Additions | None
 ) -> tuple[dict[str, DatasetSchema], AskedStudy | None]:
     """The schemas to check datasets against, and a study to hold against the policy."""
     if study is not None:
         if schema is not None or dataset is not None:
             raise Misuse("--study brings its own dataset and schema.", "Leave out --schema and --dataset.")
-        from veilsum_participant.cli.additions import ADDITIONS
-
-        if ADDITIONS.load_study is None:
+        if additions is None:
             raise Misuse("This installation cannot read a study.toml.", "Use the command of the whole platform: veilsum.")
-        asked = ADDITIONS.load_study(study)
+        asked = additions.load_study(study)
         return ({} if asked.schema is None else {asked.dataset: asked.schema}), asked
     if schema is None:
         if dataset is not None:

@@ -16,6 +16,7 @@ from veilsum_node.overrides import overridden_tables
 from veilsum_participant.ledgers import Checked, check, load_authority
 
 if TYPE_CHECKING:
+    from veilsum_participant.cli.additions import Additions
     from veilsum_participant.config import ParticipantConfig
     from veilsum_privacy.ledger import Ledger, LedgerReader
 
@@ -49,8 +50,8 @@ class LedgerPlace:
             return "the database"
 
 
-def find_ledger(place: str | None, config: Path | None) -> LedgerPlace:
-    """The ledger that is named, or else that of a participant's or coordinator's configuration.
+def find_ledger(place: str | None, config: Path | None, additions: Additions | None = None) -> LedgerPlace:
+    """The ledger that is named, or else that of a configuration; ``additions`` read a coordinator's.
 
     Raises:
         Misuse: both are given, or the configuration is wrong.
@@ -62,14 +63,12 @@ def find_ledger(place: str | None, config: Path | None) -> LedgerPlace:
     path = _existing(config)
     keys = overridden_tables(path)
     if "coordinator" not in keys:  # the one key that a participant's configuration always has
-        from veilsum_participant.cli.additions import ADDITIONS
-
         if keys and not keys & (_COORDINATOR_KEYS | {"state", "identity", "log"}):
             advice = "Name participant.toml or coordinator.toml with --config, a state file or an export without it."
-            raise Misuse(f"{path} is no configuration of a participant or coordinator.", advice)
-        if ADDITIONS.coordinator_ledger is None:
+            raise Misuse(f"{path} is not a configuration of a participant or coordinator.", advice)
+        if additions is None:
             raise Misuse(f"{path} is a coordinator's configuration.", "This installation is a participant's; use veilsum.")
-        return LedgerPlace(*ADDITIONS.coordinator_ledger(path))
+        return LedgerPlace(*additions.coordinator_ledger(path))
     settings = load_participant(path)
     return LedgerPlace(str(settings.state), settings.identity / AUTHORITY_FILE)
 

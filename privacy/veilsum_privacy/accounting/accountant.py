@@ -162,7 +162,7 @@ class RdpFilter:
         for key, number in steps.items():
             left = gate._groups.get(key, 0) + sign * number
             if left < 0:
-                raise Misuse("A gate cannot give back a release that it does not hold.")
+                raise Misuse("A filter cannot remove a release that it does not hold.")
             if left:
                 gate._groups[key] = left
             else:
@@ -224,7 +224,7 @@ def at_sites(events: History, sites: int) -> dict[GaussianEvent, int]:
     if not (isinstance(sites, Integral) and sites >= 1):
         raise Misuse("A person's records lie at one or more sites.")
     if isinstance(events, RdpFilter):
-        raise Misuse("A gate has forgotten its releases' sensitivities.", "Give the events themselves.")
+        raise Misuse("A filter does not keep its releases' sensitivities.", "Give the events themselves.")
     scaled: dict[GaussianEvent, int] = {}
     for event, count in _counted(events):
         _check_event(event, count)

@@ -120,7 +120,7 @@ def back_up(party: BackupOwner, target: Path, *, software: str, with_identity: b
         _write_archive(archive, manifest, members)
         with open_archive(archive) as (again, _):  # what was written is what will be read
             if again != manifest:
-                raise StateError(f"{target} was not written as it should be.", "Check the disk, then try again.")
+                raise StateError(f"{target} was not written correctly.", "Check the disk, then try again.")
         archive.replace(target)
         _sync(target.parent)
     except (OSError, tarfile.TarError) as error:
@@ -302,4 +302,6 @@ def _sync(directory: Path) -> None:
 
 
 def _no_backup(path: Path) -> HostileInput:
-    return HostileInput(f"{path} is no backup.", "Name a file that `veilsum participant backup` or `coordinator backup` made.")
+    return HostileInput(
+        f"{path} is not a backup.", "Name a file that `veilsum participant backup` or `coordinator backup` made."
+    )

@@ -115,7 +115,7 @@ def _missing_identity(manifest: Manifest, places: Mapping[str, Path], party: Bac
         if not place.exists():
             missing[name] = source
         elif place.read_bytes() != source.read_bytes():
-            raise StateError(f"{place} is another one than the backup's.", "Leave out --with-identity, or move it away.")
+            raise StateError(f"{place} differs from the backup's.", "Leave out --with-identity, or move it away.")
     return missing
 
 
@@ -158,8 +158,8 @@ def _relation(backup: LedgerReader, present: LedgerReader) -> tuple[str, int | N
         lacking = len(present.entries(first=known + 1))
         return f"The ledger here is newer: it has {lacking} entries that the backup lacks.", lacking
     if backup.entries()[0].hash == present.entries()[0].hash:
-        return "The ledger here has gone another way than the backup's.", None
-    return "The ledger here is another one than the backup's.", None
+        return "The ledger here has diverged from the backup's.", None
+    return "The ledger here is a different one than the backup's.", None
 
 
 @contextmanager
@@ -177,7 +177,7 @@ def _require_stopped(state: Path) -> None:
             connection.execute("PRAGMA journal_mode=DELETE")  # puts the rest of the log into the file as well
     except sqlite3.OperationalError as error:
         if "locked" in str(error):
-            raise StateError(f"The party runs: it has {state} open.", "Stop it first.") from error
+            raise StateError(f"The party is running: it has {state} open.", "Stop it first.") from error
     except sqlite3.DatabaseError:
         pass  # damaged: that is why it is replaced
 

@@ -46,7 +46,7 @@ def rehearse(agreed: AgreedTask, broadcast: Mapping[str, Floats] | None = None) 
         Misuse: its noise or its encoding cannot be planned.
     """
     tried, label = _shortened(agreed), agreed.label
-    tried, arrays = _made_up(tried) if broadcast is None else (tried, broadcast)
+    tried, arrays = made_up_broadcast(tried) if broadcast is None else (tried, broadcast)
     study = tried.study
     plan = tried.plan(study.sites, study.sites)
     width = study.data.width if study.encoder is None or isinstance(study.encoder, Projection) else study.encoder.width
@@ -62,11 +62,6 @@ def rehearse(agreed: AgreedTask, broadcast: Mapping[str, Floats] | None = None) 
         raise HostileInput(f"Task {label!r} fails on made-up records: {type(error).__name__}.") from error
 
 
-def legal_broadcast(agreed: AgreedTask) -> dict[str, Floats]:
-    """A made-up broadcast of everything that a task reads, but for arrays that the study names by their digest."""
-    return _made_up(agreed)[1]
-
-
 def made_up_statistics(agreed: AgreedTask, copies: int = COPIES) -> dict[str, NDArray[np.int64]]:
     """What a site with so many copies of the made-up records would have kept of the task that another one computes from.
 
@@ -75,7 +70,7 @@ def made_up_statistics(agreed: AgreedTask, copies: int = COPIES) -> dict[str, ND
     """
     if agreed.source is None:
         return {}
-    source, arrays = _made_up(agreed.source)
+    source, arrays = made_up_broadcast(agreed.source)
     study = source.study
     records = _records(study, study.data.width if study.encoder is None else study.encoder.size)
     total = compute_sum(source.plan(study.sites, study.sites), records, arrays, SitePlace(0)).total
@@ -92,7 +87,7 @@ def _shortened(agreed: AgreedTask) -> AgreedTask:
     return _changed(agreed.study, declared.model_copy(update={"sampling_rate": 1.0}))
 
 
-def _made_up(agreed: AgreedTask) -> tuple[AgreedTask, dict[str, Floats]]:
+def made_up_broadcast(agreed: AgreedTask) -> tuple[AgreedTask, dict[str, Floats]]:
     """A legal broadcast for a task, and the task that it is legal for: where that names arrays by their digest, these."""
     study, task, declared = agreed.study, agreed.task, agreed.declaration
     arrays = task.example_broadcast(study.sites)

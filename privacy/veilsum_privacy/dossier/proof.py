@@ -32,7 +32,7 @@ def proven(proof: Proof, owner: str, *, mirror: bool = False) -> list[str]:
             f"The keys that signed are certified for {owner} by the authority whose certificate was given for the check."
         )
     if proof.against:
-        found.append(f"It fits what is said of it in {_listed(proof.against)}.")
+        found.append(f"It agrees with what is recorded of it in {_listed(proof.against)}.")
     return found
 
 
@@ -41,20 +41,20 @@ def unproven(proof: Proof, *, mirror: bool = False) -> list[str]:
     left = []
     if not proof.authority:
         left.append(
-            "Whose the keys are: it names them itself. Compare the federation's fingerprint with what its authority "
+            "Whose the keys are: only the ledger itself says so. Compare the federation's fingerprint with what its authority "
             "publishes, or give the authority's certificate with --authority."
         )
     last = "That its last entry is the last there ever was, and that there is no second version: "
     if proof.against:
-        left.append(last + "that is known only as far as those that it was held against have seen.")
+        left.append(last + "that is known only as far as the ledgers compared with it have seen.")
     elif proof.head_given:
-        left.append(last + "that is known only as far as the head that was given comes from somebody who would know.")
+        left.append(last + "that is known only if the given head comes from somebody who knows the latest one.")
     else:
-        left.append(last + "only others can say. Give a head that they saw with --head, or what they hold with --against.")
+        left.append(last + "only others can tell. Give a head that they saw with --head, or what they hold with --against.")
     if not mirror:
         left.append(
-            "That the software at the site did what was recorded: that noise was drawn as stated, and that nothing left in "
-            "another way."
+            "That the software at the site did what was recorded: that noise was drawn as stated, and that nothing left "
+            "by another route."
         )
     return left
 

@@ -34,7 +34,7 @@ CODES: Mapping[str, str] = {
     "unit-not-accepted": "The unit of privacy is not accepted here",
     "too-many-attempts": "Too many attempts at one sum",
     "approval-declined": "The site's operator declined",
-    "asked-too-often": "An analyst asked too often in a day whether a budget bears a study",
+    "asked-too-often": "An analyst asked too often in a day whether a budget allows a study",
     "too-many-lost-charges": "Too many releases were paid for and never seen",
     "receipt-invalid": "A receipt was wrong",
     "weights-not-accepted": "The weights of the sites are not accepted here",

@@ -171,7 +171,7 @@ class Chain:
             if key is not None and key.fingerprint == self._in_force:
                 return key
         raise StateError(
-            "The ledger names another key than the one in use here.", "Put that key and its certificate into the identity."
+            "The ledger names a different key than the one in use here.", "Put that key and its certificate into the identity."
         )
 
     @staticmethod

@@ -61,11 +61,11 @@ def check_cohort(
         try:
             verify(signer.public_key, Label.RECEIPT, signed.body, signed.signature)
         except HostileInput as error:
-            raise HostileInput(f"The receipt of {name} does not bear that member's signature.") from error
+            raise HostileInput(f"The receipt of {name} is not signed by that member.") from error
         if (receipt.study, receipt.context) != (first.study, first.context):
             raise HostileInput(f"The receipt of {name} is for another context: not everyone was asked for the same sum.")
         if signer.name != name or _release(receipt) != _release(first):
-            raise HostileInput(f"The receipt of {name} describes another release than that of the others.")
+            raise HostileInput(f"The receipt of {name} describes a different release than the others.")
         checked.append(CheckedReceipt(receipt, signed, signer))
     names = [item.receipt.participant for item in checked]
     if len(set(names)) != len(names) or len(names) != first.cohort_size:

@@ -129,7 +129,9 @@ def _check_receipts(mine: Summary, theirs: Summary) -> None:
     for word in words:
         at = mine.heads.get(word.head)
         if at is None:
-            fault = f"The ledger of {mine.name} lacks the entry that stood last when {_what(word, mine, theirs)} was signed."
+            fault = (
+                f"The ledger of {mine.name} lacks the entry that was the last one when {_what(word, mine, theirs)} was signed."
+            )
             fault += f" The last entry that both know is {common}. {_REWOUND}"
             raise LedgerFault(fault, _RECOVER, entry=common + 1, site=mine.name)
         if word.context not in mine.known:

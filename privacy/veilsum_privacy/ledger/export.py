@@ -199,19 +199,21 @@ def _look_for_owner(content: Mapping[str, Any], named: dict[str, Any]) -> None:
 
 def _parse(line: bytes, number: int, longest: int) -> dict[str, Any]:
     if len(line) > longest:
-        raise HostileInput(f"Line {number} of the export is longer than {longest} bytes.", "It is no export of a ledger.")
+        raise HostileInput(f"Line {number} of the export is longer than {longest} bytes.", "It is not an export of a ledger.")
     if not line.endswith(b"\n"):
         raise HostileInput(f"Line {number} of the export is cut off.", "Ask for a complete copy.")
     value = parse_canonical(line[:-1], what=f"export's line {number}")
     if not isinstance(value, dict):
-        raise HostileInput(f"Line {number} of the export is no JSON object.")
+        raise HostileInput(f"Line {number} of the export is not a JSON object.")
     return value
 
 
 def _read_header(line: bytes) -> dict[str, Any]:
     header = _parse(line, 1, MAX_HEADER)
     if header.get("format") != FORMAT:
-        raise HostileInput("The file is no export of a ledger that this software knows.", f"Its first line must say {FORMAT}.")
+        raise HostileInput(
+            "The file is not an export of a ledger that this software knows.", f"Its first line must say {FORMAT}."
+        )
     texts = isinstance(header.get("certificates"), list) and all(isinstance(item, str) for item in header["certificates"])
     counts = all(type(header.get(name)) is int and header[name] >= 0 for name in ("entries", "receipts"))
     if set(header) != _HEADER or not texts or not counts:

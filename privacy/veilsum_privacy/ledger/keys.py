@@ -79,7 +79,7 @@ class KeyRing:
             same = trusted is None or _der(trusted) == _der(self._authority)
             require(same, "the ledger belongs to another federation: its authority is not the one that was given")
         else:
-            require(authority in (None, _der(self._authority)), "it names another authority than the ledger did before")
+            require(authority in (None, _der(self._authority)), "it names a different authority than the ledger did before")
         identity = verify_certificate(_certificate(entry.detail, "certificate"), self._authority, entry.time, self.role)
         require(identity.name == self.name, "the key that it names is not the owner's")
         self.current = identity.public_key

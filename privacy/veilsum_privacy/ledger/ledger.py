@@ -306,7 +306,9 @@ class Ledger(LedgerReader):
         if reserved is not None:
             known = read_row(reserved).reservation
             if parsed.reservation(known.population) != known:
-                raise HostileInput("An own receipt describes another release than the one reserved for its context.")
+                raise HostileInput(
+                    "The site's own receipt describes a different release than the one reserved for its context."
+                )
             columns = _release_columns(reserved)
         else:
             budget = self._totals.standing(connection, population).budget

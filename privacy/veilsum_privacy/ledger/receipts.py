@@ -225,7 +225,7 @@ def parse_receipt(body: bytes) -> Receipt:
         consent=consent,
     )
     if receipt.to_bytes() != body:
-        raise HostileInput("A receipt writes a value in another way than version 1 does.")
+        raise HostileInput("A receipt encodes a value differently than version 1 does.")
     return receipt
 
 
@@ -245,7 +245,7 @@ def parse_countersignature(body: bytes) -> Countersignature:
         raise HostileInput("The name in a countersignature is malformed.")
     parsed = Countersignature(study, name, value["round"], value["attempt"], context, receipts, value["entry"], head)
     if parsed.to_bytes() != body:
-        raise HostileInput("A countersignature writes a value in another way than version 1 does.")
+        raise HostileInput("A countersignature encodes a value differently than version 1 does.")
     return parsed
 
 
@@ -258,7 +258,7 @@ def verify_receipt(signed: SignedReceipt, signer: Identity, study: bytes, contex
     verify(signer.public_key, Label.RECEIPT, signed.body, signed.signature)
     receipt = parse_receipt(signed.body)
     if receipt.participant != signer.name or receipt.study != study:
-        raise HostileInput("A receipt is for another study or names another participant than its signer.")
+        raise HostileInput("A receipt is for another study or names a participant other than its signer.")
     if receipt.context != context:
         raise HostileInput("A receipt is for another context: not everyone was asked for the same sum.")
     return receipt
@@ -275,9 +275,9 @@ def verify_countersignature(
     verify(signer.public_key, Label.COUNTERSIGN, signed.body, signed.signature)
     parsed = parse_countersignature(signed.body)
     if parsed.coordinator != signer.name or parsed.study != study or parsed.context != context:
-        raise HostileInput("A countersignature is for another study or context, or names another coordinator than its signer.")
+        raise HostileInput("A countersignature is for another study or context, or names a coordinator other than its signer.")
     if parsed.receipts != receipts_digest(receipts):
-        raise HostileInput("The coordinator countersigned other receipts than those it sent.")
+        raise HostileInput("The coordinator countersigned different receipts than it sent.")
     return parsed
 
 
@@ -286,7 +286,7 @@ def _parse(body: bytes, fields: set[str], what: str) -> Mapping[str, Any]:
         raise HostileInput(f"A {what} is larger than allowed.")
     value = parse_canonical(body, what=what)
     if not isinstance(value, dict) or set(value) != fields or value["v"] != 1:
-        raise HostileInput(f"A {what} has other fields than version 1 has.")
+        raise HostileInput(f"A {what} does not have exactly the fields of version 1.")
     return value
 
 

@@ -140,7 +140,7 @@ def _verify(signed: SignedReceipt, key: Any, name: str) -> None:
     try:
         verify(key, Label.RECEIPT, signed.body, signed.signature)
     except HostileInput as error:
-        raise HostileInput(f"the receipt of {name} does not bear that member's signature.") from error
+        raise HostileInput(f"the receipt of {name} is not signed by that member.") from error
 
 
 def _signed(value: Any, what: str) -> SignedReceipt:

@@ -108,9 +108,9 @@ def scattered_sum(pieces: Iterable[tuple[NDArray[np.intp], Floats]], size: int, 
     records = clipped = invalid = 0
     for places, rows in pieces:
         if rows.ndim != 2 or places.shape != (rows.shape[1],) or len(np.unique(places)) != len(places):
-            raise Misuse("A piece's places must be as many as its columns, and distinct.")
+            raise Misuse("A piece needs one position for each of its columns, all distinct.")
         if len(places) and not 0 <= places.min() <= places.max() < size:
-            raise Misuse(f"A piece has a place outside a vector of {size} values.")
+            raise Misuse(f"A piece has a position outside a vector of {size} values.")
         records += len(rows)
         if records > MAX_VALUES:
             raise Misuse("A site's sum takes at most 2^36 records.")

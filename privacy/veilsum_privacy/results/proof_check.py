@@ -128,7 +128,7 @@ def check_study(proof: StudyProof, authority: x509.Certificate) -> CheckedStudy:
         agreed = AgreedStudy.parse(proof.study)
         study = agreed.study
         if study.federation != federation_id(authority):
-            raise HostileInput("It is of another federation than that of the authority's certificate.")
+            raise HostileInput("It belongs to a different federation than the authority's certificate.")
     with part(STUDY_FILE, "The analyst's signature does not hold:"):
         analyst = _certified(proof.analyst, authority, Role.ANALYST, study)
         verify(analyst.public_key, Label.STUDY, proof.study, proof.signature)
@@ -164,7 +164,7 @@ class ReleaseChecker:
         where = round_file(entry.round)
         if entry.round != self._round + 1:
             raise ProofFault(
-                where, f"After round {self._round} comes round {self._round + 1}: a release is missing, or is twice."
+                where, f"After round {self._round} comes round {self._round + 1}: a release is missing or repeated."
             )
         with part(where):
             proof = load(entry.round)
@@ -183,12 +183,12 @@ class ReleaseChecker:
         with part(where, "The assignment does not hold:"):
             assignment = parse_assignment(proof.assignment)
             if (assignment.round, assignment.label) != (entry.round, entry.label):
-                raise HostileInput("It is of another round or task than the manifest names.")
+                raise HostileInput("It is for a different round or task than the manifest names.")
             if assignment.attempt <= self._attempt:
-                raise HostileInput("Its attempt was made before that of the round before it.")
+                raise HostileInput("Its attempt is older than that of the round before it.")
             names = assignment.names
             if list(names) != [name for name in roster.names if name in names] or len(names) < study.privacy.min_cohort:
-                raise HostileInput("Its cohort is not some of the roster in its order, or is smaller than the study allows.")
+                raise HostileInput("Its cohort is not a part of the roster in the roster's order, or is too small.")
             plan = self._checked.agreed.task(assignment.label).plan(len(roster.names), len(names))
             if max(self._released[assignment.label, name] for name in names) >= plan.declaration.releases:
                 raise HostileInput(f"The study declares no further release of {assignment.label}.")
@@ -208,7 +208,7 @@ class ReleaseChecker:
                 if (*described, receipt.cohort_size) != (
                     assignment.round, assignment.attempt, study.dataset, mechanism, study.privacy.unit, len(assignment.names)
                 ):  # fmt: skip
-                    raise HostileInput("It describes another release than that of this attempt.")
+                    raise HostileInput("It describes a different release than this attempt's.")
                 if receipt.number <= self._numbers.get(name, 0):
                     raise HostileInput("Its number is not above that of the member's receipt before it.")
             receipts.append(receipt)
@@ -216,10 +216,10 @@ class ReleaseChecker:
 
     def _countersigned(self, where: str, receipt: Receipt, proof: ReleaseProof) -> None:
         checked, study = self._checked, self._checked.study
-        with part(where, "The coordinator's word on the receipts does not hold:"):
+        with part(where, "The coordinator's countersignature does not hold:"):
             coordinator = _certified(proof.coordinator, checked.authority, Role.COORDINATOR, study)
             if coordinator.name != study.coordinator:
-                raise HostileInput("It is of another coordinator than the study names.")
+                raise HostileInput("It is by a different coordinator than the study names.")
             verify_countersignature(proof.countersigned, coordinator, checked.digest, receipt.context, proof.receipts)
             word = parse_countersignature(proof.countersigned.body)
             if (word.round, word.attempt) != (receipt.round, receipt.attempt):

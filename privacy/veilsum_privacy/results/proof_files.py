@@ -191,7 +191,7 @@ Proof = TypeVar("Proof", StudyProof, ReleaseProof)
 
 def _exactly(proof: Proof, data: bytes) -> Proof:
     if proof.to_bytes() != data:
-        raise ValueError("written in another way")
+        raise ValueError("not in canonical form")
     return proof
 
 
@@ -214,7 +214,7 @@ def _narrow(values: Integers) -> bytes:
 def _widened(data: bytes, size: Any) -> Integers:
     width = len(data) // size if type(size) is int and size > 0 else 0
     if not 1 <= width <= 8 or width * size != len(data):
-        raise ValueError("not so many values")
+        raise ValueError("the wrong number of values")
     low = np.frombuffer(data, dtype=np.uint8).reshape(size, width)
     whole = np.where(low[:, -1:] >= 128, np.uint8(255), np.uint8(0)).repeat(8, axis=1)
     whole[:, :width] = low

@@ -60,7 +60,7 @@ class AgreedStudy:
             try:
                 declaration = self.study.task(label)
             except KeyError as error:
-                raise HostileInput("The study declares no task of that label.") from error
+                raise HostileInput("The study declares no task with that label.") from error
             self._tasks[label] = AgreedTask(self, declaration)
         return self._tasks[label]
 
@@ -192,7 +192,7 @@ class AgreedTask:
             HostileInput: the vector is not one of this task.
         """
         if vector.shape != (self.task.layout().size,):
-            raise HostileInput("A kept vector has another length than its task's.")
+            raise HostileInput("A kept vector has a different length than its task's.")
         return self.blocks(vector), self.block_std(self.noise(self.study.sites).share_std)
 
     # -- digests -----------------------------------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ def _memory_file() -> Iterator[int]:
         file = os.memfd_create("veilsum", os.MFD_CLOEXEC)
     except (AttributeError, OSError) as error:
         raise StateError(
-            "This system gives no files in memory.", "veilsum runs on Linux, within its limit of files."
+            "This system offers no files in memory.", "veilsum needs Linux and a sufficient limit of open files."
         ) from error
     try:
         yield file
@@ -109,7 +109,7 @@ def _plain(data: bytes, size: FrameSize, parameters: BfvParameters, what: str) -
     try:
         content = _inflate(data, size)
     except (OSError, ValueError) as error:
-        raise HostileInput(f"A {what} cannot be inflated.") from error
+        raise HostileInput(f"A {what} cannot be decompressed.") from error
     return _templates(parameters)[size].check(content, what)
 
 
@@ -128,7 +128,7 @@ def _parse(data: bytes, parameters: BfvParameters, scratch: _Scratch, *, fresh: 
     except _PARSE_ERRORS as error:
         raise HostileInput("A ciphertext cannot be parsed under the study's parameters.") from error
     if not honest:
-        raise HostileInput("A ciphertext has another shape than one of the study's parameters.")
+        raise HostileInput("A ciphertext does not have the shape that the study's parameters give.")
     return ciphertext
 
 
@@ -196,7 +196,9 @@ class SecretKey:
             _Scratch().load(whole, lambda path: key.load(_context(parameters), path))
             return cls(key, parameters)
         except _PARSE_ERRORS as error:
-            raise HostileInput("A dealt key cannot be parsed, or is of other BFV parameters than the study's plan.") from error
+            raise HostileInput(
+                "A dealt key cannot be parsed, or has different BFV parameters than the study's plan."
+            ) from error
 
     def to_bytes(self) -> bytes:
         """Serialise the key, for a sealed box or the site's own store."""
@@ -220,7 +222,7 @@ class SecretKey:
         except _PARSE_ERRORS as error:
             raise HostileInput("A ciphertext cannot be decrypted.") from error
         if budget < self.parameters.least_budget(summands):
-            raise HostileInput(f"A sum holds more noise than {summands} contributions leave: it was changed on its way.")
+            raise HostileInput(f"A sum holds more noise than {summands} contributions leave: it was changed in transit.")
         return self._decrypt(ciphertext)
 
     def decrypt(self, data: bytes) -> Slots:

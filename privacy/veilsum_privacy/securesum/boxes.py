@@ -84,7 +84,7 @@ class BoxKey:
         try:
             return _SUITE.decrypt(ciphertext, MLKEM768X25519PrivateKey(self._mlkem, self._x25519), info=info)
         except (InvalidTag, ValueError) as error:
-            raise HostileInput("A sealed box does not open: it was altered, or was meant for another.") from error
+            raise HostileInput("A sealed box does not open: it was altered, or was meant for another recipient.") from error
 
 
 def _public_key(data: bytes) -> MLKEM768X25519PublicKey:

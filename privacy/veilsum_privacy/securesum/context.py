@@ -79,7 +79,7 @@ def parse_assignment(data: bytes) -> Assignment:
     value = parse_canonical(data, what="assignment")
     try:
         if set(value) != {"v", "round", "attempt", "label", "cohort", "broadcast", "deadline"} or value["v"] != 1:
-            raise HostileInput("An assignment has other fields than version 1 has.")
+            raise HostileInput("An assignment does not have exactly the fields of version 1.")
         cohort = tuple((str(name), bytes.fromhex(nonce)) for name, nonce in value["cohort"])
         assignment = Assignment(
             value["round"], value["attempt"], value["label"], cohort, bytes.fromhex(value["broadcast"]), value["deadline"]
@@ -92,7 +92,7 @@ def parse_assignment(data: bytes) -> Assignment:
     if len(assignment.broadcast) != 32 or any(len(nonce) != NONCE_BYTES for _, nonce in cohort):
         raise HostileInput("An assignment's digest or nonces have the wrong length.")
     if assignment.to_bytes() != data:
-        raise HostileInput("An assignment writes a value in another way than version 1 does.")
+        raise HostileInput("An assignment encodes a value differently than version 1 does.")
     return assignment
 
 
@@ -170,7 +170,7 @@ def decode_broadcast(data: bytes) -> dict[str, NDArray[np.float64]]:
         raise HostileInput("A broadcast holds too many arrays.")
     for array in arrays.values():
         if array.dtype != np.float64 or not in_range(array):
-            raise HostileInput(f"A broadcast holds something else than float64 arrays of values up to {LARGEST:g}.")
+            raise HostileInput(f"A broadcast holds something other than float64 arrays of values up to {LARGEST:g}.")
     return arrays
 
 

@@ -124,7 +124,7 @@ def decrypt_sum(
         HostileInput: another number of ciphertexts, a malformed one, more noise than the cohort's, or wrong tags.
     """
     if len(ciphertexts) != plan.ciphertexts:
-        raise HostileInput("A sum has another number of ciphertexts than its plan.")
+        raise HostileInput("A sum has a different number of ciphertexts than its plan.")
     opened = []
     for index, ciphertext in enumerate(ciphertexts):
         slots = key.decrypt_sum(ciphertext, len(cohort))

@@ -90,20 +90,20 @@ def parse_statement(body: bytes) -> Statement:
         HostileInput: malformed.
     """
     if len(body) > MAX_STATEMENT_BYTES:
-        raise HostileInput("The word on a decryption is larger than allowed.")
-    value = parse_canonical(body, what="word on a decryption")
+        raise HostileInput("The decryption statement is larger than allowed.")
+    value = parse_canonical(body, what="decryption statement")
     if not isinstance(value, dict) or set(value) != _FIELDS or value["v"] != 1:
-        raise HostileInput("The word on a decryption has other fields than version 1 has.")
+        raise HostileInput("The decryption statement does not have exactly the fields of version 1.")
     try:
         study, context, keys, words = (bytes.fromhex(value[name]) for name in ("study", "context", "keys", "words"))
     except (TypeError, ValueError) as error:
-        raise HostileInput("A digest in the word on a decryption is not hexadecimal.") from error
+        raise HostileInput("A digest in the decryption statement is not hexadecimal.") from error
     numbers, name = (value["round"], value["attempt"]), value["participant"]
     if any(type(number) is not int or not 0 < number < 2**53 for number in numbers) or not isinstance(name, str):
-        raise HostileInput("A number or name in the word on a decryption is malformed.")
+        raise HostileInput("A number or name in the decryption statement is malformed.")
     statement = Statement(study, name, *numbers, context, keys, words)
     if statement.to_bytes() != body or {len(item) for item in (study, context, keys, words)} != {32}:
-        raise HostileInput("The word on a decryption writes a value in another way than version 1 does.")
+        raise HostileInput("The decryption statement encodes a value differently than version 1 does.")
     return statement
 
 
@@ -116,5 +116,5 @@ def verify_statement(signed: SignedStatement, signer: Identity, expected: Statem
     verify(signer.public_key, Label.DECRYPTION, signed.body, signed.signature)
     if expected.participant != signer.name or signed.body != expected.to_bytes():
         raise HostileInput(
-            "The word on a decryption is about another study, round, context, keys or words than were decrypted."
+            "The decryption statement is for a different study, round, context, keys or words than were decrypted."
         )

@@ -48,7 +48,7 @@ def check_frame(data: bytes, size: FrameSize, what: str) -> None:
         or int.from_bytes(data[8:_SEAL_HEADER], "little") != len(data)
         or data[_SEAL_HEADER : _SEAL_HEADER + 4] != _ZSTD_MAGIC
     ):
-        raise HostileInput(f"A {what} does not start as one of the study's parameters does.")
+        raise HostileInput(f"A {what} does not start with the header of the study's parameters.")
     start = _SEAL_HEADER + 4
     descriptor = data[start]
     width = (1, 2, 4, 8)[descriptor >> 6]
@@ -95,7 +95,7 @@ class Template:
         at = content.find(_SEAL_MAGIC) + _SEAL_HEADER + 8
         rest = content[at + numbers :]
         if not _SEAL_MAGIC + whole[3:5] == content[at - _SEAL_HEADER - 8 : at - 19] or 0 < len(rest) <= _SEED:
-            raise StateError("The encryption library writes its objects in a way that is not known here.")
+            raise StateError("The encryption library writes its objects in an unknown way.")
         stated = (_SEAL_HEADER + len(content)).to_bytes(8, "little")
         return cls(
             content[:at], numbers, rest[: -_SEED or None] if rest else b"", whole[:5] + bytes([_SEAL_STORED, 0, 0]) + stated
@@ -110,5 +110,5 @@ class Template:
         end = len(self.head) + self.numbers
         size = end + (len(self.middle) + _SEED if self.middle else 0)
         if len(content) != size or content[: len(self.head)] != self.head or content[end:][: len(self.middle)] != self.middle:
-            raise HostileInput(f"A {what} holds something else than numbers under the study's parameters.")
+            raise HostileInput(f"A {what} does not have the layout that the study's parameters give.")
         return self.outside + content

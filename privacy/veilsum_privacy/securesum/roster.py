@@ -106,11 +106,11 @@ def verify_enrolment(enrolment: Enrolment, study: bytes, authority: x509.Certifi
     verify(identity.public_key, Label.ENROLMENT, enrolment.body, enrolment.signature)
     value = parse_canonical(enrolment.body, what="enrolment")
     if not isinstance(value, dict) or set(value) != {"v", "study", "participant", "public"} or value["v"] != 1:
-        raise HostileInput("An enrolment has other fields than version 1 has.")
+        raise HostileInput("An enrolment does not have exactly the fields of version 1.")
     if value["study"] != study.hex():
         raise HostileInput("An enrolment is for another study.")
     if value["participant"] != identity.name:
-        raise HostileInput("An enrolment names another participant than its certificate.")
+        raise HostileInput("An enrolment names a different participant than its certificate.")
     try:
         public = bytes.fromhex(value["public"])
     except (ValueError, TypeError) as error:

@@ -161,7 +161,7 @@ class ClippedGradients:
         if not usable.all():
             parts = [part.without(~usable) for part in parts]
             squares = np.where(usable, squares, 0.0)
-        weights, clipped = _weights(np.sqrt(squares), self._clip)
+        weights, clipped = clip_weights(np.sqrt(squares), self._clip)
         self._invalid += int((~usable).sum())
         self._clipped += int(clipped.sum())
         if self._groups is None:
@@ -177,7 +177,7 @@ class ClippedGradients:
             Misuse: subjects were given for another number of records.
         """
         if self._groups is not None and len(self._groups) != self._records:
-            raise Misuse("Subjects were given for another number of records.")
+            raise Misuse("Subjects were given for a different number of records.")
         self._close()
         return ClippedSum(self._outer + self._inner, self._clipped, self._invalid)
 
@@ -195,7 +195,7 @@ class ClippedGradients:
         """Bound the open subject's sum and add it."""
         if self._open is None:
             return
-        weights, clipped = _weights(row_norms(self._open[None]), self._clip)
+        weights, clipped = clip_weights(row_norms(self._open[None]), self._clip)
         self._clipped += int(clipped.sum())
         self._append(self._open * weights[0])
         self._open = None
@@ -247,7 +247,7 @@ def _long_norms(rows: Floats) -> Floats:
     return np.where(peak <= _LARGEST_FACTOR, norms, np.nan)
 
 
-def _weights(norms: Floats, clip: float) -> tuple[Floats, Mask]:
+def clip_weights(norms: Floats, clip: float) -> tuple[Floats, Mask]:
     """What (b,) vectors of these norms are multiplied by, and which of them were longer than C."""
     bound = clip * (1.0 - MARGIN)
     long = norms > bound

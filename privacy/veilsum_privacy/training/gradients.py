@@ -69,7 +69,7 @@ def clipped_gradient_sum(
     if x.ndim != 2 or x.shape[1] != architecture.width or labels.shape != (len(x),):
         raise Misuse(f"Records come as rows of {architecture.width} features, with one label each.")
     if groups is not None and groups.shape != labels.shape:
-        raise Misuse("Subjects were given for another number of records.")
+        raise Misuse("Subjects were given for a different number of records.")
     labels = np.where(labels < architecture.classes, labels, -1)
     if loss is None and isinstance(architecture, Perceptron):
         return _perceptron_sum(architecture, arrays, x, labels, clip, groups)

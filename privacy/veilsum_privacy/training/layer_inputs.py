@@ -103,7 +103,7 @@ def _by_network(
         given: dict[str, Floats] = {}
         for name, noted in seen.items():
             if len(noted) != 1 or noted[0].shape != (BATCH, arrays[f"{name}.weight"].shape[1]):
-                raise Misuse(f"The layer {name!r} is not given one vector by each record, once.", "Leave it out.")
+                raise Misuse(f"The layer {name!r} does not take exactly one vector of each record.", "Leave it out.")
             given[name] = noted[0][: place.stop - place.start].double().numpy()
             noted.clear()
         yield place, given

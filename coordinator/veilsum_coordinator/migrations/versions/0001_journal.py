@@ -44,7 +44,3 @@ def upgrade() -> None:
         sa.Column("digest", sa.LargeBinary(32), nullable=False),
         sa.Column("time", sa.BigInteger, nullable=False),
     )
-
-
-def downgrade() -> None:
-    raise NotImplementedError("a journal is never taken back")

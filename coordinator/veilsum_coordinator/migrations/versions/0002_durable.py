@@ -36,7 +36,3 @@ def upgrade() -> None:
         sa.Column("received", sa.BigInteger, nullable=False),
     )
     op.add_column("coordinator_sum", sa.Column("sizes", sa.Text))
-
-
-def downgrade() -> None:
-    raise NotImplementedError("a journal is never taken back")

@@ -20,7 +20,3 @@ def upgrade() -> None:
         sa.Column("holder", sa.Text, nullable=False),
         sa.Column("since", sa.BigInteger, nullable=False),
     )
-
-
-def downgrade() -> None:
-    raise NotImplementedError("a journal is never taken back")

@@ -14,7 +14,3 @@ depends_on = None
 def upgrade() -> None:
     op.add_column("coordinator_release", sa.Column("proof", sa.Text))
     op.add_column("coordinator_study", sa.Column("roster", sa.LargeBinary))
-
-
-def downgrade() -> None:
-    raise NotImplementedError("a journal is never taken back")

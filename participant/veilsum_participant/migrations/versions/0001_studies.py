@@ -58,7 +58,3 @@ def upgrade() -> None:
         sa.Column("number", sa.Integer, nullable=False),
         sa.Column("head", sa.LargeBinary(32), nullable=False),
     )
-
-
-def downgrade() -> None:
-    raise NotImplementedError("a participant's store is never taken back")

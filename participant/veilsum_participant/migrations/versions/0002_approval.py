@@ -45,7 +45,3 @@ def _digest_consents(connection: sa.Connection) -> None:
             sa.text("UPDATE participant_attempt SET consent_digest = :digest WHERE study = :study AND attempt = :attempt"),
             {"digest": hashlib.sha256(consent).digest(), "study": study, "attempt": attempt},
         )
-
-
-def downgrade() -> None:
-    raise NotImplementedError("a participant's store is never taken back")

@@ -19,7 +19,3 @@ def upgrade() -> None:
         sa.Column("vector", sa.LargeBinary, nullable=False),
         sa.Column("whole", sa.LargeBinary),
     )
-
-
-def downgrade() -> None:
-    raise NotImplementedError("a participant's store is never taken back")

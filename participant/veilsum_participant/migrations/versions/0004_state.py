@@ -19,7 +19,3 @@ def upgrade() -> None:
         sa.Column("label", sa.String(64), nullable=False),
         sa.Column("arrays", sa.LargeBinary, nullable=False),
     )
-
-
-def downgrade() -> None:
-    raise NotImplementedError("a participant's store is never taken back")

@@ -99,7 +99,3 @@ def _population(connection: sa.Connection, context: bytes, tables: set[str]) -> 
         {"context": context.hex()},
     ).scalar()
     return None if found is None else str(found)
-
-
-def downgrade() -> None:
-    raise NotImplementedError("a participant's store is never taken back")

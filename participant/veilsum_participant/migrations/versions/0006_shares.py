@@ -13,7 +13,3 @@ depends_on = None
 
 def upgrade() -> None:
     op.add_column("participant_study", sa.Column("shares", sa.LargeBinary))
-
-
-def downgrade() -> None:
-    raise NotImplementedError("a participant's store is never taken back")

@@ -20,7 +20,3 @@ def upgrade() -> None:
         sa.Column("population", sa.String(64), nullable=False),
         sa.Column("time", sa.Integer, nullable=False),
     )
-
-
-def downgrade() -> None:
-    raise NotImplementedError("a participant's store is never taken back")

@@ -81,7 +81,7 @@ def _kind(name: str) -> type[Architecture]:
     installed = {point.name: point for point in entry_points(group=GROUP)}
     if name not in installed:
         raise HostileInput(f"There is no model {name!r}.", did_you_mean(name, {*MODELS, *installed}))
-    advice = f"Mend or remove the package that announces it in the group {GROUP!r}."
+    advice = f"Fix or remove the package that registers it in the group {GROUP!r}."
     try:
         kind = installed[name].load()
     except Exception as error:  # whatever a foreign package raises while it is imported

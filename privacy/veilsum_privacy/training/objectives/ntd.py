@@ -38,7 +38,7 @@ class Ntd(Objective):
 
     def __init__(self, options: Frozen, architecture: Architecture) -> None:
         if architecture.classes < 3:
-            raise Misuse("The objective ntd needs three classes or more: of two, one alone is not true.")
+            raise Misuse("The objective ntd needs three classes or more: with two, only one is not the true class.")
         super().__init__(options, architecture)
 
     def begin(self, received: Received) -> LocalObjective:

@@ -56,10 +56,6 @@ def upgrade() -> None:
         op.execute(statement)
 
 
-def downgrade() -> None:
-    raise NotImplementedError("a ledger is never taken back")
-
-
 _FAULT = "the ledger is append-only"
 
 # ruff: noqa: S608 - fixed text only

@@ -54,10 +54,6 @@ def upgrade() -> None:
         op.execute(statement)
 
 
-def downgrade() -> None:
-    raise NotImplementedError("a ledger is never taken back")
-
-
 _FAULT = "the ledger''s receipts are append-only"
 _KEPT = (
     "entry", "position", "context", "participant", "study", "round", "attempt", "number", "head", "body", "signature",

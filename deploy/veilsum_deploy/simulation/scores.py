@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from veilsum_deploy.datasets import Dataset
 from veilsum_deploy.evaluation import accuracy as head_accuracy
 from veilsum_deploy.evaluation import exact_head, pool
-from veilsum_deploy.simulation.dealing import Deal
+from veilsum_deploy.simulation.deal import Deal
 from veilsum_node.errors import DataError
 from veilsum_participant.applying.model import Model
 from veilsum_privacy.results.result import Result

@@ -26,7 +26,7 @@ def plan_connected(
     seen = remote.describe()
     if not request.participants and len(seen.connected) < 2:
         raise StateError(
-            f"A study needs two participants at least; {len(seen.connected)} are connected.",
+            f"A study needs at least two participants; {len(seen.connected)} are connected.",
             "Wait for them to connect, or name the participants in the study.",
         )
     draft = draft_study(

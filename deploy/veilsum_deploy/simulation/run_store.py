@@ -25,7 +25,7 @@ _IDENTITY, _STUDY, _DONE = "simulation.json", "study.json", "done.json"
 
 
 @dataclass(frozen=True)
-class Keeping:
+class RunStore:
     """Where runs are kept as they go.
 
     Attributes:
@@ -75,6 +75,25 @@ class Keeping:
         """Remove what only an unfinished simulation needs."""
         shutil.rmtree(self.out / UNFINISHED, ignore_errors=True)
 
+    def save(self, number: int, study: Study, run: Run) -> None:
+        """Keep a run that is done; the note is written last, so a run with a note is whole."""
+        save_result(self.out / f"run-{number}", run.result, study=run.study)
+        own = self.out / UNFINISHED / f"run-{number}"
+        own.mkdir(exist_ok=True)
+        replace_file(own / _STUDY, study.to_bytes())
+        note = {"seconds": run.seconds, "accuracies": run.accuracies, "accuracy": run.accuracy, "study": run.study}
+        replace_file(own / _DONE, json.dumps(note).encode())
+
+    def load(self, number: int) -> tuple[Study, Run] | None:
+        """A run that was done before."""
+        own = self.out / UNFINISHED / f"run-{number}"
+        if not (own / _DONE).exists():
+            return None
+        note: dict[str, Any] = json.loads((own / _DONE).read_bytes())
+        result = load_result(self.out / f"run-{number}")
+        run = Run(result, note["study"], note["seconds"], note["accuracies"], note["accuracy"])
+        return parse_study((own / _STUDY).read_bytes()), run
+
 
 def once(folder: Path | None, make: Callable[[], Study]) -> Study:
     """A run's study: the one that lies in its folder, or a new one that is put there."""
@@ -84,24 +103,3 @@ def once(folder: Path | None, make: Callable[[], Study]) -> Study:
     if not path.exists():
         replace_file(path, make().to_bytes())
     return parse_study(path.read_bytes())
-
-
-def finish(keeping: Keeping, number: int, study: Study, run: Run) -> None:
-    """Keep a run that is done; the note is written last, so a run with a note is whole."""
-    save_result(keeping.out / f"run-{number}", run.result, study=run.study)
-    own = keeping.out / UNFINISHED / f"run-{number}"
-    own.mkdir(exist_ok=True)
-    replace_file(own / _STUDY, study.to_bytes())
-    note = {"seconds": run.seconds, "accuracies": run.accuracies, "accuracy": run.accuracy, "study": run.study}
-    replace_file(own / _DONE, json.dumps(note).encode())
-
-
-def finished(keeping: Keeping, number: int) -> tuple[Study, Run] | None:
-    """A run that was done before."""
-    own = keeping.out / UNFINISHED / f"run-{number}"
-    if not (own / _DONE).exists():
-        return None
-    note: dict[str, Any] = json.loads((own / _DONE).read_bytes())
-    result = load_result(keeping.out / f"run-{number}")
-    run = Run(result, note["study"], note["seconds"], note["accuracies"], note["accuracy"])
-    return parse_study((own / _STUDY).read_bytes()), run

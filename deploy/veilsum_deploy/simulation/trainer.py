@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_deploy.simulation.stacks import PerceptronStack
-from veilsum_deploy.simulation.walking import NoisedSteps, Pull, Sites, Walk, by_owner, filled_up, shuffled
+from veilsum_deploy.simulation.walk import NoisedSteps, Pull, Sites, Walk, by_owner, filled_up, shuffled
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.randomness import RandomSource
 from veilsum_privacy.mechanism.noise import NoisePlan

@@ -1,4 +1,4 @@
-"""``veilsum participant``: the site's commands, which here can also read a ``study.toml``."""
+"""What the whole platform adds to a site's commands: reading a ``study.toml``, and finding a coordinator's mirror."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from veilsum_node.randomness import SYSTEM_RANDOM
-from veilsum_participant.cli.additions import ADDITIONS
-from veilsum_participant.cli.participant import app
+from veilsum_participant.cli.additions import Additions
 
 if TYPE_CHECKING:
     from veilsum.compile import StudyRequest
     from veilsum_privacy.study.schema import DatasetSchema
     from veilsum_privacy.study.study import Study
-
-__all__ = ["app"]
 
 
 @dataclass(frozen=True)
@@ -70,4 +67,17 @@ def load_requested(path: Path) -> RequestedStudy:
     return RequestedStudy(load_study_request(path))
 
 
-ADDITIONS.load_study = load_requested
+def coordinator_ledger(path: Path) -> tuple[str, Path]:
+    """Where the mirror of a ``coordinator.toml`` lies, and its authority's certificate.
+
+    Raises:
+        ConfigurationError: missing, malformed, or a key is unknown or out of range.
+    """
+    from veilsum_coordinator.protocol.settings import load_coordinator_config
+    from veilsum_node.identity.tls import AUTHORITY_FILE
+
+    own = load_coordinator_config(path)
+    return own.database_place, own.identity / AUTHORITY_FILE
+
+
+ADDITIONS = Additions(load_requested, coordinator_ledger)

@@ -150,5 +150,5 @@ def words(info: StudyInfo, *, short: bool = False) -> str:
 
 def _require(info: StudyInfo | None) -> StudyInfo:
     if info is None:
-        raise StateError("The coordinator ended the watch without a word.", "Try `veilsum study show`.")
+        raise StateError("The coordinator ended the watch without a reason.", "Try `veilsum study show`.")
     return info
