@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from veilsum_privacy.tasks.queries.conditions import LevelCells, NumberCells, pa
 from veilsum_privacy.tasks.queries.encodings import build_encoding, build_encodings
 from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn, Query
 from veilsum_privacy.tasks.queries.sensitivity import balance, find_incidence
-from veilsum_privacy.tasks.tables import Tables, TablesParameters
+from veilsum_privacy.tasks.tables import Tables, TablesParameters, join_records
 
 SCHEMA = DatasetSchema(
     columns=(
@@ -416,3 +417,57 @@ def test_the_norm_of_a_sum_of_rows_is_an_integer_bound() -> None:
     assert (found.sensitivity - 1) ** 2 < squared <= found.sensitivity**2
     assert math.isqrt(squared) <= found.sensitivity
     assert isinstance(COLUMNS.cells(every_record(), ["sex"])["sex"], LevelCells)
+
+
+# -- persons ----------------------------------------------------------------------------------------------------------------
+
+PERSONS = np.array([0, 0, 0, 1, 2, 2])
+STAYS = records_of(
+    [
+        (30.0, 3.0, 0, 0, 0, 0),
+        (50.0, None, 1, 1, 2, 1),
+        (40.0, 6.0, -1, 0, 1, 0),
+        (70.0, 7.0, 1, 2, 0, 1),
+        (None, 1.0, 0, 0, 0, -1),
+        (20.0, 2.0, 0, 1, 0, 0),
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    ("how", "ages", "stays", "sexes", "ends", "icu"),
+    [
+        ("first", [30, 70, None], [3, 7, 1], [0, 1, 0], [0, 0, 0], [0, 1, -1]),
+        ("last", [40, 70, 20], [6, 7, 2], [-1, 1, 0], [1, 0, 0], [0, 1, 0]),
+        ("max", [50, 70, 20], [6, 7, 2], [1, 1, 0], [2, 0, 0], [1, 1, 0]),
+        ("mean", [40, 70, 20], [4.5, 7, 1.5], [0, 1, 0], [0, 0, 0], None),
+    ],
+)
+def test_a_persons_records_become_one(how: Any, ages: Any, stays: Any, sexes: Any, ends: Any, icu: Any) -> None:
+    records = Records(STAYS.features, STAYS.present, STAYS.labels, PERSONS)
+    joined = join_records(records, how, [slice(2, 4), slice(4, 7), slice(7, 10)]).take(np.array([0, 3, 4]))
+    cells = COLUMNS.cells(joined, COLUMNS.domains)
+    for name, expected, low, high in (("age", ages, 20, 90), ("stay", stays, 0, 120)):
+        found = cells[name]
+        assert isinstance(found, NumberCells)
+        values = [low + (x + 1) / 2 * (high - low) if there else None for x, there in zip(found.x, found.present, strict=True)]
+        assert [None if value is None else round(value, 6) for value in values] == expected
+    for name, expected in (("sex", sexes), ("status", ends), ("icu", icu)):
+        found = cells[name]
+        assert isinstance(found, LevelCells)
+        if expected is not None:
+            assert found.codes.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("persons", "counted", "norm"), [({"person": "last"}, 3, 256), ({"at_most": 2}, 5, 512), ({}, 6, 256)]
+)
+def test_a_person_changes_a_sum_by_what_is_declared(persons: dict[str, Any], counted: int, norm: int) -> None:
+    query = Query(name="all", kind="count", scale=256)
+    task = Tables(TablesParameters(queries=(query,), sensitivity=256, **persons), SCHEMA)
+    records = Records(STAYS.features, STAYS.present, STAYS.labels, PERSONS)
+    assert task.integer_norm() == norm
+    rows = np.vstack(list(task.vectors(records, {})))
+    assert (len(rows), rows.sum()) == (6, counted * 256)
+    total = site_sum(task.vectors(records, {}), 1, task.clip(), norm, 2**40, PERSONS).total
+    assert total[0] == (counted * 256 if persons else 3 * 256)  # otherwise a person with many records is scaled down to one

@@ -14,7 +14,7 @@ from support.randomness import SeededRandom
 from veilsum.compile import PrivacyRequest, StudyRequest, compile_study, draft_study
 from veilsum.plan import plan_study
 from veilsum_coordinator.methods import METHODS
-from veilsum_node.errors import ConfigurationError
+from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_privacy.results.result import result_files
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
@@ -199,6 +199,11 @@ def test_a_bad_study_says_what_to_do() -> None:
         ({"query": ({"kind": "count", "over": "arms"},)}, "no column 'arms'"),
         ({"query": ({"kind": "counts"},)}, "kind"),
         ({"derive": {"x": {"of": "age", "edges": [5]}}}, "edges reach"),
+        ({"parameters": {"person": "first"}}, "unit = "),
+        ({"parameters": {"person": "first", "at_most": 2}, "privacy": PrivacyRequest(epsilon=1, unit="subject")}, "exclude"),
+        ({"privacy": PrivacyRequest(epsilon=1, unit="subject")}, "exactly if unit"),
     ):
-        with pytest.raises(ConfigurationError, match=says):
+        with pytest.raises((ConfigurationError, HostileInput), match=says):
             compiled(1.0, **more)
+    persons = compiled(1.0, parameters={"at_most": 3}, privacy=PrivacyRequest(epsilon=1, unit="subject"))
+    assert persons.tasks[0].grid % (3 * persons.tasks[0].parameters["sensitivity"]) == 0

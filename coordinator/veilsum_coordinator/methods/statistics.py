@@ -27,6 +27,7 @@ from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberCo
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn
 from veilsum_privacy.tasks.statistics import StatisticsParameters
+from veilsum_privacy.tasks.tables import Reduction
 
 
 class DeriveRequest(Frozen):
@@ -51,12 +52,17 @@ class FederatedStatisticsParameters(Frozen):
     Attributes:
         query: ``[[query]]`` tables of the study.
         derive: ``[derive.NAME]`` tables.
+        person: of queries in a study whose unit is the subject, how a person's records become one: ``first``, ``last``,
+            ``max`` or ``mean`` (:class:`~veilsum_privacy.tasks.tables.TablesParameters`).
+        at_most: in its place, how many of a person's records count, each as a record; noise grows with it.
         smallest_cell: a table's cell, or a figure of a group, with fewer records than that is not printed; 0 prints all. It is
             held against the noised count, so it hides what would be read into noise; privacy rests on the noise alone.
     """
 
     query: tuple[QueryRequest, ...] = ()
     derive: dict[str, DeriveRequest] = Field(default_factory=dict)
+    person: Reduction | None = None
+    at_most: int = Field(default=0, ge=0, le=1000)
     smallest_cell: int = Field(default=0, ge=0, le=10**6)
 
     @model_serializer(mode="wrap")
@@ -90,7 +96,21 @@ class FederatedStatistics(Method):
             raise ConfigurationError(" ".join(explain(error, DerivedColumn)), "Correct the study's file.") from error
         except HostileInput as error:
             raise ConfigurationError(error.message, error.advice) from error
-        return (TaskPlan("tables", "tables", tables),)
+        persons = {"person": parameters.person, "at_most": parameters.at_most}
+        return (TaskPlan("tables", "tables", tables.model_copy(update=persons)),)
+
+    def check(self, study: Study) -> None:
+        parameters = FederatedStatisticsParameters.model_validate(study.parameters)
+        stated = parameters.person is not None, parameters.at_most > 0
+        if not parameters.query and any(stated):
+            raise ConfigurationError("`person` and `at_most` are of queries, and none is asked.", "Add a [[query]] table.")
+        if all(stated):
+            raise ConfigurationError("`person` and `at_most` exclude each other.", "Leave one of them out.")
+        if parameters.query and any(stated) != (study.privacy.unit == "subject"):
+            raise ConfigurationError(
+                'Queries state how a person\'s records count exactly if unit = "subject".',
+                'Under [parameters]: person = "first", "last", "max" or "mean"; or at_most = 3, for three times the noise.',
+            )
 
     def expectations(self, study: Study, cohort: int, records: int) -> Sequence[Expectation]:
         """How well each query's figures will be known; without queries counts, means, variances and shares.
