@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
-from support.federation import TestBed, make_bed, make_request, open_test_site, schema_of
+from support.federation import make_bed, make_request, open_test_site, schema_of
 from support.hostile import Adversary, altered, make_adversary, make_data
-from support.network import running_client, running_server, wait_for
+from support.network import running_client, running_server, submit, wait_for
 from support.processes import Processes, running_processes
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_deploy.cli import main
@@ -28,7 +28,6 @@ from veilsum_participant.protocol.approval import approve, decline, waiting_stud
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.site import Site
 from veilsum_privacy.ledger import Kind
-from veilsum_privacy.study.study import Study
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import StudiesStub
 
@@ -223,13 +222,6 @@ def test_studies_that_wait_are_bounded(attack: Adversary, monkeypatch: pytest.Mo
 
 
 # -- over real connections -------------------------------------------------------------------------------------------------
-
-
-def submit(bed: TestBed, stub: StudiesStub, study: Study) -> bytes:
-    data = study.to_bytes()
-    signature = bed.analyst.signing_key.sign(Label.STUDY, data)
-    message = pb.StudyObject(study=data, signature=signature, certificate=bed.analyst.identity.certificate)
-    return bytes(stub.Submit(pb.SubmitRequest(study=message)).study)
 
 
 def test_an_operator_decides_while_the_participant_runs(tmp_path: Path) -> None:

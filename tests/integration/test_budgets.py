@@ -15,13 +15,12 @@ from sqlalchemy import select
 
 from support.federation import DATASET, TestBed, make_bed, make_request, open_test_site, schema_of
 from support.hostile import Adversary, altered, make_adversary, make_data
-from support.network import running_client, running_server, wait_for
+from support.network import submit, wait_for, wired
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_deploy.cli.additions import RequestedStudy
 from veilsum_node.errors import Refusal, RefusalCode, StateError
 from veilsum_node.identity import Label
 from veilsum_node.randomness import SYSTEM_RANDOM
-from veilsum_node.transport.channel import open_channel
 from veilsum_participant import store
 from veilsum_participant.checks import SiteCheck
 from veilsum_participant.config import DatasetConfig
@@ -31,7 +30,6 @@ from veilsum_participant.protocol.membership import Membership
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.study.study import Study, study_digest
 from veilsum_proto import federation_pb2 as pb
-from veilsum_proto.federation_pb2_grpc import StudiesStub
 
 
 def epsilon_of(study: Study, times: int, delta: float) -> float:
@@ -215,15 +213,9 @@ def test_every_code_reaches_the_coordinator_over_the_wire(tmp_path: Path) -> Non
     """Codes alone, each once, in the list's order; the figures stay in the sites' ledgers."""
     bed = make_bed(tmp_path, make_data("ab"), budget=(0.5, 1e-5), max_epsilon=0.75, units=("subject",))
     study = bed.compile(make_request(schema_of(2)))
-    data = study.to_bytes()
-    signature = bed.analyst.signing_key.sign(Label.STUDY, data)
-    message = pb.StudyObject(study=data, signature=signature, certificate=bed.analyst.identity.certificate)
     with ExitStack() as stack:
-        server, address = stack.enter_context(running_server(bed))
-        for site in bed.sites.values():
-            stack.enter_context(running_client(site, address))
-        stub = StudiesStub(stack.enter_context(open_channel(address, bed.analyst)))
-        key = bytes(stub.Submit(pb.SubmitRequest(study=message)).study)
+        server, _, stub = stack.enter_context(wired(bed))
+        key = submit(bed, stub, study)
         machine = server.hub.studies[key].machine
         wait_for(lambda: machine.phase.over, "the study's end")
         shown = stub.Show(pb.ShowRequest(study=key)).refusals

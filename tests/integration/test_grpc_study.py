@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 
 from support.federation import make_bed, make_request, schema_of
-from support.network import running_client, running_server, wait_for
+from support.network import running_client, running_server, submit, wait_for, wired
 from veilsum.remote import connect
 from veilsum.verification import verify_result
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_node.errors import HostileInput
-from veilsum_node.identity import Label
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_node.transport.channel import open_channel
 from veilsum_participant.protocol.contributions import Contributions
@@ -37,14 +36,9 @@ def test_a_study_runs_from_submission_to_result(tmp_path: Path) -> None:
     data = {name: (rng.uniform(-1, 1, (40, 3)), rng.integers(0, 2, 40)) for name in "abcd"}
     bed = make_bed(tmp_path, data)
     with ExitStack() as stack:
-        server, address = stack.enter_context(running_server(bed))
-        for site in bed.sites.values():
-            stack.enter_context(running_client(site, address))
+        server, _, stub = stack.enter_context(wired(bed))
         study = bed.compile(make_request(schema_of(3), epsilon=None)).to_bytes()
-        stub = StudiesStub(stack.enter_context(open_channel(address, bed.analyst)))
-        signature = bed.analyst.signing_key.sign(Label.STUDY, study)
-        submitted = pb.StudyObject(study=study, signature=signature, certificate=bed.analyst.identity.certificate)
-        key = stub.Submit(pb.SubmitRequest(study=submitted)).study
+        key = submit(bed, stub, study)
         phases = [status.phase for status in stub.Watch(pb.ShowRequest(study=key), timeout=60)]
         status = stub.Show(pb.ShowRequest(study=key))
         assert status.phase == StudyPhase.FINISHED, (status.reason, status.refusals)
@@ -139,14 +133,9 @@ def test_a_fault_in_a_participant_costs_an_attempt_and_not_the_participant(tmp_p
     bed = make_bed(tmp_path, data)
     faulty = bed.sites["b"].noise_random = FaultyRandom()
     with ExitStack() as stack:
-        _, address = stack.enter_context(running_server(bed, Waits(grace=30)))
-        for site in bed.sites.values():
-            stack.enter_context(running_client(site, address))
+        _, _, stub = stack.enter_context(wired(bed, Waits(grace=30)))
         study = bed.compile(make_request(schema_of(3), epsilon=1.0)).to_bytes()
-        stub = StudiesStub(stack.enter_context(open_channel(address, bed.analyst)))
-        signature = bed.analyst.signing_key.sign(Label.STUDY, study)
-        submitted = pb.StudyObject(study=study, signature=signature, certificate=bed.analyst.identity.certificate)
-        key = stub.Submit(pb.SubmitRequest(study=submitted)).study
+        key = submit(bed, stub, study)
         last = list(stub.Watch(pb.ShowRequest(study=key), timeout=60))[-1]
     assert faulty.failed
     assert last.phase == "finished", last.reason
@@ -169,21 +158,16 @@ def test_one_studys_slow_work_does_not_hold_another_back(tmp_path: Path, monkeyp
     released = threading.Event()
     monkeypatch.setattr(Contributions, "_compute", compute)
     with ExitStack() as stack:
-        server, address = stack.enter_context(running_server(bed, Waits(consent=3, grace=5)))
-        for site in bed.sites.values():
-            stack.enter_context(running_client(site, address))
-        stub = StudiesStub(stack.enter_context(open_channel(address, bed.analyst)))
+        server, _, stub = stack.enter_context(wired(bed, Waits(consent=3, grace=5)))
 
-        def submit(name: str) -> bytes:
+        def ask(name: str) -> bytes:
             request = make_request(schema_of(3), epsilon=None).model_copy(update={"name": name})
             study = bed.compile(request).to_bytes()
-            signature = bed.analyst.signing_key.sign(Label.STUDY, study)
-            message = pb.StudyObject(study=study, signature=signature, certificate=bed.analyst.identity.certificate)
-            return bytes(stub.Submit(pb.SubmitRequest(study=message)).study)
+            return submit(bed, stub, study)
 
-        first = submit("slow")
+        first = ask("slow")
         assert slow.wait(20)
-        second = submit("quick")
+        second = ask("quick")
         machines = {key: server.hub.studies[key].machine for key in (first, second)}
         wait_for(lambda: machines[second].phase.over, "the quick study's end")
         assert machines[second].phase is StudyPhase.FINISHED, machines[second].reason

@@ -14,14 +14,13 @@ import pytest
 from support.certificates import DAY
 from support.federation import make_bed, make_request, schema_of
 from support.hostile import HostileChannel, make_data
-from support.network import running_client, running_server, wait_for
+from support.network import running_client, running_server, submit, wait_for
 from veilsum_coordinator.protocol.machine import StudyMachine
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.protocol.rounds import RoundPhase
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_deploy.local import LocalFederation
 from veilsum_node.errors import HostileInput
-from veilsum_node.identity import Label
 from veilsum_node.transport.channel import open_channel
 from veilsum_participant.data.subjects import number_subjects
 from veilsum_participant.protocol.contributions import Payload
@@ -149,9 +148,7 @@ def test_a_consent_that_could_not_be_stored_is_sent_again(tmp_path: Path) -> Non
             stack.enter_context(running_client(bed.sites[name], address))
         stub = StudiesStub(stack.enter_context(open_channel(address, bed.analyst)))
         data = bed.compile(make_request(schema_of(2))).to_bytes()
-        signature = bed.analyst.signing_key.sign(Label.STUDY, data)
-        message = pb.StudyObject(study=data, signature=signature, certificate=bed.analyst.identity.certificate)
-        machine = server.hub.studies[bytes(stub.Submit(pb.SubmitRequest(study=message)).study)].machine
+        machine = server.hub.studies[submit(bed, stub, data)].machine
         wait_for(lambda: all(site.ledger.entries(kind=Kind.CHARGE) for site in bed.sites.values()), "every charge")
         with database.transaction() as connection:
             connection.exec_driver_sql("DROP TRIGGER full")

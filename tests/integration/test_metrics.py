@@ -20,12 +20,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from support.federation import DATASET, TestBed, make_bed, make_request, schema_of
-from support.network import running_client, running_server, wait_for
+from support.network import running_client, running_server, submit, wait_for
 from support.tools import need_tool
 from veilsum_coordinator.service.server import CoordinatorServer
 from veilsum_node.database import Database
 from veilsum_node.errors import Unavailable
-from veilsum_node.identity import Label
 from veilsum_node.telemetry.monitoring import MetricsSettings
 from veilsum_node.transport.channel import open_channel
 from veilsum_participant.session.channel import GrpcChannel
@@ -83,10 +82,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
             found.metrics[name] = stack.enter_context(monitored(site))
             stack.enter_context(running_client(site, address))
         stub = StudiesStub(stack.enter_context(open_channel(address, bed.analyst)))
-        data_ = study.to_bytes()
-        signature = bed.analyst.signing_key.sign(Label.STUDY, data_)
-        submitted = pb.StudyObject(study=data_, signature=signature, certificate=bed.analyst.identity.certificate)
-        key = stub.Submit(pb.SubmitRequest(study=submitted)).study
+        key = submit(bed, stub, study)
         last = list(stub.Watch(pb.ShowRequest(study=key), timeout=60))[-1]
         assert last.phase == "finished", last.reason
         machine = server.hub.studies[key].machine

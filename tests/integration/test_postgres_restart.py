@@ -18,7 +18,7 @@ import pytest
 from sqlalchemy import Connection
 
 from support.federation import DATASET, RealClock, TestBed, make_bed, make_request, schema_of
-from support.network import running_client, running_server, wait_for
+from support.network import running_client, running_server, submit, wait_for
 from support.postgres import Server
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_coordinator.service.hub import Hub
@@ -27,12 +27,10 @@ from veilsum_coordinator.storage import outage
 from veilsum_coordinator.storage.journal import SqlJournal
 from veilsum_node.database import open_database
 from veilsum_node.driver_faults import DatabaseAwayError
-from veilsum_node.identity import Label
 from veilsum_node.transport.channel import open_channel
 from veilsum_participant.session import channel
 from veilsum_privacy.ledger import Kind, LedgerReader
 from veilsum_privacy.ledger.verification import verify_ledger
-from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import StudiesStub
 
 NAMES = "abc"
@@ -55,13 +53,10 @@ def running(bed: TestBed, database: str | None = None) -> Iterator[tuple[Coordin
         yield server, StudiesStub(stack.enter_context(open_channel(address, bed.analyst)))
 
 
-def submit(bed: TestBed, stub: StudiesStub, steps: int) -> bytes:
+def ask(bed: TestBed, stub: StudiesStub, steps: int) -> bytes:
     request = make_request(schema_of(2), "fedsgd", 5.0)
     study = bed.compile(request.model_copy(update={"parameters": {"centre": False, "steps": steps}}))
-    data = study.to_bytes()
-    signature = bed.analyst.signing_key.sign(Label.STUDY, data)
-    message = pb.StudyObject(study=data, signature=signature, certificate=bed.analyst.identity.certificate)
-    return bytes(stub.Submit(pb.SubmitRequest(study=message), timeout=60).study)
+    return submit(bed, stub, study)
 
 
 def audit(bed: TestBed, hub: Hub, key: bytes, mirror: LedgerReader, steps: int) -> None:
@@ -99,7 +94,7 @@ def test_a_server_that_is_restarted_in_the_middle_of_rounds(
     try:
         url = postgres.new_database()
         with running(bed, url) as (server, stub):
-            key = submit(bed, stub, 5)
+            key = ask(bed, stub, 5)
             machine = server.hub.studies[key].machine
             for number in (2, 4):
                 wait_for(lambda: len(machine.rounds) >= number or machine.phase.over, "the round")  # noqa: B023
@@ -142,7 +137,7 @@ def test_every_commit_may_lose_its_answer(bed: TestBed, monkeypatch: pytest.Monk
     monkeypatch.setattr(outage, "REST_SECONDS", 0.01)
     monkeypatch.setattr(channel, "OWED_PAUSES", (0.05,) * 100)
     with running(bed) as (server, stub):
-        key = submit(bed, stub, 3)
+        key = ask(bed, stub, 3)
         machine = server.hub.studies[key].machine
         wait_for(lambda: machine.phase.over and server.hub.studies[key].outcome is not None, "the end of the study")
         monkeypatch.undo()

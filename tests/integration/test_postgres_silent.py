@@ -13,16 +13,14 @@ import numpy as np
 import pytest
 
 from support.federation import RealClock, TestBed, make_bed, make_request, schema_of
-from support.network import running_client, running_server, wait_for
+from support.network import running_client, running_server, submit, wait_for
 from support.postgres import server
 from support.relay import Relay
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_coordinator.service import studies
 from veilsum_node.driver_faults import DatabaseAwayError
-from veilsum_node.identity import Label
 from veilsum_node.transport.channel import open_channel
 from veilsum_privacy.ledger import Kind
-from veilsum_privacy.study.study import Study
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import StudiesStub
 
@@ -47,13 +45,6 @@ def relay(tmp_path: Path) -> Iterator[Relay]:
 @pytest.fixture
 def url(relay: Relay, tmp_path: Path) -> str:
     return server().new_database().split("?")[0] + f"?host={tmp_path}"
-
-
-def submit(bed: TestBed, stub: StudiesStub, study: Study) -> bytes:
-    data = study.to_bytes()
-    signature = bed.analyst.signing_key.sign(Label.STUDY, data)
-    message = pb.StudyObject(study=data, signature=signature, certificate=bed.analyst.identity.certificate)
-    return bytes(stub.Submit(pb.SubmitRequest(study=message), timeout=60).study)
 
 
 def test_calls_are_answered_while_the_database_is_silent(bed: TestBed, relay: Relay, url: str) -> None:

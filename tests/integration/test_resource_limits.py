@@ -23,7 +23,7 @@ from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.service import guard
 from veilsum_coordinator.service import server as server_module
 from veilsum_coordinator.service.server import CoordinatorServer
-from veilsum_node.identity import Credentials, Label
+from veilsum_node.identity import Credentials
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_node.telemetry import log_floods
 from veilsum_node.telemetry.logs import LogSettings, start_logging
@@ -69,8 +69,7 @@ def finish_a_study(bed: TestBed, server: CoordinatorServer, address: str, names:
             stack.enter_context(running_client(bed.sites[name], address))
         study = a_study(bed, names)
         analyst = StudiesStub(stack.enter_context(open_channel(address, bed.analyst)))
-        signature = bed.analyst.signing_key.sign(Label.STUDY, study)
-        signed = pb.StudyObject(study=study, signature=signature, certificate=bed.analyst.identity.certificate)
+        signed = bed.signed(study)
         key = insist(lambda: analyst.Submit(pb.SubmitRequest(study=signed), timeout=PATIENCE, wait_for_ready=True)).study
         machine = server.hub.studies[key].machine
         wait_for(lambda: machine.phase is StudyPhase.FINISHED, "the study's result")

@@ -15,11 +15,11 @@ import pytest
 
 from support.federation import DATASET, TestBed, make_bed, make_request, open_test_site, schema_of
 from support.hostile import Adversary, altered, context_of, make_adversary, make_data
-from support.network import running_client, running_server, wait_for
+from support.network import running_client, running_server, submit, wait_for
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_deploy.local import LocalChannel
 from veilsum_node.errors import RefusalCode, StateError
-from veilsum_node.identity import Authority, Label, Role, new_key_and_csr
+from veilsum_node.identity import Authority, Role, new_key_and_csr
 from veilsum_node.identity.tls import CERTIFICATE_FILE, KEY_FILE
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_node.transport.channel import open_channel
@@ -33,7 +33,6 @@ from veilsum_participant.session.client import Client
 from veilsum_participant.site import Site
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, sign_receipt
-from veilsum_privacy.study.study import Study
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import StudiesStub
 
@@ -63,13 +62,6 @@ def charged(site: Site) -> list[tuple[Kind, bytes | None]]:
 
 
 # -- end to end ------------------------------------------------------------------------------------------------------------
-
-
-def submit(bed: TestBed, stub: StudiesStub, study: Study) -> bytes:
-    data = study.to_bytes()
-    signature = bed.analyst.signing_key.sign(Label.STUDY, data)
-    message = pb.StudyObject(study=data, signature=signature, certificate=bed.analyst.identity.certificate)
-    return bytes(stub.Submit(pb.SubmitRequest(study=message)).study)
 
 
 def test_a_restored_site_pays_once_for_what_it_released(tmp_path: Path) -> None:

@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 
 from support.federation import TestBed, make_bed, make_request, schema_of
-from support.network import running_client, running_server, wait_for
+from support.network import submit, wait_for, wired
 from support.renewing import renew, renew_with_new_key
 from veilsum_coordinator.protocol.settings import Waits
-from veilsum_node.identity import Label, key_fingerprint
+from veilsum_node.identity import key_fingerprint
 from veilsum_node.identity.certificate import load_certificate, p256_key
 from veilsum_node.identity.tls import CERTIFICATE_FILE
-from veilsum_node.transport.channel import open_channel
 from veilsum_participant.protocol import core
 from veilsum_participant.protocol.contributions import Contributions
 from veilsum_privacy.ledger import Kind
@@ -76,12 +75,10 @@ class Late:
         monkeypatch.setattr(core, "_shown", fetched)
 
 
-def submit(stub: StudiesStub, bed: TestBed) -> bytes:
+def ask(stub: StudiesStub, bed: TestBed) -> bytes:
     request = make_request(schema_of(3, max_records=100), "fedsgd", 2.0)
     study = bed.compile(request.model_copy(update={"parameters": {"centre": False, "steps": ROUNDS}})).to_bytes()
-    signature = bed.analyst.signing_key.sign(Label.STUDY, study)
-    message = pb.StudyObject(study=study, signature=signature, certificate=bed.analyst.identity.certificate)
-    return bytes(stub.Submit(pb.SubmitRequest(study=message)).study)
+    return submit(bed, stub, study)
 
 
 def shown(bed: TestBed, name: str) -> int:
@@ -96,11 +93,8 @@ def test_renewals_in_the_middle_of_a_study_lose_no_round(
     gate, late = Gate(monkeypatch, 3, 5, 7, 9), Late(monkeypatch, 11)
     kit, clock, parties = bed.kit, bed.clock, {party.name: party for party in bed.kit.participants}
     with ExitStack() as stack:
-        server, address = stack.enter_context(running_server(bed, Waits(grace=30)))
-        for site in bed.sites.values():
-            stack.enter_context(running_client(site, address))
-        stub = StudiesStub(stack.enter_context(open_channel(address, bed.analyst)))
-        key = submit(stub, bed)
+        server, _, stub = stack.enter_context(wired(bed, Waits(grace=30)))
+        key = ask(stub, bed)
         genuine = server.hub.credentials
 
         assert gate.reached[3].wait(60)  # the coordinator: the same key, certified anew

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 
 from support.federation import Clock, TestBed, make_bed, make_request, schema_of
 from support.folders import write_collection
-from support.network import running_client, running_server, wait_for
+from support.network import submit, wait_for, wired
 from support.randomness import SeededRandom
 from veilsum_coordinator.service.hub import Hub
 from veilsum_coordinator.service.runner import RoundLostError
@@ -35,17 +34,13 @@ from veilsum_deploy.simulation.run_store import RunStore
 from veilsum_deploy.simulation.runs import simulate
 from veilsum_deploy.simulation.study import Simulation, draft_of
 from veilsum_node.errors import HostileInput, Misuse, StateError
-from veilsum_node.identity import Label
 from veilsum_node.randomness import SYSTEM_RANDOM
-from veilsum_node.transport.channel import open_channel
 from veilsum_participant.data import load_records
 from veilsum_participant.session.client import open_site
 from veilsum_privacy.mechanism.noise import discrete_gaussian
 from veilsum_privacy.results.result import load_result
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study, study_digest
-from veilsum_proto import federation_pb2 as pb
-from veilsum_proto.federation_pb2_grpc import StudiesStub
 
 Data = dict[str, tuple[NDArray[np.float64], NDArray[np.int64]]]
 WIDTH = 3
@@ -75,14 +70,8 @@ def journalled(hub: Hub, study: Study) -> list[NDArray[np.int64]]:
 def over_grpc(directory: Path, data: Data, compile_study: Callable[[TestBed], Study]) -> list[NDArray[np.int64]]:
     bed = seeded_bed(directory, data)
     study = compile_study(bed)
-    with ExitStack() as stack:
-        server, address = stack.enter_context(running_server(bed))
-        for site in bed.sites.values():
-            stack.enter_context(running_client(site, address))
-        stub = StudiesStub(stack.enter_context(open_channel(address, bed.analyst)))
-        signature = bed.analyst.signing_key.sign(Label.STUDY, study.to_bytes())
-        signed = pb.StudyObject(study=study.to_bytes(), signature=signature, certificate=bed.analyst.identity.certificate)
-        key = stub.Submit(pb.SubmitRequest(study=signed)).study
+    with wired(bed) as (server, _, stub):
+        key = submit(bed, stub, study)
         wait_for(lambda: server.hub.status(key).phase == "finished", what="the study's end")
         return journalled(server.hub, study)
 

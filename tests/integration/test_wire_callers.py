@@ -13,7 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from support.federation import TestBed, make_bed, make_request, schema_of
-from support.network import running_client, running_server, wait_for
+from support.network import running_client, running_server, submit, wait_for
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.service import coordination
 from veilsum_coordinator.service.server import CoordinatorServer
@@ -230,9 +230,7 @@ def test_a_certified_participant_that_was_not_invited(
 
 def _submit(bed: TestBed, dial: Callable[[Credentials], grpc.Channel]) -> bytes:
     study = bed.compile(make_request(schema_of(2), epsilon=None)).to_bytes()
-    signature = bed.analyst.signing_key.sign(Label.STUDY, study)
-    signed = pb.StudyObject(study=study, signature=signature, certificate=bed.analyst.identity.certificate)
-    return bytes(StudiesStub(dial(bed.analyst)).Submit(pb.SubmitRequest(study=signed), timeout=SECONDS).study)
+    return submit(bed, StudiesStub(dial(bed.analyst)), study)
 
 
 def test_a_study_signed_by_someone_else_is_not_taken(

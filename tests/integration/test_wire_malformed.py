@@ -13,10 +13,10 @@ import pytest
 
 from support import reports
 from support.federation import TestBed, make_bed, make_request, schema_of
-from support.network import running_client, running_server, wait_for
+from support.network import running_client, running_server, submit, wait_for
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.service.server import CoordinatorServer
-from veilsum_node.identity import Credentials, Label
+from veilsum_node.identity import Credentials
 from veilsum_node.transport.channel import open_channel
 from veilsum_proto import MAX_MESSAGE_BYTES, PROTOCOL_VERSIONS
 from veilsum_proto import federation_pb2 as pb
@@ -269,9 +269,7 @@ def test_a_good_study_runs_after_all_that(bed: TestBed, running: tuple[Coordinat
             stack.enter_context(running_client(bed.sites[name], address))
         study = bed.compile(make_request(schema_of(2), epsilon=None)).to_bytes()
         analyst = StudiesStub(stack.enter_context(open_channel(address, bed.analyst)))
-        signature = bed.analyst.signing_key.sign(Label.STUDY, study)
-        signed = pb.StudyObject(study=study, signature=signature, certificate=bed.analyst.identity.certificate)
-        key = analyst.Submit(pb.SubmitRequest(study=signed), timeout=SECONDS).study
+        key = submit(bed, analyst, study)
         machine = server.hub.studies[key].machine
         wait_for(lambda: sum(seat.enrolment is not None for seat in machine.seats.values()) == 2, "two enrolments")
 

@@ -15,7 +15,6 @@ from support.network import running_client, running_server, wait_for
 from veilsum_coordinator.protocol.machine import StudyMachine
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.service.server import CoordinatorServer
-from veilsum_node.identity import Label
 from veilsum_node.transport.channel import open_channel
 from veilsum_participant.protocol.contributions import Payload
 from veilsum_participant.protocol.core import ParticipantCore
@@ -75,8 +74,7 @@ def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
             stack.enter_context(running_client(bed.sites[name], address))
         study = bed.compile(make_request(schema_of(width), epsilon=None)).to_bytes()
         analyst = StudiesStub(stack.enter_context(open_channel(address, bed.analyst)))
-        signature = bed.analyst.signing_key.sign(Label.STUDY, study)
-        signed = pb.StudyObject(study=study, signature=signature, certificate=bed.analyst.identity.certificate)
+        signed = bed.signed(study)
         site = bed.sites["c"]
         raw = stack.enter_context(open_channel(address, site.credentials))
         channel, core = GrpcChannel(raw, site.credentials), ParticipantCore(site)

@@ -17,7 +17,7 @@ from veilsum_coordinator.protocol.settings import Waits
 from veilsum_coordinator.service.hub import Hub
 from veilsum_coordinator.storage.journal import SqlJournal
 from veilsum_deploy.local import LocalFederation
-from veilsum_node.identity import Credentials, load_credentials
+from veilsum_node.identity import Credentials, Label, load_credentials
 from veilsum_node.identity.provision import Kit, make_kit
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_participant.config import DatasetConfig, ParticipantConfig, Policy
@@ -27,6 +27,7 @@ from veilsum_participant.site import Site
 from veilsum_privacy.ledger.mirror import Mirror
 from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.study import Study
+from veilsum_proto import federation_pb2 as pb
 
 DATASET = "records"
 
@@ -104,6 +105,12 @@ class TestBed:
             clock=self.clock,
             random=SYSTEM_RANDOM,
         )
+
+    def signed(self, study: Study | bytes) -> pb.StudyObject:
+        """A study as the analyst signs it."""
+        data = study if isinstance(study, bytes) else study.to_bytes()
+        signature = self.analyst.signing_key.sign(Label.STUDY, data)
+        return pb.StudyObject(study=data, signature=signature, certificate=self.analyst.identity.certificate)
 
 
 def make_policy(kit: Kit, **changes: Any) -> Policy:

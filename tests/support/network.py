@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from pydantic import SecretStr
@@ -15,8 +15,12 @@ from support.federation import TestBed
 from veilsum_coordinator.protocol.settings import CoordinatorConfig, Waits
 from veilsum_coordinator.service.server import CoordinatorServer
 from veilsum_node.telemetry.monitoring import MetricsSettings
+from veilsum_node.transport.channel import open_channel
 from veilsum_participant.session.client import Client
 from veilsum_participant.site import Site
+from veilsum_privacy.study.study import Study
+from veilsum_proto import federation_pb2 as pb
+from veilsum_proto.federation_pb2_grpc import StudiesStub
 
 PATIENCE = 240.0
 """Seconds after which a test takes something for stuck; no test passes or fails by how long anything takes."""
@@ -86,6 +90,23 @@ def running_client(site: Site, address: str) -> Iterator[Client]:
     finally:
         client.stop()
         thread.join(10)
+
+
+@contextmanager
+def wired(
+    bed: TestBed, waits: Waits | None = None, database: str | None = None
+) -> Iterator[tuple[CoordinatorServer, str, StudiesStub]]:
+    """Run a coordinator and every participant of the bed; yields server, address and the analyst's calls."""
+    with ExitStack() as stack:
+        server, address = stack.enter_context(running_server(bed, waits, database))
+        for site in bed.sites.values():
+            stack.enter_context(running_client(site, address))
+        yield server, address, StudiesStub(stack.enter_context(open_channel(address, bed.analyst)))
+
+
+def submit(bed: TestBed, stub: StudiesStub, study: Study | bytes) -> bytes:
+    """Submit a study as its analyst; returns its digest."""
+    return bytes(stub.Submit(pb.SubmitRequest(study=bed.signed(study)), timeout=PATIENCE).study)
 
 
 def wait_for(condition: Callable[[], bool], what: str = "the condition") -> None:

@@ -21,6 +21,9 @@ PROMETHEUS = ROOT / "deploy" / "prometheus"
 RULES = PROMETHEUS / "rules" / "veilsum.yml"
 ALERTMANAGER = ROOT / "deploy" / "alertmanager" / "alertmanager.yml"
 RULE_TESTS = sorted((PROMETHEUS / "tests").glob("*.yml"))
+LONG = ("ledger-days", "pace")
+"""Days and weeks of samples, which take promtool longer than all others together."""
+
 RUNBOOKS = ROOT / "docs" / "runbooks"
 
 NAMES = {
@@ -70,7 +73,10 @@ def test_rules_are_valid() -> None:
     assert f"{len(rules())} rules found" in check("promtool", "check", "rules", "--lint=all", "--lint-fatal", RULES)
 
 
-@pytest.mark.parametrize("path", RULE_TESTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, id=path.stem, marks=pytest.mark.system if path.stem in LONG else []) for path in RULE_TESTS],
+)
 def test_rules_do_what_they_say(path: Path) -> None:
     assert "SUCCESS" in check("promtool", "test", "rules", path.name, within=path.parent)
 
