@@ -69,9 +69,8 @@ def records_of(n: int, seed: int = 0) -> tuple[Records, dict[str, np.ndarray]]:
 def request_of(epsilon: float | None, **more: Any) -> StudyRequest:
     privacy = PrivacyRequest(noise="none") if epsilon is None else PrivacyRequest(epsilon=epsilon)
     asked = {"query": QUERIES, "derive": DERIVE} | more
-    return StudyRequest(
-        name="s", method="statistics", dataset="d", data=SCHEMA, privacy=privacy, expected_records=1000, **asked
-    )
+    fixed = {"name": "s", "method": "statistics", "dataset": "d", "data": SCHEMA, "privacy": privacy, "expected_records": 1000}
+    return StudyRequest.model_validate(fixed | asked)
 
 
 def common(**more: Any) -> dict[str, Any]:
