@@ -42,6 +42,9 @@ def export_result(result: Result, directory: Path, formats: Sequence[str]) -> li
         for kind in ("svg", "png"):
             if kind in formats and (picture := plot(name, rows, kind)) is not None:
                 files[f"{stem}.{kind}"] = picture
+    for name, rows in tables_of(result).items():
+        if name in result.arrays and rows and "levels" in rows[0]:
+            files[f"{name.replace(' ', '-')}.csv"] = records_csv(result.arrays[name], rows).encode()
     if "html" in formats:
         files["result.html"] = to_html(result).encode()
     try:
@@ -73,6 +76,16 @@ def to_csv(rows: Sequence[Row]) -> str:
     return stream.getvalue()
 
 
+def records_csv(codes: Any, columns: Sequence[Row]) -> str:
+    """Synthetic records by their levels' names; what is missing is empty."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow([column["column"] for column in columns])
+    names = [["" if level == "missing" else level for level in column["levels"]] for column in columns]
+    writer.writerows([[levels[code] for levels, code in zip(names, row, strict=True)] for row in codes.tolist()])
+    return stream.getvalue()
+
+
 def _flat(row: Row) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
     for name, value in row.items():
@@ -93,6 +106,8 @@ def cell(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.4g}"
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
     if not isinstance(value, Mapping):
         return str(value)
     if "low" in value:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from support.memory import MemoryFederation, split_records
 from support.randomness import SeededRandom
 from veilsum.compile import PrivacyRequest, StudyRequest, compile_study, draft_study
+from veilsum.exports import export_result
 from veilsum.plan import plan_study
 from veilsum_coordinator.methods import METHODS
 from veilsum_node.errors import ConfigurationError, HostileInput
@@ -206,3 +208,22 @@ def test_a_bad_study_says_what_to_do() -> None:
             compiled(1.0, **more)
     persons = compiled(1.0, parameters={"at_most": 3}, privacy=PrivacyRequest(epsilon=1, unit="subject"))
     assert persons.tasks[0].grid % (3 * persons.tasks[0].parameters["sensitivity"]) == 0
+
+
+def test_a_synthetic_cohort_has_the_records_pairs(tmp_path: Path) -> None:
+    records, data = records_of(4000)
+    study = compiled(3.0, query=({"kind": "synthetic", "name": "cohort", "over": ["age_group", "arm", "sex", "stay"]},))
+    federation = MemoryFederation(study, split_records(records, 4), 1)
+    result = METHODS["statistics"].run(federation)
+    codes = result.arrays["cohort records"]
+    assert abs(len(codes) - 4000) < 200
+    assert np.mean(codes[:, 1] == 1) == pytest.approx(data["arm"].mean(), abs=0.05)
+    assert [row["column"] for row in result.summary["cohort records"]] == ["age_group", "arm", "sex", "stay"]
+    assert "missing" in result.summary["cohort records"][0]["levels"]
+    export_result(result, tmp_path, ["csv"])
+    lines = (tmp_path / "cohort-records.csv").read_text().splitlines()
+    assert (lines[0], len(lines)) == ("age_group,arm,sex,stay", len(codes) + 1)
+    again = METHODS["statistics"].run(MemoryFederation(study, split_records(records, 4), 1))
+    assert (again.arrays["cohort records"] == codes).all()
+    plan = plan_study(draft_study(request_of(3.0, query=({"kind": "synthetic"},)), **common()), study)
+    assert plan.parts

@@ -20,6 +20,7 @@ from veilsum_aggregation import correlations, group_means, quantiles, survival, 
 from veilsum_aggregation.figures import Answer, Drowned, Figure, Test
 from veilsum_aggregation.group_means import NumberSums
 from veilsum_aggregation.survival import SurvivalCounts
+from veilsum_aggregation.synthetic import PairTree, pair_tree
 from veilsum_coordinator.parts.expectations import OFFSET, SPREAD, Expectation
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_privacy.results.result import Result
@@ -34,6 +35,7 @@ from veilsum_privacy.tasks.queries.encodings import (
     MissingEncoding,
     QuantileEncoding,
     SurvivalEncoding,
+    SyntheticEncoding,
     TableEncoding,
 )
 from veilsum_privacy.tasks.tables import Tables
@@ -43,6 +45,12 @@ Row = dict[str, Any]
 
 TABLES = "tables"
 """Label of the release."""
+
+RECORDS = " records"
+"""After a query's name: the array of its synthetic records, and what their levels mean."""
+
+MOST_RECORDS = 1_000_000
+"""Synthetic records of one result."""
 
 
 def answers(federation: Federation) -> Result:
@@ -54,13 +62,17 @@ def answers(federation: Federation) -> Result:
     release = federation.sum(TABLES)
     smallest = int(federation.study.parameters.get("smallest_cell", 0))
     summary: dict[str, Any] = {"queries": [_asked(encoding) for encoding in _encodings(task)], "cohort": len(release.cohort)}
+    made: dict[str, NDArray[Any]] = {}
     for encoding in _encodings(task):
         reader = READERS[type(encoding)](encoding, release, smallest)
         summary[encoding.query.name] = [row for row in reader.rows() if row]
         if tests := list(reader.tests()):
             summary[f"{encoding.query.name} tests"] = tests
+        if isinstance(reader, _SyntheticReader):
+            made[f"{encoding.query.name}{RECORDS}"] = reader.records()
+            summary[f"{encoding.query.name}{RECORDS}"] = list(reader.levels())
     arrays = {name.replace("/", "."): values for name, values in release.values.items()} if not smallest else {}
-    return Result("statistics", summary, arrays)
+    return Result("statistics", summary, {**arrays, **made})
 
 
 def _encodings(task: Any) -> tuple[Encoding, ...]:
@@ -285,6 +297,33 @@ class _SurvivalReader(_Reader):
             yield test_row("log-rank", f"{query.over[0]} by {', '.join(query.by)}", survival.log_rank(self._counts()))
 
 
+class _SyntheticReader(_Reader):
+    encoding: SyntheticEncoding
+
+    def _tree(self) -> tuple[PairTree, Floats, float]:
+        plan, released = self.encoding.plan, self.block("pairs")
+        std = self.std("pairs")
+        tree, _ = pair_tree(plan.levels, lambda i, j: plan.table(released, i, j), lambda i, j: plan.cell_std(i, j, std))
+        return tree, released, float(plan.table(released, 0, 1).sum())
+
+    def rows(self) -> Iterator[Row]:
+        names = self.encoding.query.over
+        for edge in self._tree()[0].edges:
+            note = "taken as independent" if edge.kept == 0 else ""
+            yield {"column": names[edge.parent], "with": names[edge.child], "association_kept": edge.kept, "note": note}
+
+    def records(self) -> NDArray[np.int64]:
+        """As many records as were counted, drawn by the release itself, so that whoever repeats it gets the same ones."""
+        tree, _, count = self._tree()
+        random = np.random.default_rng(int.from_bytes(self.release.digest, "big"))
+        return tree.sample(int(min(max(count, 0.0), MOST_RECORDS)), random)
+
+    def levels(self) -> Iterator[Row]:
+        """What the numbers of the records mean."""
+        for axis in self.encoding.axes:
+            yield {"column": axis.column, "levels": list(axis.levels)}
+
+
 READERS: Mapping[type[Encoding], type[_Reader]] = {
     TableEncoding: _TableReader,
     MeanEncoding: _MeanReader,
@@ -292,6 +331,7 @@ READERS: Mapping[type[Encoding], type[_Reader]] = {
     CorrelationEncoding: _CorrelationReader,
     MissingEncoding: _MissingReader,
     SurvivalEncoding: _SurvivalReader,
+    SyntheticEncoding: _SyntheticReader,
 }
 
 
@@ -326,11 +366,11 @@ def expected_answers(study: Study, cohort: int, records: int) -> Sequence[Expect
         names = {f"{encoding.query.name}/{name}": array for name, array in values.items()}
         release = Release(TABLES, 1, names, {name: noise[name] for name in names}, (), b"")
         rows = list(READERS[type(encoding)](encoding, release, 0).rows())
-        found += _expectations(encoding, rows)
+        found += _expectations(encoding, rows, noise, records)
     return found
 
 
-def _expectations(encoding: Encoding, rows: Sequence[Row]) -> Iterator[Expectation]:
+def _expectations(encoding: Encoding, rows: Sequence[Row], noise: Mapping[str, float], records: int) -> Iterator[Expectation]:
     """One for each kind of figure in the rows that are alike."""
     seen: dict[tuple[str, str, float, float], int] = {}
     for row in rows:
@@ -348,8 +388,21 @@ def _expectations(encoding: Encoding, rows: Sequence[Row]) -> Iterator[Expectati
             "" if what.startswith(("count", "share", "survival", "cumulative")) else unit, _basis(what), number,
             main=encoding.query.kind in main and not what.startswith("standard"),
         )  # fmt: skip
-    if not rows:
+    if isinstance(encoding, SyntheticEncoding):
+        yield _expected_pairs(encoding, noise[f"{encoding.query.name}/pairs"], records)
+    elif not rows:
         yield Expectation(encoding.query.name, "test", 1.0, 0.0, basis="a p-value is valid at any noise", main=True)
+
+
+def _expected_pairs(encoding: SyntheticEncoding, std: float, records: int) -> Expectation:
+    """How far the tables of pairs lie from the records', in total variation, by noise alone."""
+    count = len(encoding.axes)
+    pairs = [(i, j) for i in range(count) for j in range(i + 1, count)]
+    distance = [float(encoding.plan.cell_std(i, j, std).sum()) * math.sqrt(2.0 / math.pi) / 2.0 / records for i, j in pairs]
+    basis = "all of a table's probability"
+    return Expectation(
+        encoding.query.name, "distance of a pair's table", 1.0, float(np.mean(distance)), "", basis, len(pairs), main=True
+    )
 
 
 def _quantity(key: str, row: Row) -> str:
@@ -411,6 +464,9 @@ def expected_blocks(encoding: Encoding, records: float) -> dict[str, Floats]:
         z = np.eye(d + 1) * SPREAD**2 + np.outer([1.0, *[OFFSET] * d], [1.0, *[OFFSET] * d])
         z[0, 0] = 1.0
         return {"diagonal": records * np.diag(z), "cross": records * z[np.triu_indices(d + 1, 1)]}
+    if isinstance(encoding, SyntheticEncoding):
+        cells = [np.full(block.shape[0], records / block.shape[0]) @ block for block in encoding.plan.blocks.values()]
+        return {"pairs": np.concatenate(cells)}
     if isinstance(encoding, SurvivalEncoding):
         kinds = len(encoding.causes) + 1
         share = np.full((groups, encoding.bins, kinds), each / (encoding.bins + 1) / kinds)

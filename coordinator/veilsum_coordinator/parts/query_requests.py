@@ -21,7 +21,7 @@ from veilsum_privacy.tasks.tables import TablesParameters
 LANE = 2**23
 """What the sum of a cohort should stay below, so that a lane of the encoding has 24 bits."""
 
-LEAST_SCALE = {"mean": 32, "compare": 32, "quantiles": 32, "correlation": 16}
+LEAST_SCALE = {"mean": 32, "compare": 32, "quantiles": 32, "correlation": 16, "synthetic": 500}
 """Integers that stand for 1 at least where values are rounded to them; 8 in a table, whose values are 0 or 1."""
 
 MOST_SCALE = 256
@@ -69,7 +69,7 @@ class QueryRequest(Frozen):
     Attributes:
         name: by default the kind, with a number where it occurs more than once.
         kind: or ``table-one``, which becomes means of all numbers, counts of all categories and, with ``at``, quantiles, by
-        group. over: a column or a list of columns; of ``table-one`` and ``missing`` all of them by default.
+        group. over: a column or a list of columns; of ``table-one``, ``missing`` and ``synthetic`` all of them by default.
         edges: a list, or a range.
         at: of quantiles by default the quartiles, of survival the median.
     """
@@ -93,7 +93,7 @@ class QueryRequest(Frozen):
             ConfigurationError: something is.
         """
         uses = {
-            "edges": ("histogram", "quantiles", "survival", "logrank", "table-one", "synthetic"),
+            "edges": ("histogram", "quantiles", "survival", "logrank"),
             "at": ("quantiles", "survival", "table-one"),
             "event": ("survival", "logrank"),
             "censored": ("survival", "logrank"),
@@ -154,13 +154,16 @@ def _query(request: QueryRequest, kind: QueryKind, columns: Columns) -> Query:
         edges = edges.edges()
     if kind == "missing" and not over:
         over = tuple(name for name in columns.domains if name not in columns.imputed)
+    if kind == "synthetic":
+        over = over or tuple(columns.domains)
     if kind in ("histogram", "quantiles") and not edges and len(over) == 1:
         edges = default_edges(columns.number(over[0], f"query {request.name!r}"))
     if not at and kind in ("quantiles", "survival"):
         at = (0.25, 0.5, 0.75) if kind == "quantiles" else (0.5,)
+    missing = request.missing or ("level" if kind == "synthetic" else "drop")
     return Query(
         name=request.name or kind, kind=kind, over=over, by=request.by, where=request.where, edges=edges, at=at,
-        event=request.event, censored=request.censored, missing=request.missing or "drop", importance=request.importance,
+        event=request.event, censored=request.censored, missing=missing, importance=request.importance,
     )  # fmt: skip
 
 

@@ -15,10 +15,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_aggregation.contrasts import PairPlan
 from veilsum_aggregation.quantiles import toeplitz_column
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.tasks.base import Block, Floats
-from veilsum_privacy.tasks.queries.conditions import Cells, Condition, NumberCells, level_cells, number_cells, parse_condition
+from veilsum_privacy.tasks.queries.conditions import (
+    Cells,
+    Condition,
+    NumberCells,
+    NumberDomain,
+    level_cells,
+    number_cells,
+    parse_condition,
+)
 from veilsum_privacy.tasks.queries.language import Columns, Query, complete_edges, cut, interval_names, scaled
 
 Integers = NDArray[np.int64]
@@ -26,6 +35,9 @@ Bools = NDArray[np.bool_]
 
 MAX_VALUES = 50_000
 """Values of one query's part of the vector."""
+
+PARTS = 8
+"""Intervals of a number in synthetic records."""
 
 SHIFT = 0.7
 """c of the shifted square x^2 - c that stands for the second moment."""
@@ -456,6 +468,48 @@ class MissingEncoding(Encoding):
             rows[known, self.group_count + group[known] * m + place] = self.scale * ~cells[name].present[known]
 
 
+class SyntheticEncoding(Encoding):
+    """The contrasts of all pairs of columns (:mod:`veilsum_aggregation.contrasts`); a missing value is a level of its own.
+
+    Numbers are cut into :data:`PARTS` equal intervals; others come by a derived column.
+    """
+
+    def __init__(self, query: Query, columns: Columns) -> None:
+        self.query, self.columns, self.what = query, columns, f"query {query.name!r}"
+        if len(query.over) < 2:
+            raise HostileInput(f"{self.what}: synthetic records are of two columns or more.")
+        if query.by:
+            raise HostileInput(f"{self.what}: synthetic records are not made by group.", "Add the group's column to `over`.")
+        self.axes = tuple(self._any_axis(name) for name in query.over)
+        self.plan = PairPlan(tuple(len(axis.levels) for axis in self.axes), query.scale)
+        super().__init__(query, columns)
+
+    def _any_axis(self, name: str) -> Axis:
+        domain = self.columns.domains.get(name)
+        if not isinstance(domain, NumberDomain):
+            return self._level_axis(name)
+        step = (domain.high - domain.low) / PARTS
+        edges = tuple(float(f"{domain.low + step * place:.12g}") for place in range(PARTS + 1))
+        edges = (domain.low, *edges[1:-1], domain.high)
+        gaps = name not in self.columns.imputed
+        names = interval_names(edges)
+        return Axis(name, (*names, "missing") if gaps else names, scaled(edges, domain), gaps)
+
+    def blocks(self) -> tuple[Block, ...]:
+        return (Block(self._name("pairs"), (self.plan.size,), 1.0),)
+
+    def norm(self) -> int:
+        return self.plan.norm
+
+    def figures(self) -> int:
+        return math.comb(len(self.axes), 2)
+
+    def fill(self, cells: Mapping[str, Cells], group: Integers, rows: Integers) -> None:
+        codes = np.stack([axis.codes(cells) for axis in self.axes], axis=1)
+        known = np.flatnonzero((group >= 0) & (codes >= 0).all(axis=1))
+        rows[known] = self.plan.rows(codes[known])
+
+
 def _place(rows: Integers, cell: Integers, value: int) -> None:
     """Write a value at each row's cell, where it has one."""
     known = np.flatnonzero(cell >= 0)
@@ -473,6 +527,7 @@ ENCODINGS: Mapping[str, type[Encoding]] = {
     "missing": MissingEncoding,
     "survival": SurvivalEncoding,
     "logrank": SurvivalEncoding,
+    "synthetic": SyntheticEncoding,
 }
 
 
