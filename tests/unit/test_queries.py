@@ -422,6 +422,33 @@ def test_the_norm_of_a_sum_of_rows_is_an_integer_bound() -> None:
     assert isinstance(COLUMNS.cells(every_record(), ["sex"])["sex"], LevelCells)
 
 
+@pytest.mark.parametrize(
+    "query",
+    [
+        Query(name="q", kind="count", by=("wide",) * 1, over=("other", "third")),
+        Query(name="q", kind="synthetic", over=("wide", "other")),
+        Query(name="q", kind="histogram", over=("x",), by=("wide", "other"), edges=tuple(float(i) for i in range(1, 1000))),
+    ],
+    ids=lambda query: query.kind,
+)
+def test_a_hostile_analysts_query_takes_no_memory(query: Query) -> None:
+    levels = tuple(f"c{i}" for i in range(256))
+    names = ("wide", "other", "third")
+    columns = [CategoryColumn(name=name, categories=levels) for name in names]
+    wide = Columns(DatasetSchema(columns=(*columns, NumberColumn(name="x", low=0, high=1000))))
+    with pytest.raises(HostileInput, match=r"values; at most|too many combinations"):
+        build_encoding(query, wide)
+
+
+def test_numbers_that_overflow_are_missing() -> None:
+    schema = DatasetSchema(columns=(NumberColumn(name="x", low=-1e100, high=1e100),))
+    huge = DerivedColumn(name="y", number="x * x * x * x - x * x * x * x", low=0, high=1)
+    records = Records(np.array([[1.0], [0.0]]), np.ones((2, 1), dtype=np.bool_), None)
+    cells = Columns(schema, [huge]).cells(records, ["y"])["y"]
+    assert isinstance(cells, NumberCells)
+    assert cells.present.tolist() == [False, True]
+
+
 # -- persons ----------------------------------------------------------------------------------------------------------------
 
 PERSONS = np.array([0, 0, 0, 1, 2, 2])

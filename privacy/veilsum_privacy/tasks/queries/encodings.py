@@ -39,6 +39,9 @@ MAX_VALUES = 50_000
 PARTS = 8
 """Intervals of a number in synthetic records."""
 
+MAX_CONTRASTS = 4e7
+"""Integers that the contrasts of all pairs of columns may take, about (sum of n (n - 1))^2 / 2 for columns of n levels."""
+
 SHIFT = 0.7
 """c of the shifted square x^2 - c that stands for the second moment."""
 
@@ -481,7 +484,13 @@ class SyntheticEncoding(Encoding):
         if query.by:
             raise HostileInput(f"{self.what}: synthetic records are not made by group.", "Add the group's column to `over`.")
         self.axes = tuple(self._any_axis(name) for name in query.over)
-        self.plan = PairPlan(tuple(len(axis.levels) for axis in self.axes), query.scale)
+        levels = [len(axis.levels) for axis in self.axes]
+        if sum((n * (n - 1)) for n in levels) ** 2 / 2.0 > MAX_CONTRASTS:
+            raise HostileInput(
+                f"{self.what}: the pairs of these columns have too many combinations.",
+                "Cut columns of many categories by a derived column, or leave some out.",
+            )
+        self.plan = PairPlan(tuple(levels), query.scale)
         super().__init__(query, columns)
 
     def _any_axis(self, name: str) -> Axis:

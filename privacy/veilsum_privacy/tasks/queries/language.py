@@ -224,10 +224,10 @@ class Columns:
             for source in sorted({source for term in terms for source in term.columns}):
                 self._read(source, records, found)
             domain = self.number(name, name)
-            raw = evaluate_sum(terms, found, self.domains, len(records))
-            clamped = np.clip(raw.x, domain.low, domain.high)
-            x = np.clip((clamped - domain.low) / (domain.high / 2.0 - domain.low / 2.0) - 1.0, -1.0, 1.0)
-            found[name] = NumberCells(np.where(raw.present, x, 0.0), raw.present)
+            with np.errstate(over="ignore", invalid="ignore"):
+                raw = evaluate_sum(terms, found, self.domains, len(records))
+                clamped = np.clip(raw.x, domain.low, domain.high)
+            found[name] = _finite((clamped - domain.low) / (domain.high / 2.0 - domain.low / 2.0) - 1.0, raw.present)
 
 
 def _finite(x: Floats, present: Bools) -> NumberCells:
