@@ -20,6 +20,10 @@ from veilsum_privacy.computation import contribution, rehearsal
 from veilsum_privacy.ledger import Kind, Mechanism
 from veilsum_privacy.mechanism import noise, steps
 from veilsum_privacy.study.study import Study
+from veilsum_privacy.training.objectives import OBJECTIVES
+
+LIKE_FEDAVG = {f"fedavg {name}" for name in OBJECTIVES if name != "proto"}
+"""Studies whose objective releases nothing beside what every training does."""
 
 Releases = Counter[tuple[float, float, int]]
 """How often each was released: sigma / D, sampling rate, noised steps."""
@@ -80,7 +84,14 @@ class Drawn:
 
 
 @pytest.mark.filterwarnings("ignore:Optimal order")
-@pytest.mark.parametrize("name", [name for name in STUDIES if name.removeprefix("fedavg ") not in CLEAR])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.system if name in LIKE_FEDAVG else [])
+        for name in STUDIES
+        if name.removeprefix("fedavg ") not in CLEAR
+    ],
+)
 def test_a_whole_study_is_charged_what_it_declares_and_drew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -143,7 +143,7 @@ def test_processes_that_log_everything_write_no_secret(tmp_path: Path, monkeypat
     scratch.mkdir()
     monkeypatch.setenv("TMPDIR", str(scratch))
     rng = np.random.default_rng(5)
-    data = {name: (rng.uniform(-1, 1, (9, 2)), rng.integers(0, 2, 9)) for name in "abc"}
+    data = {name: (rng.uniform(-1, 1, (9, 2)), rng.integers(0, 2, 9)) for name in "ab"}
     with running_processes(tmp_path / "federation", data, waits=Waits(grace=2, contribute=8), budget=(1.0, 1e-5)) as processes:
         key = processes.submit(processes.compile(make_request(schema_of(2), epsilon=None)))
         ended = processes.await_end(key)

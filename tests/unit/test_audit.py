@@ -268,7 +268,9 @@ def test_noise_shared_by_two_sites_is_flagged(shared: bool) -> None:
     assert audit(release, path.booked).flagged is shared
 
 
-@pytest.mark.parametrize("path", MAIN, ids=str)
+@pytest.mark.parametrize(
+    "path", [pytest.param(path, id=str(path), marks=pytest.mark.system if path.unit == "subject" else []) for path in MAIN]
+)
 def test_the_missing_noise_of_a_dropped_site_is_flagged(path: Path) -> None:
     """Three shares were planned to be honest; after a dropout the two that are left must be planned anew, not opened."""
     path = replace(path, cohort=4)

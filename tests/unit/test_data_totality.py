@@ -32,7 +32,7 @@ from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberCo
 
 HEADLESS = SCHEMA.model_copy(update={"header": False, "order": ORDER})
 HEADER = ",".join(ORDER).encode()
-EXAMPLES = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+EXAMPLES = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 PLAIN = [b"a,30,Ulm,1", "b,40,Köln,0".encode(), b'a,"31","Ulm",1', b'"c, d",50,Ulm,0', b"", b',7,"K""ln",']
 ODD = [

@@ -182,7 +182,7 @@ BOTH_UNITS = pytest.mark.parametrize("unit", ["record", "subject"])
 
 @EVERY
 @BOTH_UNITS
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), base=st.integers(0, 30), added=st.integers(0, 8), grid=st.integers(1, 2**26))
 def test_neighbours_change_a_sum_by_at_most_the_grid(
     setting: Setting, unit: Unit, seed: int, base: int, added: int, grid: int
