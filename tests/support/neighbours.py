@@ -69,6 +69,8 @@ class Setting:
     ) -> Study:
         """A study of this one task."""
         names = tuple(f"site-{index:04d}" for index in range(participants))
+        if norm := build_task(self.task, self.parameters, self.schema).integer_norm():
+            grid = max(norm, grid // norm * norm)
         declaration = TaskDeclaration(
             label=TASK_LABEL,
             task=self.task,

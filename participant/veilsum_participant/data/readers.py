@@ -198,7 +198,7 @@ def _parquet_names(path: Path, schema: DatasetSchema, subject: str | None) -> li
     _require(path, wanted, found.names)
     for name in wanted:
         kind = found.field(name).type
-        if not typed.readable(kind):
+        if not (typed.readable(kind) or (typed.is_date(kind) and name in schema.date_columns)):
             raise _unreadable(path, name, kind, subject)
     return wanted
 
@@ -281,7 +281,7 @@ def _unreadable(path: Path, name: str, kind: object, subject: str | None) -> Dat
     if name == subject:
         told = f"{path}: column {name!r} holds {kind}, by which subjects cannot be told apart."
         return DataError(told, "Store texts or numbers.")
-    return DataError(f"{path}: column {name!r} holds {kind}.", "Store numbers, texts or dates.")
+    return DataError(f"{path}: column {name!r} holds {kind}.", "Store numbers or texts.")
 
 
 def _named(schema: DatasetSchema) -> list[str]:

@@ -15,10 +15,14 @@ from veilsum_participant.data.lines import as_text
 
 
 def readable(kind: Any) -> bool:
-    """Whether a column of an Arrow type holds numbers, texts or dates."""
-    types = pa.types
-    tests = (types.is_integer, types.is_floating, types.is_decimal, types.is_boolean, types.is_null, _is_text, _is_date)
+    """Whether a column of an Arrow type holds numbers or texts."""
+    tests = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean, pa.types.is_null, _is_text)
     return any(test(kind) for test in tests)
+
+
+def is_date(kind: Any) -> bool:
+    """Whether a column of an Arrow type holds days, or times of days."""
+    return bool(pa.types.is_date(kind) or pa.types.is_timestamp(kind))
 
 
 def readable_dtype(dtype: np.dtype[Any]) -> bool:
@@ -58,10 +62,6 @@ def _is_text(kind: Any) -> bool:
     return any(test(kind) for test in tests)
 
 
-def _is_date(kind: Any) -> bool:
-    return bool(pa.types.is_date(kind) or pa.types.is_timestamp(kind))
-
-
 def _joined(column: Any, convert: Any) -> Any:
     return pa.concat_arrays([convert(chunk) for chunk in column.chunks] or [convert(pa.nulls(0, column.type))])
 
@@ -69,7 +69,7 @@ def _joined(column: Any, convert: Any) -> Any:
 def _values(chunk: Any) -> Any:
     if _is_text(chunk.type):
         return _text(chunk)
-    if _is_date(chunk.type):
+    if is_date(chunk.type):
         return pc.strftime(pc.cast(chunk, pa.timestamp("us", _zone(chunk.type)), safe=False), format="%Y-%m-%d")
     if pa.types.is_boolean(chunk.type):
         chunk = pc.cast(chunk, pa.int8())

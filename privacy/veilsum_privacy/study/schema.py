@@ -148,9 +148,14 @@ class DatasetSchema(Frozen):
     @property
     def file_columns(self) -> tuple[str, ...]:
         """Every column that is read of a file, each once: the features, what dates count from, and the label."""
-        origins = [column.origin for column in self.columns if isinstance(column, DateColumn) and column.origin_day is None]
         label = [] if self.label is None else [self.label.column]
-        return tuple(dict.fromkeys([*(column.name for column in self.columns), *origins, *label]))
+        return tuple(dict.fromkeys([*(column.name for column in self.columns), *self.date_columns, *label]))
+
+    @property
+    def date_columns(self) -> tuple[str, ...]:
+        """The file's columns that hold dates."""
+        dates = [column for column in self.columns if isinstance(column, DateColumn)]
+        return tuple(dict.fromkeys([*(d.name for d in dates), *(d.origin for d in dates if d.origin_day is None)]))
 
     @property
     def width(self) -> int:

@@ -96,13 +96,13 @@ class Tables(RecordTask[TablesParameters]):
             )
 
     def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Integers]:
-        counted = np.ones(len(records), dtype=np.bool_)
+        counted = np.asarray(np.isfinite(records.features).all(axis=1))  # no reader gives others: they are no records
         if records.subjects is not None:
             place = _places(records.subjects)
             if self.parameters.person is not None:
-                records, counted = join_records(records, self.parameters.person, self._categories), place == 0
+                records, counted = join_records(records, self.parameters.person, self._categories), counted & (place == 0)
             elif self.parameters.at_most:
-                counted = place < self.parameters.at_most
+                counted = counted & (place < self.parameters.at_most)
         for part in batches(len(records), self._layout.size):
             taken = records.take(part)
             cells = self._columns.cells(taken, self._reads)

@@ -220,20 +220,20 @@ def parse_condition(text: str, domains: Mapping[str, Domain]) -> Condition:
 
 
 @dataclass(frozen=True)
-class _Token:
+class _Lexeme:
     kind: str
     text: str
     place: int
 
 
 class _Parser:
-    """Recursive descent over the tokens of one text."""
+    """Recursive descent over the lexemes of one text."""
 
     def __init__(self, text: str, domains: Mapping[str, Domain]) -> None:
         if len(text) > MAX_LENGTH:
             raise HostileInput(f"A condition has {len(text)} characters; at most {MAX_LENGTH} are read.")
         self._text, self._domains = text, domains
-        self._tokens = list(_tokens(text))
+        self._lexemes = list(_lexemes_of(text))
         self._next = 0
 
     # -- grammar -----------------------------------------------------------------------------------------------------------
@@ -262,10 +262,10 @@ class _Parser:
         return self._comparison()
 
     def _comparison(self) -> Condition:
-        token = self._token("a column")
-        if token.kind not in ("word", "quoted"):
-            raise self._wrong(token, "a column")
-        name = _unquoted(token)
+        lexeme = self._take("a column")
+        if lexeme.kind not in ("word", "quoted"):
+            raise self._wrong(lexeme, "a column")
+        name = _unquoted(lexeme)
         domain = self._domains.get(name)
         if domain is None:
             raise HostileInput(
@@ -281,19 +281,19 @@ class _Parser:
         if self._take_word("in"):
             found = self._membership(name, domain)
             return _given_and_not(name, found) if negated else found
-        token = self._token("a comparison")
-        sign = {"==": "=", "<>": "!="}.get(token.text, token.text)
-        if negated or token.kind != "sign" or sign not in _COMPARE:
-            raise self._wrong(token, "=, !=, <, <=, >, >=, in, or is missing")
+        lexeme = self._take("a comparison")
+        sign = {"==": "=", "<>": "!="}.get(lexeme.text, lexeme.text)
+        if negated or lexeme.kind != "sign" or sign not in _COMPARE:
+            raise self._wrong(lexeme, "=, !=, <, <=, >, >=, in, or is missing")
         return self._compared(name, domain, sign)
 
     def _compared(self, name: str, domain: Domain, sign: str) -> Condition:
-        token = self._peek()
+        lexeme = self._peek()
         if isinstance(domain, NumberDomain):
             value = self._number(name)
             return Leaf(name, operator=sign, value=domain.scale(value))  # type: ignore[arg-type]  # one of _COMPARE
         if sign not in ("=", "!="):
-            raise self._wrong(token, f"= or != or in: {name!r} has categories, which have no order", after=True)
+            raise self._wrong(lexeme, f"= or != or in: {name!r} has categories, which have no order", after=True)
         leaf = Leaf(name, codes=frozenset([self._level(name, domain)]))
         return leaf if sign == "=" else _given_and_not(name, leaf)
 
@@ -314,10 +314,10 @@ class _Parser:
         return parts[0] if len(parts) == 1 else Both(tuple(parts), any_of=True)
 
     def _level(self, name: str, domain: LevelDomain) -> int:
-        token = self._token("a category")
-        if token.kind not in ("text", "quoted", "number"):
-            raise self._wrong(token, f"a category of {name!r} in quotes")
-        text = _unquoted(token)
+        lexeme = self._take("a category")
+        if lexeme.kind not in ("text", "quoted", "number"):
+            raise self._wrong(lexeme, f"a category of {name!r} in quotes")
+        text = _unquoted(lexeme)
         if text not in domain.levels:
             raise HostileInput(
                 f"{self._text!r}: {text!r} is no category of {name!r}.", f"Categories: {', '.join(domain.levels[:20])}."
@@ -326,35 +326,35 @@ class _Parser:
 
     def _number(self, name: str) -> float:
         negative = self._take_sign("-")
-        token = self._token("a number")
-        if token.kind != "number":
-            raise self._wrong(token, f"a number, as {name!r} has")
-        value = float(token.text)
+        lexeme = self._take("a number")
+        if lexeme.kind != "number":
+            raise self._wrong(lexeme, f"a number, as {name!r} has")
+        value = float(lexeme.text)
         if not np.isfinite(value):
-            raise self._wrong(token, "a finite number")
+            raise self._wrong(lexeme, "a finite number")
         return -value if negative else value
 
-    # -- tokens ------------------------------------------------------------------------------------------------------------
+    # -- lexemes ------------------------------------------------------------------------------------------------------------
 
-    def _peek(self) -> _Token:
-        return self._tokens[self._next]
+    def _peek(self) -> _Lexeme:
+        return self._lexemes[self._next]
 
-    def _token(self, wanted: str) -> _Token:
-        token = self._peek()
-        if token.kind == "end":
-            raise self._wrong(token, wanted)
+    def _take(self, wanted: str) -> _Lexeme:
+        lexeme = self._peek()
+        if lexeme.kind == "end":
+            raise self._wrong(lexeme, wanted)
         self._next += 1
-        return token
+        return lexeme
 
     def _take_word(self, word: str) -> bool:
-        token = self._peek()
-        found = token.kind == "word" and token.text.lower() == word
+        lexeme = self._peek()
+        found = lexeme.kind == "word" and lexeme.text.lower() == word
         self._next += found
         return found
 
     def _take_sign(self, sign: str) -> bool:
-        token = self._peek()
-        found = token.kind == "sign" and token.text == sign
+        lexeme = self._peek()
+        found = lexeme.kind == "sign" and lexeme.text == sign
         self._next += found
         return found
 
@@ -366,8 +366,8 @@ class _Parser:
         if self._peek().kind != "end":
             raise self._wrong(self._peek(), "and, or, or the end")
 
-    def _wrong(self, token: _Token, wanted: str, *, after: bool = False) -> HostileInput:
-        there = "its end" if token.kind == "end" else f"character {token.place + 1} ({token.text!r})"
+    def _wrong(self, lexeme: _Lexeme, wanted: str, *, after: bool = False) -> HostileInput:
+        there = "its end" if lexeme.kind == "end" else f"character {lexeme.place + 1} ({lexeme.text!r})"
         return HostileInput(f"{self._text!r}: at {there} {wanted} is expected{' before it' if after else ''}.")
 
 
@@ -376,7 +376,7 @@ def _given_and_not(name: str, condition: Condition) -> Condition:
     return Both((Not(Leaf(name, missing=True)), Not(condition)))
 
 
-def _tokens(text: str) -> Iterator[_Token]:
+def _lexemes_of(text: str) -> Iterator[_Lexeme]:
     place = 0
     end = len(text.rstrip())
     while place < end:
@@ -385,16 +385,16 @@ def _tokens(text: str) -> Iterator[_Token]:
             start = place + len(text[place:]) - len(text[place:].lstrip())
             raise HostileInput(f"{text!r}: character {start + 1} ({text[start]!r}) belongs to no condition.")
         kind = match.lastgroup
-        yield _Token(kind, match.group(kind), match.start(kind))
+        yield _Lexeme(kind, match.group(kind), match.start(kind))
         place = match.end()
-    yield _Token("end", "", len(text))
+    yield _Lexeme("end", "", len(text))
 
 
-def _unquoted(token: _Token) -> str:
-    if token.kind in ("text", "quoted"):
-        quote = token.text[0]
-        return token.text[1:-1].replace(quote * 2, quote)
-    return token.text
+def _unquoted(lexeme: _Lexeme) -> str:
+    if lexeme.kind in ("text", "quoted"):
+        quote = lexeme.text[0]
+        return lexeme.text[1:-1].replace(quote * 2, quote)
+    return lexeme.text
 
 
 # -- arithmetic ------------------------------------------------------------------------------------------------------------
@@ -416,40 +416,40 @@ def parse_sum(text: str, domains: Mapping[str, Domain]) -> tuple[Product, ...]:
     """
     if len(text) > MAX_LENGTH:
         raise HostileInput(f"An expression has {len(text)} characters; at most {MAX_LENGTH} are read.")
-    tokens = list(_tokens(text))
+    lexemes = list(_lexemes_of(text))
     found: list[Product] = []
     place = 0
     sign = 1.0
     while True:
         factor, columns, divide = sign, [], False
         while True:
-            token = tokens[place]
-            if token.kind == "number":
-                value = float(token.text)
+            lexeme = lexemes[place]
+            if lexeme.kind == "number":
+                value = float(lexeme.text)
                 if not np.isfinite(value) or (divide and value == 0.0):
-                    raise HostileInput(f"{text!r}: {token.text} cannot stand there.")
+                    raise HostileInput(f"{text!r}: {lexeme.text} cannot stand there.")
                 factor = factor / value if divide else factor * value
-            elif token.kind in ("word", "quoted") and not divide:
-                name = _unquoted(token)
+            elif lexeme.kind in ("word", "quoted") and not divide:
+                name = _unquoted(lexeme)
                 if not isinstance(domains.get(name), NumberDomain):
                     raise HostileInput(f"{text!r}: {name!r} is no numeric column of the schema.")
                 columns.append(name)
             else:
                 raise HostileInput(
-                    f"{text!r}: a numeric column or a number is expected, not {token.text or 'the end'!r}.",
+                    f"{text!r}: a numeric column or a number is expected, not {lexeme.text or 'the end'!r}.",
                     "Sums of products of columns and constants can be derived; a column cannot be divided by.",
                 )
             place += 1
-            if tokens[place].text not in ("*", "/"):
+            if lexemes[place].text not in ("*", "/"):
                 break
-            divide = tokens[place].text == "/"
+            divide = lexemes[place].text == "/"
             place += 1
         found.append(Product(factor, tuple(columns)))
-        if tokens[place].kind == "end":
+        if lexemes[place].kind == "end":
             return tuple(found)
-        if tokens[place].text not in ("+", "-"):
-            raise HostileInput(f"{text!r}: +, -, * or / is expected, not {tokens[place].text!r}.")
-        sign = 1.0 if tokens[place].text == "+" else -1.0
+        if lexemes[place].text not in ("+", "-"):
+            raise HostileInput(f"{text!r}: +, -, * or / is expected, not {lexemes[place].text!r}.")
+        sign = 1.0 if lexemes[place].text == "+" else -1.0
         place += 1
 
 
