@@ -12,8 +12,8 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 ARGS ?=
 # Set or not: hundreds of processes that tests start, and each worker, would compile everything anew.
 unexport PYTHONDONTWRITEBYTECODE
-# Tests wait for processes half of the time, so one worker more than there are cores.
-WORKERS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
+# Tests wait for processes and disks half of the time, so there are more workers than cores.
+WORKERS ?= $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN) + 1)))
 
 .PHONY: help venv tools tools-debian tools-helm tools-if-possible demo deploy-local test test-system test-loaded lint style types format bench audit mutants proto proto-check constraints clean
 

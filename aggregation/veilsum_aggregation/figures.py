@@ -121,11 +121,25 @@ def ratio_figure(
     return Figure(value, math.sqrt(variance(noise)), math.sqrt(variance(sampling)), *ends)
 
 
+def project(table: Floats) -> Floats:
+    """The nearest table without negative cells of the same sum: for display and synthetic records, never for intervals.
+
+    Setting negative cells to 0 alone would add records; the projection (Duchi et al. 2008) takes them off the others.
+    """
+    flat, total = table.ravel(), float(table.sum())
+    if total <= 0.0:
+        return np.zeros_like(table)
+    falling = np.sort(flat)[::-1]
+    over = (np.cumsum(falling) - total) / np.arange(1, flat.size + 1)
+    last = int(np.flatnonzero(falling > over)[-1])
+    return np.asarray(np.maximum(flat - over[last], 0.0).reshape(table.shape), dtype=np.float64)
+
+
 def delta_rule(function: Callable[[Floats], float], table: Floats, noise_std: float | Floats) -> tuple[float, float, float]:
     """Value, noise variance and sampling variance of a smooth functional of a noised table of disjoint cells.
 
     With J the numeric gradient: Var_noise = sum J_c^2 sigma_c^2, Var_sampling = sum J_c^2 N_c - (sum J_c N_c)^2 / N
-    (multinomial delta method), with max(N_c, 0) for N_c.
+    (multinomial delta method), at the nearest table without negative cells.
     """
     flat = table.ravel()
     noise = np.broadcast_to(np.asarray(noise_std, dtype=np.float64), table.shape).ravel()
@@ -136,7 +150,7 @@ def delta_rule(function: Callable[[Floats], float], table: Floats, noise_std: fl
         beside[0][place] += step
         beside[1][place] -= step
         gradient[place] = (function(beside[0].reshape(table.shape)) - function(beside[1].reshape(table.shape))) / (2.0 * step)
-    counts = np.maximum(flat, 0.0)
+    counts = project(flat)
     total = max(float(counts.sum()), 1e-12)
     sampling = float(gradient**2 @ counts) - float(gradient @ counts) ** 2 / total
     return function(table), float(gradient**2 @ noise**2), max(sampling, 0.0)

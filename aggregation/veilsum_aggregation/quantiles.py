@@ -68,7 +68,7 @@ def quantiles(
         last = int(near[-1]) if near.size else crossing
         low, high = max(first, 0), min(last + 2, len(ends) - 1)
         low_end = -math.inf if low == 0 else float(ends[low])
-        high_end = math.inf if high == len(ends) - 1 and (near.size == 0 or last >= len(ends) - 2) else float(ends[high])
+        high_end = math.inf if high == len(ends) - 1 else float(ends[high])
         width = max(float(ends[high] - ends[low]), 1e-300)
         density = max(float(whole[high] - whole[low]), 1.0) / width
         errors = math.sqrt(float(noise[min(crossing, len(noise) - 1)])) / density, math.sqrt(spread) / density

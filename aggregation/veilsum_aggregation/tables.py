@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_aggregation.figures import Z95, Answer, Drowned, Figure, Test, chi_squared, ratio_figure
+from veilsum_aggregation.figures import project as project
 from veilsum_aggregation.moments import NOISE_FLOOR
 
 Floats = NDArray[np.float64]
@@ -34,7 +35,8 @@ def shares(counts: Floats, std: float) -> list[Answer]:
     found: list[Answer] = []
     for cell in counts:
         n = max(total, 0.0)
-        answer = ratio_figure(float(cell), total, (std**2, -2.0 * std**2, k * std**2), (0.0, n, -n), advice)
+        inside = min(max(float(cell), 0.0), n)  # beyond, no share is left that the data do not reject
+        answer = ratio_figure(inside, total, (std**2, -2.0 * std**2, k * std**2), (0.0, n, -n), advice)
         found.append(answer if isinstance(answer, Drowned) else answer.within(0.0, 1.0))
     return found
 
@@ -42,22 +44,9 @@ def shares(counts: Floats, std: float) -> list[Answer]:
 def share_of(part: float, whole: float, part_std: float, whole_std: float) -> Answer:
     """The share of some records in all of them, both released, by Fieller's rule."""
     n = max(whole, 0.0)
-    found = ratio_figure(part, whole, (part_std**2, 0.0, whole_std**2), (0.0, n, -n), "more records, or more epsilon")
+    inside = min(max(part, 0.0), n)
+    found = ratio_figure(inside, whole, (part_std**2, 0.0, whole_std**2), (0.0, n, -n), "more records, or more epsilon")
     return found if isinstance(found, Drowned) else found.within(0.0, 1.0)
-
-
-def project(table: Floats) -> Floats:
-    """The nearest table without negative cells of the same sum: for display and synthetic records, never for intervals.
-
-    Setting negative cells to 0 alone would add records; the projection (Duchi et al. 2008) takes them off the others.
-    """
-    flat, total = table.ravel(), float(table.sum())
-    if total <= 0.0:
-        return np.zeros_like(table)
-    falling = np.sort(flat)[::-1]
-    over = (np.cumsum(falling) - total) / np.arange(1, flat.size + 1)
-    last = int(np.flatnonzero(falling > over)[-1])
-    return np.asarray(np.maximum(flat - over[last], 0.0).reshape(table.shape), dtype=np.float64)
 
 
 def independence(table: Floats, std: float) -> Test | Drowned:
