@@ -229,9 +229,9 @@ def _draw_curves(canvas: Any, name: str, rows: Sequence[Row]) -> None:
         )
         (line,) = axes.plot(times, middle, label=group, marker="o", markersize=3)
         axes.fill_between(times, low, high, alpha=0.18, color=line.get_color(), linewidth=0)
-        for row in told:
+        for start, row in zip(times, told, strict=False):  # who was at risk when the interval began
             below.text(
-                float(row["time"]),
+                start,
                 place,
                 f"{row['at_risk']:.0f}",
                 ha="center",
