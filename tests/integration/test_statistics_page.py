@@ -36,7 +36,7 @@ def follow(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def near(figure: dict[str, Any], truth: float) -> bool:
-    """Whether a figure lies within 2.5 of its intervals of the truth: noise is real here, and a test must not fail by chance."""
+    """Whether the truth lies within 2.5 times a figure's interval: noise is real here, and a test must not fail by chance."""
     if "not_estimable" in figure or figure["low"] is None or figure["high"] is None:
         return True
     middle, half = (figure["low"] + figure["high"]) / 2.0, (figure["high"] - figure["low"]) / 2.0
