@@ -168,20 +168,35 @@ def test_compiled_sums_are_short_and_narrow() -> None:
     assert agreed.plan(4, 4).encoding.ciphertexts == 1
 
 
+def figures_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [value for row in rows for value in row.values() if isinstance(value, dict)]
+
+
 def test_small_cells_are_not_printed() -> None:
     records, data = records_of(300)
-    summary = run(compiled(50.0, parameters={"smallest_cell": 30}), records)
+    study = compiled(50.0, parameters={"smallest_cell": 30})
+    summary = run(study, records)
     old = find(summary["old"], age_group="65 to 90", sex="f")
     assert np.sum((data["age"] >= 65) & (data["sex"] == 0)) > 30
     assert "value" in old["count"]
-    few = [row for row in summary["ages"] if row["count"] == {"below": 30}]
-    assert len(few) >= 1
-    assert (
-        METHODS["statistics"]
-        .run(MemoryFederation(compiled(50.0, parameters={"smallest_cell": 30}), split_records(records, 4)))
-        .arrays
-        == {}
-    )
+    assert len([row for row in summary["ages"] if row["count"] == {"below": 30}]) >= 1
+    late = [row for row in summary["curve"] if row["at_risk"] is None and row["figure"] == "survival"]
+    assert all(row["value"] == {"below": 30} for row in late)
+    assert METHODS["statistics"].run(MemoryFederation(study, split_records(records, 4))).arrays == {}
+
+
+def test_no_kind_prints_figures_of_a_small_group() -> None:
+    """Where all records together are fewer, nothing but tests is left, with queries and without."""
+    records, _ = records_of(300)
+    large = {"parameters": {"smallest_cell": 5000}}
+    for more in (large, {**large, "query": (), "derive": {}}):
+        summary = run(compiled(50.0, **more), records)
+        rows = [
+            row for key, value in summary.items() if isinstance(value, list) and not key.endswith(" tests") for row in value
+        ]
+        assert len(figures_of(rows)) > 5
+        assert all(figure == {"below": 5000} for figure in figures_of(rows))
+        assert all(row.get("at_risk") is None for row in rows)
 
 
 def test_everything_can_drown() -> None:

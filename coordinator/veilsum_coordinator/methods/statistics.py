@@ -145,7 +145,19 @@ class FederatedStatistics(Method):
                 for name, number, share in zip(schema.classes, counts, moments.share(counts, std), strict=True)
             ]
         summary["cohort"] = len(release.cohort)
-        return Result(self.name, summary)
+        smallest = FederatedStatisticsParameters.model_validate(federation.study.parameters).smallest_cell
+        return Result(self.name, without_small_cells(summary, smallest))
+
+
+def without_small_cells(summary: dict[str, Any], smallest: int) -> dict[str, Any]:
+    """The summary with ``below`` in place of every figure of a row whose noised count is smaller."""
+
+    def masked(row: dict[str, Any]) -> dict[str, Any]:
+        if not smallest or row["count"]["value"] >= smallest:
+            return row
+        return {key: {"below": smallest} if isinstance(value, dict) else value for key, value in row.items()}
+
+    return {key: [masked(row) for row in value] if isinstance(value, list) else value for key, value in summary.items()}
 
 
 def plain(statistic: Statistic) -> dict[str, Any]:

@@ -144,7 +144,11 @@ class _Reader(ABC):
 
     def cell(self, value: float, figure: Mapping[str, Any]) -> Mapping[str, Any]:
         """A cell's figure, or that it is below the smallest that may be printed."""
-        return {"below": self.smallest} if self.smallest and value < self.smallest else figure
+        return {"below": self.smallest} if self.small(value) else figure
+
+    def small(self, value: float) -> bool:
+        """Whether so few records are not to be shown."""
+        return self.smallest > 0 and value < self.smallest
 
 
 class _TableReader(_Reader):
@@ -223,9 +227,10 @@ class _QuantileReader(_Reader):
         query, std = self.encoding.query, self.std("prefix")
         for levels, sums in zip(self.groups(), self.block("prefix"), strict=True):
             found = quantiles.quantiles(sums, self.encoding.column(), std, self.encoding.edges, query.at)
+            count = float((quantiles.prefix_matrix(self.encoding.column()) @ sums)[-1])
             for q, answer in zip(query.at, found, strict=True):
                 about = {"column": query.over[0], "unit": self.encoding.domain.unit, "quantile": q}
-                yield {**levels, **about, "value": shown(answer)}
+                yield {**levels, **about, "value": self.cell(count, shown(answer))}
 
 
 class _CorrelationReader(_Reader):
@@ -240,7 +245,7 @@ class _CorrelationReader(_Reader):
         for i in range(len(names)):
             for j in range(i + 1, len(names)):
                 found = correlations.correlation(matrix, i, j, self.std("diagonal"), self.std("cross"))
-                yield {"column": names[i], "with": names[j], "correlation": shown(found)}
+                yield {"column": names[i], "with": names[j], "correlation": self.cell(float(diagonal[0]), shown(found))}
 
 
 class _MissingReader(_Reader):
@@ -271,8 +276,12 @@ class _SurvivalReader(_Reader):
             return
         unit = self.encoding.domain.unit
         for levels, counts in zip(self.groups(), self._counts(), strict=True):
-            for name, time, value, risk in self._figures(counts):
-                yield {**levels, "figure": name, "time": time, "unit": unit, "value": value, "at_risk": risk}
+            number = float(counts.vector.sum())
+            for name, time, figure, risk in self._figures(counts):
+                about = number if risk is None else min(risk, number)
+                at_risk = None if risk is None or self.small(about) else round(risk, 1)
+                value = self.cell(about, figure)
+                yield {**levels, "figure": name, "time": time, "unit": unit, "value": value, "at_risk": at_risk}
 
     def _figures(self, counts: SurvivalCounts) -> Iterator[tuple[str, float | None, Mapping[str, Any], float | None]]:
         """Of one group: what is told, at which time, its figure, and how many are at risk."""
@@ -285,11 +294,12 @@ class _SurvivalReader(_Reader):
             yield name, None, shown(survival.survival_quantile(curve, counts.edges[0], q)), None
         yield "restricted mean", counts.edges[-1], shown(survival.restricted_mean(counts)), None
         for time, figure, risk in zip(curve.times, curve.survival, curve.at_risk, strict=True):
-            yield "survival", time, self.cell(risk, shown(figure)), round(risk, 1)
+            yield "survival", time, shown(figure), risk
         if len(self.encoding.causes) > 1:
             for cause, name in enumerate(self.encoding.causes, 1):
-                for time, figure in zip(curve.times, survival.cumulative_incidence(counts, cause), strict=True):
-                    yield f"cumulative incidence of {name}", time, shown(figure), None
+                incidence = survival.cumulative_incidence(counts, cause)
+                for time, figure, risk in zip(curve.times, incidence, curve.at_risk, strict=True):
+                    yield f"cumulative incidence of {name}", time, shown(figure), risk
 
     def tests(self) -> Iterator[Row]:
         query = self.encoding.query

@@ -11,6 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -289,6 +290,15 @@ class QuantileEncoding(Encoding):
         """Number of intervals."""
         return len(self.edges) - 1
 
+    @cached_property
+    def _columns_of_intervals(self) -> Integers:
+        """(bins, bins): row b is what a record in interval b adds."""
+        column, bins = self.column(), self.bins
+        lower = np.zeros((bins, bins), dtype=np.int64)
+        for start in range(bins):
+            lower[start, start:] = column[: bins - start]
+        return lower
+
     def column(self) -> Integers:
         """The first column of the integer matrix."""
         return toeplitz_column(self.bins, self.scale)
@@ -306,12 +316,8 @@ class QuantileEncoding(Encoding):
         numbers = number_cells(cells, self.query.over[0])
         code = cut(numbers, self._scaled)
         known = np.flatnonzero((group >= 0) & (code >= 0))
-        column, bins = self.column(), self.bins
-        lower = np.zeros((bins, bins), dtype=np.int64)
-        for start in range(bins):
-            lower[start, start:] = column[: bins - start]
-        places = group[known, None] * bins + np.arange(bins)
-        rows[known[:, None], places] = lower[code[known]]
+        places = group[known, None] * self.bins + np.arange(self.bins)
+        rows[known[:, None], places] = self._columns_of_intervals[code[known]]
 
 
 class MeanEncoding(Encoding):
