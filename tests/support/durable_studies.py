@@ -68,8 +68,20 @@ GENERATION = {"mode": "multi-domain", "target": 30, "extra": 5}
 CLEAR = ("none", "moon", "scaffold", "sr", "iir", "ntd")
 OWN: dict[str, dict[str, Any]] = {"moon": {"model": SMALL}, "ntd": {"classes": 3}}
 
+QUERIES: dict[str, Any] = {
+    "derive": {"half": {"of": "x0", "edges": [0.0]}, "sum": {"number": "x0 + x1 / 2", "low": -1, "high": 1}},
+    "query": [
+        {"kind": "table-one", "by": "y", "over": ["x0", "x1", "half"], "at": [0.5]},
+        {"kind": "correlation", "over": ["x0", "sum"], "where": "x1 > -0.5 or x0 is missing"},
+        {"kind": "survival", "over": "x1", "event": "y", "censored": "c0", "edges": [-1.0, 0.0, 0.5], "by": "half"},
+        {"kind": "missing", "over": ["x0"]},
+        {"kind": "synthetic", "over": ["half", "y"]},
+    ],
+}
+
 STUDIES: dict[str, Compile] = {
     "statistics": partial(_plain, method="statistics", epsilon=2.0),
+    "statistics of queries": partial(_plain, method="statistics", epsilon=2.0, parameters=QUERIES),
     "pca": partial(_plain, method="pca", epsilon=4.0, parameters={"width": 2}),
     "slot-align": partial(_plain, method="slot-align", epsilon=900.0, parameters=ITERATED),
     "slot-align once": partial(_plain, method="slot-align", epsilon=None),
