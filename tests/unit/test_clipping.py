@@ -291,3 +291,68 @@ def test_pieces_out_of_place_are_refused() -> None:
     assert scattered_sum([], 4, 1.0, 64, 2**40).total.tolist() == [0] * 4
     bad = np.array([[np.nan, 1.0], [1.0, 0.0]])
     assert scattered_sum([(np.array([3, 1]), bad)], 4, 1.0, 64, 2**40) == (pytest.approx([0, 0, 0, 64]), 0, 1)
+
+
+any_integers = arrays(
+    np.int64,
+    array_shapes(min_dims=2, max_dims=2, min_side=0, max_side=6),
+    elements=st.integers(-6, 6) | st.integers(-(2**26), 2**26) | st.sampled_from([-(2**63), 2**63 - 1, -(2**32), 2**32]),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(vectors=any_integers, clip=st.integers(1, 12) | st.sampled_from([2**13, 2**26]), factor=st.integers(1, 2**13))
+def test_rows_of_integers_are_multiplied_unless_too_long(vectors: NDArray[np.int64], clip: int, factor: int) -> None:
+    grid = clip * min(factor, 2**26 // clip)
+    rows, clipped, invalid = truncate_to_grid(vectors, float(clip), grid)
+    long = [square > clip**2 for square in squared_norms(vectors)]
+    assert rows.dtype == np.int64
+    assert clipped.tolist() == long
+    assert invalid.tolist() == [False] * len(vectors)
+    assert invalid.dtype == np.bool_
+    for row, vector, cut in zip(rows.tolist(), vectors.tolist(), long, strict=True):
+        if cut:
+            scale = grid / math.sqrt(sum(value**2 for value in vector))
+            assert all(abs(got - value * scale) <= 1.5 for got, value in zip(row, vector, strict=True))
+            assert sum(value**2 for value in row) <= grid**2
+        else:
+            assert row == [value * (grid // clip) for value in vector]
+
+
+def test_squares_of_many_integers_do_not_wrap_around() -> None:
+    rows, clipped, _ = truncate_to_grid(np.full((1, 4096), 2**26, dtype=np.int64), float(2**26), 2**26)
+    assert clipped.all()
+    assert squared_norms(rows)[0] <= 2**52
+
+
+def test_rows_of_integers_are_truncated_where_the_bound_does_not_divide_the_grid() -> None:
+    rows = truncate_to_grid(np.array([[1, 2], [3, 4]]), 3.0, 16)[0]
+    np.testing.assert_array_equal(rows, [[5, 10], [9, 12]])
+    np.testing.assert_array_equal(truncate_to_grid(np.array([[1, -1]]), 1.5, 16)[0], [[10, -10]])
+
+
+@pytest.mark.parametrize("bound", [0, 2**62 + 1])
+def test_bounds_of_pieces_out_of_range_are_refused(bound: int) -> None:
+    with pytest.raises(Misuse, match="bound"):
+        scattered_sum([], 1, 1.0, 1, bound)
+
+
+@pytest.mark.parametrize("bound", [1, 2**62])
+def test_pieces_are_clamped_to_the_ends_of_the_range(bound: int) -> None:
+    piece = (np.array([1]), np.array([[1.0], [1.0], [-1.0], [1.0]]))
+    total = scattered_sum([piece], 2, 1.0, 2**20, bound).total
+    assert total.tolist() == [0, min(2 * 2**20, bound)]
+    assert total.dtype == np.int64
+    assert scattered_sum([], 3, 1.0, 1, bound).total.tolist() == [0, 0, 0]
+
+
+def test_records_beyond_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("veilsum_privacy.mechanism.clipping.MAX_VALUES", 3)
+    rows, places = np.ones((2, 1)), np.array([0])
+    for taken in ([rows, rows[:1]], [rows[:1], rows]):
+        assert site_sum(iter(taken), 1, 1.0, 4, 100).total.tolist() == [12]
+        assert scattered_sum([(places, each) for each in taken], 1, 1.0, 4, 100).total.tolist() == [12]
+    with pytest.raises(Misuse, match="records"):
+        site_sum(iter([rows, rows]), 1, 1.0, 4, 100)
+    with pytest.raises(Misuse, match="records"):
+        scattered_sum([(places, rows), (places, rows)], 1, 1.0, 4, 100)

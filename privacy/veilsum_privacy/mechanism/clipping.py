@@ -167,13 +167,19 @@ class _Subjects:
 
     def _bound(self, sums: Integers) -> Integers:
         """Clip the rows that are longer than the grid; a row that is not stays as it is."""
-        reals = sums.astype(np.float64)
-        long = np.einsum("ij,ij->i", reals, reals) > 2.0 * self._grid**2
-        near = np.flatnonzero(~long)  # short enough for squares of integers
-        long[near] = np.einsum("ij,ij->i", sums[near], sums[near]) > self._grid**2
+        long = _longer(sums, self._grid)
         self.clipped += int(long.sum())
-        sums[long] = truncate_to_grid(reals[long], float(self._grid), self._grid)[0]
+        sums[long] = truncate_to_grid(sums[long].astype(np.float64), float(self._grid), self._grid)[0]
         return sums
+
+
+def _longer(rows: Integers, bound: int) -> NDArray[np.bool_]:
+    """Which rows are longer than a bound of at most 2^26, exactly, whatever integers they hold."""
+    reals = rows.astype(np.float64)
+    long: NDArray[np.bool_] = np.einsum("ij,ij->i", reals, reals) > 2.0 * bound**2
+    near = np.flatnonzero(~long)  # short enough for squares of integers
+    long[near] = np.einsum("ij,ij->i", rows[near], rows[near]) > bound**2
+    return long
 
 
 def truncate_to_grid(
@@ -197,7 +203,7 @@ def truncate_to_grid(
         raise Misuse("The grid must lie between 1 and 2^26.")
     if vectors.ndim != 2:
         raise Misuse("Records come as the rows of a matrix.")
-    if vectors.dtype == np.int64 and grid % clip == 0:
+    if vectors.dtype == np.int64 and grid % clip == 0:  # so clip is an integer, at most grid
         return _multiply_to_grid(cast(Integers, vectors), int(clip), grid)
     vectors = np.asarray(vectors, dtype=np.float64)
     invalid: NDArray[np.bool_] = np.logical_not(np.isfinite(vectors).all(axis=1))
@@ -220,10 +226,7 @@ def truncate_to_grid(
 
 def _multiply_to_grid(vectors: Integers, clip: int, grid: int) -> tuple[Integers, NDArray[np.bool_], NDArray[np.bool_]]:
     """Rows of integers on the grid, exactly; one that is longer than the bound is clipped as a row of reals."""
-    long = np.abs(vectors).max(axis=1, initial=0) > clip
-    near = np.flatnonzero(~long)  # short enough for squares of integers
-    long[near] = np.einsum("ij,ij->i", vectors[near], vectors[near]) > clip * clip
+    long = _longer(vectors, clip)
     integers = np.where(long[:, None], 0, vectors) * (grid // clip)
-    if long.any():
-        integers[long] = truncate_to_grid(vectors[long].astype(np.float64), float(clip), grid)[0]
+    integers[long] = truncate_to_grid(vectors[long].astype(np.float64), float(clip), grid)[0]
     return cast(Integers, integers), long, np.zeros(len(vectors), dtype=np.bool_)
