@@ -1,18 +1,23 @@
 """``PYTHONPATH=tests python -m mutants [MODULE ...] [--sample 300] [--seed 0] [--workers 1] [--out FILE] [--list]``.
 
-``--out`` is a file of one JSON object a mutant; what stands there is not judged again while module and tests are the same.
+``--out`` is a file of one JSON object a mutant. What stands there is not judged again while the module is the same, and
+survivors while the tests are the same too.
 The exit status is 1 if a mutant survives that :mod:`.harmless` does not know.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import hashlib
 import json
 import os
 import random
+import sys
 import time
+import traceback
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +26,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy: a process wi
 from mutants.harmless import HARMLESS
 from mutants.judges import ROOT, modules
 from mutants.operators import Mutant, find_mutants
-from mutants.running import Trial, Workshop, preload
+from mutants.running import Trial, Verdict, Workshop, preload
 
 
 def choose(paths: list[str], words: str, sample: int, seed: int) -> list[Mutant]:
@@ -40,38 +45,82 @@ def choose(paths: list[str], words: str, sample: int, seed: int) -> list[Mutant]
 
 
 def digest(path: str, judges: tuple[str, ...]) -> str:
-    """Of a module and of the tests that judge it."""
+    """Of a module, and of tests that a mutant of it survives."""
     return hashlib.sha256(b"\0".join((ROOT / file).read_bytes() for file in (path, *judges))).hexdigest()[:16]
 
 
+def read(out: Path, by: dict[str, tuple[str, ...]]) -> dict[str, dict[str, Any]]:
+    """What came of mutants before, by name, as far as it holds still."""
+    items = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+    digests = {path: (digest(path, judges), digest(path, ())) for path, judges in by.items()}
+    return {
+        item["name"]: item
+        for item in items
+        if item["of"] == digests.get(item["name"].partition("::")[0], ("", ""))[bool(item["found"])]
+    }
+
+
 def judge(judges: tuple[str, ...], chosen: dict[str, list[Mutant]], workers: int, out: Path) -> None:
-    """Judge mutants, by module, that have the same judges; append what came of each to ``out``."""
+    """Judge mutants, by module, that have the same judges; append what came of each to ``out``.
+
+    First, in a process that has imported everything, those within functions; then the others, and those that survived there
+    though an import reaches them: what it made was made without the fault.
+    """
     workshop = Workshop(list(chosen), judges)
-    trees = {path: find_mutants(path, (ROOT / path).read_text()) for path in chosen}
-    print(
-        f"{sum(map(len, chosen.values()))} mutants of {', '.join(chosen)}: tests take {workshop.reach.whole:.0f} s", flush=True
-    )
-    digests = {path: digest(path, judges) for path in chosen}
+    total = sum(map(len, chosen.values()))
+    print(f"{total} mutants of {', '.join(chosen)}: tests take {workshop.reach.whole:.0f} s", flush=True)
     wanted = {mutant.name for mutants in chosen.values() for mutant in mutants}
-    left = [(tree, mutant) for tree, every in trees.values() for mutant in every if mutant.name in wanted]
-    trials: list[Trial] = []
-    while left or trials:
-        while left and len(trials) < workers:
-            trials.append(workshop.start(*left.pop(0)))
-        for trial in list(trials):
-            verdict = trial.verdict()
-            if verdict is None:
-                continue
-            trials.remove(trial)
-            mutant = trial.mutant
-            told: dict[str, Any] = {"name": mutant.name, "line": mutant.line, "kind": mutant.kind, **vars(verdict)}
-            told["of"] = digests[mutant.path]
-            with out.open("a") as file:
-                file.write(json.dumps(told) + "\n")
-            if not verdict.found:
-                known = "harmless" if mutant.name in HARMLESS else "SURVIVED"
-                print(f"{known} {mutant.path}:{mutant.line} in {mutant.place}: {mutant.before} -> {mutant.after}", flush=True)
-        time.sleep(0.02)
+
+    def left() -> Iterator[tuple[ast.Module, Mutant]]:
+        for path in chosen:  # a tree of its own for each
+            source = (ROOT / path).read_text()
+            for index, mutant in enumerate(find_mutants(path, source)[1]):
+                if mutant.name in wanted:
+                    tree, every = find_mutants(path, source)
+                    yield tree, every[index]
+
+    def note(mutant: Mutant, verdict: Verdict) -> None:
+        told: dict[str, Any] = {"name": mutant.name, "line": mutant.line, "kind": mutant.kind, **vars(verdict)}
+        told["of"] = digest(mutant.path, () if verdict.found else judges)
+        with out.open("a") as file:
+            file.write(json.dumps(told) + "\n")
+        wanted.discard(mutant.name)
+        if not verdict.found:
+            known = "harmless" if mutant.name in HARMLESS else "SURVIVED"
+            print(f"{known} {mutant.path}:{mutant.line} in {mutant.place}: {mutant.before} -> {mutant.after}", flush=True)
+
+    def work(warm: bool) -> None:
+        trials: list[Trial] = []
+        queue = left()
+        while True:
+            while len(trials) < workers and (item := next(queue, None)):
+                if trial := workshop.start(*item):
+                    trials.append(trial)
+            if not trials:
+                return
+            for trial in list(trials):
+                if verdict := trial.verdict():
+                    trials.remove(trial)
+                    if verdict.found or not warm or not workshop.reaches_imports(trial.mutant):
+                        note(trial.mutant, verdict)
+            time.sleep(0.005)
+
+    sys.stdout.flush()
+    if not (child := os.fork()):
+        code = 1
+        try:
+            workshop.warm()
+            work(warm=True)
+            code = 0
+        except BaseException:  # noqa: BLE001  # nothing may go on in a fork
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            os._exit(code)
+    if os.waitpid(child, 0)[1]:
+        raise SystemExit("The process that judges faults within functions ended; its words stand above.")
+    wanted -= set(read(out, dict.fromkeys(chosen, judges)))
+    work(warm=False)
 
 
 def report(results: list[dict[str, Any]]) -> int:
@@ -111,15 +160,7 @@ def main() -> int:
             print(f"{mutant.line}: {mutant.kind}: {mutant.name}")
         return 0
     by = dict(modules())
-    digests = {path: digest(path, by[path]) for path in {mutant.path for mutant in chosen}}
-    names = {mutant.name: digests[mutant.path] for mutant in chosen}
-
-    def judged() -> dict[str, dict[str, Any]]:
-        lines = options.out.read_text().splitlines() if options.out.exists() else []
-        found = [json.loads(line) for line in lines]
-        return {item["name"]: item for item in found if names.get(item["name"]) == item.get("of", "")}
-
-    done = judged()
+    done = read(options.out, by)
     left: dict[tuple[str, ...], dict[str, list[Mutant]]] = defaultdict(lambda: defaultdict(list))
     for mutant in chosen:
         if mutant.name not in done:
@@ -127,7 +168,8 @@ def main() -> int:
     preload()
     for judges, mutants in left.items():
         judge(judges, mutants, options.workers, options.out)
-    return int(report(list(judged().values())) > 0)
+    names = {mutant.name for mutant in chosen}
+    return int(report([item for name, item in read(options.out, by).items() if name in names]) > 0)
 
 
 if __name__ == "__main__":

@@ -103,7 +103,8 @@ class _Finder:
                 getattr(parent, name)[index] = new
 
         where = child.target if isinstance(child, ast.comprehension) else child
-        return Mutant(self._path, place, where.lineno, where.end_lineno, kind, *_texts(child, new), plant=plant)
+        end = where.end_lineno or where.lineno
+        return Mutant(self._path, place, where.lineno, end, kind, *_texts(child, new), plant=plant)
 
 
 def _texts(old: ast.AST, new: ast.AST) -> tuple[str, str]:
@@ -215,7 +216,8 @@ def _expressions(node: ast.expr) -> Iterator[tuple[str, ast.AST]]:
                 yield "element dropped", ast.Dict([keys[place] for place in kept], [values[place] for place in kept])
         case ast.List(elts=elements) | ast.Set(elts=elements) if len(elements) > 1:
             for index in range(len(elements)):
-                yield "element dropped", type(node)([*elements[:index], *elements[index + 1 :]])
+                rest = [*elements[:index], *elements[index + 1 :]]
+                yield "element dropped", ast.List(rest, ast.Load()) if isinstance(node, ast.List) else ast.Set(rest)
         case ast.Slice(lower=lower, upper=upper, step=step):
             if lower is not None:
                 yield "bound dropped", ast.Slice(None, upper, step)

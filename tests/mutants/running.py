@@ -1,12 +1,14 @@
 """Plants a fault in a process of its own and lets the module's tests judge it; those that reach the changed lines first.
 
-A process is forked off this one, which has imported what does not belong to the project. Only the module's import differs in
-it, so nothing on disk changes. A test that starts further processes does not see the fault there.
+A process is forked off for each fault, so nothing on disk changes. For a fault within a function it is forked off one that
+has imported module and tests, and the function's code is exchanged; for one that an import would see, off one that has
+imported only what does not belong to the project. A test that starts further processes does not see the fault there.
 """
 
 from __future__ import annotations
 
 import ast
+import gc
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -21,10 +23,13 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import CO_OPTIMIZED
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 import pytest
@@ -58,11 +63,13 @@ class Reach:
 
     Attributes:
         lines: that each test reaches in the modules: pairs of path and number.
+        imports: lines that are reached while modules and tests are imported.
         seconds: that each test takes.
         whole: seconds of all, imports included.
     """
 
     lines: dict[str, frozenset[tuple[str, int]]]
+    imports: frozenset[tuple[str, int]]
     seconds: dict[str, float]
     whole: float
 
@@ -85,7 +92,7 @@ class _Planted(importlib.machinery.SourceFileLoader):
         self._tree = tree
 
     def get_code(self, fullname: str) -> CodeType:
-        return compile(self._tree, self.path, "exec")
+        return _compiled(self._tree, self.path)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -120,7 +127,17 @@ class _Reaching(_Examples):
         self.seconds: dict[str, float] = {}
 
     @pytest.hookimpl(wrapper=True)
+    def pytest_collection(self) -> Iterator[None]:
+        with self._watched(""):
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        with self._watched(item.nodeid):
+            return (yield)
+
+    @contextmanager
+    def _watched(self, name: str) -> Iterator[None]:
         reached: set[tuple[str, int]] = set()
 
         def line(frame: FrameType, event: str, _: Any) -> Any:
@@ -134,11 +151,11 @@ class _Reaching(_Examples):
         threading.settrace(call)
         sys.settrace(call)
         try:
-            return (yield)
+            yield
         finally:
             sys.settrace(None)
             threading.settrace(None)
-            self.lines[item.nodeid], self.seconds[item.nodeid] = sorted(reached), time.monotonic() - begin
+            self.lines[name], self.seconds[name] = sorted(reached), time.monotonic() - begin
 
 
 class _Judging(_Examples):
@@ -147,18 +164,20 @@ class _Judging(_Examples):
     def __init__(self, reach: Reach, mutant: Mutant, word: Path) -> None:
         self._reach, self._word = reach, word
         changed = {(mutant.path, line) for line in range(mutant.line, mutant.end + 1)}
-        everywhere = not mutant.place  # what a module does when it is imported is noted of no test
+        everywhere = not mutant.place or not changed.isdisjoint(reach.imports)
         self._reaching = {test for test, lines in reach.lines.items() if everywhere or not changed.isdisjoint(lines)}
 
-    def ordered(self, judges: Iterable[str]) -> list[str]:
-        """Files of tests, those first of which the reaching tests take least; what does not reach last."""
-        seconds = dict.fromkeys(judges, 0.0)
+    def ordered(self) -> list[str]:
+        """Files of tests that reach the fault, those first of which these tests take least."""
+        seconds: Counter[str] = Counter()
         for test in self._reaching:
-            seconds[test.partition("::")[0]] += self._reach.seconds[test]
-        return sorted(seconds, key=lambda file: (seconds[file] == 0.0, seconds[file]))
+            seconds[test.partition("::")[0]] += self._reach.seconds[test]  # type: ignore[assignment]
+        return sorted(seconds, key=lambda file: seconds[file])
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        items.sort(key=lambda item: (item.nodeid not in self._reaching, self._reach.seconds.get(item.nodeid, 0.0)))
+        items[:] = sorted(
+            (item for item in items if item.nodeid in self._reaching), key=lambda item: self._reach.seconds[item.nodeid]
+        )
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -184,6 +203,7 @@ class Workshop:
 
     def __init__(self, paths: Sequence[str], judges: Sequence[str], root: Path = ROOT, slack: float = 30.0) -> None:
         self._paths, self._judges, self._root, self._slack = list(paths), list(judges), root, slack
+        self._functions: list[FunctionType] | None = None
         self.reach = self._without_fault()
 
     def _without_fault(self) -> Reach:
@@ -202,21 +222,57 @@ class Workshop:
                 raise RuntimeError(f"Tests fail without a fault:\n{(directory / 'output').read_text()}")
             lines, seconds = json.loads(found.read_text())
             reached = {name: frozenset((path, line) for path, line in each) for name, each in lines.items()}
-            return Reach(reached, seconds, time.monotonic() - begin)
+            imports = reached.pop("")
+            return Reach(reached, imports, seconds, time.monotonic() - begin)
         finally:
             shutil.rmtree(directory, ignore_errors=True)
 
-    def start(self, tree: ast.Module, mutant: Mutant) -> Trial:
-        """Begin to judge a mutant, with the tree that it was found in."""
-        name = mutant.path.split("/", 1)[1].removesuffix(".py").replace("/", ".")
-        loader = _Planted(name, str(self._root / mutant.path), tree)
+    def warm(self) -> None:
+        """Import modules and tests here: from now on :meth:`start` takes mutants of :meth:`exchanges` alone, and is fast.
+
+        Raises:
+            RuntimeError: an import left threads behind, which a fork would lose.
+        """
+        self._enter()
+        directory = Path(tempfile.mkdtemp(prefix="mutants-"))
+        try:
+            pytest.main([*self._options(directory), "--collect-only", "-qq", *self._judges], plugins=[_Examples()])
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+        if threading.active_count() > 1:
+            raise RuntimeError(f"Threads of an import: {threading.enumerate()}")
+        files = {str(self._root / path) for path in self._paths}
+        every = (each for each in gc.get_objects() if type(each) is FunctionType)
+        self._functions = [each for each in every if each.__code__.co_filename in files]
+
+    def reaches_imports(self, mutant: Mutant) -> bool:
+        """Whether an import runs the changed code: what it makes is made without a fault that is planted later."""
+        changed = {(mutant.path, line) for line in range(mutant.line, mutant.end + 1)}
+        return not changed.isdisjoint(self.reach.imports)
+
+    def start(self, tree: ast.Module, mutant: Mutant) -> Trial | None:
+        """Begin to judge a mutant; None if :meth:`warm` came before and only an import would see it.
+
+        Args:
+            tree: that it was found in; it is changed.
+            mutant: to judge.
+        """
+        path = str(self._root / mutant.path)
+        before = _compiled(ast.parse((self._root / mutant.path).read_bytes(), path), path)
+        mutant.plant()
+        changed: dict[CodeType, CodeType] = {}
+        if not _within_functions(before, _compiled(tree, path), changed) and self._functions is not None:
+            return None
+        loader = _Planted(mutant.path.split("/", 1)[1].removesuffix(".py").replace("/", "."), path, tree)
         directory = Path(tempfile.mkdtemp(prefix="mutants-"))
 
         def work() -> int:
-            mutant.plant()
-            sys.meta_path.insert(0, _Finder(loader))
+            if self._functions is None:
+                sys.meta_path.insert(0, _Finder(loader))
+            for each in self._functions or []:
+                each.__code__ = changed.get(each.__code__, each.__code__)
             plugin = _Judging(self.reach, mutant, directory / "word")
-            for judge in plugin.ordered(self._judges):  # one after the other: a file that finds it spares the others' imports
+            for judge in plugin.ordered():  # one after the other: a file that finds it spares the others' imports
                 if code := int(pytest.main([*self._options(directory), judge], plugins=[plugin])):
                     return code
             return 0
@@ -239,8 +295,14 @@ class Workshop:
         ]
         return [*plugins, *options, f"--basetemp={directory / 'tmp'}"]
 
+    def _enter(self) -> None:
+        os.chdir(self._root)
+        os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # importing them would take longer than most tests
+        sys.path[:0] = [str(self._root / source) for source in SOURCES]
+
     def _fork(self, directory: Path, work: Callable[[], int]) -> int:
-        if own := [name for name in sys.modules if name.startswith("veilsum_")]:
+        own = [name for name in sys.modules if name.startswith("veilsum_")]
+        if own and self._functions is None:
             raise RuntimeError(f"{own[0]} is imported already: faults in it would not be seen.")
         sys.stdout.flush()
         sys.stderr.flush()
@@ -254,9 +316,8 @@ class Workshop:
             for stream in (1, 2):
                 os.dup2(output, stream)
             resource.setrlimit(resource.RLIMIT_DATA, (LARGEST, LARGEST))
-            os.chdir(self._root)
-            os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # importing them would take longer than most tests
-            sys.path[:0] = [str(self._root / source) for source in SOURCES]
+            if self._functions is None:
+                self._enter()
             code = work()
         except BaseException:  # noqa: BLE001  # nothing may go on in a fork
             traceback.print_exc()
@@ -302,3 +363,29 @@ class Trial:
             case _ if code < 0:
                 return Verdict("crash", f"signal {-code}", seconds)
         raise RuntimeError(f"{self.mutant.name}: the tests ended with {code}:\n{output}")
+
+
+def _compiled(tree: ast.Module, path: str) -> CodeType:
+    code: CodeType = compile(tree, path, "exec", dont_inherit=True)
+    return code
+
+
+def _within_functions(before: CodeType, after: CodeType, changed: dict[CodeType, CodeType]) -> bool:
+    """Whether two modules differ within functions alone; notes which. A function's own functions may live on elsewhere."""
+    if before == after:
+        return True
+    of_function = bool(before.co_flags & CO_OPTIMIZED)
+    old, new = ([each for each in code.co_consts if isinstance(each, CodeType)] for code in (before, after))
+    if of_function:
+        changed[before] = after
+    elif len(old) != len(new) or _alone(before) != _alone(after):
+        return False
+    inner = [
+        _within_functions(one, other, changed) for one, other in zip(old, new, strict=False)
+    ]  # of all, whatever comes of one
+    return of_function or all(inner)
+
+
+def _alone(code: CodeType) -> CodeType:
+    """Without the functions and classes in it."""
+    return code.replace(co_consts=tuple(None if isinstance(each, CodeType) else each for each in code.co_consts))

@@ -72,7 +72,7 @@ def test_what_is_known_to_be_harmless_is_still_there() -> None:
 
 
 TOY = """
-    def whole(value, least=0):
+    def whole(value, least=5 - 5):
         if value < least:
             raise ValueError
         return value + 1
@@ -103,6 +103,7 @@ TESTS = """
 
 WHOLE, COUNT = "tests/test_calc.py::test_whole", "tests/test_calc.py::test_count"
 ENDLESS = "number += 1 -> pass"
+AT_IMPORT = "5 - 5 -> 5 + 5"
 FOUND = {
     "value + 1 -> value - 1": ("test", WHOLE),
     "raise ValueError -> pass": ("test", WHOLE),
@@ -110,6 +111,7 @@ FOUND = {
     "value * 2 -> value + 2": ("", ""),
     "value < least -> value <= least": ("", ""),
     ENDLESS: ("time", ""),
+    AT_IMPORT: ("test", WHOLE),
 }
 
 RUN = """
@@ -120,15 +122,18 @@ RUN = """
 
     root, path = Path.cwd(), "privacy/toy/calc.py"
     workshop = Workshop([path], ["tests/test_calc.py"], root, slack=1.0)
-    tree, every = find_mutants(path, (root / path).read_text())
     found = {}
-    for mutant in every:
-        name = f"{mutant.before} -> {mutant.after}"
-        if name in sys.argv[1:]:
-            trial = workshop.start(tree, mutant)
-            while (verdict := trial.verdict()) is None:
-                time.sleep(0.01)
-            found[name] = [verdict.found, verdict.by]
+    for warm in (False, True):
+        if warm:
+            workshop.warm()
+        for index, mutant in enumerate(find_mutants(path, (root / path).read_text())[1]):
+            name = f"{mutant.before} -> {mutant.after}"
+            if name in sys.argv[1:]:
+                tree, every = find_mutants(path, (root / path).read_text())
+                if trial := workshop.start(tree, every[index]):
+                    while (verdict := trial.verdict()) is None:
+                        time.sleep(0.01)
+                    found.setdefault(name, []).append([verdict.found, verdict.by])
     lines = {name: sorted(line for _, line in each) for name, each in workshop.reach.lines.items()}
     print(json.dumps([found, lines]))
 """
@@ -148,8 +153,10 @@ def test_found_missed_and_endless(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    found, lines = json.loads(done.stdout)
-    assert found == {name: list(each) for name, each in FOUND.items() if name != ENDLESS} | {ENDLESS: found[ENDLESS]}
-    assert found[ENDLESS][0] == "time"
+    found, lines = json.loads(done.stdout.splitlines()[-1])
+    endless, at_import = found.pop(ENDLESS), found.pop(AT_IMPORT)
+    assert [each for each, _ in endless] == ["time", "time"]
+    assert at_import == [["test", WHOLE]]  # not judged in the process that has imported it
+    assert found == {name: [list(each)] * 2 for name, each in FOUND.items() if name not in (ENDLESS, AT_IMPORT)}
     assert (tmp_path / "privacy/toy/calc.py").read_text() == textwrap.dedent(TOY).lstrip()
     assert lines == {WHOLE: [2, 3, 4, 7], COUNT: [10, 11, 12, 13]}
