@@ -101,6 +101,8 @@ def judge(judges: tuple[str, ...], chosen: dict[str, list[Mutant]], workers: int
             for trial in list(trials):
                 if verdict := trial.verdict():
                     trials.remove(trial)
+                    if verdict.found == "test":
+                        workshop.found(trial.mutant, verdict.by)
                     if verdict.found or not warm or not workshop.reaches_imports(trial.mutant):
                         note(trial.mutant, verdict)
             time.sleep(0.005)

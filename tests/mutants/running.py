@@ -24,7 +24,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import CO_OPTIMIZED
@@ -174,6 +174,10 @@ class _Judging(_Examples):
             seconds[test.partition("::")[0]] += self._reach.seconds[test]  # type: ignore[assignment]
         return sorted(seconds, key=lambda file: seconds[file])
 
+    def reaching(self, tests: Iterable[str]) -> list[str]:
+        """Those of some tests that reach the fault."""
+        return [test for test in tests if test in self._reaching]
+
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         items[:] = sorted(
             (item for item in items if item.nodeid in self._reaching), key=lambda item: self._reach.seconds[item.nodeid]
@@ -204,6 +208,7 @@ class Workshop:
     def __init__(self, paths: Sequence[str], judges: Sequence[str], root: Path = ROOT, slack: float = 30.0) -> None:
         self._paths, self._judges, self._root, self._slack = list(paths), list(judges), root, slack
         self._functions: list[FunctionType] | None = None
+        self._sharp: dict[str, list[str]] = {}
         self.reach = self._without_fault()
 
     def _without_fault(self) -> Reach:
@@ -250,6 +255,11 @@ class Workshop:
         changed = {(mutant.path, line) for line in range(mutant.line, mutant.end + 1)}
         return not changed.isdisjoint(self.reach.imports)
 
+    def found(self, mutant: Mutant, test: str) -> None:
+        """Let a test that found a mutant look at the next ones of its module first."""
+        sharp = self._sharp.setdefault(mutant.path, [])
+        self._sharp[mutant.path] = [test, *(each for each in sharp if each != test)][:4]
+
     def start(self, tree: ast.Module, mutant: Mutant) -> Trial | None:
         """Begin to judge a mutant; None if :meth:`warm` came before and only an import would see it.
 
@@ -272,8 +282,9 @@ class Workshop:
             for each in self._functions or []:
                 each.__code__ = changed.get(each.__code__, each.__code__)
             plugin = _Judging(self.reach, mutant, directory / "word")
-            for judge in plugin.ordered():  # one after the other: a file that finds it spares the others' imports
-                if code := int(pytest.main([*self._options(directory), judge], plugins=[plugin])):
+            files = [[file] for file in plugin.ordered()]  # one after the other: the first that finds it spares the others
+            for judges in [plugin.reaching(self._sharp.get(mutant.path, ())), *files]:
+                if judges and (code := int(pytest.main([*self._options(directory), *judges], plugins=[plugin]))):
                     return code
             return 0
 
