@@ -188,7 +188,7 @@ def plan_study(
         cost=study_cost(study, draft.records),
         alone=epsilon_alone(study),
         parts=parts,
-        verdict=_VERDICTS[outlook([item for item in expectations if item.main])],
+        verdict=_VERDICTS[outlook([item for item in expectations if item.main])] if study.privacy.epsilon else Verdict.EXACT,
         error=wanted,
         error_epsilon=None if reached is None else reached.privacy.epsilon,
         losses=None if spent is None else participant_losses(study, spent),

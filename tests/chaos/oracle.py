@@ -33,6 +33,9 @@ from veilsum_proto import federation_pb2 as pb
 SIGMAS = 6.5
 """More than so many standard deviations happen once in 10^10 values."""
 
+SHIFT = 0.7
+"""Is taken from the square of a number."""
+
 RELEASES = 'SELECT round, attempt, label, cohort, "values", digest FROM coordinator_release WHERE study = ? ORDER BY round'
 
 Floats = NDArray[np.float64]
@@ -67,17 +70,17 @@ def declared_variance(study: Study, task: TaskDeclaration, cohort: int) -> float
 
 
 def numpy_statistics(data: Mapping[str, Data], cohort: Collection[str]) -> dict[str, Floats]:
-    """Blocks of the task ``statistics`` by numpy alone, for numbers in [-1, 1] and a label of two classes."""
+    """Blocks of the method ``statistics`` by numpy alone, for numbers in [-1, 1] and a label of two classes."""
     x = np.concatenate([data[name][0] for name in cohort])
     y = np.concatenate([data[name][1] for name in cohort])
     counts = np.bincount(y, minlength=2).astype(np.float64)
-    present = np.full(x.shape[1], float(len(x)))
     return {
-        "records": np.array([float(len(x))]),
-        "present": present,
-        "t1": x.sum(0),
-        "t2": (2 * x**2 - 1).sum(0),
-        "classes": counts,
+        "records/table": np.array([float(len(x))]),
+        "overview.numbers/records": np.array([float(len(x))]),
+        "overview.numbers/absent": np.zeros((1, x.shape[1])),
+        "overview.numbers/sum": x.sum(0)[None],
+        "overview.numbers/square": (x**2 - SHIFT).sum(0)[None],
+        "classes/table": counts,
     }
 
 
@@ -174,7 +177,7 @@ class Replay:
             raise WrongError(f"the release of {label} has {len(values)} values")
         found = built.layout().split((values * unit).astype(np.float64))
         for block in built.layout().blocks:
-            # truncation takes less than a unit of every value of a record
+            # rounding takes at most half a unit of every value of a record
             bound = (unit * records + SIGMAS * std) / block.weight
             if np.abs(found[block.name] - expected[block.name]).max() > bound:
                 raise WrongError(f"{block.name} of {label} is not the sum that numpy has")

@@ -128,7 +128,7 @@ def test_killed_while_the_result_is_written(network: Processes) -> None:
     network.heal()
     _check_goes_on(network, key)
     wait_for(lambda: bool(network.status(key).results), "the result")
-    assert load_result(place).summary["records"]["value"] == pytest.approx(60, abs=1e-3)
+    assert load_result(place).summary["records"][0]["count"]["value"] == pytest.approx(60, abs=1e-3)
     assert [path.name for path in place.iterdir() if path.name.startswith(".")] == []
 
 

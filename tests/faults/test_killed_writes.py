@@ -110,7 +110,7 @@ def test_every_death_leaves_exactly_what_was_consented_to(
 
 def _records(bed: TestBed, key: bytes) -> float:
     result = load_result(bed.kit.directory / "results" / key.hex())
-    return float(result.summary["records"]["value"])
+    return float(result.summary["records"][0]["count"]["value"])
 
 
 def _check_ledger(bed: TestBed, key: bytes, where: str) -> None:

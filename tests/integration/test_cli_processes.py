@@ -165,9 +165,9 @@ def test_a_study_from_file_to_result(analyst: Running, capsys: pytest.CaptureFix
     fetched = load_result(out)
     assert result["summary"] == fetched.summary
     # what was announced is what the coordinator states of the release, and what it received
-    noise = asked["cost"]["tasks"][0]["noise_std"]["records"]
-    assert fetched.summary["records"]["std_error"] == pytest.approx(noise)
-    assert abs(fetched.summary["records"]["value"] - 3 * ROWS) < 6 * noise
+    noise = asked["cost"]["tasks"][0]["noise_std"]["records/table"]
+    assert fetched.summary["records"][0]["count"]["noise_error"] == pytest.approx(noise)
+    assert abs(fetched.summary["records"][0]["count"]["value"] - 3 * ROWS) < 6 * noise
     received = states[-1]["rounds"][0]["bytes_received"]
     assert 0.8 * 3 * asked["cost"]["upload_bytes"] < received <= 3 * asked["cost"]["upload_bytes"]
 
@@ -180,7 +180,7 @@ def test_a_study_from_file_to_result(analyst: Running, capsys: pytest.CaptureFix
     assert (code, "finished" in text) == (0, True)
     assert run(capsys, "study", "result", digest, "--out", out)[0] == 2  # never over another result
     code, text, _ = run(capsys, "study", "result", digest, "--out", analyst.directory / "again")
-    assert (code, "±" in text, "Verified: every number" in text) == (0, True, True)
+    assert (code, "95% interval" in text, "Verified: every number" in text) == (0, True, True)
     verified_and_changed(analyst, digest, result["proof"], out, capsys)
 
     # beside the running participant
@@ -212,17 +212,17 @@ def verified_and_changed(
 
     kept = analyst.kit.coordinator.directory / "state" / "results" / digest / "manifest.json"
     right = kept.read_text()
-    count = load_result(out).summary["records"]["value"]
+    count = load_result(out).summary["records"][0]["count"]["value"]
     places = ("changed", "unproven", "taken")
     changed, unproven, taken = (analyst.directory / name for name in places)
     try:
         kept.write_text(right.replace(repr(count), repr(count + 1), 1))
         code, text, _ = run(capsys, "study", "result", digest, "--out", changed)
-        assert (code, "NOT VERIFIED" in text, "summary.records.value" in text) == (1, True, True)
+        assert (code, "NOT VERIFIED" in text, "summary.records[0].count.value" in text) == (1, True, True)
         code, text, _ = run(capsys, "study", "verify", changed, "--json")
         found = json.loads(text)
         assert (code, found["valid"], found["where"]) == (1, False, "manifest.json")
-        assert found["fault"] == f"summary.records.value is {count + 1!r}, but the releases give {count!r}."
+        assert found["fault"] == f"summary.records[0].count.value is {count + 1!r}, but the releases give {count!r}."
         bare = json.loads(right)
         del bare["releases"]
         kept.write_text(json.dumps(bare))

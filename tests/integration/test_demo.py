@@ -115,7 +115,7 @@ def test_sums_and_files_are_where_the_report_says(demo: tuple[Path, dict[str, An
     assert all((directory / "results" / study / "manifest.json").is_file() for study in EPSILON)
     rows = found["classes"]
     for row, true in zip(rows, np.bincount(packaged_dataset("breast-cancer").classes) - (56, 94), strict=True):
-        assert abs(row["count"]["value"] - true) < 8 * row["count"]["std_error"]
+        assert abs(row["count"]["value"] - true) < 8 * row["count"]["noise_error"]
     for name in HOSPITALS:
         assert found["bytes_sent"][name] > 1000
         assert (directory / "participants" / name / "participant.log").is_file()

@@ -43,7 +43,7 @@ def test_a_study_runs_from_submission_to_result(tmp_path: Path) -> None:
         status = stub.Show(pb.ShowRequest(study=key))
         assert status.phase == StudyPhase.FINISHED, (status.reason, status.refusals)
         assert phases[-1] == "finished"
-        assert list(status.results) == ["manifest.json"]
+        assert list(status.results) == ["arrays.safetensors", "manifest.json"]
         manifest = b"".join(chunk.data for chunk in stub.Result(pb.ResultRequest(study=key, file="manifest.json")))
         assert b'"statistics"' in manifest
         wait_for(lambda: all(seat.ended for seat in server.hub.studies[key].machine.seats.values()), "the end everywhere")

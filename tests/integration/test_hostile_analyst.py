@@ -27,7 +27,7 @@ from veilsum_privacy.securesum.context import encode_broadcast
 from veilsum_privacy.study.study import Study, parse_study
 from veilsum_privacy.tasks.base import RecordTask
 from veilsum_privacy.tasks.class_moments import ClassMoments
-from veilsum_privacy.tasks.statistics import Statistics
+from veilsum_privacy.tasks.tables import Tables
 from veilsum_privacy.training.arrays import MODEL
 
 SOMEBODY = np.array([[0.25, -0.5, 1.0]]), np.array([1])
@@ -124,14 +124,14 @@ def test_a_model_beyond_all_bounds_is_refused_without_a_record(worlds: Beside, s
 
 def failing(monkeypatch: pytest.MonkeyPatch, fails: Any) -> None:
     """Let the statistics task fail on records of which ``fails`` says so, as a fault that nobody knows of would."""
-    real = Statistics.vectors
+    real = Tables.vectors
 
     def vectors(self: RecordTask, records: Any, broadcast: Any) -> Any:
         if any(fails(row) for row in records.features):
             raise FloatingPointError("somebody is here")
         return real(self, records, broadcast)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Statistics, "vectors", vectors)
+    monkeypatch.setattr(Tables, "vectors", vectors)
 
 
 def test_a_record_that_cannot_be_computed_on_counts_as_none(worlds: Beside, monkeypatch: pytest.MonkeyPatch) -> None:

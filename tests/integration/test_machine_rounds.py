@@ -126,7 +126,7 @@ def ring(tmp_path: Path) -> Ring:
 
 def _is_right(release: Release) -> None:
     assert release.cohort == NAMES
-    assert abs(release.values["records"][0] - 80) < 6 * release.noise_std["records"]
+    assert abs(release.values["records/table"][0] - 80) < 6 * release.noise_std["records/table"]
 
 
 def test_uploads_out_of_order_doubled_late_or_foreign(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_a_study_and_its_mirror(tmp_path: Path) -> None:
     study = bed.compile(make_request(schema_of(2), epsilon=None))
     status = bed.local.run(study, bed.analyst, tmp_path / "results")
     result = load_result(tmp_path / "results" / status.study.hex())
-    assert result.summary["records"]["value"] == pytest.approx(3 * ROWS, abs=1e-3)
+    assert result.summary["records"][0]["count"]["value"] == pytest.approx(3 * ROWS, abs=1e-3)
 
     again = _hub(bed, url)  # a restarted coordinator
     assert [item.phase for item in again.list()] == ["finished"]

@@ -125,8 +125,8 @@ def test_the_plain_sum_is_exact_sum_plus_each_sites_share(tmp_path: Path, data: 
     release = federation.sum("statistics")
     plan = AgreedStudy(study).task("statistics").plan(4, 4)
     noise = sum(discrete_gaussian(plan.noise.share_variance, plan.encoding.size, SeededRandom(name.encode())) for name in data)
-    unit = release.noise_std["records"] / float(plan.noise.total_variance(4)) ** 0.5
-    exact = release.values["records"][0] - float(noise[0]) * unit
+    unit = release.noise_std["records/table"] / float(plan.noise.total_variance(4)) ** 0.5
+    exact = release.values["records/table"][0] - float(noise[0]) * unit
     assert exact == pytest.approx(75, abs=75 * 0.01 + 1e-3)  # 40 + 9 + 25 + 1 records, truncated to the grid
     assert release.cohort == ("a", "b", "c", "d")
     assert plan.noise.honest == 3
@@ -198,7 +198,7 @@ def test_statistics_of_all_sites_without_noise_are_numpys(
     rows = {row["quantity"]: row["mean"] for row in summary["table"]}
     bunch = load_breast_cancer()
     smoothness = list(bunch.feature_names).index("mean smoothness")
-    assert rows["numbers[mean smoothness].mean"] == pytest.approx(bunch.data[:, smoothness].mean(), rel=1e-3)
+    assert rows["overview.numbers[mean smoothness].mean"] == pytest.approx(bunch.data[:, smoothness].mean(), rel=1e-3)
     assert rows["classes[benign].count"] == pytest.approx(357, abs=0.01)
 
 
@@ -250,7 +250,7 @@ def test_a_file_is_dealt_with_its_schema(tmp_path: Path, capsys: pytest.CaptureF
     )
     assert code == 0, err
     rows = {row["quantity"]: row["mean"] for row in json.loads(out)["table"]}
-    assert rows["numbers[x].mean"] == pytest.approx(5, abs=1e-3)
+    assert rows["overview.numbers[x].mean"] == pytest.approx(5, abs=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ class Standing:
 @pytest.fixture(scope="module")
 def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
     rng = np.random.default_rng(0)
-    width = 3000  # three ciphertexts
+    width = 4000  # two ciphertexts
     data = {name: (rng.uniform(-1, 1, (5, width)), rng.integers(0, 2, 5)) for name in "abc"}
     bed = make_bed(tmp_path_factory.mktemp("federation"), data)
     with ExitStack() as stack:
@@ -188,13 +188,14 @@ def test_the_right_upload_is_taken_and_the_sum_is_exact(standing: Standing) -> N
     assert standing.machine.phase is StudyPhase.FINISHED, standing.machine.reason
     (row,) = standing.server.hub.journal.releases(standing.key)
     study = standing.machine.study
-    task = build_task("statistics", study.tasks[0].parameters, study.data)
+    task = build_task("tables", study.tasks[0].parameters, study.data)
     unit = task.clip() / study.tasks[0].grid
     released = task.layout().split(np.frombuffer(row["values"], "<i8") * unit)
     records = len(standing.columns)
-    np.testing.assert_allclose(released["t1"], standing.columns.sum(0), rtol=0, atol=records * unit)
-    np.testing.assert_allclose(released["t2"], (2 * standing.columns**2 - 1).sum(0), rtol=0, atol=records * unit)
-    np.testing.assert_allclose(released["present"], records, rtol=0, atol=records * unit)
+    sums = np.concatenate([values[0] for name, values in released.items() if name.endswith("/sum")])
+    step = 1.0 / min(query["scale"] for query in study.tasks[0].parameters["queries"])
+    np.testing.assert_allclose(sums, standing.columns.sum(0), rtol=0, atol=records * step / 2)
+    np.testing.assert_array_equal(released["records/table"], [records])
 
 
 def test_decrypted_words_out_of_order_or_too_many(standing: Standing) -> None:

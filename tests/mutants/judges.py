@@ -31,6 +31,12 @@ _ROUNDS = (
 
 JUDGES: dict[str, tuple[str, ...]] = {
     "privacy/veilsum_privacy/securesum": _SECURESUM,
+    "privacy/veilsum_privacy/securesum/agreed.py": (
+        "tests/unit/test_securesum_context.py",
+        "tests/unit/test_securesum_agreement.py",
+        "tests/unit/test_power_moments.py",
+        "tests/integration/test_kept.py",
+    ),
     "privacy/veilsum_privacy/mechanism/noise.py": _NOISE,
     "privacy/veilsum_privacy/mechanism/steps.py": (*_NOISE, "tests/integration/test_fresh_noise.py"),
     "privacy/veilsum_privacy/mechanism/clipping.py": _CLIPPING,

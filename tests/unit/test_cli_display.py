@@ -126,12 +126,12 @@ def test_long_parts_are_cut_unless_all_is_asked_for(capsys: pytest.CaptureFixtur
     print_plan(plan)
     out = capsys.readouterr().out
     assert out.count("mean of x") == 20
-    assert out.count("variance of x") == 6
-    assert "... and 14 more variances: --all" in out
+    assert out.count("standard deviation of x") == 6
+    assert "... and 14 more standard deviations of overview: --all" in out
     assert "18 more participants: --all" in out
     print_plan(plan, everything=True)
     out = capsys.readouterr().out
-    assert (out.count("variance of x"), "--all" in out) == (20, False)
+    assert (out.count("standard deviation of x"), "--all" in out) == (20, False)
 
 
 @pytest.mark.parametrize(

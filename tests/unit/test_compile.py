@@ -124,9 +124,10 @@ def test_an_error_is_asked_for_in_place_of_an_epsilon(tmp_path: Path) -> None:
     study = compiled(request(tmp_path, "error = 0.05\nmax_epsilon = 1.0"))
     (task,) = study.tasks
     assert study.privacy.epsilon == rdp_epsilon([GaussianEvent(task.grid, Fraction(task.variance))], 1e-5)
-    # the mean of age: D = sqrt 6 (records, presence, T1 and T2, sex, classes), m = 1/3, four noise shares of which three count
-    std = math.sqrt(6 * 4 / 3 * task.variance) / task.grid
-    assert 1.96 * std * math.hypot(1, 1 / 3) / (4 * 5000) == pytest.approx(0.05, rel=1e-3)
+    # the mean of age: a third off the middle, and patients that differ by a third of the range beside the noise
+    std = AgreedStudy(study).task("statistics").block_std(math.sqrt(task.variance * 4 / 3))
+    error = math.hypot(std["overview.numbers/sum"], std["overview.numbers/records"] / 3, math.sqrt(4 * 5000) / 3)
+    assert 1.96 * error / (4 * 5000) == pytest.approx(0.05, rel=2e-3)
     assert parse_study(study.to_bytes()) == study
     asked = request(tmp_path, "error = 0.05").model_copy(update={"expected_records": 50})
     fewer = compiled(asked).privacy.epsilon
@@ -138,7 +139,10 @@ def test_an_error_is_asked_for_in_place_of_an_epsilon(tmp_path: Path) -> None:
 
 def test_the_unit_is_passed_on(tmp_path: Path) -> None:
     assert compiled(request(tmp_path)).privacy.unit == "record"
-    assert compiled(request(tmp_path, 'epsilon = 1.0\nunit = "subject"')).privacy.unit == "subject"
+    asked = request(tmp_path, 'epsilon = 1.0\nunit = "subject"')
+    assert compiled(asked.model_copy(update={"parameters": {"person": "first"}})).privacy.unit == "subject"
+    with pytest.raises(ConfigurationError, match="how a person's records count"):
+        compiled(asked)
 
 
 def test_study_states_the_reached_epsilon(tmp_path: Path) -> None:
@@ -187,7 +191,7 @@ def test_truncation_adds_at_most_one_percent_of_the_noise() -> None:
 
 def test_rounding_of_a_compiled_study_is_that_of_its_grid(tmp_path: Path) -> None:
     for privacy in ("epsilon = 2.0", 'noise = "none"', "epsilon = 9000.0"):
-        study = compiled(request(tmp_path, privacy))
+        study = compiled(request(tmp_path, privacy, "fedcgs"))
         z = math.sqrt(study.tasks[0].variance) / study.tasks[0].grid or None
         plan = plan_grid(max_records=5000, participants=4, multiplier=z, honest=3)
         assert plan.grid == study.tasks[0].grid

@@ -94,29 +94,32 @@ def test_statistics_without_noise_are_numpys(tmp_path: Path) -> None:
     records, _ = load_records(tmp_path / "d.npz", MIXED)
     study = compiled(MIXED, "statistics", None)
     summary = METHODS["statistics"].run(MemoryFederation(study, split_records(records, 4))).summary
-    first, second = summary["numbers"]
-    assert summary["records"] == {"value": pytest.approx(3000, abs=0.01), "std_error": 0}
-    assert first["count"]["value"] == pytest.approx(np.sum(~np.isnan(age)))
-    assert first["mean"]["value"] == pytest.approx(np.nanmean(age), abs=1e-2)
-    assert first["variance"]["value"] == pytest.approx(np.nanvar(age), rel=1e-2)
-    assert second["mean"]["value"] == pytest.approx(bmi.mean(), abs=1e-2)
-    assert second["variance"]["value"] == pytest.approx(bmi.var(), rel=1e-2)
+    first, second = summary["overview.numbers"]
+    (number,) = summary["records"]
+    assert (number["count"]["value"], number["count"]["noise_error"]) == (3000, 0)
+    assert first["count"]["value"] == np.sum(~np.isnan(age))
+    assert first["mean"]["value"] == pytest.approx(np.nanmean(age), abs=0.05)
+    assert first["standard_deviation"]["value"] == pytest.approx(np.nanstd(age), abs=0.1)
+    assert second["mean"]["value"] == pytest.approx(bmi.mean(), abs=0.05)
+    assert second["standard_deviation"]["value"] == pytest.approx(bmi.std(), abs=0.1)
     assert second["unit"] == ""
-    assert summary["categories"][0]["share_of_records"]["value"] == pytest.approx(np.mean(sex == "f"), abs=1e-6)
-    assert summary["classes"][1]["share"]["value"] == pytest.approx(ill.mean(), abs=1e-6)
+    women, men, unknown = summary["overview.sex"]
+    assert [row["count"]["value"] for row in (women, men, unknown)] == [np.sum(sex == "f"), np.sum(sex == "m"), 0]
+    assert women["share"]["value"] == pytest.approx(np.mean(sex == "f"), abs=1e-9)
+    assert summary["classes"][1]["share"]["value"] == pytest.approx(ill.mean(), abs=1e-9)
 
 
-def test_statistics_standard_errors_cover_the_truth(tmp_path: Path) -> None:
+def test_noise_errors_of_statistics_are_those_of_the_noise(tmp_path: Path) -> None:
     age, bmi, _, ill = mixed_file(tmp_path / "d.npz", 3000)
     records, _ = load_records(tmp_path / "d.npz", MIXED)
     federation = MemoryFederation(compiled(MIXED, "statistics", 2.0), split_records(records, 4), seed=2)
-    truths = (np.nanmean(age), bmi.mean(), np.nanvar(age), ill.mean())
+    truths = (np.nanmean(age), bmi.mean(), np.nanstd(age), ill.mean())
     errors: list[list[float]] = []
     for _ in range(200):
         summary = METHODS["statistics"].run(federation).summary
-        first, second = summary["numbers"]
-        found = (first["mean"], second["mean"], first["variance"], summary["classes"][1]["share"])
-        errors.append([(item["value"] - truth) / item["std_error"] for item, truth in zip(found, truths, strict=True)])
+        first, second = summary["overview.numbers"]
+        found = (first["mean"], second["mean"], first["standard_deviation"], summary["classes"][1]["share"])
+        errors.append([(item["value"] - truth) / item["noise_error"] for item, truth in zip(found, truths, strict=True)])
     spread = np.sqrt(np.mean(np.square(errors), axis=0))
     np.testing.assert_allclose(spread, 1.0, atol=0.17)
 

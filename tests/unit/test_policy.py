@@ -198,7 +198,7 @@ def test_a_task_that_nobody_knows_is_one_fault_among_others() -> None:
 
 def test_too_little_noise_to_be_drawn() -> None:
     """A share below 4 grid units is refused at enrolment, not in the first round."""
-    study = altered(make_study(), task__grid=1, task__variance=20, privacy__epsilon=1e4)
+    study = altered(make_study(method="fedcgs"), task__grid=1, task__variance=20, privacy__epsilon=1e4)
     assert set(codes(study, make_config(max_epsilon=1000))) == {RefusalCode.PRECISION}
 
 

@@ -111,10 +111,10 @@ def test_answers_without_noise_are_numpys() -> None:
     assert of_b["standard_deviation"]["value"] == pytest.approx(np.nanstd(age[arm == 1]), abs=0.1)
     assert of_b["mean"]["noise_error"] == 0.0
     assert of_b["mean"]["low"] < np.nanmean(age[arm == 1]) < of_b["mean"]["high"]
-    men = find(summary["one.2"], arm="a", sex="m")
+    men = find(summary["one.sex"], arm="a", sex="m")
     assert men["count"]["value"] == np.sum((arm == 0) & (sex == 1))
     assert men["share"]["value"] == pytest.approx(np.mean(sex[arm == 0] == 1), abs=1e-6)
-    assert find(summary["one.2"], arm="a", sex="missing")["count"]["value"] == 0
+    assert find(summary["one.sex"], arm="a", sex="missing")["count"]["value"] == 0
     for q in (0.25, 0.5, 0.75):
         assert find(summary["stays"], quantile=q)["value"]["value"] == pytest.approx(np.quantile(stay, q), rel=0.02)
     assert find(summary["old"], age_group="65 to 90", sex="f")["count"]["value"] == np.sum((age >= 65) & (sex == 0))
@@ -154,15 +154,15 @@ def test_intervals_cover_and_plans_keep_their_word() -> None:
         widths["count"].append((count["high"] - count["low"]) / 2)
     assert np.mean(hits) >= 0.85
     plan = plan_study(draft_study(request_of(1.0), **common()), study)
-    parts = [part for part in plan.parts if part.name in ("compare", "old")]
+    parts = [part for part in plan.parts if part.name in ("means of compare", "counts of old")]
     told = {item.quantity: item.half_width for part in parts for item in part.expectations}
     assert np.median(widths["mean"]) == pytest.approx(told["mean of age"], rel=0.15)
-    assert np.median(widths["count"]) == pytest.approx(told["count"], rel=0.15)
+    assert np.median(widths["count"]) == pytest.approx(told["count of each sex"], rel=0.15)
     assert plan.cost.rounding == 0.0
 
 
 def test_compiled_sums_are_short_and_narrow() -> None:
-    agreed = AgreedStudy(compiled(1.0)).task("tables")
+    agreed = AgreedStudy(compiled(1.0)).task("statistics")
     assert agreed.size <= 2000
     assert agreed.plan(4, 4).encoding.width <= 24
     assert agreed.plan(4, 4).encoding.ciphertexts == 1

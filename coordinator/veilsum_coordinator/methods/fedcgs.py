@@ -17,7 +17,6 @@ from pydantic import Field
 from veilsum_aggregation import moments
 from veilsum_aggregation.heads import LinearHead, lda_head
 from veilsum_aggregation.shrinkage import noise_ridge, shrink_ridge
-from veilsum_coordinator.methods.statistics import plain
 from veilsum_coordinator.parts.alignment import (
     LABEL,
     Aligned,
@@ -28,7 +27,7 @@ from veilsum_coordinator.parts.alignment import (
     task_alignment,
 )
 from veilsum_coordinator.parts.application import LINEAR, application, linear_arrays, study_application, study_arrays
-from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
+from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan, plain
 from veilsum_coordinator.parts.expectations import Expectation
 from veilsum_coordinator.parts.expected_moments import Noised, class_expectations, direction_expectations
 from veilsum_coordinator.parts.federation import Federation, Release

@@ -17,8 +17,7 @@ from pydantic import Field
 
 from veilsum_aggregation import classification, moments
 from veilsum_aggregation.moments import Estimate, NotEstimable
-from veilsum_coordinator.methods.statistics import plain
-from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
+from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan, plain
 from veilsum_coordinator.parts.expectations import Z95, Expectation, released_noise
 from veilsum_coordinator.parts.federation import Federation
 from veilsum_coordinator.parts.moment_plans import Missing, need_label

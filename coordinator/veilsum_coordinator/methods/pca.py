@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from veilsum_aggregation import moments
-from veilsum_coordinator.methods.statistics import plain
 from veilsum_coordinator.parts.application import application
-from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
+from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan, plain
 from veilsum_coordinator.parts.expectations import Expectation
 from veilsum_coordinator.parts.expected_moments import Noised, direction_expectations, mean_expectations
 from veilsum_coordinator.parts.federation import Federation, Release

@@ -9,8 +9,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from veilsum_aggregation.moments import NotEstimable, Statistic
 from veilsum_coordinator.parts.expectations import Expectation, block_expectations
 from veilsum_coordinator.parts.federation import Federation
 from veilsum_node.fields import Frozen
@@ -166,3 +167,10 @@ class Method(ABC):
     @abstractmethod
     def run(self, federation: Federation) -> Result:
         """Run the study and return its result; the federation's study names this method."""
+
+
+def plain(statistic: Statistic) -> dict[str, Any]:
+    """A statistic as JSON: ``value`` and ``std_error``, or ``not_estimable`` with the reason."""
+    if isinstance(statistic, NotEstimable):
+        return {"not_estimable": statistic.reason}
+    return {"value": statistic.value, "std_error": statistic.std_error}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -38,16 +39,20 @@ from veilsum_privacy.tasks.queries.encodings import (
     SyntheticEncoding,
     TableEncoding,
 )
+from veilsum_privacy.tasks.queries.language import Query
 from veilsum_privacy.tasks.tables import Tables
 
 Floats = NDArray[np.float64]
 Row = dict[str, Any]
 
-TABLES = "tables"
+TABLES = "statistics"
 """Label of the release."""
 
 RECORDS = " records"
 """After a query's name: the array of its synthetic records, and what their levels mean."""
+
+UNITS = ("mean", "standard", "quantile", "median", "restricted", "time")
+"""Beginnings of quantities that have their column's unit."""
 
 MOST_RECORDS = 1_000_000
 """Synthetic records of one result."""
@@ -371,37 +376,43 @@ def expected_answers(study: Study, cohort: int, records: int) -> Sequence[Expect
     agreed = AgreedStudy(study).task(TABLES)
     noise = agreed.block_std(math.sqrt(agreed.noise(cohort).total_variance(cohort)))
     found: list[Expectation] = []
+    main = _main_parts(_encodings(agreed.task))
     for encoding in _encodings(agreed.task):
         values = expected_blocks(encoding, float(records))
         names = {f"{encoding.query.name}/{name}": array for name, array in values.items()}
         release = Release(TABLES, 1, names, {name: noise[name] for name in names}, (), b"")
         rows = list(READERS[type(encoding)](encoding, release, 0).rows())
-        found += _expectations(encoding, rows, noise, records)
+        found += _expectations(encoding, rows, noise, records, main)
     return found
 
 
-def _expectations(encoding: Encoding, rows: Sequence[Row], noise: Mapping[str, float], records: int) -> Iterator[Expectation]:
+def _main_parts(encodings: Sequence[Encoding]) -> tuple[str, ...]:
+    """What a study is run for: shares and counts only where it asks nothing else."""
+    kinds = {encoding.query.kind for encoding in encodings}
+    if kinds - {"count", "histogram", "independence"}:
+        return ("means", "quantiles", "survival", "correlations", "missing values")
+    return ("shares",) if any(encoding.query.over for encoding in encodings) else ("counts",)
+
+
+def _expectations(
+    encoding: Encoding, rows: Sequence[Row], noise: Mapping[str, float], records: int, main: tuple[str, ...]
+) -> Iterator[Expectation]:
     """One for each kind of figure in the rows that are alike."""
-    seen: dict[tuple[str, str, float, float], int] = {}
+    query = encoding.query
+    seen: Counter[tuple[str, str, str, str, float, float]] = Counter()
     for row in rows:
         for key, figure in row.items():
-            if not isinstance(figure, Mapping):
-                continue
-            what = _quantity(key, row)
-            width, size = _width(figure, row, encoding)
-            alike = (what, str(row.get("unit", "")), size, width)
-            seen[alike] = seen.get(alike, 0) + 1
-    main = {"mean", "compare", "quantiles", "survival", "correlation", "count", "histogram", "independence", "missing"}
-    for (what, unit, size, width), number in seen.items():
-        yield Expectation(
-            encoding.query.name, what or encoding.query.kind, size, width,
-            "" if what.startswith(("count", "share", "survival", "cumulative")) else unit, _basis(what), number,
-            main=encoding.query.kind in main and not what.startswith("standard"),
-        )  # fmt: skip
+            if isinstance(figure, Mapping):
+                quantity, (width, size) = _quantity(key, row, query), _width(figure, row, encoding)
+                unit = str(row.get("unit", "")) if quantity.startswith(UNITS) else ""
+                seen[_part(key, row), quantity, unit, _basis(key, row, query), size, width] += 1
+    for (part, quantity, unit, basis, size, width), number in seen.items():
+        block = f"{part} of {query.part_of or query.name}" if query.over else query.name
+        yield Expectation(block, quantity, size, width, unit, basis, number, main=part in main)
     if isinstance(encoding, SyntheticEncoding):
-        yield _expected_pairs(encoding, noise[f"{encoding.query.name}/pairs"], records)
+        yield _expected_pairs(encoding, noise[f"{query.name}/pairs"], records)
     elif not rows:
-        yield Expectation(encoding.query.name, "test", 1.0, 0.0, basis="a p-value is valid at any noise", main=True)
+        yield Expectation(query.name, "test", 1.0, 0.0, basis="a p-value is valid at any noise", main=True)
 
 
 def _expected_pairs(encoding: SyntheticEncoding, std: float, records: int) -> Expectation:
@@ -415,8 +426,17 @@ def _expected_pairs(encoding: SyntheticEncoding, std: float, records: int) -> Ex
     )
 
 
-def _quantity(key: str, row: Row) -> str:
+def _part(key: str, row: Row) -> str:
+    """What kind of figure it is."""
+    if "quantile" in row or "figure" in row:
+        return "quantiles" if "quantile" in row else "survival"
+    return "missing values" if key == "missing" else f"{key.replace('_', ' ')}s"
+
+
+def _quantity(key: str, row: Row, query: Query) -> str:
     """A figure of a row in a scientist's words."""
+    if query.kind in ("count", "histogram", "independence"):
+        return f"{key} of each {' and '.join(query.over)}" if query.over else "number of records"
     if "quantile" in row:
         return f"quantile {row['quantile']:g} of {row['column']}"
     if "figure" in row:
@@ -440,14 +460,16 @@ def _width(figure: Mapping[str, Any], row: Row, encoding: Encoding) -> tuple[flo
     return (figure["high"] - figure["low"]) / 2.0, max(size, 1e-12)
 
 
-def _basis(what: str) -> str:
-    if what.startswith(("mean", "quantile", "standard")):
-        return "half of the column's range"
-    if what.startswith("correlation"):
-        return "a perfect one"
-    if what.startswith(("missing", "share of")):
+def _basis(key: str, row: Row, query: Query) -> str:
+    """What the expected size of a figure rests on."""
+    if "figure" in row:
+        return "times evenly spread to the horizon"
+    if query.kind == "missing":
         return "a tenth is missing"
-    return "equal groups" if what.startswith(("count", "share")) else "times evenly spread to the horizon"
+    if key in ("count", "share"):
+        tables = query.kind in ("count", "histogram", "independence")
+        return "equal groups" if query.by or (tables and query.over) else "all records"
+    return "a perfect one" if key == "correlation" else "half of the column's range"
 
 
 def expected_blocks(encoding: Encoding, records: float) -> dict[str, Floats]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal, Self
 
@@ -11,10 +12,10 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_node.fields import Frozen, Name, Real
-from veilsum_privacy.study.schema import ColumnName
+from veilsum_privacy.study.schema import ColumnName, DatasetSchema
 from veilsum_privacy.tasks.queries.conditions import LevelDomain, NumberDomain
 from veilsum_privacy.tasks.queries.encodings import Encoding, build_encodings
-from veilsum_privacy.tasks.queries.language import MAX_QUERIES, Columns, DerivedColumn, Query, QueryKind, Text
+from veilsum_privacy.tasks.queries.language import MAX_OVER, MAX_QUERIES, Columns, DerivedColumn, Query, QueryKind, Text
 from veilsum_privacy.tasks.queries.sensitivity import Incidence, balance, find_incidence
 from veilsum_privacy.tasks.tables import TablesParameters
 
@@ -24,6 +25,9 @@ LANE = 2**23
 LEAST_SCALE = {"mean": 32, "compare": 32, "quantiles": 32, "correlation": 16, "synthetic": 500}
 """Integers that stand for 1 at least where values are rounded to them; 8 in a table, whose values are 0 or 1."""
 
+ROUNDED = ("mean", "compare", "correlation")
+"""Kinds whose values are rounded record by record, the same way wherever a value occurs again."""
+
 MOST_SCALE = 256
 """More brings no more than a part in a thousand."""
 
@@ -31,12 +35,16 @@ STEPS = 32
 """Intervals of a numeric column for which nobody stated any."""
 
 
+LONGEST_PART = 31
+"""Characters of a table one's name, and of what tells its parts apart."""
+
+
 def _listed(value: object) -> object:
     """One name stands for a list of it."""
     return (value,) if isinstance(value, str) else value
 
 
-Names = Annotated[tuple[ColumnName, ...], BeforeValidator(_listed), Field(max_length=256)]
+Names = Annotated[tuple[ColumnName, ...], BeforeValidator(_listed), Field(max_length=4096)]
 
 
 class EdgeRange(Frozen):
@@ -112,6 +120,20 @@ class QueryRequest(Frozen):
             raise ConfigurationError(f"query {self.name!r}: `by` names no groups to compare.", 'by = "arm"')
 
 
+def overview(schema: DatasetSchema) -> tuple[QueryRequest, ...]:
+    """What is asked where nothing is: how many records, a table one of all columns, and how many of each class.
+
+    The numbers of records and classes are few figures that a study is read by first: half the error costs the others little.
+    """
+    asked = [
+        QueryRequest(kind="count", name="records", importance=16.0),
+        QueryRequest(kind="table-one", name="overview", over=tuple(column.name for column in schema.columns)),
+    ]
+    if schema.label is not None:
+        asked.append(QueryRequest(kind="count", name="classes", over=(schema.label.column,), importance=16.0))
+    return tuple(asked)
+
+
 def expand(requests: Sequence[QueryRequest], columns: Columns) -> tuple[Query, ...]:
     """The queries that are asked, with nothing left open but their scales.
 
@@ -179,16 +201,25 @@ def _table_one(request: QueryRequest, columns: Columns) -> Iterator[Query]:
             columns.number(name, what)
     over = request.over or tuple(name for name in columns.domains if name not in request.by)
     numbers = tuple(name for name in over if isinstance(columns.domains[name], NumberDomain))
+    if len(request.name or "") > LONGEST_PART:
+        raise ConfigurationError(
+            f"{what}: the name of a table one has at most {LONGEST_PART} characters.", "Take a shorter one."
+        )
     common: dict[str, object] = {
         "by": request.by,
         "where": request.where,
         "importance": request.importance,
         "part_of": request.name,
     }
-    if numbers:
-        yield Query.model_validate({"name": f"{request.name}.numbers", "kind": "mean", "over": numbers, **common})
+    for begin in range(0, len(numbers), MAX_OVER):
+        some, name = numbers[begin : begin + MAX_OVER], "numbers" if begin == 0 else f"numbers-{begin}"
+        yield Query.model_validate({"name": f"{request.name}.{name}", "kind": "mean", "over": some, **common})
+    parts = {"numbers"}
     for place, name in enumerate(over):
-        asked: dict[str, object] = {"name": f"{request.name}.{place}", "over": (name,)}
+        part = re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")[:LONGEST_PART]
+        part = part if part and part not in parts else str(place)
+        parts.add(part)
+        asked: dict[str, object] = {"name": f"{request.name}.{part}", "over": (name,)}
         if isinstance(columns.domains[name], LevelDomain):
             asked |= {"kind": "count", "missing": request.missing or "level"}
         elif request.at:
@@ -199,6 +230,8 @@ def _table_one(request: QueryRequest, columns: Columns) -> Iterator[Query]:
 
 def weigh(queries: Sequence[Query], derived: Sequence[DerivedColumn], columns: Columns, *, largest: int) -> TablesParameters:
     """Give each query its integer scale, by the optimal weights of what one record can fulfil together.
+
+    Up to some 10,000 records a lane has 24 bits; beyond that means need finer steps than it holds, and it grows.
 
     Args:
         queries, derived, columns: of the study.
@@ -215,7 +248,9 @@ def weigh(queries: Sequence[Query], derived: Sequence[DerivedColumn], columns: C
     unit = [encoding.norm() / 4096.0**2 for encoding in build_encodings(reference, columns)]
     costs = [encoding.figures() * encoding.query.importance for encoding in encodings]
     weights = np.sqrt(balance(incidence, unit, costs))
-    least = max(LEAST_SCALE.get(query.kind, 8) / weight for query, weight in zip(queries, weights, strict=True))
+    fine = math.sqrt(largest)  # what rounding adds to a mean, 0.1 steps or so, stays well below its sampling error
+    scales = [max(LEAST_SCALE.get(query.kind, 8), fine if query.kind in ROUNDED else 0.0) for query in queries]
+    least = max(scale / weight for scale, weight in zip(scales, weights, strict=True))
     wanted = min(max(least, 0.95 * LANE / largest), max(least, MOST_SCALE / float(weights.min())))
     best: tuple[float, TablesParameters] | None = None
     for size in np.unique(np.rint(np.linspace(max(least, 0.8 * wanted), max(least, wanted), 12))):

@@ -132,7 +132,8 @@ def _print_coordinator(found: Mapping[str, Any]) -> None:
     ]
     print_rows(rows, title="All that the coordinator learned of the records: these sums, with noise", as_json=False)
     counts = ", ".join(
-        f"{item['class']} {item['count']['value']:.1f} ± {item['count']['std_error']:.1f}" for item in found["classes"]
+        f"{next(iter(item.values()))} {item['count']['value']:.1f} ± {item['count']['noise_error']:.1f}"
+        for item in found["classes"]
     )
     print_line(f"Released, for example: {counts} patients over all hospitals.")
     dropout = found["dropout"]

@@ -29,8 +29,9 @@ from veilsum_privacy.tasks.queries.conditions import (
     parse_sum,
 )
 
-MAX_QUERIES = 200
+MAX_QUERIES = 512
 MAX_EDGES = 1025
+MAX_OVER = 256
 
 QueryKind = Literal[
     "count", "histogram", "quantiles", "mean", "compare", "independence", "correlation", "missing", "survival", "logrank",
@@ -96,7 +97,7 @@ class Query(Frozen):
 
     name: Name
     kind: QueryKind
-    over: tuple[ColumnName, ...] = Field(default=(), max_length=256)
+    over: tuple[ColumnName, ...] = Field(default=(), max_length=MAX_OVER)
     by: tuple[ColumnName, ...] = Field(default=(), max_length=8)
     where: Text = ""
     edges: tuple[Real, ...] = Field(default=(), max_length=MAX_EDGES)
