@@ -98,6 +98,9 @@ def variance(sums: NumberSums) -> Answer:
     return found if isinstance(found, Drowned) else found.within(0.0, 1.0)
 
 
+LEAST_VARIANCE = 1e-3
+"""Of a number in [-1, 1] where noise leaves none."""
+
 HEAVY = 5.0
 """How much heavier than a beta distribution's the tail of a skewed number is taken to be: log-normal lengths of stay are."""
 
@@ -132,7 +135,9 @@ def equal_means(groups: list[NumberSums]) -> Test | Drowned:
     s = np.array([groups[place].total for place in kept])
     m = float(s.sum() / n.sum())
     noise = np.array([groups[place].total_std ** 2 + (m * groups[place].count_std) ** 2 for place in kept])
-    sampling = np.array([groups[place].count * groups[place].careful_variance() for place in kept])
+    # Not the careful variance: a test that rejects too rarely is as wrong as one that rejects too often.
+    spread = [min(max(groups[place].plain_variance()[0], LEAST_VARIANCE), 1.0 - min(m * m, 0.999)) for place in kept]
+    sampling = n * np.array(spread)
     matrix = np.eye(len(kept)) - np.outer(n, np.ones(len(kept))) / n.sum()
     u = s - m * n
     return chi_squared(matrix @ u, matrix * noise @ matrix.T, matrix * sampling @ matrix.T, len(kept) - 1, left_out)

@@ -179,8 +179,8 @@ def cumulative_incidence(counts: SurvivalCounts, cause: int) -> tuple[Figure, ..
 def log_rank(groups: Sequence[SurvivalCounts]) -> Test | Drowned:
     """The test that all groups have one survival curve, up to the first interval in which one of them is within noise.
 
-    U_g = sum_b (d_gb - d_b r_gb / r_b); sampling covariance sum_b d_b (diag(f) - f f') with f = r_gb / r_b; noise by the
-    gradient of U.
+    U_g = sum_b (d_gb - d_b r_gb / r_b); sampling covariance sum_b d_b (r_b - d_b) / (r_b - 1) (diag(f) - f f') with
+    f = r_gb / r_b, the hypergeometric distribution's; noise by the gradient of U.
     """
     told = min(group.told() for group in groups)
     if told == 0 or len(groups) < 2:
@@ -205,9 +205,10 @@ def log_rank(groups: Sequence[SurvivalCounts]) -> Test | Drowned:
     noise = gradient * std**2 @ gradient.T
     events = np.array([group.ends[:told, 1:].sum(axis=1) for group in groups]).sum(axis=0)
     risk = np.array([group.at_risk()[:told] for group in groups])
-    share = risk / risk.sum(axis=0)
+    whole = risk.sum(axis=0)
+    number = np.maximum(events, 0.0) * np.clip((whole - events) / np.maximum(whole - 1.0, 1.0), 0.0, 1.0)
     sampling = sum(
-        (max(float(d), 0.0) * (np.diag(f) - np.outer(f, f)) for d, f in zip(events, share.T, strict=True)),
+        (float(d) * (np.diag(f) - np.outer(f, f)) for d, f in zip(number, (risk / whole).T, strict=True)),
         np.zeros((count, count)),
     )
     return chi_squared(u, noise, sampling, count - 1)

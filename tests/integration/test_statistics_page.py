@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +49,16 @@ def near(figure: dict[str, Any], truth: float) -> bool:
 def test_the_page_leads_to_tables_and_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     follow(tmp_path, monkeypatch)
     summary = load_result(tmp_path / "trial" / "run-1").summary
+    check(summary)
+    with (tmp_path / "paper" / "relapse-free.csv").open() as file:
+        assert {"horTh", "figure", "time", "value", "value_low", "at_risk"} <= set(csv.DictReader(file).fieldnames or ())
+    assert b"<svg" in (tmp_path / "paper" / "relapse-free.svg").read_bytes()
+    assert (tmp_path / "paper" / "result.html").read_text().count("<table>") == len(summary) - 1
+    assert r"\toprule" in (tmp_path / "paper" / "tumour-size.tex").read_text()
+
+
+def check(summary: dict[str, Any]) -> None:
+    """Hold a result against the data's own table one and Kaplan-Meier curve."""
     ages = {row["horTh"]: row["mean"] for row in summary["table-one.numbers"]}
     assert near(ages["no"], 51.0)
     assert near(ages["yes"], 56.5)
@@ -55,11 +68,35 @@ def test_the_page_leads_to_tables_and_curves(tmp_path: Path, monkeypatch: pytest
         assert place not in curve or near(curve[place], truth)  # Kaplan-Meier of lifelines; noise may end a curve early
     assert summary["relapse-free tests"][0]["test"] == "log-rank"
     assert all(near(row["value"], truth) for row, truth in zip(summary["tumour-size"], (20, 25, 35), strict=True))
-    with (tmp_path / "paper" / "relapse-free.csv").open() as file:
-        assert {"horTh", "figure", "time", "value", "value_low", "at_risk"} <= set(csv.DictReader(file).fieldnames or ())
-    assert b"<svg" in (tmp_path / "paper" / "relapse-free.svg").read_bytes()
-    assert (tmp_path / "paper" / "result.html").read_text().count("<table>") == len(summary) - 1
-    assert r"\toprule" in (tmp_path / "paper" / "tumour-size.tex").read_text()
+
+
+@pytest.mark.system  # test_demo.py runs studies of real processes by default
+def test_the_study_on_three_real_hospitals(tmp_path: Path) -> None:
+    """The page's study at epsilon 1: one release of real processes over mutual TLS, and a result that proves itself."""
+    from lifelines.datasets import load_gbsg2
+
+    sites = tmp_path / "sites"
+    sites.mkdir()
+    page = PAGE.read_text().replace("max_records = 200", "max_records = 300")
+    for name, body in re.findall(r"^```toml file=(\S+)\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
+        (sites / name if name == "schema.toml" else tmp_path / name).write_text(body)
+    rows = load_gbsg2()
+    for place in range(3):
+        rows.iloc[place::3].to_csv(sites / f"hospital-{place}.csv", index=False)
+    study = (tmp_path / "study.toml").read_text().replace('schema = "schema.toml"\n', "")
+    (tmp_path / "study.toml").write_text(re.sub(r"epsilon = .*", "epsilon = 1", study))
+    command = [sys.executable, "-m", "veilsum_deploy.cli"]
+    demo = [*command, "demo", "--directory", "demo", "--data", "sites", "--study", "study.toml", "--json"]
+    done = subprocess.run(demo, capture_output=True, text=True, timeout=300, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)["studies"]
+    assert (row.get("fault"), row["rounds"], row["epsilon"]) == (None, 1, pytest.approx(1.0, rel=1e-3))
+    (result,) = (tmp_path / "demo" / "results").iterdir()
+    check(load_result(result).summary)
+    authority = next((tmp_path / "demo").rglob("authority.pem"))
+    verify = [*command, "study", "verify", str(result), "--authority", str(authority), "--json"]
+    done = subprocess.run(verify, capture_output=True, text=True, timeout=300, cwd=tmp_path)
+    assert json.loads(done.stdout)["valid"] is True, done.stderr
 
 
 def test_the_page_names_every_kind_and_key() -> None:

@@ -147,6 +147,10 @@ def test_a_folder_that_cannot_be_a_federation_is_refused(tmp_path: Path) -> None
     (tmp_path / "schema.toml").write_text("\n".join(line for line in SCHEMA.splitlines() if not line.startswith("label")))
     with pytest.raises(DataError, match="no label"):
         folder_hospitals(tmp_path, None)
+    (tmp_path / "analyst.csv").rename(tmp_path / "another.csv")
+    unlabelled = folder_hospitals(tmp_path, None, trains=False)
+    assert unlabelled.held_out.table.num_rows == 0
+    assert not unlabelled.tests
 
 
 @settings(max_examples=200)

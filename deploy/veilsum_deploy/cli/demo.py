@@ -53,7 +53,7 @@ def demo(
     started = time.monotonic()
     with claim(directory) as claimed:
         with show_progress() as progress:
-            hospitals = packaged_hospitals() if data is None else folder_hospitals(data, schema)
+            hospitals = packaged_hospitals() if data is None else folder_hospitals(data, schema, trains=not study)
             if study:
                 found = run_own_studies(claimed, hospitals, study, progress, lambda: int(time.time()), interrupt)
             else:

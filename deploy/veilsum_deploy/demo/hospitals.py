@@ -62,12 +62,13 @@ def packaged_hospitals() -> Hospitals:
     return Hospitals(source, sites, dataset.take(rest))
 
 
-def folder_hospitals(directory: Path, schema_file: Path | None) -> Hospitals:
-    """One site for each data file in a folder; a fifth of each site's records, class by class, is held out.
+def folder_hospitals(directory: Path, schema_file: Path | None, *, trains: bool = True) -> Hospitals:
+    """One site for each data file in a folder; if records have a label, a fifth of each class at each site is held out.
 
     Args:
         directory: files with a suffix of :data:`SUFFIXES`, one a site; others are ignored.
         schema_file: by default ``schema.toml`` in the folder.
+        trains: whether a classifier will be, which needs a label.
 
     Raises:
         Misuse: fewer than two or more than :data:`MAX_SITES` data files, or two whose names come to the same.
@@ -76,7 +77,7 @@ def folder_hospitals(directory: Path, schema_file: Path | None) -> Hospitals:
     if not directory.is_dir():
         raise Misuse(f"{directory} is not a folder.", "Name a folder with one data file for each site.")
     schema = load_schema(schema_file or directory / "schema.toml")
-    if schema.label is None:
+    if schema.label is None and trains:
         raise DataError("The schema has no label, and the demo trains a classifier.", "Add a [label] table with classes.")
     files = sorted(path for path in directory.iterdir() if path.is_file() and path.suffix.lower() in SUFFIXES)
     if not 2 <= len(files) <= MAX_SITES:
@@ -92,7 +93,7 @@ def folder_hospitals(directory: Path, schema_file: Path | None) -> Hospitals:
         if site in sites or site in RESERVED:
             raise Misuse(f"The file {path.name} gives the site name {site!r}, which is taken.", "Rename the file.")
         dataset = read_dataset(path, schema, name)
-        kept, tested = hold_out(dataset.classes, HELD_OUT, SEED)
+        kept, tested = hold_out(dataset.classes, HELD_OUT if schema.label else 0.0, SEED)
         if not len(kept):
             raise DataError(f"{path}: holds no record.", "Every site needs records.")
         sites[site] = dataset.take(kept)
@@ -100,7 +101,8 @@ def folder_hospitals(directory: Path, schema_file: Path | None) -> Hospitals:
     tables = [dataset.table for dataset in held.values()]
     held_out = Dataset(name, schema, pa.concat_tables(tables, promote_options="permissive"))
     sizes = ", ".join(f"{site} {dataset.table.num_rows}" for site, dataset in sites.items())
-    return Hospitals(f"{directory}: {sizes}; {held_out.table.num_rows} held out for testing", sites, held_out, held)
+    source = f"{directory}: {sizes}; {held_out.table.num_rows} held out for testing"
+    return Hospitals(source, sites, held_out, held if schema.label else {})
 
 
 def site_name(text: str) -> str:

@@ -56,7 +56,8 @@ def print_studies(found: Mapping[str, Any]) -> None:
                 f" {away['back_after']}; it was part of {away['part_of']} of {away['of']}."
             )
     baselines = ", ".join(f"{name} {100 * value:.1f}%" for name, value in found["baselines"].items())
-    print_line(f"Without privacy, a linear discriminant: {baselines}. One run each: fresh noise makes runs differ.\n")
+    if baselines:
+        print_line(f"Without privacy, a linear discriminant: {baselines}. One run each: fresh noise makes runs differ.\n")
     print_rows(
         [
             {

@@ -108,7 +108,7 @@ def run_own_studies(
     return {
         "data": hospitals.source,
         "studies": rows,
-        "baselines": _baselines(hospitals, directory),
+        "baselines": _baselines(hospitals, directory) if hospitals.tests else {},
         "epsilon": spending(kit, hospitals),
         "delta": DELTA,
         "bytes_sent": received,
