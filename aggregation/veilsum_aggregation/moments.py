@@ -1,4 +1,4 @@
-"""From released sums to means, variances, proportions and covariances, with what the noise does to them.
+"""From released sums to means and covariances, with what the noise does to them.
 
 Everything here is post-processing of released sums: it reads no record and costs no privacy. Standard errors are of the noise
 alone; how much a statistic would vary between samples of patients is not in them. All arithmetic is in float64.
@@ -64,38 +64,6 @@ def mean(total: float, number: float, total_std: float, number_std: float, *, lo
     value = total / number
     error = math.hypot(total_std, value * number_std) / number
     return Estimate(min(max(value, low), high), error)
-
-
-def proportion(part: float, whole: float, part_std: float, whole_std: float) -> Statistic:
-    """Proportion ``part / whole``, in [0, 1]; the standard error is that of :func:`mean`."""
-    return mean(part, whole, part_std, whole_std, low=0.0, high=1.0)
-
-
-def share(parts: Floats, std: float) -> list[Statistic]:
-    """Proportions p_i = n_i / sum n of disjoint classes (k,) from their counts alone, all with noise ``std``.
-
-    Delta method: Var p_i = sigma^2 ((1 - p_i)^2 + (k - 1) p_i^2) / n^2, since n_i also stands in the denominator.
-    """
-    whole = float(parts.sum())
-    if within_noise(whole, std * math.sqrt(len(parts))):
-        return [_too_small("count") for _ in parts]
-    raw = parts / whole
-    errors = std * np.sqrt((1.0 - raw) ** 2 + (len(parts) - 1) * raw**2) / whole
-    return [Estimate(min(max(float(p), 0.0), 1.0), float(error)) for p, error in zip(raw, errors, strict=True)]
-
-
-def variance(t1: float, t2: float, number: float, t1_std: float, t2_std: float, number_std: float) -> Statistic:
-    """Population variance of x in [-1, 1] from sums of T1 = x and T2 = 2 x^2 - 1: v = (T2 / n + 1) / 2 - (T1 / n)^2.
-
-    Clamped to [0, 1], its range. Delta method for independent noise, with m = T1 / n:
-    dv/dT1 = -2 m / n, dv/dT2 = 1 / (2 n), dv/dn = (2 m^2 - T2 / (2 n)) / n.
-    """
-    if within_noise(number, number_std):
-        return _too_small("count")
-    m, second = t1 / number, t2 / number
-    value = (second + 1.0) / 2.0 - m * m
-    error = math.hypot(2.0 * m * t1_std, t2_std / 2.0, (2.0 * m * m - second / 2.0) * number_std) / number
-    return Estimate(min(max(value, 0.0), 1.0), error)
 
 
 def symmetric(diagonal: Floats, upper: Floats) -> Floats:

@@ -1,8 +1,8 @@
 """How well a study's quantities will be known, predicted from public values alone before anything is spent.
 
-An expectation holds what the privacy noise does at an expected number of records: no record is read, and nothing here says how
-much a quantity would vary between samples of patients. Where a width depends on the data, they are taken to lie as schemas
-mostly have it: numbers between their bounds as :data:`OFFSET` and :data:`SPREAD` say, categories and classes equally frequent.
+An expectation holds what the privacy noise does at an expected number of records, and of the method statistics what sampling
+does as well: no record is read. Where a width depends on the data, they are taken to lie as schemas mostly have it: numbers
+between their bounds as :data:`OFFSET` and :data:`SPREAD` say, categories and classes equally frequent.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Expectation:
         block: the part of the result that it belongs to, in words ("means").
         quantity: in a scientist's words ("mean of age").
         size: what it is measured against, in its unit: how large it is expected to be, or how far it may be off a guess.
-        half_width: of its 95% interval from the privacy noise alone, in its unit; infinite where it cannot be told.
+        half_width: of its 95% interval as the result will print it, in its unit: from the noise, and from sampling where
+            the method tells that too. Infinite where it cannot be told.
         unit: of size and half-width; empty where it has none.
         basis: where the size comes from ("half of 20 to 90").
         number: how many quantities this stands for.

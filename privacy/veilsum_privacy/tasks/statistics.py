@@ -1,7 +1,6 @@
 """The task "statistics": what means, variances, proportions and class balance are computed from.
 
-It releases no moment beyond the second and no breakdown by class. What becomes of the sums is
-:mod:`veilsum_aggregation.moments`.
+Studies of version 0.1 declare it; those of today ask the same of :mod:`.tables`.
 """
 
 from __future__ import annotations
