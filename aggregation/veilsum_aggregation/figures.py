@@ -40,6 +40,12 @@ class Figure:
     low: float
     high: float
 
+    @property
+    def p_value(self) -> float:
+        """Probability of a value so far from 0 if it is 0, both errors being normal."""
+        error = math.hypot(self.noise_error, self.sampling_error)
+        return math.erfc(abs(self.value) / error / math.sqrt(2.0)) if error > 0.0 else float(self.value == 0.0)
+
     def scaled(self, factor: float, shift: float = 0.0) -> Figure:
         """The figure of ``factor`` (above 0) times the quantity plus ``shift``."""
         ends = self.low * factor + shift, self.high * factor + shift

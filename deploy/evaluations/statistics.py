@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from veilsum_aggregation import correlations, group_means, quantiles, survival, tables
 from veilsum_aggregation.figures import Answer, Drowned, Figure, Test
 from veilsum_aggregation.group_means import NumberSums
+from veilsum_aggregation.regression import LinearFit
 from veilsum_aggregation.survival import SurvivalCounts, SurvivalCurve
 
 Floats = NDArray[np.float64]
@@ -143,6 +144,35 @@ def survival_rows(runs: int, rng: np.random.Generator) -> Iterator[str]:
         yield rejection("log-rank, rejected", n, tests)
 
 
+SLOPES = np.array([0.0, 0.05, 0.25, 0.15, -0.1, 0.25])
+"""Of a constant and five numbers."""
+
+
+def fitted(n: int, sigma: float, rng: np.random.Generator) -> LinearFit:
+    """A regression's moments: five correlated numbers that spread over their bounds, residuals of 0.21."""
+    common = rng.normal(size=(n, 1))
+    x = np.column_stack([np.ones(n), np.clip(0.2 * common + 0.3 * rng.normal(size=(n, 5)), -1, 1)])
+    z = np.column_stack([x, np.clip(x @ SLOPES + 0.21 * rng.normal(size=n), -1, 1)])
+    longest = 1.0 + 5.0 / 3.0
+    z *= np.minimum(1.0, math.sqrt(longest) / np.linalg.norm(x, axis=1))[:, None]
+    std = sigma * (longest + 1.0)
+    above = np.triu(rng.normal(size=(7, 7)) * std / math.sqrt(2.0), 1)
+    return LinearFit(z.T @ z + above + above.T + np.diag(rng.normal(size=7) * std), std)
+
+
+def regression_rows(runs: int, rng: np.random.Generator) -> Iterator[str]:
+    """Coverage of all coefficients, and the root mean squared error of slopes, at epsilon 1 and 3."""
+    for sigma, epsilon in ((SIGMA, 1), (1.5, 3)):
+        for n in SIZES[1:]:
+            fits = [fitted(n, sigma, rng) for _ in range(runs)]
+            answers = [(fit.combination(np.eye(6)[place]), SLOPES[place]) for fit in fits for place in range(6)]
+            told = [(answer, truth) for answer, truth in answers if isinstance(answer, Figure)]
+            covered = f"{np.mean([answer.low <= truth <= answer.high for answer, truth in told]):.3f}" if told else "–"
+            yield f"| linear, epsilon {epsilon} | {n} | {covered} | {len(told) / len(answers):.0%} |"
+            error = math.sqrt(np.mean([(fit.coefficients - SLOPES)[1:] ** 2 for fit in fits]))
+            yield f"| linear, epsilon {epsilon}, error of a slope | {n} | {error:.4f} | |"
+
+
 def test_rows(runs: int, rng: np.random.Generator) -> Iterator[str]:
     """Tests of true hypotheses."""
     draw = shapes(rng)["normal"]
@@ -169,7 +199,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     print("| figure | records | covered, or rejected | told |\n| --- | ---: | ---: | ---: |")
-    for rows in (means, quantile_rows, table_rows, survival_rows, test_rows):
+    for rows in (means, quantile_rows, table_rows, survival_rows, regression_rows, test_rows):
         for row in rows(options.runs, np.random.default_rng(options.seed)):
             print(row, flush=True)
 

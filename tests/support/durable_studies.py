@@ -74,6 +74,7 @@ QUERIES: dict[str, Any] = {
         {"kind": "table-one", "by": "y", "over": ["x0", "x1", "half"], "at": [0.5]},
         {"kind": "correlation", "over": ["x0", "sum"], "where": "x1 > -0.5 or x0 is missing"},
         {"kind": "survival", "over": "x1", "event": "y", "censored": "c0", "edges": [-1.0, 0.0, 0.5], "by": "half"},
+        {"kind": "linear", "outcome": "x1", "over": ["x0", "half", "y"], "where": "x1 < 0.9"},
         {"kind": "missing", "over": ["x0"]},
         {"kind": "synthetic", "over": ["half", "y"]},
     ],

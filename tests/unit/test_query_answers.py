@@ -40,6 +40,7 @@ QUERIES: tuple[dict[str, Any], ...] = (
     {"kind": "compare", "over": "age", "by": "sex", "where": "stay > 2"},
     {"kind": "independence", "over": ["arm", "sex"]},
     {"kind": "correlation", "over": ["age", "stay"]},
+    {"kind": "linear", "outcome": "stay", "over": ["age", "arm", "sex"]},
     {"kind": "missing", "over": ["age", "sex"]},
     {"kind": "survival", "name": "curve", "over": "stay", "by": "arm", "event": "end", "censored": "alive",
      "edges": {"from": 0, "to": 30, "steps": 6}},
@@ -127,7 +128,7 @@ def test_answers_without_noise_are_numpys() -> None:
     assert find(summary["missing"], column="age")["missing"]["value"] == np.isnan(age).sum()
     assert find(summary["curve"], arm="a", time=10)["value"]["value"] == pytest.approx(0.76, abs=0.1)
     tests = {row["test"] for key, rows in summary.items() if key.endswith(" tests") for row in rows}
-    assert tests == {"equal means (score)", "independence (chi-squared)", "log-rank"}
+    assert tests == {"equal means (score)", "independence (chi-squared)", "log-rank", "all slopes are 0 (Wald)"}
     assert summary["queries"][0]["part_of"] == "one"
 
 
@@ -166,6 +167,35 @@ def test_compiled_sums_are_short_and_narrow() -> None:
     assert agreed.size <= 2000
     assert agreed.plan(4, 4).encoding.width <= 24
     assert agreed.plan(4, 4).encoding.ciphertexts == 1
+
+
+def test_a_regression_without_noise_is_statsmodels() -> None:
+    """Weighted by c^2, as the encoding shortens rows; on a scale so fine that rounding says nothing."""
+    import statsmodels.api as sm
+
+    records, data = records_of(4000)
+    rows = run(compiled(None), records)["linear"]
+    known = ~np.isnan(data["age"])
+    age, stay, arm, sex = (data[name][known] for name in ("age", "stay", "arm", "sex"))
+    terms = np.column_stack([np.ones(len(age)), age, arm == 1, sex == 1])
+    scaled = np.column_stack([np.ones(len(age)), (age - 20) / 35 - 1, arm == 1, sex == 1])
+    weight = np.minimum(1.0, (1 + 1 / 3 + 2 / 2) / np.sum(scaled**2, axis=1))
+    fit = sm.WLS(stay, terms, weights=weight).fit()
+    assert [row["term"] for row in rows] == ["constant", "age", "arm b", "sex m"]
+    assert [row["unit"] for row in rows] == ["days", "days per years", "days", "days"]
+    for row, value, error, p_value in zip(rows, fit.params, fit.bse, fit.pvalues, strict=True):
+        figure = row["coefficient"]
+        assert figure["value"] == pytest.approx(value, abs=0.25 * error)
+        assert (figure["noise_error"], row["without_interval"]) == (0.0, None)
+        assert figure["sampling_error"] == pytest.approx(error, rel=0.1)
+        assert row["p_value"] is None if row["term"] == "constant" else row["p_value"] == pytest.approx(p_value, abs=0.15)
+
+
+def test_a_regression_that_noise_drowns_says_so() -> None:
+    asked = {"query": [{"kind": "linear", "outcome": "stay", "over": ["age", "arm", "sex"]}]}
+    rows = run(compiled(0.02, **asked), records_of(400)[0])["linear"]
+    assert all("not_estimable" in row["coefficient"] for row in rows)
+    assert all(isinstance(row["without_interval"], float) and row["p_value"] is None for row in rows)
 
 
 def figures_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from veilsum_aggregation import correlations, group_means, quantiles, survival, tables
 from veilsum_aggregation.figures import Answer, Drowned, Figure, Test
 from veilsum_aggregation.group_means import NumberSums
+from veilsum_aggregation.moments import symmetric
+from veilsum_aggregation.regression import LinearFit
 from veilsum_aggregation.survival import SurvivalCounts
 from veilsum_aggregation.synthetic import PairTree, pair_tree
 from veilsum_coordinator.parts.expectations import OFFSET, SPREAD, Expectation
@@ -32,6 +34,7 @@ from veilsum_privacy.tasks.queries.encodings import (
     SHIFT,
     CorrelationEncoding,
     Encoding,
+    LinearEncoding,
     MeanEncoding,
     MissingEncoding,
     QuantileEncoding,
@@ -51,7 +54,7 @@ TABLES = "statistics"
 RECORDS = " records"
 """After a query's name: the array of its synthetic records, and what their levels mean."""
 
-UNITS = ("mean", "standard", "quantile", "median", "restricted", "time")
+UNITS = ("coefficient", "mean", "standard", "quantile", "median", "restricted", "time")
 """Beginnings of quantities that have their column's unit."""
 
 MOST_RECORDS = 1_000_000
@@ -253,6 +256,45 @@ class _CorrelationReader(_Reader):
                 yield {"column": names[i], "with": names[j], "correlation": self.cell(float(diagonal[0]), shown(found))}
 
 
+class _LinearReader(_Reader):
+    encoding: LinearEncoding
+
+    def fit(self) -> LinearFit:
+        matrix = symmetric(self.block("diagonal"), self.block("cross"))
+        return LinearFit(matrix, self.std("diagonal"))
+
+    def rows(self) -> Iterator[Row]:
+        """In the columns' own units: the outcome where numbers are 0 and categories at their first level, and its changes."""
+        fit, outcome, terms = self.fit(), self.encoding.outcome, self.encoding.terms
+        half = outcome.high / 2.0 - outcome.low / 2.0
+        weights = [np.eye(fit.p)[0] * half, *(np.eye(fit.p)[place] * half for place in range(1, fit.p))]
+        names, units = ["constant"], [outcome.unit]
+        for place, (name, level) in enumerate(terms, 1):
+            names.append(f"{name} {level}".strip())
+            units.append(outcome.unit)
+            domain = self.encoding.columns.domains[name]
+            if isinstance(domain, NumberDomain):
+                radius = domain.high / 2.0 - domain.low / 2.0
+                weights[place] = weights[place] / radius
+                weights[0] = weights[0] - weights[place] * (domain.low + radius)
+                units[-1] = f"{outcome.unit or 1} per {domain.unit or 1}"
+        count = float(self.block("diagonal")[0])
+        for name, unit, combined in zip(names, units, weights, strict=True):
+            shift = outcome.low + half if name == "constant" else 0.0
+            answer = fit.combination(combined)
+            moved = answer if isinstance(answer, Drowned) else answer.scaled(1.0, shift)
+            p_value = None if isinstance(answer, Drowned) or name == "constant" else answer.p_value
+            row: Row = {"term": name, "unit": unit, "coefficient": self.cell(count, shown(moved)), "p_value": p_value}
+            yield row | {"without_interval": None if fit.estimable else float(combined @ fit.coefficients) + shift}
+
+    def tests(self) -> Iterator[Row]:
+        count, records = float(self.block("bounds")[0]), float(self.block("diagonal")[0])
+        of, share = self.encoding.query.outcome, count / records if records > 0.0 else math.nan
+        note = f"{of} is at a bound in {max(share, 0.0):.1%} of the records, which biases the fit" if share > 0.02 else ""
+        row = test_row("all slopes are 0 (Wald)", of, self.fit().all_slopes())
+        yield row | {"note": "; ".join(part for part in (row["note"], note) if part)}
+
+
 class _MissingReader(_Reader):
     encoding: MissingEncoding
 
@@ -344,6 +386,7 @@ READERS: Mapping[type[Encoding], type[_Reader]] = {
     MeanEncoding: _MeanReader,
     QuantileEncoding: _QuantileReader,
     CorrelationEncoding: _CorrelationReader,
+    LinearEncoding: _LinearReader,
     MissingEncoding: _MissingReader,
     SurvivalEncoding: _SurvivalReader,
     SyntheticEncoding: _SyntheticReader,
@@ -390,7 +433,7 @@ def _main_parts(encodings: Sequence[Encoding]) -> tuple[str, ...]:
     """What a study is run for: shares and counts only where it asks nothing else."""
     kinds = {encoding.query.kind for encoding in encodings}
     if kinds - {"count", "histogram", "independence"}:
-        return ("means", "quantiles", "survival", "correlations", "missing values")
+        return ("means", "quantiles", "survival", "correlations", "coefficients", "missing values")
     return ("shares",) if any(encoding.query.over for encoding in encodings) else ("counts",)
 
 
@@ -437,6 +480,8 @@ def _quantity(key: str, row: Row, query: Query) -> str:
     """A figure of a row in a scientist's words."""
     if query.kind in ("count", "histogram", "independence"):
         return f"{key} of each {' and '.join(query.over)}" if query.over else "number of records"
+    if "term" in row:
+        return f"coefficient of {row['term']}"
     if "quantile" in row:
         return f"quantile {row['quantile']:g} of {row['column']}"
     if "figure" in row:
@@ -455,9 +500,34 @@ def _width(figure: Mapping[str, Any], row: Row, encoding: Encoding) -> tuple[flo
         size = 1.0
     if isinstance(domain, NumberDomain) and ("mean" in row or "quantile" in row):
         size = (domain.high - domain.low) / 2.0 if figure is not row.get("count") else value
+    if "term" in row:
+        size = _steepest(row["term"], encoding)
     if "not_estimable" in figure or figure["low"] is None or figure["high"] is None:
         return math.inf, max(size, 1e-12)
     return (figure["high"] - figure["low"]) / 2.0, max(size, 1e-12)
+
+
+def _steepest(term: str, encoding: Any) -> float:
+    """The coefficient of a term that explains the whole outcome by itself."""
+    half = float(encoding.outcome.high / 2.0 - encoding.outcome.low / 2.0)
+    domain = encoding.columns.domains.get(term)
+    return half / (domain.high / 2.0 - domain.low / 2.0) if isinstance(domain, NumberDomain) else half
+
+
+def _expected_regression(encoding: LinearEncoding, records: float) -> dict[str, Floats]:
+    """Terms and outcome that do not depend on one another; those of one category exclude each other."""
+    mean, second = [1.0], [1.0]
+    for name, level in encoding.terms:
+        share = 1.0 / len(encoding.columns.level_names(name)) if level else OFFSET
+        mean.append(share)
+        second.append(share if level else OFFSET**2 + SPREAD**2)
+    z = np.outer([*mean, OFFSET], [*mean, OFFSET])
+    for i, (name, level) in enumerate(encoding.terms, 1):
+        for j, (other, _) in enumerate(encoding.terms, 1):
+            z[i, j] = 0.0 if level and name == other else z[i, j]
+    np.fill_diagonal(z, [*second, OFFSET**2 + SPREAD**2])
+    cross = z[np.triu_indices(len(z), 1)]
+    return {"diagonal": records * np.diag(z), "cross": records * cross, "bounds": np.zeros(1)}
 
 
 def _basis(key: str, row: Row, query: Query) -> str:
@@ -469,6 +539,8 @@ def _basis(key: str, row: Row, query: Query) -> str:
     if key in ("count", "share"):
         tables = query.kind in ("count", "histogram", "independence")
         return "equal groups" if query.by or (tables and query.over) else "all records"
+    if key == "coefficient":
+        return "half of the outcome's range over half of the term's"
     return "a perfect one" if key == "correlation" else "half of the column's range"
 
 
@@ -496,6 +568,8 @@ def expected_blocks(encoding: Encoding, records: float) -> dict[str, Floats]:
         z = np.eye(d + 1) * SPREAD**2 + np.outer([1.0, *[OFFSET] * d], [1.0, *[OFFSET] * d])
         z[0, 0] = 1.0
         return {"diagonal": records * np.diag(z), "cross": records * z[np.triu_indices(d + 1, 1)]}
+    if isinstance(encoding, LinearEncoding):
+        return _expected_regression(encoding, records)
     if isinstance(encoding, SyntheticEncoding):
         cells = [np.full(block.shape[0], records / block.shape[0]) @ block for block in encoding.plan.blocks.values()]
         return {"pairs": np.concatenate(cells)}

@@ -22,10 +22,10 @@ from veilsum_privacy.tasks.tables import TablesParameters
 LANE = 2**23
 """What the sum of a cohort should stay below, so that a lane of the encoding has 24 bits."""
 
-LEAST_SCALE = {"mean": 32, "compare": 32, "quantiles": 32, "correlation": 16, "synthetic": 500}
+LEAST_SCALE = {"mean": 32, "compare": 32, "quantiles": 32, "correlation": 16, "linear": 16, "synthetic": 500}
 """Integers that stand for 1 at least where values are rounded to them; 8 in a table, whose values are 0 or 1."""
 
-ROUNDED = ("mean", "compare", "correlation")
+ROUNDED = ("mean", "compare", "correlation", "linear")
 """Kinds whose values are rounded record by record, the same way wherever a value occurs again."""
 
 MOST_SCALE = 256
@@ -89,6 +89,7 @@ class QueryRequest(Frozen):
     where: Text = ""
     edges: tuple[Real, ...] | EdgeRange = ()
     at: tuple[Annotated[Real, Field(gt=0, lt=1)], ...] = Field(default=(), max_length=99)
+    outcome: str = ""
     event: str = ""
     censored: Names = ()
     missing: Literal["drop", "level"] | None = None
@@ -103,6 +104,7 @@ class QueryRequest(Frozen):
         uses = {
             "edges": ("histogram", "quantiles", "survival", "logrank"),
             "at": ("quantiles", "survival", "table-one"),
+            "outcome": ("linear",),
             "event": ("survival", "logrank"),
             "censored": ("survival", "logrank"),
         }
@@ -116,6 +118,8 @@ class QueryRequest(Frozen):
                 f"query {self.name!r}: a query of kind {self.kind} states `event`, `censored` and `edges`.",
                 "edges = { from = 0, to = HORIZON, steps = 12 } in the unit of the time.",
             )
+        if self.kind == "linear" and not self.outcome:
+            raise ConfigurationError(f"query {self.name!r}: `outcome` names no number to explain.", 'outcome = "systolic"')
         if self.kind == "logrank" and not self.by:
             raise ConfigurationError(f"query {self.name!r}: `by` names no groups to compare.", 'by = "arm"')
 
@@ -185,7 +189,8 @@ def _query(request: QueryRequest, kind: QueryKind, columns: Columns) -> Query:
     missing = request.missing or ("level" if kind == "synthetic" else "drop")
     return Query(
         name=request.name or kind, kind=kind, over=over, by=request.by, where=request.where, edges=edges, at=at,
-        event=request.event, censored=request.censored, missing=missing, importance=request.importance,
+        outcome=request.outcome, event=request.event, censored=request.censored, missing=missing,
+        importance=request.importance,
     )  # fmt: skip
 
 

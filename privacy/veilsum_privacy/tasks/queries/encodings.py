@@ -120,7 +120,12 @@ class Encoding(ABC):
     def reads(self) -> frozenset[str]:
         """Columns that it is computed from."""
         condition = frozenset() if self.condition is None else self.condition.columns
-        return condition | {axis.column for axis in self.groups} | set(self.query.over) | ({self.query.event} - {""})
+        return (
+            condition
+            | {axis.column for axis in self.groups}
+            | set(self.query.over)
+            | ({self.query.event, self.query.outcome} - {""})
+        )
 
     @abstractmethod
     def blocks(self) -> tuple[Block, ...]:
@@ -441,6 +446,82 @@ class CorrelationEncoding(Encoding):
         rows[:, d:] = np.rint(self._cross * columns[:, upper[0]] * columns[:, upper[1]]) * known[:, None]
 
 
+class LinearEncoding(Encoding):
+    """z z' of z = c (1, terms, outcome), as of correlations, of records that have them all; and who is at the bounds.
+
+    Terms are numbers in [-1, 1], and an indicator of each level of a category but the first. c = min(1, C / |(1, terms)|)
+    shortens by the terms alone, so the regression stays unbiased (design: statistics.md, section 5). The norm of z z' is
+    |z|^2 <= C^2 + 1; rounding adds half a unit a value at most.
+    """
+
+    def __init__(self, query: Query, columns: Columns) -> None:
+        self.query, self.columns, self.what = query, columns, f"query {query.name!r}"
+        self.outcome = columns.number(query.outcome, f"{self.what}, outcome")
+        if not query.over or query.outcome in query.over or len(set(query.over)) != len(query.over):
+            raise HostileInput(
+                f"{self.what}: `over` names the terms that explain {query.outcome!r}, each once.", 'over = ["age", "sex"]'
+            )
+        if query.by:
+            raise HostileInput(
+                f"{self.what}: a regression is not given by group.", "Name the group among the terms, or use `where`."
+            )
+        domains = [columns.domains.get(name) or columns.number(name, self.what) for name in query.over]
+        self.terms = tuple(
+            (name, level)
+            for name, domain in zip(query.over, domains, strict=True)
+            for level in ("",) * isinstance(domain, NumberDomain) + columns.level_names(name)[1:]
+        )
+        numbers = sum(isinstance(domain, NumberDomain) for domain in domains)
+        self.longest = math.sqrt(1.0 + numbers / 3.0 + (len(domains) - numbers) / 2.0)
+        super().__init__(query, columns)
+
+    @property
+    def _entries(self) -> int:
+        return (len(self.terms) + 2) * (len(self.terms) + 3) // 2
+
+    def blocks(self) -> tuple[Block, ...]:
+        size = len(self.terms) + 2
+        return (
+            Block(self._name("diagonal"), (size,), float(self.scale)),
+            Block(self._name("cross"), (size * (size - 1) // 2,), self.scale * math.sqrt(2.0)),
+            Block(self._name("bounds"), (1,), float(self._light)),
+        )
+
+    @property
+    def _light(self) -> int:
+        return max(1, round(self.scale / 2))
+
+    def norm(self) -> int:
+        reach = self.scale * (self.longest**2 + 1.0) + math.sqrt(self._entries) / 2.0
+        return math.floor(reach * reach) + self._light**2
+
+    def figures(self) -> int:
+        return len(self.terms)
+
+    def fill(self, cells: Mapping[str, Cells], group: Integers, rows: Integers) -> None:
+        known = group >= 0
+        z = [np.ones(len(group))]
+        for name, level in self.terms:
+            if not level:
+                number = number_cells(cells, name)
+                known = known & number.present
+                z.append(number.x)
+                continue
+            found = level_cells(cells, name)
+            known = known & found.present
+            z.append((found.codes == self.columns.level_names(name).index(level)).astype(np.float64))
+        outcome = number_cells(cells, self.query.outcome)
+        known = known & outcome.present
+        short = np.minimum(1.0, self.longest / np.sqrt(np.sum(np.square(z), axis=0)))
+        rotated = np.stack([*z, outcome.x], axis=1) * short[:, None]
+        size = rotated.shape[1]
+        upper = np.triu_indices(size, 1)
+        rows[:, :size] = np.rint(self.scale * rotated * rotated) * known[:, None]
+        cross = self.scale * math.sqrt(2.0)
+        rows[:, size:-1] = np.rint(cross * rotated[:, upper[0]] * rotated[:, upper[1]]) * known[:, None]
+        rows[:, -1] = self._light * (known & (np.abs(outcome.x) >= 1.0))
+
+
 class MissingEncoding(Encoding):
     """By group: records, and for each column whether its value is missing. A record may lack them all."""
 
@@ -543,6 +624,7 @@ ENCODINGS: Mapping[str, type[Encoding]] = {
     "survival": SurvivalEncoding,
     "logrank": SurvivalEncoding,
     "synthetic": SyntheticEncoding,
+    "linear": LinearEncoding,
 }
 
 

@@ -35,7 +35,7 @@ MAX_OVER = 256
 
 QueryKind = Literal[
     "count", "histogram", "quantiles", "mean", "compare", "independence", "correlation", "missing", "survival", "logrank",
-    "synthetic",
+    "synthetic", "linear",
 ]  # fmt: skip
 Text = Annotated[str, StringConstraints(max_length=MAX_LENGTH)]
 
@@ -85,6 +85,7 @@ class Query(Frozen):
         to
             the horizon.
         at: quantiles, in (0, 1).
+        outcome: of ``linear`` the numeric column that is explained.
         event: of survival the column that tells how the time ended.
         censored: its levels that are no event; each other level is a cause.
         missing: whether a missing level is left out, or is a level of its own, of the columns counted, and of ``by`` but in a
@@ -102,6 +103,7 @@ class Query(Frozen):
     where: Text = ""
     edges: tuple[Real, ...] = Field(default=(), max_length=MAX_EDGES)
     at: tuple[Real, ...] = Field(default=(), max_length=99)
+    outcome: str = ""
     event: str = ""
     censored: tuple[str, ...] = Field(default=(), max_length=256)
     missing: Literal["drop", "level"] = "drop"
@@ -189,6 +191,11 @@ class Columns:
                 f"Cut it: [derive.{name}_group] of = {name!r}, edges = [..].",
             )
         return domain.levels
+
+    def level_names(self, name: str) -> tuple[str, ...]:
+        """The levels of a column; none of a number."""
+        domain = self.domains[name]
+        return domain.levels if isinstance(domain, LevelDomain) else ()
 
     def _domain(self, name: str, what: str) -> Domain:
         if name not in self.domains:
