@@ -387,3 +387,17 @@ def test_a_results_error_is_called_what_it_is(tmp_path: Path, capsys: pytest.Cap
     for summary, said in (({"records": estimate}, True), (nested, True), ({"records": 3.0, "names": ["a"]}, False)):
         print_result(Result("statistics", summary, {}), tmp_path, as_json=False)
         assert ("standard error" in capsys.readouterr().out) is said
+
+
+def test_a_query_over_many_columns_stays_on_the_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    columns = ", ".join(f"column number {index}" for index in range(30))
+    queries = [
+        {"query": "overview.numbers", "kind": "mean", "over": columns},
+        {"query": "one", "kind": "count", "over": "sex"},
+    ]
+    print_result(Result("statistics", {"queries": queries}, {}), Path("out"), as_json=False)
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) < 120
+    assert "column number 0, column number 1, column number 2, ..." in out
+    print_result(Result("statistics", {"queries": queries}, {}), Path("out"), as_json=True)
+    assert columns in capsys.readouterr().out

@@ -37,6 +37,9 @@ _REMEDIES: Mapping[str, str] = {
 MOST_ROUNDS = 10
 """Rounds that are shown one by one, the newest ones."""
 
+LONGEST_LIST = 60
+"""Characters of a list of columns that are shown; a query can be over hundreds."""
+
 LARGEST_CELL = 3
 """Items of a mapping that are shown in one cell; larger ones take a row for each item."""
 
@@ -134,6 +137,8 @@ def print_result(result: Result, directory: Path, *, as_json: bool, proof: Look 
     for key, value in summary.items():
         if _is_table(value):
             rows = [{name: _shown(cell) for name, cell in row.items()} for row in value]
+            if key == "queries":
+                rows = [{**row, "over": _short(row["over"])} for row in rows]
             print_rows(rows, title=key, as_json=False)
     if _has(result.summary, "noise_error"):
         print_line("In brackets the 95% interval for the population: sampling and noise together.")
@@ -222,6 +227,11 @@ def _shown(value: Any) -> Any:
     if value.keys() == {"below"}:
         return f"< {value['below']}"
     return ", ".join(f"{name} {_shown(item)}" for name, item in value.items())
+
+
+def _short(names: str) -> str:
+    """A list of columns, cut off behind one of them."""
+    return names if len(names) <= LONGEST_LIST else f"{names[:LONGEST_LIST].rpartition(', ')[0] or names[:LONGEST_LIST]}, ..."
 
 
 def _is_table(value: Any) -> bool:
