@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -409,3 +410,16 @@ def test_a_kept_vector_is_read_in_its_blocks_own_units(disclosure: str) -> None:
 def test_a_kept_vector_is_bound_to_its_task_and_broadcast() -> None:
     task = _means("per-site")
     assert task.kept_origin(b"one") == digest("veilsum/1/kept", task.digest, b"one")
+
+
+def test_what_was_worked_out_is_no_part_of_what_was_agreed() -> None:
+    """Neither of its words, nor of what makes two of them equal, nor to be passed in."""
+    one, other = AgreedStudy(STUDY), AgreedStudy(STUDY)
+    task = one.task("one")
+    assert task.plan(4, 3).encoding.parameters is one.parameters(4)
+    assert one == other
+    assert task == other.task("one")
+    assert repr(one) == f"AgreedStudy(study={STUDY!r})"
+    assert repr(task) == f"AgreedTask(declaration={task.declaration!r})"
+    assert list(signature(AgreedStudy).parameters) == ["study"]
+    assert list(signature(AgreedTask).parameters) == ["agreed", "declaration"]
