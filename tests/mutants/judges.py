@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-_PARTS = "masks tags frames parameters content context agreement contribution locks noise bfv"
+_PARTS = "masks tags frames parameters content context agreement contribution decryption locks noise bfv"
 _SECURESUM = (
     *(f"tests/unit/test_securesum_{part}.py" for part in _PARTS.split()),
     "tests/integration/test_hostile_rounds.py",

@@ -80,6 +80,13 @@ def test_a_box_opens_only_where_it_was_meant_to() -> None:
             _unseal(box, **changes)
 
 
+@pytest.mark.parametrize("change", [{"sender": "west"}, {"recipient": "west"}, {"purpose": Purpose.DEALT_KEYS}])
+def test_a_box_says_itself_whom_it_is_for(change: dict[str, Any]) -> None:
+    """What was sealed and signed is as expected, only the names beside it are others."""
+    with pytest.raises(HostileInput, match="names another sender, recipient or purpose"):
+        _unseal(replace(_seal(), **change))
+
+
 def test_a_box_under_other_names_is_refused_though_its_signature_holds() -> None:
     for changes in ({"study": ROSTER}, {"roster": STUDY}, {"recipient": "west"}, {"purpose": Purpose.DEALT_KEYS}):
         box = _seal(**changes)
@@ -190,10 +197,15 @@ def test_box_keys_survive_their_bytes_and_show_nothing() -> None:
 def test_public_keys_are_checked() -> None:
     public = _party("south")[2].public
     check_public_key(public)
-    for data in (b"", public[:-1], public + b"\0", b"\xff" * len(public)):
-        with pytest.raises(HostileInput):
+    for data, why in (
+        (b"", "length"),
+        (public[:-1], "length"),
+        (public + b"\0", "length"),
+        (b"\xff" * len(public), "invalid"),
+    ):
+        with pytest.raises(HostileInput, match=why):
             check_public_key(data)
-        with pytest.raises(HostileInput):
+        with pytest.raises(HostileInput, match=why):
             _seal(public=data)
 
 
@@ -255,6 +267,32 @@ def test_a_wrong_roster_is_refused() -> None:
     ):
         with pytest.raises(HostileInput):
             _verify(wrong)
+
+
+@pytest.mark.parametrize("certified", [True, False])
+def test_no_two_members_share_a_key(certified: bool) -> None:
+    """Neither a certified one nor one that boxes are sealed to."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    north = verify_certificate(FORGE.leaf(name="north", key=key), FORGE.ca, NOW, Role.PARTICIPANT)
+    box = _party("north")[2].public
+
+    def roster(name: str, own: ec.EllipticCurvePrivateKey, public: bytes) -> list[Enrolment]:
+        south = verify_certificate(FORGE.leaf(name=name, key=own), FORGE.ca, NOW, Role.PARTICIPANT)
+        return [_enrol("east"), enrol(STUDY, north, box, SigningKey(key)), enrol(STUDY, south, public, SigningKey(own))]
+
+    other, public = ec.generate_private_key(ec.SECP256R1()), _party("south")[2].public
+    assert _verify(roster("south", other, public)).names == ("east", "north", "south")
+    with pytest.raises(HostileInput, match="share a key"):
+        _verify(roster("south", key, public) if certified else roster("south", other, box))
+
+
+def test_a_roster_of_long_ago_is_verified_without_a_time() -> None:
+    enrolments, late = [_enrol(name) for name in ("east", "north", "south")], NOW + 365 * 86_400
+    with pytest.raises(HostileInput, match="expired"):
+        verify_roster(enrolments, _study(), STUDY, FORGE.ca, late)
+    assert verify_roster(enrolments, _study(), STUDY, FORGE.ca, None) == _verify(enrolments)
+    with pytest.raises(HostileInput):
+        verify_roster(enrolments, _study(), STUDY, Forge().ca, None)
 
 
 def test_the_roster_digest_binds_every_byte() -> None:

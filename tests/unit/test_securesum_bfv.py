@@ -9,6 +9,7 @@ import sys
 import textwrap
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from tenseal import sealapi
 
 from support.securesum import malleated, whole
-from veilsum_node.errors import HostileInput
+from veilsum_node.errors import HostileInput, StateError
 from veilsum_privacy.securesum import bfv
 from veilsum_privacy.securesum.bfv import Adder, SecretKey, _context, _Scratch
 from veilsum_privacy.securesum.frames import FrameSize, check_frame
@@ -237,6 +238,59 @@ def test_a_product_of_three_polynomials_is_refused(key: SecretKey, parameters: B
     _refused(_Scratch().dump(total), key)
 
 
+def test_the_shape_is_checked_where_the_layout_would_let_it_pass(
+    key: SecretKey, parameters: BfvParameters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SEAL loads all of these under the study's parameters."""
+    evaluator, adder = sealapi.Evaluator(_context(parameters)), Adder(parameters)
+    fresh = key.encrypt(_slots(parameters, 1))
+    three, transformed = adder.parse(fresh), adder.parse(fresh)
+    evaluator.square_inplace(three)
+    evaluator.transform_to_ntt_inplace(transformed)
+    monkeypatch.setattr(bfv, "_plain", lambda data, *_: data)
+    np.testing.assert_array_equal(key.decrypt(whole(fresh, parameters)), _slots(parameters, 1))
+    for wrong in (three, transformed):
+        with pytest.raises(HostileInput, match="shape"):
+            key.decrypt(_Scratch().dump(wrong))
+
+
+def test_a_ciphertext_at_another_level_is_refused(
+    key: SecretKey, parameters: BfvParameters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SEAL loads none of the level of keys, so this one was never loaded."""
+    context, level = _context(parameters), sealapi.Ciphertext()
+    encryptor = sealapi.Encryptor(context, sealapi.KeyGenerator(context).secret_key())
+    encryptor.encrypt_zero_symmetric(context.key_parms_id(), level)
+    if level.is_ntt_form():
+        sealapi.Evaluator(context).transform_from_ntt_inplace(level)
+    assert level.size() == 2
+    total = whole(key.encrypt(_slots(parameters, 1)), parameters)
+    monkeypatch.setattr(_Scratch, "load", lambda *_: None)
+    monkeypatch.setattr(sealapi, "Ciphertext", lambda: level)
+    with pytest.raises(HostileInput, match="shape"):
+        key.decrypt(total)
+
+
+def test_what_the_library_refuses_to_add_or_decrypt_is_hostile_input(key: SecretKey, parameters: BfvParameters) -> None:
+    class Refusing:
+        def __getattr__(self, name: str) -> Any:
+            def refuse(*_: object) -> None:
+                raise ValueError(name)
+
+            return refuse
+
+    adder, fresh = Adder(parameters), key.encrypt(_slots(parameters, 1))
+    transformed = adder.parse(fresh)
+    sealapi.Evaluator(_context(parameters)).transform_to_ntt_inplace(transformed)
+    with pytest.raises(HostileInput, match="added"):
+        adder.add(adder.parse(fresh), transformed)
+    total, again = whole(fresh, parameters), SecretKey.parse(key.to_bytes(), parameters)
+    again._decryptor = Refusing()
+    for decrypt in (again.decrypt, lambda data: again.decrypt_sum(data, 2)):
+        with pytest.raises(HostileInput, match="decrypted"):
+            decrypt(total)
+
+
 def _crafted(key: SecretKey, c1: int) -> bytes:
     """The ciphertext (0, c1) with a constant polynomial c1, in SEAL's format; zeros at its end are an RLE block."""
     parameters = key.parameters
@@ -440,6 +494,24 @@ def test_foreign_keys_are_refused(key: SecretKey, parameters: BfvParameters) -> 
     ):
         with pytest.raises(HostileInput):
             SecretKey.parse(foreign, parameters)
+
+
+def test_parameters_below_128_bits_of_security_are_refused(parameters: BfvParameters) -> None:
+    weak = replace(parameters, degree=parameters.degree // 2, plain_modulus=65537)
+    with pytest.raises(StateError, match="SEAL refuses the parameters"):
+        _context(weak)
+
+
+def test_a_system_without_files_in_memory_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    with pytest.raises(StateError, match="files in memory"):
+        _Scratch().load(b"", lambda path: None)
+    monkeypatch.delattr(os, "memfd_create")
+    with pytest.raises(StateError, match="files in memory"):
+        _Scratch().load(b"", lambda path: None)
 
 
 def test_the_scratch_file_keeps_nothing(key: SecretKey) -> None:

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.federation import DATASET, schema_of
-from veilsum_node.canonical import canonical
+from veilsum_node.canonical import canonical, digest
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.identity import Identity, Role
 from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask, RoundPlan
@@ -171,6 +172,26 @@ def test_the_same_input_has_the_same_digest() -> None:
     assert len(_digest()) == 32
 
 
+@pytest.mark.parametrize(("variance", "mechanism"), [(10**7, "discrete-gaussian"), (0, "none")])
+def test_the_digest_is_of_the_design_s_list(variance: int, mechanism: str) -> None:
+    """The list written out: whoever changes what a contribution is bound to changes it here too."""
+    plan, encoding = _task(variance=variance), PLAN.encoding
+    declared = plan.declaration.model_dump(mode="json")
+    said = {"task": declared, "weights": dict.fromkeys(NAMES, 1), "schema": STUDY.data.model_dump(mode="json")}
+    context = {
+        "v": 1, "federation": "ab" * 32, "study": _hash("study"), "roster": _hash("roster"), "keys": _hash("keys"),
+        "round": 3, "attempt": 5, "deadline": 1000,
+        "cohort": [[name, _hash(name).hex(), _hash("public " + name), _hash(name)[:16]] for name in NAMES[:3]],
+        "task": digest("veilsum/1/task", canonical(said)), "broadcast": _hash("broadcast"),
+        "encoding": {"size": encoding.size, "bound": str(encoding.bound), "reach": str(encoding.reach),
+                     "offset": str(encoding.offset), "width": encoding.width, "lanes": encoding.lanes},
+        "bfv": encoding.parameters.to_context(), "noise": PLAN.noise.to_context(),
+        "event": {"mechanism": mechanism, "sensitivity": 1000, "variance": str(variance), "sampling_rate": 1.0, "steps": 1,
+                  "delta": 1e-5, "unit": "record"},
+    }  # fmt: skip
+    assert _digest(plan=plan) == digest("veilsum/1/context", canonical(context))
+
+
 @pytest.mark.parametrize("name", sorted(CHANGES))
 def test_every_change_changes_the_digest(name: str) -> None:
     assert CHANGES[name]() != _digest()
@@ -203,21 +224,67 @@ def test_an_assignment_survives_its_bytes(assignment: Assignment) -> None:
     assert parse_assignment(assignment.to_bytes()) == assignment
 
 
+RIGHT: dict[str, Any] = {
+    "v": 1, "round": 3, "attempt": 5, "label": "one", "cohort": [["a", bytes(16)]], "broadcast": bytes(32), "deadline": 9
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "change",
     [
-        {"v": 2}, {"round": 0}, {"round": "1"}, {"round": True}, {"round": None}, {"attempt": -1}, {"attempt": 2**53},
+        {"v": True}, {"round": 0}, {"round": "1"}, {"round": True}, {"round": None}, {"attempt": -1}, {"attempt": 2**53},
         {"deadline": 0}, {"deadline": [1]}, {"label": 1}, {"label": None}, {"cohort": 5}, {"cohort": [["a"]]},
         {"cohort": [["a", "00"]]}, {"cohort": [["a", "zz" * 16]]}, {"cohort": [["a", None]]}, {"broadcast": "00"},
-        {"broadcast": None}, {"broadcast": 7}, {"more": 1},
+        {"broadcast": None}, {"broadcast": 7},
     ],
 )  # fmt: skip
 def test_malformed_assignments_are_refused(change: dict[str, Any]) -> None:
-    right: dict[str, Any] = {"v": 1, "round": 3, "attempt": 5, "label": "one", "cohort": [["a", bytes(16)]],
-                             "broadcast": bytes(32), "deadline": 9}  # fmt: skip
-    parse_assignment(canonical(right))
+    parse_assignment(canonical(RIGHT))
     with pytest.raises(HostileInput):
-        parse_assignment(canonical(right | change))
+        parse_assignment(canonical(RIGHT | change))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [*({key: item for key, item in RIGHT.items() if key != name} for name in RIGHT), RIGHT | {"more": 1}, RIGHT | {"v": 2}],
+)
+def test_assignments_of_other_fields_are_refused(value: dict[str, Any]) -> None:
+    with pytest.raises(HostileInput, match="exactly the fields of version 1"):
+        parse_assignment(canonical(value))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"v": True},
+        {"broadcast": "AB" * 32},
+        {"broadcast": "00 " * 32},
+        {"cohort": [["a", "AB" * 16]]},
+        {"cohort": [[1, "00" * 16]]},
+    ],
+)
+def test_an_assignment_has_one_encoding_only(change: dict[str, Any]) -> None:
+    with pytest.raises(HostileInput, match="encodes a value differently"):
+        parse_assignment(canonical(RIGHT | change))
+
+
+@pytest.mark.parametrize("number", [1, 2**53 - 1])
+def test_numbers_at_both_bounds_are_taken(number: int) -> None:
+    assignment = replace(ASSIGNMENT, round=number, attempt=number, deadline=number)
+    assert parse_assignment(assignment.to_bytes()) == assignment
+
+
+def test_a_number_of_2_to_the_53_is_refused() -> None:
+    with pytest.raises(HostileInput, match="canonical"):
+        parse_assignment(ASSIGNMENT.to_bytes().replace(b'"round":3', b'"round":%d' % (2**53)))
+
+
+def test_an_assignment_has_2_to_the_18_bytes_at_most() -> None:
+    room = 2**18 - len(replace(ASSIGNMENT, label="").to_bytes())
+    assignment = replace(ASSIGNMENT, label="a" * room)
+    assert parse_assignment(assignment.to_bytes()) == assignment
+    with pytest.raises(HostileInput, match="larger than allowed"):
+        parse_assignment(replace(assignment, label="a" * (room + 1)).to_bytes())
 
 
 @given(
@@ -258,6 +325,22 @@ def test_broadcasts_survive_their_bytes_and_are_named_by_them() -> None:
     assert broadcast_digest(data) != broadcast_digest(b"")
 
 
+def test_a_broadcast_holds_float64_whatever_it_is_made_of() -> None:
+    single: Any = np.array([1.5, -2.0], dtype=np.float32)
+    assert encode_broadcast({"a": single}) == encode_broadcast({"a": np.array([1.5, -2.0])})
+
+
+def test_a_broadcast_holds_4096_arrays_at_most() -> None:
+    arrays = {f"a{index}": np.ones(1) for index in range(4096)}
+    assert len(decode_broadcast(encode_broadcast(arrays))) == 4096
+    with pytest.raises(HostileInput, match="too many arrays"):
+        decode_broadcast(encode_broadcast(arrays | {"one more": np.ones(1)}))
+
+
+def test_an_array_may_be_empty() -> None:
+    assert decode_broadcast(encode_broadcast({"a": np.zeros((0, 3))}))["a"].shape == (0, 3)
+
+
 def test_malformed_broadcasts_are_refused() -> None:
     from safetensors.numpy import save
 
@@ -272,7 +355,6 @@ def test_malformed_broadcasts_are_refused() -> None:
         save({"a": np.ones(4, dtype=np.float32)}),
         save({"a": np.array([1.0, np.nan])}),
         save({"a": np.array([np.inf])}),
-        save({f"a{index}": np.ones(1) for index in range(4097)}),
     ):
         with pytest.raises(HostileInput):
             decode_broadcast(data)
@@ -286,3 +368,58 @@ def test_a_vector_has_one_block_or_one_for_every_participant(disclosure: str, bl
     for cohort in (3, 4):
         plan = AgreedStudy(_study(tasks=(task,))).task("one").plan(len(NAMES), cohort).encoding
         assert (plan.size, plan.bound, plan.cohort) == (4 * blocks, task.grid * STUDY.data.max_records, cohort)
+
+
+def _means(disclosure: str) -> AgreedTask:
+    """Feature means of 2 numbers at 4 sites: a count and 2 sums a block."""
+    parameters = {"width": None, "clip": 3.0, "missing": "skip", "count_weight": 2.0, "sum_weight": 0.5}
+    task = STUDY.tasks[0].model_copy(update={"task": "feature-means", "parameters": parameters, "disclosure": disclosure})
+    agreed = AgreedStudy(_study(tasks=(task,), data=schema_of(2))).task("one")
+    assert (agreed.label, agreed.task.layout().size, agreed.study.sites) == ("one", 3, 4)
+    return agreed
+
+
+def test_a_site_keeps_its_own_block_or_the_whole_vector() -> None:
+    noised = np.arange(12)
+    own = _means("per-site").kept_part(noised, 2)
+    assert own.tolist() == [6, 7, 8]
+    own[:] = 0  # a copy, without the other sites' blocks
+    assert noised.tolist() == list(range(12))
+    assert _means("joint").kept_part(noised[:3], 2).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("disclosure", ["joint", "per-site"])
+def test_a_kept_vector_is_read_in_its_blocks_own_units(disclosure: str) -> None:
+    """A grid unit is worth a thousandth of a record's bound, and each block's weight is divided out."""
+    task = _means(disclosure)
+    unit = task.task.clip() / 1000
+    assert task.unit == unit
+    blocks, stds = task.kept_blocks(np.array([4, -6, 10]))
+    count, sums = (block.name for block in task.task.layout().blocks)
+    assert list(blocks) == list(stds) == [count, sums]
+    np.testing.assert_allclose(blocks[count], 2 * unit)
+    np.testing.assert_allclose(blocks[sums], [-12 * unit, 20 * unit])
+    share = task.noise(4).share_std * unit
+    assert stds == pytest.approx({count: share / 2, sums: 2 * share})
+    assert task.block_std(10.0) == pytest.approx({count: 5 * unit, sums: 20 * unit})
+    for length in (2, 4, 12):
+        with pytest.raises(HostileInput, match="different length"):
+            task.kept_blocks(np.zeros(length, dtype=np.int64))
+
+
+def test_a_kept_vector_is_bound_to_its_task_and_broadcast() -> None:
+    task = _means("per-site")
+    assert task.kept_origin(b"one") == digest("veilsum/1/kept", task.digest, b"one")
+
+
+def test_what_was_worked_out_is_no_part_of_what_was_agreed() -> None:
+    """Neither of its words, nor of what makes two of them equal, nor to be passed in."""
+    one, other = AgreedStudy(STUDY), AgreedStudy(STUDY)
+    task = one.task("one")
+    assert task.plan(4, 3).encoding.parameters is one.parameters(4)
+    assert one == other
+    assert task == other.task("one")
+    assert repr(one) == f"AgreedStudy(study={STUDY!r})"
+    assert repr(task) == f"AgreedTask(declaration={task.declaration!r})"
+    assert list(signature(AgreedStudy).parameters) == ["study"]
+    assert list(signature(AgreedTask).parameters) == ["agreed", "declaration"]

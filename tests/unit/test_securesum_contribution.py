@@ -158,6 +158,20 @@ def test_packing_refuses_another_shape_and_overflow() -> None:
             pack(np.full(10, value), plan)
 
 
+@pytest.mark.parametrize(("bound", "lanes"), [(2**40, 1), (2**20, 2), (100, 4)])
+def test_a_lane_takes_what_leaves_the_highest_one_below_2_to_the_62(bound: int, lanes: int) -> None:
+    plan = exact_plan(lanes, bound, 4)
+    assert plan.lanes == lanes
+    largest = 2 ** (62 - plan.width * (lanes - 1)) - 1
+    for sign in (1, -1):
+        values = np.full(lanes, sign * largest - plan.offset)
+        expected = sum(sign * largest << (plan.width * lane) for lane in range(lanes))
+        assert pack(values, plan).tolist() == [expected % plan.parameters.plain_modulus]
+        values[-1] += sign
+        with pytest.raises(Misuse, match="too large"):
+            pack(values, plan)
+
+
 @pytest.fixture(scope="module")
 def opened() -> tuple[Cohort, EncodingPlan, list[Integers], list[bytes]]:
     """A sum of three members over two ciphertexts."""
@@ -201,30 +215,37 @@ def test_a_single_contribution_is_not_decrypted_as_a_sum(opened: Opened) -> None
 def test_opening_refuses_what_is_missing_or_damaged(opened: Opened) -> None:
     cohort, plan, vectors, _ = opened
     words, consents = cohort.sum_words(vectors, plan, CONTEXT), cohort.consents(CONTEXT)
-    np.testing.assert_array_equal(open_sum(words, plan, consents), np.sum(vectors, axis=0))
+    total = open_sum(words, plan, consents)
+    assert total.dtype == np.int64
+    np.testing.assert_array_equal(total, np.sum(vectors, axis=0))
     t = np.uint64(plan.parameters.plain_modulus)
     shifted = [part.copy() for part in words]
     shifted[1][0] = (shifted[1][0] + np.uint64(1)) % t
     beyond = [words[0], words[1].copy()]
     beyond[1][5] = t
+    again = [words[0], words[1].copy()]
+    again[1][5] += t  # the same word mod t
     filled = [words[0], words[1].copy()]
     filled[1][-1] = (filled[1][-1] + np.uint64(1)) % t
     gross = [words[0].copy(), words[1]]
     gross[0][7] = (gross[0][7] + np.uint64(2**47)) % t
     cases = [
-        (words, consents[:2]),
-        (words, [*consents, consents[0]]),
-        (words, [consents[0], consents[1], bytes(32)]),
-        (words[:1], consents),
-        (words[::-1], consents),
-        ([part[:-1] for part in words], consents),
-        (shifted, consents),
-        (beyond, consents),
-        (filled, consents),
-        (gross, consents),
+        (words, consents[:2], "consent of every member"),
+        (words, [*consents, consents[0]], "consent of every member"),
+        (words, [consents[0], consents[1], bytes(32)], "count lane"),
+        (words[:1], consents, "all of its ciphertexts"),
+        (words[::-1], consents, "count lane"),
+        ([part[:-1] for part in words], consents, "shape"),
+        ([words[0], words[1][:-1]], consents, "shape"),
+        ([words[0], words[1].reshape(1, -1)], consents, "shape"),
+        (shifted, consents, "count lane"),
+        (beyond, consents, "beyond the modulus"),
+        (again, consents, "beyond the modulus"),
+        (filled, consents, "slot beyond the vector"),
+        (gross, consents, "range|overflows"),
     ]
-    for case, keys in cases:
-        with pytest.raises(HostileInput):
+    for case, keys, why in cases:
+        with pytest.raises(HostileInput, match=why):
             open_sum(case, plan, keys)
 
 

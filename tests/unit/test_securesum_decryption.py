@@ -60,9 +60,12 @@ def test_values_that_no_sum_opens_to_are_refused() -> None:
     plan, cohort = exact_plan(5, 10, 3), make_cohort(3)
     consents = cohort.consents(CONTEXT)
     whole = np.full(5, plan.reach)
-    assert len(list(masked_sum(whole, plan, consents))) == 1
+    for values in (whole, -whole):
+        assert len(list(masked_sum(values, plan, consents))) == 1
     for values, given_ in (
         (whole + 1, consents),
+        (np.array([0, 0, plan.reach + 1, 0, 0]), consents),
+        (np.array([0, 0, 0, 0, -plan.reach - 1]), consents),
         (-whole - 1, consents),
         (np.full(5, -(2**63)), consents),
         (whole[:4], consents),
@@ -102,23 +105,67 @@ def test_a_statement_is_verified_against_what_was_decrypted() -> None:
                 verify_statement(SignedStatement(signed.body, KEY.sign(label, signed.body)), identity, SAID)
     with pytest.raises(HostileInput):
         verify_statement(sign_statement(SAID, SigningKey.generate()), identity, SAID)
+    south = replace(SAID, participant="south")  # north's signature under a word of another's
+    with pytest.raises(HostileInput):
+        verify_statement(sign_statement(south, KEY), identity, south)
+
+
+def test_a_statement_shows_no_keys() -> None:
+    """Whoever knows their digest can compute the context, and a log is no place for it."""
+    assert SAID.keys.hex() not in repr(SAID)
+    assert repr(SAID.keys) not in repr(SAID)
+
+
+VALUE = {
+    "v": 1, "study": SAID.study, "participant": "north", "round": 3, "attempt": 5, "context": SAID.context,
+    "keys": SAID.keys, "words": SAID.words,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"v": 2}, {"round": 0}, {"round": True}, {"attempt": -1}, {"attempt": "1"}, {"study": "00"}, {"keys": 7},
-        {"context": "Z" * 64}, {"words": "AB" * 32}, {"participant": 1}, {"more": 1},
+        {"round": 0}, {"round": True}, {"attempt": -1}, {"attempt": "1"}, {"round": 2**53}, {"study": "00"}, {"keys": 7},
+        {"context": "Z" * 64}, {"words": "AB" * 32}, {"participant": 1}, {"v": True},
     ],
 )  # fmt: skip
 def test_statements_written_otherwise_are_refused(change: dict[str, Any]) -> None:
-    value = {
-        "v": 1, "study": SAID.study, "participant": "north", "round": 3, "attempt": 5, "context": SAID.context,
-        "keys": SAID.keys, "words": SAID.words,
-    }  # fmt: skip
-    assert parse_statement(canonical(value)) == SAID
+    assert parse_statement(canonical(VALUE)) == SAID
     with pytest.raises(HostileInput):
-        parse_statement(canonical(value | change))
+        parse_statement(canonical(VALUE | change))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *({key: item for key, item in VALUE.items() if key != name} for name in VALUE),
+        VALUE | {"more": 1},
+        VALUE | {"v": 2},
+        [],
+    ],
+)
+def test_statements_of_other_fields_are_refused(value: Any) -> None:
+    with pytest.raises(HostileInput, match="exactly the fields of version 1"):
+        parse_statement(canonical(value))
+
+
+@pytest.mark.parametrize("number", [1, 2**53 - 1])
+def test_numbers_at_both_bounds_are_taken(number: int) -> None:
+    said = replace(SAID, round=number, attempt=number)
+    assert parse_statement(said.to_bytes()) == said
+
+
+def test_a_number_of_2_to_the_53_is_refused() -> None:
+    with pytest.raises(HostileInput, match="canonical"):
+        parse_statement(SAID.to_bytes().replace(b'"round":3', b'"round":%d' % (2**53)))
+
+
+def test_a_statement_has_1024_bytes_at_most() -> None:
+    room = 1024 - len(replace(SAID, participant="").to_bytes())
+    said = replace(SAID, participant="n" * room)
+    assert parse_statement(said.to_bytes()) == said
+    with pytest.raises(HostileInput, match="larger than allowed"):
+        parse_statement(replace(said, participant="n" * (room + 1)).to_bytes())
 
 
 @given(st.binary(max_size=MAX_STATEMENT_BYTES + 1))

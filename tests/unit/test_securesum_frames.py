@@ -74,6 +74,8 @@ def test_nothing_behind_the_last_block_but_a_checksum() -> None:
         assert not passes(frame(flags=SINGLE_SEGMENT | CHECKSUM, tail=bytes(length)))
     for length in (1, 4):
         assert not passes(frame(tail=bytes(length)))
+    for last in (True, False):
+        assert not passes(frame(tail=block(RAW, 5, last=last)))
     cut = frame(((RAW, 5), (RAW, 5)))[:-1]
     assert not passes(cut[:8] + len(cut).to_bytes(8, "little") + cut[16:])
 

@@ -45,6 +45,41 @@ def test_the_plain_modulus_is_the_largest_batching_prime(parameters: BfvParamete
     assert sum(parameters.prime_bits) <= {8192: 218, 4096: 109}[parameters.degree], "128-bit security"
 
 
+def test_every_context_names_the_same_two_sets() -> None:
+    assert BFV_8192.to_context() == {"degree": 8192, "prime_bits": [60, 60], "plain_modulus": 2**48 - 16383}
+    assert BFV_4096.to_context() == {"degree": 4096, "prime_bits": [54, 55], "plain_modulus": 2**42 - 24575}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "fresh", "total", "key"),
+    [
+        (BFV_8192, (65700, 65800, 65714), (131150, 131250, 131169), (131125, 131225, 131144)),
+        (BFV_4096, (30700, 31250, 32946), (61400, 62100, 65633), (61400, 62100, 65608)),
+    ],
+)
+def test_every_party_takes_objects_of_the_same_sizes(
+    parameters: BfvParameters, fresh: tuple[int, ...], total: tuple[int, ...], key: tuple[int, ...]
+) -> None:
+    """What one release sends another takes, and both choose the same set: that goes by the largest fresh ciphertext."""
+    sizes = (parameters.fresh, parameters.sum, parameters.key)
+    assert [(size.least, size.largest, size.content) for size in sizes] == [fresh, total, key]
+
+
+@pytest.mark.parametrize(
+    ("summands", "large", "small"), [(2, 5, 5), (15, 4, 4), (16, 4, 4), (17, 3, 3), (64, 3, 3), (65, 2, 2), (1024, 1, 1)]
+)
+def test_a_sum_keeps_the_budget_that_its_noise_leaves(summands: int, large: int, small: int) -> None:
+    """Bits of q / 2t over the smallest whole number above sqrt(96 * 127/12 * summands)."""
+    assert (BFV_8192.least_budget(summands), BFV_4096.least_budget(summands)) == (large, small)
+
+
+def test_the_range_holds_twelve_standard_deviations_and_the_cohort_1024() -> None:
+    assert plan_encoding(1, 5, Fraction(10**4), 3, BFV_8192).reach == 15 + 12 * 101
+    assert plan_encoding(1, 5, Fraction(0), 1024, BFV_8192).reach == 5120
+    with pytest.raises(Misuse, match="2 to 1024 members"):
+        plan_encoding(1, 5, Fraction(0), 1025, BFV_8192)
+
+
 @given(st.integers(1, 10**6), st.integers(1, 2**46), st.fractions(0, 2**80), st.integers(2, MAX_SUMMANDS), SETS)
 def test_every_sum_within_reach_fits_its_lane_and_every_slot_below_the_modulus(
     size: int, bound: int, variance: Fraction, cohort: int, parameters: BfvParameters
@@ -100,6 +135,15 @@ def test_the_cheaper_parameter_set_is_chosen() -> None:
     assert choose_parameters([(100, 10, Fraction(0)), (100, 2**42, Fraction(0))], 4) is BFV_8192
     with pytest.raises(Misuse):
         choose_parameters([(100, 2**50, Fraction(0))], 4)
+
+
+def test_of_two_sets_that_cost_the_same_the_larger_is_chosen() -> None:
+    """1316 ciphertexts of at most 31250 bytes and 625 of at most 65800."""
+    sums = [(8000, 2**36, Fraction(0))] * 559 + [(10_000, 2**19, Fraction(0))] * 66
+    for parameters, count in ((BFV_4096, 1316), (BFV_8192, 625)):
+        assert sum(plan_encoding(*item, 4, parameters).ciphertexts for item in sums) == count
+    assert choose_parameters(sums, 4) is BFV_8192
+    assert choose_parameters([*sums, (1, 2**36, Fraction(0))], 4) is BFV_4096
 
 
 @given(st.lists(st.tuples(st.integers(1, 10**6), st.integers(1, 2**30), st.fractions(0, 2**50)), min_size=1, max_size=4))

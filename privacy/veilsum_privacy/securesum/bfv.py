@@ -89,7 +89,6 @@ def _templates(parameters: BfvParameters) -> dict[FrameSize, Template]:
     """What this library writes around the numbers of a fresh ciphertext, a sum and a key; of a key that is thrown away."""
     context, scratch, words = _context(parameters), _Scratch(), 8 * parameters.degree
     key, plain, total = sealapi.KeyGenerator(context).secret_key(), sealapi.Plaintext(), sealapi.Ciphertext()
-    sealapi.BatchEncoder(context).encode([0] * parameters.degree, plain)
     fresh = scratch.dump(sealapi.Encryptor(context, key).encrypt_symmetric(plain))
     scratch.load(fresh, lambda path: total.load(context, path))
     objects = ((parameters.fresh, fresh, words), (parameters.sum, scratch.dump(total), 2 * words))

@@ -87,7 +87,8 @@ def parse_assignment(data: bytes) -> Assignment:
     except (TypeError, ValueError, KeyError) as error:
         raise HostileInput("An assignment is malformed.") from error
     numbers = (assignment.round, assignment.attempt, assignment.deadline)
-    if not all(type(number) is int and 0 < number < 2**53 for number in numbers) or not isinstance(assignment.label, str):
+    # what has a canonical form is below 2^53
+    if any(type(number) is not int or number < 1 for number in numbers) or not isinstance(assignment.label, str):
         raise HostileInput("An assignment's numbers are out of range.")
     if len(assignment.broadcast) != 32 or any(len(nonce) != NONCE_BYTES for _, nonce in cohort):
         raise HostileInput("An assignment's digest or nonces have the wrong length.")

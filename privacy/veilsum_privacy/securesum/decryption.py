@@ -99,7 +99,8 @@ def parse_statement(body: bytes) -> Statement:
     except (TypeError, ValueError) as error:
         raise HostileInput("A digest in the decryption statement is not hexadecimal.") from error
     numbers, name = (value["round"], value["attempt"]), value["participant"]
-    if any(type(number) is not int or not 0 < number < 2**53 for number in numbers) or not isinstance(name, str):
+    # what has a canonical form is below 2^53
+    if any(type(number) is not int or number < 1 for number in numbers) or not isinstance(name, str):
         raise HostileInput("A number or name in the decryption statement is malformed.")
     statement = Statement(study, name, *numbers, context, keys, words)
     if statement.to_bytes() != body or {len(item) for item in (study, context, keys, words)} != {32}:

@@ -97,9 +97,7 @@ class Template:
         if not _SEAL_MAGIC + whole[3:5] == content[at - _SEAL_HEADER - 8 : at - 19] or 0 < len(rest) <= _SEED:
             raise StateError("The encryption library writes its objects in an unknown way.")
         stated = (_SEAL_HEADER + len(content)).to_bytes(8, "little")
-        return cls(
-            content[:at], numbers, rest[: -_SEED or None] if rest else b"", whole[:5] + bytes([_SEAL_STORED, 0, 0]) + stated
-        )
+        return cls(content[:at], numbers, rest[:-_SEED], whole[:5] + bytes([_SEAL_STORED, 0, 0]) + stated)
 
     def check(self, content: bytes, what: str) -> bytes:
         """The object without compression.
