@@ -175,7 +175,8 @@ def test_a_participant_stands_still_in_its_upload(network: FaultedProcesses, sec
     key = _begin(network)
     network.participants["c"].pause()
     began = time.monotonic()
-    assert network.await_end(key).phase == "finished"
+    status = network.await_end(key)
+    assert status.phase == "finished", status.reason
     time.sleep(max(0.0, seconds - (time.monotonic() - began)))
     network.proxies["c"].release()
     network.participants["c"].resume()

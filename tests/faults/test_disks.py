@@ -146,7 +146,8 @@ def test_full_when_the_release_is_told(network: FaultedProcesses) -> None:
     network.participants["c"].pause()
     network.fill("c")
     network.participants["c"].resume()
-    assert network.await_end(key).phase == "finished"
+    status = network.await_end(key)
+    assert status.phase == "finished", status.reason
     network.await_health("c", "database")
     entries = network.entries("c", key)
     assert (count(entries, Kind.CHARGE), count(entries, Kind.RELEASE_SEEN)) == (1, 0)
@@ -176,7 +177,8 @@ def test_full_for_longer_than_the_others_wait(network: FaultedProcesses) -> None
     assert status.phase != "failed", status.reason
     network.disks["c"].free()
     network.proxies["c"].release()
-    assert network.await_end(key).phase == "finished"
+    status = network.await_end(key)
+    assert status.phase == "finished", status.reason
     network.audit(key, charged="ab", released="ab")
 
 

@@ -90,7 +90,7 @@ def the_study_ran_and_is_paid_for_at_every_site(local: Local) -> None:
         assert fields["releases"] == 1
         assert Path(fields["ledger"]).is_file()
     result = load_result(Path(local.found["result"]))
-    assert result.summary["records"]["value"] == pytest.approx(160 + 130 + 94 + 35, abs=60)
+    assert result.summary["records"][0]["count"]["value"] == pytest.approx(160 + 130 + 94 + 35, abs=60)
 
 
 def the_coordinators_journal_lies_in_postgresql(local: Local) -> None:

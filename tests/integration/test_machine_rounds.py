@@ -369,9 +369,8 @@ def test_sum_that_cannot_be_stored_costs_nobody_a_charge(ring: Ring) -> None:
         )
     with pytest.raises(RoundLostError, match="could not be stored"):
         ring.run(RoundPhase.CONTRIBUTING, lambda _: None)
-    [ended] = ring.machine.rounds
-    assert ended.phase is RoundPhase.FAILED
-    assert (ended.sum, ended.accumulator._sums) == ([], [])
+    assert ring.machine.rounds == []
+    assert [shown.phase for shown in ring.hub.status(ring.key).rounds] == ["failed"]
     ring.local.step()
     for name in NAMES:
         kinds = [entry.kind for entry in ring.bed.sites[name].ledger.entries()]

@@ -42,7 +42,7 @@ def running_server(
         state: its folder; two at once need two.
     """
     config = CoordinatorConfig(
-        listen="localhost:0",
+        listen="127.0.0.1:0",  # of both of localhost's addresses, one may have the port taken
         identity=bed.kit.coordinator.identity,
         state=state or bed.kit.coordinator.directory / "state",
         waits=waits or Waits(grace=1),
@@ -72,7 +72,7 @@ def running_server(
     thread.start()
     assert ready.wait(PATIENCE), "the coordinator did not start"
     try:
-        yield server, address[0]
+        yield server, f"localhost:{address[0].rpartition(':')[2]}"
     finally:
         stopped[0]()
         thread.join(10)

@@ -127,7 +127,7 @@ def test_an_error_is_asked_for_in_place_of_an_epsilon(tmp_path: Path) -> None:
     # the mean of age: a third off the middle, and patients that differ by a third of the range beside the noise
     std = AgreedStudy(study).task("statistics").block_std(math.sqrt(task.variance * 4 / 3))
     error = math.hypot(std["overview.numbers/sum"], std["overview.numbers/records"] / 3, math.sqrt(4 * 5000) / 3)
-    assert 1.96 * error / (4 * 5000) == pytest.approx(0.05, rel=2e-3)
+    assert 1.96 * error / (4 * 5000) == pytest.approx(0.05, rel=5e-3)  # Fieller's interval is a little wider
     assert parse_study(study.to_bytes()) == study
     asked = request(tmp_path, "error = 0.05").model_copy(update={"expected_records": 50})
     fewer = compiled(asked).privacy.epsilon

@@ -638,10 +638,7 @@ class StudyMachine:
     def forget(self) -> None:
         """Let go of what only a study that runs needs, once its end is stored: members and rounds are megabytes a study."""
         self.members.forget()
-        self.agreed, self._numbers = AgreedStudy(self.study), {}
-        self.rounds = self.rounds[-1:]
-        for last in self.rounds:
-            last.forget()
+        self.agreed, self._numbers, self.rounds = AgreedStudy(self.study), {}, []
 
     def _round_of(self, name: str, attempt: int, phase: RoundPhase) -> Round:
         self.members.seat(name)
