@@ -8,6 +8,7 @@ standard deviation s on the diagonal and s / sqrt 2 above it.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,9 +23,58 @@ WEAKEST = 1.0 / 3.0
 """The noise of A, as a share of its smallest eigenvalue, up to which intervals hold (measured: docs/results.md)."""
 
 
+class Fit(ABC):
+    """Estimated coefficients, the constant first, with a covariance for each of both errors where they are estimable."""
+
+    @property
+    @abstractmethod
+    def coefficients(self) -> Floats:
+        """(p,); where nothing is estimable, of a ridge that keeps them near 0."""
+
+    @property
+    @abstractmethod
+    def covariances(self) -> tuple[Floats, Floats]:
+        """Of the coefficients (p, p), by noise and by sampling."""
+
+    @property
+    @abstractmethod
+    def drowned(self) -> Drowned | None:
+        """Why no interval holds; None where they do."""
+
+    @property
+    def p(self) -> int:
+        """Number of coefficients."""
+        return len(self.coefficients)
+
+    def combination(self, weights: Floats) -> Answer:
+        """A linear combination (p,) of the coefficients."""
+        if (drowned := self.drowned) is not None:
+            return drowned
+        noise, sampling = (float(weights @ matrix @ weights) for matrix in self.covariances)
+        return normal_figure(float(weights @ self.coefficients), noise, sampling)
+
+    def all_slopes(self) -> Test | Drowned:
+        """The Wald test that every coefficient but the constant is 0."""
+        if (drowned := self.drowned) is not None:
+            return drowned
+        noise, sampling = (matrix[1:, 1:] for matrix in self.covariances)
+        return chi_squared(self.coefficients[1:], noise, sampling, self.p - 1)
+
+
+def too_weak(reach: float, smallest: float, most: float) -> Drowned | None:
+    """What to say of a matrix whose noise, of operator norm ``reach``, exceeds ``most`` of its smallest eigenvalue."""
+    if smallest > 0.0 and reach < most * smallest:
+        return None
+    reason = "a combination of the terms varies too little against the noise"
+    if smallest <= 0.0:
+        return Drowned(reason, "fewer terms, tighter bounds, more records, or more epsilon")
+    factor = reach / (most * smallest)
+    return Drowned(reason, f"about {factor:.1f} times the records or the epsilon; or fewer terms, or tighter bounds")
+
+
 @dataclass(frozen=True)
-class LinearFit:
-    """A fit with p coefficients, the constant first.
+class LinearFit(Fit):
+    """A linear fit.
 
     Attributes:
         moments: M (p + 1, p + 1), the outcome last.
@@ -36,7 +86,6 @@ class LinearFit:
 
     @property
     def p(self) -> int:
-        """Number of coefficients."""
         return len(self.moments) - 1
 
     @property
@@ -50,14 +99,13 @@ class LinearFit:
         return float(np.linalg.eigvalsh(self.moments[: self.p, : self.p])[0])
 
     @property
-    def estimable(self) -> bool:
-        """Whether intervals hold: A is far above its noise in every direction."""
-        return self.smallest > 0.0 and self.reach < WEAKEST * self.smallest
+    def drowned(self) -> Drowned | None:
+        return too_weak(self.reach, self.smallest, WEAKEST)
 
     @cached_property
     def coefficients(self) -> Floats:
         """(p,): least squares where it is estimable; else with a ridge that lifts A above its noise."""
-        ridge = 0.0 if self.estimable else max(0.0, self.reach / WEAKEST - self.smallest)
+        ridge = 0.0 if self.drowned is None else max(0.0, self.reach / WEAKEST - self.smallest)
         a, b = self.moments[: self.p, : self.p], self.moments[: self.p, self.p]
         return np.asarray(np.linalg.solve(a + ridge * np.eye(self.p), b), dtype=np.float64)
 
@@ -83,30 +131,3 @@ class LinearFit:
         beta = self.coefficients
         middle = self.std**2 / 2.0 * ((1.0 + float(beta @ beta)) * np.eye(self.p) + np.outer(beta, beta))
         return np.asarray(inverse @ middle @ inverse), np.asarray(self.residual_variance * inverse)
-
-    def combination(self, weights: Floats) -> Answer:
-        """A linear combination (p,) of the coefficients."""
-        if not self.estimable:
-            return Drowned(self.reason, self.advice)
-        noise, sampling = (float(weights @ matrix @ weights) for matrix in self.covariances)
-        return normal_figure(float(weights @ self.coefficients), noise, sampling)
-
-    def all_slopes(self) -> Test | Drowned:
-        """The Wald test that every coefficient but the constant is 0."""
-        if not self.estimable:
-            return Drowned(self.reason, self.advice)
-        noise, sampling = (matrix[1:, 1:] for matrix in self.covariances)
-        return chi_squared(self.coefficients[1:], noise, sampling, self.p - 1)
-
-    @property
-    def reason(self) -> str:
-        """Why nothing is estimable."""
-        return "a combination of the terms varies too little against the noise"
-
-    @property
-    def advice(self) -> str:
-        """What would help."""
-        if self.smallest <= 0.0:
-            return "fewer terms, tighter bounds, more records, or more epsilon"
-        factor = self.reach / (WEAKEST * self.smallest)
-        return f"about {factor:.1f} times the records or the epsilon; or fewer terms, or tighter bounds"

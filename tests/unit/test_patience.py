@@ -166,7 +166,7 @@ def test_a_payload_that_is_drawn_waits_for_its_disk(bed: TestBed, monkeypatch: p
     machine = bed.hub.studies[key].machine
     assert (machine.phase, machine.reason) == (StudyPhase.FINISHED, "")
     assert len(drawn) == 3
-    assert machine.rounds[0].attempts == 1
+    assert bed.hub.status(key).rounds[0].attempts == 1
 
 
 @pytest.mark.parametrize("comes_back", [True, False])

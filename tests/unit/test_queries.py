@@ -16,11 +16,12 @@ from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_privacy.mechanism.clipping import site_sum
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.tasks.base import Records
+from veilsum_privacy.tasks.persons import join_records
 from veilsum_privacy.tasks.queries.conditions import LevelCells, NumberCells, parse_condition, parse_sum
 from veilsum_privacy.tasks.queries.encodings import build_encoding, build_encodings
 from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn, Query
 from veilsum_privacy.tasks.queries.sensitivity import balance, find_incidence
-from veilsum_privacy.tasks.tables import Tables, TablesParameters, join_records
+from veilsum_privacy.tasks.tables import Tables, TablesParameters
 
 SCHEMA = DatasetSchema(
     columns=(
@@ -380,8 +381,8 @@ def test_what_is_left_out_is_filled_in() -> None:
         ({"kind": "compare", "over": "age"}, "names no groups"),
         ({"kind": "independence", "over": ["sex"]}, "two columns"),
         ({"kind": "correlation", "over": ["age"]}, "two numeric columns"),
-        ({"kind": "linear", "over": ["age"]}, "`outcome` names no number"),
-        ({"kind": "linear", "outcome": "sex", "over": ["age"]}, "a numeric column is needed"),
+        ({"kind": "linear", "over": ["age"]}, "`outcome` names nothing"),
+        ({"kind": "linear", "outcome": "sex", "over": ["age"]}, "neither a number nor a condition"),
         ({"kind": "linear", "outcome": "stay"}, "names the terms"),
         ({"kind": "linear", "outcome": "stay", "over": ["stay", "age"]}, "names the terms"),
         ({"kind": "linear", "outcome": "stay", "over": ["age"], "by": "sex"}, "not given by group"),

@@ -20,8 +20,8 @@ from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.persons import Reduction
 from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn
-from veilsum_privacy.tasks.tables import Reduction
 
 
 class DeriveRequest(Frozen):
@@ -49,7 +49,7 @@ class FederatedStatisticsParameters(Frozen):
         query: ``[[query]]`` tables of the study.
         derive: ``[derive.NAME]`` tables.
         person: of queries in a study whose unit is the subject, how a person's records become one: ``first``, ``last``,
-            ``max`` or ``mean`` (:class:`~veilsum_privacy.tasks.tables.TablesParameters`).
+            ``max`` or ``mean`` (:class:`~veilsum_privacy.tasks.persons.PersonParameters`).
         at_most: in its place, how many of a person's records count, each as a record; noise grows with it.
         smallest_cell: a table's cell, or a figure of a group, with fewer records than that is not printed; 0 prints all. It is
             held against the noised count, so it hides what would be read into noise; privacy rests on the noise alone.

@@ -285,7 +285,7 @@ class _LinearReader(_Reader):
             moved = answer if isinstance(answer, Drowned) else answer.scaled(1.0, shift)
             p_value = None if isinstance(answer, Drowned) or name == "constant" else answer.p_value
             row: Row = {"term": name, "unit": unit, "coefficient": self.cell(count, shown(moved)), "p_value": p_value}
-            yield row if fit.estimable else row | {"without_interval": float(combined @ fit.coefficients) + shift}
+            yield row if fit.drowned is None else row | {"without_interval": float(combined @ fit.coefficients) + shift}
 
     def tests(self) -> Iterator[Row]:
         count, records = float(self.block("bounds")[0]), float(self.block("diagonal")[0])

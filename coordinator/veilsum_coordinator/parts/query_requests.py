@@ -89,7 +89,7 @@ class QueryRequest(Frozen):
     where: Text = ""
     edges: tuple[Real, ...] | EdgeRange = ()
     at: tuple[Annotated[Real, Field(gt=0, lt=1)], ...] = Field(default=(), max_length=99)
-    outcome: str = ""
+    outcome: Text = ""
     event: str = ""
     censored: Names = ()
     missing: Literal["drop", "level"] | None = None
@@ -119,7 +119,7 @@ class QueryRequest(Frozen):
                 "edges = { from = 0, to = HORIZON, steps = 12 } in the unit of the time.",
             )
         if self.kind == "linear" and not self.outcome:
-            raise ConfigurationError(f"query {self.name!r}: `outcome` names no number to explain.", 'outcome = "systolic"')
+            raise ConfigurationError(f"query {self.name!r}: `outcome` names nothing to explain.", 'outcome = "systolic"')
         if self.kind == "logrank" and not self.by:
             raise ConfigurationError(f"query {self.name!r}: `by` names no groups to compare.", 'by = "arm"')
 

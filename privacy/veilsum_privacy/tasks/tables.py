@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
 
 from veilsum_node.errors import HostileInput
 from veilsum_node.fields import Frozen
-from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
-from veilsum_privacy.study.study import Study, TaskDeclaration
-from veilsum_privacy.tasks.base import Floats, Integers, Layout, Records, RecordTask, Task, batches
+from veilsum_privacy.study.schema import DatasetSchema
+from veilsum_privacy.tasks.base import Floats, Integers, Layout, Records, batches
+from veilsum_privacy.tasks.persons import PersonParameters, PersonTask
 from veilsum_privacy.tasks.queries.encodings import build_encodings
 from veilsum_privacy.tasks.queries.language import MAX_QUERIES, Columns, DerivedColumn, Query
-
-Reduction = Literal["first", "last", "max", "mean"]
 
 MAX_VALUES = 100_000
 """Values of the whole vector."""
 
 
-class TablesParameters(Frozen):
+class TablesParameters(PersonParameters):
     """What is asked.
 
     Attributes:
@@ -30,29 +28,21 @@ class TablesParameters(Frozen):
         derived: columns that queries use beside the schema's.
         sensitivity: D, an integer that no record's row exceeds in L2 norm, as the analyst computed it
             (:mod:`veilsum_privacy.tasks.queries.sensitivity`). A row that did would be scaled down to it.
-        person: how a person's records become one, of which the queries are then asked: the ``first`` or the ``last`` of them,
-            in the order of the file, or one that has in each column the largest value (``max``; of a category the last of its
-            levels that occurs) or the ``mean`` (the most frequent level). None where each record counts.
-        at_most: each person's first so many records count, in a study whose unit is the subject; 0 for all of them, whose sum
-            is then scaled down to D.
     """
 
     queries: tuple[Query, ...] = Field(min_length=1, max_length=MAX_QUERIES)
     derived: tuple[DerivedColumn, ...] = Field(default=(), max_length=MAX_QUERIES)
     sensitivity: int = Field(ge=1, le=2**26)
-    person: Reduction | None = None
-    at_most: int = Field(default=0, ge=0, le=1000)
 
 
-class Tables(RecordTask[TablesParameters]):
+class Tables(PersonTask[TablesParameters]):
     """Sums over records of each query's encoding (:mod:`veilsum_privacy.tasks.queries.encodings`), in integers.
 
     Blocks: those of the queries, in order, named ``QUERY/BLOCK``.
 
     Sensitivity. A record's row is an integer vector. Where its norm is at most D, it is summed as it is; a longer one is
     clipped to D, as any record is. So D bounds what a record changes, whoever computed it and however.
-    A subject's rows beyond the first ``at_most`` m are zeros, so its sum is at most m D; where its records become one first,
-    one row stands for all of them, at the place of the first, and the others are zeros.
+    A person whose records count at most m times changes the sum by m D.
     """
 
     name = "tables"
@@ -64,12 +54,6 @@ class Tables(RecordTask[TablesParameters]):
         self._columns = Columns(schema, parameters.derived)
         self.encodings = build_encodings(parameters.queries, self._columns)
         self._reads = sorted(frozenset().union(*(encoding.reads for encoding in self.encodings)))
-        offsets = np.cumsum([0, *(column.width for column in schema.columns)])
-        self._categories = [
-            slice(offset, offset + column.width)
-            for offset, column in zip(offsets.tolist(), schema.columns, strict=False)
-            if isinstance(column, CategoryColumn)
-        ]
         self._layout = Layout(tuple(block for encoding in self.encodings for block in encoding.blocks()))
         if self._layout.size > MAX_VALUES:
             raise HostileInput(
@@ -84,69 +68,12 @@ class Tables(RecordTask[TablesParameters]):
         return float(self.integer_norm())
 
     def integer_norm(self) -> int:
-        return self.parameters.sensitivity * max(1, self.parameters.at_most)
-
-    def check(self, declared: TaskDeclaration, study: Study, source: Task[Any] | None) -> None:
-        """See the base; a task that joins a person's records needs the subject for its unit."""
-        super().check(declared, study, source)
-        if study.privacy.unit != "subject" and (self.parameters.person is not None or self.parameters.at_most):
-            raise HostileInput(
-                f"Task {declared.label!r} counts persons; one record changes more than its share of a person.",
-                'State unit = "subject" under [privacy].',
-            )
+        return self.parameters.sensitivity * self.most_rows
 
     def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Integers]:
-        counted = np.asarray(np.isfinite(records.features).all(axis=1))  # no reader gives others: they are no records
-        if records.subjects is not None:
-            place = _places(records.subjects)
-            if self.parameters.person is not None:
-                records, counted = join_records(records, self.parameters.person, self._categories), counted & (place == 0)
-            elif self.parameters.at_most:
-                counted = counted & (place < self.parameters.at_most)
+        records, counted = self.counted(records)
         for part in batches(len(records), self._layout.size):
             taken = records.take(part)
             cells = self._columns.cells(taken, self._reads)
             rows = np.hstack([encoding.rows(cells, len(taken)) for encoding in self.encodings])
             yield rows * counted[part, None]
-
-
-def _places(subjects: Integers) -> Integers:
-    """The place of each record among its subject's, from 0; subjects never descend."""
-    starts = np.flatnonzero(np.concatenate([[True], subjects[1:] != subjects[:-1]])) if len(subjects) else np.zeros(0, np.intp)
-    sizes = np.diff(np.append(starts, len(subjects)))
-    return np.asarray(np.arange(len(subjects)) - np.repeat(starts, sizes), dtype=np.int64)
-
-
-def join_records(records: Records, how: Reduction, categories: Sequence[slice]) -> Records:
-    """Records in which the first one of each subject stands for all of them; the others are left as they are.
-
-    A value is that of the record chosen, or is made of those records of the subject that have one; ``categories`` are the
-    places of each category's indicators.
-    """
-    if records.subjects is None or not len(records):
-        return records
-    starts = np.flatnonzero(_places(records.subjects) == 0)
-    ends = np.append(starts[1:], len(records)) - 1
-    features, present = records.features.copy(), records.present.copy()
-    labels = None if records.labels is None else records.labels.copy()
-    if how in ("first", "last"):
-        chosen = starts if how == "first" else ends
-        features[starts], present[starts] = records.features[chosen], records.present[chosen]
-        if labels is not None:
-            labels[starts] = labels[chosen]
-        return Records(features, present, labels, records.subjects)
-    given = np.where(present & np.isfinite(features), np.clip(features, -1.0, 1.0), -np.inf if how == "max" else 0.0)
-    some = np.add.reduceat(present & np.isfinite(features), starts, axis=0, dtype=np.int64)
-    if how == "max":
-        joined = np.maximum.reduceat(given, starts, axis=0)
-        if labels is not None:
-            labels[starts] = np.maximum.reduceat(labels, starts)
-    else:
-        joined = np.add.reduceat(given, starts, axis=0) / np.maximum(some, 1)
-    joined = np.where(some > 0, joined, 0.0)
-    for place in categories if how == "max" else ():
-        width = place.stop - place.start
-        last = width - 1 - np.argmax(joined[:, place][:, ::-1] > 0, axis=1)
-        joined[:, place] = (last[:, None] == np.arange(width)) & (some[:, place] > 0)
-    features[starts], present[starts] = joined, some > 0
-    return Records(features, present, labels, records.subjects)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from veilsum_aggregation.contrasts import PairPlan
 from veilsum_aggregation.quantiles import toeplitz_column
 from veilsum_node.errors import HostileInput
+from veilsum_privacy.mechanism.clipping import row_norms
 from veilsum_privacy.tasks.base import Block, Floats
 from veilsum_privacy.tasks.queries.conditions import (
     Cells,
@@ -124,8 +125,14 @@ class Encoding(ABC):
             condition
             | {axis.column for axis in self.groups}
             | set(self.query.over)
-            | ({self.query.event, self.query.outcome} - {""})
+            | self.explained
+            | ({self.query.event} - {""})
         )
+
+    @property
+    def explained(self) -> frozenset[str]:
+        """Columns that an outcome is computed from."""
+        return frozenset()
 
     @abstractmethod
     def blocks(self) -> tuple[Block, ...]:
@@ -456,8 +463,12 @@ class LinearEncoding(Encoding):
 
     def __init__(self, query: Query, columns: Columns) -> None:
         self.query, self.columns, self.what = query, columns, f"query {query.name!r}"
-        self.outcome = columns.number(query.outcome, f"{self.what}, outcome")
-        if not query.over or query.outcome in query.over or len(set(query.over)) != len(query.over):
+        self.event: Condition | None = None
+        if query.outcome in columns.domains and not columns.level_names(query.outcome):
+            self.outcome = columns.number(query.outcome, f"{self.what}, outcome")
+        else:
+            self.outcome, self.event = NumberDomain(0.0, 1.0), self._parse_event()
+        if not query.over or self.explained & set(query.over) or len(set(query.over)) != len(query.over):
             raise HostileInput(
                 f"{self.what}: `over` names the terms that explain {query.outcome!r}, each once.", 'over = ["age", "sex"]'
             )
@@ -474,6 +485,18 @@ class LinearEncoding(Encoding):
         numbers = sum(isinstance(domain, NumberDomain) for domain in domains)
         self.longest = math.sqrt(1.0 + numbers / 3.0 + (len(domains) - numbers) / 2.0)
         super().__init__(query, columns)
+
+    def _parse_event(self) -> Condition:
+        if self.query.outcome in self.columns.domains or not self.query.outcome.strip():
+            raise HostileInput(
+                f"{self.what}: the outcome {self.query.outcome!r} is neither a number nor a condition.",
+                "For an event: outcome = \"died = 'yes'\".",
+            )
+        return parse_condition(self.query.outcome, self.columns.domains)
+
+    @property
+    def explained(self) -> frozenset[str]:
+        return frozenset({self.query.outcome}) if self.event is None else self.event.columns
 
     @property
     def _entries(self) -> int:
@@ -498,28 +521,38 @@ class LinearEncoding(Encoding):
     def figures(self) -> int:
         return len(self.terms)
 
-    def fill(self, cells: Mapping[str, Cells], group: Integers, rows: Integers) -> None:
+    def design(self, cells: Mapping[str, Cells], group: Integers) -> tuple[Floats, Floats, Bools]:
+        """(1, terms) as (b, p), the outcome in [-1, 1] as (b,), and which records have them all; 0 in those that lack one."""
         known = group >= 0
-        z = [np.ones(len(group))]
-        for name, level in self.terms:
-            if not level:
+        z = np.ones((len(group), len(self.terms) + 1))
+        for place, (name, level) in enumerate(self.terms, 1):
+            if level:
+                found = level_cells(cells, name)
+                z[:, place] = found.codes == self.columns.level_names(name).index(level)
+                known = known & found.present
+            else:
                 number = number_cells(cells, name)
+                z[:, place] = number.x
                 known = known & number.present
-                z.append(number.x)
-                continue
-            found = level_cells(cells, name)
-            known = known & found.present
-            z.append((found.codes == self.columns.level_names(name).index(level)).astype(np.float64))
-        outcome = number_cells(cells, self.query.outcome)
-        known = known & outcome.present
-        short = np.minimum(1.0, self.longest / np.sqrt(np.sum(np.square(z), axis=0)))
-        rotated = np.stack([*z, outcome.x], axis=1) * short[:, None]
+        for name in self.explained:
+            known = known & cells[name].present
+        if self.event is None:
+            outcome = number_cells(cells, self.query.outcome).x
+        else:
+            outcome = np.where(self.event.holds(cells), 1.0, -1.0)
+        return z * known[:, None], outcome * known, known
+
+    def fill(self, cells: Mapping[str, Cells], group: Integers, rows: Integers) -> None:
+        z, outcome, known = self.design(cells, group)
+        short = np.minimum(1.0, self.longest / np.maximum(row_norms(z), 1.0))
+        rotated = np.hstack([z, outcome[:, None]]) * short[:, None]
         size = rotated.shape[1]
         upper = np.triu_indices(size, 1)
-        rows[:, :size] = np.rint(self.scale * rotated * rotated) * known[:, None]
+        rows[:, :size] = np.rint(self.scale * rotated * rotated)
         cross = self.scale * math.sqrt(2.0)
-        rows[:, size:-1] = np.rint(cross * rotated[:, upper[0]] * rotated[:, upper[1]]) * known[:, None]
-        rows[:, -1] = self._light * (known & (np.abs(outcome.x) >= 1.0))
+        rows[:, size:-1] = np.rint(cross * rotated[:, upper[0]] * rotated[:, upper[1]])
+        if self.event is None:
+            rows[:, -1] = self._light * (known & (np.abs(outcome) >= 1.0))
 
 
 class MissingEncoding(Encoding):

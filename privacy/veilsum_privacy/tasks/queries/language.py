@@ -85,7 +85,7 @@ class Query(Frozen):
         to
             the horizon.
         at: quantiles, in (0, 1).
-        outcome: of ``linear`` the numeric column that is explained.
+        outcome: of ``linear`` what is explained: a numeric column, or a condition that counts as 1 where it holds, else as 0.
         event: of survival the column that tells how the time ended.
         censored: its levels that are no event; each other level is a cause.
         missing: whether a missing level is left out, or is a level of its own, of the columns counted, and of ``by`` but in a
@@ -103,7 +103,7 @@ class Query(Frozen):
     where: Text = ""
     edges: tuple[Real, ...] = Field(default=(), max_length=MAX_EDGES)
     at: tuple[Real, ...] = Field(default=(), max_length=99)
-    outcome: str = ""
+    outcome: Text = ""
     event: str = ""
     censored: tuple[str, ...] = Field(default=(), max_length=256)
     missing: Literal["drop", "level"] = "drop"

@@ -1,0 +1,216 @@
+"""Generalised linear models by a few noised Newton steps in whitened coordinates.
+
+A first release gives the Gram matrix A of the terms z = (1, x). With W = (A / n)^(-1/2), coefficients are beta = W gamma: in
+gamma the information is near n v I, so one length bounds all records well and one noise suits all directions. Each later
+release gives the score and the information at one gamma,
+
+    g = sum c z_w (y - mu),   H = sum c^2 v z_w z_w',   z_w = W z,  c = min(1, C / |z_w|),
+
+and the next gamma is a Newton step of all releases so far: older scores are moved along H. Scores are weighted by the terms
+alone, so each is an unbiased estimating equation, and the last gamma's error is that of the scores' sum. Measured:
+docs/results.md, "Regression".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum_aggregation.figures import Drowned
+from veilsum_aggregation.regression import Fit, too_weak
+
+Floats = NDArray[np.float64]
+
+Family = Literal["logistic", "poisson"]
+
+REACH = 1.25
+"""C in units of sqrt p, the root mean square of |z_w|: hardly a record is shortened."""
+
+OLD_INFORMATION, OLD_SCORE = 0.3, 0.1
+"""What a release's information and score count against those of the next one, beside their variances: it was of a gamma
+farther from the end."""
+
+LONGEST_STEP = 2.0
+"""Radius in gamma of one step: at 1 a typical record's linear predictor changes by 1."""
+
+WEAKEST = 0.5
+"""The noise of H, as a share of its smallest eigenvalue, up to which intervals hold (measured)."""
+
+FLOOR = 2.0
+"""Eigenvalues of the Gram matrix are lifted to so many times its noise before they divide."""
+
+
+def mean_of(family: Family, eta: Floats, most: float) -> tuple[Floats, Floats]:
+    """mu and v, the mean of the outcome and its variance, at linear predictors; of counts mu is at most ``most``."""
+    if family == "logistic":
+        mean = 1.0 / (1.0 + np.exp(-np.clip(eta, -500.0, 500.0)))
+        return mean, mean * (1.0 - mean)
+    mean = np.exp(np.minimum(eta, math.log(most)))
+    return mean, mean
+
+
+def link(family: Family, mean: float) -> float:
+    """The linear predictor of a mean."""
+    return math.log(mean / (1.0 - mean)) if family == "logistic" else math.log(mean)
+
+
+def residual_bound(family: Family, most: float) -> float:
+    """r, the largest |y - mu|."""
+    return 1.0 if family == "logistic" else most
+
+
+def variance_bound(family: Family, most: float) -> float:
+    """The largest v."""
+    return 0.25 if family == "logistic" else most
+
+
+def whitening(gram: Floats, std: float) -> Floats:
+    """W (p, p), symmetric, of a noised Gram matrix whose first entry is the number of records."""
+    values, vectors = np.linalg.eigh(gram)
+    least = max(FLOOR * std * math.sqrt(2.0 * len(gram)), 1e-9 * max(float(values[-1]), 1e-300))
+    number = max(float(gram[0, 0]), least)
+    return np.asarray((vectors / np.sqrt(np.maximum(values, least) / number)) @ vectors.T, dtype=np.float64)
+
+
+def first_point(family: Family, gram: Floats, outcomes: Floats, whiten: Floats, most: float) -> Floats:
+    """gamma (p,) after one step from the model without terms.
+
+    Args:
+        gram: A (p, p).
+        outcomes: sum c^2 z y, (p,), with the weights of ``gram``.
+        whiten: W (p, p).
+        most: largest mean of counts.
+    """
+    number = max(float(gram[0, 0]), 1e-9)
+    smallest, largest = (0.02, 0.98) if family == "logistic" else (1e-3 * most, most)
+    mean = min(max(float(outcomes[0]) / number, smallest), largest)
+    variance = mean * (1.0 - mean) if family == "logistic" else mean
+    null = np.zeros(len(gram))
+    null[0] = link(family, mean)
+    step = whiten @ (outcomes - mean * gram[:, 0]) / (variance * number)
+    return np.asarray(np.linalg.solve(whiten, null) + _limited(step), dtype=np.float64)
+
+
+def _limited(step: Floats) -> Floats:
+    length = float(np.linalg.norm(step))
+    return step * min(1.0, LONGEST_STEP / length) if length > 0.0 else step
+
+
+@dataclass(frozen=True)
+class NewtonRelease:
+    """What one release tells.
+
+    Attributes:
+        at: gamma (p,).
+        score: g (p,).
+        information: H (p, p).
+        score_std: of the noise in each value of g.
+        information_std: of the noise on the diagonal of H; above it, 1 / sqrt 2 of that.
+    """
+
+    at: Floats
+    score: Floats
+    information: Floats
+    score_std: float
+    information_std: float
+
+
+@dataclass(frozen=True)
+class NewtonFit(Fit):
+    """Where the releases so far lead.
+
+    Attributes:
+        whiten: W (p, p).
+        releases: in order, one or more.
+    """
+
+    whiten: Floats
+    releases: Sequence[NewtonRelease]
+
+    @staticmethod
+    def _shares(stds: Sequence[float], older: float) -> Floats:
+        exact = [std for std in stds if std > 0.0]
+        weights = [
+            older ** (len(stds) - 1 - place) / (std**2 if len(exact) == len(stds) else 1.0) for place, std in enumerate(stds)
+        ]
+        return np.array(weights) / sum(weights)
+
+    @cached_property
+    def _information(self) -> tuple[Floats, float]:
+        """The mean information before it is floored, and its noise."""
+        stds = [release.information_std for release in self.releases]
+        shares = self._shares(stds, OLD_INFORMATION)
+        matrix = np.tensordot(shares, np.array([release.information for release in self.releases]), 1)
+        return np.asarray(matrix, dtype=np.float64), float(np.sqrt((shares**2) @ np.square(stds)))
+
+    @property
+    def reach(self) -> float:
+        """The operator norm that the noise of H has, about s sqrt(2 p)."""
+        return self._information[1] * math.sqrt(2.0 * len(self.whiten))
+
+    @cached_property
+    def smallest(self) -> float:
+        """The smallest eigenvalue of H."""
+        return float(np.linalg.eigvalsh(self._information[0])[0])
+
+    @cached_property
+    def floored(self) -> Floats:
+        """H (p, p) with no eigenvalue below its noise."""
+        values, vectors = np.linalg.eigh(self._information[0])
+        least = max(self.reach, 1e-9 * float(np.abs(values).max()), 1e-300)
+        return np.asarray((vectors * np.maximum(values, least)) @ vectors.T, dtype=np.float64)
+
+    @cached_property
+    def _score(self) -> tuple[Floats, float]:
+        """All scores, moved to the last gamma, and their noise."""
+        stds, last = [release.score_std for release in self.releases], self.releases[-1].at
+        shares = self._shares(stds, OLD_SCORE)
+        moved = [release.score - self.floored @ (last - release.at) for release in self.releases]
+        return np.asarray(np.tensordot(shares, np.array(moved), 1)), float(np.sqrt((shares**2) @ np.square(stds)))
+
+    @cached_property
+    def step(self) -> Floats:
+        """From the last gamma, (p,), no longer than :data:`LONGEST_STEP`."""
+        return _limited(np.asarray(np.linalg.solve(self.floored, self._score[0]), dtype=np.float64))
+
+    @property
+    def point(self) -> Floats:
+        """gamma (p,) after the step."""
+        return np.asarray(self.releases[-1].at + self.step, dtype=np.float64)
+
+    @cached_property
+    def coefficients(self) -> Floats:
+        return np.asarray(self.whiten @ self.point, dtype=np.float64)
+
+    @cached_property
+    def _white_covariances(self) -> tuple[Floats, Floats]:
+        inverse, (_, score_std), (_, information_std) = np.linalg.inv(self.floored), self._score, self._information
+        unit, d = np.eye(len(inverse)), self.step
+        middle = score_std**2 * unit + information_std**2 / 2.0 * (float(d @ d) * unit + np.outer(d, d))
+        return np.asarray(inverse @ middle @ inverse), np.asarray(inverse)
+
+    @cached_property
+    def covariances(self) -> tuple[Floats, Floats]:
+        noise, sampling = (self.whiten @ matrix @ self.whiten for matrix in self._white_covariances)
+        return np.asarray(noise), np.asarray(sampling)
+
+    @property
+    def drowned(self) -> Drowned | None:
+        weak = too_weak(self.reach, self.smallest, WEAKEST)
+        if weak is not None:
+            return weak
+        # A step d leaves an error of about |d| d / 2 for the curvature that it did not know of.
+        noise, sampling = self._white_covariances
+        left = float(np.linalg.norm(self.step)) * np.abs(self.step)
+        if np.all(left <= np.sqrt(np.diag(noise + sampling))):
+            return None
+        return Drowned(
+            "the last step was too long for the model to have converged",
+            "more records or epsilon, fewer terms; or an outcome that is less rare",
+        )
