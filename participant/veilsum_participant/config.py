@@ -89,6 +89,7 @@ class BudgetConfig(Frozen):
 
 METHODS = (
     "statistics",
+    "regression",
     "pca",
     "slot-align",
     "o-fedavg",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,14 @@ class MemoryFederation:
     def encoder(self) -> Mapping[str, NDArray[np.float64]]:
         return {}
 
-    def sum(self, label: str, broadcast: Mapping[str, NDArray[np.float64]] | None = None) -> Release:
+    def sum(
+        self,
+        label: str,
+        broadcast: Mapping[str, NDArray[np.float64]] | None = None,
+        *,
+        members: Collection[str] | None = None,
+    ) -> Release:
+        """All sites, whoever may be in it."""
         declared = self._study.task(label)
         task = build_task(declared.task, declared.parameters, self._study.data)
         layout, unit = task.layout(), task.clip() / declared.grid

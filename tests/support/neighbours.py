@@ -22,6 +22,7 @@ from veilsum_privacy.study.study import NoiseKind, PrivacyDemand, Study, TaskDec
 from veilsum_privacy.tasks import TASKS, build_task
 from veilsum_privacy.tasks.base import Floats, Records, RecordTask
 from veilsum_privacy.tasks.class_mixtures import CENTRES
+from veilsum_privacy.tasks.newton_step import POINT, WHITEN
 from veilsum_privacy.training.arrays import to_broadcast
 from veilsum_privacy.training.models import ModelSpec, build_architecture
 from veilsum_privacy.training.released import model_digest
@@ -363,7 +364,30 @@ class _Evaluation(Neighbours):
         return Records(np.array([[0.5, -0.5]]), np.ones((1, 2), dtype=np.bool_), np.array([0]))
 
 
+class _NewtonStep(Neighbours):
+    """The worst record has the least likely outcome at a point that is sure of the other one."""
+
+    def settings(self) -> tuple[Setting, ...]:
+        broadcast = {WHITEN: 4.0 * np.eye(3), POINT: np.array([100.0, 1.0, -1.0])}
+        asked = {"name": "fit", "kind": "linear", "over": ("n0", "k0"), "where": "not (k0 = 'b') or n0 >= 0"}
+        event = {"family": "logistic", "length": 2.0, "information_share": 0.83}
+        count = {"family": "poisson", "length": 2.0, "information_share": 1.0, "most": 2.0}
+        data = schema(2, categories=(2,))
+        return (
+            Setting("event", "newton-step", data, {**event, "query": {**asked, "outcome": "y = 'c1'"}}, broadcast),
+            Setting("count", "newton-step", data, {**count, "query": {**asked, "outcome": "n1"}}, broadcast),
+        )
+
+    def worst(self, setting: Setting) -> Records:
+        record = random_records(np.random.default_rng(0), 1, setting.schema, complete=True)
+        record.features[:] = [[1.0, -1.0, 1.0, 0.0]]
+        assert record.labels is not None
+        record.labels[:] = 0
+        return record
+
+
 NEIGHBOURS: Mapping[str, Neighbours] = {
+    "newton-step": _NewtonStep(),
     "evaluation": _Evaluation(),
     "feature-means": _Moments(_FEATURE_MEANS),
     "gradient": _Gradient(),

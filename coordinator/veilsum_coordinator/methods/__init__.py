@@ -13,6 +13,7 @@ from veilsum_coordinator.methods.ggeur import GGEUR
 from veilsum_coordinator.methods.hfedatm import HFedATM
 from veilsum_coordinator.methods.ofedavg import OFedAvg
 from veilsum_coordinator.methods.pca import PCA
+from veilsum_coordinator.methods.regression import Regression
 from veilsum_coordinator.methods.slot_align import SlotAlign
 from veilsum_coordinator.methods.statistics import FederatedStatistics
 from veilsum_coordinator.parts.base import Method
@@ -21,6 +22,7 @@ from veilsum_node.errors import ConfigurationError
 
 _ALL = (
     FederatedStatistics(),
+    Regression(),
     PCA(),
     SlotAlign(),
     OFedAvg(),

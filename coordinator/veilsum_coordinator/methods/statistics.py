@@ -14,30 +14,14 @@ from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.expectations import Expectation
 from veilsum_coordinator.parts.federation import Federation
 from veilsum_coordinator.parts.query_answers import TABLES, answers, expected_answers
-from veilsum_coordinator.parts.query_requests import EdgeRange, QueryRequest, expand, overview, weigh
+from veilsum_coordinator.parts.query_requests import DeriveRequest, QueryRequest, check_persons, expand, overview, weigh
 from veilsum_node.config import explain
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
-from veilsum_node.fields import Frozen, Real
+from veilsum_node.fields import Frozen
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.persons import Reduction
 from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn
-
-
-class DeriveRequest(Frozen):
-    """A ``[derive.NAME]`` table: a :class:`~veilsum_privacy.tasks.queries.language.DerivedColumn` without its name."""
-
-    of: str = ""
-    edges: tuple[Real, ...] | EdgeRange = ()
-    number: str = ""
-    low: Real = 0.0
-    high: Real = 0.0
-    unit: str = ""
-
-    def column(self, name: str) -> DerivedColumn:
-        """The column of that name."""
-        edges = self.edges.edges() if isinstance(self.edges, EdgeRange) else self.edges
-        return DerivedColumn.model_validate({**dict(self), "name": name, "edges": edges})
 
 
 class FederatedStatisticsParameters(Frozen):
@@ -92,14 +76,7 @@ class FederatedStatistics(Method):
 
     def check(self, study: Study) -> None:
         parameters = FederatedStatisticsParameters.model_validate(study.parameters)
-        stated = parameters.person is not None, parameters.at_most > 0
-        if all(stated):
-            raise ConfigurationError("`person` and `at_most` exclude each other.", "Leave one of them out.")
-        if any(stated) != (study.privacy.unit == "subject"):
-            raise ConfigurationError(
-                'Statistics state how a person\'s records count exactly if unit = "subject".',
-                'Under [parameters]: person = "first", "last", "max" or "mean"; or at_most = 3, for three times the noise.',
-            )
+        check_persons(parameters.person, parameters.at_most, study)
 
     def expectations(self, study: Study, cohort: int, records: int) -> Sequence[Expectation]:
         """How well each query's figures will be known."""

@@ -24,6 +24,7 @@ from veilsum_aggregation.moments import symmetric
 from veilsum_aggregation.regression import LinearFit
 from veilsum_aggregation.survival import SurvivalCounts
 from veilsum_aggregation.synthetic import PairTree, pair_tree
+from veilsum_coordinator.parts.coefficients import coefficients, without_interval
 from veilsum_coordinator.parts.expectations import OFFSET, SPREAD, Expectation
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_privacy.results.result import Result
@@ -264,28 +265,13 @@ class _LinearReader(_Reader):
         return LinearFit(matrix, self.std("diagonal"))
 
     def rows(self) -> Iterator[Row]:
-        """In the columns' own units: the outcome where numbers are 0 and categories at their first level, and its changes."""
-        fit, outcome, terms = self.fit(), self.encoding.outcome, self.encoding.terms
+        """In the columns' own units."""
+        outcome, count = self.encoding.outcome, float(self.block("diagonal")[0])
         half = outcome.high / 2.0 - outcome.low / 2.0
-        weights = [np.eye(fit.p)[0] * half, *(np.eye(fit.p)[place] * half for place in range(1, fit.p))]
-        names, units = ["constant"], [outcome.unit]
-        for place, (name, level) in enumerate(terms, 1):
-            names.append(f"{name} {level}".strip())
-            units.append(outcome.unit)
-            domain = self.encoding.columns.domains[name]
-            if isinstance(domain, NumberDomain):
-                radius = domain.high / 2.0 - domain.low / 2.0
-                weights[place] = weights[place] / radius
-                weights[0] = weights[0] - weights[place] * (domain.low + radius)
-                units[-1] = f"{outcome.unit or 1} per {domain.unit or 1}"
-        count = float(self.block("diagonal")[0])
-        for name, unit, combined in zip(names, units, weights, strict=True):
-            shift = outcome.low + half if name == "constant" else 0.0
-            answer = fit.combination(combined)
-            moved = answer if isinstance(answer, Drowned) else answer.scaled(1.0, shift)
-            p_value = None if isinstance(answer, Drowned) or name == "constant" else answer.p_value
-            row: Row = {"term": name, "unit": unit, "coefficient": self.cell(count, shown(moved)), "p_value": p_value}
-            yield row if fit.drowned is None else row | {"without_interval": float(combined @ fit.coefficients) + shift}
+        for found in coefficients(self.fit(), self.encoding, half, outcome.low + half):
+            unit = f"{outcome.unit or 1} per {found.per}" if found.per else outcome.unit
+            row: Row = {"term": found.term, "unit": unit, "coefficient": self.cell(count, shown(found.answer))}
+            yield row | {"p_value": found.p_value} | without_interval(found)
 
     def tests(self) -> Iterator[Row]:
         count, records = float(self.block("bounds")[0]), float(self.block("diagonal")[0])
@@ -411,19 +397,19 @@ def root(answer: Answer) -> Answer:
 # -- what a plan says ------------------------------------------------------------------------------------------------------
 
 
-def expected_answers(study: Study, cohort: int, records: int) -> Sequence[Expectation]:
+def expected_answers(study: Study, cohort: int, records: int, label: str = TABLES) -> Sequence[Expectation]:
     """The same readers on the sums that are expected: every group alike, numbers where schemas mostly have them.
 
     Half widths are of both errors at the expected number of records, as the result will print them.
     """
-    agreed = AgreedStudy(study).task(TABLES)
+    agreed = AgreedStudy(study).task(label)
     noise = agreed.block_std(math.sqrt(agreed.noise(cohort).total_variance(cohort)))
     found: list[Expectation] = []
     main = _main_parts(_encodings(agreed.task))
     for encoding in _encodings(agreed.task):
         values = expected_blocks(encoding, float(records))
         names = {f"{encoding.query.name}/{name}": array for name, array in values.items()}
-        release = Release(TABLES, 1, names, {name: noise[name] for name in names}, (), b"")
+        release = Release(label, 1, names, {name: noise[name] for name in names}, (), b"")
         rows = list(READERS[type(encoding)](encoding, release, 0).rows())
         found += _expectations(encoding, rows, noise, records, main)
     return found
@@ -514,7 +500,7 @@ def _steepest(term: str, encoding: Any) -> float:
     return half / (domain.high / 2.0 - domain.low / 2.0) if isinstance(domain, NumberDomain) else half
 
 
-def _expected_regression(encoding: LinearEncoding, records: float) -> dict[str, Floats]:
+def expected_regression(encoding: LinearEncoding, records: float) -> dict[str, Floats]:
     """Terms and outcome that do not depend on one another; those of one category exclude each other."""
     mean, second = [1.0], [1.0]
     for name, level in encoding.terms:
@@ -569,7 +555,7 @@ def expected_blocks(encoding: Encoding, records: float) -> dict[str, Floats]:
         z[0, 0] = 1.0
         return {"diagonal": records * np.diag(z), "cross": records * z[np.triu_indices(d + 1, 1)]}
     if isinstance(encoding, LinearEncoding):
-        return _expected_regression(encoding, records)
+        return expected_regression(encoding, records)
     if isinstance(encoding, SyntheticEncoding):
         cells = [np.full(block.shape[0], records / block.shape[0]) @ block for block in encoding.plan.blocks.values()]
         return {"pairs": np.concatenate(cells)}

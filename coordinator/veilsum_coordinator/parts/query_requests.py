@@ -13,6 +13,8 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_node.fields import Frozen, Name, Real
 from veilsum_privacy.study.schema import ColumnName, DatasetSchema
+from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.persons import Reduction
 from veilsum_privacy.tasks.queries.conditions import LevelDomain, NumberDomain
 from veilsum_privacy.tasks.queries.encodings import Encoding, build_encodings
 from veilsum_privacy.tasks.queries.language import MAX_OVER, MAX_QUERIES, Columns, DerivedColumn, Query, QueryKind, Text
@@ -71,6 +73,22 @@ class EdgeRange(Frozen):
         return tuple(float(f"{edge:.12g}") for edge in space(self.start, self.to, self.steps + 1))
 
 
+class DeriveRequest(Frozen):
+    """A ``[derive.NAME]`` table: a :class:`~veilsum_privacy.tasks.queries.language.DerivedColumn` without its name."""
+
+    of: str = ""
+    edges: tuple[Real, ...] | EdgeRange = ()
+    number: str = ""
+    low: Real = 0.0
+    high: Real = 0.0
+    unit: str = ""
+
+    def column(self, name: str) -> DerivedColumn:
+        """The column of that name."""
+        edges = self.edges.edges() if isinstance(self.edges, EdgeRange) else self.edges
+        return DerivedColumn.model_validate({**dict(self), "name": name, "edges": edges})
+
+
 class QueryRequest(Frozen):
     """A ``[[query]]`` table; attributes as of :class:`~veilsum_privacy.tasks.queries.language.Query`, but for these.
 
@@ -122,6 +140,22 @@ class QueryRequest(Frozen):
             raise ConfigurationError(f"query {self.name!r}: `outcome` names nothing to explain.", 'outcome = "systolic"')
         if self.kind == "logrank" and not self.by:
             raise ConfigurationError(f"query {self.name!r}: `by` names no groups to compare.", 'by = "arm"')
+
+
+def check_persons(person: Reduction | None, at_most: int, study: Study) -> None:
+    """Insist that a study says how a person's records count exactly if persons are its unit.
+
+    Raises:
+        ConfigurationError: it does not.
+    """
+    stated = person is not None, at_most > 0
+    if all(stated):
+        raise ConfigurationError("`person` and `at_most` exclude each other.", "Leave one of them out.")
+    if any(stated) != (study.privacy.unit == "subject"):
+        raise ConfigurationError(
+            'A study states how a person\'s records count exactly if unit = "subject".',
+            'Under [parameters]: person = "first", "last", "max" or "mean"; or at_most = 3, for three times the noise.',
+        )
 
 
 def overview(schema: DatasetSchema) -> tuple[QueryRequest, ...]:

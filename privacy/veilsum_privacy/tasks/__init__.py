@@ -22,6 +22,7 @@ from veilsum_privacy.tasks.gradient import Gradient
 from veilsum_privacy.tasks.grams import Grams
 from veilsum_privacy.tasks.local_head import LocalHead
 from veilsum_privacy.tasks.local_training import LocalTraining
+from veilsum_privacy.tasks.newton_step import NewtonStep
 from veilsum_privacy.tasks.power_moments import PowerMoments
 from veilsum_privacy.tasks.prototypes import Prototypes
 from veilsum_privacy.tasks.statistics import Statistics
@@ -32,6 +33,7 @@ from veilsum_privacy.tasks.within_moments import WithinMoments
 _ALL: tuple[type[Task[Any]], ...] = (
     Statistics,
     Tables,
+    NewtonStep,
     FeatureMeans,
     GaussianMoments,
     ClassMoments,

@@ -1,0 +1,223 @@
+"""The method "regression": a generalised linear model over all sites, with intervals that hold.
+
+A first release gives the second moments of terms and outcome, which is a linear regression already; odds and rates take
+three more, each a Newton step in coordinates that the first one whitened (:mod:`veilsum_aggregation.newton`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, ValidationError
+
+from veilsum_aggregation import newton
+from veilsum_aggregation.figures import Drowned
+from veilsum_aggregation.moments import symmetric
+from veilsum_aggregation.newton import NewtonFit, NewtonRelease
+from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
+from veilsum_coordinator.parts.coefficients import coefficients, ratio, without_interval
+from veilsum_coordinator.parts.expectations import Expectation, released_noise
+from veilsum_coordinator.parts.federation import Federation, Release
+from veilsum_coordinator.parts.query_answers import READERS, expected_answers, expected_regression, shown, test_row
+from veilsum_coordinator.parts.query_requests import DeriveRequest, Names, QueryRequest, check_persons, expand, weigh
+from veilsum_node.config import explain
+from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
+from veilsum_node.fields import Frozen, Real
+from veilsum_privacy.results.result import Result
+from veilsum_privacy.securesum.agreed import AgreedStudy
+from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.newton_step import POINT, WHITEN, NewtonStep, NewtonStepParameters
+from veilsum_privacy.tasks.persons import Reduction
+from veilsum_privacy.tasks.queries.encodings import LinearEncoding
+from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn, Query, Text
+
+Floats = NDArray[np.float64]
+Row = dict[str, Any]
+
+MOMENTS, QUERY = "moments", "coefficients"
+"""Label of the first release, and name of its query and of the result's table."""
+
+STEPS = ("newton-1", "newton-2", "newton-3")
+"""Labels of the others."""
+
+SHARES = (0.20, 0.15, 0.20, 0.45)
+"""Of the budget: the last step counts most, and hardly moves."""
+
+FREE_INFORMATION = 0.83
+"""kappa of an event: as much as lengthens no record's vector (:class:`~veilsum_privacy.tasks.newton_step.NewtonStep`)."""
+
+COUNT_INFORMATION = 1.0
+"""kappa of counts, where both lengthen it."""
+
+RATIOS = {"logistic": "odds_ratio", "poisson": "rate_ratio"}
+
+
+class RegressionParameters(Frozen):
+    """What is fitted.
+
+    Attributes:
+        family: ``linear`` of a number, ``logistic`` of an event, ``poisson`` of counts.
+        outcome: what is explained: a numeric column; of ``logistic`` a condition, such as ``died = 'yes'``.
+        over: terms: numbers, and categories, whose first level is the reference. Interactions and powers are derived columns.
+        where: which records, a condition; empty for all.
+        derive: ``[derive.NAME]`` tables.
+        most: of ``poisson`` the largest mean of a record; by default the largest count that the column can hold.
+        person: in a study whose unit is the subject, how a person's records become one
+            (:class:`~veilsum_privacy.tasks.persons.PersonParameters`).
+        at_most: in its place, how many of a person's records count.
+    """
+
+    family: Literal["linear", "logistic", "poisson"]
+    outcome: Text
+    over: Names
+    where: Text = ""
+    derive: dict[str, DeriveRequest] = Field(default_factory=dict)
+    most: Real | None = Field(default=None, gt=0, le=1e6)
+    person: Reduction | None = None
+    at_most: int = Field(default=0, ge=0, le=1000)
+
+
+class Regression(Method):
+    """One release of the task "tables", and for odds and rates three of "newton-step"."""
+
+    name = "regression"
+    Parameters: ClassVar[type[Frozen]] = RegressionParameters
+
+    def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
+        if not isinstance(parameters, RegressionParameters):
+            raise Misuse("The method regression takes its own parameters.")
+        if parameters.most is not None and parameters.family != "poisson":
+            raise ConfigurationError("Only counts have a largest mean, `most`.", "Leave it out.")
+        asked = QueryRequest(
+            name=QUERY, kind="linear", outcome=parameters.outcome, over=parameters.over, where=parameters.where
+        )
+        persons = {"person": parameters.person, "at_most": parameters.at_most}
+        try:
+            derived = [request.column(name) for name, request in parameters.derive.items()]
+            columns = Columns(inputs.schema, derived)
+            tables = weigh(expand([asked], columns), derived, columns, largest=inputs.sites * inputs.schema.max_records)
+            start = TaskPlan(MOMENTS, "tables", tables.model_copy(update=persons), share=SHARES[0])
+            if parameters.family == "linear":
+                return (start,)
+            step = self._step(parameters, tables.queries[0], derived, columns).model_copy(update=persons)
+            NewtonStep(step, inputs.schema)
+        except ValidationError as error:
+            raise ConfigurationError(" ".join(explain(error, DerivedColumn)), "Correct the study's file.") from error
+        except HostileInput as error:
+            raise ConfigurationError(error.message, error.advice) from error
+        return start, *(
+            TaskPlan(label, "newton-step", step, share=share) for label, share in zip(STEPS, SHARES[1:], strict=True)
+        )
+
+    @staticmethod
+    def _step(
+        parameters: RegressionParameters, query: Query, derived: Sequence[DerivedColumn], columns: Columns
+    ) -> NewtonStepParameters:
+        encoding = LinearEncoding(query, columns)
+        event = parameters.family == "logistic"
+        return NewtonStepParameters(
+            query=query.model_copy(update={"scale": 1}),
+            derived=tuple(derived),
+            family="logistic" if event else "poisson",
+            most=1.0 if event else parameters.most or encoding.outcome.high,
+            length=newton.REACH * math.sqrt(len(encoding.terms) + 1),
+            information_share=FREE_INFORMATION if event else COUNT_INFORMATION,
+        )
+
+    def check(self, study: Study) -> None:
+        parameters = RegressionParameters.model_validate(study.parameters)
+        check_persons(parameters.person, parameters.at_most, study)
+
+    def expectations(self, study: Study, cohort: int, records: int) -> Sequence[Expectation]:
+        """How well each coefficient will be known if terms do not depend on one another."""
+        family = study.parameters["family"]
+        if family == "linear":
+            return expected_answers(study, cohort, records, MOMENTS)
+        encoding, most = _model(study)
+        blocks = expected_regression(encoding, float(records))
+        gram = symmetric(blocks["diagonal"], blocks["cross"])[:-1, :-1]
+        whiten = newton.whitening(gram, 0.0)
+        mean = 0.5 if family == "logistic" else most / 4.0
+        variance = mean * (1.0 - mean) if family == "logistic" else mean
+        information = whiten @ gram @ whiten * variance
+        point = np.zeros(len(gram))
+        released = []
+        for label in STEPS:
+            noise = released_noise(study, label, cohort)
+            released.append(NewtonRelease(point, point, information, noise["score"], noise["diagonal"]))
+        fit, found = NewtonFit(whiten, released), []
+        for each in coefficients(fit, encoding):
+            if each.term == "constant":
+                continue
+            half = math.inf if isinstance(each.answer, Drowned) else (each.answer.high - each.answer.low) / 2.0
+            unit = f"per {each.per}" if each.per else ""
+            size = 1.0 / _radius(encoding, each.term)
+            basis = "an effect of e = 2.7 from the middle of its range to an end, or from the first category"
+            name = RATIOS[family].replace("_", " ")
+            found.append(Expectation(QUERY, f"log {name} of {each.term}", size, half, unit, basis, main=True))
+        return found
+
+    def run(self, federation: Federation) -> Result:
+        study = federation.study
+        family = study.parameters["family"]
+        first = federation.sum(MOMENTS)
+        encoding, most = _model(study)
+        reader = READERS[LinearEncoding](encoding, first, 0)
+        cohort = {"cohort": len(first.cohort)}
+        about = {"query": QUERY, "kind": family, "over": ", ".join(encoding.query.over), "where": encoding.query.where}
+        summary: dict[str, Any] = {"queries": [{**about, "outcome": encoding.query.outcome}], **cohort}
+        if family == "linear":
+            return Result(self.name, {**summary, QUERY: list(reader.rows()), f"{QUERY} tests": list(reader.tests())})
+        whiten, point = _start(family, first, encoding, most)
+        released: list[NewtonRelease] = []
+        for label in STEPS:
+            release = federation.sum(label, {WHITEN: whiten, POINT: point}, members=first.cohort)
+            released.append(_read(release, point))
+            fit = NewtonFit(whiten, tuple(released))
+            point = fit.point
+        rows = list(_rows(fit, encoding, RATIOS[family]))
+        of = encoding.query.outcome
+        tests = [test_row("all slopes are 0 (Wald)", of, fit.all_slopes())]
+        return Result(self.name, {**summary, QUERY: rows, f"{QUERY} tests": tests}, {"coefficients": fit.coefficients})
+
+
+def _model(study: Study) -> tuple[LinearEncoding, float]:
+    """Terms and outcome, and the largest mean of counts."""
+    agreed = AgreedStudy(study)
+    task = agreed.task(study.tasks[-1].label).task
+    if isinstance(task, NewtonStep):
+        return task.encoding, float(task.parameters.most)
+    (encoding,) = task.encodings  # type: ignore[attr-defined]  # of "tables"
+    return encoding, 1.0
+
+
+def _start(family: newton.Family, first: Release, encoding: LinearEncoding, most: float) -> tuple[Floats, Floats]:
+    """W and the first gamma, of the moments."""
+    moments = symmetric(first.values[f"{QUERY}/diagonal"], first.values[f"{QUERY}/cross"])
+    gram, domain = moments[:-1, :-1], encoding.outcome
+    half = domain.high / 2.0 - domain.low / 2.0
+    outcomes = moments[:-1, -1] * half + gram[:, 0] * (domain.low + half)
+    whiten = newton.whitening(gram, first.noise_std[f"{QUERY}/diagonal"])
+    return whiten, newton.first_point(family, gram, outcomes, whiten, most)
+
+
+def _read(release: Release, at: Floats) -> NewtonRelease:
+    p = len(at)
+    cross = release.values.get("cross", np.zeros(p * (p - 1) // 2))
+    information = symmetric(release.values["diagonal"], cross)
+    return NewtonRelease(at, release.values["score"], information, release.noise_std["score"], release.noise_std["diagonal"])
+
+
+def _rows(fit: NewtonFit, encoding: LinearEncoding, name: str) -> Iterator[Row]:
+    for found in coefficients(fit, encoding):
+        row: Row = {"term": found.term, "per": found.per, name: shown(ratio(found.answer))}
+        yield row | {"log": shown(found.answer), "p_value": found.p_value} | without_interval(found)
+
+
+def _radius(encoding: LinearEncoding, term: str) -> float:
+    domain = encoding.columns.domains.get(term)
+    return float(getattr(domain, "high", 2.0) / 2.0 - getattr(domain, "low", 0.0) / 2.0)

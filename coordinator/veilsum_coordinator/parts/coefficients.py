@@ -1,0 +1,82 @@
+"""A fitted model's coefficients in the columns' own units, as rows of a result."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum_aggregation.figures import Answer, Drowned, Figure
+from veilsum_aggregation.regression import Fit
+from veilsum_privacy.tasks.queries.conditions import NumberDomain
+from veilsum_privacy.tasks.queries.encodings import LinearEncoding
+
+Floats = NDArray[np.float64]
+
+
+class Coefficient(NamedTuple):
+    """One coefficient.
+
+    Attributes:
+        term: what it is of; ``constant``, or a column with its level.
+        per: unit of a numeric term; empty of others.
+        answer: with both errors.
+        estimate: where there is no interval.
+    """
+
+    term: str
+    per: str
+    answer: Answer
+    estimate: float
+
+    @property
+    def p_value(self) -> float | None:
+        """That it is 0; None of the constant."""
+        return None if isinstance(self.answer, Drowned) or self.term == "constant" else self.answer.p_value
+
+
+def coefficients(fit: Fit, encoding: LinearEncoding, factor: float = 1.0, shift: float = 0.0) -> Iterator[Coefficient]:
+    """The constant, where numbers are 0 and categories at their first level, and the change with each term.
+
+    Args:
+        fit: in scaled terms.
+        encoding: whose terms they are.
+        factor: one unit of what is fitted, in the outcome's unit.
+        shift: the outcome's value where what is fitted is 0.
+    """
+    weights = [row * factor for row in np.eye(fit.p)]
+    names, units = ["constant"], [""]
+    for place, (name, level) in enumerate(encoding.terms, 1):
+        names.append(f"{name} {level}".strip())
+        units.append("")
+        domain = encoding.columns.domains[name]
+        if isinstance(domain, NumberDomain):
+            radius = domain.high / 2.0 - domain.low / 2.0
+            weights[place] = weights[place] / radius
+            weights[0] = weights[0] - weights[place] * (domain.low + radius)
+            units[-1] = domain.unit or "1"
+    for place, (name, unit, combined) in enumerate(zip(names, units, weights, strict=True)):
+        moved = 0.0 if place else shift
+        answer = fit.combination(combined)
+        estimate = float(combined @ fit.coefficients) + moved
+        yield Coefficient(name, unit, answer if isinstance(answer, Drowned) else answer.scaled(1.0, moved), estimate)
+
+
+def ratio(answer: Answer) -> Answer:
+    """exp of a figure, such as an odds ratio; errors by the delta method, its interval by the ends."""
+    if isinstance(answer, Drowned):
+        return answer
+    value, low, high = (_exp(end) for end in (answer.value, answer.low, answer.high))
+    return Figure(value, value * answer.noise_error, value * answer.sampling_error, low, high)
+
+
+def _exp(value: float) -> float:
+    return math.exp(value) if value < 700.0 else math.inf
+
+
+def without_interval(found: Coefficient) -> dict[str, Any]:
+    """What a row says of a coefficient that has no interval."""
+    return {"without_interval": found.estimate} if isinstance(found.answer, Drowned) else {}

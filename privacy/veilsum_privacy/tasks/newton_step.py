@@ -1,0 +1,167 @@
+"""The task "newton-step": score and information of a generalised linear model at a broadcast point, for one Newton step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from veilsum_aggregation.newton import Family, mean_of, residual_bound, variance_bound
+from veilsum_node.errors import HostileInput
+from veilsum_node.fields import Frozen, Real
+from veilsum_privacy.mechanism.clipping import row_norms
+from veilsum_privacy.study.schema import DatasetSchema
+from veilsum_privacy.tasks.base import Block, Floats, Layout, Records, batches
+from veilsum_privacy.tasks.persons import PersonParameters, PersonTask
+from veilsum_privacy.tasks.queries.encodings import LinearEncoding
+from veilsum_privacy.tasks.queries.language import MAX_QUERIES, Columns, DerivedColumn, Query
+
+WHITEN, POINT = "newton.whiten", "newton.point"
+"""Broadcast arrays: W (p, p) and gamma (p,), of released sums, so that they are constants for each record."""
+
+LARGEST_ENTRY = 1e6
+"""Of a broadcast array: products of two then stay finite."""
+
+MOST_COEFFICIENTS = 128
+"""p^2 is what a record costs in time, and p^2 / 2 what it sends."""
+
+
+class NewtonStepParameters(PersonParameters):
+    """Parameters of :class:`NewtonStep`; all public and independent of the data.
+
+    Attributes:
+        query: of kind ``linear``: terms, outcome and condition.
+        derived: columns that it uses beside the schema's.
+        family: of the outcome's distribution.
+        most: largest mean of a count; 1 of a ``logistic`` model.
+        length: C, to which a record's whitened terms are shortened.
+        information_share: kappa, the information's share of a record's norm against the score's.
+    """
+
+    query: Query
+    derived: tuple[DerivedColumn, ...] = Field(default=(), max_length=MAX_QUERIES)
+    family: Family
+    most: Real = Field(default=1.0, gt=0, le=1e6)
+    length: Real = Field(ge=1e-3, le=1e6)
+    information_share: Real = Field(ge=1e-3, le=1e3)
+
+
+class NewtonStep(PersonTask[NewtonStepParameters]):
+    """Sums over records of c z_w (y - mu) and c^2 v z_w z_w' (:mod:`veilsum_aggregation.newton`).
+
+    Blocks: ``score`` (p,), ``diagonal`` (p,) and ``cross`` (p (p - 1) / 2,), the entries above the diagonal row by row, whose
+    weight is sqrt 2 times that of the diagonal.
+    The broadcast holds W and gamma; z_w = W z, of z = (1, terms), and mu and v are of the linear predictor z_w' gamma.
+
+    Sensitivity. |c z_w| <= C, so with weights 1 / (C r) and kappa / (C^2 v_max) a record's squared norm is at most
+    (y - mu)^2 / r^2 + kappa^2 v^2 / v_max^2, for any broadcast. Of counts that is at most 1 + kappa^2, where y = 0 and mu is
+    the largest mean. Of an event the larger residual is m = max(mu, 1 - mu), and m^2 (1 + 16 kappa^2 (1 - m)^2) is 1 at m = 1;
+    between it has one maximum, at m = (3 - sqrt(1 - 1 / (2 kappa^2))) / 4, if kappa^2 >= 1/2. Up to kappa = phi^(5/2) / 4 =
+    0.83, phi the golden ratio, that is no more than 1: the information is free beside the score. A person whose records count
+    at most m times changes the sum by m times as much.
+
+    A record without one of the terms, or the outcome, or that does not meet the condition, adds zero.
+    """
+
+    name = "newton-step"
+    disclosures = ("joint",)
+    Parameters: ClassVar[type[Frozen]] = NewtonStepParameters
+
+    def __init__(self, parameters: NewtonStepParameters, schema: DatasetSchema) -> None:
+        super().__init__(parameters, schema)
+        self._columns = Columns(schema, parameters.derived)
+        if parameters.query.kind != "linear":
+            raise HostileInput(f"A regression explains an outcome; its query is of kind {parameters.query.kind!r}.")
+        self.encoding = LinearEncoding(parameters.query, self._columns)
+        if self.p > MOST_COEFFICIENTS:
+            raise HostileInput(f"The model has {self.p} coefficients; at most {MOST_COEFFICIENTS} can be.", "Use fewer terms.")
+        check_outcome(parameters.family, self.encoding, float(parameters.most))
+
+    @property
+    def p(self) -> int:
+        """Number of coefficients."""
+        return len(self.encoding.terms) + 1
+
+    def layout(self) -> Layout:
+        parameters = self.parameters
+        score = 1.0 / (parameters.length * residual_bound(parameters.family, parameters.most))
+        information = parameters.information_share / (
+            parameters.length**2 * variance_bound(parameters.family, parameters.most)
+        )
+        blocks = (
+            Block("score", (self.p,), score),
+            Block("diagonal", (self.p,), information),
+            Block("cross", (self.p * (self.p - 1) // 2,), information * math.sqrt(2.0)),
+        )
+        return Layout(tuple(block for block in blocks if block.size))
+
+    def clip(self) -> float:
+        kappa = float(self.parameters.information_share)
+        if self.parameters.family == "poisson":
+            return math.hypot(1.0, kappa) * self.most_rows
+        inner = (3.0 - math.sqrt(max(0.0, 1.0 - 0.5 / kappa**2))) / 4.0
+        return max(1.0, inner * math.hypot(1.0, 4.0 * kappa * (1.0 - inner))) * self.most_rows
+
+    def example_broadcast(self, sites: int) -> dict[str, Floats]:
+        return {WHITEN: np.eye(self.p), POINT: np.zeros(self.p)}
+
+    def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats]:
+        whiten, point = (
+            _broadcast(broadcast, name, shape) for name, shape in ((WHITEN, (self.p, self.p)), (POINT, (self.p,)))
+        )
+        records, counted = self.counted(records)
+        reads = sorted(self.encoding.reads)
+        for part in batches(len(records), self.layout().size):
+            cells = self._columns.cells(records.take(part), reads)
+            group = np.where(counted[part], 0, -1)
+            if self.encoding.condition is not None:
+                group = np.where(self.encoding.condition.holds(cells), group, -1)
+            yield self._rows(*self.encoding.design(cells, group), whiten, point)
+
+    def _rows(self, z: Floats, outcome: Floats, known: NDArray[np.bool_], whiten: Floats, point: Floats) -> Floats:
+        p, domain = self.parameters, self.encoding.outcome
+        white = _products(z, whiten)
+        mean, variance = mean_of(p.family, _products(white, point[:, None])[:, 0], p.most)
+        residual = (outcome + 1.0) * (domain.high / 2.0 - domain.low / 2.0) + domain.low - mean
+        white *= (p.length / np.maximum(row_norms(white), p.length))[:, None]
+        score, diagonal, *cross = self.layout().blocks
+        upper = np.triu_indices(self.p, 1)
+        blocks = [score.weight * white * residual[:, None], diagonal.weight * white**2 * variance[:, None]]
+        blocks += [block.weight * white[:, upper[0]] * white[:, upper[1]] * variance[:, None] for block in cross]
+        return np.hstack(blocks) * known[:, None]
+
+
+def check_outcome(family: Family, encoding: LinearEncoding, most: float) -> None:
+    """Insist that an outcome can have the distribution of a family.
+
+    Raises:
+        HostileInput: it cannot.
+    """
+    what, high = repr(encoding.query.outcome), encoding.outcome.high
+    if family == "logistic" and encoding.event is None:
+        raise HostileInput(
+            f"A logistic regression explains an event; {what} is a number.", 'Make it one: outcome = "stay > 14".'
+        )
+    if family == "poisson" and (encoding.event is not None or encoding.outcome.low < 0.0):
+        raise HostileInput(f"A Poisson regression explains a number that is 0 or more; {what} is not.")
+    if (family == "logistic" and most != 1.0) or (family == "poisson" and most < high):
+        raise HostileInput(f"The largest mean, {most:g}, must be {'1' if family == 'logistic' else f'{high:g} or more'}.")
+
+
+def _products(rows: Floats, matrix: Floats) -> Floats:
+    """``rows @ matrix``, each row's to the last bit the same whatever rows stand beside it, as BLAS' are not."""
+    found = np.zeros((len(rows), matrix.shape[1]))
+    for place in range(matrix.shape[0]):
+        found += rows[:, place, None] * matrix[place]
+    return found
+
+
+def _broadcast(broadcast: Mapping[str, Floats], name: str, shape: tuple[int, ...]) -> Floats:
+    array = broadcast.get(name)
+    if array is None or array.shape != shape or not np.isfinite(array).all() or np.abs(array).max() > LARGEST_ENTRY:
+        raise HostileInput(f"The broadcast must hold {name} of shape {shape}, of numbers up to {LARGEST_ENTRY:g}.")
+    return array

@@ -1,0 +1,281 @@
+"""The method "regression": statsmodels without noise, intervals that cover with it, and what cannot be fitted."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import statsmodels.api as sm
+
+from support.memory import MemoryFederation, split_records
+from support.randomness import SeededRandom
+from veilsum.compile import PrivacyRequest, StudyRequest, compile_study, draft_study
+from veilsum.exports import to_csv
+from veilsum.plan import plan_study
+from veilsum_aggregation.newton import LONGEST_STEP, NewtonFit, NewtonRelease, first_point, mean_of, whitening
+from veilsum_coordinator.methods import METHODS
+from veilsum_node.errors import ConfigurationError, HostileInput
+from veilsum_privacy.securesum.agreed import AgreedStudy
+from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
+from veilsum_privacy.study.study import Study, parse_study
+from veilsum_privacy.tasks import build_task
+from veilsum_privacy.tasks.base import Records
+from veilsum_privacy.tasks.newton_step import LARGEST_ENTRY, POINT, WHITEN, NewtonStep
+
+SITES = [f"site-{index}" for index in range(4)]
+SCHEMA = DatasetSchema(
+    columns=(
+        NumberColumn(name="age", low=20, high=90, unit="years"),
+        NumberColumn(name="visits", low=0, high=8),
+        CategoryColumn(name="arm", categories=("a", "b")),
+        CategoryColumn(name="stage", categories=("I", "II", "III")),
+        CategoryColumn(name="end", categories=("alive", "died")),
+    ),
+    max_records=20_000,
+)
+LOGISTIC = {"family": "logistic", "outcome": "end = 'died'", "over": ["age", "arm", "stage"]}
+POISSON = {"family": "poisson", "outcome": "visits", "over": ["age", "arm", "stage"]}
+LINEAR = {"family": "linear", "outcome": "visits", "over": ["age", "arm", "stage"]}
+TERMS = ["constant", "age", "arm b", "stage II", "stage III"]
+TRUTH = np.array([-2.4, 0.04, 0.6, 0.3, -0.5])
+RATES = np.array([-0.6, 0.015, 0.3, 0.2, -0.3])
+
+
+def records_of(n: int, seed: int = 0) -> tuple[Records, np.ndarray, np.ndarray, np.ndarray]:
+    """Records, their terms (n, 5) in own units, who died and how many visits; some ages are missing."""
+    rng = np.random.default_rng(seed)
+    age, arm, stage = rng.normal(60, 12, n).clip(20, 90), rng.integers(0, 2, n), rng.integers(0, 3, n)
+    terms = np.column_stack([np.ones(n), age, arm == 1, stage == 1, stage == 2]).astype(float)
+    died = rng.random(n) < 1 / (1 + np.exp(-terms @ TRUTH))
+    visits = rng.poisson(np.exp(terms @ RATES)).clip(0, 8)
+    missing = rng.random(n) < 0.05
+    features, present = np.zeros((n, 9)), np.ones((n, 9), dtype=np.bool_)
+    features[:, 0], features[:, 1] = np.where(missing, 0.0, (age - 20) / 35 - 1), visits / 4 - 1
+    present[:, 0] = ~missing
+    features[np.arange(n), 2 + arm], features[np.arange(n), 4 + stage] = 1.0, 1.0
+    features[np.arange(n), 7 + died] = 1.0
+    terms[missing] = np.nan
+    return Records(features, present, None), terms, died, visits
+
+
+def request_of(parameters: dict[str, Any], epsilon: float | None, records: int = 1250) -> StudyRequest:
+    privacy = PrivacyRequest(noise="none") if epsilon is None else PrivacyRequest(epsilon=epsilon)
+    return StudyRequest(
+        name="fit", method="regression", dataset="records", data=SCHEMA, parameters=parameters, privacy=privacy,
+        expected_records=records,
+    )  # fmt: skip
+
+
+def common() -> dict[str, Any]:
+    random = SeededRandom(7)
+    return {"federation_id": "ab" * 32, "coordinator": "hub", "participants": SITES, "clock": lambda: 1000, "random": random}
+
+
+def compiled(parameters: dict[str, Any], epsilon: float | None) -> Study:
+    return compile_study(request_of(parameters, epsilon), **common())
+
+
+def run(study: Study, records: Records, seed: int = 0) -> dict[str, Any]:
+    federation = MemoryFederation(study, split_records(records, 4), seed)
+    return dict(METHODS["regression"].run(federation).summary)
+
+
+@pytest.mark.parametrize(("parameters", "name"), [(LOGISTIC, "odds_ratio"), (POISSON, "rate_ratio")])
+def test_without_noise_it_is_statsmodels(parameters: dict[str, Any], name: str) -> None:
+    records, terms, died, visits = records_of(6000)
+    known = np.isfinite(terms[:, 1])
+    if name == "odds_ratio":
+        model = sm.Logit(died[known].astype(float), terms[known]).fit(disp=0)
+    else:
+        model = sm.GLM(visits[known], terms[known], family=sm.families.Poisson()).fit()
+    study = compiled(parameters, None)
+    assert parse_study(study.to_bytes()) == study
+    summary = run(study, records)
+    rows = summary["coefficients"]
+    assert [row["term"] for row in rows] == TERMS
+    assert [row["per"] for row in rows] == ["", "years", "", "", ""]
+    for row, value, error, p_value in zip(rows, model.params, model.bse, model.pvalues, strict=True):
+        figure, shown = row["log"], row[name]
+        assert figure["value"] == pytest.approx(value, abs=0.15 * error)  # few records are shortened, and weigh less
+        assert (figure["noise_error"], "without_interval" in row) == (0.0, False)
+        assert figure["sampling_error"] == pytest.approx(error, rel=0.07)
+        for end in ("value", "low", "high"):
+            assert shown[end] == pytest.approx(math.exp(figure[end]))
+        assert row["p_value"] is None if row["term"] == "constant" else row["p_value"] == pytest.approx(p_value, abs=0.1)
+    (test,) = summary["coefficients tests"]
+    assert (test["degrees"], test["noise_share"]) == (4, 0.0)
+    assert test["p_value"] < 1e-6
+    assert to_csv(rows).startswith(f"term,per,{name},{name}_noise_error")
+
+
+def test_a_linear_family_is_the_query_of_that_kind() -> None:
+    records, *_ = records_of(3000)
+    alone = run(compiled(LINEAR, None), records)
+    query = {"kind": "linear", "name": "coefficients", "outcome": "visits", "over": LINEAR["over"]}
+    request = request_of({"query": [query]}, None).model_copy(update={"method": "statistics"})
+    study = compile_study(request, **common())
+    beside = METHODS["statistics"].run(MemoryFederation(study, split_records(records, 4))).summary
+    assert alone["coefficients"] == beside["coefficients"]
+    assert alone["coefficients tests"] == beside["coefficients tests"]
+
+
+@pytest.mark.parametrize(("parameters", "name", "truth"), [(LOGISTIC, "odds", TRUTH), (POISSON, "rate", RATES)])
+def test_with_noise_intervals_cover_and_are_as_wide_as_planned(
+    parameters: dict[str, Any], name: str, truth: np.ndarray
+) -> None:
+    study, covered, widths, noises = compiled(parameters, 4.0), [], [], []
+    for seed in range(25):
+        rows = run(study, records_of(5000, seed)[0], seed)["coefficients"]
+        for row, value in zip(rows[1:], truth[1:], strict=True):
+            covered.append(row["log"]["low"] <= value <= row["log"]["high"])
+        widths.append((rows[1]["log"]["high"] - rows[1]["log"]["low"]) / 2)
+        noises.append(rows[1]["log"]["noise_error"])
+    assert min(noises) > 0
+    assert np.mean(covered) >= 0.88  # of 100, each 95% likely
+    plan = plan_study(draft_study(request_of(parameters, 4.0), **common()), study)
+    told = {item.quantity: item.half_width for part in plan.parts for item in part.expectations}
+    assert set(told) == {f"log {name} ratio of {term}" for term in TERMS[1:]}
+    assert np.median(widths) == pytest.approx(told[f"log {name} ratio of age"], rel=0.4)
+
+
+def test_what_noise_drowns_has_an_estimate_and_no_interval() -> None:
+    summary = run(compiled(LOGISTIC, 0.05), records_of(400)[0])
+    for row in summary["coefficients"]:
+        assert "not_estimable" in row["odds_ratio"]
+        assert math.isfinite(row["without_interval"])
+        assert row["p_value"] is None
+    (test,) = summary["coefficients tests"]
+    assert test["p_value"] is None
+    assert "against the noise" in test["note"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "match"),
+    [
+        ({"outcome": "visits"}, "explains an event; 'visits' is a number"),
+        ({"outcome": "end"}, "neither a number nor a condition"),
+        ({"outcome": "end = 'dead'"}, "dead"),
+        ({"over": ["age", "end"]}, "`over` names the terms"),
+        ({"over": ["ages"]}, "there is no column 'ages'"),
+        ({"family": "poisson"}, "a number that is 0 or more"),
+        ({"family": "poisson", "outcome": "visits", "most": 3.0}, "must be 8 or more"),
+        ({"most": 2.0}, "Only counts have a largest mean"),
+        ({"family": "probit"}, "family"),
+        ({"where": "age < 20"}, "no record can meet"),
+        ({"person": "last"}, "counts persons"),
+    ],
+)
+def test_what_cannot_be_fitted_is_said(changed: dict[str, Any], match: str) -> None:
+    with pytest.raises((ConfigurationError, HostileInput), match=match):
+        compiled({**LOGISTIC, **changed}, 1.0)
+
+
+def test_persons_have_one_row() -> None:
+    records, *_ = records_of(900)
+    joined = Records(records.features, records.present, None, np.repeat(np.arange(300), 3))
+    request = request_of({**LOGISTIC, "person": "last"}, 200.0)
+    request = request.model_copy(update={"privacy": request.privacy.model_copy(update={"unit": "subject"})})
+    study = compile_study(request, **common())
+    task = AgreedStudy(study).task("newton-3").task
+    assert isinstance(task, NewtonStep)
+    rows = np.vstack(list(task.vectors(joined, task.example_broadcast(4))))
+    assert np.flatnonzero(rows.any(axis=1)).tolist() == [3 * i for i in range(300) if joined.present[3 * i + 2, 0]]
+
+
+def task_of(parameters: dict[str, Any]) -> NewtonStep:
+    task = AgreedStudy(compiled(parameters, 1.0)).task("newton-1").task
+    assert isinstance(task, NewtonStep)
+    return task
+
+
+@pytest.mark.parametrize("parameters", [LOGISTIC, POISSON])
+def test_no_broadcast_makes_a_row_longer_than_the_bound(parameters: dict[str, Any]) -> None:
+    task, rng, longest = task_of(parameters), np.random.default_rng(3), 0.0
+    records, *_ = records_of(500, 3)
+    for size in (1e-6, 0.3, 3.0, 1e3, LARGEST_ENTRY):
+        for point in (0.0, 1.0, 30.0, LARGEST_ENTRY):
+            broadcast = {WHITEN: rng.uniform(-size, size, (5, 5)), POINT: rng.uniform(-point, point, 5)}
+            rows = np.vstack(list(task.vectors(records, broadcast)))
+            assert np.isfinite(rows).all()
+            longest = max(longest, float(np.linalg.norm(rows, axis=1).max()))
+    assert 0.9 * task.clip() <= longest <= task.clip() * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("kappa", [0.2, 0.7, 0.8, 0.84, 1.5, 20.0])
+def test_the_bound_of_an_event_is_the_largest_over_all_means(kappa: float) -> None:
+    task = task_of(LOGISTIC)
+    parameters = {**task.parameters.model_dump(), "information_share": kappa}
+    changed = build_task("newton-step", parameters, SCHEMA)
+    means = np.linspace(0.5, 1.0, 100_001)
+    assert changed.clip() == pytest.approx(np.sqrt((means**2 * (1 + 16 * kappa**2 * (1 - means) ** 2)).max()), rel=1e-8)
+
+
+@pytest.mark.parametrize(
+    "broadcast",
+    [
+        {},
+        {WHITEN: np.eye(5)},
+        {WHITEN: np.eye(4), POINT: np.zeros(5)},
+        {WHITEN: np.eye(5), POINT: np.zeros((5, 1))},
+        {WHITEN: np.eye(5) * np.nan, POINT: np.zeros(5)},
+        {WHITEN: np.eye(5), POINT: np.full(5, 2 * LARGEST_ENTRY)},
+    ],
+)
+def test_a_broadcast_that_is_no_point_is_refused(broadcast: dict[str, np.ndarray]) -> None:
+    with pytest.raises(HostileInput, match="The broadcast must hold newton"):
+        list(task_of(LOGISTIC).vectors(records_of(10)[0], broadcast))
+
+
+def test_rows_do_not_depend_on_their_neighbours() -> None:
+    task, (records, *_) = task_of(POISSON), records_of(3000)
+    rng = np.random.default_rng(0)
+    broadcast = {WHITEN: rng.normal(size=(5, 5)), POINT: rng.normal(size=5)}
+    rows = np.vstack(list(task.vectors(records, broadcast)))
+    some = rng.permutation(3000)[:700]
+    assert (np.vstack(list(task.vectors(records.take(some), broadcast))) == rows[some]).all()
+
+
+# -- the fit itself --------------------------------------------------------------------------------------------------------
+
+
+def white_fit(rng: np.random.Generator, n: int, score_std: float, information_std: float) -> tuple[NewtonFit, np.ndarray]:
+    """Three steps of a logistic model of four terms on released sums made here, and the truth in the same coordinates."""
+    truth = np.array([-0.5, 0.6, -0.4, 0.8])
+    z = np.column_stack([np.ones(n), rng.uniform(-1, 1, (n, 3))])
+    y = rng.random(n) < mean_of("logistic", z @ truth, 1.0)[0]
+    gram = z.T @ z
+    whiten = whitening(gram, 0.0)
+    point, released, white = first_point("logistic", gram, z.T @ y, whiten, 1.0), [], z @ whiten
+    for _ in range(3):
+        mean, variance = mean_of("logistic", white @ point, 1.0)
+        noise = np.triu(rng.normal(size=(4, 4)), 1) * information_std / math.sqrt(2)
+        noise = noise + noise.T + np.diag(rng.normal(size=4) * information_std)
+        score = white.T @ (y - mean) + rng.normal(size=4) * score_std
+        released.append(NewtonRelease(point, score, (white * variance[:, None]).T @ white + noise, score_std, information_std))
+        fit = NewtonFit(whiten, tuple(released))
+        point = fit.point
+    return fit, truth
+
+
+@pytest.mark.parametrize(("n", "score_std", "information_std"), [(2000, 0.0, 0.0), (2000, 12.0, 12.0), (20_000, 60.0, 100.0)])
+def test_a_fit_covers_both_errors(n: int, score_std: float, information_std: float) -> None:
+    rng, covered = np.random.default_rng(n), []
+    for _ in range(300):
+        fit, truth = white_fit(rng, n, score_std, information_std)
+        assert fit.drowned is None
+        error = np.sqrt(np.diag(sum(fit.covariances)))
+        covered.append(np.abs(fit.coefficients - truth) <= 1.96 * error)
+    assert 0.925 <= np.mean(covered) <= 0.975
+
+
+def test_a_fit_says_where_it_cannot_be_trusted() -> None:
+    fit, _ = white_fit(np.random.default_rng(0), 200, 5.0, 60.0)
+    assert fit.drowned is not None
+    assert "against the noise" in fit.drowned.reason
+    far = NewtonRelease(np.zeros(2), np.array([40.0, 0.0]), np.eye(2) * 10.0, 0.1, 0.0)
+    fit = NewtonFit(np.eye(2), [far])
+    assert fit.drowned is not None
+    assert "to have converged" in fit.drowned.reason
+    assert np.linalg.norm(fit.step) == pytest.approx(LONGEST_STEP)
