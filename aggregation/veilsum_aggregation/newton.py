@@ -60,11 +60,6 @@ def link(family: Family, mean: float) -> float:
     return math.log(mean / (1.0 - mean)) if family == "logistic" else math.log(mean)
 
 
-def residual_bound(family: Family, most: float) -> float:
-    """r, the largest |y - mu|."""
-    return 1.0 if family == "logistic" else most
-
-
 def variance_bound(family: Family, most: float) -> float:
     """The largest v."""
     return 0.25 if family == "logistic" else most

@@ -20,6 +20,11 @@ FORMATS = ("csv", "html", "latex", "svg", "png")
 
 PARTS = ("value", "noise_error", "sampling_error", "low", "high", "std_error")
 
+DRAWN = ("odds_ratio", "rate_ratio", "coefficient", "mean", "value", "share", "count", "correlation")
+"""Figures that a picture can be of, the first one that a table has."""
+
+RATIOS = ("odds_ratio", "rate_ratio")
+
 Row = Mapping[str, Any]
 
 
@@ -190,7 +195,8 @@ def plot(name: str, rows: Sequence[Row], kind: str) -> bytes | None:
         ConfigurationError: matplotlib is not installed.
     """
     curves = [row for row in rows if row.get("figure") == "survival" and isinstance(row.get("time"), float | int)]
-    columns = [key for key in ("mean", "value", "share", "count", "correlation") if any(_told(row.get(key)) for row in rows)]
+    rows = [row for row in rows if row.get("term") != "constant"]
+    columns = [key for key in DRAWN if any(_told(row.get(key)) for row in rows)]
     if not curves and not columns:
         return None
     try:
@@ -268,6 +274,12 @@ def _draw_forest(canvas: Any, name: str, rows: Sequence[Row], key: str) -> None:
             axes.plot([low, high], [place, place], color="#3b6ea5", linewidth=1.6)
             axes.plot(figure["value"], place, "s", color="#1d3f66", markersize=5)
         axes.set(yticks=range(len(own)), yticklabels=names, ylim=(len(own) - 0.5, -0.5))
+        if key in (*RATIOS, "coefficient"):
+            axes.axvline(1.0 if key in RATIOS else 0.0, color="#999999", linewidth=0.8, zorder=0)
+        if key in RATIOS:
+            axes.set_xscale("log")
+            axes.xaxis.set_major_formatter("{x:g}")
+            axes.xaxis.set_minor_formatter(lambda x, _: f"{x:g}" if f"{x:e}"[0] in "25" else "")
         axes.set_xlabel(
             " ".join(
                 part
@@ -281,6 +293,8 @@ def _draw_forest(canvas: Any, name: str, rows: Sequence[Row], key: str) -> None:
 
 
 def _label(row: Row) -> str:
+    if "term" in row:
+        return f"{row['term']} per {row['per']}" if row.get("per") else str(row["term"])
     parts = [f"{key} {text}" for key, text in row.items() if isinstance(text, str) and key not in ("column", "unit")]
     parts += [f"quantile {row['quantile']:g}"] if "quantile" in row else []
     return ", ".join(parts) or "all"

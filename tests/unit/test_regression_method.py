@@ -110,6 +110,15 @@ def test_without_noise_it_is_statsmodels(parameters: dict[str, Any], name: str) 
     assert to_csv(rows).startswith(f"term,per,{name},{name}_noise_error")
 
 
+def test_ratios_are_per_as_many_units_as_asked() -> None:
+    records, *_ = records_of(3000)
+    rows = [run(compiled({**LOGISTIC, **more}, None), records)["coefficients"] for more in ({}, {"per": {"age": 10.0}})]
+    assert [row["per"] for row in rows[1]] == ["", "10 years", "", "", ""]
+    assert rows[1][0]["log"]["value"] == pytest.approx(rows[0][0]["log"]["value"])
+    for part in ("value", "sampling_error", "low", "high"):
+        assert rows[1][1]["log"][part] == pytest.approx(10 * rows[0][1]["log"][part])
+
+
 def test_a_linear_family_is_the_query_of_that_kind() -> None:
     records, *_ = records_of(3000)
     alone = run(compiled(LINEAR, None), records)
@@ -160,7 +169,9 @@ def test_what_noise_drowns_has_an_estimate_and_no_interval() -> None:
         ({"over": ["age", "end"]}, "`over` names the terms"),
         ({"over": ["ages"]}, "there is no column 'ages'"),
         ({"family": "poisson"}, "a number that is 0 or more"),
-        ({"family": "poisson", "outcome": "visits", "most": 3.0}, "must be 8 or more"),
+        ({"per": {"arm": 2.0}}, "'arm' is no numeric term"),
+        ({"per": {"age": 0.0}}, "per"),
+        ({**LINEAR, "per": {"age": 10.0}}, "`per` is of ratios"),
         ({"most": 2.0}, "Only counts have a largest mean"),
         ({"family": "probit"}, "family"),
         ({"where": "age < 20"}, "no record can meet"),
@@ -210,6 +221,16 @@ def test_the_bound_of_an_event_is_the_largest_over_all_means(kappa: float) -> No
     changed = build_task("newton-step", parameters, SCHEMA)
     means = np.linspace(0.5, 1.0, 100_001)
     assert changed.clip() == pytest.approx(np.sqrt((means**2 * (1 + 16 * kappa**2 * (1 - means) ** 2)).max()), rel=1e-8)
+
+
+@pytest.mark.parametrize(("kappa", "most"), [(0.3, 4.0), (0.86, 4.0), (1.0, 4.0), (0.86, 1.0), (0.7, 7.0), (0.5, 12.0)])
+def test_the_bound_of_counts_is_the_largest_over_means_and_counts(kappa: float, most: float) -> None:
+    task = task_of(POISSON)
+    parameters = {**task.parameters.model_dump(), "information_share": kappa, "most": most}
+    changed = build_task("newton-step", parameters, SCHEMA)
+    means, counts = np.linspace(0.0, most, 4001)[:, None], np.linspace(0.0, 8.0, 9)
+    norms = ((counts - means) / max(8.0, most)) ** 2 + (kappa * means / most) ** 2
+    assert changed.clip() == pytest.approx(max(1.0, math.sqrt(norms.max())), rel=1e-9)
 
 
 @pytest.mark.parametrize(

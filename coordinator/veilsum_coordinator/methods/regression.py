@@ -7,8 +7,8 @@ three more, each a Newton step in coordinates that the first one whitened (:mod:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.securesum.agreed import AgreedStudy
+from veilsum_privacy.study.schema import ColumnName
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.newton_step import POINT, WHITEN, NewtonStep, NewtonStepParameters
 from veilsum_privacy.tasks.persons import Reduction
@@ -47,11 +48,8 @@ STEPS = ("newton-1", "newton-2", "newton-3")
 SHARES = (0.20, 0.15, 0.20, 0.45)
 """Of the budget: the last step counts most, and hardly moves."""
 
-FREE_INFORMATION = 0.83
-"""kappa of an event: as much as lengthens no record's vector (:class:`~veilsum_privacy.tasks.newton_step.NewtonStep`)."""
-
-COUNT_INFORMATION = 1.0
-"""kappa of counts, where both lengthen it."""
+FREE_INFORMATION = {"logistic": 0.83, "poisson": 0.86}
+"""kappa: as much information as lengthens no record's vector (:class:`~veilsum_privacy.tasks.newton_step.NewtonStep`)."""
 
 RATIOS = {"logistic": "odds_ratio", "poisson": "rate_ratio"}
 
@@ -65,7 +63,9 @@ class RegressionParameters(Frozen):
         over: terms: numbers, and categories, whose first level is the reference. Interactions and powers are derived columns.
         where: which records, a condition; empty for all.
         derive: ``[derive.NAME]`` tables.
-        most: of ``poisson`` the largest mean of a record; by default the largest count that the column can hold.
+        per: by numeric term, for a change of how many units a ratio is given, such as ``{ age = 10 }``; 1 by default.
+        most: of ``poisson`` the largest mean of a record; by default half the largest count that the column can hold: of a
+            larger mean, many counts would lie beyond that.
         person: in a study whose unit is the subject, how a person's records become one
             (:class:`~veilsum_privacy.tasks.persons.PersonParameters`).
         at_most: in its place, how many of a person's records count.
@@ -76,6 +76,7 @@ class RegressionParameters(Frozen):
     over: Names
     where: Text = ""
     derive: dict[str, DeriveRequest] = Field(default_factory=dict)
+    per: dict[ColumnName, Annotated[Real, Field(gt=0)]] = Field(default_factory=dict)
     most: Real | None = Field(default=None, gt=0, le=1e6)
     person: Reduction | None = None
     at_most: int = Field(default=0, ge=0, le=1000)
@@ -92,6 +93,8 @@ class Regression(Method):
             raise Misuse("The method regression takes its own parameters.")
         if parameters.most is not None and parameters.family != "poisson":
             raise ConfigurationError("Only counts have a largest mean, `most`.", "Leave it out.")
+        if parameters.per and parameters.family == "linear":
+            raise ConfigurationError("Coefficients of numbers are per unit; `per` is of ratios.", "Leave it out.")
         asked = QueryRequest(
             name=QUERY, kind="linear", outcome=parameters.outcome, over=parameters.over, where=parameters.where
         )
@@ -104,7 +107,7 @@ class Regression(Method):
             if parameters.family == "linear":
                 return (start,)
             step = self._step(parameters, tables.queries[0], derived, columns).model_copy(update=persons)
-            NewtonStep(step, inputs.schema)
+            _check_units(parameters, NewtonStep(step, inputs.schema).encoding)
         except ValidationError as error:
             raise ConfigurationError(" ".join(explain(error, DerivedColumn)), "Correct the study's file.") from error
         except HostileInput as error:
@@ -118,14 +121,14 @@ class Regression(Method):
         parameters: RegressionParameters, query: Query, derived: Sequence[DerivedColumn], columns: Columns
     ) -> NewtonStepParameters:
         encoding = LinearEncoding(query, columns)
-        event = parameters.family == "logistic"
+        family: newton.Family = "logistic" if parameters.family == "logistic" else "poisson"
         return NewtonStepParameters(
             query=query.model_copy(update={"scale": 1}),
             derived=tuple(derived),
-            family="logistic" if event else "poisson",
-            most=1.0 if event else parameters.most or encoding.outcome.high,
+            family=family,
+            most=1.0 if family == "logistic" else parameters.most or encoding.outcome.high / 2.0,
             length=newton.REACH * math.sqrt(len(encoding.terms) + 1),
-            information_share=FREE_INFORMATION if event else COUNT_INFORMATION,
+            information_share=FREE_INFORMATION[family],
         )
 
     def check(self, study: Study) -> None:
@@ -141,7 +144,7 @@ class Regression(Method):
         blocks = expected_regression(encoding, float(records))
         gram = symmetric(blocks["diagonal"], blocks["cross"])[:-1, :-1]
         whiten = newton.whitening(gram, 0.0)
-        mean = 0.5 if family == "logistic" else most / 4.0
+        mean = 0.5 if family == "logistic" else most / 2.0
         variance = mean * (1.0 - mean) if family == "logistic" else mean
         information = whiten @ gram @ whiten * variance
         point = np.zeros(len(gram))
@@ -150,13 +153,14 @@ class Regression(Method):
             noise = released_noise(study, label, cohort)
             released.append(NewtonRelease(point, point, information, noise["score"], noise["diagonal"]))
         fit, found = NewtonFit(whiten, released), []
-        for each in coefficients(fit, encoding):
+        per = _units(study)
+        for each in coefficients(fit, encoding, per=per):
             if each.term == "constant":
                 continue
             half = math.inf if isinstance(each.answer, Drowned) else (each.answer.high - each.answer.low) / 2.0
             unit = f"per {each.per}" if each.per else ""
-            size = 1.0 / _radius(encoding, each.term)
-            basis = "an effect of e = 2.7 from the middle of its range to an end, or from the first category"
+            size = per.get(each.term, 1.0) / _radius(encoding, each.term)
+            basis = "a ratio of e = 2.7 over half its range, or between categories"
             name = RATIOS[family].replace("_", " ")
             found.append(Expectation(QUERY, f"log {name} of {each.term}", size, half, unit, basis, main=True))
         return found
@@ -179,10 +183,21 @@ class Regression(Method):
             released.append(_read(release, point))
             fit = NewtonFit(whiten, tuple(released))
             point = fit.point
-        rows = list(_rows(fit, encoding, RATIOS[family]))
+        rows = list(_rows(fit, encoding, RATIOS[family], _units(study)))
         of = encoding.query.outcome
         tests = [test_row("all slopes are 0 (Wald)", of, fit.all_slopes())]
         return Result(self.name, {**summary, QUERY: rows, f"{QUERY} tests": tests}, {"coefficients": fit.coefficients})
+
+
+def _check_units(parameters: RegressionParameters, encoding: LinearEncoding) -> None:
+    numbers = [name for name, level in encoding.terms if not level]
+    for name in parameters.per:
+        if name not in numbers:
+            raise ConfigurationError(f"per: {name!r} is no numeric term.", f"Numeric terms: {', '.join(numbers) or 'none'}.")
+
+
+def _units(study: Study) -> Mapping[str, float]:
+    return {name: float(step) for name, step in RegressionParameters.model_validate(study.parameters).per.items()}
 
 
 def _model(study: Study) -> tuple[LinearEncoding, float]:
@@ -212,8 +227,8 @@ def _read(release: Release, at: Floats) -> NewtonRelease:
     return NewtonRelease(at, release.values["score"], information, release.noise_std["score"], release.noise_std["diagonal"])
 
 
-def _rows(fit: NewtonFit, encoding: LinearEncoding, name: str) -> Iterator[Row]:
-    for found in coefficients(fit, encoding):
+def _rows(fit: NewtonFit, encoding: LinearEncoding, name: str, per: Mapping[str, float]) -> Iterator[Row]:
+    for found in coefficients(fit, encoding, per=per):
         row: Row = {"term": found.term, "per": found.per, name: shown(ratio(found.answer))}
         yield row | {"log": shown(found.answer), "p_value": found.p_value} | without_interval(found)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,8 @@ from veilsum_privacy.tasks.queries.conditions import NumberDomain
 from veilsum_privacy.tasks.queries.encodings import LinearEncoding
 
 Floats = NDArray[np.float64]
+
+NO_STEPS: Mapping[str, float] = MappingProxyType({})
 
 
 class Coefficient(NamedTuple):
@@ -38,7 +41,13 @@ class Coefficient(NamedTuple):
         return None if isinstance(self.answer, Drowned) or self.term == "constant" else self.answer.p_value
 
 
-def coefficients(fit: Fit, encoding: LinearEncoding, factor: float = 1.0, shift: float = 0.0) -> Iterator[Coefficient]:
+def coefficients(
+    fit: Fit,
+    encoding: LinearEncoding,
+    factor: float = 1.0,
+    shift: float = 0.0,
+    per: Mapping[str, float] = MappingProxyType({}),
+) -> Iterator[Coefficient]:
     """The constant, where numbers are 0 and categories at their first level, and the change with each term.
 
     Args:
@@ -46,6 +55,7 @@ def coefficients(fit: Fit, encoding: LinearEncoding, factor: float = 1.0, shift:
         encoding: whose terms they are.
         factor: one unit of what is fitted, in the outcome's unit.
         shift: the outcome's value where what is fitted is 0.
+        per: by numeric term, for a change of how many units its coefficient is; 1 where none is stated.
     """
     weights = [row * factor for row in np.eye(fit.p)]
     names, units = ["constant"], [""]
@@ -57,7 +67,9 @@ def coefficients(fit: Fit, encoding: LinearEncoding, factor: float = 1.0, shift:
             radius = domain.high / 2.0 - domain.low / 2.0
             weights[place] = weights[place] / radius
             weights[0] = weights[0] - weights[place] * (domain.low + radius)
-            units[-1] = domain.unit or "1"
+            step = per.get(name, 1.0)
+            weights[place] = weights[place] * step
+            units[-1] = f"{step:g} {domain.unit}".strip() if step != 1.0 else domain.unit or "1"
     for place, (name, unit, combined) in enumerate(zip(names, units, weights, strict=True)):
         moved = 0.0 if place else shift
         answer = fit.combination(combined)

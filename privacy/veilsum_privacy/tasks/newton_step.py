@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from veilsum_aggregation.newton import Family, mean_of, residual_bound, variance_bound
+from veilsum_aggregation.newton import Family, mean_of, variance_bound
 from veilsum_node.errors import HostileInput
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.mechanism.clipping import row_norms
@@ -37,7 +37,7 @@ class NewtonStepParameters(PersonParameters):
         query: of kind ``linear``: terms, outcome and condition.
         derived: columns that it uses beside the schema's.
         family: of the outcome's distribution.
-        most: largest mean of a count; 1 of a ``logistic`` model.
+        most: M, largest mean of a count: larger ones are taken as M; 1 of a ``logistic`` model.
         length: C, to which a record's whitened terms are shortened.
         information_share: kappa, the information's share of a record's norm against the score's.
     """
@@ -58,11 +58,13 @@ class NewtonStep(PersonTask[NewtonStepParameters]):
     The broadcast holds W and gamma; z_w = W z, of z = (1, terms), and mu and v are of the linear predictor z_w' gamma.
 
     Sensitivity. |c z_w| <= C, so with weights 1 / (C r) and kappa / (C^2 v_max) a record's squared norm is at most
-    (y - mu)^2 / r^2 + kappa^2 v^2 / v_max^2, for any broadcast. Of counts that is at most 1 + kappa^2, where y = 0 and mu is
-    the largest mean. Of an event the larger residual is m = max(mu, 1 - mu), and m^2 (1 + 16 kappa^2 (1 - m)^2) is 1 at m = 1;
-    between it has one maximum, at m = (3 - sqrt(1 - 1 / (2 kappa^2))) / 4, if kappa^2 >= 1/2. Up to kappa = phi^(5/2) / 4 =
-    0.83, phi the golden ratio, that is no more than 1: the information is free beside the score. A person whose records count
-    at most m times changes the sum by m times as much.
+    (y - mu)^2 / r^2 + kappa^2 v^2 / v_max^2, for any broadcast; r is the largest residual, 1 of an event, max(Y, M) of a count
+    of at most Y.
+    Of an event the larger residual is m = max(mu, 1 - mu), and m^2 (1 + 16 kappa^2 (1 - m)^2) is 1 at m = 1; between it has
+    one maximum, at m = (3 - sqrt(1 - 1 / (2 kappa^2))) / 4, if kappa^2 >= 1/2. Of a count v = mu, and a sum of squares that
+    are convex in mu is largest at an end: at most 1 at mu = 0, and max(Y - M, M)^2 / r^2 + kappa^2 at mu = M.
+    So up to kappa = phi^(5/2) / 4 = 0.83 of events, phi the golden ratio, and 0.86 of counts with M = Y / 2, the information
+    is free beside the score. A person whose records count at most m times changes the sum by m times as much.
 
     A record without one of the terms, or the outcome, or that does not meet the condition, adds zero.
     """
@@ -79,7 +81,7 @@ class NewtonStep(PersonTask[NewtonStepParameters]):
         self.encoding = LinearEncoding(parameters.query, self._columns)
         if self.p > MOST_COEFFICIENTS:
             raise HostileInput(f"The model has {self.p} coefficients; at most {MOST_COEFFICIENTS} can be.", "Use fewer terms.")
-        check_outcome(parameters.family, self.encoding, float(parameters.most))
+        check_outcome(parameters.family, self.encoding)
 
     @property
     def p(self) -> int:
@@ -88,7 +90,7 @@ class NewtonStep(PersonTask[NewtonStepParameters]):
 
     def layout(self) -> Layout:
         parameters = self.parameters
-        score = 1.0 / (parameters.length * residual_bound(parameters.family, parameters.most))
+        score = 1.0 / (parameters.length * self.residual)
         information = parameters.information_share / (
             parameters.length**2 * variance_bound(parameters.family, parameters.most)
         )
@@ -99,10 +101,17 @@ class NewtonStep(PersonTask[NewtonStepParameters]):
         )
         return Layout(tuple(block for block in blocks if block.size))
 
+    @property
+    def residual(self) -> float:
+        """r."""
+        logistic = self.parameters.family == "logistic"
+        return 1.0 if logistic else max(self.encoding.outcome.high, float(self.parameters.most))
+
     def clip(self) -> float:
-        kappa = float(self.parameters.information_share)
+        kappa, most = float(self.parameters.information_share), float(self.parameters.most)
         if self.parameters.family == "poisson":
-            return math.hypot(1.0, kappa) * self.most_rows
+            farthest = max(self.encoding.outcome.high - most, most) / self.residual
+            return max(1.0, math.hypot(farthest, kappa)) * self.most_rows
         inner = (3.0 - math.sqrt(max(0.0, 1.0 - 0.5 / kappa**2))) / 4.0
         return max(1.0, inner * math.hypot(1.0, 4.0 * kappa * (1.0 - inner))) * self.most_rows
 
@@ -135,21 +144,19 @@ class NewtonStep(PersonTask[NewtonStepParameters]):
         return np.hstack(blocks) * known[:, None]
 
 
-def check_outcome(family: Family, encoding: LinearEncoding, most: float) -> None:
+def check_outcome(family: Family, encoding: LinearEncoding) -> None:
     """Insist that an outcome can have the distribution of a family.
 
     Raises:
         HostileInput: it cannot.
     """
-    what, high = repr(encoding.query.outcome), encoding.outcome.high
+    what = repr(encoding.query.outcome)
     if family == "logistic" and encoding.event is None:
         raise HostileInput(
             f"A logistic regression explains an event; {what} is a number.", 'Make it one: outcome = "stay > 14".'
         )
     if family == "poisson" and (encoding.event is not None or encoding.outcome.low < 0.0):
         raise HostileInput(f"A Poisson regression explains a number that is 0 or more; {what} is not.")
-    if (family == "logistic" and most != 1.0) or (family == "poisson" and most < high):
-        raise HostileInput(f"The largest mean, {most:g}, must be {'1' if family == 'logistic' else f'{high:g} or more'}.")
 
 
 def _products(rows: Floats, matrix: Floats) -> Floats:
