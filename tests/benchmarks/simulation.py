@@ -22,7 +22,7 @@ from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Floats, Records
-from veilsum_privacy.tasks.gradient import CENTRE
+from veilsum_privacy.tasks.features import CENTRE
 
 WIDTH, RECORDS, CLASSES = 30, 20, ("p", "q")
 PRIVACY = {"epsilon": 8.0, "cohort_difference": "allowed", "min_cohort": 2}

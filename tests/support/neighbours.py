@@ -22,6 +22,7 @@ from veilsum_privacy.study.study import NoiseKind, PrivacyDemand, Study, TaskDec
 from veilsum_privacy.tasks import TASKS, build_task
 from veilsum_privacy.tasks.base import Floats, Records, RecordTask
 from veilsum_privacy.tasks.class_mixtures import CENTRES
+from veilsum_privacy.tasks.features import CENTRE
 from veilsum_privacy.tasks.newton_step import POINT, WHITEN
 from veilsum_privacy.training.arrays import to_broadcast
 from veilsum_privacy.training.models import ModelSpec, build_architecture
@@ -188,12 +189,15 @@ MAPPED = {"width": 2}
 def longest(setting: Setting) -> Records:
     """The record with the longest vector of a moments task: of the largest norm, concentrated in few features or spread."""
     width, squared = setting.schema.width, float(setting.parameters["clip"]) ** 2
-    if setting.parameters.get("width") is None:
+    centred = bool(setting.parameters.get("centre"))
+    if setting.parameters.get("width") is None and not centred:
         squared = min(squared, width)
         left = np.clip(squared - np.arange(width), 0.0, 1.0)
     else:
         left = squared * (np.arange(width) == 0)
     rows = np.sqrt(np.array([left, np.full(width, squared / width)]))
+    if centred:
+        rows = setting.broadcast[CENTRE] - rows
     task = build_task(setting.task, setting.parameters, setting.schema)
     assert isinstance(task, RecordTask)
     labels = None if setting.schema.label is None else np.array([1])
@@ -222,6 +226,18 @@ _CLASS_MOMENTS = (
     Setting("each", "class-moments", schema(2), {**moments_parameters(1.2, 1, 1, 1, 2), **MAPPED, "second": "class"}),
     Setting("diagonal", "class-moments", schema(2), {**moments_parameters(1.2, 0.5, 1, 1, 1), "second": "class-diagonal"}),
 )
+
+_CENTRED = (
+    Setting(
+        "centred", "class-moments", schema(3), {**moments_parameters(1.4, 0.5, 1, 2, 1), "centre": True},
+        {CENTRE: np.array([0.5, 0.5, 0.0])},
+    ),
+    Setting(
+        "centred-each", "class-moments", schema(2),
+        {**moments_parameters(0.8, 0.5, 1, 0.3, 1, "centre"), "centre": True, "second": "class"},
+        {CENTRE: np.array([0.2, -0.3])},
+    ),
+)  # fmt: skip
 
 _POOLED = schema(2, label=False)
 _GAUSSIAN_MOMENTS = (
@@ -394,7 +410,7 @@ NEIGHBOURS: Mapping[str, Neighbours] = {
     "grams": _Grams(),
     "statistics": _Statistics(),
     "tables": _Tables(),
-    "class-moments": _Moments(_CLASS_MOMENTS),
+    "class-moments": _Moments((*_CLASS_MOMENTS, *_CENTRED)),
     "gaussian-moments": _Moments(_GAUSSIAN_MOMENTS),
     "prototypes": _Moments(_PROTOTYPES),
     "class-mixtures": _Moments(_CLASS_MIXTURES),

@@ -73,8 +73,8 @@ def test_compiled_study_survives_its_signed_bytes(tmp_path: Path, method: str, p
     for task in study.tasks:
         built = build_task(task.task, task.parameters, study.data)
         assert built.layout().size > 0
-        stated = set(task.parameters)
-        assert stated == set(built.Parameters.model_fields)
+        left_out = {"centre"} if "centre" not in task.parameters else set()  # stated only where features are centred
+        assert set(task.parameters) == set(built.Parameters.model_fields) - left_out
 
 
 @pytest.mark.parametrize("hidden", [16, 4096])
@@ -103,11 +103,13 @@ def test_everything_is_stated(tmp_path: Path) -> None:
     assert study.privacy.min_cohort == 3
     assert study.privacy.assumed_colluders == 1
     assert study.privacy.cohort_difference == "allowed"
-    assert float.fromhex(study.parameters["clip"]) == pytest.approx(math.sqrt(1 / 3 + 1))
+    assert float.fromhex(study.parameters["clip"]) == pytest.approx(math.sqrt(1 / 30 + 1 / 2))
+    assert study.parameters["centre"] is True
     assert study.parameters["missing"] == "skip"
-    (task,) = study.tasks
-    assert task.disclosure == "joint"
-    assert task.releases == 1
+    assert [(task.label, task.disclosure, task.releases) for task in study.tasks] == [
+        ("means", "joint", 1),
+        ("class-moments", "joint", 1),
+    ]
 
 
 @settings(max_examples=30, deadline=None)
@@ -191,7 +193,8 @@ def test_truncation_adds_at_most_one_percent_of_the_noise() -> None:
 
 def test_rounding_of_a_compiled_study_is_that_of_its_grid(tmp_path: Path) -> None:
     for privacy in ("epsilon = 2.0", 'noise = "none"', "epsilon = 9000.0"):
-        study = compiled(request(tmp_path, privacy, "fedcgs"))
+        asked = request(tmp_path, privacy, "fedcgs").model_copy(update={"parameters": {"centre": False}})
+        study = compiled(asked)
         z = math.sqrt(study.tasks[0].variance) / study.tasks[0].grid or None
         plan = plan_grid(max_records=5000, participants=4, multiplier=z, honest=3)
         assert plan.grid == study.tasks[0].grid

@@ -36,7 +36,7 @@ from veilsum_privacy.results.result import Result
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Records
-from veilsum_privacy.tasks.gradient import CENTRE
+from veilsum_privacy.tasks.features import CENTRE
 
 SITES = tuple("abcdefg")
 

@@ -131,7 +131,7 @@ def test_every_method_says_what_matters_most_and_gets_there_by_an_error(method: 
 def test_an_aligned_discriminant_is_expected_to_be_known_as_well_as_its_release() -> None:
     asked = draft("fedcgs", alignment(), epsilon=1.0, expected=400)
     found = {item.quantity: item for item in asked.expectations(asked.compile())}
-    plain = draft("fedcgs", epsilon=1.0, expected=400)
+    plain = draft("fedcgs", {"centre": False}, epsilon=1.0, expected=400)
     alone = {item.quantity: item for item in plain.expectations(plain.compile())}
     count = "count of each class of y"
     assert found[count].half_width == pytest.approx(2.0 * alone[count].half_width, rel=1e-3)

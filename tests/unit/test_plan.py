@@ -69,6 +69,10 @@ SCHEMA = DatasetSchema(
 )
 
 
+ONCE = {"centre": False}
+"""Parameters of fedcgs that make one release."""
+
+
 def draft(method: str = "statistics", schema: DatasetSchema = SCHEMA, sites: int = 4, **changes: Any) -> StudyDraft:
     records = changes.pop("expected_records", None)
     parameters = changes.pop("parameters", {})
@@ -159,7 +163,9 @@ def test_intervals_of_statistics_are_those_of_the_result() -> None:
 def test_intervals_of_fedcgs_are_those_of_the_real_noise(noise: str) -> None:
     sites = typical_records()
     plain = federation(draft("fedcgs", noise="none", parameters={"clip": 3.0}).compile(), sites).sum("class-moments").values
-    asked = draft("fedcgs", epsilon=6.0, noise=noise, parameters={"clip": 3.0})  # nothing is clipped: 5 * 4 / 9 + 2 < 9
+    asked = draft(
+        "fedcgs", epsilon=6.0, noise=noise, parameters={"clip": 3.0, "centre": False}
+    )  # nothing is clipped: 5 * 4 / 9 + 2 < 9
     study = asked.compile()
 
     def quantities(values: Mapping[str, NDArray[np.float64]], sums_std: float) -> dict[str, NDArray[np.float64]]:
@@ -209,7 +215,7 @@ def test_intervals_by_hand() -> None:
     for name, error in by_hand.items():
         assert found[name].half_width == pytest.approx(1.959964 * error, rel=0.03), name
     assert found["mean of age"].size == 40
-    asked = draft("fedcgs", epsilon=2.0, parameters={"clip": 3.0})
+    asked = draft("fedcgs", epsilon=2.0, parameters={"clip": 3.0, "centre": False})
     study = asked.compile()
     (cost,) = study_cost(study).tasks
     std, found = cost.noise, by_quantity(asked, study)
@@ -261,7 +267,7 @@ class Quiet(FedCGS):
 
 
 def test_a_method_that_says_nothing_is_told_by_its_blocks() -> None:
-    asked = draft("fedcgs", epsilon=6.0, parameters={"clip": 3.0})
+    asked = draft("fedcgs", epsilon=6.0, parameters={"clip": 3.0, "centre": False})
     study = asked.compile()
     found = Quiet().expectations(study, 4, PER_SITE * 4)
     cost = study_cost(study).tasks[0]
@@ -467,15 +473,17 @@ class Repeated(FedCGS):
 
 
 def test_bytes_rounds_and_time_grow_with_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    once = study_cost(draft("fedcgs").compile())
+    once = study_cost(draft("fedcgs", parameters=ONCE).compile())
     monkeypatch.setattr("veilsum_coordinator.methods.METHODS", {"repeated": Repeated()})
-    many = study_cost(draft("repeated").compile())
+    many = study_cost(draft("repeated", parameters=ONCE).compile())
     assert (once.rounds, many.rounds) == (1, 50)
     assert (many.upload, many.fetch, many.deal) == (50 * once.upload, 50 * once.fetch, once.deal)
     assert once.fetch > once.upload  # a fresh ciphertext carries a seed, a sum cannot
     assert 10 < many.seconds / once.seconds < 50
     monkeypatch.undo()
-    dear = study_cost(draft("fedcgs").compile(), 10_000_000)  # 75 values of ten million records take some seconds
+    dear = study_cost(
+        draft("fedcgs", parameters=ONCE).compile(), 10_000_000
+    )  # 75 values of ten million records take some seconds
     assert 10 < dear.seconds - once.seconds < 100
     assert once.seconds < 10
 
@@ -484,7 +492,7 @@ def test_a_coarse_grid_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     from veilsum_deploy.cli.planned import print_plan
 
     schema = SCHEMA.model_copy(update={"max_records": 2**16})
-    asked = draft("fedcgs", schema=schema, epsilon=8.0, sites=16)
+    asked = draft("fedcgs", schema=schema, epsilon=8.0, sites=16, parameters=ONCE)
     plan = plan_study(asked, asked.compile())
     (task,) = plan.study.tasks
     assert plan.cost.rounding == pytest.approx(16 * 2**16 / math.sqrt(task.variance))

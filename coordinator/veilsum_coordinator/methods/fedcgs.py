@@ -8,6 +8,7 @@ for affine maps turn released moments into moments. Generation in front replaces
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -28,6 +29,7 @@ from veilsum_coordinator.parts.alignment import (
 )
 from veilsum_coordinator.parts.application import LINEAR, application, linear_arrays, study_application, study_arrays
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan, plain
+from veilsum_coordinator.parts.centring import MEANS, centre_plan, released_centre
 from veilsum_coordinator.parts.expectations import Expectation
 from veilsum_coordinator.parts.expected_moments import Noised, class_expectations, direction_expectations
 from veilsum_coordinator.parts.federation import Federation, Release
@@ -38,6 +40,7 @@ from veilsum_coordinator.parts.joint_moments import joined, mapped_at_sites
 from veilsum_coordinator.parts.moment_plans import (
     DEFAULT_SPLIT,
     Split,
+    centred_clip,
     class_moments,
     default_clip,
     need_label,
@@ -49,6 +52,7 @@ from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Disclosure, Study
+from veilsum_privacy.tasks.features import CENTRE
 
 __all__ = ["FedCGS", "FedCGSParameters", "application", "default_clip", "discriminant"]
 
@@ -64,10 +68,13 @@ class FedCGSParameters(Frozen):
     """Parameters, all public.
 
     Attributes:
-        clip: L2 norm that a record's features are scaled down to. By default, of the schema's own features the root mean
-            square norm of a record whose numbers are spread evenly between their bounds, sqrt(numbers / 3 + categorical
-            columns), and without noise what no record exceeds; of a projection's features 1, and without noise 8. Features
-            that a program makes have no default.
+        clip: L2 norm that a record's features are scaled down to. By default, of centred features sqrt(numbers / 30 +
+            categorical columns / 2); of the schema's own features as they are the root mean square norm of a record whose
+            numbers are spread evenly between their bounds, sqrt(numbers / 3 + categorical columns), and without noise what no
+            record exceeds; of a projection's features 0.7, and without noise 8. Features that a program makes have no default.
+        centre: whether a noised mean of the schema's own features is released first and taken off them. By default it is with
+            noise, where neither an alignment nor generation comes before, and moments are joint.
+        centre_share: part of the budget that this release takes.
         missing: ``skip`` leaves a record with an absent feature out, ``centre`` takes the middle of the bounds.
         priors: class probabilities of the discriminant, ``released`` (from the noised counts) or ``equal``.
         disclosure: ``joint`` releases the sum over all sites, ``per-site`` each site's own moments. An alignment's mode says
@@ -80,6 +87,8 @@ class FedCGSParameters(Frozen):
     """
 
     clip: Real | None = Field(default=None, gt=0, le=1e6)
+    centre: bool | None = None
+    centre_share: Real = Field(default=0.2, gt=0, lt=1)
     missing: Literal["skip", "centre"] = "skip"
     priors: Literal["released", "equal"] = "released"
     disclosure: Disclosure = "joint"
@@ -102,7 +111,16 @@ class FedCGS(Method):
         if alignment is not None:
             by_class = parameters.generation is None
             alignment = resolve_alignment(alignment, inputs, classes=by_class)
-        return parameters.model_copy(update={"clip": resolved_clip(parameters.clip, inputs), "alignment": alignment})
+        alone = alignment is None and parameters.generation is None and parameters.disclosure == "joint"
+        possible = alone and inputs.encoder is None and inputs.private
+        if parameters.centre and not possible:
+            raise ConfigurationError(
+                "fedcgs centres the schema's own features, in studies with noise and of joint moments alone.",
+                "Leave `centre` out.",
+            )
+        centre = possible and parameters.centre is not False
+        clip = parameters.clip or (centred_clip(inputs.schema) if centre else None)
+        return parameters.model_copy(update={"clip": resolved_clip(clip, inputs), "alignment": alignment, "centre": centre})
 
     def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
         if not isinstance(parameters, FedCGSParameters) or parameters.clip is None:
@@ -122,7 +140,11 @@ class FedCGS(Method):
             return *before, *generation_plans(parameters.generation, use, share=1.0 - alignment.share)
         if alignment is None:
             task = class_moments(inputs, clip, missing, split=parameters.split)
-            return (TaskPlan(MOMENTS, "class-moments", task, disclosure=parameters.disclosure),)
+            if not parameters.centre:
+                return (TaskPlan(MOMENTS, "class-moments", task, disclosure=parameters.disclosure),)
+            share = float(parameters.centre_share)
+            centred = TaskPlan(MOMENTS, "class-moments", task.model_copy(update={"centre": True}), share=1.0 - share)
+            return centre_plan(inputs, missing, clip, share), centred
         plans = alignment_plans(alignment, inputs, clip, missing, classes=True, split=parameters.split)
         if alignment.mode == "one-shot":
             return plans
@@ -157,7 +179,8 @@ class FedCGS(Method):
             summary["alignment"] = dict(aligned.summary)
         if parameters.generation is not None:
             return self._generated(federation, parameters, aligned, summary)
-        release = self._moments(federation, parameters, aligned)
+        centre = released_centre(federation.sum(MEANS), study) if parameters.centre else None
+        release = self._moments(federation, parameters, aligned, centre)
         counts, std = release.values["counts"], release.noise_std["counts"]
         known = [index for index, number in enumerate(counts) if not moments.within_noise(float(number), std)]
         summary = {
@@ -172,12 +195,16 @@ class FedCGS(Method):
             summary["not_estimable"] = NO_CLASS
             return Result(self.name, summary)
         head = discriminant(release, study.data, known, parameters)
+        if centre is not None:
+            head = replace(head, bias=head.bias - head.weights @ centre)
         return self._result(federation, parameters, summary, head, aligned)
 
-    def _moments(self, federation: Federation, parameters: FedCGSParameters, aligned: Aligned | None) -> Release:
+    def _moments(
+        self, federation: Federation, parameters: FedCGSParameters, aligned: Aligned | None, centre: Floats | None
+    ) -> Release:
         """Joint class moments of the features that the head takes, with the noise that they hold."""
         if aligned is None:
-            release = federation.sum(MOMENTS)
+            release = federation.sum(MOMENTS, None if centre is None else {CENTRE: centre})
             return release if parameters.disclosure == "joint" else joined(release)
         if parameters.alignment is not None and parameters.alignment.mode == "one-shot":
             return joined(aligned.release, aligned.maps)

@@ -19,8 +19,9 @@ from pydantic import Field
 
 from veilsum_coordinator.parts.application import study_application, study_arrays
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
+from veilsum_coordinator.parts.centring import MEANS, centre_plan, released_centre
 from veilsum_coordinator.parts.expectations import Z95, Expectation, released_noise
-from veilsum_coordinator.parts.federation import Federation, Release
+from veilsum_coordinator.parts.federation import Federation
 from veilsum_coordinator.parts.moment_alignment import (
     LABEL,
     MomentAlignment,
@@ -33,7 +34,7 @@ from veilsum_coordinator.parts.moment_alignment import (
     resolve_moments,
     training_records,
 )
-from veilsum_coordinator.parts.moment_plans import GENEROUS, Missing, need_label, resolved_clip
+from veilsum_coordinator.parts.moment_plans import Missing, need_label, resolved_clip
 from veilsum_coordinator.parts.networks import network_head, resolved_model
 from veilsum_coordinator.parts.server_optimisers import OptimiserParameters, ServerOptimiser
 from veilsum_node.errors import ConfigurationError
@@ -41,8 +42,8 @@ from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks.feature_means import FeatureMeansParameters
-from veilsum_privacy.tasks.gradient import CENTRE, GradientParameters
+from veilsum_privacy.tasks.features import CENTRE
+from veilsum_privacy.tasks.gradient import GradientParameters
 from veilsum_privacy.tasks.power_moments import columns_of_moments
 from veilsum_privacy.training.arrays import MODEL, to_broadcast
 from veilsum_privacy.training.models import ModelSpec, build_architecture
@@ -168,16 +169,7 @@ class FedSGD(Method):
             return *moment_plans(moments, inputs, parameters.missing, share=wanted), steps
         if not own_mean:
             return (steps,)
-        boxed = inputs.encoder is None
-        norm = CENTRE_CLIP * (math.sqrt(inputs.width) if boxed else parameters.clip / GENEROUS)
-        means = FeatureMeansParameters(
-            width=None if boxed else inputs.width,
-            clip=norm,
-            missing=parameters.missing,
-            count_weight=CENTRE_COUNT,
-            sum_weight=CENTRE_CLIP / norm,
-        )
-        return TaskPlan(MEANS, "feature-means", means, share=share), steps
+        return centre_plan(inputs, parameters.missing, parameters.clip, share), steps
 
     def expectations(self, study: Study, cohort: int, records: int) -> Sequence[Expectation]:
         """The noise of a step's mean gradient, along one direction, against the norm that a record's is clipped to."""
@@ -243,12 +235,6 @@ class FedSGD(Method):
         return Result(self.name, summary, {**study_arrays(federation, moments), **arrays}, applied)
 
 
-MEANS = "means"
-"""Label of the release that features are centred by."""
-
-CENTRE_CLIP, CENTRE_COUNT = 0.7, 0.3
-"""Norm that a record's features are clipped to for their mean, where sqrt(d) is 1, and weight of the count."""
-
 CONVEX_CLIP, CONVEX_BIAS, CENTRED_BIAS, CONVEX_TRAVEL = 0.1, 0.3, 0.1, 50.0
 """Gradient norm, constant of the bias and travel of linear models on features of norm 1 at most: the best of sweeps over four
 data sets and several epsilons (docs/results.md). A small clip leaves of the gradient little more than its direction."""
@@ -270,14 +256,6 @@ def default_model(inputs: Inputs, clip: float, *, centred: bool) -> ModelSpec:
     """A linear softmax classifier on features scaled to a norm of about 1."""
     scale = 1.0 / clip if inputs.encoder is None or isinstance(inputs.encoder, Program) else 1.0
     return ModelSpec(name="linear", options={"scale": scale, "bias": CENTRED_BIAS if centred else CONVEX_BIAS})
-
-
-def released_centre(release: Release, study: Study) -> Floats:
-    """The noised mean (d,) of a release of "feature-means", within the bounds of what it is of."""
-    count = max(float(release.values["count"][0]), release.noise_std["count"], 1e-9)
-    bound = 1.0 if study.encoder is None else float(FeatureMeansParameters.model_validate(study.task(MEANS).parameters).clip)
-    centre: Floats = np.clip(release.values["sum"] / count, -bound, bound)
-    return centre
 
 
 def aligned_centre(moments: MomentReference, study: Study) -> Floats:

@@ -13,7 +13,7 @@ from veilsum_coordinator.parts.federation import Federation
 from veilsum_coordinator.parts.networks import network_head
 from veilsum_node.errors import VeilsumError
 from veilsum_privacy.results.result import Result
-from veilsum_privacy.tasks.gradient import CENTRE
+from veilsum_privacy.tasks.features import CENTRE
 from veilsum_privacy.training.arrays import from_broadcast
 from veilsum_privacy.training.models import ModelSpec, build_architecture
 

@@ -193,9 +193,14 @@ class FeatureParameters(WidthParameters):
     clip: Real = Field(gt=0, le=1e6)
     missing: Literal["skip", "centre"]
 
+    @property
+    def boxed(self) -> bool:
+        """Whether features lie in [-1, 1]^d when they are clipped."""
+        return self.width is None
+
     def largest_square(self, schema: DatasetSchema) -> float:
         """R^2, the largest squared norm of a record's features after clipping: min(C^2, d) in the box, else C^2."""
-        return min(self.clip**2, float(schema.width)) if self.width is None else self.clip**2
+        return min(self.clip**2, float(schema.width)) if self.boxed else self.clip**2
 
 
 Part = Literal["all", "statistics", "training"]

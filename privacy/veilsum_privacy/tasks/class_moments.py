@@ -8,23 +8,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from veilsum_node.errors import Misuse
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Block, FeatureParameters, Floats, Layout, Piece, Records, RecordTask, Task, batches
-from veilsum_privacy.tasks.features import clipped, second_moment_bound, usable
+from veilsum_privacy.tasks.features import CENTRE, centre_of, clipped, second_moment_bound, usable
 
 
 class ClassMomentsParameters(FeatureParameters):
     """Parameters of :class:`ClassMoments`; all public and independent of the data.
 
     Attributes:
+        centre: whether the broadcast array :data:`~veilsum_privacy.tasks.features.CENTRE` is taken off the features before
+            they are clipped; it is stated only where it is.
         second: whose second moments are released: ``pooled`` over the classes, of each ``class``, of each class without
             products (``class-diagonal``), or ``none``.
         count_weight: weight a of the class counts.
@@ -33,15 +35,31 @@ class ClassMomentsParameters(FeatureParameters):
         product_weight: weight e of the products x_i x_j, i < j, each taken sqrt 2 times.
     """
 
+    centre: bool = False
     second: Literal["pooled", "class", "class-diagonal", "none"] = "pooled"
     count_weight: Real = Field(gt=0, le=1e6)
     sum_weight: Real = Field(gt=0, le=1e6)
     square_weight: Real = Field(gt=0, le=1e6)
     product_weight: Real = Field(gt=0, le=1e6)
 
+    @property
+    def boxed(self) -> bool:
+        return self.width is None and not self.centre
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if self.centre and self.alignment is not None:
+            raise ValueError("features are aligned or centred, not both")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _stated(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """In the form that it always had where nothing is centred."""
+        return {name: value for name, value in dump(self).items() if name != "centre" or value}
+
 
 class ClassMoments(RecordTask[ClassMomentsParameters]):
-    """Per class the count and the sum of x, and the second moments of x, with |x|_2 <= C.
+    """Per class the count and the sum of x, and the second moments of x, with |x|_2 <= C; x may be of a broadcast centre.
 
     Blocks: ``counts`` (K,); ``sums`` (K, d); ``squares`` (d,), the sums of x_i^2; ``products`` (d (d - 1) / 2,), the sums of
     x_i x_j for i < j, row by row, absent when d = 1. Second moments of each class have a leading axis (K,). The factor sqrt 2
@@ -83,9 +101,16 @@ class ClassMoments(RecordTask[ClassMomentsParameters]):
     def pieces(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Piece] | None:
         if self.parameters.second == "pooled" or records.labels is None:
             return None
-        return self._by_class(records, records.labels)
+        return self._by_class(records, records.labels, self._centre(broadcast))
 
-    def _by_class(self, records: Records, labels: NDArray[np.int64]) -> Iterator[Piece]:
+    def _centre(self, broadcast: Mapping[str, Floats]) -> Floats | None:
+        return centre_of(broadcast, self.dimension) if self.parameters.centre else None
+
+    def example_broadcast(self, sites: int) -> dict[str, Floats]:
+        centre = {CENTRE: np.zeros(self.dimension)} if self.parameters.centre else {}
+        return {**super().example_broadcast(sites), **centre}
+
+    def _by_class(self, records: Records, labels: NDArray[np.int64], centre: Floats | None) -> Iterator[Piece]:
         """The records of one class after another, whose values all belong into that class's part of each block."""
         layout, upper = self.layout(), np.triu_indices(self.dimension, 1)
         starts = np.cumsum([0, *(block.size for block in layout.blocks)])
@@ -100,14 +125,14 @@ class ClassMoments(RecordTask[ClassMomentsParameters]):
             )
             for part in batches(len(mine), len(places)):
                 used = usable(self.parameters, mine, part, self._classes)
-                x = clipped(self.parameters, mine, part, used)
+                x = clipped(self.parameters, mine, part, used, centre)
                 values = {"counts": used[:, None].astype(np.float64), "sums": x, "squares": x * x}
                 if any(block.name == "products" for block in layout.blocks):
                     values["products"] = x[:, upper[0]] * x[:, upper[1]]
                 yield Piece(places, np.hstack([values[block.name] * block.weight for block in layout.blocks]))
 
     def serves(self, reader: Task[Any]) -> bool:
-        return self.parameters.second in ("pooled", "class")
+        return self.parameters.second in ("pooled", "class") and not self.parameters.centre
 
     def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats]:
         if records.labels is None:
@@ -115,10 +140,10 @@ class ClassMoments(RecordTask[ClassMomentsParameters]):
         layout = self.layout()
         names = {block.name for block in layout.blocks}
         each = self.parameters.second != "pooled"
-        upper = np.triu_indices(self.dimension, 1)
+        upper, centre = np.triu_indices(self.dimension, 1), self._centre(broadcast)
         for part in batches(len(records), layout.size):
             used = usable(self.parameters, records, part, self._classes)
-            x = clipped(self.parameters, records, part, used)
+            x = clipped(self.parameters, records, part, used, centre)
             member = (records.labels[part, None] == np.arange(self._classes)) & used[:, None]
             blocks = {"counts": member.astype(np.float64), "sums": _in_class(member, x)}
             if "squares" in names:

@@ -6,10 +6,12 @@ Every function here treats a record by itself, to the last bit.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_node.errors import HostileInput
 from veilsum_privacy.mechanism.clipping import row_norms
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import FeatureParameters, Floats, Records
@@ -30,15 +32,23 @@ def usable(parameters: FeatureParameters, records: Records, part: slice, classes
     return used
 
 
-def clipped(parameters: FeatureParameters, records: Records, part: slice, used: NDArray[np.bool_]) -> Floats:
+CENTRE = "features.centre"
+"""Broadcast array (d,): of released sums, so that it is a constant for each record."""
+
+
+def clipped(
+    parameters: FeatureParameters, records: Records, part: slice, used: NDArray[np.bool_], centre: Floats | None = None
+) -> Floats:
     """Features (b, d) of the records, scaled down to an L2 norm of C; zeros for one that does not count.
 
-    The schema's own features are cut to [-1, 1] before that. A value that is not a number stays one, for the sum to count;
-    features so long that their squares overflow become zeros.
+    The schema's own features are cut to [-1, 1] before that, then ``centre`` (d,) is taken off; a missing one is at it. A
+    value that is not a number stays one, for the sum to count; features so long that their squares overflow become zeros.
     """
     features = records.features[part]
     if parameters.width is None:
         features = np.clip(features, -1.0, 1.0)
+    if centre is not None:
+        features = features - centre
     x: Floats = np.where(records.present[part] & used[:, None], features, 0.0)
     with np.errstate(over="ignore"):
         x *= (parameters.clip / np.maximum(row_norms(x), parameters.clip))[:, None]
@@ -57,7 +67,19 @@ def second_moment_bound(parameters: FeatureParameters, schema: DatasetSchema, sq
     largest at r = R, and both are reached. Without products (e = 0) it is the first.
     """
     r2, d = parameters.largest_square(schema), parameters.dimension(schema)
-    most = math.floor(r2) + (r2 - math.floor(r2)) ** 2 if parameters.width is None else r2 * r2
+    most = math.floor(r2) + (r2 - math.floor(r2)) ** 2 if parameters.boxed else r2 * r2
     e = 0.0 if product is None else product
     q = most if square >= e else r2 * r2 / d
     return float(square**2 * q + e**2 * (r2 * r2 - q))
+
+
+def centre_of(broadcast: Mapping[str, Floats], width: int) -> Floats:
+    """What is taken off the features.
+
+    Raises:
+        HostileInput: the broadcast does not hold it.
+    """
+    centre = broadcast.get(CENTRE)
+    if centre is None or centre.shape != (width,) or not np.isfinite(centre).all():
+        raise HostileInput(f"The broadcast must hold {CENTRE} of shape {(width,)}, finite.")
+    return centre

@@ -14,13 +14,10 @@ from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Block, Floats, Layout, PartParameters, Records, SiteTask
-from veilsum_privacy.tasks.features import clipped, usable
+from veilsum_privacy.tasks.features import CENTRE, centre_of, clipped, usable
 from veilsum_privacy.training.arrays import MODEL, from_broadcast, to_broadcast
 from veilsum_privacy.training.gradients import clipped_gradient_sum, summation_slack
 from veilsum_privacy.training.models import ModelSpec, build_architecture, check_resolved
-
-CENTRE = "features.centre"
-"""Broadcast array (d,): of released sums, so that it is a constant for each record."""
 
 COUNT_WEIGHT = 2.0**-7
 """Weight of the count against C: small, so that it hardly lengthens a record's vector."""
@@ -111,15 +108,3 @@ class Gradient(SiteTask[GradientParameters]):
         if not self.parameters.count:
             return found.total
         return np.append(found.total, COUNT_WEIGHT * parameters.gradient_clip * float(used.sum()))
-
-
-def centre_of(broadcast: Mapping[str, Floats], width: int) -> Floats:
-    """What is taken off the features.
-
-    Raises:
-        HostileInput: the broadcast does not hold it.
-    """
-    centre = broadcast.get(CENTRE)
-    if centre is None or centre.shape != (width,) or not np.isfinite(centre).all():
-        raise HostileInput(f"The broadcast must hold {CENTRE} of shape {(width,)}, finite.")
-    return centre
