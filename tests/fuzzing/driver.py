@@ -138,13 +138,15 @@ def try_input(target: Target, data: bytes) -> tuple[str, str]:
     signal.setitimer(signal.ITIMER_REAL, INPUT_SECONDS)
     end, fault = "value", ""
     try:
-        target.run(data)
+        try:
+            target.run(data)
+        finally:  # before anything that an alarm must not interrupt
+            signal.setitimer(signal.ITIMER_REAL, 0)
     except target.allowed as error:
         end = _place(error)
     except (Exception, Hang) as error:  # noqa: BLE001  that is what is looked for
         end, fault = _place(error), "".join(traceback.format_exception(error))
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, armed)
     if (more := peak() - before) > target.memory:
         return f"memory {end}", f"{fault}\none input took {more >> 20} MiB"

@@ -71,7 +71,7 @@ TRAINED = {"model": {"name": "linear"}, "rounds": 3, "local_steps": 2, "sampling
 CASES = {
     "records": Case("statistics"),
     "records, local": Case("statistics", noise="local"),
-    "per site": Case("fedcgs", changes={"task__disclosure": "per-site"}),
+    "per site": Case("fedcgs", {"centre": False}, changes={"task__disclosure": "per-site"}),
     "site": Case("o-fedavg"),
     "sampled": Case("fedsgd", SAMPLED),
     "training": Case("fedavg", TRAINED, noise="local", epsilon=100.0),

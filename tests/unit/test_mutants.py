@@ -121,7 +121,7 @@ RUN = """
     from mutants.running import Workshop
 
     root, path = Path.cwd(), "privacy/toy/calc.py"
-    workshop = Workshop([path], ["tests/test_calc.py"], root, slack=1.0)
+    workshop = Workshop([path], ["tests/test_calc.py"], root, slack=6.0)
     found = {}
     for warm in (False, True):
         if warm:
