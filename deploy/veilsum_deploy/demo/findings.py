@@ -75,8 +75,8 @@ def _accuracies(trial: Trial, directory: Path) -> dict[str, Any]:
 
 
 def _bytes_per_value(done: Finished) -> dict[str, Any]:
-    """Ciphertext bytes for one value of one hospital: as sent, and where ciphertexts are full."""
-    declared, round_info = done.study.tasks[0], done.info.rounds[0]
+    """Ciphertext bytes for one value of one hospital in a study's last sum: as sent, and where ciphertexts are full."""
+    declared, round_info = done.study.tasks[-1], done.info.rounds[-1]
     task = AgreedStudy(done.study).task(declared.label)
     plan = task.plan(len(done.info.enrolled), len(round_info.cohort)).encoding
     each = round_info.bytes_received / len(round_info.cohort)
