@@ -27,6 +27,8 @@ from veilsum_privacy.securesum.context import encode_broadcast
 from veilsum_privacy.study.study import Study, parse_study
 from veilsum_privacy.tasks.base import RecordTask
 from veilsum_privacy.tasks.class_moments import ClassMoments
+from veilsum_privacy.tasks.features import CENTRE
+from veilsum_privacy.tasks.newton_step import LARGEST_ENTRY, POINT, WHITEN
 from veilsum_privacy.tasks.tables import Tables
 from veilsum_privacy.training.arrays import MODEL
 
@@ -117,6 +119,30 @@ def test_a_model_beyond_all_bounds_is_refused_without_a_record(worlds: Beside, s
     assert worlds.assign(label, encode_broadcast(model))[0].codes == (RefusalCode.CONTEXT,)
     assert worlds.entries(Kind.RESERVE) == [[], [], [], []]
     assert worlds.assign(label, encode_broadcast(arrays), attempt=2)[0].call == "upload"
+
+
+ODDS = {"family": "logistic", "outcome": "y = 'c0'", "over": ["x0", "x1"]}
+
+
+@pytest.mark.parametrize(
+    ("method", "parameters", "label", "name", "legal", "beyond"),
+    [
+        ("regression", ODDS, "newton-1", WHITEN, LARGEST_ENTRY, 2 * LARGEST_ENTRY),
+        ("regression", ODDS, "newton-1", POINT, LARGEST_ENTRY, 1e300),
+        ("fedcgs", {}, "class-moments", CENTRE, 1e99, 1e101),
+    ],
+)
+def test_a_point_beyond_all_bounds_is_refused_without_a_record_and_any_other_is_not(
+    worlds: Beside, method: str, parameters: dict[str, Any], label: str, name: str, legal: float, beyond: float
+) -> None:
+    study = study_of(worlds.bed, method, **parameters)
+    worlds.set_up(study)
+    arrays = made_up_broadcast(AgreedStudy(study).task(label))[1]
+    for attempt, size in ((1, beyond), (2, legal)):
+        sent = encode_broadcast({**arrays, name: np.full_like(arrays[name], size)})
+        said = worlds.assign(label, sent, attempt=attempt)[0]
+        assert said.codes == (RefusalCode.CONTEXT,) if size is beyond else said.call == "upload"
+    assert len({len(entries) for entries in worlds.entries(Kind.RESERVE)}) == 1
 
 
 # -- a computation that fails all the same ----------------------------------------------------------------------------------
