@@ -131,3 +131,23 @@ class LinearFit(Fit):
         beta = self.coefficients
         middle = self.std**2 / 2.0 * ((1.0 + float(beta @ beta)) * np.eye(self.p) + np.outer(beta, beta))
         return np.asarray(inverse @ middle @ inverse), np.asarray(self.residual_variance * inverse)
+
+    def r_squared(self) -> Answer:
+        """1 - RSS / TSS of the weighted fit.
+
+        Both are linear in M: RSS = v' M v, TSS = u' M u with u = (-mean, 0, .., 1), so the noise is s times the Frobenius norm
+        of the derivative. Sampling by Olkin and Finn (1995): 4 R^2 (1 - R^2)^2 / n.
+        """
+        if (drowned := self.drowned) is not None:
+            return drowned
+        v, u = np.append(self.coefficients, -1.0), np.zeros(self.p + 1)
+        number = max(float(self.moments[0, 0]), 1.0)
+        u[0], u[-1] = -float(self.moments[0, -1]) / number, 1.0
+        rest, total = float(v @ self.moments @ v), float(u @ self.moments @ u)
+        if not total > 4.0 * self.std * float(u @ u):
+            return Drowned("the outcome varies too little against the noise", "more records or epsilon, or tighter bounds")
+        value = 1.0 - rest / total
+        slope = np.outer(u, u) * rest / total**2 - np.outer(v, v) / total
+        noise = (self.std * float(np.linalg.norm(slope))) ** 2
+        within = min(max(value, 0.0), 1.0)
+        return normal_figure(value, noise, 4.0 * within * (1.0 - within) ** 2 / number).within(0.0, 1.0)

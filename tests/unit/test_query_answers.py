@@ -181,6 +181,8 @@ def test_a_regression_without_noise_is_statsmodels() -> None:
     scaled = np.column_stack([np.ones(len(age)), (age - 20) / 35 - 1, arm == 1, sex == 1])
     weight = np.minimum(1.0, (1 + 1 / 3 + 2 / 2) / np.sum(scaled**2, axis=1))
     fit = sm.WLS(stay, terms, weights=weight).fit()
+    (test,) = run(compiled(None), records)["linear tests"]
+    assert test["r_squared"]["value"] == pytest.approx(fit.rsquared, abs=2e-3)
     assert [row["term"] for row in rows] == ["constant", "age", "arm b", "sex m"]
     assert [row["unit"] for row in rows] == ["days", "days per years", "days", "days"]
     for row, value, error, p_value in zip(rows, fit.params, fit.bse, fit.pvalues, strict=True):

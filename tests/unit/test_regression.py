@@ -72,3 +72,19 @@ def test_what_noise_drowns_has_a_ridge_and_no_interval() -> None:
     drowned = moments(1000, 60.0, rng).drowned
     assert drowned is not None
     assert "times the records" in drowned.advice
+
+
+def test_r_squared_covers_and_is_the_share_explained() -> None:
+    rng = np.random.default_rng(8)
+    exact = moments(200_000, 0.0, rng).r_squared()
+    assert isinstance(exact, Figure)
+    explained = float(np.sum(SLOPES[1:] ** 2)) * 0.12
+    assert exact.value == pytest.approx(explained / (explained + 0.04), rel=0.02)
+    covered = []
+    for _ in range(300):
+        answer = moments(4000, 15.0, rng).r_squared()
+        assert isinstance(answer, Figure)
+        covered.append(answer.low <= exact.value <= answer.high)
+    assert 0.91 <= np.mean(covered) <= 0.99
+    assert isinstance(moments(300, 60.0, rng).r_squared(), Drowned)
+    assert isinstance(moments(5000, 15.0, rng, np.array([0.1, 0.0, 0.0, 0.0, 0.0])).r_squared(), Figure)

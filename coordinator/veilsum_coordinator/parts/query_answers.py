@@ -277,7 +277,8 @@ class _LinearReader(_Reader):
         count, records = float(self.block("bounds")[0]), float(self.block("diagonal")[0])
         of, share = self.encoding.query.outcome, count / records if records > 0.0 else math.nan
         note = f"{of} is at a bound in {max(share, 0.0):.1%} of the records, which biases the fit" if share > 0.02 else ""
-        row = test_row("all slopes are 0 (Wald)", of, self.fit().all_slopes())
+        fit = self.fit()
+        row = test_row("all slopes are 0 (Wald)", of, fit.all_slopes(), r_squared=shown(fit.r_squared()))
         yield row | {"note": "; ".join(part for part in (row["note"], note) if part)}
 
 
