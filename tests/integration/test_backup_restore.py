@@ -75,7 +75,7 @@ def test_parties_are_restored_between_releases(tmp_path: Path, veilsum: Command)
         # the participant: what it consented to since is charged before anything else
         status, error = veilsum("participant", "restore", tmp_path / "a.tar", "--config", site, "--force")
         assert (status, error["error"]) == (2, "StateError")
-        assert "runs" in error["message"]
+        assert "is running" in error["message"]
         assert network.participants["a"].stop() == 0
         status, error = veilsum("participant", "restore", tmp_path / "a.tar", "--config", site)
         assert status == 2

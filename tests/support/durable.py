@@ -20,6 +20,7 @@ from support.federation import TestBed, make_bed
 from support.fresh import COORDINATOR, LEDGER, fresh_database
 from support.proving import proven
 from support.randomness import SeededRandom
+from veilsum_coordinator.parts.query_answers import RECORDS
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.protocol.rounds import RoundPhase
 from veilsum_coordinator.protocol.settings import Waits
@@ -182,7 +183,8 @@ def same(found: Arrays, wanted: Arrays) -> None:
 
 def same_result(found: Result, wanted: Result) -> None:
     """Insist on equal results, to the bit: numbers of the summary are written as the shortest text that gives them back."""
-    same(dict(found.arrays), dict(wanted.arrays))
+    # Synthetic records are drawn by the release's digest, which is another in every study.
+    same(*({name: array for name, array in each.arrays.items() if not name.endswith(RECORDS)} for each in (found, wanted)))
     assert json.dumps(found.summary) == json.dumps(wanted.summary)
     assert found.application == wanted.application
     assert found.arrays or found.summary
