@@ -40,7 +40,7 @@ JUDGES: dict[str, tuple[str, ...]] = {
     "privacy/veilsum_privacy/mechanism/noise.py": _NOISE,
     "privacy/veilsum_privacy/mechanism/steps.py": (*_NOISE, "tests/integration/test_fresh_noise.py"),
     "privacy/veilsum_privacy/mechanism/clipping.py": _CLIPPING,
-    "privacy/veilsum_privacy/mechanism/exact.py": _CLIPPING,
+    "privacy/veilsum_privacy/mechanism/exact.py": ("tests/unit/test_features.py",),
     "privacy/veilsum_privacy/accounting": _ACCOUNTING,
     **{
         f"privacy/veilsum_privacy/ledger/{part}.py": _LEDGER

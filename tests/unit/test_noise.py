@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -12,11 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from support.neighbours import SETTINGS
 from support.randomness import SeededRandom
 from veilsum_node.errors import Misuse
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_privacy.mechanism import noise
-from veilsum_privacy.mechanism.noise import NoisePlan, discrete_gaussian, exp_bracket, plan_noise
+from veilsum_privacy.mechanism.noise import NoisePlan, discrete_gaussian, exp_bracket, plan_noise, task_noise
+from veilsum_privacy.study.study import NoiseKind
 
 ALPHA = 1e-6  # per test; seeds are fixed, so a passing test stays passing
 
@@ -218,7 +221,10 @@ def test_plans() -> None:
     assert plan_noise("local", 1600, 9, 1).share_variance == 1600
     silent = plan_noise("none", 0, 4, 1)
     assert silent.share_std == 0
-    assert not silent.draw(5, SYSTEM_RANDOM).any()
+    nothing = silent.draw(5, SYSTEM_RANDOM)
+    assert nothing.tolist() == [0] * 5
+    assert nothing.dtype == np.int64
+    assert plan_noise("local", 1600, 1, 1).honest == 1
     assert plan_noise("distributed", 1600, 4, 1).to_context() == {
         "kind": "distributed", "variance": 1600, "honest": 3, "colluders": 1,
     }  # fmt: skip
@@ -243,9 +249,44 @@ def test_plans_that_are_refused(arguments: tuple) -> None:
         plan_noise(*arguments)
 
 
-def test_a_plan_cannot_count_shares_of_local_noise() -> None:
-    with pytest.raises(Misuse):
-        NoisePlan("local", 10_000, 3, 1)
+@pytest.mark.parametrize(
+    ("plan", "reason"),
+    [
+        (("local", 10_000, 3, 1), "more than one share"),
+        (("gaussian", 0, 1, 1), "Unknown kind"),
+        (("distributed", 10_000, 0, 1), "at least 1"),
+        (("distributed", 10_000, -1, 1), "at least 1"),
+    ],
+)
+def test_a_plan_of_its_own_cannot_contradict_itself(plan: tuple, reason: str) -> None:
+    with pytest.raises(Misuse, match=reason):
+        NoisePlan(*plan)
+
+
+@pytest.mark.parametrize(
+    ("noise", "declared", "planned"),
+    [
+        ("distributed", {}, ("distributed", 1600, 3)),
+        ("local", {}, ("local", 1600, 1)),
+        ("none", {}, ("none", 0, 1)),
+        ("distributed", {"keep": True}, ("local", 1600, 1)),
+        ("local", {"keep": True}, ("local", 1600, 1)),
+        ("none", {"keep": True}, ("none", 0, 1)),
+        ("distributed", {"source": "kept", "variance": 0}, ("kept", 0, 1)),
+        ("local", {"source": "kept", "variance": 0}, ("kept", 0, 1)),
+        ("none", {"source": "kept"}, ("none", 0, 1)),
+        ("distributed", {"local_steps": 7}, ("training", 1600, 1)),
+        ("local", {"local_steps": 7}, ("training", 1600, 1)),
+    ],
+)
+def test_the_noise_of_a_task(noise: NoiseKind, declared: dict[str, Any], planned: tuple) -> None:
+    variance = 0 if noise == "none" else 1600
+    study = SETTINGS[0].study("record", grid=1024, variance=variance, noise=noise, participants=5, colluders=2)
+    task = study.tasks[0].model_copy(update=declared)
+    assert task_noise(study, task, 5) == NoisePlan(*planned, colluders=2)
+    assert task_noise(study, task, 1) == NoisePlan(*planned[:2], 1, colluders=2)
+    with pytest.raises(Misuse, match="at least one participant"):
+        task_noise(study, task, 0)
 
 
 @pytest.mark.parametrize(
