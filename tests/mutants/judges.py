@@ -12,7 +12,7 @@ _SECURESUM = (
     *(f"tests/unit/test_securesum_{part}.py" for part in _PARTS.split()),
     "tests/integration/test_hostile_rounds.py",
 )
-_NOISE = tuple(f"tests/unit/test_{part}.py" for part in ("noise", "steps", "securesum_noise"))
+_NOISE = ("tests/unit/test_noise.py", "tests/unit/test_steps.py")
 _CLIPPING = ("tests/unit/test_clipping.py", "tests/unit/test_tasks_moments.py")
 _ACCOUNTING = ("tests/unit/test_composition.py", "tests/unit/test_accounting.py")
 _LEDGER = (
@@ -38,7 +38,7 @@ JUDGES: dict[str, tuple[str, ...]] = {
         "tests/integration/test_kept.py",
     ),
     "privacy/veilsum_privacy/mechanism/noise.py": _NOISE,
-    "privacy/veilsum_privacy/mechanism/steps.py": (*_NOISE, "tests/integration/test_fresh_noise.py"),
+    "privacy/veilsum_privacy/mechanism/steps.py": ("tests/unit/test_steps.py", "tests/integration/test_fresh_noise.py"),
     "privacy/veilsum_privacy/mechanism/clipping.py": _CLIPPING,
     "privacy/veilsum_privacy/mechanism/exact.py": ("tests/unit/test_features.py",),
     "privacy/veilsum_privacy/accounting": _ACCOUNTING,

@@ -9,7 +9,7 @@ from typing import Any
 import mpmath
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -116,6 +116,7 @@ def test_the_exact_path_decides_as_the_vectorised_one(variance: Fraction, monkey
     share=st.fractions(0, 1, max_denominator=2**60),
     block=st.integers(0, 22),
 )
+@example(variance=Fraction(845_091, 406), share=Fraction(0), block=0)  # m rounded up would be too much here
 def test_the_enclosure_holds_the_acceptance_probability(variance: Fraction, share: Fraction, block: int) -> None:
     sampler = noise._Sampler(variance, SeededRandom(0))
     t = 1 << sampler._r
@@ -197,6 +198,54 @@ def test_undecided_acceptances_are_drawn_on(tail: bytes, accepted: bool) -> None
     assert sampler._exact_accept(edge - 1, Fraction(1))
     assert not sampler._exact_accept(edge + 1, Fraction(1))
     assert sampler._exact_accept(2**31 - 1, Fraction(0))
+
+
+class Proposals:
+    """A source of each proposal's four words: for its block, its acceptance, its low bits, and more of them with its sign."""
+
+    def __init__(self, *proposals: tuple[int, int, int, int]) -> None:
+        self._words = np.array(proposals, dtype="<u4").T.tobytes()
+
+    def bytes(self, count: int) -> bytes:
+        assert count == len(self._words), "these decide without more bits"
+        return self._words
+
+
+def proposed(variance: int, *proposals: tuple[int, int, int, int]) -> list[int]:
+    return noise._Sampler(Fraction(variance), Proposals(*proposals)).propose(len(proposals)).tolist()
+
+
+FIRST = 2**32 - 1  # the word of the block V = 0
+NEGATIVE = 1 << 31
+
+
+@pytest.mark.parametrize(("block", "low"), [(0, 0), (0, 8), (0, 15), (1, 0), (1, 9), (2, 0), (2, 14), (3, 3)])
+def test_a_proposal_is_accepted_with_its_probability_to_the_last_bit(block: int, low: int) -> None:
+    mpmath.mp.prec = 120
+    x = mpmath.mpf(128) / 100 * (mpmath.mpf(low + 16 * block) / 16) ** 2 - block  # t = 16, kappa = 1.28, m = 0
+    word, threshold = int(mpmath.exp(-block) * 2**32) - 1, int(mpmath.exp(-x) * 2**31)
+    bits = [0, threshold - 1, threshold + 1, 2**31 - 1] if threshold < 2**31 else [0, threshold - 1]
+    for last in (0, 1):
+        found = proposed(100, *((word, accept << 1 | last, low, 0) for accept in bits))
+        assert found == [low + 16 * block] * sum(accept < threshold for accept in bits)
+
+
+def test_a_block_ends_at_its_edge_to_the_last_bit() -> None:
+    mpmath.mp.prec = 120
+    edges = [int(mpmath.exp(-j) * 2**32) for j in range(23)]
+    words = [word for j in range(1, 22) for word in (edges[j] - 1, edges[j] + 1)]
+    wanted = [16 * block for j in range(1, 22) for block in (j, j - 1)]
+    likely = [index for index, value in enumerate(wanted) if value <= 64]  # beyond, no 31 bits are low enough to be sure
+    assert proposed(100, *((words[index], 0, 0, 0) for index in likely)) == [wanted[index] for index in likely]
+
+
+@pytest.mark.parametrize("low", [0, 1, 2**31, 2**32 - 1, 2**32, 2**44 + 12345, 2**45 - 1])
+@pytest.mark.parametrize("beyond", [0, 2**45, 2**62])
+def test_low_bits_and_sign_come_from_words_of_their_own(low: int, beyond: int) -> None:
+    """t = 2^45: what is beyond is cut off."""
+    words = (low + beyond) & 0xFFFFFFFF, (low + beyond) >> 32
+    both = [(FIRST, 0, words[0], words[1]), (FIRST, 0, words[0], words[1] | NEGATIVE)]
+    assert proposed(2**90, *both) == ([low, -low] if low else [0]), "a negative zero is rejected"
 
 
 @pytest.mark.parametrize("size", [0, 1, 2])
