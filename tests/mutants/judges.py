@@ -42,6 +42,9 @@ JUDGES: dict[str, tuple[str, ...]] = {
     "privacy/veilsum_privacy/mechanism/clipping.py": _CLIPPING,
     "privacy/veilsum_privacy/mechanism/exact.py": ("tests/unit/test_features.py",),
     "privacy/veilsum_privacy/accounting": _ACCOUNTING,
+    "privacy/veilsum_privacy/accounting/prices.py": ("tests/unit/test_prices.py",),
+    "privacy/veilsum_privacy/accounting/accountant.py": ("tests/unit/test_accounting.py",),
+    "privacy/veilsum_privacy/accounting/gaussian.py": ("tests/unit/test_accounting.py",),
     **{
         f"privacy/veilsum_privacy/ledger/{part}.py": _LEDGER
         for part in ("ledger", "rules", "totals", "checks", "receipts", "entries")

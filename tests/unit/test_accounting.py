@@ -6,6 +6,7 @@ import math
 import random
 from fractions import Fraction
 
+import mpmath
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -80,6 +81,26 @@ def test_the_analytic_gaussian_at_known_points() -> None:
     assert analytic_gaussian_epsilon(1e8, DELTA) > 5e7
 
 
+@pytest.mark.parametrize("mu", [0.01, 0.1, 1.0, 3.0, 40.0])
+@pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-12])
+def test_the_analytic_gaussian_is_rounded_up_by_a_hair(mu: float, delta: float) -> None:
+    found = analytic_gaussian_epsilon(mu * mu, delta)
+    with mpmath.workdps(40):
+        m = mpmath.sqrt(mpmath.mpf(mu * mu))
+        exact = mpmath.findroot(
+            lambda e: mpmath.ncdf(m / 2 - e / m) - mpmath.exp(e) * mpmath.ncdf(-m / 2 - e / m) - mpmath.mpf(delta), found
+        )
+        assert -1e-13 <= found / exact - 1 <= 1.1e-12
+
+
+@pytest.mark.parametrize(("ratio", "delta"), [
+    (-1e-300, DELTA), (math.inf, DELTA), (math.nan, DELTA), (1.0, 0.0), (1.0, 0.5), (1.0, math.nan), (0.0, 0.0),
+])  # fmt: skip
+def test_the_analytic_gaussian_is_of_numbers_in_range(ratio: float, delta: float) -> None:
+    with pytest.raises(Misuse):
+        analytic_gaussian_epsilon(ratio, delta)
+
+
 @settings(max_examples=100, deadline=None)
 @given(epsilon=st.floats(0.02, 50), delta=st.sampled_from([1e-3, 1e-5, 1e-8]), releases=st.integers(1, 5000))
 def test_calibration_is_safe_and_tight(epsilon: float, delta: float, releases: int) -> None:
@@ -106,6 +127,7 @@ def test_epsilon_depends_on_the_multiset_only() -> None:
     expected = rdp_epsilon(events, DELTA)
     random.Random(1).shuffle(events)
     assert rdp_epsilon(events, DELTA) == expected == rdp_epsilon(merged, DELTA)
+    assert prv_epsilon(events, DELTA) == prv_epsilon(merged, DELTA)
     # The same mechanism on another grid is the same event.
     assert rdp_epsilon([GaussianEvent(3, Fraction(9 * 16))], DELTA) == rdp_epsilon(
         [GaussianEvent(7, Fraction(49 * 16))], DELTA
@@ -269,6 +291,55 @@ def test_out_of_reach_leaves_rdp_alone() -> None:
 def test_events_that_would_lower_epsilon_cannot_be_made(arguments: tuple) -> None:
     with pytest.raises(Misuse):
         GaussianEvent(*arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (2**62 + 1, Fraction(1)),
+        (1, Fraction(2**128) + Fraction(1, 2)),
+        (1, Fraction(1, 2**256 + 2**220)),
+        (2**62, Fraction(2**124, 2**256 + 2**220)),
+        (1, Fraction(1), 1.0 + 2.0**-52),
+        (1, Fraction(1), 1.0, 10**9 + 1),
+    ],
+)
+def test_events_just_out_of_range_cannot_be_made(arguments: tuple) -> None:
+    with pytest.raises(Misuse):
+        GaussianEvent(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ratio"),
+    [
+        ((2**62, Fraction(2**124)), 1.0),
+        ((1, Fraction(2**128)), 2.0**-128),
+        ((1, Fraction(1, 2**256)), 2.0**256),
+        ((3, Fraction(1, 3), 5e-324, 10**9), 27.0),
+    ],
+)
+def test_events_at_the_ends_of_the_range_have_an_epsilon(arguments: tuple, ratio: float) -> None:
+    item = GaussianEvent(*arguments)
+    assert item.ratio == ratio
+    assert 0 <= rdp_epsilon([item], DELTA) < math.inf
+
+
+def test_counts_have_a_range() -> None:
+    gate = RdpFilter().with_event(event(4.0), 10**9)
+    assert dict(gate.groups) == {(1.0, 1 / 16): 10**9}
+    assert RdpFilter().with_event(event(4.0), 0) == RdpFilter()
+    for count in (-1, 10**9 + 1, 1.5, None):
+        with pytest.raises(Misuse, match="counted"):
+            RdpFilter().with_event(event(4.0), count)  # type: ignore[arg-type]
+
+
+def test_calibration_has_a_range() -> None:
+    assert calibrate_noise_multiplier(1.0, DELTA, 10**9) == pytest.approx(
+        calibrate_noise_multiplier(1.0, DELTA, 1) * math.sqrt(10**9), rel=1e-6
+    )
+    for arguments in [(1.0, DELTA, 10**9 + 1), (-1.0, DELTA, 1), (1.0, 0.5, 1), (1.0, math.nan, 1)]:
+        with pytest.raises(Misuse):
+            calibrate_noise_multiplier(*arguments)
 
 
 @pytest.mark.parametrize("delta", [0.0, -1e-5, 0.5, 1.0, math.nan, math.inf, None, "1e-5"])
