@@ -117,6 +117,8 @@ def test_the_exact_path_decides_as_the_vectorised_one(variance: Fraction, monkey
     block=st.integers(0, 22),
 )
 @example(variance=Fraction(845_091, 406), share=Fraction(0), block=0)  # m rounded up would be too much here
+@example(Fraction(442_546_851_853_993_095_642_725_771_902_976, 730_491), Fraction(1), 0)  # much is lost in these
+@example(Fraction(1_647_830_326_417_653_624_785_499_570), Fraction(463_311_198_199, 2**45), 2)
 def test_the_enclosure_holds_the_acceptance_probability(variance: Fraction, share: Fraction, block: int) -> None:
     sampler = noise._Sampler(variance, SeededRandom(0))
     t = 1 << sampler._r
@@ -140,6 +142,16 @@ def test_the_bracket_encloses_the_exponential_tightly(x: Fraction, bits: int) ->
     truth = mpmath.exp(-mpmath.mpf(x.numerator) / x.denominator) * mpmath.mpf(2) ** bits
     assert low <= truth <= high
     assert high - low <= 2
+
+
+@settings(max_examples=100, deadline=None)
+@given(x=st.fractions(0, 1, max_denominator=2**200), places=st.integers(1, 200))
+@example(x=Fraction(1, 2**300), places=64)
+def test_the_series_encloses_the_exponential(x: Fraction, places: int) -> None:
+    low, high = noise._exp_of_fraction(x, places)
+    mpmath.mp.prec = places + 400
+    truth = mpmath.exp(mpmath.mpf(x.numerator) / x.denominator) * mpmath.mpf(2) ** places
+    assert low <= truth <= high
 
 
 def test_tables_are_the_floors_of_the_exponential() -> None:
