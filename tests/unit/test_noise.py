@@ -145,6 +145,21 @@ def test_the_bracket_encloses_the_exponential_tightly(x: Fraction, bits: int) ->
 
 
 @settings(max_examples=100, deadline=None)
+@given(variance=st.fractions(Fraction(1, 4), Fraction(2**96), max_denominator=1024))
+@example(Fraction(1, 4))
+@example(Fraction(2**96))
+@example(Fraction(4**9, 3))
+@example(Fraction(4**9 - Fraction(1, 2), 3))
+@example(Fraction(4**9 - 2, 3))
+def test_blocks_are_about_as_long_as_the_noise_is_wide(variance: Fraction) -> None:
+    """What bounds V at the peak, and with it the numbers among which m is looked for."""
+    r, kappa, m = noise._constants(variance)
+    assert kappa == Fraction(4**r) / (2 * variance)
+    assert Fraction(3, 8) < kappa <= Fraction(3, 2) or (r == 0 and kappa <= 2)
+    assert m == max(j - kappa * j * j for j in range(9))
+
+
+@settings(max_examples=100, deadline=None)
 @given(x=st.fractions(0, 1, max_denominator=2**200), places=st.integers(1, 200))
 @example(x=Fraction(1, 2**300), places=64)
 def test_the_series_encloses_the_exponential(x: Fraction, places: int) -> None:
