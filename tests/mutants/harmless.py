@@ -2,14 +2,105 @@
 
 from __future__ import annotations
 
+_MECHANISM = "privacy/veilsum_privacy/mechanism"
 _SECURESUM = "privacy/veilsum_privacy/securesum"
+_BOUND = "the largest of an array is compared with a bound far above 1"
+_BOTH_SHIFTS = "where t is 2^26, both shift by nothing"
 _LENGTH = "numpy takes any negative length for what is left"
 _ORDER = "UTF-8 keeps the order of code points, which is that of strings"
 _BUFFER = "bytes() around it makes the same of a buffer, with one copy more"
 _COPY = "a copy has the same bytes"
+_MIDDLE = "the middle one of three numbers, whichever comes first"
+_EITHER = "the smaller of two, whichever comes first"
+_CHUNKS = "how many proposals are made at once: a matter of speed"
+_WIDER = "an enclosure that is wider leaves more to exact arithmetic, which decides the same"
+_ROOM = "a search found no loss above a third of the width: this leaves enough"
+_PLACES = "places beyond those that are asked for, far more than the powers of 80 blocks can lose"
+_SERIES = "the terms lose little more than one each; two are allowed, and ten besides"
+_INT64 = "int64 is what numpy makes of such integers"
+_PULLED = "a row just above the bound is pulled in by another hair, or once more: it ends at most a unit away"
 _JSON = "strings, numbers, lists and mappings only, whose canonical form is the same either way"
 
 HARMLESS: dict[str, str] = {
+    f"{_MECHANISM}/clipping.py::_Subjects.__init__: 1 -> 0 (4)": "no row adds what a row of zeros does",
+    f"{_MECHANISM}/clipping.py::_Subjects.__init__: 1 -> 2 (4)": "rows of zeros add nothing",
+    (
+        f"{_MECHANISM}/clipping.py::_Subjects.complete: np.add.reduceat(rows, starts, axis=0) -> np.add.reduceat(rows, starts)"
+    ): "the first axis is numpy's default",
+    (
+        f"{_MECHANISM}/clipping.py::_Subjects.complete: begin and subjects[0] == self._subjects[begin - 1] "
+        "-> subjects[0] == self._subjects[begin - 1]"
+    ): "before the first record the open sum is zeros, which may be added or stand apart",
+    (f"{_MECHANISM}/clipping.py::scattered_sum: np.clip(total, -bound, bound) -> np.clip(-bound, total, bound)"): _MIDDLE,
+    f"{_MECHANISM}/clipping.py::site_sum: np.clip(total, -bound, bound) -> np.clip(-bound, total, bound)": _MIDDLE,
+    f"{_MECHANISM}/clipping.py::truncate_to_grid: 1.0 -> 2.0": "a row of zeros may be divided by anything",
+    f"{_MECHANISM}/clipping.py::truncate_to_grid: 2 -> 3 (2)": _PULLED,
+    f"{_MECHANISM}/clipping.py::truncate_to_grid: 2.0 -> 4.0": _PULLED,
+    f"{_MECHANISM}/clipping.py::truncate_to_grid: 52 -> 51": _PULLED,
+    f"{_MECHANISM}/clipping.py::truncate_to_grid: 52 -> 53": _PULLED,
+    (
+        f"{_MECHANISM}/exact.py::_power: np.clip(np.frexp(values)[1], -1000, 1000) "
+        "-> np.clip(-1000, np.frexp(values)[1], 1000)"
+    ): _MIDDLE,
+    f"{_MECHANISM}/exact.py::_power: 1000 -> 1001": "rows below 2^-1000 keep a bit more, and are far from the least number",
+    f"{_MECHANISM}/exact.py::exact_affine: 0.0 -> 1.0": _BOUND,
+    f"{_MECHANISM}/exact.py::exact_affine: 0.0 -> 1.0 (2)": _BOUND,
+    f"{_MECHANISM}/exact.py::exact_affine: 0.0 -> 1.0 (3)": _BOUND,
+    f"{_MECHANISM}/exact.py::exact_affine: 2 -> 1": "the half of 53 is rounded down to the half of 52",
+    f"{_MECHANISM}/noise.py::: 1 -> 2 (2)": _CHUNKS,
+    f"{_MECHANISM}/noise.py::: 16 -> 15": _CHUNKS,
+    f"{_MECHANISM}/noise.py::: 16 -> 17": _CHUNKS,
+    f"{_MECHANISM}/noise.py::: 24 -> 23": "from 23 on, too, the table is 0",
+    f"{_MECHANISM}/noise.py::: 24 -> 25": "from 24 on the table is 0",
+    (
+        f"{_MECHANISM}/noise.py::_block_edges: np.array([exp_bracket(Fraction(j), 32)[0] for j in range(_BLOCKS, 0, -1)], "
+        "dtype=np.int64) -> np.array([exp_bracket(Fraction(j), 32)[0] for j in range(_BLOCKS, 0, -1)])"
+    ): _INT64,
+    f"{_MECHANISM}/noise.py::_exp_of_fraction: 2 -> 1 (2)": _SERIES,
+    f"{_MECHANISM}/noise.py::_exp_of_fraction: 2 -> 3 (2)": _WIDER,
+    f"{_MECHANISM}/noise.py::_exp_of_fraction: 2 * count -> 2 + count": _SERIES,
+    f"{_MECHANISM}/noise.py::_exp_of_fraction: 10 -> 11": _WIDER,
+    f"{_MECHANISM}/noise.py::_exp_of_fraction: 10 -> 9": _SERIES,
+    f"{_MECHANISM}/noise.py::_exp_tables: np.array(coarse, dtype=np.int64) -> np.array(coarse)": _INT64,
+    f"{_MECHANISM}/noise.py::_exp_tables: np.array(fine, dtype=np.int64) -> np.array(fine)": _INT64,
+    f"{_MECHANISM}/noise.py::_Sampler._enclose: 1 -> 0 (3)": _ROOM,
+    f"{_MECHANISM}/noise.py::_Sampler._enclose: 1 -> 2 (2)": _WIDER,
+    f"{_MECHANISM}/noise.py::_Sampler._enclose: 1 -> 2 (3)": _WIDER,
+    f"{_MECHANISM}/noise.py::_Sampler._enclose: 16 -> 15": _ROOM,
+    f"{_MECHANISM}/noise.py::_Sampler._enclose: 16 -> 17": _WIDER,
+    f"{_MECHANISM}/noise.py::_Sampler._enclose: 26 -> 25 (2)": _BOTH_SHIFTS,
+    f"{_MECHANISM}/noise.py::_Sampler._enclose: 3 -> 2 (2)": _ROOM,
+    f"{_MECHANISM}/noise.py::_Sampler._enclose: 3 -> 4 (2)": _WIDER,
+    f"{_MECHANISM}/noise.py::_Sampler._enclose: 4095 -> 4094": "the last of 28 bits of x: the enclosure has room for it",
+    f"{_MECHANISM}/noise.py::_Sampler._enclose: 6 -> 5": _ROOM,
+    f"{_MECHANISM}/noise.py::_Sampler._enclose: 6 -> 7": _WIDER,
+    f"{_MECHANISM}/noise.py::_Sampler._enclose: after * (after + 1) * 16 + 6 -> after * (after + 1) * 16 - 6": _ROOM,
+    f"{_MECHANISM}/noise.py::_Sampler._enclose: after * (after + 1) -> after + (after + 1)": (
+        "wider for the first block, and wide enough for the next two; beyond, what is lost falls with exp(-x)"
+    ),
+    f"{_MECHANISM}/noise.py::_Sampler._enclose: np.minimum(x >> 20, _TOP << 8) -> np.minimum(_TOP << 8, x >> 20)": _EITHER,
+    f"{_MECHANISM}/noise.py::_Sampler._enclose: self._r <= 26 -> self._r < 26": _BOTH_SHIFTS,
+    f"{_MECHANISM}/noise.py::_Sampler.propose: 7 -> 6": "the three factors lose less than five",
+    f"{_MECHANISM}/noise.py::_Sampler.propose: 7 -> 8": _WIDER,
+    (f"{_MECHANISM}/noise.py::_Sampler.propose: accept_bits < floor + 7 -> accept_bits <= floor + 7"): _WIDER,
+    (f"{_MECHANISM}/noise.py::_Sampler.propose: accept_bits < floor - width -> accept_bits <= floor - width"): _ROOM,
+    (
+        f"{_MECHANISM}/noise.py::discrete_gaussian: min(_CHUNK, (size - done) * 9 // 4 + 16) "
+        "-> max(_CHUNK, (size - done) * 9 // 4 + 16)"
+    ): _CHUNKS,
+    f"{_MECHANISM}/noise.py::discrete_gaussian: (size - done) * 9 // 4 -> (size - done) * 9 * 4": _CHUNKS,
+    f"{_MECHANISM}/noise.py::discrete_gaussian: (size - done) * 9 -> size - done + 9": _CHUNKS,
+    f"{_MECHANISM}/noise.py::discrete_gaussian: size - done -> size + done": _CHUNKS,
+    f"{_MECHANISM}/noise.py::discrete_gaussian: 16 -> 15": _CHUNKS,
+    f"{_MECHANISM}/noise.py::discrete_gaussian: 16 -> 17": _CHUNKS,
+    f"{_MECHANISM}/noise.py::discrete_gaussian: 4 -> 3": _CHUNKS,
+    f"{_MECHANISM}/noise.py::discrete_gaussian: 4 -> 5": _CHUNKS,
+    f"{_MECHANISM}/noise.py::discrete_gaussian: 9 -> 10": _CHUNKS,
+    f"{_MECHANISM}/noise.py::discrete_gaussian: 9 -> 8": _CHUNKS,
+    f"{_MECHANISM}/noise.py::exp_bracket: 64 -> 63": _PLACES,
+    f"{_MECHANISM}/noise.py::exp_bracket: 64 -> 65": _PLACES,
+    f"{_MECHANISM}/noise.py::exp_bracket: bits + 64 + whole.bit_length() -> bits + 64 - whole.bit_length()": _PLACES,
+    f"{_MECHANISM}/noise.py::exp_bracket: math.floor(x) -> math.ceil(x)": "x is the sum of the two parts that it is cut into",
     f"{_SECURESUM}/agreed.py::AgreedTask.kept_part: 1 -> 2": _LENGTH,
     (
         f"{_SECURESUM}/agreed.py::AgreedTask.digest: self.declaration.model_dump(mode='json') -> self.declaration.model_dump()"
@@ -26,7 +117,7 @@ HARMLESS: dict[str, str] = {
     ): _BUFFER,
     f"{_SECURESUM}/bfv.py::_inflate: True -> False": _BUFFER,
     f"{_SECURESUM}/boxes.py::pair_seed: sorted(shares, key=str.encode) -> sorted(shares)": _ORDER,
-    f"{_SECURESUM}/context.py::in_range: 0.0 -> 1.0": "the largest of an array is compared with a bound far above 1",
+    f"{_SECURESUM}/context.py::in_range: 0.0 -> 1.0": _BOUND,
     f"{_SECURESUM}/contribution.py::_packed: 1 -> 2": _LENGTH,
     f"{_SECURESUM}/contribution.py::open_sum: 1 -> 2 (5)": _LENGTH,
     (

@@ -117,6 +117,8 @@ def test_the_exact_path_decides_as_the_vectorised_one(variance: Fraction, monkey
     block=st.integers(0, 22),
 )
 @example(variance=Fraction(845_091, 406), share=Fraction(0), block=0)  # m rounded up would be too much here
+@example(Fraction(2**52), Fraction(3, 4), 1)  # t = 2^26, whose low bits are all kept, and 2^27
+@example(Fraction(2**54), Fraction(3, 4), 1)
 @example(Fraction(442_546_851_853_993_095_642_725_771_902_976, 730_491), Fraction(1), 0)  # much is lost in these
 @example(Fraction(1_647_830_326_417_653_624_785_499_570), Fraction(463_311_198_199, 2**45), 2)
 def test_the_enclosure_holds_the_acceptance_probability(variance: Fraction, share: Fraction, block: int) -> None:
