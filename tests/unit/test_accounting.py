@@ -113,6 +113,15 @@ def test_calibration_is_safe_and_tight(epsilon: float, delta: float, releases: i
     assert rdp_epsilon([GaussianEvent(grid, less, steps=releases)], delta) > epsilon
 
 
+@pytest.mark.parametrize("epsilon", [0.05, 1.0, 20.0])
+def test_calibration_is_rounded_up_by_a_hair(epsilon: float) -> None:
+    for releases in (1, 10**9):
+        z = calibrate_noise_multiplier(epsilon, DELTA, releases)
+        enough, less = (GaussianEvent(1, Fraction(z * factor) ** 2, steps=releases) for factor in (1.0, 1 - 1.5e-9))
+        assert rdp_epsilon([enough], DELTA) <= epsilon
+        assert rdp_epsilon([less], DELTA) > epsilon or releases > 1
+
+
 def test_calibration_says_when_nothing_is_enough() -> None:
     with pytest.raises(Misuse, match="No noise reaches"):
         calibrate_noise_multiplier(1e-4, DELTA, 1)
@@ -180,6 +189,7 @@ def test_the_gate_is_immutable_and_grows() -> None:
     assert dict(more.groups) == {(1.0, 1 / 16): 3}
     with pytest.raises(TypeError):
         more.groups[(1.0, 1 / 16)] = 0  # type: ignore[index]
+    assert more != one != empty != {}
     assert prv_epsilon([], DELTA) == 0.0
     assert estimated_epsilon([], DELTA) == 0.0
     assert rdp_epsilon([], DELTA, "strict") == 0.0
@@ -221,14 +231,17 @@ def test_a_person_at_several_sites_of_sampled_releases_is_not_covered() -> None:
     assert at_sites(SAMPLED, 1) == {SAMPLED[0]: 1}
     for arguments in [
         (SAMPLED, 2),
-        (ONE, 0),
-        (ONE, -2),
-        (ONE, 1.5),
+        (["event"], 1),
+        ({ONE[0]: -1}, 1),
         ([GaussianEvent(2**61, Fraction(1))], 3),
         (RdpFilter(), 2),
     ]:
         with pytest.raises(Misuse):
             at_sites(*arguments)
+    for sites in (0, -2, 1.5, None):
+        for events in (ONE, []):
+            with pytest.raises(Misuse, match="one or more sites"):
+                at_sites(events, sites)  # type: ignore[arg-type]
 
 
 @settings(max_examples=10, deadline=None)
@@ -337,9 +350,12 @@ def test_calibration_has_a_range() -> None:
     assert calibrate_noise_multiplier(1.0, DELTA, 10**9) == pytest.approx(
         calibrate_noise_multiplier(1.0, DELTA, 1) * math.sqrt(10**9), rel=1e-6
     )
-    for arguments in [(1.0, DELTA, 10**9 + 1), (-1.0, DELTA, 1), (1.0, 0.5, 1), (1.0, math.nan, 1)]:
-        with pytest.raises(Misuse):
+    for arguments in [(1.0, DELTA, 10**9 + 1), (1.0, DELTA, 0), (-1.0, DELTA, 1), (0.0, 0.49, 1)]:
+        with pytest.raises(Misuse, match="positive epsilon"):
             calibrate_noise_multiplier(*arguments)
+    for delta in (0.5, math.nan):
+        with pytest.raises(Misuse, match="Delta"):
+            calibrate_noise_multiplier(1.0, delta, 1)
 
 
 @pytest.mark.parametrize("delta", [0.0, -1e-5, 0.5, 1.0, math.nan, math.inf, None, "1e-5"])
