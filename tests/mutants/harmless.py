@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+_ACCOUNTING = "privacy/veilsum_privacy/accounting"
 _MECHANISM = "privacy/veilsum_privacy/mechanism"
 _SECURESUM = "privacy/veilsum_privacy/securesum"
 _BOUND = "the largest of an array is compared with a bound far above 1"
+_ORDERS = "every curve has a value for each order"
+_BRACKET = "where a search begins, and how often it halves, moves its end by less than what it is rounded up by"
 _BOTH_SHIFTS = "where t is 2^26, both shift by nothing"
 _LENGTH = "numpy takes any negative length for what is left"
 _ORDER = "UTF-8 keeps the order of code points, which is that of strings"
 _BUFFER = "bytes() around it makes the same of a buffer, with one copy more"
 _COPY = "a copy has the same bytes"
 _MIDDLE = "the middle one of three numbers, whichever comes first"
-_EITHER = "the smaller of two, whichever comes first"
+_EITHER = "the smaller or larger of two, whichever comes first"
 _CHUNKS = "how many proposals are made at once: a matter of speed"
 _WIDER = "an enclosure that is wider leaves more to exact arithmetic, which decides the same"
 _ROOM = "a search found no loss above a third of the width: this leaves enough"
@@ -22,6 +25,30 @@ _PULLED = "a row just above the bound is pulled in by another hair, or once more
 _JSON = "strings, numbers, lists and mappings only, whose canonical form is the same either way"
 
 HARMLESS: dict[str, str] = {
+    f"{_ACCOUNTING}/accountant.py::RdpFilter._changed: True -> False": _ORDERS,
+    (
+        f"{_ACCOUNTING}/accountant.py::RdpFilter._changed: zip(curve, step_curve(*key), strict=True) "
+        "-> zip(curve, step_curve(*key))"
+    ): _ORDERS,
+    f"{_ACCOUNTING}/accountant.py::_prv: 1 -> 2": _LENGTH,
+    f"{_ACCOUNTING}/accountant.py::_prv: np.array(sampled, dtype=np.float64) -> np.array(sampled)": (
+        "rows that begin with a rate are of floats, and so is an array of none"
+    ),
+    f"{_ACCOUNTING}/accountant.py::calibrate_noise_multiplier: left > 0 -> left >= 0": (
+        "where nothing is left of epsilon the noise is infinite, and another order needs less"
+    ),
+    f"{_ACCOUNTING}/gaussian.py::analytic_gaussian_epsilon: 2 -> 3": _BRACKET,
+    f"{_ACCOUNTING}/gaussian.py::analytic_gaussian_epsilon: high - low > 1e-12 * high -> high - low >= 1e-12 * high": _BRACKET,
+    f"{_ACCOUNTING}/gaussian.py::analytic_gaussian_epsilon: profile(high) > delta -> profile(high) >= delta": _BRACKET,
+    f"{_ACCOUNTING}/gaussian.py::analytic_gaussian_epsilon: profile(low) <= delta -> profile(low) < delta": _BRACKET,
+    (
+        f"{_ACCOUNTING}/renyi.py::step_curve: np.minimum(curve, sampled_curve(rate, ratio)) "
+        "-> np.minimum(sampled_curve(rate, ratio), curve)"
+    ): _EITHER,
+    (
+        f"{_ACCOUNTING}/renyi.py::step_curve: np.maximum(np.ceil(np.ldexp(curve, SCALE_BITS)), 1.0) "
+        "-> np.maximum(1.0, np.ceil(np.ldexp(curve, SCALE_BITS)))"
+    ): _EITHER,
     f"{_MECHANISM}/clipping.py::_Subjects.__init__: 1 -> 0 (4)": "no row adds what a row of zeros does",
     f"{_MECHANISM}/clipping.py::_Subjects.__init__: 1 -> 2 (4)": "rows of zeros add nothing",
     (

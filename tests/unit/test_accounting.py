@@ -259,6 +259,12 @@ def test_very_long_histories_have_an_estimate() -> None:
     assert estimate == pytest.approx(limit + 0.01, abs=1e-3)
 
 
+@pytest.mark.parametrize("item", [event(1000.0, 0.5), event(1.0, 1e-9), event(1000.0)])
+def test_what_hardly_happens_costs_nothing_at_a_large_delta(item: GaussianEvent) -> None:
+    for epsilon in (rdp_epsilon, prv_epsilon, estimated_epsilon):
+        assert epsilon([item], 0.01) == 0.0
+
+
 def test_out_of_reach_leaves_rdp_alone() -> None:
     little_noise = [event(0.02, 0.5, 10)]
     rarely_sampled = [event(1 + index / 1000, 1e-6 * (1 + index)) for index in range(1200)]
