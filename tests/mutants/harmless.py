@@ -6,6 +6,8 @@ _ACCOUNTING = "privacy/veilsum_privacy/accounting"
 _MECHANISM = "privacy/veilsum_privacy/mechanism"
 _SECURESUM = "privacy/veilsum_privacy/securesum"
 _BOUND = "the largest of an array is compared with a bound far above 1"
+_FORMS = "near this border the series and the closed form both have all the digits that are rounded up by"
+_POINTS = "how many points there are: curves stay within a hundredth of what they are rounded up by"
 _ORDERS = "every curve has a value for each order"
 _BRACKET = "where a search begins, and how often it halves, moves its end by less than what it is rounded up by"
 _BOTH_SHIFTS = "where t is 2^26, both shift by nothing"
@@ -41,6 +43,26 @@ HARMLESS: dict[str, str] = {
     f"{_ACCOUNTING}/gaussian.py::analytic_gaussian_epsilon: high - low > 1e-12 * high -> high - low >= 1e-12 * high": _BRACKET,
     f"{_ACCOUNTING}/gaussian.py::analytic_gaussian_epsilon: profile(high) > delta -> profile(high) >= delta": _BRACKET,
     f"{_ACCOUNTING}/gaussian.py::analytic_gaussian_epsilon: profile(low) <= delta -> profile(low) < delta": _BRACKET,
+    f"{_ACCOUNTING}/renyi.py::_between_orders: 2 * _DIGITS -> 2 + _DIGITS": _POINTS,
+    f"{_ACCOUNTING}/renyi.py::_between_orders: 0.5 -> 1.0": _FORMS,
+    f"{_ACCOUNTING}/renyi.py::_between_orders: 1 -> 2": "the tail is shorter by a thirtieth, where hardly anything is",
+    f"{_ACCOUNTING}/renyi.py::_between_orders: 1 -> 2 (2)": _FORMS,
+    f"{_ACCOUNTING}/renyi.py::_between_orders: 2 * math.pi -> 2 + math.pi": _POINTS,
+    f"{_ACCOUNTING}/renyi.py::_between_orders: 2 -> 1": _POINTS,
+    f"{_ACCOUNTING}/renyi.py::_between_orders: 2 -> 1 (2)": _POINTS,
+    f"{_ACCOUNTING}/renyi.py::_between_orders: 2 -> 1 (3)": _POINTS,
+    f"{_ACCOUNTING}/renyi.py::_between_orders: 2 -> 3": _POINTS,
+    f"{_ACCOUNTING}/renyi.py::_between_orders: _DIGITS / strip -> _DIGITS * strip": _POINTS,
+    f"{_ACCOUNTING}/renyi.py::_between_orders: strip / 2 -> strip * 2": _POINTS,
+    f"{_ACCOUNTING}/renyi.py::_between_orders: np.abs(v) < 0.5 / float(orders[-1, 0]) "
+    "-> np.abs(v) <= 0.5 / float(orders[-1, 0])": _FORMS,
+    f"{_ACCOUNTING}/renyi.py::_small_excess: 16 -> 15": _FORMS,
+    f"{_ACCOUNTING}/renyi.py::_small_excess: 16 -> 17": _FORMS,
+    f"{_ACCOUNTING}/renyi.py::: 448, 512, 640, 768, 896, 1024], dtype=np.float64) -> 448, 512, 640, 768, 896, 1024])": (
+        "numbers of which some are fractions make an array of floats"
+    ),
+    f"{_ACCOUNTING}/renyi.py::_whole_orders: np.logaddexp(0.0, largest + np.log(sums)) "
+    "-> np.logaddexp(largest + np.log(sums), 0.0)": "a sum of two, whichever comes first",
     (
         f"{_ACCOUNTING}/renyi.py::step_curve: np.minimum(curve, sampled_curve(rate, ratio)) "
         "-> np.minimum(sampled_curve(rate, ratio), curve)"

@@ -22,6 +22,7 @@ from veilsum_privacy.accounting.losses import Direction, LossSteps
 from veilsum_privacy.accounting.renyi import (
     ORDERS,
     SCALE_BITS,
+    STRICT_ORDERS,
     Floats,
     conversion,
     sampled_curve,
@@ -95,6 +96,22 @@ def test_curves_are_rounded_up_by_a_hair(rate: float, ratio: float, between: tup
     exact = np.array([*between, *(whole_order(rate, ratio, order) for order in orders[3:])])
     found = sampled_curve(rate, ratio)[np.searchsorted(ORDERS, np.array(orders) - 1e-9)]
     np.testing.assert_allclose((found / exact - 1) * 2**33, 1.0, atol=0.05)
+
+
+def test_orders_are_what_all_agree_on() -> None:
+    """A site and its coordinator come to the same epsilon, to the last bit, by the same orders alone."""
+    assert ORDERS.dtype == np.float64
+    np.testing.assert_array_equal(ORDERS[:99], 1 + np.arange(1, 100) / 10)
+    above = [*range(11, 64), *range(64, 81, 8), *range(96, 129, 16), *range(160, 257, 32), *range(320, 513, 64)]
+    assert ORDERS[99:].tolist() == [*above, *range(640, 1025, 128)]
+    assert STRICT_ORDERS == (3.8, 5.5, 7.5, 10.0, 16.0, 40.0, 96.0, 192.0)
+    assert SCALE_BITS == 60
+
+
+def test_a_curve_that_is_remembered_cannot_be_changed() -> None:
+    curve = sampled_curve(0.3, 1.0)
+    with pytest.raises(ValueError, match="read-only"):
+        curve[0] = 0.0
 
 
 def test_with_very_little_noise_the_curve_between_is_a_chord() -> None:
