@@ -99,8 +99,6 @@ HARMLESS: dict[str, str] = {
     f"{_MECHANISM}/noise.py::: 1 -> 2 (2)": _CHUNKS,
     f"{_MECHANISM}/noise.py::: 16 -> 15": _CHUNKS,
     f"{_MECHANISM}/noise.py::: 16 -> 17": _CHUNKS,
-    f"{_MECHANISM}/noise.py::: 24 -> 23": "from 23 on, too, the table is 0",
-    f"{_MECHANISM}/noise.py::: 24 -> 25": "from 24 on the table is 0",
     (
         f"{_MECHANISM}/noise.py::_block_edges: np.array([exp_bracket(Fraction(j), 32)[0] for j in range(_BLOCKS, 0, -1)], "
         "dtype=np.int64) -> np.array([exp_bracket(Fraction(j), 32)[0] for j in range(_BLOCKS, 0, -1)])"

@@ -174,6 +174,7 @@ def test_the_series_encloses_the_exponential(x: Fraction, places: int) -> None:
 def test_tables_are_the_floors_of_the_exponential() -> None:
     mpmath.mp.prec = 120
     coarse, fine = noise._exp_tables()
+    assert (len(coarse), len(fine)) == (24 * 2**8 + 1, 2**8)
     for table, places in ((coarse, 8), (fine, 16)):
         for index in [*range(0, len(table), 7), len(table) - 1]:
             assert table[index] == int(mpmath.floor(mpmath.exp(-mpmath.mpf(index) / 2**places) * 2**31))
