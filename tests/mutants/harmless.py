@@ -148,6 +148,10 @@ HARMLESS: dict[str, str] = {
     f"{_MECHANISM}/noise.py::exp_bracket: 64 -> 65": _PLACES,
     f"{_MECHANISM}/noise.py::exp_bracket: bits + 64 + whole.bit_length() -> bits + 64 - whole.bit_length()": _PLACES,
     f"{_MECHANISM}/noise.py::exp_bracket: math.floor(x) -> math.ceil(x)": "x is the sum of the two parts that it is cut into",
+    f"{_MECHANISM}/steps.py::Steps: field(repr=False) -> field()": "how an object shows itself; a source shows no bits",
+    f"{_MECHANISM}/steps.py::Steps.noised: np.clip(scaled, -self.bound, self.bound) "
+    "-> np.clip(-self.bound, scaled, self.bound)": _MIDDLE,
+    f"{_MECHANISM}/steps.py::poisson_sample: 1.0 -> 2.0 (2)": "at rate 1 every draw is below 2^62: not drawing is faster",
     f"{_SECURESUM}/agreed.py::AgreedTask.kept_part: 1 -> 2": _LENGTH,
     (
         f"{_SECURESUM}/agreed.py::AgreedTask.digest: self.declaration.model_dump(mode='json') -> self.declaration.model_dump()"

@@ -86,7 +86,7 @@ def test_rates_out_of_range_are_refused(rate: float) -> None:
         poisson_sample(rate, 5, SYSTEM_RANDOM)
 
 
-@pytest.mark.parametrize("subjects", [[1, 0, 1], [0, 1], [0, 1, 1, 2], [[0, 0, 0]], []])
+@pytest.mark.parametrize("subjects", [[1, 0, 1], [0, 2, 1], [0, 1], [0, 1, 1, 2], [[0, 0, 0]], []])
 def test_subjects_that_do_not_fit_are_refused(subjects: list[int]) -> None:
     with pytest.raises(Misuse, match="stand together"):
         poisson_sample(0.5, 3, SYSTEM_RANDOM, np.array(subjects, dtype=np.int64))
