@@ -11,6 +11,7 @@ _POINTS = "how many points there are: curves stay within a hundredth of what the
 _ORDERS = "every curve has a value for each order"
 _BRACKET = "where a search begins, and how often it halves, moves its end by less than what it is rounded up by"
 _BOTH_SHIFTS = "where t is 2^26, both shift by nothing"
+_SHOWN = "how an object shows itself; a source of randomness shows no bits"
 _LENGTH = "numpy takes any negative length for what is left"
 _ORDER = "UTF-8 keeps the order of code points, which is that of strings"
 _BUFFER = "bytes() around it makes the same of a buffer, with one copy more"
@@ -148,7 +149,8 @@ HARMLESS: dict[str, str] = {
     f"{_MECHANISM}/noise.py::exp_bracket: 64 -> 65": _PLACES,
     f"{_MECHANISM}/noise.py::exp_bracket: bits + 64 + whole.bit_length() -> bits + 64 - whole.bit_length()": _PLACES,
     f"{_MECHANISM}/noise.py::exp_bracket: math.floor(x) -> math.ceil(x)": "x is the sum of the two parts that it is cut into",
-    f"{_MECHANISM}/steps.py::Steps: field(repr=False) -> field()": "how an object shows itself; a source shows no bits",
+    f"{_MECHANISM}/steps.py::Steps: False -> True": _SHOWN,
+    f"{_MECHANISM}/steps.py::Steps: field(repr=False) -> field()": _SHOWN,
     f"{_MECHANISM}/steps.py::Steps.noised: np.clip(scaled, -self.bound, self.bound) "
     "-> np.clip(-self.bound, scaled, self.bound)": _MIDDLE,
     f"{_MECHANISM}/steps.py::poisson_sample: 1.0 -> 2.0 (2)": "at rate 1 every draw is below 2^62: not drawing is faster",
