@@ -88,6 +88,7 @@ HARMLESS: dict[str, str] = {
     f"{_MECHANISM}/clipping.py::truncate_to_grid: 2.0 -> 4.0": _PULLED,
     f"{_MECHANISM}/clipping.py::truncate_to_grid: 52 -> 51": _PULLED,
     f"{_MECHANISM}/clipping.py::truncate_to_grid: 52 -> 53": _PULLED,
+    f"{_MECHANISM}/clipping.py::truncate_to_grid: np.maximum(norm, 1.0) -> np.maximum(1.0, norm)": _EITHER,
     (
         f"{_MECHANISM}/exact.py::_power: np.clip(np.frexp(values)[1], -1000, 1000) "
         "-> np.clip(-1000, np.frexp(values)[1], 1000)"
