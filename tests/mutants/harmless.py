@@ -2,14 +2,161 @@
 
 from __future__ import annotations
 
+_ACCOUNTING = "privacy/veilsum_privacy/accounting"
+_MECHANISM = "privacy/veilsum_privacy/mechanism"
 _SECURESUM = "privacy/veilsum_privacy/securesum"
+_BOUND = "the largest of an array is compared with a bound far above 1"
+_FORMS = "near this border the series and the closed form both have all the digits that are rounded up by"
+_POINTS = "how many points there are: curves stay within a hundredth of what they are rounded up by"
+_ORDERS = "every curve has a value for each order"
+_BRACKET = "where a search begins, and how often it halves, moves its end by less than what it is rounded up by"
+_BOTH_SHIFTS = "where t is 2^26, both shift by nothing"
+_SHOWN = "how an object shows itself; a source of randomness shows no bits"
 _LENGTH = "numpy takes any negative length for what is left"
 _ORDER = "UTF-8 keeps the order of code points, which is that of strings"
 _BUFFER = "bytes() around it makes the same of a buffer, with one copy more"
 _COPY = "a copy has the same bytes"
+_MIDDLE = "the middle one of three numbers, whichever comes first"
+_EITHER = "the smaller or larger of two, whichever comes first"
+_CHUNKS = "how many proposals are made at once: a matter of speed"
+_WIDER = "an enclosure that is wider leaves more to exact arithmetic, which decides the same"
+_ROOM = "a search found no loss above a third of the width: this leaves enough"
+_PLACES = "places beyond those that are asked for, far more than the powers of 80 blocks can lose"
+_SERIES = "the terms lose little more than one each; two are allowed, and ten besides"
+_INT64 = "int64 is what numpy makes of such integers"
+_PULLED = "a row just above the bound is pulled in by another hair, or once more: it ends at most a unit away"
 _JSON = "strings, numbers, lists and mappings only, whose canonical form is the same either way"
 
 HARMLESS: dict[str, str] = {
+    f"{_ACCOUNTING}/accountant.py::RdpFilter._changed: True -> False": _ORDERS,
+    (
+        f"{_ACCOUNTING}/accountant.py::RdpFilter._changed: zip(curve, step_curve(*key), strict=True) "
+        "-> zip(curve, step_curve(*key))"
+    ): _ORDERS,
+    f"{_ACCOUNTING}/accountant.py::_prv: 1 -> 2": _LENGTH,
+    f"{_ACCOUNTING}/accountant.py::_prv: np.array(sampled, dtype=np.float64) -> np.array(sampled)": (
+        "rows that begin with a rate are of floats, and so is an array of none"
+    ),
+    f"{_ACCOUNTING}/accountant.py::calibrate_noise_multiplier: left > 0 -> left >= 0": (
+        "where nothing is left of epsilon the noise is infinite, and another order needs less"
+    ),
+    f"{_ACCOUNTING}/gaussian.py::analytic_gaussian_epsilon: 2 -> 3": _BRACKET,
+    f"{_ACCOUNTING}/gaussian.py::analytic_gaussian_epsilon: high - low > 1e-12 * high -> high - low >= 1e-12 * high": _BRACKET,
+    f"{_ACCOUNTING}/gaussian.py::analytic_gaussian_epsilon: profile(high) > delta -> profile(high) >= delta": _BRACKET,
+    f"{_ACCOUNTING}/gaussian.py::analytic_gaussian_epsilon: profile(low) <= delta -> profile(low) < delta": _BRACKET,
+    f"{_ACCOUNTING}/renyi.py::_between_orders: 2 * _DIGITS -> 2 + _DIGITS": _POINTS,
+    f"{_ACCOUNTING}/renyi.py::_between_orders: 0.5 -> 1.0": _FORMS,
+    f"{_ACCOUNTING}/renyi.py::_between_orders: 1 -> 2": "the tail is shorter by a thirtieth, where hardly anything is",
+    f"{_ACCOUNTING}/renyi.py::_between_orders: 1 -> 2 (2)": _FORMS,
+    f"{_ACCOUNTING}/renyi.py::_between_orders: 2 * math.pi -> 2 + math.pi": _POINTS,
+    f"{_ACCOUNTING}/renyi.py::_between_orders: 2 -> 1": _POINTS,
+    f"{_ACCOUNTING}/renyi.py::_between_orders: 2 -> 1 (2)": _POINTS,
+    f"{_ACCOUNTING}/renyi.py::_between_orders: 2 -> 1 (3)": _POINTS,
+    f"{_ACCOUNTING}/renyi.py::_between_orders: 2 -> 3": _POINTS,
+    f"{_ACCOUNTING}/renyi.py::_between_orders: _DIGITS / strip -> _DIGITS * strip": _POINTS,
+    f"{_ACCOUNTING}/renyi.py::_between_orders: strip / 2 -> strip * 2": _POINTS,
+    f"{_ACCOUNTING}/renyi.py::_between_orders: np.abs(v) < 0.5 / float(orders[-1, 0]) "
+    "-> np.abs(v) <= 0.5 / float(orders[-1, 0])": _FORMS,
+    f"{_ACCOUNTING}/renyi.py::_small_excess: 16 -> 15": _FORMS,
+    f"{_ACCOUNTING}/renyi.py::_small_excess: 16 -> 17": _FORMS,
+    f"{_ACCOUNTING}/renyi.py::: 448, 512, 640, 768, 896, 1024], dtype=np.float64) -> 448, 512, 640, 768, 896, 1024])": (
+        "numbers of which some are fractions make an array of floats"
+    ),
+    f"{_ACCOUNTING}/renyi.py::_whole_orders: np.logaddexp(0.0, largest + np.log(sums)) "
+    "-> np.logaddexp(largest + np.log(sums), 0.0)": "a sum of two, whichever comes first",
+    (
+        f"{_ACCOUNTING}/renyi.py::step_curve: np.minimum(curve, sampled_curve(rate, ratio)) "
+        "-> np.minimum(sampled_curve(rate, ratio), curve)"
+    ): _EITHER,
+    (
+        f"{_ACCOUNTING}/renyi.py::step_curve: np.maximum(np.ceil(np.ldexp(curve, SCALE_BITS)), 1.0) "
+        "-> np.maximum(1.0, np.ceil(np.ldexp(curve, SCALE_BITS)))"
+    ): _EITHER,
+    f"{_MECHANISM}/clipping.py::_Subjects.__init__: 1 -> 0 (4)": "no row adds what a row of zeros does",
+    f"{_MECHANISM}/clipping.py::_Subjects.__init__: 1 -> 2 (4)": "rows of zeros add nothing",
+    (
+        f"{_MECHANISM}/clipping.py::_Subjects.complete: np.add.reduceat(rows, starts, axis=0) -> np.add.reduceat(rows, starts)"
+    ): "the first axis is numpy's default",
+    (
+        f"{_MECHANISM}/clipping.py::_Subjects.complete: begin and subjects[0] == self._subjects[begin - 1] "
+        "-> subjects[0] == self._subjects[begin - 1]"
+    ): "before the first record the open sum is zeros, which may be added or stand apart",
+    (f"{_MECHANISM}/clipping.py::scattered_sum: np.clip(total, -bound, bound) -> np.clip(-bound, total, bound)"): _MIDDLE,
+    f"{_MECHANISM}/clipping.py::site_sum: np.clip(total, -bound, bound) -> np.clip(-bound, total, bound)": _MIDDLE,
+    f"{_MECHANISM}/clipping.py::truncate_to_grid: 1.0 -> 2.0": "a row of zeros may be divided by anything",
+    f"{_MECHANISM}/clipping.py::truncate_to_grid: 2 -> 3 (2)": _PULLED,
+    f"{_MECHANISM}/clipping.py::truncate_to_grid: 2.0 -> 4.0": _PULLED,
+    f"{_MECHANISM}/clipping.py::truncate_to_grid: 52 -> 51": _PULLED,
+    f"{_MECHANISM}/clipping.py::truncate_to_grid: 52 -> 53": _PULLED,
+    f"{_MECHANISM}/clipping.py::truncate_to_grid: np.maximum(norm, 1.0) -> np.maximum(1.0, norm)": _EITHER,
+    (
+        f"{_MECHANISM}/exact.py::_power: np.clip(np.frexp(values)[1], -1000, 1000) "
+        "-> np.clip(-1000, np.frexp(values)[1], 1000)"
+    ): _MIDDLE,
+    f"{_MECHANISM}/exact.py::_power: 1000 -> 1001": "rows below 2^-1000 keep a bit more, and are far from the least number",
+    f"{_MECHANISM}/exact.py::_power: 1000 -> 1001 (2)": "2^1000 itself is the only number with this exponent",
+    f"{_MECHANISM}/exact.py::_power: 1.0 -> 2.0": "slices hold a bit less: the stated bound on the error holds still",
+    f"{_MECHANISM}/exact.py::exact_affine: 0.0 -> 1.0": _BOUND,
+    f"{_MECHANISM}/exact.py::exact_affine: 0.0 -> 1.0 (2)": _BOUND,
+    f"{_MECHANISM}/exact.py::exact_affine: 0.0 -> 1.0 (3)": _BOUND,
+    f"{_MECHANISM}/exact.py::exact_affine: 2 -> 1": "the half of 53 is rounded down to the half of 52",
+    f"{_MECHANISM}/noise.py::: 1 -> 2 (2)": _CHUNKS,
+    f"{_MECHANISM}/noise.py::: 16 -> 15": _CHUNKS,
+    f"{_MECHANISM}/noise.py::: 16 -> 17": _CHUNKS,
+    (
+        f"{_MECHANISM}/noise.py::_block_edges: np.array([exp_bracket(Fraction(j), 32)[0] for j in range(_BLOCKS, 0, -1)], "
+        "dtype=np.int64) -> np.array([exp_bracket(Fraction(j), 32)[0] for j in range(_BLOCKS, 0, -1)])"
+    ): _INT64,
+    f"{_MECHANISM}/noise.py::_exp_of_fraction: 2 -> 1 (2)": _SERIES,
+    f"{_MECHANISM}/noise.py::_exp_of_fraction: 2 -> 3 (2)": _WIDER,
+    f"{_MECHANISM}/noise.py::_exp_of_fraction: 2 * count -> 2 + count": _SERIES,
+    f"{_MECHANISM}/noise.py::_exp_of_fraction: 10 -> 11": _WIDER,
+    f"{_MECHANISM}/noise.py::_exp_of_fraction: 10 -> 9": _SERIES,
+    f"{_MECHANISM}/noise.py::_exp_tables: np.array(coarse, dtype=np.int64) -> np.array(coarse)": _INT64,
+    f"{_MECHANISM}/noise.py::_exp_tables: np.array(fine, dtype=np.int64) -> np.array(fine)": _INT64,
+    f"{_MECHANISM}/noise.py::_Sampler._enclose: 1 -> 0 (3)": _ROOM,
+    f"{_MECHANISM}/noise.py::_Sampler._enclose: 1 -> 2 (2)": _WIDER,
+    f"{_MECHANISM}/noise.py::_Sampler._enclose: 1 -> 2 (3)": _WIDER,
+    f"{_MECHANISM}/noise.py::_Sampler._enclose: 16 -> 15": _ROOM,
+    f"{_MECHANISM}/noise.py::_Sampler._enclose: 16 -> 17": _WIDER,
+    f"{_MECHANISM}/noise.py::_Sampler._enclose: 26 -> 25 (2)": _BOTH_SHIFTS,
+    f"{_MECHANISM}/noise.py::_Sampler._enclose: 3 -> 2 (2)": _ROOM,
+    f"{_MECHANISM}/noise.py::_Sampler._enclose: 3 -> 4 (2)": _WIDER,
+    f"{_MECHANISM}/noise.py::_Sampler._enclose: 4095 -> 4094": "the last of 28 bits of x: the enclosure has room for it",
+    f"{_MECHANISM}/noise.py::_Sampler._enclose: 6 -> 5": _ROOM,
+    f"{_MECHANISM}/noise.py::_Sampler._enclose: 6 -> 7": _WIDER,
+    f"{_MECHANISM}/noise.py::_Sampler._enclose: after * (after + 1) * 16 + 6 -> after * (after + 1) * 16 - 6": _ROOM,
+    f"{_MECHANISM}/noise.py::_Sampler._enclose: after * (after + 1) -> after + (after + 1)": (
+        "wider for the first block, and wide enough for the next two; beyond, what is lost falls with exp(-x)"
+    ),
+    f"{_MECHANISM}/noise.py::_Sampler._enclose: np.minimum(x >> 20, _TOP << 8) -> np.minimum(_TOP << 8, x >> 20)": _EITHER,
+    f"{_MECHANISM}/noise.py::_Sampler._enclose: self._r <= 26 -> self._r < 26": _BOTH_SHIFTS,
+    f"{_MECHANISM}/noise.py::_Sampler.propose: 7 -> 6": "the three factors lose less than five",
+    f"{_MECHANISM}/noise.py::_Sampler.propose: 7 -> 8": _WIDER,
+    (f"{_MECHANISM}/noise.py::_Sampler.propose: accept_bits < floor + 7 -> accept_bits <= floor + 7"): _WIDER,
+    (f"{_MECHANISM}/noise.py::_Sampler.propose: accept_bits < floor - width -> accept_bits <= floor - width"): _ROOM,
+    (
+        f"{_MECHANISM}/noise.py::discrete_gaussian: min(_CHUNK, (size - done) * 9 // 4 + 16) "
+        "-> max(_CHUNK, (size - done) * 9 // 4 + 16)"
+    ): _CHUNKS,
+    f"{_MECHANISM}/noise.py::discrete_gaussian: (size - done) * 9 // 4 -> (size - done) * 9 * 4": _CHUNKS,
+    f"{_MECHANISM}/noise.py::discrete_gaussian: (size - done) * 9 -> size - done + 9": _CHUNKS,
+    f"{_MECHANISM}/noise.py::discrete_gaussian: size - done -> size + done": _CHUNKS,
+    f"{_MECHANISM}/noise.py::discrete_gaussian: 16 -> 15": _CHUNKS,
+    f"{_MECHANISM}/noise.py::discrete_gaussian: 16 -> 17": _CHUNKS,
+    f"{_MECHANISM}/noise.py::discrete_gaussian: 4 -> 3": _CHUNKS,
+    f"{_MECHANISM}/noise.py::discrete_gaussian: 4 -> 5": _CHUNKS,
+    f"{_MECHANISM}/noise.py::discrete_gaussian: 9 -> 10": _CHUNKS,
+    f"{_MECHANISM}/noise.py::discrete_gaussian: 9 -> 8": _CHUNKS,
+    f"{_MECHANISM}/noise.py::exp_bracket: 64 -> 63": _PLACES,
+    f"{_MECHANISM}/noise.py::exp_bracket: 64 -> 65": _PLACES,
+    f"{_MECHANISM}/noise.py::exp_bracket: bits + 64 + whole.bit_length() -> bits + 64 - whole.bit_length()": _PLACES,
+    f"{_MECHANISM}/noise.py::exp_bracket: math.floor(x) -> math.ceil(x)": "x is the sum of the two parts that it is cut into",
+    f"{_MECHANISM}/steps.py::Steps: False -> True": _SHOWN,
+    f"{_MECHANISM}/steps.py::Steps: field(repr=False) -> field()": _SHOWN,
+    f"{_MECHANISM}/steps.py::Steps.noised: np.clip(scaled, -self.bound, self.bound) "
+    "-> np.clip(-self.bound, scaled, self.bound)": _MIDDLE,
+    f"{_MECHANISM}/steps.py::poisson_sample: 1.0 -> 2.0 (2)": "at rate 1 every draw is below 2^62: not drawing is faster",
     f"{_SECURESUM}/agreed.py::AgreedTask.kept_part: 1 -> 2": _LENGTH,
     (
         f"{_SECURESUM}/agreed.py::AgreedTask.digest: self.declaration.model_dump(mode='json') -> self.declaration.model_dump()"
@@ -26,7 +173,7 @@ HARMLESS: dict[str, str] = {
     ): _BUFFER,
     f"{_SECURESUM}/bfv.py::_inflate: True -> False": _BUFFER,
     f"{_SECURESUM}/boxes.py::pair_seed: sorted(shares, key=str.encode) -> sorted(shares)": _ORDER,
-    f"{_SECURESUM}/context.py::in_range: 0.0 -> 1.0": "the largest of an array is compared with a bound far above 1",
+    f"{_SECURESUM}/context.py::in_range: 0.0 -> 1.0": _BOUND,
     f"{_SECURESUM}/contribution.py::_packed: 1 -> 2": _LENGTH,
     f"{_SECURESUM}/contribution.py::open_sum: 1 -> 2 (5)": _LENGTH,
     (

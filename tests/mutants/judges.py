@@ -12,7 +12,7 @@ _SECURESUM = (
     *(f"tests/unit/test_securesum_{part}.py" for part in _PARTS.split()),
     "tests/integration/test_hostile_rounds.py",
 )
-_NOISE = tuple(f"tests/unit/test_{part}.py" for part in ("noise", "steps", "securesum_noise"))
+_NOISE = ("tests/unit/test_noise.py", "tests/unit/test_steps.py")
 _CLIPPING = ("tests/unit/test_clipping.py", "tests/unit/test_tasks_moments.py")
 _ACCOUNTING = ("tests/unit/test_composition.py", "tests/unit/test_accounting.py")
 _LEDGER = (
@@ -38,10 +38,13 @@ JUDGES: dict[str, tuple[str, ...]] = {
         "tests/integration/test_kept.py",
     ),
     "privacy/veilsum_privacy/mechanism/noise.py": _NOISE,
-    "privacy/veilsum_privacy/mechanism/steps.py": (*_NOISE, "tests/integration/test_fresh_noise.py"),
+    "privacy/veilsum_privacy/mechanism/steps.py": ("tests/unit/test_steps.py", "tests/integration/test_fresh_noise.py"),
     "privacy/veilsum_privacy/mechanism/clipping.py": _CLIPPING,
-    "privacy/veilsum_privacy/mechanism/exact.py": _CLIPPING,
+    "privacy/veilsum_privacy/mechanism/exact.py": ("tests/unit/test_features.py",),
     "privacy/veilsum_privacy/accounting": _ACCOUNTING,
+    "privacy/veilsum_privacy/accounting/prices.py": ("tests/unit/test_prices.py",),
+    "privacy/veilsum_privacy/accounting/accountant.py": ("tests/unit/test_accounting.py",),
+    "privacy/veilsum_privacy/accounting/gaussian.py": ("tests/unit/test_accounting.py",),
     **{
         f"privacy/veilsum_privacy/ledger/{part}.py": _LEDGER
         for part in ("ledger", "rules", "totals", "checks", "receipts", "entries")

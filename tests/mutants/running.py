@@ -13,6 +13,7 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import inspect
 import json
 import os
 import resource
@@ -27,6 +28,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import _lru_cache_wrapper, cached_property
 from inspect import CO_OPTIMIZED
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
@@ -133,8 +135,17 @@ class _Reaching(_Examples):
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        for function in self._remembering:  # or only the first test that calls one would seem to reach it
+            function.cache_clear()
         with self._watched(item.nodeid):
             return (yield)
+
+    @cached_property
+    def _remembering(self) -> list[_lru_cache_wrapper[Any]]:
+        """Functions of these files that remember what they returned."""
+        every = (each for each in gc.get_objects() if type(each) is _lru_cache_wrapper)
+        codes = ((each, getattr(inspect.unwrap(each), "__code__", None)) for each in every)
+        return [each for each, code in codes if code is not None and code.co_filename in self._files]
 
     @contextmanager
     def _watched(self, name: str) -> Iterator[None]:

@@ -13,7 +13,16 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from numpy.typing import NDArray
 
 from veilsum_node.errors import Misuse
-from veilsum_privacy.mechanism.clipping import SiteSum, row_norms, scattered_sum, site_sum, truncate_to_grid
+from veilsum_privacy.mechanism.clipping import (
+    MAX_BOUND,
+    MAX_GRID,
+    MAX_VALUES,
+    SiteSum,
+    row_norms,
+    scattered_sum,
+    site_sum,
+    truncate_to_grid,
+)
 
 any_rows = arrays(np.float64, array_shapes(min_dims=2, max_dims=2, max_side=8), elements=st.floats(width=64))
 clips = st.floats(1e-300, 1e300)
@@ -104,8 +113,38 @@ def test_rows_that_round_above_the_bound_are_pulled_in() -> None:
     grid = 2**26
     rows = truncate_to_grid(np.array([[2.0**26, 1.0], [-1.0, -(2.0**26)], [2.0**26, 0.0]]), 2.0**26, grid)[0]
     assert max(squared_norms(rows)) <= grid**2
-    assert min(squared_norms(rows)) >= (grid - 2) ** 2
+    np.testing.assert_allclose(rows, [[grid, 1], [-1, -grid], [grid, 0]], rtol=0, atol=1)
     assert rows[2].tolist() == [grid, 0], "a row on the sphere stays there"
+
+
+def test_a_row_that_rounds_above_the_bound_once_more_is_pulled_in_again() -> None:
+    row, grid = [43_078_048, -41_026_711], 59_488_732
+    assert squared_norms([row])[0] == grid**2 + 1
+    found = truncate_to_grid(np.array([row], dtype=np.float64), float(grid), grid)[0]
+    assert squared_norms(found)[0] <= grid**2
+    np.testing.assert_allclose(found, [row], rtol=0, atol=1)
+
+
+def test_no_record_makes_a_warning() -> None:
+    rows = np.array([[0.0, -0.0], [1e308, -1e308], [5e-324, 0.0], [np.nan, 1.0], [np.inf, -np.inf], [1e-200, 1e-300]])
+    with np.errstate(divide="raise", over="raise", invalid="raise"):
+        for clip in (1e-300, 1.0, 1e300):
+            found = truncate_to_grid(rows, clip, 2**26)[0]
+            assert not found[[0, 3, 4]].any()
+
+
+def test_rows_of_another_precision_are_worked_on_in_doubles() -> None:
+    rows = np.random.default_rng(0).normal(size=(50, 7)).astype(np.float32)
+    for clip in (0.7, 3.0):
+        expected = truncate_to_grid(rows.astype(np.float64), clip, 2**26)[0]
+        np.testing.assert_array_equal(truncate_to_grid(rows, clip, 2**26)[0], expected)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3, 3)])
+@pytest.mark.parametrize("kind", [np.float64, np.int64])
+def test_what_is_no_matrix_is_refused(shape: tuple[int, ...], kind: type) -> None:
+    with pytest.raises(Misuse, match="matrix"):
+        truncate_to_grid(np.ones(shape, dtype=kind), 1.0, 8)
 
 
 @pytest.mark.parametrize(
@@ -288,6 +327,11 @@ def test_pieces_out_of_place_are_refused() -> None:
     for places in ([0], [0, 0], [0, 4], [-1, 0]):
         with pytest.raises(Misuse):
             scattered_sum([(np.array(places), rows)], 4, 1.0, 64, 2**40)
+    for shape in ((2,), (2, 2, 2)):
+        with pytest.raises(Misuse):
+            scattered_sum([(np.array([0, 1]), np.ones(shape))], 4, 1.0, 64, 2**40)
+    empty = (np.zeros(0, dtype=np.intp), np.zeros((3, 0)))
+    assert scattered_sum([empty, (np.array([2]), np.ones((1, 1)))], 4, 1.0, 64, 2**40).total.tolist() == [0, 0, 64, 0]
     assert scattered_sum([], 4, 1.0, 64, 2**40).total.tolist() == [0] * 4
     bad = np.array([[np.nan, 1.0], [1.0, 0.0]])
     assert scattered_sum([(np.array([3, 1]), bad)], 4, 1.0, 64, 2**40) == (pytest.approx([0, 0, 0, 64]), 0, 1)
@@ -319,6 +363,31 @@ def test_rows_of_integers_are_multiplied_unless_too_long(vectors: NDArray[np.int
             assert row == [value * (grid // clip) for value in vector]
 
 
+@pytest.mark.parametrize(("clip", "factor", "value"), [(49, 1, 1), (10, 9, 7), (43, 1, 23)])
+def test_integers_are_not_divided(clip: int, factor: int, value: int) -> None:
+    assert int(value / clip * (clip * factor)) < value * factor, "or the numbers show nothing"
+    assert truncate_to_grid(np.array([[value]]), float(clip), clip * factor)[0].tolist() == [[value * factor]]
+
+
+@pytest.mark.parametrize(
+    ("bound", "row"),
+    [
+        (5, [3, -4]),
+        (2**26, [2**26]),
+        (2**26, [2**25] * 4),
+        (2**26, [-(2**20)] * 4096),
+        (59_488_735, [59_488_735]),
+    ],
+)
+def test_one_unit_more_is_too_long(bound: int, row: list[int]) -> None:
+    assert squared_norms([row])[0] == bound**2
+    for more in (0, 1, -1):
+        for whole in ([more, *row], [*row, more]):
+            found, clipped, _ = truncate_to_grid(np.array([whole]), float(bound), bound)
+            assert clipped.tolist() == [more != 0]
+            assert found.tolist() == [whole] if more == 0 else squared_norms(found)[0] <= bound**2
+
+
 def test_squares_of_many_integers_do_not_wrap_around() -> None:
     rows, clipped, _ = truncate_to_grid(np.full((1, 4096), 2**26, dtype=np.int64), float(2**26), 2**26)
     assert clipped.all()
@@ -329,6 +398,7 @@ def test_rows_of_integers_are_truncated_where_the_bound_does_not_divide_the_grid
     rows = truncate_to_grid(np.array([[1, 2], [3, 4]]), 3.0, 16)[0]
     np.testing.assert_array_equal(rows, [[5, 10], [9, 12]])
     np.testing.assert_array_equal(truncate_to_grid(np.array([[1, -1]]), 1.5, 16)[0], [[10, -10]])
+    np.testing.assert_array_equal(truncate_to_grid(np.array([[3, 4]]), 10.0, 8)[0], [[2, 3]])
 
 
 @pytest.mark.parametrize("bound", [0, 2**62 + 1])
@@ -344,6 +414,12 @@ def test_pieces_are_clamped_to_the_ends_of_the_range(bound: int) -> None:
     assert total.tolist() == [0, min(2 * 2**20, bound)]
     assert total.dtype == np.int64
     assert scattered_sum([], 3, 1.0, 1, bound).total.tolist() == [0, 0, 0]
+
+
+def test_the_largest_sum_is_the_largest_bound() -> None:
+    assert MAX_VALUES * MAX_GRID == MAX_BOUND
+    with pytest.raises(Misuse, match="records"):
+        site_sum(iter([np.zeros((2**36 + 1, 0))]), 0, 1.0, 1, 1)
 
 
 def test_records_beyond_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,11 @@
-"""The numbers behind accounting: curves against Opacus and the discrete Gaussian, composed losses against closed forms."""
+"""The numbers behind accounting: curves against their definition and the discrete Gaussian, losses in closed form."""
 
 from __future__ import annotations
 
 import math
 from typing import get_args
 
+import mpmath
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -21,6 +22,7 @@ from veilsum_privacy.accounting.losses import Direction, LossSteps
 from veilsum_privacy.accounting.renyi import (
     ORDERS,
     SCALE_BITS,
+    STRICT_ORDERS,
     Floats,
     conversion,
     sampled_curve,
@@ -29,7 +31,6 @@ from veilsum_privacy.accounting.renyi import (
     to_floats,
 )
 
-WHOLE = ORDERS[np.floor(ORDERS) == ORDERS]
 RATES = st.floats(-12, -1e-6).map(math.exp)
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 
@@ -41,28 +42,6 @@ def make_steps(groups: list[tuple[float, float, int]], unsampled: float = 0.0) -
     for q, z, n in groups:
         curve = curve + n * to_floats(step_curve(q, z**-2))
     return LossSteps(rate, 1 / sigma, count, unsampled), curve
-
-
-@settings(max_examples=25, deadline=None)
-@given(rate=RATES, sigma=st.floats(0.1, 1000))
-def test_integer_orders_equal_opacus(rate: float, sigma: float) -> None:
-    from opacus.accountants.analysis.rdp import compute_rdp
-
-    theirs = np.asarray(compute_rdp(q=rate, noise_multiplier=sigma, steps=1, orders=WHOLE.tolist()))
-    ours = sampled_curve(rate, sigma**-2)[np.isin(ORDERS, WHOLE)]
-    # Opacus subtracts from 1: its digits end near 1e-16 times the number of terms.
-    np.testing.assert_allclose(ours, theirs, rtol=5e-10, atol=1e-12)
-    assert np.all(ours >= theirs - 1e-12)
-
-
-@pytest.mark.parametrize(("rate", "sigma"), [(0.01, 1.1), (0.3, 0.8), (0.9, 3.0), (1e-3, 0.5), (0.05, 20.0)])
-def test_fractional_orders_equal_opacus(rate: float, sigma: float) -> None:
-    from opacus.accountants.analysis.rdp import compute_rdp
-
-    ours = sampled_curve(rate, sigma**-2)
-    for index in range(0, 99, 7):
-        theirs = compute_rdp(q=rate, noise_multiplier=sigma, steps=1, orders=float(ORDERS[index]))
-        assert ours[index] == pytest.approx(theirs, rel=1e-7, abs=1e-11)
 
 
 @settings(max_examples=40, deadline=None)
@@ -88,6 +67,61 @@ def test_curves_equal_their_definition(rate: float, sigma: float, order: float) 
     assert curve >= exact * (1 - 1e-9)
     if shift <= 3.5:  # beyond, values between integer orders are interpolated
         assert curve == pytest.approx(exact, rel=1e-7)
+
+
+def whole_order(rate: float, ratio: float, order: int) -> float:
+    """RDP at an integer order, summed with 40 digits."""
+    with mpmath.workdps(40):
+        q, r = mpmath.mpf(rate), mpmath.mpf(ratio)
+        terms = (
+            mpmath.binomial(order, k) * (1 - q) ** (order - k) * q**k * mpmath.expm1((k * k - k) * r / 2)
+            for k in range(2, order + 1)
+        )
+        return float(mpmath.log1p(mpmath.fsum(terms)) / (order - 1))
+
+
+BETWEEN = [
+    (0.01, 0.8, (0.0000664175755495334641, 0.000359010607803033066, 0.000961353840493865891)),
+    (0.001, 4.0, (0.0000238584559842027937, 2.55720885922733305, 14.1944916625348265)),
+    (0.9, 0.1, (0.0446123369169947254, 0.231183906222865275, 0.47447616100460514)),
+    (1e-06, 0.0001, (5.50027500867183026e-17, 2.75013750554607505e-16, 5.45027251393470203e-16)),
+    (0.5, 12.25, (3.30563920010571391, 32.8403201126489557, 65.9993379527168301)),
+]
+"""RDP at orders 1.1, 5.5 and 10.9, integrated with 40 digits."""
+
+
+@pytest.mark.parametrize(("rate", "ratio", "between"), BETWEEN)
+def test_curves_are_rounded_up_by_a_hair(rate: float, ratio: float, between: tuple[float, ...]) -> None:
+    orders = [1.1, 5.5, 10.9, 2, 3, 10, 11, 63, 64, 256, 1024]
+    exact = np.array([*between, *(whole_order(rate, ratio, order) for order in orders[3:])])
+    found = sampled_curve(rate, ratio)[np.searchsorted(ORDERS, np.array(orders) - 1e-9)]
+    np.testing.assert_allclose((found / exact - 1) * 2**33, 1.0, atol=0.05)
+
+
+def test_orders_are_what_all_agree_on() -> None:
+    """A site and its coordinator come to the same epsilon, to the last bit, by the same orders alone."""
+    assert ORDERS.dtype == np.float64
+    np.testing.assert_array_equal(ORDERS[:99], 1 + np.arange(1, 100) / 10)
+    above = [*range(11, 64), *range(64, 81, 8), *range(96, 129, 16), *range(160, 257, 32), *range(320, 513, 64)]
+    assert ORDERS[99:].tolist() == [*above, *range(640, 1025, 128)]
+    assert STRICT_ORDERS == (3.8, 5.5, 7.5, 10.0, 16.0, 40.0, 96.0, 192.0)
+    assert SCALE_BITS == 60
+
+
+def test_a_curve_that_is_remembered_cannot_be_changed() -> None:
+    curve = sampled_curve(0.3, 1.0)
+    with pytest.raises(ValueError, match="read-only"):
+        curve[0] = 0.0
+
+
+def test_with_very_little_noise_the_curve_between_is_a_chord() -> None:
+    curve = dict(zip(ORDERS.tolist(), (sampled_curve(0.05, 3.6**2) * (ORDERS - 1)).tolist(), strict=True))
+    for low in range(1, 11):
+        ends = curve.get(low, 0.0), curve[low + 1]
+        for tenth in range(1, 10):
+            between = curve[1 + (10 * (low - 1) + tenth) / 10]
+            assert between == pytest.approx(((10 - tenth) * ends[0] + tenth * ends[1]) / 10, rel=1e-12)
+    assert curve[2] == pytest.approx(whole_order(0.05, 3.6**2, 2), rel=2e-10)
 
 
 @settings(max_examples=60, deadline=None)

@@ -116,6 +116,42 @@ def test_extremes_stay_what_they_are() -> None:
     )
 
 
+@pytest.mark.parametrize("p", [1, 2, 3, 4, 7, 15, 16, 63, 64, 255, 1023, 4095, 4096])
+def test_the_largest_sums_of_slices_are_exact(p: int) -> None:
+    """All of one sign and near 1: with a bit more in each slice, the order of adding would show."""
+    rng = np.random.default_rng(p)
+    x, matrix, offset = 1 - 0.01 * rng.random((40, p)), 1 - 0.01 * rng.random((3, p)), np.zeros(3)
+    together = exact_affine(x, matrix, offset)
+    order = rng.permutation(p)
+    np.testing.assert_array_equal(exact_affine(x[:, order], matrix[:, order], offset), together)
+    for row in range(0, 40, 4):
+        np.testing.assert_array_equal(exact_affine(x[row : row + 1], matrix, offset)[0], together[row])
+
+
+@pytest.mark.parametrize(
+    ("rows", "scale"),
+    [(-1000, 0), (-999, 0), (0, -1000), (0, -999), (1000, -60), (999, 0), (-60, 1000), (0, 999), (-300, 500)],
+)
+def test_powers_of_two_change_nothing_but_the_size(rows: int, scale: int) -> None:
+    rng = np.random.default_rng(3)
+    x, matrix, offset = rng.uniform(0.5, 1, (5, 4)), rng.uniform(0.5, 1, (3, 4)), np.zeros(3)
+    found = exact_affine(np.ldexp(x, rows), np.ldexp(matrix, scale), offset)
+    np.testing.assert_array_equal(found, np.ldexp(exact_affine(x, matrix, offset), rows + scale))
+
+
+def test_the_largest_values_are_still_exact() -> None:
+    largest = np.array([[2.0**1000]])
+    assert exact_affine(largest, np.ones((1, 1)), np.ones(1)).tolist() == [[2.0**1000]]
+    assert exact_affine(np.ones((1, 1)), largest, -largest[0]).tolist() == [[0.0]]
+    assert np.isnan(exact_affine(np.nextafter(largest, np.inf), np.ones((1, 1)), np.ones(1))).all()
+
+
+def test_maps_of_no_columns_and_to_none() -> None:
+    offset = np.array([1.0, -2.0])
+    np.testing.assert_array_equal(exact_affine(np.zeros((3, 0)), np.zeros((2, 0)), offset), np.tile(offset, (3, 1)))
+    assert exact_affine(np.ones((3, 4)), np.zeros((0, 4)), np.zeros(0)).shape == (3, 0)
+
+
 # map_records.
 
 BASE = next(s for s in SETTINGS if s.task == "prototypes").study("record", grid=1024, variance=0, noise="none")

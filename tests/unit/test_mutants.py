@@ -72,6 +72,12 @@ def test_what_is_known_to_be_harmless_is_still_there() -> None:
 
 
 TOY = """
+    from functools import cache
+
+    @cache
+    def remembered():
+        return [value % 2 for value in range(4)]
+
     def whole(value, least=5 - 5):
         if value < least:
             raise ValueError
@@ -89,13 +95,15 @@ TOY = """
 
 TESTS = """
     import pytest
-    from toy.calc import count, idle, whole
+    from toy.calc import count, idle, remembered, whole
 
     def test_count():
+        assert remembered()
         assert count(3) == 3
 
     def test_whole():
         assert idle(1)
+        assert remembered() == [0, 1, 0, 1]
         assert whole(2) == 3
         with pytest.raises(ValueError):
             whole(-1)
@@ -108,6 +116,7 @@ FOUND = {
     "value + 1 -> value - 1": ("test", WHOLE),
     "raise ValueError -> pass": ("test", WHOLE),
     "return number -> return None": ("test", COUNT),
+    "value % 2 -> value // 2": ("test", WHOLE),
     "value * 2 -> value + 2": ("", ""),
     "value < least -> value <= least": ("", ""),
     ENDLESS: ("time", ""),
@@ -159,4 +168,4 @@ def test_found_missed_and_endless(tmp_path: Path) -> None:
     assert at_import == [["test", WHOLE]]  # not judged in the process that has imported it
     assert found == {name: [list(each)] * 2 for name, each in FOUND.items() if name not in (ENDLESS, AT_IMPORT)}
     assert (tmp_path / "privacy/toy/calc.py").read_text() == textwrap.dedent(TOY).lstrip()
-    assert lines == {WHOLE: [2, 3, 4, 7], COUNT: [10, 11, 12, 13]}
+    assert lines == {WHOLE: [5, 8, 9, 10, 13], COUNT: [5, 16, 17, 18, 19]}

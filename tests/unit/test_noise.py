@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from typing import Any
 
 import mpmath
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from support.neighbours import SETTINGS
 from support.randomness import SeededRandom
 from veilsum_node.errors import Misuse
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_privacy.mechanism import noise
-from veilsum_privacy.mechanism.noise import NoisePlan, discrete_gaussian, exp_bracket, plan_noise
+from veilsum_privacy.mechanism.noise import NoisePlan, discrete_gaussian, exp_bracket, plan_noise, task_noise
+from veilsum_privacy.study.study import NoiseKind
 
 ALPHA = 1e-6  # per test; seeds are fixed, so a passing test stays passing
 
@@ -113,6 +116,11 @@ def test_the_exact_path_decides_as_the_vectorised_one(variance: Fraction, monkey
     share=st.fractions(0, 1, max_denominator=2**60),
     block=st.integers(0, 22),
 )
+@example(variance=Fraction(845_091, 406), share=Fraction(0), block=0)  # m rounded up would be too much here
+@example(Fraction(2**52), Fraction(3, 4), 1)  # t = 2^26, whose low bits are all kept, and 2^27
+@example(Fraction(2**54), Fraction(3, 4), 1)
+@example(Fraction(442_546_851_853_993_095_642_725_771_902_976, 730_491), Fraction(1), 0)  # much is lost in these
+@example(Fraction(1_647_830_326_417_653_624_785_499_570), Fraction(463_311_198_199, 2**45), 2)
 def test_the_enclosure_holds_the_acceptance_probability(variance: Fraction, share: Fraction, block: int) -> None:
     sampler = noise._Sampler(variance, SeededRandom(0))
     t = 1 << sampler._r
@@ -138,9 +146,35 @@ def test_the_bracket_encloses_the_exponential_tightly(x: Fraction, bits: int) ->
     assert high - low <= 2
 
 
+@settings(max_examples=100, deadline=None)
+@given(variance=st.fractions(Fraction(1, 4), Fraction(2**96), max_denominator=1024))
+@example(Fraction(1, 4))
+@example(Fraction(2**96))
+@example(Fraction(4**9, 3))
+@example(Fraction(4**9 - Fraction(1, 2), 3))
+@example(Fraction(4**9 - 2, 3))
+def test_blocks_are_about_as_long_as_the_noise_is_wide(variance: Fraction) -> None:
+    """What bounds V at the peak, and with it the numbers among which m is looked for."""
+    r, kappa, m = noise._constants(variance)
+    assert kappa == Fraction(4**r) / (2 * variance)
+    assert Fraction(3, 8) < kappa <= Fraction(3, 2) or (r == 0 and kappa <= 2)
+    assert m == max(j - kappa * j * j for j in range(9))
+
+
+@settings(max_examples=100, deadline=None)
+@given(x=st.fractions(0, 1, max_denominator=2**200), places=st.integers(1, 200))
+@example(x=Fraction(1, 2**300), places=64)
+def test_the_series_encloses_the_exponential(x: Fraction, places: int) -> None:
+    low, high = noise._exp_of_fraction(x, places)
+    mpmath.mp.prec = places + 400
+    truth = mpmath.exp(mpmath.mpf(x.numerator) / x.denominator) * mpmath.mpf(2) ** places
+    assert low <= truth <= high
+
+
 def test_tables_are_the_floors_of_the_exponential() -> None:
     mpmath.mp.prec = 120
     coarse, fine = noise._exp_tables()
+    assert (len(coarse), len(fine)) == (24 * 2**8 + 1, 2**8)
     for table, places in ((coarse, 8), (fine, 16)):
         for index in [*range(0, len(table), 7), len(table) - 1]:
             assert table[index] == int(mpmath.floor(mpmath.exp(-mpmath.mpf(index) / 2**places) * 2**31))
@@ -196,6 +230,54 @@ def test_undecided_acceptances_are_drawn_on(tail: bytes, accepted: bool) -> None
     assert sampler._exact_accept(2**31 - 1, Fraction(0))
 
 
+class Proposals:
+    """A source of each proposal's four words: for its block, its acceptance, its low bits, and more of them with its sign."""
+
+    def __init__(self, *proposals: tuple[int, int, int, int]) -> None:
+        self._words = np.array(proposals, dtype="<u4").T.tobytes()
+
+    def bytes(self, count: int) -> bytes:
+        assert count == len(self._words), "these decide without more bits"
+        return self._words
+
+
+def proposed(variance: int, *proposals: tuple[int, int, int, int]) -> list[int]:
+    return noise._Sampler(Fraction(variance), Proposals(*proposals)).propose(len(proposals)).tolist()
+
+
+FIRST = 2**32 - 1  # the word of the block V = 0
+NEGATIVE = 1 << 31
+
+
+@pytest.mark.parametrize(("block", "low"), [(0, 0), (0, 8), (0, 15), (1, 0), (1, 9), (2, 0), (2, 14), (3, 3)])
+def test_a_proposal_is_accepted_with_its_probability_to_the_last_bit(block: int, low: int) -> None:
+    mpmath.mp.prec = 120
+    x = mpmath.mpf(128) / 100 * (mpmath.mpf(low + 16 * block) / 16) ** 2 - block  # t = 16, kappa = 1.28, m = 0
+    word, threshold = int(mpmath.exp(-block) * 2**32) - 1, int(mpmath.exp(-x) * 2**31)
+    bits = [0, threshold - 1, threshold + 1, 2**31 - 1] if threshold < 2**31 else [0, threshold - 1]
+    for last in (0, 1):
+        found = proposed(100, *((word, accept << 1 | last, low, 0) for accept in bits))
+        assert found == [low + 16 * block] * sum(accept < threshold for accept in bits)
+
+
+def test_a_block_ends_at_its_edge_to_the_last_bit() -> None:
+    mpmath.mp.prec = 120
+    edges = [int(mpmath.exp(-j) * 2**32) for j in range(23)]
+    words = [word for j in range(1, 22) for word in (edges[j] - 1, edges[j] + 1)]
+    wanted = [16 * block for j in range(1, 22) for block in (j, j - 1)]
+    likely = [index for index, value in enumerate(wanted) if value <= 64]  # beyond, no 31 bits are low enough to be sure
+    assert proposed(100, *((words[index], 0, 0, 0) for index in likely)) == [wanted[index] for index in likely]
+
+
+@pytest.mark.parametrize("low", [0, 1, 2**31, 2**32 - 1, 2**32, 2**44 + 12345, 2**45 - 1])
+@pytest.mark.parametrize("beyond", [0, 2**45, 2**62])
+def test_low_bits_and_sign_come_from_words_of_their_own(low: int, beyond: int) -> None:
+    """t = 2^45: what is beyond is cut off."""
+    words = (low + beyond) & 0xFFFFFFFF, (low + beyond) >> 32
+    both = [(FIRST, 0, words[0], words[1]), (FIRST, 0, words[0], words[1] | NEGATIVE)]
+    assert proposed(2**90, *both) == ([low, -low] if low else [0]), "a negative zero is rejected"
+
+
 @pytest.mark.parametrize("size", [0, 1, 2])
 def test_short_vectors(size: int) -> None:
     draws = discrete_gaussian(Fraction(100), size, SYSTEM_RANDOM)
@@ -218,7 +300,10 @@ def test_plans() -> None:
     assert plan_noise("local", 1600, 9, 1).share_variance == 1600
     silent = plan_noise("none", 0, 4, 1)
     assert silent.share_std == 0
-    assert not silent.draw(5, SYSTEM_RANDOM).any()
+    nothing = silent.draw(5, SYSTEM_RANDOM)
+    assert nothing.tolist() == [0] * 5
+    assert nothing.dtype == np.int64
+    assert plan_noise("local", 1600, 1, 1).honest == 1
     assert plan_noise("distributed", 1600, 4, 1).to_context() == {
         "kind": "distributed", "variance": 1600, "honest": 3, "colluders": 1,
     }  # fmt: skip
@@ -243,9 +328,44 @@ def test_plans_that_are_refused(arguments: tuple) -> None:
         plan_noise(*arguments)
 
 
-def test_a_plan_cannot_count_shares_of_local_noise() -> None:
-    with pytest.raises(Misuse):
-        NoisePlan("local", 10_000, 3, 1)
+@pytest.mark.parametrize(
+    ("plan", "reason"),
+    [
+        (("local", 10_000, 3, 1), "more than one share"),
+        (("gaussian", 0, 1, 1), "Unknown kind"),
+        (("distributed", 10_000, 0, 1), "at least 1"),
+        (("distributed", 10_000, -1, 1), "at least 1"),
+    ],
+)
+def test_a_plan_of_its_own_cannot_contradict_itself(plan: tuple, reason: str) -> None:
+    with pytest.raises(Misuse, match=reason):
+        NoisePlan(*plan)
+
+
+@pytest.mark.parametrize(
+    ("noise", "declared", "planned"),
+    [
+        ("distributed", {}, ("distributed", 1600, 3)),
+        ("local", {}, ("local", 1600, 1)),
+        ("none", {}, ("none", 0, 1)),
+        ("distributed", {"keep": True}, ("local", 1600, 1)),
+        ("local", {"keep": True}, ("local", 1600, 1)),
+        ("none", {"keep": True}, ("none", 0, 1)),
+        ("distributed", {"source": "kept", "variance": 0}, ("kept", 0, 1)),
+        ("local", {"source": "kept", "variance": 0}, ("kept", 0, 1)),
+        ("none", {"source": "kept"}, ("none", 0, 1)),
+        ("distributed", {"local_steps": 7}, ("training", 1600, 1)),
+        ("local", {"local_steps": 7}, ("training", 1600, 1)),
+    ],
+)
+def test_the_noise_of_a_task(noise: NoiseKind, declared: dict[str, Any], planned: tuple) -> None:
+    variance = 0 if noise == "none" else 1600
+    study = SETTINGS[0].study("record", grid=1024, variance=variance, noise=noise, participants=5, colluders=2)
+    task = study.tasks[0].model_copy(update=declared)
+    assert task_noise(study, task, 5) == NoisePlan(*planned, colluders=2)
+    assert task_noise(study, task, 1) == NoisePlan(*planned[:2], 1, colluders=2)
+    with pytest.raises(Misuse, match="at least one participant"):
+        task_noise(study, task, 0)
 
 
 @pytest.mark.parametrize(

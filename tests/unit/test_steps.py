@@ -48,10 +48,48 @@ def test_a_sample_is_fresh_and_whole_at_rate_one() -> None:
     assert (first != second).any()
     assert poisson_sample(1.0, 5, SYSTEM_RANDOM).all()
     assert poisson_sample(0.5, 0, SYSTEM_RANDOM).shape == (0,)
-    with pytest.raises(Misuse):
-        poisson_sample(0.0, 5, SYSTEM_RANDOM)
+
+
+class Words:
+    """A source of 64-bit words that are told beforehand, and of no others."""
+
+    def __init__(self, *words: int) -> None:
+        self._left = b"".join(word.to_bytes(8, "little") for word in words)
+
+    def bytes(self, count: int) -> bytes:
+        assert count <= len(self._left)
+        taken, self._left = self._left[:count], self._left[count:]
+        return taken
+
+
+@pytest.mark.parametrize("rate", [0.75, 0.3, 2.0**-40, 3 * 2.0**-62, 1.5 * 2.0**-62, 2.0**-63, 5e-324])
+def test_never_more_than_the_rate_to_the_last_of_62_bits(rate: float) -> None:
+    below = math.floor(Fraction(rate) * 2**62)  # as many of the 2^62 draws take a record
+    draws = [draw for draw in (0, below - 1, below, below + 1, 2**62 - 1) if draw >= 0]
+    for low in range(4):
+        taken = poisson_sample(rate, len(draws), Words(*(draw << 2 | low for draw in draws)))
+        assert taken.tolist() == [draw < below for draw in draws]
+
+
+def test_a_draw_decides_for_a_whole_subject() -> None:
+    no, yes = 2**64 - 1, 0
+    for subjects in ([3, 3, 5, 7, 7, 7], [-9, -9, 0, 2**40, 2**40, 2**40]):
+        for draws in ((no, no, no), (yes, no, no), (no, yes, no), (no, no, yes), (yes, yes, yes)):
+            taken = poisson_sample(0.5, 6, Words(*draws), np.array(subjects))
+            assert taken.tolist() == [draws[subject] == yes for subject in (0, 0, 1, 2, 2, 2)]
+    assert poisson_sample(0.5, 0, Words(), np.zeros(0, dtype=np.int64)).tolist() == []
+
+
+@pytest.mark.parametrize("rate", [0.0, -0.5, 1.0 + 2.0**-52, math.nan])
+def test_rates_out_of_range_are_refused(rate: float) -> None:
+    with pytest.raises(Misuse, match="rate"):
+        poisson_sample(rate, 5, SYSTEM_RANDOM)
+
+
+@pytest.mark.parametrize("subjects", [[1, 0, 1], [0, 2, 1], [0, 1], [0, 1, 1, 2], [[0, 0, 0]], []])
+def test_subjects_that_do_not_fit_are_refused(subjects: list[int]) -> None:
     with pytest.raises(Misuse, match="stand together"):
-        poisson_sample(0.5, 3, SYSTEM_RANDOM, np.array([1, 0, 1]))
+        poisson_sample(0.5, 3, SYSTEM_RANDOM, np.array(subjects, dtype=np.int64))
 
 
 def test_noise_of_a_step_has_the_declared_size() -> None:
@@ -88,6 +126,42 @@ def test_a_sum_that_is_not_finite_counts_as_zeros() -> None:
     assert np.isfinite(steps.noised(np.array([np.nan, 1.0]))).all()
     with pytest.raises(Misuse, match="too coarse"):
         make_steps(grid=16, variance=400).noised(np.zeros(400))
+
+
+def test_a_step_is_rounded_and_clamped_and_keeps_its_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    size, grid, clip, bound = 4, 18, 2.0, 3
+    monkeypatch.setattr("veilsum_privacy.mechanism.steps.discrete_gaussian", lambda *_: np.array([0, 1, -1, 2]))
+    steps = Steps(2, 0.25, NoisePlan("training", 100, 1, 1), grid, clip, bound, SYSTEM_RANDOM)
+    unit = clip / (grid - math.sqrt(size))
+    total = np.array([[0.6, 1.4], [-100.0, 100.0]])
+    assert steps.noised(total * unit).tolist() == [[unit, 2 * unit], [-4 * unit, 5 * unit]]
+    assert steps.noised(np.array([[math.inf, 0.0], [9.0, 9.0]])).tolist() == [[0.0, unit], [-unit, 2 * unit]]
+    assert steps.taken == 2
+
+
+def test_a_grid_may_spend_half_of_itself_on_rounding_and_no_more() -> None:
+    assert make_steps(grid=16, variance=400).noised(np.zeros(64)).shape == (64,)
+    with pytest.raises(Misuse, match="too coarse"):
+        make_steps(grid=16, variance=400).noised(np.zeros(65))
+
+
+def test_without_noise_there_are_no_noised_steps() -> None:
+    steps = Steps(3, 0.25, NoisePlan("none", 0, 1, 1), 4096, 0.5, 4096, SYSTEM_RANDOM)
+    assert not steps.private
+    assert steps.std == 0.0
+    with pytest.raises(Misuse, match="more noised steps"):
+        steps.noised(np.zeros(3))
+    assert make_steps().private
+    assert make_steps(variance=10_000, grid=4000, clip=0.5).std == pytest.approx(0.5 * 100 / 4000)
+
+
+def test_the_samples_of_steps_have_their_rate_and_subjects() -> None:
+    steps, subjects = make_steps(), np.repeat(np.arange(4000), 2)
+    taken = steps.sample(8000, subjects)
+    assert (taken[::2] == taken[1::2]).all()
+    assert stats.binomtest(int(taken[::2].sum()), 4000, 0.25).pvalue > 1e-6
+    assert stats.binomtest(int(steps.sample(8000).sum()), 8000, 0.25).pvalue > 1e-6
+    assert (steps.sample(8000) != steps.sample(8000)).any()
 
 
 def test_training_noise_is_priced_and_not_drawn() -> None:

@@ -50,9 +50,9 @@ def exact_affine(x: Floats, matrix: Floats, offset: Floats) -> Floats:
 
 
 def _power(values: Floats) -> Floats:
-    """The smallest power of two that is no smaller, within the range of normal numbers; 1 for 0."""
-    exponent = np.clip(np.frexp(values)[1], -1000, 1000)
-    return np.where(values > 0, np.ldexp(1.0, exponent), 1.0)
+    """The smallest power of two that is larger, within the range of normal numbers; 1 for 0."""
+    powers: Floats = np.ldexp(1.0, np.clip(np.frexp(values)[1], -1000, 1000))
+    return powers
 
 
 def _slices(values: Floats, bits: int) -> tuple[Floats, Floats]:

@@ -278,7 +278,7 @@ def _constants(variance: Fraction) -> tuple[int, Fraction, Fraction]:
     # The largest power of two with t^2 <= 3v, so that 3/8 < kappa <= 3/2 (up to 2 where t = 1).
     r = max(0, (math.floor(3 * variance).bit_length() - 1) // 2)
     kappa = Fraction(4**r) / (2 * variance)
-    return r, kappa, max(j - kappa * j * j for j in range(4))
+    return r, kappa, max(Fraction(0), 1 - kappa)  # the peak is at 0 or 1, for kappa is above 1/3
 
 
 @cache
