@@ -6,6 +6,7 @@ phases drives the participants. Nothing of the protocol is left out.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -23,6 +24,9 @@ from veilsum_privacy.securesum.decryption import SignedStatement
 from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_privacy.study.study import Study
 from veilsum_proto import federation_pb2 as pb
+
+_STORED_SECONDS = 30.0
+"""How long a finished study waits for a database that is away."""
 
 
 class LocalChannel:
@@ -141,6 +145,10 @@ class LocalFederation:
         key = self.submit(study, analyst)
         run_study(self.hub, key, self.prepare(key, results), results)
         self.settle()
+        until = time.monotonic() + _STORED_SECONDS
+        while not self.hub.stored(key) and time.monotonic() < until:
+            time.sleep(0.05)
+            self.step()
         status = self.hub.status(key)
         if status.phase != StudyPhase.FINISHED.value:
             raise StateError(f"The study {study.name!r} {status.phase}: {status.reason}.")

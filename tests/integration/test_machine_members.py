@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_coordinator.service.hub import Hub
 from veilsum_deploy.local import LocalChannel
-from veilsum_node.errors import HostileInput, StateError
+from veilsum_node.errors import HostileInput, StateError, Unavailable
 from veilsum_node.identity import Authority, Label, Role, SigningKey, new_key_and_csr, verify_certificate
 from veilsum_privacy.securesum.boxes import Box, BoxKey, Purpose
 from veilsum_privacy.securesum.decryption import SignedStatement
@@ -347,6 +348,19 @@ def test_fault_in_one_study_does_not_stop_the_clock_of_the_others(bed: TestBed) 
     assert faulty.phase is other.phase is StudyPhase.FAILED
     assert "internal" in faulty.reason
     assert "0 of 4 enrolled" in other.reason
+
+
+def test_a_whole_study_waits_for_its_end_to_be_stored(bed: TestBed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    end, tries = bed.hub.journal.end_study, itertools.count()
+
+    def away(*args: Any, **kwargs: Any) -> None:
+        if next(tries) < 20:
+            raise Unavailable("The database is away.")
+        end(*args, **kwargs)
+
+    monkeypatch.setattr(bed.hub.journal, "end_study", away)
+    assert bed.local.run(_study(bed), bed.analyst, tmp_path / "results").phase == "finished"
+    assert next(tries) == 21
 
 
 def test_outcome_that_cannot_be_stored_is_stored_later(bed: TestBed) -> None:

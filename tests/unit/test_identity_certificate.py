@@ -148,6 +148,15 @@ def test_no_changed_byte_is_believed(position: int, change: int) -> None:
         verify_certificate(bytes(data), FORGE.ca, NOW, None)
 
 
+def test_a_signature_has_no_unused_bits() -> None:
+    """A bit string that ends in zeros may say that they are unused, which a parser believes: the same words, other bytes."""
+    data = next(data for data in iter(FORGE.leaf, b"") if data[-1] % 2 == 0)
+    unused = -len(x509.load_der_x509_certificate(data).signature) - 1
+    verify_certificate(data, FORGE.ca, NOW, None)
+    with pytest.raises(HostileInput, match="whole bytes"):
+        verify_certificate(data[:unused] + b"\x01" + data[unused + 1 :], FORGE.ca, NOW, None)
+
+
 @settings(max_examples=200, deadline=None)
 @given(data=st.binary(max_size=400))
 def test_noise_is_refused(data: bytes) -> None:

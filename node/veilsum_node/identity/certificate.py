@@ -170,7 +170,8 @@ def verify_certificate(data: bytes, ca: x509.Certificate, at: int, role: Role | 
     """Verify a certificate, DER or PEM, against the federation's one authority.
 
     1. It parses as one X.509 certificate of at most ``MAX_CERTIFICATE_BYTES``.
-    2. Its issuer is the authority's subject and its signature, ECDSA with SHA-256, verifies under the authority's key.
+    2. Its issuer is the authority's subject and its signature, ECDSA with SHA-256 and whole bytes, verifies under the
+       authority's key.
     3. The authority's certificate and this one are both valid at ``at``.
     4. It has exactly the extensions that the authority writes, each once, and none unknown (so it is of version 3).
     5. Its basic constraints deny it to be an authority; its key usage is digitalSignature alone.
@@ -234,6 +235,10 @@ def _verify(certificate: x509.Certificate, ca: x509.Certificate, role: Role | No
     if certificate.signature_algorithm_oid != SignatureAlgorithmOID.ECDSA_WITH_SHA256:
         raise HostileInput("The certificate is not signed with ECDSA and SHA-256.")
     certificate.verify_directly_issued_by(ca)
+    if (
+        certificate.public_bytes(Encoding.DER)[-len(certificate.signature) - 1] != 0
+    ):  # how many bits of its last byte are unused
+        raise HostileInput("The certificate's signature is not whole bytes.")
 
     extensions = certificate.extensions
     if {extension.oid for extension in extensions} != _LEAF_EXTENSIONS:
