@@ -89,12 +89,33 @@ def first_point(family: Family, gram: Floats, outcomes: Floats, whiten: Floats, 
     null = np.zeros(len(gram))
     null[0] = link(family, mean)
     step = whiten @ (outcomes - mean * gram[:, 0]) / (variance * number)
-    return np.asarray(np.linalg.solve(whiten, null) + _limited(step), dtype=np.float64)
+    return np.asarray(np.linalg.solve(whiten, null) + limited(step), dtype=np.float64)
 
 
-def _limited(step: Floats) -> Floats:
+def limited(step: Floats, longest: float = LONGEST_STEP) -> Floats:
+    """A step (p,) in gamma, shortened to ``longest``."""
     length = float(np.linalg.norm(step))
-    return step * min(1.0, LONGEST_STEP / length) if length > 0.0 else step
+    return step * min(1.0, longest / length) if length > 0.0 else step
+
+
+def release_shares(stds: Sequence[float], older: float) -> Floats:
+    """What each release counts in a mean of all, by the variance of its noise and ``older`` for each later one."""
+    exact = [std for std in stds if std > 0.0]
+    weights = [
+        older ** (len(stds) - 1 - place) / (std**2 if len(exact) == len(stds) else 1.0) for place, std in enumerate(stds)
+    ]
+    return np.array(weights) / sum(weights)
+
+
+def unconverged(step: Floats, covariance: Floats) -> Drowned | None:
+    """What to say where the last step d (p,) leaves an error of about |d| d / 2, for the curvature that it did not know of."""
+    left = float(np.linalg.norm(step)) * np.abs(step)
+    if np.all(left <= np.sqrt(np.diag(covariance))):
+        return None
+    return Drowned(
+        "the last step was too long for the model to have converged",
+        "more records or epsilon, fewer terms; or an outcome that is less rare",
+    )
 
 
 @dataclass(frozen=True)
@@ -128,19 +149,11 @@ class NewtonFit(Fit):
     whiten: Floats
     releases: Sequence[NewtonRelease]
 
-    @staticmethod
-    def _shares(stds: Sequence[float], older: float) -> Floats:
-        exact = [std for std in stds if std > 0.0]
-        weights = [
-            older ** (len(stds) - 1 - place) / (std**2 if len(exact) == len(stds) else 1.0) for place, std in enumerate(stds)
-        ]
-        return np.array(weights) / sum(weights)
-
     @cached_property
     def _information(self) -> tuple[Floats, float]:
         """The mean information before it is floored, and its noise."""
         stds = [release.information_std for release in self.releases]
-        shares = self._shares(stds, OLD_INFORMATION)
+        shares = release_shares(stds, OLD_INFORMATION)
         matrix = np.tensordot(shares, np.array([release.information for release in self.releases]), 1)
         return np.asarray(matrix, dtype=np.float64), float(np.sqrt((shares**2) @ np.square(stds)))
 
@@ -165,14 +178,14 @@ class NewtonFit(Fit):
     def _score(self) -> tuple[Floats, float]:
         """All scores, moved to the last gamma, and their noise."""
         stds, last = [release.score_std for release in self.releases], self.releases[-1].at
-        shares = self._shares(stds, OLD_SCORE)
+        shares = release_shares(stds, OLD_SCORE)
         moved = [release.score - self.floored @ (last - release.at) for release in self.releases]
         return np.asarray(np.tensordot(shares, np.array(moved), 1)), float(np.sqrt((shares**2) @ np.square(stds)))
 
     @cached_property
     def step(self) -> Floats:
         """From the last gamma, (p,), no longer than :data:`LONGEST_STEP`."""
-        return _limited(np.asarray(np.linalg.solve(self.floored, self._score[0]), dtype=np.float64))
+        return limited(np.asarray(np.linalg.solve(self.floored, self._score[0]), dtype=np.float64))
 
     @property
     def point(self) -> Floats:
@@ -200,12 +213,4 @@ class NewtonFit(Fit):
         weak = too_weak(self.reach, self.smallest, WEAKEST)
         if weak is not None:
             return weak
-        # A step d leaves an error of about |d| d / 2 for the curvature that it did not know of.
-        noise, sampling = self._white_covariances
-        left = float(np.linalg.norm(self.step)) * np.abs(self.step)
-        if np.all(left <= np.sqrt(np.diag(noise + sampling))):
-            return None
-        return Drowned(
-            "the last step was too long for the model to have converged",
-            "more records or epsilon, fewer terms; or an outcome that is less rare",
-        )
+        return unconverged(self.step, np.sum(self._white_covariances, axis=0))

@@ -1,7 +1,8 @@
 """The method "regression": a generalised linear model over all sites, with intervals that hold.
 
-A first release gives the second moments of terms and outcome, which is a linear regression already; odds and rates take
-three more, each a Newton step in coordinates that the first one whitened (:mod:`veilsum_aggregation.newton`).
+A first release gives the second moments of terms and outcome, which is a linear regression already; odds, rates and hazards
+take three more, each a Newton step in coordinates that the first one whitened (:mod:`veilsum_aggregation.newton`,
+:mod:`veilsum_aggregation.hazards`).
 """
 
 from __future__ import annotations
@@ -16,14 +17,31 @@ from pydantic import Field, ValidationError
 
 from veilsum_aggregation import newton
 from veilsum_aggregation.figures import Drowned
+from veilsum_aggregation.hazards import HazardFit
 from veilsum_aggregation.moments import symmetric
 from veilsum_aggregation.newton import NewtonFit, NewtonRelease
+from veilsum_aggregation.regression import Fit
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.coefficients import coefficients, ratio, without_interval
 from veilsum_coordinator.parts.expectations import Expectation, released_noise
 from veilsum_coordinator.parts.federation import Federation, Release
+from veilsum_coordinator.parts.proportional_hazards import (
+    ends_request,
+    event_condition,
+    expected_hazards,
+    fit_hazards,
+    hazard_step,
+)
 from veilsum_coordinator.parts.query_answers import READERS, expected_answers, expected_regression, shown, test_row
-from veilsum_coordinator.parts.query_requests import DeriveRequest, Names, QueryRequest, check_persons, expand, weigh
+from veilsum_coordinator.parts.query_requests import (
+    DeriveRequest,
+    EdgeRange,
+    Names,
+    QueryRequest,
+    check_persons,
+    expand,
+    weigh,
+)
 from veilsum_node.config import explain
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
 from veilsum_node.fields import Frozen, Real
@@ -31,6 +49,8 @@ from veilsum_privacy.results.result import Result
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import ColumnName
 from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks import build_task
+from veilsum_privacy.tasks.hazard_step import HazardStep, HazardStepParameters
 from veilsum_privacy.tasks.newton_step import POINT, WHITEN, NewtonStep, NewtonStepParameters
 from veilsum_privacy.tasks.persons import Reduction
 from veilsum_privacy.tasks.queries.encodings import LinearEncoding
@@ -51,15 +71,20 @@ SHARES = (0.20, 0.15, 0.20, 0.45)
 FREE_INFORMATION = {"logistic": 0.83, "poisson": 0.86}
 """kappa: as much information as lengthens no record's vector (:class:`~veilsum_privacy.tasks.newton_step.NewtonStep`)."""
 
-RATIOS = {"logistic": "odds_ratio", "poisson": "rate_ratio"}
+RATIOS = {"logistic": "odds_ratio", "poisson": "rate_ratio", "cox": "hazard_ratio"}
 
 
 class RegressionParameters(Frozen):
     """What is fitted.
 
     Attributes:
-        family: ``linear`` of a number, ``logistic`` of an event, ``poisson`` of counts.
-        outcome: what is explained: a numeric column; of ``logistic`` a condition, such as ``died = 'yes'``.
+        family: ``linear`` of a number, ``logistic`` of an event, ``poisson`` of counts, ``cox`` of the time to an event.
+        outcome: what is explained: a numeric column; of ``logistic`` a condition, such as ``died = 'yes'``; of ``cox`` the
+            time, whose upper bound is the horizon.
+        event: of ``cox``, the column that tells how the time ended.
+        censored: its levels that are no event; ratios are of the hazard of all others together.
+        edges: of ``cox``, of the intervals in which ends of follow-up are counted first, from the start to the horizon; by
+            default 40 equal ones.
         over: terms: numbers, and categories, whose first level is the reference. Interactions and powers are derived columns.
         where: which records, a condition; empty for all.
         derive: ``[derive.NAME]`` tables.
@@ -71,8 +96,11 @@ class RegressionParameters(Frozen):
         at_most: in its place, how many of a person's records count.
     """
 
-    family: Literal["linear", "logistic", "poisson"]
+    family: Literal["linear", "logistic", "poisson", "cox"]
     outcome: Text
+    event: str = ""
+    censored: Names = ()
+    edges: tuple[Real, ...] | EdgeRange = ()
     over: Names
     where: Text = ""
     derive: dict[str, DeriveRequest] = Field(default_factory=dict)
@@ -83,7 +111,7 @@ class RegressionParameters(Frozen):
 
 
 class Regression(Method):
-    """One release of the task "tables", and for odds and rates three of "newton-step"."""
+    """One release of the task "tables", and for odds and rates three of "newton-step", for hazards of "hazard-step"."""
 
     name = "regression"
     Parameters: ClassVar[type[Frozen]] = RegressionParameters
@@ -95,31 +123,33 @@ class Regression(Method):
             raise ConfigurationError("Only counts have a largest mean, `most`.", "Leave it out.")
         if parameters.per and parameters.family == "linear":
             raise ConfigurationError("Coefficients of numbers are per unit; `per` is of ratios.", "Leave it out.")
-        asked = QueryRequest(
-            name=QUERY, kind="linear", outcome=parameters.outcome, over=parameters.over, where=parameters.where
-        )
+        if parameters.family != "cox" and (parameters.event or parameters.censored or parameters.edges):
+            raise ConfigurationError('`event`, `censored` and `edges` are of family = "cox".', "Leave them out.")
         persons = {"person": parameters.person, "at_most": parameters.at_most}
         try:
             derived = [request.column(name) for name, request in parameters.derive.items()]
             columns = Columns(inputs.schema, derived)
-            tables = weigh(expand([asked], columns), derived, columns, largest=inputs.sites * inputs.schema.max_records)
+            asked = expand(_asked(parameters, columns), columns)
+            tables = weigh(asked, derived, columns, largest=inputs.sites * inputs.schema.max_records)
             start = TaskPlan(MOMENTS, "tables", tables.model_copy(update=persons), share=SHARES[0])
             if parameters.family == "linear":
                 return (start,)
             step = self._step(parameters, tables.queries[0], derived, columns).model_copy(update=persons)
-            _check_units(parameters, NewtonStep(step, inputs.schema).encoding)
+            name = "hazard-step" if isinstance(step, HazardStepParameters) else "newton-step"
+            _check_units(parameters, LinearEncoding(step.query, columns))
+            build_task(name, step.model_dump(mode="json"), inputs.schema)
         except ValidationError as error:
             raise ConfigurationError(" ".join(explain(error, DerivedColumn)), "Correct the study's file.") from error
         except HostileInput as error:
             raise ConfigurationError(error.message, error.advice) from error
-        return start, *(
-            TaskPlan(label, "newton-step", step, share=share) for label, share in zip(STEPS, SHARES[1:], strict=True)
-        )
+        return start, *(TaskPlan(label, name, step, share=share) for label, share in zip(STEPS, SHARES[1:], strict=True))
 
     @staticmethod
     def _step(
         parameters: RegressionParameters, query: Query, derived: Sequence[DerivedColumn], columns: Columns
-    ) -> NewtonStepParameters:
+    ) -> NewtonStepParameters | HazardStepParameters:
+        if parameters.family == "cox":
+            return hazard_step(parameters.outcome, query, derived)
         encoding = LinearEncoding(query, columns)
         family: newton.Family = "logistic" if parameters.family == "logistic" else "poisson"
         return NewtonStepParameters(
@@ -141,19 +171,12 @@ class Regression(Method):
         if family == "linear":
             return expected_answers(study, cohort, records, MOMENTS)
         encoding, most = _model(study)
-        blocks = expected_regression(encoding, float(records))
-        gram = symmetric(blocks["diagonal"], blocks["cross"])[:-1, :-1]
-        whiten = newton.whitening(gram, 0.0)
-        mean = 0.5 if family == "logistic" else most / 2.0
-        variance = mean * (1.0 - mean) if family == "logistic" else mean
-        information = whiten @ gram @ whiten * variance
-        point = np.zeros(len(gram))
-        released = []
-        for label in STEPS:
-            noise = released_noise(study, label, cohort)
-            released.append(NewtonRelease(point, point, information, noise["score"], noise["diagonal"]))
-        fit, found = NewtonFit(whiten, released), []
-        per = _units(study)
+        fit: Fit
+        if family == "cox":
+            fit = expected_hazards(study, cohort, records, QUERY, STEPS)
+        else:
+            fit = _expected_fit(study, cohort, records, encoding, most)
+        found, per = [], _units(study)
         for each in coefficients(fit, encoding, per=per):
             if each.term == "constant":
                 continue
@@ -170,23 +193,28 @@ class Regression(Method):
         family = study.parameters["family"]
         first = federation.sum(MOMENTS)
         encoding, most = _model(study)
-        reader = READERS[LinearEncoding](encoding, first, 0)
         cohort = {"cohort": len(first.cohort)}
+        outcome = study.parameters["outcome"]
         about = {"query": QUERY, "kind": family, "over": ", ".join(encoding.query.over), "where": encoding.query.where}
-        summary: dict[str, Any] = {"queries": [{**about, "outcome": encoding.query.outcome}], **cohort}
+        summary: dict[str, Any] = {"queries": [{**about, "outcome": outcome}], **cohort}
         if family == "linear":
+            reader = READERS[LinearEncoding](encoding, first, 0)
             return Result(self.name, {**summary, QUERY: list(reader.rows()), f"{QUERY} tests": list(reader.tests())})
-        whiten, point = _start(family, first, encoding, most)
-        released: list[NewtonRelease] = []
-        for label in STEPS:
-            release = federation.sum(label, {WHITEN: whiten, POINT: point}, members=first.cohort)
-            released.append(_read(release, point))
-            fit = NewtonFit(whiten, tuple(released))
-            point = fit.point
+        fit: Fit
+        fit = fit_hazards(federation, first, QUERY, STEPS) if family == "cox" else _fit(federation, first, encoding, most)
         rows = list(_rows(fit, encoding, RATIOS[family], _units(study)))
-        of = encoding.query.outcome
-        tests = [test_row("all slopes are 0 (Wald)", of, fit.all_slopes())]
+        tests = [test_row("all slopes are 0 (Wald)", outcome, fit.all_slopes())]
         return Result(self.name, {**summary, QUERY: rows, f"{QUERY} tests": tests}, {"coefficients": fit.coefficients})
+
+
+def _asked(parameters: RegressionParameters, columns: Columns) -> list[QueryRequest]:
+    """The queries of the first release."""
+    about = QueryRequest(name=QUERY, kind="linear", outcome=parameters.outcome, over=parameters.over, where=parameters.where)
+    if parameters.family != "cox":
+        return [about]
+    time, event, censored, where = parameters.outcome, parameters.event, parameters.censored, parameters.where
+    ends = ends_request(time, event, censored, parameters.edges, where, columns)
+    return [about.model_copy(update={"outcome": event_condition(event, censored, columns)}), ends]
 
 
 def _check_units(parameters: RegressionParameters, encoding: LinearEncoding) -> None:
@@ -202,22 +230,46 @@ def _units(study: Study) -> Mapping[str, float]:
 
 def _model(study: Study) -> tuple[LinearEncoding, float]:
     """Terms and outcome, and the largest mean of counts."""
-    agreed = AgreedStudy(study)
-    task = agreed.task(study.tasks[-1].label).task
+    task = AgreedStudy(study).task(study.tasks[-1].label).task
     if isinstance(task, NewtonStep):
         return task.encoding, float(task.parameters.most)
+    if isinstance(task, HazardStep):
+        return task.encoding, 1.0
     (encoding,) = task.encodings  # type: ignore[attr-defined]  # of "tables"
     return encoding, 1.0
 
 
-def _start(family: newton.Family, first: Release, encoding: LinearEncoding, most: float) -> tuple[Floats, Floats]:
-    """W and the first gamma, of the moments."""
+def _expected_fit(study: Study, cohort: int, records: int, encoding: LinearEncoding, most: float) -> NewtonFit:
+    """At half of the largest mean."""
+    family = study.parameters["family"]
+    blocks = expected_regression(encoding, float(records))
+    gram = symmetric(blocks["diagonal"], blocks["cross"])[:-1, :-1]
+    whiten = newton.whitening(gram, 0.0)
+    mean = 0.5 if family == "logistic" else most / 2.0
+    variance = mean * (1.0 - mean) if family == "logistic" else mean
+    information = whiten @ gram @ whiten * variance
+    point, released = np.zeros(len(gram)), []
+    for label in STEPS:
+        noise = released_noise(study, label, cohort)
+        released.append(NewtonRelease(point, point, information, noise["score"], noise["diagonal"]))
+    return NewtonFit(whiten, released)
+
+
+def _fit(federation: Federation, first: Release, encoding: LinearEncoding, most: float) -> NewtonFit:
+    """Run the later rounds; W and the first gamma are of the moments."""
+    family = federation.study.parameters["family"]
     moments = symmetric(first.values[f"{QUERY}/diagonal"], first.values[f"{QUERY}/cross"])
     gram, domain = moments[:-1, :-1], encoding.outcome
     half = domain.high / 2.0 - domain.low / 2.0
     outcomes = moments[:-1, -1] * half + gram[:, 0] * (domain.low + half)
     whiten = newton.whitening(gram, first.noise_std[f"{QUERY}/diagonal"])
-    return whiten, newton.first_point(family, gram, outcomes, whiten, most)
+    point, released = newton.first_point(family, gram, outcomes, whiten, most), list[NewtonRelease]()
+    for label in STEPS:
+        release = federation.sum(label, {WHITEN: whiten, POINT: point}, members=first.cohort)
+        released.append(_read(release, point))
+        fit = NewtonFit(whiten, tuple(released))
+        point = fit.point
+    return fit
 
 
 def _read(release: Release, at: Floats) -> NewtonRelease:
@@ -227,8 +279,10 @@ def _read(release: Release, at: Floats) -> NewtonRelease:
     return NewtonRelease(at, release.values["score"], information, release.noise_std["score"], release.noise_std["diagonal"])
 
 
-def _rows(fit: NewtonFit, encoding: LinearEncoding, name: str, per: Mapping[str, float]) -> Iterator[Row]:
+def _rows(fit: Fit, encoding: LinearEncoding, name: str, per: Mapping[str, float]) -> Iterator[Row]:
     for found in coefficients(fit, encoding, per=per):
+        if isinstance(fit, HazardFit) and found.term == "constant":
+            continue
         row: Row = {"term": found.term, "per": found.per, name: shown(ratio(found.answer))}
         yield row | {"log": shown(found.answer), "p_value": found.p_value} | without_interval(found)
 

@@ -20,6 +20,7 @@ from veilsum_privacy.tasks.feature_means import FeatureMeans
 from veilsum_privacy.tasks.gaussian_moments import GaussianMoments
 from veilsum_privacy.tasks.gradient import Gradient
 from veilsum_privacy.tasks.grams import Grams
+from veilsum_privacy.tasks.hazard_step import HazardStep
 from veilsum_privacy.tasks.local_head import LocalHead
 from veilsum_privacy.tasks.local_training import LocalTraining
 from veilsum_privacy.tasks.newton_step import NewtonStep
@@ -34,6 +35,7 @@ _ALL: tuple[type[Task[Any]], ...] = (
     Statistics,
     Tables,
     NewtonStep,
+    HazardStep,
     FeatureMeans,
     GaussianMoments,
     ClassMoments,

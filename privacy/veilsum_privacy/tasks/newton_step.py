@@ -120,7 +120,7 @@ class NewtonStep(PersonTask[NewtonStepParameters]):
 
     def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats]:
         whiten, point = (
-            _broadcast(broadcast, name, shape) for name, shape in ((WHITEN, (self.p, self.p)), (POINT, (self.p,)))
+            broadcast_array(broadcast, name, shape) for name, shape in ((WHITEN, (self.p, self.p)), (POINT, (self.p,)))
         )
         records, counted = self.counted(records)
         reads = sorted(self.encoding.reads)
@@ -133,8 +133,8 @@ class NewtonStep(PersonTask[NewtonStepParameters]):
 
     def _rows(self, z: Floats, outcome: Floats, known: NDArray[np.bool_], whiten: Floats, point: Floats) -> Floats:
         p, domain = self.parameters, self.encoding.outcome
-        white = _products(z, whiten)
-        mean, variance = mean_of(p.family, _products(white, point[:, None])[:, 0], p.most)
+        white = row_products(z, whiten)
+        mean, variance = mean_of(p.family, row_products(white, point[:, None])[:, 0], p.most)
         residual = (outcome + 1.0) * (domain.high / 2.0 - domain.low / 2.0) + domain.low - mean
         white *= (p.length / np.maximum(row_norms(white), p.length))[:, None]
         score, diagonal, *cross = self.layout().blocks
@@ -159,7 +159,7 @@ def check_outcome(family: Family, encoding: LinearEncoding) -> None:
         raise HostileInput(f"A Poisson regression explains a number that is 0 or more; {what} is not.")
 
 
-def _products(rows: Floats, matrix: Floats) -> Floats:
+def row_products(rows: Floats, matrix: Floats) -> Floats:
     """``rows @ matrix``, each row's to the last bit the same whatever rows stand beside it, as BLAS' are not."""
     found = np.zeros((len(rows), matrix.shape[1]))
     for place in range(matrix.shape[0]):
@@ -167,7 +167,12 @@ def _products(rows: Floats, matrix: Floats) -> Floats:
     return found
 
 
-def _broadcast(broadcast: Mapping[str, Floats], name: str, shape: tuple[int, ...]) -> Floats:
+def broadcast_array(broadcast: Mapping[str, Floats], name: str, shape: tuple[int, ...]) -> Floats:
+    """An array of a broadcast.
+
+    Raises:
+        HostileInput: it is missing, of another shape, or holds what is not finite or beyond :data:`LARGEST_ENTRY`.
+    """
     array = broadcast.get(name)
     if array is None or array.shape != shape or not np.isfinite(array).all() or np.abs(array).max() > LARGEST_ENTRY:
         raise HostileInput(f"The broadcast must hold {name} of shape {shape}, of numbers up to {LARGEST_ENTRY:g}.")

@@ -1,0 +1,290 @@
+"""Proportional hazards by a few noised Newton steps: a Cox regression whose baseline is constant in each of some periods.
+
+The hazard at time u of a record with terms x is exp(alpha_j + (x - centre)' W gamma) in period j. Cox's partial likelihood
+has sums over everyone at risk at each event, in which a record stands many times; this likelihood is a sum over records, and
+with as many periods as the events bear its coefficients are Cox's. A first release tells how many ended in which interval,
+and the moments of the terms and of the events: whitening, periods of about equally many events, a baseline and a first
+gamma. Each later release gives score and information at one point (alpha, gamma), and the next point is a joint Newton step
+of all releases so far. The baseline's error is thus in the covariance. Measured: docs/results.md, "Regression".
+
+In gamma the terms have about the identity for their covariance at any data, so one length C bounds all records well. The
+centre is the mean of the terms at the events: there the information of hazards and terms together is about 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum_aggregation.figures import Drowned
+from veilsum_aggregation.newton import (
+    FLOOR,
+    LONGEST_STEP,
+    OLD_INFORMATION,
+    OLD_SCORE,
+    WEAKEST,
+    limited,
+    release_shares,
+    unconverged,
+)
+from veilsum_aggregation.regression import Fit, too_weak
+
+Floats = NDArray[np.float64]
+
+FIRST_STEP = 1.5
+"""Longest first gamma: the association with the event overstates that with the hazard."""
+
+SHORTEST, LONGEST = 1.25, 5.0
+"""C in units of sqrt p, the root mean square of the whitened terms, lies between these. A shortened record weighs less, which
+matters where hazards are not proportional: the fit is then of other weights than Cox's."""
+
+INFORMATION_NOISE, SCORE_NOISE = 0.25, 1.0
+"""C is so large that the noise of the information is this share of it, or the noise of the score this share of sampling's."""
+
+EVENTS = 16.0
+"""Events of a period, in units of the noise on its own score."""
+
+MOST_PERIODS = 20
+
+
+@dataclass(frozen=True)
+class FirstSums:
+    """What the first release tells.
+
+    Attributes:
+        gram: A (p + 1, p + 1) = sum c^2 (1, x)(1, x)', with weights c <= 1.
+        events: sum c^2 (1, x) of the records with an event, (p + 1,).
+        gram_std: of the noise on the diagonal of A.
+        died, left: events and censored records by interval, (b,).
+        beyond: records past the last interval.
+        ends: of the intervals, (b + 1,).
+    """
+
+    gram: Floats
+    events: Floats
+    gram_std: float
+    died: Floats
+    left: Floats
+    beyond: float
+    ends: Floats
+
+
+@dataclass(frozen=True)
+class HazardModel:
+    """The coordinates of a fit and where it begins.
+
+    Attributes:
+        whiten: W (p, p), symmetric.
+        centre: (p,).
+        length: C.
+        periods: their ends, (P + 1,).
+        events: in each period, (P,).
+        point: alpha and gamma, (P + p,).
+    """
+
+    whiten: Floats
+    centre: Floats
+    length: float
+    periods: Floats
+    events: Floats
+    point: Floats
+
+
+def first_model(sums: FirstSums, score_std: float, hazard_std: float, information: float) -> HazardModel:
+    """Coordinates and first point.
+
+    Args:
+        sums: of the first release.
+        score_std, hazard_std: of the noise in each value of the last release's score, of terms of length 1 and of hazards.
+        information: noise of the information on terms of length 1, in units of ``score_std``.
+    """
+    p, gram, std = len(sums.gram) - 1, sums.gram, sums.gram_std
+    number = max(float(gram[0, 0]), FLOOR * std, 1e-9)
+    mean = gram[1:, 0] / number
+    values, vectors = np.linalg.eigh(gram[1:, 1:] / number - np.outer(mean, mean))
+    least = max(FLOOR * std / number * math.sqrt(2.0 * p), 1e-9 * max(float(values[-1]), 1e-300))
+    whiten = np.asarray((vectors / np.sqrt(np.maximum(values, least))) @ vectors.T, dtype=np.float64)
+    weight = float(sums.events[0])
+    centre = np.clip(sums.events[1:] / weight, -1.0, 1.0) if weight > FLOOR * std and weight > 0.0 else mean
+    gamma = limited(whiten @ (centre - mean), FIRST_STEP)
+
+    total = max(float(sums.died.sum()), 1.0)
+    count = MOST_PERIODS if hazard_std == 0.0 else int(np.clip(total / (EVENTS * hazard_std), 1.0, MOST_PERIODS))
+    periods = _periods(sums, count)
+    events = np.maximum(_between(sums, np.maximum(sums.died, 0.0), periods), 0.3 * total / (len(periods) - 1))
+    ending = sums.died + sums.left
+    later = np.append(np.cumsum(ending[::-1])[::-1][1:], 0.0) + sums.beyond
+    spent = np.diff(sums.ends) * np.maximum(later + 0.5 * ending, 1.0)
+    least_spent = 1e-6 * float(spent.sum())
+    marginal = np.log(events / np.maximum(_between(sums, spent, periods), least_spent))
+    point = np.concatenate([marginal + 0.5 * float(gamma @ gamma), gamma])
+
+    length = LONGEST
+    if score_std > 0.0:
+        reach = math.sqrt(INFORMATION_NOISE * total / (score_std * information * math.sqrt(2.0 * p)))
+        length = min(reach, SCORE_NOISE * math.sqrt(total) / score_std) / math.sqrt(p)
+    return HazardModel(whiten, centre, min(max(length, SHORTEST), LONGEST) * math.sqrt(p), periods, events, point)
+
+
+def _periods(sums: FirstSums, count: int) -> Floats:
+    """Ends of periods with about equally many events."""
+    died = np.concatenate([[0.0], np.cumsum(np.maximum(sums.died, 0.0))])
+    inner = np.interp(np.linspace(0.0, 1.0, count + 1)[1:-1] * max(died[-1], 1.0), died, sums.ends)
+    ends = np.concatenate([sums.ends[:1], inner, sums.ends[-1:]])
+    shortest = 1e-3 * float(sums.ends[-1] - sums.ends[0])
+    kept = [ends[0]]
+    for end in ends[1:-1]:
+        if end >= kept[-1] + shortest and end <= ends[-1] - shortest:
+            kept.append(end)
+    return np.array([*kept, ends[-1]])
+
+
+def _between(sums: FirstSums, amounts: Floats, periods: Floats) -> Floats:
+    """Amounts by interval, added up by period as if spread evenly within an interval."""
+    added = np.concatenate([[0.0], np.cumsum(amounts)])
+    return np.asarray(np.diff(np.interp(periods, sums.ends, added)), dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class HazardRelease:
+    """What one release tells, in units of the whitened terms.
+
+    Attributes:
+        at: alpha and gamma, (P + p,).
+        hazards: score of alpha, (P,).
+        score: of gamma, (p,).
+        cross: information of both, (P, p).
+        information: of gamma, (p, p).
+        hazard_std, score_std, cross_std, information_std: of the noise in each value; of the information on its diagonal,
+            above it 1 / sqrt 2 of that.
+    """
+
+    at: Floats
+    hazards: Floats
+    score: Floats
+    cross: Floats
+    information: Floats
+    hazard_std: float
+    score_std: float
+    cross_std: float
+    information_std: float
+
+
+@dataclass(frozen=True)
+class HazardFit(Fit):
+    """Where the releases so far lead. The first coefficient, a constant's, is 0: it is part of the baseline.
+
+    Attributes:
+        model: coordinates.
+        releases: in order, one or more.
+    """
+
+    model: HazardModel
+    releases: Sequence[HazardRelease]
+
+    @cached_property
+    def _information(self) -> tuple[Floats, Floats, Floats, float, float]:
+        """Of alpha (P,), of both (P, p), of gamma (p, p); the noise of the second and the third.
+
+        That of alpha, the expected events, is the events less the score.
+        """
+        stds = [release.information_std for release in self.releases]
+        shares = release_shares(stds, OLD_INFORMATION)
+        mean = {
+            name: np.tensordot(shares, np.array([getattr(release, name) for release in self.releases]), 1)
+            for name in ("hazards", "cross", "information")
+        }
+        cross_stds = [release.cross_std for release in self.releases]
+        hazards = np.maximum(self.model.events - mean["hazards"], 0.3 * self.model.events)
+        noise = [float(np.sqrt((shares**2) @ np.square(each))) for each in (cross_stds, stds)]
+        return hazards, mean["cross"], mean["information"], noise[0], noise[1]
+
+    @property
+    def reach(self) -> float:
+        """The operator norm that the noise of gamma's information has."""
+        return self._information[4] * math.sqrt(2.0 * len(self.model.whiten))
+
+    @cached_property
+    def _explained(self) -> Floats:
+        """What the information of gamma (p, p) loses because the baseline is fitted as well, less what noise adds to it."""
+        hazards, cross, _, cross_std, _ = self._information
+        return np.asarray(cross.T @ (cross / hazards[:, None]) - cross_std**2 * np.sum(1.0 / hazards) * np.eye(cross.shape[1]))
+
+    @cached_property
+    def _spectrum(self) -> tuple[Floats, Floats]:
+        values, vectors = np.linalg.eigh(self._information[2] - self._explained)
+        return values, vectors
+
+    @cached_property
+    def _matrix(self) -> Floats:
+        """The joint information (P + p, P + p), that of gamma given alpha with no eigenvalue below its noise."""
+        hazards, cross, _, _, _ = self._information
+        values, vectors = self._spectrum
+        least = max(self.reach, 1e-9 * float(np.abs(values).max()), 1e-300)
+        given = (vectors * np.maximum(values, least)) @ vectors.T
+        return np.block([[np.diag(hazards), cross], [cross.T, given + cross.T @ (cross / hazards[:, None])]])
+
+    @cached_property
+    def _score(self) -> tuple[Floats, Floats]:
+        """All scores, moved to the last point, and the variance of their noise, (P + p,)."""
+        last = self.releases[-1].at
+        shares = release_shares([release.score_std for release in self.releases], OLD_SCORE)
+        moved = [
+            np.concatenate([release.hazards, release.score]) - self._matrix @ (last - release.at) for release in self.releases
+        ]
+        sizes = len(self.model.events), len(self.model.whiten)
+        noise = [
+            np.repeat([release.hazard_std**2, release.score_std**2], sizes) * share**2
+            for release, share in zip(self.releases, shares, strict=True)
+        ]
+        return np.asarray(np.tensordot(shares, np.array(moved), 1)), np.sum(noise, axis=0)
+
+    @cached_property
+    def step(self) -> Floats:
+        """From the last point, (P + p,): gamma no farther than :data:`~veilsum_aggregation.newton.LONGEST_STEP`."""
+        whole = np.asarray(np.linalg.solve(self._matrix, self._score[0]), dtype=np.float64)
+        periods = len(self.model.events)
+        return np.concatenate([np.clip(whole[:periods], -1.0, 1.0), limited(whole[periods:], LONGEST_STEP)])
+
+    @property
+    def point(self) -> Floats:
+        """alpha and gamma, (P + p,), after the step."""
+        return np.asarray(self.releases[-1].at + self.step, dtype=np.float64)
+
+    @cached_property
+    def coefficients(self) -> Floats:
+        gamma = self.point[len(self.model.events) :]
+        return np.concatenate([[0.0], self.model.whiten @ gamma])
+
+    @cached_property
+    def _white_covariances(self) -> tuple[Floats, Floats]:
+        """Of gamma (p, p), by noise and by sampling.
+
+        With d = (a, g) the step, the noise of the information adds that of the information times d to the score's.
+        """
+        inverse, variance = np.linalg.inv(self._matrix), self._score[1]
+        _, _, _, cross_std, information_std = self._information
+        periods, p = len(self.model.events), len(self.model.whiten)
+        a, g = self.step[:periods], self.step[periods:]
+        middle = np.diag(variance)
+        middle[:periods, :periods] += cross_std**2 * float(g @ g) * np.eye(periods)
+        middle[periods:, periods:] += (cross_std**2 * float(a @ a) + information_std**2 / 2.0 * float(g @ g)) * np.eye(p)
+        middle[periods:, periods:] += information_std**2 / 2.0 * np.outer(g, g)
+        noise = inverse @ middle @ inverse
+        return np.asarray(noise[periods:, periods:]), np.asarray(inverse[periods:, periods:])
+
+    @cached_property
+    def covariances(self) -> tuple[Floats, Floats]:
+        whiten = self.model.whiten
+        noise, sampling = (np.pad(whiten @ matrix @ whiten, ((1, 0), (1, 0))) for matrix in self._white_covariances)
+        return noise, sampling
+
+    @property
+    def drowned(self) -> Drowned | None:
+        weak = too_weak(self.reach, float(self._spectrum[0][0]), WEAKEST)
+        return weak or unconverged(self.step[len(self.model.events) :], np.sum(self._white_covariances, axis=0))

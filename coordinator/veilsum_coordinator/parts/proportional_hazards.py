@@ -1,0 +1,168 @@
+"""Cox regression as tasks of a study, and as figures: ends of follow-up and moments first, then steps of "hazard-step"."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum_aggregation.hazards import MOST_PERIODS, FirstSums, HazardFit, HazardModel, HazardRelease, first_model
+from veilsum_aggregation.moments import symmetric
+from veilsum_coordinator.parts.expectations import released_noise
+from veilsum_coordinator.parts.federation import Federation, Release
+from veilsum_coordinator.parts.query_answers import expected_blocks
+from veilsum_coordinator.parts.query_requests import EdgeRange, QueryRequest
+from veilsum_node.errors import ConfigurationError
+from veilsum_privacy.securesum.agreed import AgreedStudy
+from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.hazard_step import (
+    CENTRE,
+    HAZARDS,
+    INFORMATION,
+    PERIODS,
+    POINT,
+    WHITEN,
+    HazardStepParameters,
+)
+from veilsum_privacy.tasks.queries.encodings import LinearEncoding, SurvivalEncoding
+from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn, Query
+from veilsum_privacy.tasks.tables import Tables
+
+Floats = NDArray[np.float64]
+
+ENDS = "ends"
+"""Name of the first release's query about ends of follow-up."""
+
+INTERVALS = 40
+"""Of time where nobody states edges."""
+
+
+def ends_request(
+    time: str, event: str, censored: Sequence[str], edges: tuple[float, ...] | EdgeRange, where: str, columns: Columns
+) -> QueryRequest:
+    """The query that tells how many ended when, and how."""
+    if not event or not censored:
+        raise ConfigurationError(
+            "A Cox regression states `event` and `censored`.", 'event = "status", censored = ["alive"], beside the time.'
+        )
+    if not edges:
+        domain = columns.number(time, "outcome")
+        edges = EdgeRange.model_validate({"from": domain.low, "to": domain.high, "steps": INTERVALS})
+    return QueryRequest(
+        name=ENDS, kind="survival", over=(time,), event=event, censored=tuple(censored), edges=edges, where=where
+    )
+
+
+def event_condition(event: str, censored: Sequence[str], columns: Columns) -> str:
+    """The condition that a time ended with the event."""
+    levels = [level for level in columns.levels(event, "event") if level not in censored]
+    return f"{_quoted(event, chr(34))} in ({', '.join(_quoted(level, chr(39)) for level in levels)})"
+
+
+def _quoted(text: str, mark: str) -> str:
+    return mark + text.replace(mark, mark * 2) + mark
+
+
+def hazard_step(time: str, query: Query, derived: Sequence[DerivedColumn]) -> HazardStepParameters:
+    """Parameters of the later rounds."""
+    return HazardStepParameters(
+        query=query.model_copy(update={"scale": 1}), derived=tuple(derived), time=time, periods=MOST_PERIODS
+    )
+
+
+def fit_hazards(federation: Federation, first: Release, query: str, steps: Sequence[str]) -> HazardFit:
+    """Run the later rounds.
+
+    Args:
+        federation: of the study.
+        first: the first release.
+        query: name of its query about terms.
+        steps: labels of the other rounds.
+    """
+    noise = released_noise(federation.study, steps[-1], len(first.cohort))
+    model = _model(federation.study, first.values, first.noise_std, query, noise)
+    point, released = model.point, list[HazardRelease]()
+    for label in steps:
+        release = federation.sum(label, broadcast_of(model, point), members=first.cohort)
+        released.append(_read(release.values, release.noise_std, model, point))
+        fit = HazardFit(model, tuple(released))
+        point = fit.point
+    return fit
+
+
+def expected_hazards(study: Study, cohort: int, records: int, query: str, steps: Sequence[str]) -> HazardFit:
+    """The fit that is expected where half of the records have the event, and no term has to do with it."""
+    blocks = {
+        f"{encoding.query.name}/{name}": values
+        for encoding in _encodings(study)
+        for name, values in expected_blocks(encoding, float(records)).items()
+    }
+    last = released_noise(study, steps[-1], cohort)
+    model = _model(study, blocks, dict.fromkeys(blocks, 0.0), query, last)
+    periods, p = len(model.events), len(model.whiten)
+    information = np.eye(p) * float(model.events.sum())
+    many = MOST_PERIODS
+    shapes = {"score": p, "hazards": many, "cross": (many, p), "diagonal": p, "upper": p * (p - 1) // 2}
+    values = {name: np.zeros(shape) for name, shape in shapes.items()}
+    found = []
+    for label in steps:
+        read = _read(values, released_noise(study, label, cohort), model, np.zeros(periods + p))
+        found.append(HazardRelease(**{**vars(read), "information": information}))
+    return HazardFit(model, found)
+
+
+def _encodings(study: Study) -> Sequence[LinearEncoding | SurvivalEncoding]:
+    task = AgreedStudy(study).tasks[0].task
+    encodings = task.encodings if isinstance(task, Tables) else ()
+    return [each for each in encodings if isinstance(each, LinearEncoding | SurvivalEncoding)]
+
+
+def _model(
+    study: Study, values: Mapping[str, Floats], stds: Mapping[str, float], query: str, last: Mapping[str, float]
+) -> HazardModel:
+    """Coordinates, of the first release and of the noise of the last one."""
+    (ends,) = (each for each in _encodings(study) if isinstance(each, SurvivalEncoding))
+    moments = symmetric(values[f"{query}/diagonal"], values[f"{query}/cross"])
+    gram, table = moments[:-1, :-1], values[f"{ENDS}/ends"][0]
+    edges = np.array([ends.domain.scale(edge) for edge in ends.query.edges])
+    sums = FirstSums(
+        gram=gram,
+        events=(moments[:-1, -1] + gram[:, 0]) / 2.0,  # an event is 1, and no event -1
+        gram_std=stds[f"{query}/diagonal"],
+        died=table[:, 1:].sum(axis=1),
+        left=table[:, 0],
+        beyond=float(values[f"{ENDS}/beyond"][0]),
+        ends=edges / 2.0 + 0.5,
+    )
+    return first_model(sums, last["score"], last["hazards"], 1.0 / INFORMATION)
+
+
+def broadcast_of(model: HazardModel, point: Floats) -> dict[str, Floats]:
+    """What sites are told: whitened terms as long as their bound have length 1, and periods that are not used are empty."""
+    used = len(model.events)
+    unused = np.full(MOST_PERIODS - used, model.periods[-1])
+    return {
+        WHITEN: model.whiten / model.length,
+        CENTRE: model.centre,
+        POINT: point[used:] * model.length,
+        PERIODS: np.clip(np.concatenate([model.periods, unused]), 0.0, 1.0),
+        HAZARDS: np.concatenate([point[:used], np.zeros(len(unused))]),
+    }
+
+
+def _read(values: Mapping[str, Floats], stds: Mapping[str, float], model: HazardModel, at: Floats) -> HazardRelease:
+    """A release in units of the whitened terms."""
+    used, size = len(model.events), model.length
+    upper = values.get("upper", np.zeros(0))
+    return HazardRelease(
+        at=at,
+        hazards=values["hazards"][:used],
+        score=values["score"] * size,
+        cross=values["cross"][:used] * size,
+        information=symmetric(values["diagonal"], upper) * size**2,
+        hazard_std=stds["hazards"],
+        score_std=stds["score"] * size,
+        cross_std=stds["cross"] * size,
+        information_std=stds["diagonal"] * size**2,
+    )

@@ -1,0 +1,160 @@
+"""The task "hazard-step": score and information of a proportional hazards model at a broadcast point, for one Newton step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from veilsum_node.errors import HostileInput
+from veilsum_node.fields import Frozen
+from veilsum_privacy.mechanism.clipping import row_norms
+from veilsum_privacy.study.schema import ColumnName, DatasetSchema
+from veilsum_privacy.tasks.base import Block, Floats, Layout, Records, batches
+from veilsum_privacy.tasks.newton_step import MOST_COEFFICIENTS, broadcast_array, row_products
+from veilsum_privacy.tasks.persons import PersonParameters, PersonTask
+from veilsum_privacy.tasks.queries.conditions import number_cells
+from veilsum_privacy.tasks.queries.encodings import LinearEncoding
+from veilsum_privacy.tasks.queries.language import MAX_QUERIES, Columns, DerivedColumn, Query
+
+WHITEN, CENTRE, POINT, PERIODS, HAZARDS = "cox.whiten", "cox.centre", "cox.point", "cox.periods", "cox.hazards"
+"""Broadcast arrays: W (p, p), the centre (p,), gamma (p,), the ends of the periods (P + 1,) in [0, 1], log hazards (P,)."""
+
+HAZARD, CROSS, INFORMATION = 0.25, 0.4, 0.75
+"""Weights of the hazards' score, and of the information of hazards with terms, and of terms, beside the terms' score."""
+
+MOST = 3.0
+"""M: a record is followed until so many events were expected of it."""
+
+STEEPEST = 60.0
+"""Largest log of a record's hazard; e^60 in any period ends the following at once."""
+
+
+class HazardStepParameters(PersonParameters):
+    """Parameters of :class:`HazardStep`; all public and independent of the data.
+
+    Attributes:
+        query: of kind ``linear``: terms, condition, and as outcome the condition that the time ended with the event.
+        derived: columns that it uses beside the schema's.
+        time: numeric column; who reaches its upper bound is past the horizon.
+        periods: P, pieces of time with one hazard each.
+    """
+
+    query: Query
+    derived: tuple[DerivedColumn, ...] = Field(default=(), max_length=MAX_QUERIES)
+    time: ColumnName
+    periods: int = Field(ge=1, le=256)
+
+
+class HazardStep(PersonTask[HazardStepParameters]):
+    """Score and information of a hazard exp(alpha_j + z' gamma) in period j, z = W (terms - centre), at a broadcast point.
+
+    With the time u in [0, 1] and o_j of it within period j, mu_j = o_j exp(alpha_j + z' gamma) events are expected there. A
+    record is followed until the mu_j add up to min(M, 1 / |z|), or its time ends; d_j is 1 in the period of an event before
+    that. Where the following ends depends on terms and point alone, so residuals r_j = d_j - mu_j stay a martingale's, and
+    the score has the mean 0 at the true point. Terms are shortened to length 1: x = z min(1, 1 / |z|).
+
+    Blocks: ``score`` (p,) sum x sum_j r_j; ``hazards`` (P,) r_j; ``cross`` (P, p) mu_j x; ``diagonal`` (p,) and ``upper``
+    (p (p - 1) / 2,) of x x' sum_j mu_j, the entries above the diagonal row by row with sqrt 2 times the weight.
+
+    Sensitivity. Let L = sum_j mu_j <= min(M, 1 / |x|), and a, b, k be the weights. Without an event the squared norm is at
+    most L^2 (|x|^2 + a^2 + b^2 |x|^2 + k^2 |x|^4). It grows with L, and at the largest L first with |x|, up to 1 / M; from
+    there it is convex in |x|^2. So it is at most the larger of n(1 / M) = 1 + a^2 M^2 + b^2 + k^2 / M^2 and
+    n(1) = 1 + a^2 + b^2 + k^2. With an event |x|^2 (1 - L)^2 stands for |x|^2 L^2, and sum_j r_j^2 <= 1 + L^2 for L^2: convex
+    in L, so at most 1 + a^2 at L = 0; at the largest L, which is 1 or more, (1 - L)^2 <= L^2, so at most a^2 more than
+    without. Together D^2 = a^2 + max(n(1 / M), n(1)), for any broadcast. A person whose records count at most m times changes
+    the sum by m D.
+
+    A record without one of the terms, its time or how it ended, or that does not meet the condition, adds zero.
+    """
+
+    name = "hazard-step"
+    disclosures = ("joint",)
+    Parameters: ClassVar[type[Frozen]] = HazardStepParameters
+
+    def __init__(self, parameters: HazardStepParameters, schema: DatasetSchema) -> None:
+        super().__init__(parameters, schema)
+        self._columns = Columns(schema, parameters.derived)
+        self.encoding = LinearEncoding(parameters.query, self._columns)
+        self._columns.number(parameters.time, self.encoding.what)
+        if self.encoding.event is None:
+            raise HostileInput(f"{self.encoding.what}: the outcome {parameters.query.outcome!r} is a number, and no event.")
+        if parameters.time in {*parameters.query.over, *self.encoding.explained}:
+            raise HostileInput(
+                f"{self.encoding.what}: the time {parameters.time!r} explains itself.", "Leave it out of `over`."
+            )
+        if self.p > MOST_COEFFICIENTS:
+            raise HostileInput(f"The model has {self.p} coefficients; at most {MOST_COEFFICIENTS} can be.", "Use fewer terms.")
+
+    @property
+    def p(self) -> int:
+        """Number of coefficients."""
+        return len(self.encoding.terms)
+
+    def layout(self) -> Layout:
+        periods = self.parameters.periods
+        blocks = (
+            Block("score", (self.p,), 1.0),
+            Block("hazards", (periods,), HAZARD),
+            Block("cross", (periods, self.p), CROSS),
+            Block("diagonal", (self.p,), INFORMATION),
+            Block("upper", (self.p * (self.p - 1) // 2,), INFORMATION * math.sqrt(2.0)),
+        )
+        return Layout(tuple(block for block in blocks if block.size))
+
+    def clip(self) -> float:
+        common = HAZARD**2 + 1.0 + CROSS**2
+        few = (HAZARD * MOST) ** 2 + (INFORMATION / MOST) ** 2
+        return math.sqrt(common + max(few, HAZARD**2 + INFORMATION**2)) * self.most_rows
+
+    def example_broadcast(self, sites: int) -> dict[str, Floats]:
+        periods = self.parameters.periods
+        point = {WHITEN: np.eye(self.p), CENTRE: np.zeros(self.p), POINT: np.zeros(self.p)}
+        return {**point, PERIODS: np.linspace(0.0, 1.0, periods + 1), HAZARDS: np.zeros(periods)}
+
+    def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats]:
+        p, periods = self.p, self.parameters.periods
+        shapes = {WHITEN: (p, p), CENTRE: (p,), POINT: (p,), PERIODS: (periods + 1,), HAZARDS: (periods,)}
+        given = {name: broadcast_array(broadcast, name, shape) for name, shape in shapes.items()}
+        ends = given[PERIODS]
+        if ends[0] < 0.0 or ends[-1] > 1.0 or np.any(np.diff(ends) < 0.0):
+            raise HostileInput(f"{PERIODS} must ascend from 0 to 1.")
+        records, counted = self.counted(records)
+        reads = sorted(self.encoding.reads | {self.parameters.time})
+        for part in batches(len(records), self.layout().size):
+            cells = self._columns.cells(records.take(part), reads)
+            group = np.where(counted[part] & cells[self.parameters.time].present, 0, -1)
+            if self.encoding.condition is not None:
+                group = np.where(self.encoding.condition.holds(cells), group, -1)
+            z, ended, known = self.encoding.design(cells, group)
+            time = number_cells(cells, self.parameters.time).x / 2.0 + 0.5
+            yield self._rows(z[:, 1:], time, ended > 0.0, given) * known[:, None]
+
+    def _rows(self, terms: Floats, time: Floats, ended: NDArray[np.bool_], given: Mapping[str, Floats]) -> Floats:
+        ends = given[PERIODS]
+        white = row_products(terms - given[CENTRE], given[WHITEN])
+        slopes = row_products(white, given[POINT][:, None])
+        spent = np.clip(time[:, None], ends[:-1], ends[1:]) - ends[:-1]
+        expected = np.cumsum(spent * np.exp(np.clip(given[HAZARDS] + slopes, -STEEPEST, STEEPEST)), axis=1)
+        length = row_norms(white)
+        white *= (1.0 / np.maximum(length, 1.0))[:, None]
+        limit = 1.0 / np.clip(length, 1.0 / MOST, 1.0)
+        died = ended & (expected[:, -1] <= limit) & (time <= ends[-1]) & (time < 1.0)
+        mean = np.diff(np.minimum(expected, limit[:, None]), axis=1, prepend=0.0)
+        residual = -mean
+        period = np.clip(np.searchsorted(ends, time, side="left") - 1, 0, len(ends) - 2)
+        residual[np.arange(len(time)), period] += died
+        whole, both = mean.sum(axis=1, keepdims=True), residual.sum(axis=1, keepdims=True)
+        upper = np.triu_indices(self.p, 1)
+        values = {
+            "score": white * both,
+            "hazards": residual,
+            "cross": (mean[:, :, None] * white[:, None, :]).reshape(len(time), -1),
+            "diagonal": white**2 * whole,
+            "upper": white[:, upper[0]] * white[:, upper[1]] * whole,
+        }
+        return np.hstack([block.weight * values[block.name] for block in self.layout().blocks])
