@@ -20,10 +20,10 @@ FORMATS = ("csv", "html", "latex", "svg", "png")
 
 PARTS = ("value", "noise_error", "sampling_error", "low", "high", "std_error")
 
-DRAWN = ("odds_ratio", "rate_ratio", "coefficient", "mean", "value", "share", "count", "correlation")
+DRAWN = ("odds_ratio", "rate_ratio", "hazard_ratio", "coefficient", "mean", "value", "share", "count", "correlation")
 """Figures that a picture can be of, the first one that a table has."""
 
-RATIOS = ("odds_ratio", "rate_ratio")
+RATIOS = ("odds_ratio", "rate_ratio", "hazard_ratio")
 
 Row = Mapping[str, Any]
 

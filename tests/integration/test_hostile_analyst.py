@@ -28,6 +28,7 @@ from veilsum_privacy.study.study import Study, parse_study
 from veilsum_privacy.tasks.base import RecordTask
 from veilsum_privacy.tasks.class_moments import ClassMoments
 from veilsum_privacy.tasks.features import CENTRE
+from veilsum_privacy.tasks.hazard_step import HAZARDS, PERIODS
 from veilsum_privacy.tasks.newton_step import LARGEST_ENTRY, POINT, WHITEN
 from veilsum_privacy.tasks.tables import Tables
 from veilsum_privacy.training.arrays import MODEL
@@ -122,6 +123,7 @@ def test_a_model_beyond_all_bounds_is_refused_without_a_record(worlds: Beside, s
 
 
 ODDS = {"family": "logistic", "outcome": "y = 'c0'", "over": ["x0", "x1"]}
+HAZARD = {"family": "cox", "outcome": "x1", "event": "y", "censored": ["c0"], "over": ["x0"]}
 
 
 @pytest.mark.parametrize(
@@ -129,6 +131,8 @@ ODDS = {"family": "logistic", "outcome": "y = 'c0'", "over": ["x0", "x1"]}
     [
         ("regression", ODDS, "newton-1", WHITEN, LARGEST_ENTRY, 2 * LARGEST_ENTRY),
         ("regression", ODDS, "newton-1", POINT, LARGEST_ENTRY, 1e300),
+        ("regression", HAZARD, "newton-1", HAZARDS, LARGEST_ENTRY, 1e300),
+        ("regression", HAZARD, "newton-1", PERIODS, 1.0, 1.5),
         ("fedcgs", {}, "class-moments", CENTRE, 1e99, 1e101),
     ],
 )

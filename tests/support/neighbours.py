@@ -19,7 +19,7 @@ from veilsum_privacy.computation.contribution import compute_sum
 from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, Column, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.study import NoiseKind, PrivacyDemand, Study, TaskDeclaration, Unit
-from veilsum_privacy.tasks import TASKS, build_task
+from veilsum_privacy.tasks import TASKS, build_task, hazard_step
 from veilsum_privacy.tasks.base import Floats, Records, RecordTask
 from veilsum_privacy.tasks.class_mixtures import CENTRES
 from veilsum_privacy.tasks.features import CENTRE
@@ -402,7 +402,31 @@ class _NewtonStep(Neighbours):
         return record
 
 
+class _HazardStep(Neighbours):
+    """The worst record has an event late, when most was expected of it already; whitened, it is as long as may be."""
+
+    def settings(self) -> tuple[Setting, ...]:
+        broadcast = {
+            hazard_step.WHITEN: 4.0 * np.eye(2),
+            hazard_step.CENTRE: np.array([0.0, 0.5]),
+            hazard_step.POINT: np.array([1.0, -1.0]),
+            hazard_step.PERIODS: np.array([0.0, 0.5, 1.0]),
+            hazard_step.HAZARDS: np.array([2.0, -3.0]),
+        }
+        asked = {"name": "fit", "kind": "linear", "over": ("n0", "k0"), "outcome": "y = 'c1'"}
+        parameters = {"query": asked, "time": "n1", "periods": 2}
+        return (Setting("ends", "hazard-step", schema(2, categories=(2,)), parameters, broadcast),)
+
+    def worst(self, setting: Setting) -> Records:
+        record = random_records(np.random.default_rng(0), 1, setting.schema, complete=True)
+        record.features[:] = [[1.0, 0.9, 1.0, 0.0]]
+        assert record.labels is not None
+        record.labels[:] = 0
+        return record
+
+
 NEIGHBOURS: Mapping[str, Neighbours] = {
+    "hazard-step": _HazardStep(),
     "newton-step": _NewtonStep(),
     "evaluation": _Evaluation(),
     "feature-means": _Moments(_FEATURE_MEANS),

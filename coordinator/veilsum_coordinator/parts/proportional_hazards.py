@@ -57,6 +57,10 @@ def ends_request(
 def event_condition(event: str, censored: Sequence[str], columns: Columns) -> str:
     """The condition that a time ended with the event."""
     levels = [level for level in columns.levels(event, "event") if level not in censored]
+    if not levels:
+        raise ConfigurationError(
+            f"`censored` names all categories of {event!r}, so none is an event.", "Leave out those that are."
+        )
     return f"{_quoted(event, chr(34))} in ({', '.join(_quoted(level, chr(39)) for level in levels)})"
 
 

@@ -1,0 +1,282 @@
+"""Cox regression: lifelines without noise, intervals that cover with it, and a bound that no broadcast exceeds."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import statsmodels.api as sm
+from lifelines import CoxPHFitter
+
+from support.memory import MemoryFederation, split_records
+from support.randomness import SeededRandom
+from veilsum.compile import PrivacyRequest, StudyRequest, compile_study, draft_study
+from veilsum.exports import plot, to_csv
+from veilsum.plan import plan_study
+from veilsum_aggregation.hazards import MOST_PERIODS
+from veilsum_coordinator.methods import METHODS
+from veilsum_node.errors import ConfigurationError, HostileInput
+from veilsum_privacy.securesum.agreed import AgreedStudy
+from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
+from veilsum_privacy.study.study import Study, parse_study
+from veilsum_privacy.tasks.base import Records
+from veilsum_privacy.tasks.hazard_step import CENTRE, HAZARDS, MOST, PERIODS, POINT, WHITEN, HazardStep
+from veilsum_privacy.tasks.newton_step import LARGEST_ENTRY
+
+SITES = [f"site-{index}" for index in range(4)]
+HORIZON = 5.0
+SCHEMA = DatasetSchema(
+    columns=(
+        NumberColumn(name="age", low=20, high=90, unit="years"),
+        NumberColumn(name="size", low=0, high=1),
+        CategoryColumn(name="arm", categories=("a", "b")),
+        NumberColumn(name="time", low=0, high=HORIZON, unit="years"),
+        CategoryColumn(name="end", categories=("alive", "died", 'it\'s "other"')),
+    ),
+    max_records=20_000,
+)
+COX: dict[str, Any] = {
+    "family": "cox", "outcome": "time", "event": "end", "censored": ["alive"], "over": ["age", "size", "arm"],
+}  # fmt: skip
+TRUTH = np.array([0.02, 0.9, -0.5])
+
+
+def records_of(n: int, seed: int = 0) -> tuple[Records, np.ndarray, np.ndarray, np.ndarray]:
+    """Records with hazards that first rise; their terms (n, 3) in own units, times, and who had an event."""
+    rng = np.random.default_rng(seed)
+    terms = np.column_stack([rng.normal(60, 12, n).clip(20, 90), rng.random(n), rng.integers(0, 2, n)])
+    rate = 0.12 * np.exp((terms - [60, 0.5, 0.5]) @ TRUTH)
+    died, left = (rng.exponential(size=n) / rate) ** (1 / 1.4), rng.uniform(0, 12, n)
+    time = np.minimum(np.minimum(died, left), HORIZON)
+    event = (died <= left) & (died < HORIZON)
+    features, present = np.zeros((n, SCHEMA.width)), np.ones((n, SCHEMA.width), dtype=np.bool_)
+    features[:, 0], features[:, 1] = (terms[:, 0] - 20) / 35 - 1, terms[:, 1] * 2 - 1
+    features[np.arange(n), 2 + terms[:, 2].astype(int)] = 1.0
+    features[:, 4] = time / (HORIZON / 2) - 1
+    features[np.arange(n), 5 + event * (1 + (np.arange(n) % 3 == 0))] = 1.0
+    return Records(features, present, None), terms, time, event
+
+
+def request_of(parameters: dict[str, Any], epsilon: float | None) -> StudyRequest:
+    privacy = PrivacyRequest(noise="none") if epsilon is None else PrivacyRequest(epsilon=epsilon)
+    return StudyRequest(
+        name="fit", method="regression", dataset="records", data=SCHEMA, parameters=parameters, privacy=privacy,
+        expected_records=1250,
+    )  # fmt: skip
+
+
+def common() -> dict[str, Any]:
+    random = SeededRandom(7)
+    return {"federation_id": "ab" * 32, "coordinator": "hub", "participants": SITES, "clock": lambda: 1000, "random": random}
+
+
+def compiled(parameters: dict[str, Any], epsilon: float | None) -> Study:
+    return compile_study(request_of(parameters, epsilon), **common())
+
+
+def run(study: Study, records: Records, seed: int = 0) -> dict[str, Any]:
+    return dict(METHODS["regression"].run(MemoryFederation(study, split_records(records, 4), seed)).summary)
+
+
+def test_without_noise_it_is_lifelines() -> None:
+    records, terms, time, event = records_of(8000)
+    frame = pd.DataFrame(terms, columns=["age", "size", "arm"]).assign(time=time, event=event)
+    model = CoxPHFitter().fit(frame, "time", "event")
+    study = compiled({**COX, "per": {"age": 10.0}}, None)
+    assert parse_study(study.to_bytes()) == study
+    summary = run(study, records)
+    rows = summary["coefficients"]
+    assert [(row["term"], row["per"]) for row in rows] == [("age", "10 years"), ("size", "1"), ("arm b", "")]
+    for row, value, error, unit in zip(rows, model.params_, model.standard_errors_, (10.0, 1.0, 1.0), strict=True):
+        figure = row["log"]
+        assert figure["value"] == pytest.approx(unit * value, abs=0.2 * unit * error)
+        assert figure["noise_error"] == 0.0
+        assert figure["sampling_error"] == pytest.approx(unit * error, rel=0.05)
+        for end in ("value", "low", "high"):
+            assert row["hazard_ratio"][end] == pytest.approx(math.exp(figure[end]))
+    (test,) = summary["coefficients tests"]
+    assert (test["degrees"], test["of"]) == (3, "time")
+    assert summary["queries"][0]["outcome"] == "time"
+    assert to_csv(rows).startswith("term,per,hazard_ratio,hazard_ratio_noise_error")
+    picture = plot("coefficients", rows, "svg")
+    assert picture is not None
+    assert b"hazard ratio" in picture.replace(b"_", b" ")
+
+
+def test_without_noise_it_is_a_poisson_regression_of_periods() -> None:
+    """Of one row a record and period, with the time at risk for its offset (Holford 1980)."""
+    records, terms, time, event = records_of(3000, 4)
+    study = compiled(COX, None)
+    federation = MemoryFederation(study, split_records(records, 4))
+    seen: list[dict[str, np.ndarray]] = []
+    sums = federation.sum
+
+    def watched(label: str, broadcast: Any = None, **more: Any) -> Any:
+        seen.append(dict(broadcast or {}))
+        return sums(label, broadcast, **more)
+
+    federation.sum = watched  # type: ignore[method-assign]
+    rows = METHODS["regression"].run(federation).summary["coefficients"]
+    ends = np.unique(seen[-1][PERIODS]) * HORIZON
+    spent = np.clip(time[:, None], ends[:-1], ends[1:]) - ends[:-1]
+    last = np.searchsorted(ends, time, side="left") - 1
+    dead = (np.arange(len(ends) - 1) == last[:, None]) & event[:, None]
+    who, period = np.nonzero(spent > 0)
+    design = np.hstack([terms[who], (period[:, None] == np.arange(len(ends) - 1)).astype(float)])
+    fit = sm.GLM(dead[who, period], design, family=sm.families.Poisson(), offset=np.log(spent[who, period])).fit()
+    for row, value, error in zip(rows, fit.params[:3], fit.bse[:3], strict=True):
+        assert row["log"]["value"] == pytest.approx(value, abs=0.05 * error)
+        assert row["log"]["sampling_error"] == pytest.approx(error, rel=0.03)
+
+
+def test_with_noise_intervals_cover_and_are_as_wide_as_planned() -> None:
+    study, covered, widths = compiled(COX, 3.0), [], []
+    for seed in range(25):
+        rows = run(study, records_of(5000, seed)[0], seed)["coefficients"]
+        for row, value in zip(rows, TRUTH, strict=True):
+            covered.append(row["log"]["low"] <= value <= row["log"]["high"])
+        widths.append((rows[0]["log"]["high"] - rows[0]["log"]["low"]) / 2)
+        assert rows[0]["log"]["noise_error"] > 0
+    assert np.mean(covered) >= 0.86  # of 75, each 95% likely
+    plan = plan_study(draft_study(request_of(COX, 3.0), **common()), study)
+    told = {item.quantity: item.half_width for part in plan.parts for item in part.expectations}
+    assert set(told) == {f"log hazard ratio of {term}" for term in ("age", "size", "arm b")}
+    assert np.median(widths) == pytest.approx(told["log hazard ratio of age"], rel=0.5)
+
+
+def test_what_noise_drowns_has_an_estimate_and_no_interval() -> None:
+    for row in run(compiled(COX, 0.05), records_of(400)[0])["coefficients"]:
+        assert "not_estimable" in row["hazard_ratio"]
+        assert math.isfinite(row["without_interval"])
+
+
+@pytest.mark.parametrize(
+    ("changed", "match"),
+    [
+        ({"event": ""}, "states `event` and `censored`"),
+        ({"censored": []}, "states `event` and `censored`"),
+        ({"censored": ["dead"]}, "those categories of 'end' that are no event"),
+        ({"censored": ["alive", "died", 'it\'s "other"']}, "so none is an event"),
+        ({"event": "age"}, "'age' is a number"),
+        ({"outcome": "arm"}, "'arm' has categories"),
+        ({"outcome": "times"}, "there is no column 'times'"),
+        ({"over": ["age", "time"]}, "the time 'time' explains itself"),
+        ({"over": ["age", "end"]}, "`over` names the terms"),
+        ({"edges": [1.0, 9.0]}, "edges must be two times or more within 0 and 5"),
+        ({"per": {"arm": 2.0}}, "'arm' is no numeric term"),
+        ({"most": 2.0}, "Only counts have a largest mean"),
+        ({"family": "poisson"}, 'are of family = "cox"'),
+        ({"where": "age < 20"}, "no record can meet"),
+        ({"person": "last"}, "counts persons"),
+    ],
+)
+def test_what_cannot_be_fitted_is_said(changed: dict[str, Any], match: str) -> None:
+    with pytest.raises((ConfigurationError, HostileInput), match=match):
+        compiled({**COX, **changed}, 1.0)
+
+
+def task_of(parameters: dict[str, Any]) -> HazardStep:
+    task = AgreedStudy(compiled(parameters, 1.0)).task("newton-1").task
+    assert isinstance(task, HazardStep)
+    return task
+
+
+def point_of(task: HazardStep, rng: np.random.Generator, size: float, steep: float) -> dict[str, np.ndarray]:
+    ends = np.sort(rng.uniform(0, 1, MOST_PERIODS + 1))
+    return {
+        WHITEN: rng.uniform(-size, size, (task.p, task.p)),
+        CENTRE: rng.uniform(-1, 1, task.p),
+        POINT: rng.uniform(-steep, steep, task.p),
+        PERIODS: ends,
+        HAZARDS: rng.uniform(-1, 1, MOST_PERIODS) * 8.0,
+    }
+
+
+def test_no_broadcast_makes_a_row_longer_than_the_bound() -> None:
+    task, rng, longest = task_of(COX), np.random.default_rng(3), 0.0
+    records, *_ = records_of(500, 3)
+    for size in (1e-6, 0.2, 1.0, 3.0, 1e3, LARGEST_ENTRY):
+        for steep in (0.0, 1.0, 30.0, LARGEST_ENTRY):
+            rows = np.vstack(list(task.vectors(records, point_of(task, rng, size, steep))))
+            assert np.isfinite(rows).all()
+            longest = max(longest, float(np.linalg.norm(rows, axis=1).max()))
+    assert 0.9 * task.clip() <= longest <= task.clip() * (1 + 1e-12)
+
+
+def test_the_bound_holds_over_all_lengths_means_and_events() -> None:
+    """The norm as a function of |x|, of the expected events in two periods, and of an event in one of them."""
+    task = task_of(COX)
+    length = np.linspace(0.0, 1.0, 201)[:, None, None]
+    first, second = np.linspace(0.0, MOST, 121)[:, None], np.linspace(0.0, MOST, 121)
+    whole = first + second
+    possible = whole <= np.minimum(MOST, 1.0 / np.maximum(length, 1e-9))
+    layout = {block.name: block.weight for block in task.layout().blocks}
+    both = (layout["cross"] ** 2 * length**2) * (first**2 + second**2) + (layout["diagonal"] * length**2 * whole) ** 2
+    for event in (0.0, 1.0):
+        hazards = layout["hazards"] ** 2 * ((event - first) ** 2 + second**2)
+        found = np.sqrt(np.where(possible, (length * (event - whole)) ** 2 + hazards + both, 0.0))
+        assert found.max() <= task.clip()
+    assert np.sqrt(np.where(possible, (length * whole) ** 2 + layout["hazards"] ** 2 * whole**2 + both, 0)).max() >= (
+        0.95 * task.clip()
+    )
+
+
+def test_a_record_is_followed_until_enough_events_were_expected_of_it() -> None:
+    """An event after that does not count, nor one at the horizon; before it residuals add up to it less what was expected."""
+    task, (records, *_) = task_of({**COX, "over": ["age"]}), records_of(3)
+    records.features[:, 0], records.features[:, 5:] = 0.2, [0.0, 1.0, 0.0]
+    records.features[:, 4] = [0.0, -0.5, 1.0]  # u = 0.5, 0.25, 1
+    point = task.example_broadcast(4) | {HAZARDS: np.full(MOST_PERIODS, math.log(4.0))}
+    rows = np.vstack(list(task.vectors(records, point))) / [w for b in task.layout().blocks for w in [b.weight] * b.size]
+    score, hazards = rows[:, 0], rows[:, 1 : 1 + MOST_PERIODS]
+    assert score == pytest.approx(0.2 * np.array([1 - 2.0, 1 - 1.0, -MOST]))
+    assert hazards.sum(axis=1) == pytest.approx([1 - 2.0, 1 - 1.0, -MOST])
+    assert hazards[1, :6] == pytest.approx([-0.2] * 4 + [0.8, 0.0])
+    assert rows[:, -1] == pytest.approx(0.04 * np.array([2.0, 1.0, MOST]))
+    late = point | {HAZARDS: np.full(MOST_PERIODS, math.log(12.0))}
+    rows = np.vstack(list(task.vectors(records, late)))
+    assert rows[0, 0] == pytest.approx(-0.2 * MOST)
+    assert rows[1, 0] == pytest.approx(0.2 * (1 - 3.0))
+
+
+@pytest.mark.parametrize("name", [WHITEN, CENTRE, POINT, PERIODS, HAZARDS])
+@pytest.mark.parametrize("wrong", ["missing", "long", "infinite", "large", "falling"])
+def test_a_broadcast_that_is_no_point_is_refused(name: str, wrong: str) -> None:
+    task, (records, *_) = task_of(COX), records_of(10)
+    arrays = task.example_broadcast(4)
+    array = arrays.pop(name)
+    if wrong == "falling" and name != PERIODS:
+        return
+    made = {
+        "long": np.concatenate([array, array[:1]]), "infinite": array + np.inf, "large": array + 2 * LARGEST_ENTRY,
+        "falling": array[::-1],
+    }  # fmt: skip
+    with pytest.raises(HostileInput, match=r"must hold cox|must ascend"):
+        list(task.vectors(records, arrays | ({name: made[wrong]} if wrong in made else {})))
+
+
+def test_rows_do_not_depend_on_their_neighbours() -> None:
+    task, (records, *_) = task_of(COX), records_of(3000)
+    rng = np.random.default_rng(0)
+    broadcast = point_of(task, rng, 1.0, 1.0)
+    rows = np.vstack(list(task.vectors(records, broadcast)))
+    some = rng.permutation(3000)[:700]
+    assert (np.vstack(list(task.vectors(records.take(some), broadcast))) == rows[some]).all()
+
+
+def test_who_lacks_a_value_adds_nothing_and_persons_have_one_row() -> None:
+    records, *_ = records_of(900)
+    records.present[0, 0] = records.present[3, 4] = records.present[6, 5] = False
+    task = task_of(COX)
+    rows = np.vstack(list(task.vectors(records, task.example_broadcast(4))))
+    assert np.flatnonzero(~rows.any(axis=1)).tolist() == [0, 3, 6]
+    joined = Records(records.features, records.present, None, np.repeat(np.arange(300), 3))
+    request = request_of({**COX, "person": "last"}, 200.0)
+    request = request.model_copy(update={"privacy": request.privacy.model_copy(update={"unit": "subject"})})
+    persons = AgreedStudy(compile_study(request, **common())).task("newton-3").task
+    assert isinstance(persons, HazardStep)
+    rows = np.vstack(list(persons.vectors(joined, task.example_broadcast(4))))
+    assert np.flatnonzero(rows.any(axis=1)).tolist() == [3 * i for i in range(300)]
