@@ -1,7 +1,7 @@
 """How often intervals of hazard ratios cover lifelines' Cox coefficients: ``python -m evaluations.cox``.
 
-Records are drawn with replacement from gbsg2 (686 women with breast cancer) and rossi (432 released prisoners), which come with
-lifelines, so that the truth is what lifelines fits to the data set itself; ties are Efron's there.
+Records are drawn with replacement from gbsg2 (686 women with breast cancer) and rossi (432 released prisoners), which come
+with lifelines, so that the truth is what lifelines fits to the data set itself; ties are Efron's there.
 """
 
 from __future__ import annotations
