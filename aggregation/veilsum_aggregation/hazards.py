@@ -43,7 +43,7 @@ SHORTEST, LONGEST = 1.25, 5.0
 """C in units of sqrt p, the root mean square of the whitened terms, lies between these. A shortened record weighs less, which
 matters where hazards are not proportional: the fit is then of other weights than Cox's."""
 
-INFORMATION_NOISE, SCORE_NOISE = 0.25, 1.0
+INFORMATION_NOISE, SCORE_NOISE = 0.22, 0.9
 """C is so large that the noise of the information is this share of it, or the noise of the score this share of sampling's."""
 
 EVENTS = 16.0
@@ -81,7 +81,6 @@ class HazardModel:
     Attributes:
         whiten: W (p, p), symmetric.
         centre: (p,).
-        length: C.
         periods: their ends, (P + 1,).
         events: in each period, (P,).
         point: alpha and gamma, (P + p,).
@@ -89,19 +88,17 @@ class HazardModel:
 
     whiten: Floats
     centre: Floats
-    length: float
     periods: Floats
     events: Floats
     point: Floats
 
 
-def first_model(sums: FirstSums, score_std: float, hazard_std: float, information: float) -> HazardModel:
+def first_model(sums: FirstSums, hazard_std: float) -> HazardModel:
     """Coordinates and first point.
 
     Args:
         sums: of the first release.
-        score_std, hazard_std: of the noise in each value of the last release's score, of terms of length 1 and of hazards.
-        information: noise of the information on terms of length 1, in units of ``score_std``.
+        hazard_std: of the noise in each value of the last release's score of hazards.
     """
     p, gram, std = len(sums.gram) - 1, sums.gram, sums.gram_std
     number = max(float(gram[0, 0]), FLOOR * std, 1e-9)
@@ -123,12 +120,22 @@ def first_model(sums: FirstSums, score_std: float, hazard_std: float, informatio
     least_spent = 1e-6 * float(spent.sum())
     marginal = np.log(events / np.maximum(_between(sums, spent, periods), least_spent))
     point = np.concatenate([marginal + 0.5 * float(gamma @ gamma), gamma])
+    return HazardModel(whiten, centre, periods, events, point)
 
+
+def longest_terms(model: HazardModel, score_std: float, information_std: float) -> float:
+    """C of a step: where there is more noise records are shortened more, and early steps need only lead near the end.
+
+    Args:
+        model: with its events.
+        score_std, information_std: of the noise of the step's score and, on the diagonal, information, on terms of length 1.
+    """
+    p, total = len(model.whiten), float(model.events.sum())
     length = LONGEST
     if score_std > 0.0:
-        reach = math.sqrt(INFORMATION_NOISE * total / (score_std * information * math.sqrt(2.0 * p)))
+        reach = math.sqrt(INFORMATION_NOISE * total / (information_std * math.sqrt(2.0 * p)))
         length = min(reach, SCORE_NOISE * math.sqrt(total) / score_std) / math.sqrt(p)
-    return HazardModel(whiten, centre, min(max(length, SHORTEST), LONGEST) * math.sqrt(p), periods, events, point)
+    return min(max(length, SHORTEST), LONGEST) * math.sqrt(p)
 
 
 def _periods(sums: FirstSums, count: int) -> Floats:

@@ -7,7 +7,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_aggregation.hazards import MOST_PERIODS, FirstSums, HazardFit, HazardModel, HazardRelease, first_model
+from veilsum_aggregation.hazards import (
+    MOST_PERIODS,
+    FirstSums,
+    HazardFit,
+    HazardModel,
+    HazardRelease,
+    first_model,
+    longest_terms,
+)
 from veilsum_aggregation.moments import symmetric
 from veilsum_coordinator.parts.expectations import released_noise
 from veilsum_coordinator.parts.federation import Federation, Release
@@ -19,7 +27,6 @@ from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.hazard_step import (
     CENTRE,
     HAZARDS,
-    INFORMATION,
     PERIODS,
     POINT,
     WHITEN,
@@ -84,12 +91,13 @@ def fit_hazards(federation: Federation, first: Release, query: str, steps: Seque
         query: name of its query about terms.
         steps: labels of the other rounds.
     """
-    noise = released_noise(federation.study, steps[-1], len(first.cohort))
-    model = _model(federation.study, first.values, first.noise_std, query, noise)
+    noise = [released_noise(federation.study, label, len(first.cohort)) for label in steps]
+    model = _model(federation.study, first.values, first.noise_std, query, noise[-1]["hazards"])
     point, released = model.point, list[HazardRelease]()
-    for label in steps:
-        release = federation.sum(label, broadcast_of(model, point), members=first.cohort)
-        released.append(_read(release.values, release.noise_std, model, point))
+    for label, expected in zip(steps, noise, strict=True):
+        length = longest_terms(model, expected["score"], expected["diagonal"])
+        release = federation.sum(label, broadcast_of(model, point, length), members=first.cohort)
+        released.append(_read(release.values, release.noise_std, model, point, length))
         fit = HazardFit(model, tuple(released))
         point = fit.point
     return fit
@@ -102,16 +110,17 @@ def expected_hazards(study: Study, cohort: int, records: int, query: str, steps:
         for encoding in _encodings(study)
         for name, values in expected_blocks(encoding, float(records)).items()
     }
-    last = released_noise(study, steps[-1], cohort)
-    model = _model(study, blocks, dict.fromkeys(blocks, 0.0), query, last)
+    noise = [released_noise(study, label, cohort) for label in steps]
+    model = _model(study, blocks, dict.fromkeys(blocks, 0.0), query, noise[-1]["hazards"])
     periods, p = len(model.events), len(model.whiten)
     information = np.eye(p) * float(model.events.sum())
     many = MOST_PERIODS
     shapes = {"score": p, "hazards": many, "cross": (many, p), "diagonal": p, "upper": p * (p - 1) // 2}
     values = {name: np.zeros(shape) for name, shape in shapes.items()}
     found = []
-    for label in steps:
-        read = _read(values, released_noise(study, label, cohort), model, np.zeros(periods + p))
+    for expected in noise:
+        length = longest_terms(model, expected["score"], expected["diagonal"])
+        read = _read(values, expected, model, np.zeros(periods + p), length)
         found.append(HazardRelease(**{**vars(read), "information": information}))
     return HazardFit(model, found)
 
@@ -123,9 +132,9 @@ def _encodings(study: Study) -> Sequence[LinearEncoding | SurvivalEncoding]:
 
 
 def _model(
-    study: Study, values: Mapping[str, Floats], stds: Mapping[str, float], query: str, last: Mapping[str, float]
+    study: Study, values: Mapping[str, Floats], stds: Mapping[str, float], query: str, hazard_std: float
 ) -> HazardModel:
-    """Coordinates, of the first release and of the noise of the last one."""
+    """Coordinates, of the first release and of the noise of the last one's hazards."""
     (ends,) = (each for each in _encodings(study) if isinstance(each, SurvivalEncoding))
     moments = symmetric(values[f"{query}/diagonal"], values[f"{query}/cross"])
     gram, table = moments[:-1, :-1], values[f"{ENDS}/ends"][0]
@@ -139,34 +148,36 @@ def _model(
         beyond=float(values[f"{ENDS}/beyond"][0]),
         ends=edges / 2.0 + 0.5,
     )
-    return first_model(sums, last["score"], last["hazards"], 1.0 / INFORMATION)
+    return first_model(sums, hazard_std)
 
 
-def broadcast_of(model: HazardModel, point: Floats) -> dict[str, Floats]:
+def broadcast_of(model: HazardModel, point: Floats, length: float) -> dict[str, Floats]:
     """What sites are told: whitened terms as long as their bound have length 1, and periods that are not used are empty."""
     used = len(model.events)
     unused = np.full(MOST_PERIODS - used, model.periods[-1])
     return {
-        WHITEN: model.whiten / model.length,
+        WHITEN: model.whiten / length,
         CENTRE: model.centre,
-        POINT: point[used:] * model.length,
+        POINT: point[used:] * length,
         PERIODS: np.clip(np.concatenate([model.periods, unused]), 0.0, 1.0),
         HAZARDS: np.concatenate([point[:used], np.zeros(len(unused))]),
     }
 
 
-def _read(values: Mapping[str, Floats], stds: Mapping[str, float], model: HazardModel, at: Floats) -> HazardRelease:
+def _read(
+    values: Mapping[str, Floats], stds: Mapping[str, float], model: HazardModel, at: Floats, length: float
+) -> HazardRelease:
     """A release in units of the whitened terms."""
-    used, size = len(model.events), model.length
+    used = len(model.events)
     upper = values.get("upper", np.zeros(0))
     return HazardRelease(
         at=at,
         hazards=values["hazards"][:used],
-        score=values["score"] * size,
-        cross=values["cross"][:used] * size,
-        information=symmetric(values["diagonal"], upper) * size**2,
+        score=values["score"] * length,
+        cross=values["cross"][:used] * length,
+        information=symmetric(values["diagonal"], upper) * length**2,
         hazard_std=stds["hazards"],
-        score_std=stds["score"] * size,
-        cross_std=stds["cross"] * size,
-        information_std=stds["diagonal"] * size**2,
+        score_std=stds["score"] * length,
+        cross_std=stds["cross"] * length,
+        information_std=stds["diagonal"] * length**2,
     )
