@@ -198,6 +198,7 @@ MIXED = [
     ([(1e-4, 1.0, 100)], 0.0),
     ([(1e-3, 0.7, 300), (0.5, 30.0, 3)], 1e-5),
     ([(1e-5, 0.6, 1), (0.9, 3.0, 10)], 0.0),
+    ([(1e-5, 0.4, 10_000)], 0.0),  # hardly any loss is a multiple of the grid's width: roundings have a mean
 ]
 
 

@@ -51,9 +51,9 @@ def epsilon_by_grid(
         offset += count * float(means[index] - width * (masses @ places) / masses.sum())
     first = math.ceil(-offset / width)
     places = np.arange(first, first + size)
-    losses: Floats = places.astype(np.float64) * width + offset  # from 0 up to a period above the guarantee
-    composed = np.fft.irfft(spectrum, size)[places % size] * np.exp(log_mass - line.c * losses)
-    return _solve(composed, losses, delta, guarantee)
+    rounded: Floats = places.astype(np.float64) * width  # with the offset from 0 up to a period above the guarantee
+    composed = np.fft.irfft(spectrum, size)[places % size] * np.exp(log_mass - line.c * rounded)
+    return _solve(composed, rounded + offset, delta, guarantee)
 
 
 def _untilted(steps: LossSteps, direction: Direction) -> tuple[Floats, Floats] | tuple[None, None]:
