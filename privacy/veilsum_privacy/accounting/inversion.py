@@ -47,14 +47,13 @@ def choose_line(curve: Floats, delta: float) -> Line:
     """
     s = ORDERS - 1
     log_m = s * curve
-    best = Line(0.0, math.inf)
+    lines = []
     for index in range(len(s) - 1):
         c = float(s[index])
         needed = math.log(1 / delta) - math.log(_WRAPPED * min(1.0, c))
         period = max(needed / c, float(np.min((log_m[index + 1 :] + needed) / (s[index + 1 :] - c))))
-        if period < best.period:
-            best = Line(c, period)
-    return best
+        lines.append(Line(c, period))
+    return min(lines, key=lambda line: line.period)
 
 
 def surely_within(steps: LossSteps, direction: Direction, line: Line, epsilon: float, delta: float) -> bool:
@@ -74,7 +73,7 @@ def epsilon_by_inversion(steps: LossSteps, direction: Direction, line: Line, del
         work += float(quadrature.nodes.sum()) * count
         if work > _LARGEST_WORK:
             return None
-        v: Floats = spacing * np.arange(points, points + count, dtype=np.float64)
+        v: Floats = spacing * np.arange(points, points + count)
         z = line.c + 1j * v
         chunks.append(_log_moments(steps, direction, line.c, quadrature, v) + steps.unsampled / 2 * z * (z + 1))
         points += count
@@ -122,8 +121,6 @@ def _smallest(reached: Callable[[float], bool], limit: float) -> float | None:
 def _log_moments(steps: LossSteps, direction: Direction, c: float, quadrature: Quadrature, v: Floats) -> Complexes:
     """log M(c + i v) of all sampled steps, (len(v),); imaginary parts are right up to multiples of 2 pi."""
     total = np.zeros(len(v), dtype=np.complex128)
-    if not len(steps.rate):
-        return total
     order = np.argsort(quadrature.nodes)
     turn = float(v[1] - v[0]) if len(v) > 1 else 0.0
     while len(order):
