@@ -73,7 +73,7 @@ def epsilon_by_inversion(steps: LossSteps, direction: Direction, line: Line, del
         work += float(quadrature.nodes.sum()) * count
         if work > _LARGEST_WORK:
             return None
-        v: Floats = spacing * np.arange(points, points + count)
+        v: Floats = spacing * np.arange(points, points + count, dtype=np.float64)
         z = line.c + 1j * v
         chunks.append(_log_moments(steps, direction, line.c, quadrature, v) + steps.unsampled / 2 * z * (z + 1))
         points += count
