@@ -316,6 +316,9 @@ def test_estimates_are_only_made_where_there_is_something_to_find(monkeypatch: p
     steps, curve = make_steps([(0.5, 1.0, 1)])
     none, nothing = make_steps([(1e-9, 30.0, 1)])
     guarantee, exact = standard_epsilon(curve, 1e-5), composed_epsilon(steps, 1e-5, curve)
+    little, much = make_steps([], 600.0), make_steps([], 1100.0)  # RDP's epsilon is about 420 and 720
+    assert composed_epsilon(little[0], 1e-5, little[1]) is not None
+    assert composed_epsilon(much[0], 1e-5, much[1]) is None
     monkeypatch.setattr(estimate, "_LARGEST_EPSILON", guarantee)
     assert composed_epsilon(steps, 1e-5, curve) == exact
     monkeypatch.setattr(estimate, "choose_line", lambda *arguments: pytest.fail("a line is looked for"))
