@@ -240,6 +240,15 @@ def test_both_ways_meet_the_analytic_gaussian(ratio: float, delta: float, monkey
         assert epsilon_by_grid(steps, direction, line, delta, delta / 1000, guarantee) == pytest.approx(exact, abs=GRID_ERROR)
 
 
+@pytest.mark.parametrize("ratio", [600.0, 611.4, 700.0, 735.96, 750.0])
+def test_rounding_errors_do_not_look_like_a_met_delta(ratio: float) -> None:
+    """M(c) is above 1e16 here: at small epsilon the trapezoidal sum is smaller than its rounding errors."""
+    steps, curve = make_steps([], ratio)
+    found, exact = composed_epsilon(steps, 1e-3, curve), analytic_gaussian_epsilon(ratio, 1e-3)
+    assert found is not None
+    assert exact <= found <= exact + 0.011
+
+
 def test_splitting_a_group_changes_nothing() -> None:
     steps, curve = make_steps([(0.02, 1.3, 500), (0.02, 1.3, 300), (0.3, 9.0, 7)], 0.01)
     merged, same = make_steps([(0.02, 1.3, 800), (0.3, 9.0, 7)], 0.01)

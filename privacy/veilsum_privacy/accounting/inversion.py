@@ -27,6 +27,7 @@ Complexes = NDArray[np.complex128]
 _ACCEPTED = 2e-4  # in epsilon, that truncating the integral may cost
 _WRAPPED = 1e-4  # relative to delta, that the trapezoidal rule may add
 _LARGEST_WORK = 3e8  # points of quadrature times points of the integral: about 0.5 s
+_ROUNDING = 2.0**-44  # relative to the sum of all moduli; some twenty times the largest error found
 _FIRST_POINTS = 32
 _BATCH = 1 << 14  # complex numbers worked on at once: they stay in the cache
 
@@ -92,10 +93,12 @@ def _solve_inversion(
     terms[0] /= 2
     # |M| on what is left out is taken to stay below its largest value in the last chunk; 1 / v^2 is integrated.
     rest = float(np.exp(np.max(last.real) - log_scale)) / (math.pi * (v[-1] + spacing))
+    # Far below epsilon the sum is smaller than its rounding errors, and must not look as if delta were met.
+    rounding = _ROUNDING * spacing / math.pi * float(np.sum(np.abs(terms)))
     log_target = math.log(delta) - log_scale
 
     def missing(epsilon: float, added: float) -> bool:
-        total = spacing / math.pi * float(np.sum((terms * np.exp(-1j * v * epsilon)).real)) + added
+        total = spacing / math.pi * float(np.sum((terms * np.exp(-1j * v * epsilon)).real)) + rounding + added
         return total <= 0 or math.log(total) <= log_target + c * epsilon
 
     upper = _smallest(lambda epsilon: missing(epsilon, rest), guarantee)
