@@ -25,9 +25,17 @@ _PLACES = "places beyond those that are asked for, far more than the powers of 8
 _SERIES = "the terms lose little more than one each; two are allowed, and ten besides"
 _INT64 = "int64 is what numpy makes of such integers"
 _PULLED = "a row just above the bound is pulled in by another hair, or once more: it ends at most a unit away"
+_TYPE = "read by the type checker alone"
+_SIGN = "a direction is 1 or -1"
+_FINER = "more points than are needed for as many digits"
+_WORK = "one of 3e8 points: which of two ways finds what both find"
 _JSON = "strings, numbers, lists and mappings only, whose canonical form is the same either way"
 
 HARMLESS: dict[str, str] = {
+    (
+        f"{_ACCOUNTING}/accountant.py::GaussianEvent.__post_init__: 0 < self.variance <= 2 ** 128 "
+        "-> 0 <= self.variance <= 2 ** 128"
+    ): "no noise at all is too small beside any sensitivity, which is refused next",
     f"{_ACCOUNTING}/accountant.py::RdpFilter._changed: True -> False": _ORDERS,
     (
         f"{_ACCOUNTING}/accountant.py::RdpFilter._changed: zip(curve, step_curve(*key), strict=True) "
@@ -44,6 +52,50 @@ HARMLESS: dict[str, str] = {
     f"{_ACCOUNTING}/gaussian.py::analytic_gaussian_epsilon: high - low > 1e-12 * high -> high - low >= 1e-12 * high": _BRACKET,
     f"{_ACCOUNTING}/gaussian.py::analytic_gaussian_epsilon: profile(high) > delta -> profile(high) >= delta": _BRACKET,
     f"{_ACCOUNTING}/gaussian.py::analytic_gaussian_epsilon: profile(low) <= delta -> profile(low) < delta": _BRACKET,
+    f"{_ACCOUNTING}/losses.py::: -1 -> 1": _TYPE,
+    (
+        f"{_ACCOUNTING}/losses.py::LossSteps.loss: np.logaddexp(np.log1p(-self.rate)[:, np.newaxis], np.log(self.rate)[:, "
+        "np.newaxis] + log_ratio) -> np.logaddexp(np.log(self.rate)[:, np.newaxis] + log_ratio, "
+        "np.log1p(-self.rate)[:, np.newaxis])"
+    ): "a sum of two, whichever comes first",
+    f"{_ACCOUNTING}/losses.py::plan_quadrature: direction > 0 -> direction >= 0": _SIGN,
+    f"{_ACCOUNTING}/losses.py::plan_quadrature: direction > 0 -> direction >= 0 (2)": _SIGN,
+    f"{_ACCOUNTING}/losses.py::window: direction > 0 -> direction >= 0": _SIGN,
+    f"{_ACCOUNTING}/losses.py::window: direction > 0 -> direction >= 0 (2)": _SIGN,
+    (
+        f"{_ACCOUNTING}/losses.py::window: exponent > exponent.max(axis=1, keepdims=True) - _DEPTH -> exponent >= "
+        "exponent.max(axis=1, keepdims=True) - _DEPTH"
+    ): "no point lies on the border, and none there counts",
+    (
+        f"{_ACCOUNTING}/losses.py::plan_quadrature: np.minimum(np.sqrt(_DIGITS / growth), (math.pi if direction > 0 else "
+        "2.0) / shift) -> np.minimum((math.pi if direction > 0 else 2.0) / shift, np.sqrt(_DIGITS / growth))"
+    ): _EITHER,
+    f"{_ACCOUNTING}/losses.py::window: np.maximum(first - 1, 0) -> np.maximum(0, first - 1)": _EITHER,
+    f"{_ACCOUNTING}/losses.py::window: np.minimum(last + 1, _SCAN - 1) -> np.minimum(_SCAN - 1, last + 1)": _EITHER,
+    f"{_ACCOUNTING}/grid.py::epsilon_by_grid: np.minimum(highest, size) -> np.minimum(size, highest)": _EITHER,
+    f"{_ACCOUNTING}/grid.py::epsilon_by_grid: 1 -> 2 (4)": "a place beyond the last of the window holds next to nothing",
+    (
+        f"{_ACCOUNTING}/grid.py::epsilon_by_grid: np.bincount(places % size, weights=masses * np.exp(line.c * width * "
+        "places), minlength=size) -> np.bincount(places % size, weights=masses * np.exp(line.c * width * "
+        "places))"
+    ): "losses below 0 can always be: place -1, which is the last of the period, is always among them",
+    f"{_ACCOUNTING}/grid.py::_untilted: direction > 0 -> direction >= 0": _SIGN,
+    f"{_ACCOUNTING}/grid.py::_untilted: 0.0 -> 1.0 (3)": "weights are divided by their sum",
+    (
+        f"{_ACCOUNTING}/inversion.py::choose_line: 1 -> 2 (2)"
+    ): "curves do not fall, so no order above half of the largest has the shortest period",
+    f"{_ACCOUNTING}/inversion.py::surely_within: 1 -> 2": "the first value is taken, and there are two",
+    f"{_ACCOUNTING}/inversion.py::surely_within: 0.0 -> 1.0": _FINER,
+    (
+        f"{_ACCOUNTING}/inversion.py::surely_within: log_m - c * epsilon + c * math.log(c / (1 + c)) - math.log1p(c) <= "
+        "math.log(delta) -> log_m - c * epsilon + c * math.log(c / (1 + c)) - math.log1p(c) < math.log(delta)"
+    ): "where a bound is met exactly the other way is not needed: delta is not exceeded",
+    f"{_ACCOUNTING}/inversion.py::epsilon_by_inversion: 0.0 -> 1.0": _WORK,
+    f"{_ACCOUNTING}/inversion.py::epsilon_by_inversion: work > _LARGEST_WORK -> work >= _LARGEST_WORK": _WORK,
+    f"{_ACCOUNTING}/inversion.py::_solve_inversion: 0 -> 1": "any scale near the largest of M will do: it is taken back",
+    (
+        f"{_ACCOUNTING}/inversion.py::_solve_inversion: _ROUNDING * spacing / math.pi -> _ROUNDING * spacing * math.pi"
+    ): "a bound ten times as large is still a trifle of delta",
     f"{_ACCOUNTING}/renyi.py::_between_orders: 2 * _DIGITS -> 2 + _DIGITS": _POINTS,
     f"{_ACCOUNTING}/renyi.py::_between_orders: 0.5 -> 1.0": _FORMS,
     f"{_ACCOUNTING}/renyi.py::_between_orders: 1 -> 2": "the tail is shorter by a thirtieth, where hardly anything is",

@@ -42,6 +42,10 @@ JUDGES: dict[str, tuple[str, ...]] = {
     "privacy/veilsum_privacy/mechanism/clipping.py": _CLIPPING,
     "privacy/veilsum_privacy/mechanism/exact.py": ("tests/unit/test_features.py",),
     "privacy/veilsum_privacy/accounting": _ACCOUNTING,
+    **{
+        f"privacy/veilsum_privacy/accounting/{part}.py": ("tests/unit/test_losses.py", "tests/unit/test_composition.py")
+        for part in ("losses", "inversion", "grid")
+    },
     "privacy/veilsum_privacy/accounting/prices.py": ("tests/unit/test_prices.py",),
     "privacy/veilsum_privacy/accounting/accountant.py": ("tests/unit/test_accounting.py",),
     "privacy/veilsum_privacy/accounting/gaussian.py": ("tests/unit/test_accounting.py",),

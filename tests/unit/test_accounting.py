@@ -299,6 +299,7 @@ def test_out_of_reach_leaves_rdp_alone() -> None:
         (1, math.nan),
         (1, math.inf),
         (1, -1.0),
+        (1, 16.0),
         (1, Fraction(1, 10**400)),
         (1, Fraction(1), "0.5"),
         (1, Fraction(1), None),
@@ -334,6 +335,7 @@ def test_events_just_out_of_range_cannot_be_made(arguments: tuple) -> None:
         ((2**62, Fraction(2**124)), 1.0),
         ((1, Fraction(2**128)), 2.0**-128),
         ((1, Fraction(1, 2**256)), 2.0**256),
+        ((2**62, Fraction(2**124, 2**256)), 2.0**256),
         ((3, Fraction(1, 3), 5e-324, 10**9), 27.0),
     ],
 )

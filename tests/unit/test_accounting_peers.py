@@ -101,6 +101,14 @@ def test_against_privacy_loss_distributions(events: list[GaussianEvent], delta: 
     assert rdp_epsilon(events, delta) >= truth
 
 
+def test_steps_that_round_one_way_against_privacy_loss_distributions() -> None:
+    """Nearly all of the losses are smaller than the grid's width, and inversion does not get there."""
+    events = [event(0.35, 5.3e-5, 479)]
+    truth, estimate = pld_epsilon(events, 1e-4), prv_epsilon(events, 1e-4)
+    assert estimate is not None
+    assert truth <= estimate <= truth + 0.011
+
+
 @pytest.mark.parametrize(
     ("sigma", "delta"),
     [

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import get_args
+from functools import partial
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -14,10 +15,11 @@ from scipy.integrate import quad
 from scipy.optimize import brentq
 from scipy.stats import norm
 
+from veilsum_privacy.accounting import estimate, inversion
 from veilsum_privacy.accounting.estimate import composed_epsilon
 from veilsum_privacy.accounting.gaussian import analytic_gaussian_epsilon
 from veilsum_privacy.accounting.grid import GRID_ERROR, epsilon_by_grid
-from veilsum_privacy.accounting.inversion import choose_line, epsilon_by_inversion, surely_within
+from veilsum_privacy.accounting.inversion import Line, choose_line, epsilon_by_inversion, surely_within
 from veilsum_privacy.accounting.losses import Direction, LossSteps
 from veilsum_privacy.accounting.renyi import (
     ORDERS,
@@ -32,7 +34,7 @@ from veilsum_privacy.accounting.renyi import (
 )
 
 RATES = st.floats(-12, -1e-6).map(math.exp)
-DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
+DIRECTIONS: tuple[Direction, ...] = (1, -1)
 
 
 def make_steps(groups: list[tuple[float, float, int]], unsampled: float = 0.0) -> tuple[LossSteps, Floats]:
@@ -198,6 +200,7 @@ MIXED = [
     ([(1e-4, 1.0, 100)], 0.0),
     ([(1e-3, 0.7, 300), (0.5, 30.0, 3)], 1e-5),
     ([(1e-5, 0.6, 1), (0.9, 3.0, 10)], 0.0),
+    ([(1e-5, 0.4, 10_000)], 0.0),  # hardly any loss is a multiple of the grid's width: roundings have a mean
 ]
 
 
@@ -220,7 +223,14 @@ def test_inversion_and_grid_agree(
 
 @pytest.mark.parametrize("ratio", [1e-4, 0.01, 1.0, 30.0])
 @pytest.mark.parametrize("delta", [1e-2, 1e-5, 1e-12])
-def test_both_ways_meet_the_analytic_gaussian(ratio: float, delta: float) -> None:
+def test_both_ways_meet_the_analytic_gaussian(ratio: float, delta: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, chunks = inversion._log_moments, iter(range(8))  # few points decide
+
+    def moments(*arguments: Any) -> Any:
+        next(chunks)
+        return real(*arguments)
+
+    monkeypatch.setattr(inversion, "_log_moments", moments)
     steps, curve = make_steps([], ratio)
     exact, line, guarantee = analytic_gaussian_epsilon(ratio, delta), choose_line(curve, delta), standard_epsilon(curve, delta)
     for direction in DIRECTIONS:
@@ -228,6 +238,15 @@ def test_both_ways_meet_the_analytic_gaussian(ratio: float, delta: float) -> Non
         assert inverted is not None
         assert exact - 1e-9 <= inverted <= exact + 4e-4
         assert epsilon_by_grid(steps, direction, line, delta, delta / 1000, guarantee) == pytest.approx(exact, abs=GRID_ERROR)
+
+
+@pytest.mark.parametrize("ratio", [600.0, 611.4, 700.0, 735.96, 750.0])
+def test_rounding_errors_do_not_look_like_a_met_delta(ratio: float) -> None:
+    """M(c) is above 1e16 here: at small epsilon the trapezoidal sum is smaller than its rounding errors."""
+    steps, curve = make_steps([], ratio)
+    found, exact = composed_epsilon(steps, 1e-3, curve), analytic_gaussian_epsilon(ratio, 1e-3)
+    assert found is not None
+    assert exact <= found <= exact + 0.011
 
 
 def test_splitting_a_group_changes_nothing() -> None:
@@ -246,3 +265,72 @@ def test_the_line_keeps_wrapping_around_small() -> None:
             right = s > line.c
             assert np.min((s * curve - (s - line.c) * line.period)[right]) <= allowed
     assert np.all(np.isfinite(conversion(1e-300)))
+
+
+@pytest.mark.parametrize(
+    ("inverted", "rounded", "surely", "expected"),
+    [
+        ((1.0, 2.0), (None, None), False, 2.01),
+        ((2.0, 1.0), (None, None), False, 2.01),
+        ((1.0, None), (None, None), True, 1.01),  # the other way is not computed
+        ((None, None), (1.0, 2.0), False, 2.005),
+        ((None, 1.0), (1.0, None), False, 1.01),
+        ((None, None), (1.0, None), True, 1.005),
+        ((None, 1.0), (None, None), True, None),
+        ((1.0, None), (None, None), False, None),
+        ((5.0, None), (None, None), True, "guarantee"),
+        ((1.0, 5.0), (None, None), False, "guarantee"),
+    ],
+)
+def test_the_larger_of_both_ways_counts(
+    inverted: tuple[float | None, ...],
+    rounded: tuple[float | None, ...],
+    surely: bool,
+    expected: float | str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps, curve = make_steps([(0.5, 1.0, 1)])
+    guarantee, line = standard_epsilon(curve, 1e-5), choose_line(curve, 1e-5)
+    error = 1e-8 * min(1.0, line.c / 2)
+
+    def way(found: tuple[float | None, ...], *arguments: Any) -> float | None:
+        given, direction, *rest = arguments
+        assert given is steps
+        assert rest == [line, 1e-5 - error, *([error] if len(rest) == 4 else []), guarantee]
+        return found[DIRECTIONS.index(direction)]
+
+    def within(given: LossSteps, direction: Direction, along: Line, epsilon: float, delta: float) -> bool:
+        assert (given, direction, along, delta) == (steps, -1, line, 1e-5)
+        return surely
+
+    monkeypatch.setattr(estimate, "epsilon_by_inversion", partial(way, inverted))
+    monkeypatch.setattr(estimate, "epsilon_by_grid", partial(way, rounded))
+    monkeypatch.setattr(estimate, "surely_within", within)
+    found = composed_epsilon(steps, 1e-5, curve)
+    assert found == (guarantee if expected == "guarantee" else expected and pytest.approx(expected, rel=1e-12))
+
+
+def test_a_thousandth_of_delta_is_left_where_lines_are_steep(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, curve = make_steps([(0.5, 1.0, 1)])
+    for c, error in ((0.4, 2e-9), (1.9, 0.95e-8), (2.0, 1e-8), (30.0, 1e-8)):
+        deltas: list[float] = []
+        monkeypatch.setattr(estimate, "choose_line", lambda curve, delta, c=c: Line(c, 9.0))
+        monkeypatch.setattr(estimate, "epsilon_by_inversion", lambda steps, direction, line, delta, limit: None)
+        monkeypatch.setattr(estimate, "epsilon_by_grid", lambda *arguments, to=deltas: to.extend(arguments[3:5]))
+        assert composed_epsilon(steps, 1e-5, curve) is None
+        assert deltas == [pytest.approx(1e-5 - error, rel=1e-12), pytest.approx(error, rel=1e-12)]
+
+
+def test_estimates_are_only_made_where_there_is_something_to_find(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, curve = make_steps([(0.5, 1.0, 1)])
+    none, nothing = make_steps([(1e-9, 30.0, 1)])
+    guarantee, exact = standard_epsilon(curve, 1e-5), composed_epsilon(steps, 1e-5, curve)
+    little, much = make_steps([], 600.0), make_steps([], 1100.0)  # RDP's epsilon is about 420 and 720
+    assert composed_epsilon(little[0], 1e-5, little[1]) is not None
+    assert composed_epsilon(much[0], 1e-5, much[1]) is None
+    monkeypatch.setattr(estimate, "_LARGEST_EPSILON", guarantee)
+    assert composed_epsilon(steps, 1e-5, curve) == exact
+    monkeypatch.setattr(estimate, "choose_line", lambda *arguments: pytest.fail("a line is looked for"))
+    assert composed_epsilon(none, 0.4, nothing) == 0.0
+    monkeypatch.setattr(estimate, "_LARGEST_EPSILON", math.nextafter(guarantee, 0))
+    assert composed_epsilon(steps, 1e-5, curve) is None

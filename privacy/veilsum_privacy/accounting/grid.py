@@ -30,9 +30,10 @@ def epsilon_by_grid(
     """Epsilon within GRID_ERROR, but for a chance of ``delta_error``; None if the grid would be too large."""
     if steps.unsampled:
         steps = steps.with_unsampled()
-    loss, weights = _untilted(steps, direction)
-    if loss is None or weights is None:
+    untilted = _untilted(steps, direction)
+    if untilted is None:
         return None
+    loss, weights = untilted
     width = _grid_width(loss, weights * steps.count[:, np.newaxis], math.log(12 / delta_error))
     size = 1 << math.ceil(math.log2((line.period + guarantee) / width))
     lowest, highest = _reach(steps, direction, line.c, width)
@@ -48,20 +49,20 @@ def epsilon_by_grid(
         total = float(tilted.sum())
         spectrum *= _power(np.fft.rfft(tilted / total), count)
         log_mass += count * math.log(total)
-        offset += count * float(means[index] - width * (masses @ places) / masses.sum())
+        offset += count * float(means[index] - width * (masses @ places))
     first = math.ceil(-offset / width)
     places = np.arange(first, first + size)
-    losses: Floats = places.astype(np.float64) * width + offset  # from 0 up to a period above the guarantee
-    composed = np.fft.irfft(spectrum, size)[places % size] * np.exp(log_mass - line.c * losses)
-    return _solve(composed, losses, delta, guarantee)
+    rounded: Floats = places.astype(np.float64) * width  # with the offset from 0 up to a period above the guarantee
+    composed = np.fft.irfft(spectrum, size)[places % size] * np.exp(log_mass - line.c * rounded)
+    return _solve(composed, rounded + offset, delta, guarantee)
 
 
-def _untilted(steps: LossSteps, direction: Direction) -> tuple[Floats, Floats] | tuple[None, None]:
+def _untilted(steps: LossSteps, direction: Direction) -> tuple[Floats, Floats] | None:
     """Losses at the points of a quadrature, (g, n), and their weights, which sum to 1, (g, n); None if too many."""
     quadrature = plan_quadrature(steps, direction, 0.0, 0.0)
     nodes = int(quadrature.nodes.max())
     if nodes * len(steps.rate) > _LARGEST_GRID:
-        return None, None
+        return None
     x = quadrature.start[:, np.newaxis] + quadrature.spacing[:, np.newaxis] * np.arange(nodes)
     loss = direction * steps.loss(x)
     weights = np.exp((loss if direction > 0 else 0.0) - x * x / 2)
