@@ -74,7 +74,7 @@ def rows(name: str, runs: int, rng: np.random.Generator) -> Iterator[str]:
     for epsilon in (1.0, 3.0):
         for n in SIZES:
             study, covered, off, told = compiled(name, len(truth), n, epsilon), list[bool](), list[float](), 0
-            for _ in range(runs if n < SIZES[-1] else max(1, runs // 4)):
+            for _ in range(runs if n < SIZES[-1] else max(1, runs // 2)):
                 drawn = features[rng.integers(0, len(features), n)]
                 records = Records(drawn, np.ones(drawn.shape, dtype=np.bool_), None)
                 summary = METHODS["regression"].run(Sums(study, records, rng)).summary
