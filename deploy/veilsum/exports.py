@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import html
 import io
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -261,6 +262,8 @@ def _draw_curves(canvas: Any, name: str, rows: Sequence[Row]) -> None:
 
 def _draw_forest(canvas: Any, name: str, rows: Sequence[Row], key: str) -> None:
     """Figures with their intervals, one below the other; several columns of one table in panels of their own."""
+    from matplotlib import ticker
+
     panels = list(dict.fromkeys((str(row.get("column", "")), str(row.get("unit", "") or "")) for row in rows))
     canvas.set_size_inches(8.0, max(2.2, 0.32 * len(rows) + 0.8 * len(panels) + 0.6))
     counts = [sum((str(row.get("column", "")), str(row.get("unit", "") or "")) == panel for row in rows) for panel in panels]
@@ -278,8 +281,13 @@ def _draw_forest(canvas: Any, name: str, rows: Sequence[Row], key: str) -> None:
             axes.axvline(1.0 if key in RATIOS else 0.0, color="#999999", linewidth=0.8, zorder=0)
         if key in RATIOS:
             axes.set_xscale("log")
+            low, high = axes.get_xlim()
+            even = ticker.MaxNLocator(6).tick_values(low, high)
+            decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+            some = even if high < 5.0 * low else [place * 10.0**decade for decade in decades for place in (1, 2, 5)]
+            axes.set_xticks([place for place in some if low <= place <= high])
             axes.xaxis.set_major_formatter("{x:g}")
-            axes.xaxis.set_minor_formatter(lambda x, _: f"{x:g}" if f"{x:e}"[0] in "25" else "")
+            axes.xaxis.set_minor_locator(ticker.NullLocator())
         axes.set_xlabel(
             " ".join(
                 part
