@@ -43,7 +43,7 @@ SHORTEST, LONGEST = 1.25, 5.0
 """C in units of sqrt p, the root mean square of the whitened terms, lies between these. A shortened record weighs less, which
 matters where hazards are not proportional: the fit is then of other weights than Cox's."""
 
-INFORMATION_NOISE, SCORE_NOISE = 0.22, 0.9
+INFORMATION_NOISE, SCORE_NOISE = 0.25, 1.0
 """C is so large that the noise of the information is this share of it, or the noise of the score this share of sampling's."""
 
 EVENTS = 16.0
