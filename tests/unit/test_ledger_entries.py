@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import fields, replace
 from fractions import Fraction
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -50,6 +51,11 @@ def test_a_mechanism_survives_its_entry(mechanism: Mechanism, name: str, varianc
     }
     read = json.loads(canonical(stated))
     assert Mechanism.from_json(read, mechanism.noise.colluders) == mechanism
+
+
+def test_a_mechanism_is_that_of_its_task() -> None:
+    declared = SimpleNamespace(grid=GRID, sampling_rate=0.25, steps=7)
+    assert Mechanism.of(declared, LOCAL.noise) == LOCAL  # type: ignore[arg-type]
 
 
 def test_what_a_mechanism_costs() -> None:
@@ -121,7 +127,22 @@ def test_a_release_is_named_by_digests_and_numbers_from_nought() -> None:
     for mechanism in (replace(NONE, sensitivity=0), replace(KEPT, steps=0), replace(LOCAL, sampling_rate=1.25)):
         with pytest.raises(Misuse):
             release(mechanism)
-    assert release(NONE).columns()["event"] == canonical(NONE.to_json()).decode()
+
+
+def test_a_release_stands_in_these_columns() -> None:
+    made = make_reservation(7, 2)
+    assert made.columns() == {
+        "study": made.study.hex(),
+        "round": 7,
+        "attempt": 2,
+        "context": made.context.hex(),
+        "population": "heart",
+        "dataset": "heart-2024",
+        "event": canonical(made.mechanism.to_json()).decode(),
+        "unit": "record",
+        "cohort_size": 4,
+        "colluders": 1,
+    }
 
 
 def test_a_budget_has_bounds() -> None:

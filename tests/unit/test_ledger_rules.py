@@ -11,7 +11,7 @@ import pytest
 
 from support.ledgers import GRID, OTHER_STUDY, STUDY, make_reservation
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.accounting.accountant import estimated_epsilon, rdp_epsilon
+from veilsum_privacy.accounting.accountant import PRV_ERROR, estimated_epsilon, rdp_epsilon
 from veilsum_privacy.ledger import Kind, Mechanism, Reservation
 from veilsum_privacy.ledger.entries import Entry
 from veilsum_privacy.ledger.rules import MirrorRules, SiteRules
@@ -45,8 +45,8 @@ class Book:
         self.rules.check(Entry(**{**entry, "seq": seq, "kind": kind, "hash": digest(seq)}))
         self.length = seq
 
-    def budget(self, population: str = "heart", delta: float = DELTA) -> None:
-        self.write(Kind.BUDGET, None, BUDGET, population=population, delta=delta)
+    def budget(self, population: str = "heart", delta: float = DELTA, **changes: Any) -> None:
+        self.write(Kind.BUDGET, None, BUDGET | changes, population=population, delta=delta)
 
     def checkpoint(self, upto: Any, populations: Any, head: bytes | None = None) -> None:
         head = digest(int(upto)) if head is None else head
@@ -71,6 +71,20 @@ def test_a_context_that_was_recovered_is_not_reserved_for_another_round(book: Bo
     book.write(Kind.RECOVERY, make_reservation(1))
     with refuses("its context was charged before"):
         book.write(Kind.RESERVE, replace(make_reservation(2), context=make_reservation(1).context))
+
+
+def test_a_recovery_pays_what_was_freed_and_nothing_twice(book: Book) -> None:
+    first, second, third = (make_reservation(number, multiplier=20.0) for number in (1, 2, 3))
+    for release in (first, second):
+        book.write(Kind.RESERVE, release)
+    book.write(Kind.FREE, first)
+    book.write(Kind.CHARGE, second)
+    for release in (first, third):
+        book.write(Kind.RECOVERY, release)
+    for release in (first, second, third):
+        with refuses("its release was charged before"):
+            book.write(Kind.RECOVERY, release)
+    assert book.rules.populations["heart"].charged.counts.total() == 3
 
 
 def test_a_reservation_needs_a_budget_and_its_delta(book: Book) -> None:
@@ -212,6 +226,38 @@ def test_a_checkpoint_names_an_entry_before_it(book: Book) -> None:
         with refuses("its figures are malformed"):
             book.checkpoint(2, {"heart": wrong})
     book.checkpoint(2, right)
+
+
+@pytest.mark.parametrize("multiplier", [20.0, 0.5])
+def test_a_checkpoints_figures_may_differ_in_their_last_digits(book: Book, multiplier: float) -> None:
+    """By a millionth of epsilon, or of 1 where it is smaller; by what two runs of the accountant behind the estimate may."""
+    book.write(Kind.RECOVERY, make_reservation(multiplier=multiplier))
+    right = stated(multiplier)
+    spent, estimate = float.fromhex(right["spent"]), float.fromhex(right["estimate"])
+    assert (spent < 0.5) == (multiplier == 20.0)
+    assert (spent > 10) == (multiplier == 0.5)
+    for sign in (1, -1):
+        for share, passes in ((0.9, True), (1.1, False)):
+            shifted = {"spent": (spent + sign * share * 1e-6 * max(1.0, spent)).hex()}
+            also = {"estimate": (estimate + sign * share * 2 * PRV_ERROR).hex()}
+            for change in (shifted, also):
+                if passes:
+                    book.checkpoint(book.length, {"heart": right | change})
+                else:
+                    with refuses("its figures for heart do not follow"):
+                        book.checkpoint(book.length, {"heart": right | change})
+
+
+def test_a_checkpoint_states_no_epsilon_where_there_is_none(book: Book) -> None:
+    book.budget("lung", epsilon=None)
+    book.write(Kind.RECOVERY, make_reservation(kind="none", population="lung"))
+    nothing = {"spent": None, "estimate": None, "releases": 1}
+    book.checkpoint(book.length, {"heart": stated(), "lung": nothing})
+    for change in ({"spent": (1.0).hex()}, {"estimate": (1.0).hex()}, {"spent": "inf"}):
+        with refuses("its figures for lung do not follow"):
+            book.checkpoint(book.length, {"heart": stated(), "lung": nothing | change})
+    with refuses("its figures for heart do not follow"):
+        book.checkpoint(book.length, {"heart": stated() | {"spent": None}, "lung": nothing})
 
 
 # -- mirrors

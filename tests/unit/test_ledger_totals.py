@@ -142,6 +142,7 @@ class Table:
         self.rows: list[Any] = []
         self.steps: list[Step] = []
         self.written = 0
+        self.asked: list[int] = []
 
     def write(self, steps: Iterable[Step]) -> None:
         for step in steps:
@@ -161,6 +162,8 @@ class Table:
         del self.rows[length:], self.steps[length:]
 
     def execute(self, _: Any, parameters: dict[str, int]) -> Any:
+        self.asked.append(parameters["first"])
+        assert len(self.asked) < 1000, "the follower asks without end"
         found = [row for row in self.rows if row.seq >= parameters["first"]]
         return SimpleNamespace(all=lambda: found)
 
@@ -184,6 +187,18 @@ def test_a_follower_stays_in_step_with_its_table(trail: int, writings: list[tupl
                 held = expected(table.steps, population)[2]
                 assert figures == ([] if budget is None else [epsilon(held, budget), epsilon([*held, SPREAD], budget)])
             assert len(follower._trail) <= trail
+
+
+def test_a_follower_reads_what_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the last entry that it knows; all of it only where more was rolled back than it remembers."""
+    monkeypatch.setattr(totals, "_TRAIL", 4)
+    follower, table = Follower(), Table()
+    table.write([BudgetStep("heart", budget) for budget in BUDGETS * 4])
+    for length, asked in ((12, [0]), (12, [12]), (10, [12, 11, 10]), (4, [10, 9, 8, 0]), (0, [4, 3, 2, 1, 0])):
+        table.roll_back(length)
+        table.asked.clear()
+        check(follower.standing(table, "heart"), table.steps, "heart")  # type: ignore[arg-type]
+        assert table.asked == asked
 
 
 def test_a_follower_that_was_interrupted_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
