@@ -27,6 +27,7 @@ _SERIES = "the terms lose little more than one each; two are allowed, and ten be
 _INT64 = "int64 is what numpy makes of such integers"
 _PULLED = "a row just above the bound is pulled in by another hair, or once more: it ends at most a unit away"
 _JSON = "strings, numbers, lists and mappings only, whose canonical form is the same either way"
+_WHERE = "conditions of which all must hold, in whatever order"
 _SPARE = "a tolerance for the last digits: nothing lies at its very end"
 _DISTANCE = "how far two are apart does not depend on which is first"
 _TRAILING = "how many entries are taken back before all are read anew: a matter of speed"
@@ -81,6 +82,16 @@ HARMLESS: dict[str, str] = {
     f"{_LEDGER}/checks.py::check_cohort: True -> False": _PAIRED,
     f"{_LEDGER}/checks.py::check_cohort: zip(parsed, receipts, strict=True) -> zip(parsed, receipts)": _PAIRED,
     f"{_LEDGER}/entries.py::Mechanism.check: 1 -> 2": "noise has a variance of 16 or more; without any, one stands for none",
+    (
+        f"{_LEDGER}/ledger.py::: LUMNS.attempt).where(_COLUMNS.study == bindparam('study'), "
+        "_COLUMNS.round == bindparam('round'), or_(*(_COLUMNS.kind == kin -> LUMNS.attempt).where("
+        "_COLUMNS.round == bindparam('round'), _COLUMNS.study == bindparam('study'), or_(*(_COLUMNS.kind == kin"
+    ): _WHERE,
+    (
+        f"{_LEDGER}/ledger.py::: select(ledger_table).where(_COLUMNS.context == bindparam('context'), "
+        "_COLUMNS.kind != Kind.REFUSAL.value) -> select(ledger_table).where(_COLUMNS.kind != Kind.REFUSAL.value, "
+        "_COLUMNS.context == bindparam('context'))"
+    ): _WHERE,
     (
         f"{_LEDGER}/rules.py::SiteRules._within_budget: held <= budget.epsilon * (1 + TOLERANCE) "
         "-> held < budget.epsilon * (1 + TOLERANCE)"

@@ -407,6 +407,16 @@ def test_a_refusal_is_recorded_with_its_figures(ledger: Ledger) -> None:
     assert ledger.verify().entries == 5
 
 
+def test_what_was_refused_may_be_asked_for_again(ledger: Ledger) -> None:
+    """A refusal bears the attempt's numbers and context, but reserves neither."""
+    item = make_reservation()
+    with ledger.database.transaction() as connection:
+        ledger.refuse(connection, Refusal(RefusalCode.BUDGET, "not enough left"), reservation=item)
+    assert reserve(ledger, item) == 4
+    assert charge(ledger, item) == 5
+    assert ledger.verify().entries == 5
+
+
 def test_a_refused_study_is_recorded_with_its_whole_cost(ledger: Ledger) -> None:
     """At enrolment: the study, what it declared, what would have stood after it, and every reason."""
     dear, cheap = make_reservation(multiplier=1.0).mechanism, make_reservation(multiplier=30.0).mechanism
