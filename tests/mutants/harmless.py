@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 _ACCOUNTING = "privacy/veilsum_privacy/accounting"
+_LEDGER = "privacy/veilsum_privacy/ledger"
 _MECHANISM = "privacy/veilsum_privacy/mechanism"
 _SECURESUM = "privacy/veilsum_privacy/securesum"
 _BOUND = "the largest of an array is compared with a bound far above 1"
@@ -30,6 +31,12 @@ _SIGN = "a direction is 1 or -1"
 _FINER = "more points than are needed for as many digits"
 _WORK = "one of 3e8 points: which of two ways finds what both find"
 _JSON = "strings, numbers, lists and mappings only, whose canonical form is the same either way"
+_WHERE = "conditions of which all must hold, in whatever order"
+_SPARE = "a tolerance for the last digits: nothing lies at its very end"
+_DISTANCE = "how far two are apart does not depend on which is first"
+_TRAILING = "how many entries are taken back before all are read anew: a matter of speed"
+_SOME = "releases come and go by one or more, never by none"
+_PAIRED = "one list was made of the other"
 
 HARMLESS: dict[str, str] = {
     (
@@ -124,6 +131,42 @@ HARMLESS: dict[str, str] = {
         f"{_ACCOUNTING}/renyi.py::step_curve: np.maximum(np.ceil(np.ldexp(curve, SCALE_BITS)), 1.0) "
         "-> np.maximum(1.0, np.ceil(np.ldexp(curve, SCALE_BITS)))"
     ): _EITHER,
+    f"{_LEDGER}/checks.py::check_cohort: True -> False": _PAIRED,
+    f"{_LEDGER}/checks.py::check_cohort: zip(parsed, receipts, strict=True) -> zip(parsed, receipts)": _PAIRED,
+    f"{_LEDGER}/entries.py::Mechanism.check: 1 -> 2": "noise has a variance of 16 or more; without any, one stands for none",
+    (
+        f"{_LEDGER}/ledger.py::: LUMNS.attempt).where(_COLUMNS.study == bindparam('study'), "
+        "_COLUMNS.round == bindparam('round'), or_(*(_COLUMNS.kind == kin -> LUMNS.attempt).where("
+        "_COLUMNS.round == bindparam('round'), _COLUMNS.study == bindparam('study'), or_(*(_COLUMNS.kind == kin"
+    ): _WHERE,
+    (
+        f"{_LEDGER}/ledger.py::: select(ledger_table).where(_COLUMNS.context == bindparam('context'), "
+        "_COLUMNS.kind != Kind.REFUSAL.value) -> select(ledger_table).where(_COLUMNS.kind != Kind.REFUSAL.value, "
+        "_COLUMNS.context == bindparam('context'))"
+    ): _WHERE,
+    (
+        f"{_LEDGER}/rules.py::SiteRules._within_budget: held <= budget.epsilon * (1 + TOLERANCE) "
+        "-> held < budget.epsilon * (1 + TOLERANCE)"
+    ): _SPARE,
+    (
+        f"{_LEDGER}/rules.py::_check_figures: _close(estimate, charged.estimate(budget), 2 * PRV_ERROR) "
+        "-> _close(charged.estimate(budget), estimate, 2 * PRV_ERROR)"
+    ): _DISTANCE,
+    (
+        f"{_LEDGER}/rules.py::_check_figures: "
+        "_close(spent, derived if math.isfinite(derived) else None, TOLERANCE * max(1.0, derived)) "
+        "-> _close(derived if math.isfinite(derived) else None, spent, TOLERANCE * max(1.0, derived))"
+    ): _DISTANCE,
+    f"{_LEDGER}/rules.py::_close: abs(stated - derived) <= tolerance -> abs(stated - derived) < tolerance": _SPARE,
+    (
+        f"{_LEDGER}/totals.py::: select(_COLUMNS.seq, _COLUMNS.hash, _COLUMNS.kind, _COLUMNS.popu "
+        "-> select(_COLUMNS.hash, _COLUMNS.seq, _COLUMNS.kind, _COLUMNS.popu"
+    ): "what is in a row is asked for by name",
+    f"{_LEDGER}/totals.py::: 256 -> 255": _TRAILING,
+    f"{_LEDGER}/totals.py::: 256 -> 257": _TRAILING,
+    f"{_LEDGER}/totals.py::Sum.add: 0 -> 1": _SOME,
+    f"{_LEDGER}/totals.py::Sum.add: count >= 0 -> count > 0": _SOME,
+    f"{_LEDGER}/totals.py::Sum.add: self._exact += count -> self._exact -= count": "it is asked only whether it is nought",
     f"{_MECHANISM}/clipping.py::_Subjects.__init__: 1 -> 0 (4)": "no row adds what a row of zeros does",
     f"{_MECHANISM}/clipping.py::_Subjects.__init__: 1 -> 2 (4)": "rows of zeros add nothing",
     (

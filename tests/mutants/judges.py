@@ -15,10 +15,14 @@ _SECURESUM = (
 _NOISE = ("tests/unit/test_noise.py", "tests/unit/test_steps.py")
 _CLIPPING = ("tests/unit/test_clipping.py", "tests/unit/test_tasks_moments.py")
 _ACCOUNTING = ("tests/unit/test_composition.py", "tests/unit/test_accounting.py")
-_LEDGER = (
-    *(f"tests/unit/test_ledger{part}.py" for part in ("", "_receipts", "_verification", "_witnessed", "_against")),
-    "tests/integration/test_hostile_accounts.py",
-)
+_LEDGER = {
+    "ledger": ("", "_verification", "_witnessed", "_against"),
+    "rules": ("_rules", "_verification"),
+    "totals": ("_totals", "_rules", "_verification", ""),
+    "checks": ("_checks", "_witnessed"),
+    "receipts": ("_receipts", "_checks", "_witnessed"),
+    "entries": ("_entries", "_rules", "_receipts", "_verification"),
+}
 _ROUNDS = (
     "tests/unit/test_policy.py",
     "tests/unit/test_noise_shares.py",
@@ -50,8 +54,8 @@ JUDGES: dict[str, tuple[str, ...]] = {
     "privacy/veilsum_privacy/accounting/accountant.py": ("tests/unit/test_accounting.py",),
     "privacy/veilsum_privacy/accounting/gaussian.py": ("tests/unit/test_accounting.py",),
     **{
-        f"privacy/veilsum_privacy/ledger/{part}.py": _LEDGER
-        for part in ("ledger", "rules", "totals", "checks", "receipts", "entries")
+        f"privacy/veilsum_privacy/ledger/{module}.py": tuple(f"tests/unit/test_ledger{part}.py" for part in parts)
+        for module, parts in _LEDGER.items()
     },
     **{
         f"participant/veilsum_participant/{part}.py": _ROUNDS

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
 from support.backends import BACKENDS, new_place
 from support.ledgers import (
@@ -62,6 +63,17 @@ def charge(ledger: Ledger, reservation: Reservation) -> int:
 def free(ledger: Ledger, reservation: Reservation) -> int:
     with ledger.database.transaction() as connection:
         return ledger.free(connection, reservation.context)
+
+
+def fault(ledger: Ledger, reservation: Reservation, cause: str = "ValueError") -> int:
+    with ledger.database.transaction() as connection:
+        return ledger.fault(connection, reservation.context, cause)
+
+
+def recover(ledger: Ledger, reservation: Reservation, number: int = 1) -> int | None:
+    signed = make_receipt(ledger, reservation, number)
+    with ledger.database.transaction() as connection:
+        return ledger.recover(connection, signed, "heart")
 
 
 def see(ledger: Ledger, reservation: Reservation) -> int:
@@ -179,6 +191,14 @@ def test_every_call_can_be_repeated(ledger: Ledger) -> None:
     assert ledger.spending("heart").releases == 1
 
 
+def test_a_freeing_says_why_if_somebody_told(ledger: Ledger) -> None:
+    for number, reason in ((1, "the round ended"), (2, "")):
+        reserve(ledger, make_reservation(number))
+        with ledger.database.transaction() as connection:
+            ledger.free(connection, make_reservation(number).context, reason=reason)
+    assert [entry.detail for entry in ledger.entries(kind=Kind.FREE)] == [{"reason": "the round ended"}, {}]
+
+
 def test_illegal_transitions(ledger: Ledger) -> None:
     charged, freed, new = make_reservation(1), make_reservation(2), make_reservation(3)
     reserve(ledger, charged)
@@ -198,6 +218,35 @@ def test_illegal_transitions(ledger: Ledger) -> None:
         with pytest.raises(StateError):
             call(ledger, item)
     assert ledger.head() == before
+
+
+def test_a_computation_that_failed_is_recorded_once(ledger: Ledger) -> None:
+    """While its reservation is open: what was charged or freed is not computed any more."""
+    failed, charged, freed, recovered, new = (make_reservation(number, multiplier=20.0) for number in range(1, 6))
+    for item in (failed, charged, freed, recovered):
+        reserve(ledger, item)
+    number = fault(ledger, failed, "x" * 2001)
+    assert fault(ledger, failed, "another") == number
+    (entry,) = ledger.entries(kind=Kind.FAULT)
+    assert (entry.seq, entry.reservation, entry.delta) == (number, failed, DELTA)
+    assert entry.detail == {"cause": "x" * 2000}
+    assert ledger.spending("heart").reserved == rdp_epsilon([failed.mechanism.event] * 4, DELTA), "it stays open"
+    assert free(ledger, failed) == number + 1
+    assert fault(ledger, failed) == number
+    charge(ledger, charged)
+    free(ledger, freed)
+    recover(ledger, recovered)
+    before = ledger.head()
+    for item, message in [
+        (charged, "not computed any more"),
+        (freed, "not computed any more"),
+        (recovered, "not computed any more"),
+        (new, "Nothing is reserved"),
+    ]:
+        with pytest.raises(StateError, match=message):
+            fault(ledger, item)
+    assert ledger.head() == before
+    assert ledger.verify().entries == len(ledger.entries())
 
 
 def test_a_round_is_charged_once_whatever_the_attempt(ledger: Ledger) -> None:
@@ -350,10 +399,21 @@ def test_a_refusal_is_recorded_with_its_figures(ledger: Ledger) -> None:
     assert entry.detail["code"] == "budget-exceeded"
     figures = {name: float.fromhex(value) for name, value in entry.detail["figures"].items()}
     assert figures == {"budget": 0.5, "reserved": 0.0, "after": rdp_epsilon([item.mechanism.event], DELTA)}
+    assert set(entry.detail) == {"code", "message", "figures"}, "one reason, and one release that the columns describe"
     assert ledger.spending("heart").reserved == 0
     with ledger.database.transaction() as connection:
         ledger.refuse(connection, caught.value, reservation=make_reservation(2, population="nowhere"))
     assert "figures" not in ledger.entries(kind=Kind.REFUSAL)[1].detail
+    assert ledger.verify().entries == 5
+
+
+def test_what_was_refused_may_be_asked_for_again(ledger: Ledger) -> None:
+    """A refusal bears the attempt's numbers and context, but reserves neither."""
+    item = make_reservation()
+    with ledger.database.transaction() as connection:
+        ledger.refuse(connection, Refusal(RefusalCode.BUDGET, "not enough left"), reservation=item)
+    assert reserve(ledger, item) == 4
+    assert charge(ledger, item) == 5
     assert ledger.verify().entries == 5
 
 
@@ -371,17 +431,30 @@ def test_a_refused_study_is_recorded_with_its_whole_cost(ledger: Ledger) -> None
     assert (entry.study, entry.dataset, entry.population, entry.delta) == (STUDY, "heart-2024", "heart", DELTA)
     after = float.fromhex(entry.detail["figures"]["after"])
     assert after == rdp_epsilon([dear.event, cheap.event, dear.event], DELTA)
-    assert [(item["code"], item["advice"]) for item in entry.detail["reasons"]] == [
-        ("budget-exceeded", "raise it"),
-        ("method-not-allowed", ""),
+    assert entry.detail["reasons"] == [
+        {"code": "budget-exceeded", "message": "too dear", "advice": "raise it"},
+        {"code": "method-not-allowed", "message": "unknown", "advice": ""},
     ]
     assert [count for _, _, count in entry.detail["cost"]] == [2, 1]
     assert entry.detail["cost"][0][0] == json.loads(json.dumps(dear.to_json(), default=float.hex)) | {
         "sampling_rate": (1.0).hex()
     }
-    assert (bare.study, bare.population, bare.detail["code"]) == (OTHER_STUDY, None, "analyst-not-allowed")
+    assert (bare.study, bare.population) == (OTHER_STUDY, None)
+    assert bare.detail == {"code": "analyst-not-allowed", "message": "nobody"}
     assert ledger.entries(study=STUDY) == [entry]
     assert ledger.verify().entries == 4
+
+
+def test_a_refusal_holds_so_many_words_and_figures_without_bound(ledger: Ledger) -> None:
+    long, exact = "x" * 2001, make_reservation(kind="none")
+    reasons = [Refusal(RefusalCode.BUDGET, long, long), Refusal(RefusalCode.METHOD, "")]
+    with ledger.database.transaction() as connection:
+        ledger.refuse(connection, Refusal(RefusalCode.BUDGET, long, reasons=reasons), reservation=exact)
+    (entry,) = ledger.entries(kind=Kind.REFUSAL)
+    assert entry.detail["message"] == "x" * 2000
+    assert entry.detail["reasons"][0] == {"code": "budget-exceeded", "message": "x" * 2000, "advice": "x" * 2000}
+    assert entry.detail["figures"] == {"budget": (3.0).hex(), "reserved": (0.0).hex(), "after": None}
+    assert ledger.verify().entries == 3
 
 
 def test_a_failed_transaction_leaves_nothing(ledger: Ledger) -> None:
@@ -549,6 +622,9 @@ def test_a_damaged_row_stops_the_gate_with_a_typed_error(ledger: Ledger, damage:
         connection.execute(text(drop))
         connection.execute(text(f"UPDATE ledger SET {damage}"))  # noqa: S608 - fixed text
     again = open_ledger(database)
+    if "gift" in damage:
+        with pytest.raises(HostileInput, match="unknown kind"):
+            charge(again, make_reservation(1))
     with pytest.raises(VeilsumError):
         again.verify()
     with pytest.raises(VeilsumError):
@@ -601,6 +677,19 @@ def test_a_new_key_is_named_before_it_signs(ledger: Ledger) -> None:
     assert [entry.seq for entry in ledger.entries(kind=Kind.KEY)] == [4, 6]
 
 
+def test_a_key_that_is_renewed_in_use_signs_from_there_on(ledger: Ledger) -> None:
+    def run(write: Callable[[Connection], object]) -> None:
+        with ledger.database.transaction() as connection:
+            write(connection)
+
+    first, second = credentials_of(), credentials_of(secret=2)
+    ledger.renew(second, run)
+    assert reserve(ledger, make_reservation(1)) == 4
+    assert ledger.verify().keys == (first.identity.fingerprint, second.identity.fingerprint)
+    with pytest.raises(Misuse, match="another party"):
+        ledger.renew(credentials_of("south"), run)
+
+
 def test_who_has_no_ledger(tmp_path: Path) -> None:
     with pytest.raises(Misuse, match="Only a participant"):
         open_ledger(":memory:", credentials=credentials_of("x", role=Role.COORDINATOR))
@@ -642,9 +731,11 @@ def test_budgets_out_of_range(ledger: Ledger, epsilon: float, delta: float) -> N
         ledger.set_budget(connection, "heart", epsilon, delta, reason="r", operator="o")
 
 
-def test_a_budget_needs_a_reason(ledger: Ledger) -> None:
-    with pytest.raises(Misuse), ledger.database.transaction() as connection:
-        ledger.set_budget(connection, "heart", 1.0, DELTA, reason="", operator="o")
+@pytest.mark.parametrize("missing", ["population", "reason", "operator"])
+def test_a_budget_needs_a_population_a_reason_and_an_operator(ledger: Ledger, missing: str) -> None:
+    words = {"population": "heart", "reason": "r", "operator": "o", missing: ""}
+    with pytest.raises(Misuse, match="needs a population"), ledger.database.transaction() as connection:
+        ledger.set_budget(connection, epsilon=1.0, delta=DELTA, **words)
 
 
 def test_a_checkpoint_states_where_populations_stood(ledger: Ledger) -> None:
@@ -727,6 +818,16 @@ def test_a_charge_keeps_the_whole_cohorts_word(trial: Trial) -> None:
     assert (verified.entries, verified.receipts) == (8, 6)
     assert trial.charge("south", shown) == 4, "charging again keeps nothing twice"
     assert len(ledger.receipts()) == 6
+
+
+def test_a_charge_bears_the_time_at_which_its_certificates_held(trial: Trial) -> None:
+    release = trial.release(1)
+    trial.reserve(release)
+    shown = trial.show(release)
+    before = trial.clock()
+    number = trial.charge("north", shown)
+    (charged,) = trial.ledgers["north"].entries(kind=Kind.CHARGE)
+    assert (charged.seq, charged.time) == (number, before + 1), "the clock is read once"
 
 
 def test_what_does_not_fit_is_not_kept_and_not_charged(trial: Trial) -> None:
@@ -831,14 +932,20 @@ def test_recovery_charges_what_own_receipts_show_once(ledger: Ledger) -> None:
     assert ledger.lost_charges(STUDY) == 3
     assert [entry.reservation for entry in ledger.entries(kind=Kind.RECOVERY)] == [open_, freed, unknown]
     assert charge(ledger, open_) == 9, "a charge that was recovered is not paid again"
-    for call, item in ((free, open_), (reserve, unknown), (reserve, make_reservation(1, 2)), (free, unknown)):
+    for call, item in ((free, open_), (reserve, make_reservation(1, 2)), (free, unknown)):
         with pytest.raises(StateError):
             call(ledger, item)
+    for item in (open_, freed, unknown):
+        with pytest.raises(StateError, match="charged from its receipt"):
+            reserve(ledger, item)
     with pytest.raises(Refusal):
         reserve(ledger, make_reservation(4, multiplier=2.0))
     assert see(ledger, unknown) == 12
+    with ledger.database.transaction() as connection:
+        assert ledger.release_seen(connection, open_.context) == 13
+    assert [entry.detail for entry in ledger.entries(kind=Kind.RELEASE_SEEN)] == [{"digest": "01" * 32}, {}]
     assert ledger.verify().receipts == 3
-    assert ledger.lost_charges(STUDY) == 2
+    assert ledger.lost_charges(STUDY) == 1
 
 
 def test_recovery_of_a_population_without_a_budget(ledger: Ledger) -> None:

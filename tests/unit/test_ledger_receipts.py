@@ -14,11 +14,13 @@ from support.ledgers import COORDINATOR, any_receipt, credentials_of, make_reser
 from veilsum_node.canonical import canonical
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.identity import Label, Role
+from veilsum_privacy.ledger import Mechanism
 from veilsum_privacy.ledger.receipts import (
     MAX_RECEIPT_BYTES,
     Countersignature,
     SignedReceipt,
     countersign,
+    countersign_again,
     parse_countersignature,
     parse_receipt,
     receipts_digest,
@@ -26,6 +28,7 @@ from veilsum_privacy.ledger.receipts import (
     verify_countersignature,
     verify_receipt,
 )
+from veilsum_privacy.mechanism.noise import NoisePlan
 
 STUDY, CONTEXT, HEAD, OTHER = (bytes([number]) * 32 for number in range(1, 5))
 NORTH, SOUTH = credentials_of("north"), credentials_of("south")
@@ -41,6 +44,22 @@ def test_a_receipt_survives_its_bytes() -> None:
     longest = any_receipt(participant="n" * 64, dataset="d" * 64, unit="u" * 64, number=2**53 - 1, mechanism=replace(
         RECEIPT.mechanism, sensitivity=2**62, sampling_rate=1 / 3, steps=10**9))  # fmt: skip
     assert len(sign_receipt(longest, NORTH.signing_key).body) < MAX_RECEIPT_BYTES
+    for each in (longest, any_receipt(participant="n", dataset="d", unit="u", round=1, attempt=1, number=1)):
+        assert parse_receipt(each.to_bytes()) == each
+
+
+def test_no_receipt_is_longer_than_what_is_parsed_at_all() -> None:
+    """Names of characters that are written with six bytes each, and the largest numbers, are the longest there are."""
+    most, name = 2**53 - 1, "\1" * 64
+    mechanism = Mechanism(2**62, NoisePlan("distributed", 2**96, 2**92 - 1, most), 1 / 3, 10**9)
+    numbers = dict.fromkeys(("round", "attempt", "number", "cohort_size"), most)
+    longest = any_receipt(participant=name, dataset=name, unit=name, mechanism=mechanism, **numbers)
+    assert parse_receipt(longest.to_bytes()) == longest
+    for parse in (parse_receipt, parse_countersignature):
+        with pytest.raises(HostileInput, match="larger than allowed"):
+            parse(b" " * 2049)
+        with pytest.raises(HostileInput, match="canonical"):
+            parse(b" " * 2048)
 
 
 def test_a_receipt_books_the_release_that_it_is_about() -> None:
@@ -101,7 +120,44 @@ def test_a_receipt_lacks_nothing(name: str) -> None:
         parse_receipt(canonical(right))
 
 
+@pytest.mark.parametrize("number", ["0", "-1", "9007199254740992", "7.0", "1e3", "true"])
+def test_numbers_are_whole_positive_and_canonical(number: str) -> None:
+    for parse, right, name in ((parse_receipt, RECEIPT, "number"), (parse_countersignature, WORD, "entry")):
+        body = replace(right, **{name: 77777}).to_bytes()  # type: ignore[type-var]
+        assert getattr(parse(body), name) == 77777
+        with pytest.raises(HostileInput):
+            parse(body.replace(b"77777", number.encode()))
+
+
 WORD = Countersignature(STUDY, COORDINATOR, 1, 2, CONTEXT, OTHER, 5, HEAD)
+
+
+def test_words_survive_their_bytes_and_another_key() -> None:
+    for word in (WORD, replace(WORD, coordinator="c" * 64, round=2**53 - 1), replace(WORD, coordinator="c", entry=1)):
+        assert parse_countersignature(word.to_bytes()) == word
+    renewed = credentials_of(COORDINATOR, role=Role.COORDINATOR, secret=2)
+    receipts = [sign_receipt(RECEIPT, NORTH.signing_key)]
+    signed = countersign(replace(WORD, receipts=receipts_digest(receipts)), CENTRE.signing_key)
+    again = countersign_again(signed, renewed.signing_key)
+    assert again.body == signed.body
+    for each, signer in ((signed, CENTRE), (again, renewed)):
+        assert verify_countersignature(each, signer.identity, STUDY, CONTEXT, receipts).entry == WORD.entry
+
+
+@pytest.mark.parametrize("name", sorted(json.loads(WORD.to_bytes())))
+def test_a_countersignature_lacks_nothing(name: str) -> None:
+    right = json.loads(WORD.to_bytes())
+    del right[name]
+    with pytest.raises(HostileInput, match="exactly the fields"):
+        parse_countersignature(canonical(right))
+
+
+def test_what_is_of_no_or_another_version() -> None:
+    for parse, right in ((parse_receipt, RECEIPT), (parse_countersignature, WORD)):
+        known = json.loads(right.to_bytes())
+        for value in (5, None, "v", [], [["v"]], sorted(known), known | {"v": 2}, known | {"v": "1"}):
+            with pytest.raises(HostileInput, match="exactly the fields"):
+                parse(canonical(value))
 
 
 def test_a_countersignature_covers_the_receipts_in_their_order() -> None:
@@ -132,6 +188,7 @@ def test_a_countersignature_covers_the_receipts_in_their_order() -> None:
     [
         {"v": 2}, {"v": True}, {"study": "00"}, {"context": None}, {"receipts": "zz" * 32}, {"head": "AB" * 32}, {"entry": 0},
         {"entry": "5"}, {"round": True}, {"attempt": -1}, {"coordinator": ""}, {"coordinator": 5}, {"more": 1},
+        {"coordinator": "c" * 65}, {"study": "00" * 33}, {"receipts": 1}, {"coordinator": ["c"]},
     ],
 )  # fmt: skip
 def test_malformed_countersignatures_are_refused(change: dict[str, Any]) -> None:

@@ -91,6 +91,14 @@ class Mechanism:
             return None
         return GaussianEvent(self.sensitivity, variance, self.sampling_rate, self.steps)
 
+    def check(self) -> None:
+        """Check that it has a price: sensitivity, rate and steps are those of an event, with or without noise.
+
+        Raises:
+            Misuse: they are not.
+        """
+        GaussianEvent(self.sensitivity, Fraction(max(1, self.noise.variance)), self.sampling_rate, self.steps)
+
     def to_json(self) -> dict[str, Any]:
         """The mechanism as an entry holds it; colluders stand in their own column."""
         share = self.noise.share_variance
@@ -113,10 +121,11 @@ class Mechanism:
             HostileInput: it is not such a value.
         """
         try:
-            noise = NoisePlan(value["noise"], int(value["variance"][0]), value["honest"], colluders)
+            noise = NoisePlan(value["noise"], int(value["variance"][0]), int(value["honest"]), colluders)
             rate = float.fromhex(value["sampling_rate"])
-            mechanism = Mechanism(int(value["sensitivity"]), noise, rate, value["steps"])
-            same = canonical(mechanism.to_json()) == canonical(value) and (not noise.protects or mechanism.event is not None)
+            mechanism = Mechanism(int(value["sensitivity"]), noise, rate, int(value["steps"]))
+            mechanism.check()
+            same = canonical(mechanism.to_json()) == canonical(value)
         except (KeyError, IndexError, TypeError, ValueError, ArithmeticError, Misuse) as error:
             raise HostileInput("The mechanism of a ledger entry is malformed.") from error
         if not same:
@@ -154,11 +163,10 @@ class Reservation:
             raise Misuse("A study and a context are named by 32 bytes.")
         if self.round < 0 or self.attempt < 0:
             raise Misuse("Rounds and attempts are not negative.")
-        mechanism, noise = self.mechanism, self.mechanism.noise
+        noise = self.mechanism.noise
         if noise.honest > max(1, self.cohort_size - noise.colluders):
             raise Misuse("The noise plan counts more honest shares than the cohort has.")
-        # What has no price is not reserved: the event checks sensitivity, rate and steps, with or without noise.
-        GaussianEvent(mechanism.sensitivity, Fraction(max(1, noise.variance)), mechanism.sampling_rate, mechanism.steps)
+        self.mechanism.check()  # what has no price is not reserved
 
     def columns(self) -> dict[str, Any]:
         """The ledger's columns that describe the release; the same in its reservation, charge and freeing."""
@@ -309,8 +317,6 @@ class Entry:
             )  # fmt: skip
         except Misuse as error:
             raise HostileInput(error.message) from error
-        except (AttributeError, TypeError) as error:
-            raise HostileInput("The ledger entry's release is malformed.") from error
 
     @property
     def budget(self) -> Budget:

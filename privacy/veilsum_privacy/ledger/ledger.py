@@ -286,7 +286,7 @@ class Ledger(LedgerReader):
             connection: of the caller's transaction.
             receipt: one that this site signed.
             population: whose budget it draws on, unless the ledger still knows its reservation.
-            certificate: of the key that signed it, DER or PEM, if neither the present key nor any that the ledger names did.
+            certificate: of the key that signed it, DER or PEM, if none that the ledger names did.
 
         Returns:
             The entry's number, or None if it was charged already.
@@ -298,8 +298,7 @@ class Ledger(LedgerReader):
         found = self._about(connection, parsed.context)
         if any(kind in found for kind in _PAID):
             return None
-        known_certificates = [self._chain.credentials.identity.certificate, *self._own_certificates(connection)]
-        candidates = [*known_certificates, *([] if certificate is None else [certificate])]
+        candidates = [*self._own_certificates(connection), *([] if certificate is None else [certificate])]
         signer = find_signer(receipt, self._chain.name, candidates, self._chain.credentials.authority)
         reserved = found.get(Kind.RESERVE)
         columns = parsed.reservation(population).columns()

@@ -205,9 +205,9 @@ def parse_receipt(body: bytes) -> Receipt:
     study, context, payload, head, consent = _digests(value, names, "receipt")
     numbers = [value[name] for name in ("round", "attempt", "number", "colluders", "cohort_size")]
     texts = [value[name] for name in ("participant", "dataset", "unit")]
-    if any(type(number) is not int or not 0 < number < 2**53 for number in numbers):
+    if any(type(number) is not int or number < 1 for number in numbers):  # none is above 2^53 in canonical form
         raise HostileInput("A number in a receipt is out of range.")
-    if not all(isinstance(text, str) and 0 < len(text) <= 64 for text in texts) or not isinstance(value["event"], dict):
+    if not all(isinstance(text, str) and 0 < len(text) <= 64 for text in texts):
         raise HostileInput("A name in a receipt is malformed.")
     receipt = Receipt(
         study=study,
@@ -239,7 +239,7 @@ def parse_countersignature(body: bytes) -> Countersignature:
     study, context, receipts, head = _digests(value, ("study", "context", "receipts", "head"), "countersignature")
     numbers = [value[name] for name in ("round", "attempt", "entry")]
     name = value["coordinator"]
-    if any(type(number) is not int or not 0 < number < 2**53 for number in numbers):
+    if any(type(number) is not int or number < 1 for number in numbers):  # none is above 2^53 in canonical form
         raise HostileInput("A number in a countersignature is out of range.")
     if not isinstance(name, str) or not 0 < len(name) <= 64:
         raise HostileInput("The name in a countersignature is malformed.")

@@ -12,7 +12,7 @@ from veilsum_privacy.accounting.accountant import PRV_ERROR
 from veilsum_privacy.ledger.entries import Budget, Entry, Kind, Mechanism, Reservation
 from veilsum_privacy.ledger.faults import require
 from veilsum_privacy.ledger.receipts import Receipt
-from veilsum_privacy.ledger.totals import Change, Standing, Sum, Totals
+from veilsum_privacy.ledger.totals import BudgetStep, ReleaseStep, Standing, Sum, Totals
 
 TOLERANCE = 1e-6
 """Relative; versions of the software may round an epsilon differently, and a budget may have been met exactly."""
@@ -92,7 +92,7 @@ class SiteRules:
         budget, population = entry.budget, str(entry.population)
         stated = all(isinstance(entry.detail.get(name), str) for name in ("reason", "operator"))
         require(stated, "it does not say who set the budget, and why")
-        self._totals.apply(Change(Kind.BUDGET, population, budget=budget))
+        self._totals.apply(BudgetStep(population, budget))
         self._budgets[population].append((entry.seq, budget))
 
     def _reserve(self, entry: Entry) -> None:
@@ -102,9 +102,7 @@ class SiteRules:
         require(release.context not in self._ended, "its context was charged before")
         require(attempt not in self._attempts, "its attempt was reserved before")
         require((release.study, release.round) not in self._charged, "its round was charged before")
-        budget = self._totals.of(release.population).budget
-        require(budget is not None, "its population had no budget")
-        require(budget is not None and entry.delta == budget.delta, "its delta is not the budget's")
+        require(entry.delta == self._budget_of(release.population).delta, "its delta is not the budget's")
         known = not release.mechanism.free or release.study in self._sources
         require(known, "it counts as post-processing of a statistic that the site never paid for")
         self._apply(entry)
@@ -152,10 +150,10 @@ class SiteRules:
     def _checkpoint(self, entry: Entry) -> None:
         """The figures that it states follow from the entries up to the one that it names."""
         upto, populations = entry.detail.get("upto"), entry.detail.get("populations")
-        fits = type(upto) is int and 0 < upto <= len(self._hashes) and entry.detail.get("head") == self._hashes[upto - 1]
-        require(fits, "it names an entry that this ledger does not hold")
         if type(upto) is not int or not isinstance(populations, dict):
             raise HostileInput("its figures are malformed.")
+        fits = 0 < upto <= len(self._hashes) and entry.detail.get("head") == self._hashes[upto - 1]
+        require(fits, "it names an entry that this ledger does not hold")
         budgets = {name: [item for seq, item in found if seq <= upto] for name, found in self._budgets.items()}
         require(set(populations) == {name for name, found in budgets.items() if found}, "it does not name every population")
         for name, stated in populations.items():
@@ -167,8 +165,7 @@ class SiteRules:
 
     def _apply(self, entry: Entry) -> None:
         release = entry.reservation
-        change = Change(entry.kind, release.population, release.context.hex(), release.mechanism)
-        self._totals.apply(change)
+        self._totals.apply(ReleaseStep(entry.kind, release.population, release.context.hex(), release.mechanism))
         if entry.kind in (Kind.CHARGE, Kind.RECOVERY):
             self._charged.add((release.study, release.round))
             if release.mechanism.noise.kind == "local":
@@ -187,13 +184,17 @@ class SiteRules:
         require(same, "its release is not the one that was reserved")
         return release
 
-    def _within_budget(self, population: str) -> None:
-        standing = self._totals.of(population)
-        if standing.budget is None:
+    def _budget_of(self, population: str) -> Budget:
+        budget = self._totals.of(population).budget
+        if budget is None:
             raise HostileInput("its population had no budget.")
-        bound = standing.budget.epsilon
-        if bound is not None:
-            require(standing.held.epsilon(standing.budget) <= bound * (1 + TOLERANCE), "it exceeded the budget")
+        return budget
+
+    def _within_budget(self, population: str) -> None:
+        budget = self._budget_of(population)
+        if budget.epsilon is not None:
+            held = self._totals.of(population).held.epsilon(budget)
+            require(held <= budget.epsilon * (1 + TOLERANCE), "it exceeded the budget")
 
 
 class MirrorRules:
@@ -228,12 +229,12 @@ class MirrorRules:
                 raise HostileInput("only a site's own ledger has entries of this kind.")
 
     def _follow(self, entry: Entry, before: Kind | None, fault: str) -> None:
-        require(entry.context is not None, "it describes no complete release")
-        context = bytes(entry.context or b"")
-        kind, shown = self._reached.get(context, (None, entry))
+        if entry.context is None:
+            raise HostileInput("it describes no complete release.")
+        kind, shown = self._reached.get(entry.context, (None, entry))
         require(kind is before, fault)
         require(described(entry) == described(shown), "its release is not the one whose receipts were shown")
-        self._reached[context] = (entry.kind, shown)
+        self._reached[entry.context] = (entry.kind, shown)
 
 
 def described(entry: Entry) -> tuple[Any, ...]:

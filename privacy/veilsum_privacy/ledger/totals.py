@@ -112,22 +112,36 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Change:
-    """What an entry means for its population's totals.
+class BudgetStep:
+    """What an entry that sets a budget means for totals.
 
     Attributes:
-        kind: of the entry.
+        population: whose totals.
+        budget: in force from here on.
+    """
+
+    population: str
+    budget: Budget
+
+
+@dataclass(frozen=True)
+class ReleaseStep:
+    """What an entry about a release means for totals.
+
+    Attributes:
+        kind: of the entry, one of ``COUNTED``.
         population: whose totals.
         context: the release's, in hexadecimal.
         mechanism: the release's.
-        budget: that a budget entry sets.
     """
 
     kind: Kind
     population: str
-    context: str | None = None
-    mechanism: Mechanism | None = None
-    budget: Budget | None = None
+    context: str
+    mechanism: Mechanism
+
+
+Step = BudgetStep | ReleaseStep
 
 
 class Totals:
@@ -141,43 +155,39 @@ class Totals:
         """A population's standing; an empty one if nothing concerns it."""
         return self.populations.get(population) or Standing()
 
-    def apply(self, change: Change) -> Any:
+    def apply(self, step: Step) -> Any:
         """Take an entry in. Returns what :meth:`undo` needs to take it back."""
-        standing = self.populations.setdefault(change.population, Standing())
-        if change.kind is Kind.BUDGET:
-            before, standing.budget = standing.budget, change.budget
+        standing = self.populations.setdefault(step.population, Standing())
+        if isinstance(step, BudgetStep):
+            before, standing.budget = standing.budget, step.budget
             return before
-        if change.mechanism is None or change.context is None:
-            raise HostileInput("A ledger entry describes no complete release.")
-        was_open = change.context in self.open
-        charged, held = _effect(change.kind, was_open)
+        was_open = step.context in self.open
+        charged, held = _effect(step.kind, was_open)
         if charged:
-            standing.charged.add(change.mechanism, charged)
+            standing.charged.add(step.mechanism, charged)
         if held:
-            standing.held.add(change.mechanism, held)
-        if change.kind is Kind.RESERVE:
-            self.open.add(change.context)
+            standing.held.add(step.mechanism, held)
+        if step.kind is Kind.RESERVE:
+            self.open.add(step.context)
         else:
-            self.open.discard(change.context)
+            self.open.discard(step.context)
         return was_open
 
-    def undo(self, change: Change, before: Any) -> None:
+    def undo(self, step: Step, before: Any) -> None:
         """Take the last entry back."""
-        standing = self.populations[change.population]
-        if change.kind is Kind.BUDGET:
+        standing = self.populations[step.population]
+        if isinstance(step, BudgetStep):
             standing.budget = before
             return
-        charged, held = _effect(change.kind, bool(before))
-        if change.mechanism is None or change.context is None:
-            return
+        charged, held = _effect(step.kind, before)
         if charged:
-            standing.charged.add(change.mechanism, -charged)
+            standing.charged.add(step.mechanism, -charged)
         if held:
-            standing.held.add(change.mechanism, -held)
+            standing.held.add(step.mechanism, -held)
         if before:
-            self.open.add(change.context)
+            self.open.add(step.context)
         else:
-            self.open.discard(change.context)
+            self.open.discard(step.context)
 
 
 def _effect(kind: Kind, was_open: bool) -> tuple[int, int]:
@@ -212,7 +222,7 @@ class Follower:
     def _forget(self) -> None:
         self._totals = Totals()
         self._seq, self._hash = 0, ""
-        self._trail: deque[tuple[int, str, Change | None, Any]] = deque(maxlen=_TRAIL)
+        self._trail: deque[tuple[int, str, Step | None, Any]] = deque(maxlen=_TRAIL)
 
     def standing(self, connection: Connection, population: str) -> Standing:
         """A copy of where a population stands as ``connection`` sees the ledger.
@@ -254,23 +264,23 @@ class Follower:
 
     def _take(self, row: Any) -> None:
         try:
-            change = _read_change(row)
+            step = _read_step(row)
         except (AttributeError, TypeError, ValueError) as error:
             raise HostileInput(f"Ledger entry {row.seq} is damaged.", "Run veilsum ledger verify.") from error
-        before = None if change is None else self._totals.apply(change)
-        self._trail.append((self._seq, self._hash, change, before))
+        before = None if step is None else self._totals.apply(step)
+        self._trail.append((self._seq, self._hash, step, before))
         self._seq, self._hash = row.seq, row.hash
 
     def _take_back(self) -> None:
         if not self._trail:
             self._forget()
             return
-        self._seq, self._hash, change, before = self._trail.pop()
-        if change is not None:
-            self._totals.undo(change, before)
+        self._seq, self._hash, step, before = self._trail.pop()
+        if step is not None:
+            self._totals.undo(step, before)
 
 
-def _read_change(row: Any) -> Change | None:
+def _read_step(row: Any) -> Step | None:
     kind = Kind(row.kind)
     if kind not in COUNTED:
         return None
@@ -278,5 +288,7 @@ def _read_change(row: Any) -> Change | None:
         raise HostileInput(f"Ledger entry {row.seq} is damaged: it names no population.", "Run veilsum ledger verify.")
     if kind is Kind.BUDGET:
         detail = parse_canonical(str(row.detail).encode(), what="ledger entry")
-        return Change(kind, row.population, budget=Budget.from_detail(detail, row.delta))
-    return Change(kind, row.population, row.context, read_mechanism(row.event, row.colluders))
+        return BudgetStep(row.population, Budget.from_detail(detail, row.delta))
+    if not isinstance(row.context, str):
+        raise HostileInput(f"Ledger entry {row.seq} is damaged: it names no context.", "Run veilsum ledger verify.")
+    return ReleaseStep(kind, row.population, row.context, read_mechanism(row.event, row.colluders))
