@@ -9,6 +9,7 @@ _SECURESUM = "privacy/veilsum_privacy/securesum"
 _BOUND = "the largest of an array is compared with a bound far above 1"
 _FORMS = "near this border the series and the closed form both have all the digits that are rounded up by"
 _POINTS = "how many points there are: curves stay within a hundredth of what they are rounded up by"
+_WHOLES = "either is the number itself exactly where it is whole"
 _ORDERS = "every curve has a value for each order"
 _BRACKET = "where a search begins, and how often it halves, moves its end by less than what it is rounded up by"
 _BOTH_SHIFTS = "where t is 2^26, both shift by nothing"
@@ -103,6 +104,10 @@ HARMLESS: dict[str, str] = {
     (
         f"{_ACCOUNTING}/inversion.py::_solve_inversion: _ROUNDING * spacing / math.pi -> _ROUNDING * spacing * math.pi"
     ): "a bound ten times as large is still a trifle of delta",
+    f"{_ACCOUNTING}/renyi.py::: 40.0 -> 80.0 (2)": _POINTS,
+    f"{_ACCOUNTING}/renyi.py::: 9.5 -> 19.0": "the tail is longer, where hardly anything is",
+    f"{_ACCOUNTING}/renyi.py::: np.floor(ORDERS) -> np.ceil(ORDERS)": _WHOLES,
+    f"{_ACCOUNTING}/renyi.py::: np.floor(ORDERS) -> np.ceil(ORDERS) (2)": _WHOLES,
     f"{_ACCOUNTING}/renyi.py::_between_orders: 2 * _DIGITS -> 2 + _DIGITS": _POINTS,
     f"{_ACCOUNTING}/renyi.py::_between_orders: 0.5 -> 1.0": _FORMS,
     f"{_ACCOUNTING}/renyi.py::_between_orders: 1 -> 2": "the tail is shorter by a thirtieth, where hardly anything is",
