@@ -20,13 +20,9 @@ _LEDGER = (
     "tests/integration/test_hostile_accounts.py",
 )
 _ROUNDS = (
-    "tests/unit/test_policy.py",
-    "tests/unit/test_noise_shares.py",
-    *(f"tests/integration/test_hostile_{part}.py" for part in ("rounds", "oracle", "studies", "training", "accounts")),
-    "tests/integration/test_kept.py",
-    "tests/integration/test_budgets.py",
-    "tests/integration/test_fresh_noise.py",
-    "tests/integration/test_fedavg.py",
+    "tests/integration/test_round_rules.py",
+    "tests/integration/test_hostile_rounds.py",
+    "tests/integration/test_hostile_accounts.py",
 )
 
 JUDGES: dict[str, tuple[str, ...]] = {
@@ -49,10 +45,11 @@ JUDGES: dict[str, tuple[str, ...]] = {
         f"privacy/veilsum_privacy/ledger/{part}.py": _LEDGER
         for part in ("ledger", "rules", "totals", "checks", "receipts", "entries")
     },
-    **{
-        f"participant/veilsum_participant/{part}.py": _ROUNDS
-        for part in ("protocol/contributions", "protocol/openings", "policy", "protocol/limits", "protocol/budgets")
-    },
+    "participant/veilsum_participant/protocol/contributions.py": (*_ROUNDS, "tests/integration/test_kept.py"),
+    "participant/veilsum_participant/protocol/openings.py": (*_ROUNDS, "tests/integration/test_hostile_oracle.py"),
+    "participant/veilsum_participant/policy.py": ("tests/unit/test_policy.py", "tests/unit/test_noise_shares.py"),
+    "participant/veilsum_participant/protocol/limits.py": ("tests/unit/test_round_limits.py",),
+    "participant/veilsum_participant/protocol/budgets.py": ("tests/unit/test_promised_releases.py",),
 }
 """By module, or by package for all that are not named."""
 

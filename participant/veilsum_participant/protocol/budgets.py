@@ -194,13 +194,14 @@ def _used(
     states: tuple[AttemptState, ...],
     counted: store.AttemptTally | None = None,
 ) -> Counter[_Price]:
-    """Attempts of a study in some states, counted by price; those without a label by their receipts."""
+    """Attempts of a study in some states, the recovered ones among them, counted by price; those without a label by their
+    receipts."""
     prices = {task.label: _task_price(study, task) for task in study.tasks}
     used: Counter[_Price] = Counter()
     counted = store.tally(connection, key, 0) if counted is None else counted
     for label, count in (+counted.labels([state for state in states if state is not AttemptState.RECOVERED])).items():
         used[prices[label]] += count
-    if AttemptState.RECOVERED in states and counted.total((AttemptState.RECOVERED,)):
+    if counted.total((AttemptState.RECOVERED,)):
         for receipt in store.recovered_receipts(connection, key):
             used[_price(parse_receipt(receipt).mechanism)] += 1
     return used
