@@ -183,6 +183,10 @@ def test_a_map_chosen_for_each_site_needs_disclosure_by_site_where_there_is_no_n
     assert codes(plain, make_config(**offered, disclosures=("joint",))) == []
 
 
+def test_every_analyst_of_the_federation_may_be_accepted() -> None:
+    assert codes(make_study(), make_config(analysts=("*",))) == codes(make_study(), make_config(analysts=("x", "ana"))) == []
+
+
 FLOORS: list[tuple[dict[str, Any], Callable[[], Study], RefusalCode]] = [
     ({"methods": ("fedcgs",)}, make_study, RefusalCode.METHOD),
     ({"tasks": ("class-moments",)}, make_study, RefusalCode.TASK),

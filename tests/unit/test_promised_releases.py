@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 from support.federation import DATASET, make_request, schema_of
 from support.fresh import LEDGER, PARTICIPANT, fresh_database
 from support.hostile import altered
-from support.ledgers import any_receipt
+from support.ledgers import any_receipt, open_ledger, ticking
 from veilsum.compile import compile_study
 from veilsum_node.errors import Refusal, RefusalCode
 from veilsum_node.randomness import SYSTEM_RANDOM
@@ -350,6 +350,16 @@ def test_the_same_words_of_a_study_stand_once(
     site.ledger.add(NOW, **earlier)
     record_refused_study(connection, site, KEY, study_of(*TWO), REFUSAL, by_operator=by_operator)
     assert len(site.ledger.refusals) == again
+
+
+def test_more_words_than_an_entry_holds_stand_once_too(connection: Connection) -> None:
+    """A study of many tasks is refused for many reasons; the coordinator asks as often as it likes."""
+    site: Any = SimpleNamespace(ledger=open_ledger(":memory:"), config=config_of(records="people"), clock=ticking())
+    for ending in ("", "", " and so on", ""):
+        refusal = Refusal(RefusalCode.METHOD, "not this one, " * 500 + ending)
+        with site.ledger.database.transaction() as own:
+            record_refused_study(own, site, KEY, study_of(*TWO), refusal)
+    assert len(site.ledger.entries(kind=Kind.REFUSAL)) == 1
 
 
 def reservation() -> Reservation:
