@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +20,8 @@ from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_participant import store
 from veilsum_participant.observer import AttemptOutcome, SiteObserver, Stage
 from veilsum_participant.protocol import contributions
-from veilsum_participant.protocol.contributions import Contributions
+from veilsum_participant.protocol.contributions import Contributions, Payload
+from veilsum_participant.protocol.openings import Opened
 from veilsum_participant.site import Site
 from veilsum_participant.store import AttemptState, StudyState
 from veilsum_privacy.computation.contribution import SitePart, SitePlace
@@ -320,6 +321,19 @@ def test_what_is_over_when_it_is_computed_leaves_no_payload(fresh: Adversary, wh
     if (row := attack.attempt_row("a")) is not None:
         assert row.state == ("tombstone" if what == "given up" else "reserved")
         assert (row.payload, row.self_seed, row.receipt) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "hidden"),
+    [
+        (Payload, {"ciphertexts"}),
+        (contributions._Ready, {"arrays", "place", "kept"}),
+        (contributions._Computed, {"values", "noised", "state", "fault"}),
+        (Opened, {"words"}),
+    ],
+)
+def test_what_a_log_could_show_of_a_round_is_no_number_of_it(kind: type, hidden: set[str]) -> None:
+    assert {item.name for item in fields(kind) if not item.repr} == hidden
 
 
 # -- consent ---------------------------------------------------------------------------------------------------------------
