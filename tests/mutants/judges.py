@@ -21,8 +21,8 @@ _LEDGER = (
 )
 _ROUNDS = (
     "tests/integration/test_round_rules.py",
-    "tests/integration/test_hostile_rounds.py",
-    "tests/integration/test_hostile_accounts.py",
+    *(f"tests/integration/test_hostile_{part}.py" for part in ("rounds", "oracle", "accounts")),
+    "tests/integration/test_kept.py",
 )
 
 JUDGES: dict[str, tuple[str, ...]] = {
@@ -45,8 +45,7 @@ JUDGES: dict[str, tuple[str, ...]] = {
         f"privacy/veilsum_privacy/ledger/{part}.py": _LEDGER
         for part in ("ledger", "rules", "totals", "checks", "receipts", "entries")
     },
-    "participant/veilsum_participant/protocol/contributions.py": (*_ROUNDS, "tests/integration/test_kept.py"),
-    "participant/veilsum_participant/protocol/openings.py": (*_ROUNDS, "tests/integration/test_hostile_oracle.py"),
+    **{f"participant/veilsum_participant/protocol/{part}.py": _ROUNDS for part in ("contributions", "openings")},
     "participant/veilsum_participant/policy.py": ("tests/unit/test_policy.py", "tests/unit/test_noise_shares.py"),
     "participant/veilsum_participant/protocol/limits.py": ("tests/unit/test_round_limits.py",),
     "participant/veilsum_participant/protocol/budgets.py": ("tests/unit/test_promised_releases.py",),
