@@ -110,6 +110,16 @@ def test_nothing_is_reserved_for_what_is_refused(attack: Adversary, monkeypatch:
     assert attack.attempt_row("a") is None
 
 
+def test_no_round_before_the_keys(tmp_path: Path) -> None:
+    """Neither before there is a roster nor after it."""
+    attack = make_adversary(tmp_path)
+    enrolments = attack.enrolments()
+    assert attack.assign("a", attack.assignment()).refused is RefusalCode.KEYS
+    attack.boxes(enrolments)
+    assert attack.assign("a", attack.assignment()).refused is RefusalCode.KEYS
+    assert attack.kinds("a")["reserve"] == 0
+
+
 @pytest.mark.parametrize(("named", "hours", "left"), [(600, 1, 600), (7200, 1, 3600), (10**8, 2, 7200), (10**8, 720, 1000)])
 def test_how_long_a_reservation_lasts(fresh: Adversary, named: int, hours: int, left: int) -> None:
     """As long as the assignment, the study and the site's own policy all say, by the time that passes."""
