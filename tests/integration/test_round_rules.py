@@ -464,6 +464,21 @@ def test_a_members_certificate_that_ran_out_before_consent(fresh: Adversary) -> 
     assert attack.charges("a") == 0
 
 
+@pytest.mark.parametrize(
+    ("change", "code"), [({"min_cohort": 5}, RefusalCode.COHORT_SMALL), ({"min_trusted": 5}, RefusalCode.COHORT_TRUST)]
+)
+def test_a_cohort_that_no_longer_is_large_or_trusted_enough(
+    attack: Adversary, change: dict[str, int], code: RefusalCode
+) -> None:
+    attack.collect()
+    kept = attack.bed.sites["a"].config
+    restrict(attack, **change)
+    assert consent_to(attack).refused is code
+    assert attack.charges("a") == 0
+    attack.bed.sites["a"].config = kept
+    assert consent_to(attack).call == "consent"
+
+
 def test_a_cohort_that_another_sum_forbids_since_the_upload(fresh: Adversary) -> None:
     """Only sums of a study that promises one cohort are remembered, and held to what is remembered."""
     attack, site = fresh, fresh.bed.sites["a"]

@@ -45,6 +45,9 @@ HARMLESS: dict[str, str] = {
     ): "no other entry of a study as a whole has a message",
     f"{_PARTICIPANT}/protocol/contributions.py::Contributions._check: assignment.attempt <= row.attempt "
     "-> assignment.attempt < row.attempt": "the attempt of that very number is known, so it is one that is asked for again",
+    f"{_PARTICIPANT}/protocol/contributions.py::Contributions._prepare: state or b'' -> state": (
+        "nothing is decoded to nothing, whichever of the two it is"
+    ),
     (
         f"{_PARTICIPANT}/protocol/contributions.py::Contributions._seal: values + plan.noise.draw(plan.encoding.size, "
         "site.noise_random) -> values - plan.noise.draw(plan.encoding.size, site.noise_random)"
