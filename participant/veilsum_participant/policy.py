@@ -185,7 +185,7 @@ def _task_faults(agreed: AgreedStudy, declaration: TaskDeclaration, policy: Poli
     except HostileInput as error:
         yield Refusal(RefusalCode.STUDY_INVALID, error.message, error.advice)
         return
-    if declaration.disclosure == "joint" and task.task.steers_sites() and "per-site" not in policy.disclosures:
+    if task.task.steers_sites() and "per-site" not in policy.disclosures:
         yield Refusal(
             RefusalCode.DISCLOSURE,
             f"What is broadcast for each site acts on its records in task {declaration.label!r}: its sum over all sites can be"
@@ -254,7 +254,7 @@ def noise_faults(noise: NoisePlan, members: Sequence[Member], policy: Policy, ow
     kind = "local" if noise.kind == "training" else noise.kind
     if kind != "kept" and kind not in policy.noise:
         yield Refusal(RefusalCode.NOISE, f"Noise {kind!r} is not among policy.noise.")
-    if noise.kind != "distributed" or noise.honest == 1:
+    if noise.honest == 1:  # as in every kind but "distributed"
         return
     counted = trusted(members, policy, own) - noise.colluders
     if counted < noise.honest:

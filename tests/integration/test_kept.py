@@ -15,6 +15,7 @@ from sqlalchemy import delete
 
 from support.federation import TestBed, make_bed, make_request, schema_of
 from support.hostile import Adversary, Said, altered
+from support.opening import own_vector
 from veilsum_aggregation.alignment import site_gaussian
 from veilsum_aggregation.gaussian import barycenter_term, factor
 from veilsum_coordinator.service.runner import RoundLostError
@@ -141,6 +142,62 @@ def test_nothing_is_derived_from_a_statistic_that_was_never_paid_for(tmp_path: P
     assert ask("step", 3).refused is RefusalCode.TASK
     assert not site.ledger.entries(kind=Kind.CHARGE)
     assert {entry.kind for entry in site.ledger.entries()} >= {Kind.RESERVE, Kind.FREE}
+
+
+@pytest.mark.parametrize("disclosure", ["joint", "per-site"])
+def test_what_is_kept_is_what_went_out_and_goes_out_again(tmp_path: Path, disclosure: str) -> None:
+    """Every attempt adds the same vector with the same noise; of one in blocks the site keeps its own."""
+    bed = make_sites(tmp_path, "abc")
+    attack = Adversary(bed, altered(study_of(bed), task__disclosure=disclosure))
+    attack.set_up()
+    whole = []
+    for attempt in (1, 2):
+        assert attack.assign("b", attack.assignment("abc", attempt=attempt, label="moments")).call == "upload"
+        whole.append(own_vector(attack, "b", attempt))
+    np.testing.assert_array_equal(*whole)
+    with bed.sites["b"].database.reading() as connection:
+        kept = store.find_kept(connection, attack.key, "moments")
+    assert kept is not None
+    np.testing.assert_array_equal(kept.whole, whole[0])
+    blocks = whole[0].reshape(3 if disclosure == "per-site" else 1, -1)
+    np.testing.assert_array_equal(kept.own, blocks[1 % len(blocks)])
+
+
+def test_what_is_refused_before_a_kept_statistic_is_used(tmp_path: Path) -> None:
+    """It was computed from another broadcast, is lost, or what was sent gives nothing: no reservation, no further noise."""
+    bed = make_sites(tmp_path, "abc")
+    attack = Adversary(bed, study_of(bed))
+    attack.set_up()
+    site = bed.sites["a"]
+    good, other = (encode_broadcast({"reference.count": np.full(size, 1000.0)}) for size in (1, 2))
+
+    def ask(label: str, number: int, broadcast: bytes) -> Said:
+        attempt = 1 + len(attack.channels["a"].said)
+        assignment = attack.assignment("abc", number, attempt, broadcast, label=label)
+        said = attack.assign("a", assignment, broadcast)
+        if said.call == "upload":
+            for name in "bc":
+                assert attack.assign(name, assignment, broadcast).call == "upload"
+        return said
+
+    assert ask("moments", 1, b"").call == "upload"
+    reserved = attack.kinds("a")["reserve"]
+    assert ask("moments", 1, good).refused is RefusalCode.CONTEXT
+    assert attack.kinds("a")["reserve"] == reserved
+    assert ask("moments", 1, b"").call == "upload"
+    attempt = max(attack.assignments)
+    attack.consents(1, attempt)
+    reserved = attack.kinds("a")["reserve"]
+    for broadcast in (b"", other):
+        assert ask("step", 2, broadcast).refused is RefusalCode.CONTEXT
+    with site.database.transaction() as connection:
+        kept = connection.execute(store.KEPT.select()).mappings().one()
+        connection.execute(delete(store.KEPT))
+    assert ask("step", 2, good).refused is RefusalCode.TASK
+    assert attack.kinds("a")["reserve"] == reserved
+    with site.database.transaction() as connection:
+        connection.execute(store.KEPT.insert().values(**kept))
+    assert ask("step", 2, good).call == "upload"
 
 
 def test_without_noise_a_kept_statistic_is_a_disclosure_per_site(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ _ACCOUNTING = "privacy/veilsum_privacy/accounting"
 _LEDGER = "privacy/veilsum_privacy/ledger"
 _MECHANISM = "privacy/veilsum_privacy/mechanism"
 _SECURESUM = "privacy/veilsum_privacy/securesum"
+_PARTICIPANT = "participant/veilsum_participant"
 _BOUND = "the largest of an array is compared with a bound far above 1"
 _FORMS = "near this border the series and the closed form both have all the digits that are rounded up by"
 _POINTS = "how many points there are: curves stay within a hundredth of what they are rounded up by"
@@ -44,6 +45,50 @@ HARMLESS: dict[str, str] = {
         f"{_ACCOUNTING}/accountant.py::GaussianEvent.__post_init__: 0 < self.variance <= 2 ** 128 "
         "-> 0 <= self.variance <= 2 ** 128"
     ): "no noise at all is too small beside any sensitivity, which is refused next",
+_EQUAL = "whether two are equal does not depend on which is first"
+_TOLERANCE = "on the very border of what is allowed for rounding"
+_COUNTED = "there are as many of the one as of the other: that was checked just before"
+_COMMITTED = "what is looked for was committed long before this transaction began"
+
+HARMLESS: dict[str, str] = {
+    f"{_PARTICIPANT}/policy.py::_epsilon_faults: cost > privacy.epsilon * (1 + 1e-09) "
+    "-> cost >= privacy.epsilon * (1 + 1e-09)": _TOLERANCE,
+    f"{_PARTICIPANT}/protocol/budgets.py::_price: noise.kind == 'distributed' -> noise.kind != 'distributed'": (
+        "the two are told apart either way"
+    ),
+    f"{_PARTICIPANT}/protocol/budgets.py::_used: 0 -> 1": "attempts of all rounds are counted, whichever is told apart",
+    (
+        f"{_PARTICIPANT}/protocol/budgets.py::record_refused_study: site.ledger.entries(kind=Kind.REFUSAL, study=key, "
+        "connection=connection) -> site.ledger.entries(study=key, connection=connection)"
+    ): "no other entry of a study as a whole has a message",
+    f"{_PARTICIPANT}/protocol/contributions.py::Contributions._check: assignment.attempt <= row.attempt "
+    "-> assignment.attempt < row.attempt": "the attempt of that very number is known, so it is one that is asked for again",
+    f"{_PARTICIPANT}/protocol/contributions.py::Contributions._prepare: state or b'' -> state": (
+        "nothing is decoded to nothing, whichever of the two it is"
+    ),
+    (
+        f"{_PARTICIPANT}/protocol/contributions.py::Contributions._seal: values + plan.noise.draw(plan.encoding.size, "
+        "site.noise_random) -> values - plan.noise.draw(plan.encoding.size, site.noise_random)"
+    ): "noise is symmetric",
+    (
+        f"{_PARTICIPANT}/protocol/contributions.py::_resume: row.context != checked.context or row.round != "
+        "checked.assignment.round -> row.context != checked.context"
+    ): "the context holds the round",
+    f"{_PARTICIPANT}/protocol/limits.py::weight_faults: np.array_equal(before, factors) -> np.array_equal(factors, before)": (
+        _EQUAL
+    ),
+    (
+        f"{_PARTICIPANT}/protocol/openings.py::Openings._record_refusal: site.ledger.entries(kind=Kind.RESERVE, "
+        "context=row.context, connection=connection) -> site.ledger.entries(context=row.context, connection=connection)"
+    ): "the first entry of a context is its reservation",
+    (
+        f"{_PARTICIPANT}/protocol/openings.py::Openings._record_refusal: site.ledger.entries(kind=Kind.RESERVE, "
+        "context=row.context, connection=connection) -> site.ledger.entries(kind=Kind.RESERVE, context=row.context)"
+    ): _COMMITTED,
+    f"{_PARTICIPANT}/protocol/openings.py::Openings._verify: True -> False": _COUNTED,
+    f"{_PARTICIPANT}/protocol/openings.py::Openings._verify: zip(names, receipts, strict=True) -> zip(names, receipts)": (
+        _COUNTED
+    ),
     f"{_ACCOUNTING}/accountant.py::RdpFilter._changed: True -> False": _ORDERS,
     (
         f"{_ACCOUNTING}/accountant.py::RdpFilter._changed: zip(curve, step_curve(*key), strict=True) "
@@ -297,7 +342,5 @@ HARMLESS: dict[str, str] = {
         "a sum of even numbers is never the modulus, which is odd"
     ),
     f"{_SECURESUM}/roster.py::verify_roster: sorted(set(names), key=str.encode) -> sorted(set(names))": _ORDER,
-    (
-        f"{_SECURESUM}/tags.py::TagKey.check: compare_digest(expected, found) -> compare_digest(found, expected)"
-    ): "whether two are equal does not depend on which is first",
+    (f"{_SECURESUM}/tags.py::TagKey.check: compare_digest(expected, found) -> compare_digest(found, expected)"): _EQUAL,
 }

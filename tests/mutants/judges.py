@@ -24,13 +24,9 @@ _LEDGER = {
     "entries": ("_entries", "_rules", "_receipts", "_verification"),
 }
 _ROUNDS = (
-    "tests/unit/test_policy.py",
-    "tests/unit/test_noise_shares.py",
-    *(f"tests/integration/test_hostile_{part}.py" for part in ("rounds", "oracle", "studies", "training", "accounts")),
+    "tests/integration/test_round_rules.py",
+    *(f"tests/integration/test_hostile_{part}.py" for part in ("rounds", "oracle", "accounts")),
     "tests/integration/test_kept.py",
-    "tests/integration/test_budgets.py",
-    "tests/integration/test_fresh_noise.py",
-    "tests/integration/test_fedavg.py",
 )
 
 JUDGES: dict[str, tuple[str, ...]] = {
@@ -57,10 +53,10 @@ JUDGES: dict[str, tuple[str, ...]] = {
         f"privacy/veilsum_privacy/ledger/{module}.py": tuple(f"tests/unit/test_ledger{part}.py" for part in parts)
         for module, parts in _LEDGER.items()
     },
-    **{
-        f"participant/veilsum_participant/{part}.py": _ROUNDS
-        for part in ("protocol/contributions", "protocol/openings", "policy", "protocol/limits", "protocol/budgets")
-    },
+    **{f"participant/veilsum_participant/protocol/{part}.py": _ROUNDS for part in ("contributions", "openings")},
+    "participant/veilsum_participant/policy.py": ("tests/unit/test_policy.py", "tests/unit/test_noise_shares.py"),
+    "participant/veilsum_participant/protocol/limits.py": ("tests/unit/test_round_limits.py",),
+    "participant/veilsum_participant/protocol/budgets.py": ("tests/unit/test_promised_releases.py",),
 }
 """By module, or by package for all that are not named."""
 

@@ -1,9 +1,11 @@
-"""Whose noise counts: the site's own and that of members pinned by key, less the assumed colluders, at the very boundary."""
+"""Who counts in a cohort, at the very boundary: the site itself and members pinned by key; their noise less the colluders'."""
 
 from __future__ import annotations
 
 import itertools
 from functools import cache
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -12,7 +14,7 @@ from support.certificates import NOW, Forge
 from veilsum_node.errors import RefusalCode
 from veilsum_node.identity import Role, SigningKey, verify_certificate
 from veilsum_participant.config import Policy
-from veilsum_participant.policy import noise_faults, trusted
+from veilsum_participant.policy import member_faults, noise_faults, trusted
 from veilsum_privacy.mechanism.noise import NoisePlan
 from veilsum_privacy.securesum.boxes import BoxKey
 from veilsum_privacy.securesum.roster import Member, enrol
@@ -79,3 +81,36 @@ def test_a_site_that_bears_the_whole_noise_needs_nobody() -> None:
     cohort = [member(name) for name in "abc"]
     assert not refused(1, 2, cohort, policy(""))
     assert not list(noise_faults(NoisePlan("local", 10**9, 1, 1), cohort, Policy(trusted={}, noise=("local",)), OWN))
+
+
+@pytest.mark.parametrize(("kind", "accepted"), [("training", "local"), ("local", "local"), ("distributed", "distributed")])
+def test_noise_is_of_a_kind_that_the_site_accepts(kind: Any, accepted: Any) -> None:
+    plan, cohort = NoisePlan(kind, 10**9, 1, 1), [member(name) for name in "abc"]
+    other = {"local": "distributed", "distributed": "local"}[accepted]
+    assert not list(noise_faults(plan, cohort, Policy(noise=(accepted,)), OWN))
+    (fault,) = noise_faults(plan, cohort, Policy(noise=(other, "none")), OWN)
+    assert (fault.code, repr(accepted) in fault.message) == (RefusalCode.NOISE, True)
+
+
+def test_what_was_kept_and_paid_for_needs_no_further_noise() -> None:
+    assert not list(noise_faults(NoisePlan("kept", 0, 1, 1), [member("a")], Policy(noise=()), OWN))
+
+
+def broken(cohort: str, pins: dict[str, str], own_least: int = 2, study_least: int = 2, trusted_least: int = 1) -> list[Any]:
+    study: Any = SimpleNamespace(privacy=SimpleNamespace(min_cohort=study_least))
+    held = Policy(trusted=pins, min_cohort=own_least, min_trusted=trusted_least)
+    return [fault.code for fault in member_faults([member(name) for name in cohort], study, held, OWN)]
+
+
+def test_a_cohort_is_as_large_as_the_site_and_the_study_demand() -> None:
+    for own_least, study_least in ((3, 2), (2, 3), (3, 3)):
+        assert broken("abc", {}, own_least, study_least) == []
+        assert broken("ab", {}, own_least, study_least) == [RefusalCode.COHORT_SMALL]
+    assert broken("a", {}) == [RefusalCode.COHORT_SMALL]
+
+
+def test_a_pinned_name_has_the_pinned_key_and_enough_are_pinned() -> None:
+    pins = {name: member(name).identity.fingerprint for name in "bc"}
+    assert broken("abcd", pins, trusted_least=3) == []
+    assert broken("abcd", pins, trusted_least=4) == [RefusalCode.COHORT_TRUST]
+    assert broken("abcd", {**pins, "d": member("d", 1).identity.fingerprint}, trusted_least=3) == [RefusalCode.COHORT_TRUST]

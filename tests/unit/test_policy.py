@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -16,10 +17,10 @@ from support.hostile import altered
 from veilsum.compile import compile_study
 from veilsum_node.errors import Refusal, RefusalCode
 from veilsum_node.randomness import SYSTEM_RANDOM
-from veilsum_participant.config import DatasetConfig, ParticipantConfig, Policy
-from veilsum_participant.policy import study_faults
+from veilsum_participant.config import DatasetConfig, EncoderConfig, ParticipantConfig, Policy
+from veilsum_participant.policy import refuse, study_faults
 from veilsum_privacy.accounting.prices import study_epsilon
-from veilsum_privacy.securesum.agreed import AgreedStudy
+from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import TASKS
 
@@ -58,6 +59,37 @@ def test_the_default_policy_bears_an_ordinary_study() -> None:
     assert codes(make_study(), make_config()) == []
 
 
+def test_what_lies_on_a_border_is_within_it() -> None:
+    """Days, epsilon of the site and of the study, cohort, trusted peers and smallest cell at exactly what the policy says."""
+    study = altered(make_study(), expires=1_800_000_000 + 86400, parameters={"smallest_cell": 7})
+    cost = study_epsilon(study, 1e-5)
+    policy = {"study_days": 1, "max_epsilon": cost, "smallest_cell": 7, "min_cohort": 3, "min_trusted": 3}
+    assert codes(altered(study, privacy__epsilon=cost), make_config(**policy)) == []
+    assert codes(altered(study, privacy__epsilon=cost / (1 + 5e-10)), make_config(**policy)) == []  # rounding
+    short = altered(study, privacy__epsilon=cost / (1 + 1.5e-9))
+    assert codes(short, make_config(**policy)) == [RefusalCode.STUDY_INVALID]
+
+
+@pytest.mark.parametrize("cell", [0, 6, "many", None])
+def test_a_study_that_says_nothing_of_small_cells_prints_all_of_them(cell: int | str | None) -> None:
+    parameters = {} if cell is None else {"smallest_cell": cell}
+    study = altered(make_study(), parameters=parameters)
+    assert codes(study, make_config(smallest_cell=7)) == [RefusalCode.DISCLOSURE]
+    if cell != 6:
+        assert codes(study, make_config(smallest_cell=1)) == [RefusalCode.DISCLOSURE]
+
+
+def test_small_cells_are_a_matter_of_statistics_alone() -> None:
+    assert codes(make_study(method="fedcgs"), make_config(smallest_cell=7)) == []
+
+
+def test_refused_is_with_all_reasons_or_not_at_all() -> None:
+    refuse([])
+    with pytest.raises(Refusal) as caught:
+        refuse(fault for fault in (Refusal(RefusalCode.UNIT, "u"), Refusal(RefusalCode.METHOD, "m")))
+    assert set(caught.value.codes) == {RefusalCode.UNIT, RefusalCode.METHOD}
+
+
 def test_noise_of_a_kept_task_is_known_before_anyone_enrols() -> None:
     """A site that takes distributed noise only would refuse the kept task's round, in the middle of the study."""
     study = make_study(cohort_difference="strict")
@@ -66,6 +98,72 @@ def test_noise_of_a_kept_task_is_known_before_anyone_enrols() -> None:
     found = faults(keeping, make_config(noise=("distributed",)))
     assert [(fault.code, "'local'" in fault.message) for fault in found] == [(RefusalCode.NOISE, True)]
     assert codes(keeping, make_config()) == []
+
+
+def test_what_a_site_keeps_or_trains_has_its_own_noise_alone() -> None:
+    """One such task among others is enough; a study whose noise is local, or that has none, asks for no second kind."""
+    study = make_study(cohort_difference="strict")
+    (task,) = (task.model_dump(mode="json") for task in study.tasks)
+    for change in ({"keep": True}, {"local_steps": 2}):
+        two = altered(study, tasks=[task, {**task, "label": "other", **change}], privacy__epsilon=2.0)
+        reasons = faults(two, make_config(noise=("distributed",), max_epsilon=2.0))
+        assert "Noise 'local' is not among policy.noise." in [fault.message for fault in reasons]
+    exact = altered(make_study(noise="none", epsilon=None), task__keep=True)
+    assert codes(exact, make_config(noise=("none",), disclosures=("joint", "per-site"))) == []
+
+
+@pytest.mark.parametrize("private", [True, False])
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("disclosures", [("joint",), ("joint", "per-site"), ()])
+def test_an_exact_statistic_that_is_kept_is_disclosed_by_site(private: bool, keep: bool, disclosures: tuple[str, ...]) -> None:
+    study = make_study(cohort_difference="strict") if private else make_study(noise="none", epsilon=None)
+    found = faults(
+        altered(study, task__keep=keep), make_config(noise=("distributed", "local", "none"), disclosures=disclosures)
+    )
+    exact = keep and not private and "per-site" not in disclosures
+    assert [fault.code for fault in found] == [RefusalCode.DISCLOSURE] * (exact or not disclosures)
+    assert ["kept statistic" in fault.message for fault in found] == [exact] * len(found)
+
+
+def test_a_task_is_refused_for_the_first_rule_that_it_breaks() -> None:
+    """What follows would be about something that is refused already."""
+    study = altered(make_study(), task__disclosure="per-site")
+    assert codes(study, make_config(tasks=("class-moments",))) == [RefusalCode.TASK]
+    assert codes(study, make_config()) == [RefusalCode.DISCLOSURE]
+    assert codes(altered(study, task__task="no-such-task"), make_config()) == [RefusalCode.TASK]
+
+
+@pytest.mark.parametrize("size", [2**26, 2**26 + 1])
+def test_the_longest_vector_that_a_site_computes(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr(AgreedTask, "size", size)
+    assert (RefusalCode.STUDY_INVALID in codes(make_study(), make_config())) == (size > 2**26)
+
+
+@pytest.mark.parametrize("offered", [True, False])
+def test_a_program_is_a_file_of_the_sites_own(tmp_path: Path, offered: bool) -> None:
+    (tmp_path / "network.pt").write_bytes(b"a network")
+    sha256 = hashlib.sha256(b"a network").hexdigest()
+    program = {"kind": "program", "format": "torchscript", "sha256": sha256, "inputs": [2], "width": 2}
+    study = altered(make_study(), encoder=program)
+    encoders = {"own": EncoderConfig(path=tmp_path / "network.pt")} if offered else {}
+    config = make_config().model_copy(update={"encoders": encoders})
+    found = faults(study, config)
+    assert [fault.code for fault in found] == [RefusalCode.TASK] * (not offered)
+    assert all(fault.advice for fault in found)
+
+
+def test_what_to_do_is_said_where_something_can_be_done() -> None:
+    """A key of the policy to change, or what to ask for."""
+    for policy, advice in (
+        ({"methods": ("fedcgs",)}, "add it to policy.methods"),
+        ({"tasks": ("class-moments",)}, "add it to policy.tasks"),
+        ({"disclosures": ("per-site",)}, "add it to policy.disclosures"),
+        ({"cohort_difference": ("strict",)}, 'cohort_difference = "strict"'),
+    ):
+        (fault,) = faults(make_study(), make_config(**policy))
+        assert advice in fault.advice
+    (fault,) = faults(make_study(cohort_difference="strict"), make_config(cohort_difference=("allowed",)))
+    assert fault.advice == ""
 
 
 def test_a_map_chosen_for_each_site_needs_disclosure_by_site_where_there_is_no_noise() -> None:
@@ -83,6 +181,10 @@ def test_a_map_chosen_for_each_site_needs_disclosure_by_site_where_there_is_no_n
     assert (fault.code, "per-site" in fault.message) == (RefusalCode.DISCLOSURE, True)
     plain = altered(mapped, task__parameters={**means, "alignment": None})
     assert codes(plain, make_config(**offered, disclosures=("joint",))) == []
+
+
+def test_every_analyst_of_the_federation_may_be_accepted() -> None:
+    assert codes(make_study(), make_config(analysts=("*",))) == codes(make_study(), make_config(analysts=("x", "ana"))) == []
 
 
 FLOORS: list[tuple[dict[str, Any], Callable[[], Study], RefusalCode]] = [
@@ -107,6 +209,7 @@ FLOORS: list[tuple[dict[str, Any], Callable[[], Study], RefusalCode]] = [
     ({}, lambda: altered(make_study(), dataset="elsewhere"), RefusalCode.DATASET),
     ({}, lambda: altered(make_study(), weights={"a": 1, "b": 1, "c": 2}), RefusalCode.WEIGHTS),
     ({}, lambda: altered(make_study(), privacy__epsilon=0.9), RefusalCode.STUDY_INVALID),
+    ({}, lambda: altered(make_study(), privacy__epsilon=None), RefusalCode.STUDY_INVALID),
     ({"noise": ("none",)}, lambda: altered(make_study(epsilon=None), privacy__epsilon=1.0), RefusalCode.STUDY_INVALID),
     ({}, lambda: altered(make_study(), privacy__unit="subject"), RefusalCode.UNIT),  # no column tells subjects apart
 ]  # fmt: skip

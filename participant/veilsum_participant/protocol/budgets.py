@@ -20,6 +20,7 @@ from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.site import LOG, Site
 from veilsum_participant.store import AttemptState, PendingRow, PendingState, StudyRow
 from veilsum_privacy.ledger import Budget, Headroom, Kind, Mechanism, Reservation
+from veilsum_privacy.ledger.ledger import LONGEST_TEXT
 from veilsum_privacy.ledger.receipts import parse_receipt
 from veilsum_privacy.mechanism.noise import task_noise
 from veilsum_privacy.study.study import Study, TaskDeclaration, parse_study
@@ -137,7 +138,8 @@ def record_refused_study(
         by_operator: it is the operator's own word, which no bound on refusals holds back.
     """
     earlier = site.ledger.entries(kind=Kind.REFUSAL, study=key, connection=connection)
-    same = any(entry.context is None and entry.detail.get("message") == refusal.message for entry in earlier)
+    words = refusal.message[:LONGEST_TEXT]  # as the ledger holds them
+    same = any(entry.context is None and entry.detail.get("message") == words for entry in earlier)
     if same or (not by_operator and _too_many_refusals(connection, site)):
         return
     try:
@@ -194,13 +196,14 @@ def _used(
     states: tuple[AttemptState, ...],
     counted: store.AttemptTally | None = None,
 ) -> Counter[_Price]:
-    """Attempts of a study in some states, counted by price; those without a label by their receipts."""
+    """Attempts of a study in some states, the recovered ones among them, counted by price; those without a label by their
+    receipts."""
     prices = {task.label: _task_price(study, task) for task in study.tasks}
     used: Counter[_Price] = Counter()
     counted = store.tally(connection, key, 0) if counted is None else counted
     for label, count in (+counted.labels([state for state in states if state is not AttemptState.RECOVERED])).items():
         used[prices[label]] += count
-    if AttemptState.RECOVERED in states and counted.total((AttemptState.RECOVERED,)):
+    if counted.total((AttemptState.RECOVERED,)):
         for receipt in store.recovered_receipts(connection, key):
             used[_price(parse_receipt(receipt).mechanism)] += 1
     return used

@@ -45,7 +45,8 @@ _RELEASE = (
 """Columns that describe a release: its reservation's, repeated by every later entry about it."""
 
 _PAID = (Kind.CHARGE, Kind.RECOVERY)
-_LONGEST_TEXT = 2000
+LONGEST_TEXT = 2000
+"""Characters of a text that an entry holds; the rest of a longer one is left out."""
 
 _ABOUT = select(ledger_table).where(_COLUMNS.context == bindparam("context"), _COLUMNS.kind != Kind.REFUSAL.value)
 _ROUND = select(_COLUMNS.kind, _COLUMNS.attempt).where(
@@ -219,7 +220,7 @@ class Ledger(LedgerReader):
             return int(found[Kind.FAULT]["seq"])
         if Kind.FREE in found or any(kind in found for kind in _PAID):
             raise StateError("A release that was charged or freed is not computed any more.")
-        return self._chain.append(connection, Kind.FAULT, _release_columns(reserved), {"cause": cause[:_LONGEST_TEXT]}).seq
+        return self._chain.append(connection, Kind.FAULT, _release_columns(reserved), {"cause": cause[:LONGEST_TEXT]}).seq
 
     def release_seen(self, connection: Connection, context: bytes, digest: bytes | None = None) -> int:
         """Record that the release paid for was seen, and the digest of what was shown; later calls change nothing.
@@ -384,11 +385,11 @@ def _reserved(found: Rows) -> Mapping[str, Any]:
 
 
 def _refusal_detail(refusal: Refusal) -> dict[str, Any]:
-    detail: dict[str, Any] = {"code": refusal.code.value, "message": refusal.message[:_LONGEST_TEXT]}
+    detail: dict[str, Any] = {"code": refusal.code.value, "message": refusal.message[:LONGEST_TEXT]}
     reasons: Sequence[Refusal] = getattr(refusal, "reasons", ())
     if len(reasons) > 1:
         detail["reasons"] = [
-            {"code": item.code.value, "message": item.message[:_LONGEST_TEXT], "advice": item.advice[:_LONGEST_TEXT]}
+            {"code": item.code.value, "message": item.message[:LONGEST_TEXT], "advice": item.advice[:LONGEST_TEXT]}
             for item in reasons
         ]
     return detail

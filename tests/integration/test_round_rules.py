@@ -1,0 +1,556 @@
+"""What a site refuses, keeps, charges and forgets in a round, rule by rule: each where no other rule would refuse as well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from sqlalchemy import delete
+
+from support.federation import make_bed, make_request, schema_of
+from support.hostile import NAMES, Adversary, Said, altered, context_of, make_adversary, make_data
+from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode
+from veilsum_node.identity import Authority, Role, load_credentials
+from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
+from veilsum_participant import store
+from veilsum_participant.observer import AttemptOutcome, SiteObserver, Stage
+from veilsum_participant.protocol import contributions
+from veilsum_participant.protocol.contributions import Contributions, Payload
+from veilsum_participant.protocol.openings import Opened
+from veilsum_participant.site import Site
+from veilsum_participant.store import AttemptState, StudyState
+from veilsum_privacy.computation.contribution import SitePart, SitePlace
+from veilsum_privacy.ledger import Kind, Ledger
+from veilsum_privacy.ledger.receipts import parse_receipt, sign_receipt
+from veilsum_privacy.mechanism.weights import WEIGHTS
+from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
+from veilsum_privacy.securesum.context import decode_broadcast, encode_broadcast
+from veilsum_privacy.tasks.local_training import SEEDS, LocalTraining
+from veilsum_privacy.training.arrays import to_broadcast
+from veilsum_proto import federation_pb2 as pb
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Adversary:
+    """Without the last look at all ledgers: for a test that changes a store behind its site's back."""
+    adversary = make_adversary(tmp_path)
+    adversary.set_up()
+    return adversary
+
+
+@pytest.fixture
+def attack(fresh: Adversary) -> Iterator[Adversary]:
+    yield fresh
+    fresh.check_ledgers()
+
+
+def state_of(attack: Adversary, attempt: int = 1, name: str = "a") -> str:
+    row = attack.attempt_row(name, attempt)
+    assert row is not None
+    return row.state.value
+
+
+def restrict(attack: Adversary, name: str = "a", **changes: Any) -> None:
+    site = attack.bed.sites[name]
+    site.config = site.config.model_copy(update={"policy": site.config.policy.model_copy(update=changes)})
+
+
+def set_budget(site: Site, epsilon: float | None) -> None:
+    with site.database.transaction() as connection:
+        site.ledger.set_budget(connection, "records", epsilon, 1e-5, reason="test", operator="test")
+
+
+class Heard(SiteObserver):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.ends: list[tuple[str, AttemptOutcome, int]] = []
+        self.failures = 0
+        self.stages: list[Stage] = []
+
+    def ended(self, method: str, outcome: AttemptOutcome, count: int = 1) -> None:
+        if outcome is not AttemptOutcome.REFUSED:
+            self.ends.append((method, outcome, count))
+
+    def failed(self) -> None:
+        self.failures += 1
+
+    def unreadable(self, stage: Stage) -> None:
+        self.stages.append(stage)
+
+
+# -- before anything is computed -------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_reserved_for_what_is_refused(attack: Adversary, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ledger at fault, a deadline that is over, a cohort whose noise cannot be drawn, an assignment that is none."""
+    site = attack.bed.sites["a"]
+    site.ledger_fault = "entry 4 fails"
+    assert attack.assign("a", attack.assignment()).refused is RefusalCode.LEDGER
+    site.ledger_fault = ""
+    for late in (0, 1):
+        assignment = attack.assignment(deadline=attack.bed.clock.now - late)
+        assert attack.assign("a", assignment).refused is RefusalCode.ROUND
+
+    def planned(*_: object) -> None:
+        raise Misuse("A share is too small to be drawn.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(AgreedTask, "plan", planned)
+        assert attack.assign("a", attack.assignment()).refused is RefusalCode.NOISE
+    with pytest.raises(Refusal) as caught:
+        Contributions(site).on_assignment(attack.key, b"{", b"")
+    assert caught.value.code is RefusalCode.CONTEXT
+    assert attack.kinds("a") == {"genesis": 1, "budget": 1}
+    assert attack.attempt_row("a") is None
+
+
+def test_no_round_before_the_keys(tmp_path: Path) -> None:
+    """Neither before there is a roster nor after it."""
+    attack = make_adversary(tmp_path)
+    enrolments = attack.enrolments()
+    assert attack.assign("a", attack.assignment()).refused is RefusalCode.KEYS
+    attack.boxes(enrolments)
+    assert attack.assign("a", attack.assignment()).refused is RefusalCode.KEYS
+    assert attack.kinds("a")["reserve"] == 0
+
+
+@pytest.mark.parametrize(("named", "hours", "left"), [(600, 1, 600), (7200, 1, 3600), (10**8, 2, 7200), (10**8, 720, 1000)])
+def test_how_long_a_reservation_lasts(fresh: Adversary, named: int, hours: int, left: int) -> None:
+    """As long as the assignment, the study and the site's own policy all say, by the time that passes."""
+    attack, clock = fresh, fresh.bed.clock
+    attack.use(altered(attack.study, expires=clock.now + (1000 if hours == 720 else 86_400), created=clock.now))
+    attack.set_up()
+    restrict(attack, attempt_hours=hours)
+    attack.bed.sites["a"].elapsed = lambda: 5_000
+    assert attack.assign("a", attack.assignment(deadline=clock.now + named)).call == "upload"
+    row = attack.attempt_row("a")
+    assert row is not None
+    assert row.deadline == 5_000 + left
+
+
+def test_an_attempt_is_asked_for_again_until_its_time_has_passed(attack: Adversary) -> None:
+    """A clock that is set forward takes no time away; one site's time passes, another's does not."""
+    for site in attack.bed.sites.values():
+        site.elapsed = lambda: 1_000
+    assignment = attack.assignment()
+    first = attack.assign("a", assignment).values[1]
+    assert (first.round, first.attempt) == (1, 1)
+    attack.bed.clock.now += 3_600
+    again = attack.assign("a", assignment)
+    assert again.values[1] == first
+    attack.bed.sites["a"].elapsed = lambda: 4_599
+    assert attack.assign("a", assignment).call == "upload"
+    attack.bed.sites["a"].elapsed = lambda: 4_600
+    assert attack.assign("a", assignment).refused is RefusalCode.ROUND
+
+
+def test_a_refused_round_gives_the_one_before_it_up(attack: Adversary) -> None:
+    """That is over for the coordinator: its reservation would stand in the way until its deadline."""
+    assert attack.assign("a", attack.assignment()).call == "upload"
+    set_budget(attack.bed.sites["a"], 0.001)
+    assert attack.assign("a", attack.assignment(attempt=2)).refused is RefusalCode.BUDGET
+    assert (state_of(attack), attack.kinds("a")["free"], attack.kinds("a")["refusal"]) == ("tombstone", 1, 1)
+    assert attack.attempt_row("a", 2) is None
+
+
+def test_only_the_attempt_that_is_named_is_given_up(attack: Adversary) -> None:
+    heard = attack.bed.sites["a"].observer = Heard()
+    attack.assign("a", attack.assignment(attempt=3))
+    for attempt in (1, 2, 4):
+        assert attack.tell("a", pb.DIRECTIVE_KIND_GIVE_UP, 1, attempt).call == "confirm"
+    assert (state_of(attack, 3), attack.kinds("a")["free"], heard.ends) == ("payload", 0, [])
+    for _ in range(2):
+        assert attack.tell("a", pb.DIRECTIVE_KIND_GIVE_UP, 1, 3).call == "confirm"
+    assert (state_of(attack, 3), attack.kinds("a")["free"]) == ("tombstone", 1)
+    assert heard.ends == [("statistics", AttemptOutcome.GIVEN_UP, 1)]
+
+
+# -- a task is tried without records first ---------------------------------------------------------------------------------
+
+
+def test_what_was_tried_is_not_tried_again_and_no_more_than_so_much_is_remembered(
+    attack: Adversary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator chooses names and shapes: each set of them is tried once, and they fill no memory."""
+    tried: list[list[str]] = []
+    monkeypatch.setattr(contributions, "rehearse", lambda _, arrays: tried.append(sorted(arrays)))
+    monkeypatch.setattr(contributions, "_MOST_TRIED", 2)
+    part, task = Contributions(attack.bed.sites["a"]), attack.spied("a").agreed.task("statistics")
+    seen = []
+    for name in "aabbaab":
+        part._try(task, {name: np.zeros(2)})
+        seen.append(len(part._tried))
+    assert tried == [["a"], ["b"]]
+    part._try(task, {"a": np.zeros(3)})
+    assert tried[2:] == [["a"]]
+    for name in "cdefg":
+        part._try(task, {name: np.zeros(2)})
+        seen.append(len(part._tried))
+    assert max(seen) == 2
+    assert seen[:3] == [1, 1, 2]
+    assert [name for (name,) in tried[3:]] == list("cdefg")
+
+
+def test_no_more_than_a_thousand_are_remembered() -> None:
+    assert contributions._MOST_TRIED == 1024
+
+
+def test_a_task_that_fails_without_records_is_refused(attack: Adversary, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object) -> None:
+        raise HostileInput("it fails on no record")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(contributions, "rehearse", failing)
+        assert attack.assign("a", attack.assignment()).refused is RefusalCode.CONTEXT
+    assert attack.kinds("a")["reserve"] == 0
+    assert attack.assign("a", attack.assignment()).call == "upload"
+
+
+# -- what the records are tells nothing ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_computation_that_fails_is_on_record_at_the_site_alone(
+    attack: Adversary, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    site, heard = attack.bed.sites["a"], Heard()
+    site.observer = heard
+    if fails:
+        monkeypatch.setattr(Site, "records", lambda *_: {}["no such column"])
+    assert attack.assign("a", attack.assignment()).call == "upload"
+    found = [(entry.context, entry.detail["cause"]) for entry in site.ledger.entries(kind=Kind.FAULT)]
+    assert found == [(context_of(attack.payloads["a", 1].receipt), "KeyError")] * fails
+    assert heard.failures == fails
+
+
+@pytest.mark.parametrize("fails", [True, False])
+@pytest.mark.parametrize("trained", [True, False])
+def test_what_was_trained_before_outlives_a_failure_that_trains_nothing(
+    attack: Adversary, monkeypatch: pytest.MonkeyPatch, fails: bool, trained: bool
+) -> None:
+    before, new = {"gradient": np.ones(2)}, {"gradient": np.full(2, 7.0)}
+    fault = ValueError("so") if fails else None
+    part = SitePart(np.arange(3), state=new if trained else {}, fault=fault)
+    monkeypatch.setattr(contributions, "contribute", lambda *_: part)
+    monkeypatch.setattr(contributions, "kept_weights", lambda *_: {"factors": np.zeros(1)})
+    checked: Any = SimpleNamespace(plan=SimpleNamespace(task=None), assignment=attack.assignment())
+    ready = contributions._Ready({}, SitePlace(state=before), None)
+    opened = attack.spied("a")
+    computed = Contributions(attack.bed.sites["a"])._compute(opened, checked, ready)
+    expected: Mapping[str, Any] = new if trained else before if fails else {}
+    assert {name: array.tolist() for name, array in decode_broadcast(computed.state).items()} == {
+        "factors": [0.0],
+        **{name: array.tolist() for name, array in expected.items()},
+    }
+    assert (computed.values.tolist(), computed.noised, computed.fault) == ([0, 1, 2], False, fault)
+
+
+def test_nothing_is_kept_of_a_task_that_is_not_to_be_kept(attack: Adversary) -> None:
+    attack.assign("a", attack.assignment())
+    with attack.bed.sites["a"].database.reading() as connection:
+        assert store.find_kept(connection, attack.key, "statistics") is None
+        assert not connection.execute(store.STATES.select()).all()
+
+
+def test_what_a_round_was_trained_with_counts_once_it_is_paid_for(tmp_path: Path) -> None:
+    """A study of one cohort: the weights of its members stay those of the first paid round, whatever was only tried."""
+    bed = make_bed(tmp_path, make_data(NAMES), min_cohort=2)
+    request = make_request(schema_of(2), "fedavg", None, min_cohort=2)
+    table = {"mode": "natural", "subsets": [{"sites": list(NAMES), "probability": 1.0}]}
+    parameters = {"rounds": 3, "model": {"name": "linear"}, "participation": table}
+    attack = Adversary(bed, bed.compile(request.model_copy(update={"parameters": parameters})))
+    attack.set_up()
+    (task,) = attack.study.tasks
+    model = AgreedStudy(attack.study).task(task.label).task
+    assert isinstance(model, LocalTraining)
+    arrays = {**to_broadcast(model.architecture.initial(0)), SEEDS: np.zeros((4, 2))}
+
+    def sent(*weights: float) -> bytes:
+        return encode_broadcast({**arrays, WEIGHTS: np.array(weights)})
+
+    def ask(number: int, attempt: int, broadcast: bytes, cohort: str = "abcd") -> Said:
+        assignment = attack.assignment(cohort, number, attempt, broadcast, label=task.label)
+        for name in cohort:
+            said = attack.assign(name, assignment, broadcast)
+        return said
+
+    assert ask(1, 1, sent(4.0, 1.0, 0.0, 0.0)).refused is RefusalCode.DISCLOSURE
+    assert attack.kinds("d")["reserve"] == 0
+    assert ask(1, 2, sent(2.0, 1.0, 1.0, 9.0), "abc").call == "upload"  # of a cohort, whose part of the weights it is
+    assert ask(1, 3, sent(1.0, 1.0, 0.5, 0.5)).call == "upload"
+    assert ask(1, 4, sent(1.0, 1.0, 1.0, 1.0)).call == "upload"
+    attack.consents(1, 4)
+    assert ask(2, 5, sent(1.0, 1.0, 0.5, 0.5)).refused is RefusalCode.COHORT_CHANGED
+    assert attack.kinds("d")["reserve"] == 2
+    assert ask(2, 6, sent(3.0, 3.0, 3.0, 3.0)).call == "upload"
+    attack.check_ledgers()
+
+
+# -- while it is computed --------------------------------------------------------------------------------------------------
+
+
+class Meanwhile(RandomSource):
+    """Randomness while whose first bytes are drawn something else happens."""
+
+    def __init__(self, happens: Callable[[], object]) -> None:
+        self._happens = [happens]
+
+    def bytes(self, count: int) -> bytes:
+        if self._happens:
+            self._happens.pop()()
+        return SYSTEM_RANDOM.bytes(count)
+
+
+@pytest.mark.parametrize("what", ["given up", "late", "left", "study lost", "attempt lost"])
+def test_what_is_over_when_it_is_computed_leaves_no_payload(fresh: Adversary, what: str) -> None:
+    attack, site = fresh, fresh.bed.sites["a"]
+
+    def happens() -> None:
+        if what == "late":
+            attack.bed.clock.now += 3_600
+            return
+        with site.database.transaction() as connection:
+            match what:
+                case "given up":
+                    contributions.give_up_open(connection, site, attack.key)
+                case "left":
+                    store.change_study(connection, attack.key, status=StudyState.LEFT)
+                case "study lost":
+                    connection.execute(delete(store.STUDIES))
+                case "attempt lost":
+                    connection.execute(delete(store.ATTEMPTS))
+
+    site.noise_random = Meanwhile(happens)
+    assert attack.assign("a", attack.assignment()).refused is RefusalCode.ROUND
+    if (row := attack.attempt_row("a")) is not None:
+        assert row.state == ("tombstone" if what == "given up" else "reserved")
+        assert (row.payload, row.self_seed, row.receipt) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "hidden"),
+    [
+        (Payload, {"ciphertexts"}),
+        (contributions._Ready, {"arrays", "place", "kept"}),
+        (contributions._Computed, {"values", "noised", "state", "fault"}),
+        (Opened, {"words"}),
+    ],
+)
+def test_what_a_log_could_show_of_a_round_is_no_number_of_it(kind: type, hidden: set[str]) -> None:
+    assert {item.name for item in fields(kind) if not item.repr} == hidden
+
+
+# -- consent ---------------------------------------------------------------------------------------------------------------
+
+
+def consent_to(attack: Adversary, name: str = "a", attempt: int = 1) -> Said:
+    return attack.ask_consent(name, attack.receipts(attempt), attempt=attempt)
+
+
+def test_a_consent_is_asked_for_again(attack: Adversary) -> None:
+    attack.collect()
+    first = consent_to(attack)
+    assert len(first.values[3]) == 32
+    assert consent_to(attack).values == first.values
+    attack.bed.clock.now += 7_200
+    assert consent_to(attack).values == first.values
+    assert attack.charges("a") == 1
+
+
+def test_consent_until_the_deadline(attack: Adversary) -> None:
+    attack.collect()
+    attack.bed.clock.now += 3_599
+    assert consent_to(attack).call == "consent"
+    attack.bed.clock.now += 1
+    assert consent_to(attack, "b").refused is RefusalCode.ROUND
+    assert (state_of(attack, name="b"), attack.kinds("b")["free"], attack.charges("b")) == ("tombstone", 1, 0)
+
+
+def test_an_attempt_that_is_not_known(attack: Adversary) -> None:
+    receipts = attack.collect()
+    for number, attempt in ((1, 2), (2, 1)):
+        assert attack.ask_consent("a", receipts, number, attempt).refused is RefusalCode.ROUND
+    assert attack.charges("a") == 0
+    attack.consents()
+    for number, attempt in ((1, 2), (2, 1)):
+        assert attack.ask_decryption("a", attack.sum(), number, attempt).refused is RefusalCode.ROUND
+    assert attack.ask_decryption("a", attack.sum()).call == "decrypted"
+
+
+def test_a_round_that_a_restored_site_paid_for_is_not_paid_for_again(fresh: Adversary) -> None:
+    """The mirror showed a receipt of the round after the site, which had forgotten it, had uploaded another attempt."""
+    attack, site = fresh, fresh.bed.sites["a"]
+    attack.collect(attempt=2)
+    with site.database.transaction() as connection:
+        paid = {"state": AttemptState.RECOVERED, "context": bytes(32), "assignment": b"", "deadline": 0, "label": ""}
+        store.add_attempt(connection, study=attack.key, attempt=1, round=1, **paid)
+    assert consent_to(attack, attempt=2).refused is RefusalCode.ROUND
+    assert attack.charges("a") == 0
+
+
+@pytest.mark.parametrize(("seen", "answer"), [(0, "consent"), (1, "refuse"), (2, "refuse")])
+def test_a_peers_receipts_have_rising_numbers(attack: Adversary, seen: int, answer: str) -> None:
+    """Also where the ledger holds none of its earlier receipts, as one of an older version does."""
+    attack.collect()
+    database = attack.bed.sites["a"].database
+    with database.transaction() as connection:
+        store.keep_peers(connection, attack.key, [("b", seen, bytes(32))])
+    said = consent_to(attack)
+    assert said.call == answer
+    if answer == "refuse":
+        assert (said.refused, attack.charges("a")) == (RefusalCode.RECEIPT, 0)
+        return
+    with database.transaction() as connection:
+        assert store.peer_numbers(connection, attack.key) == dict.fromkeys(NAMES, 1)
+
+
+@pytest.mark.parametrize(("settled", "entry", "after"), [(4, 5, 4), (5, 5, 4), (9, 5, 4), (0, 5, 0), (5, 1, 0)])
+def test_a_mirror_that_begins_anew_is_read_anew(attack: Adversary, settled: int, entry: int, after: int) -> None:
+    receipts = attack.collect()
+    database = attack.bed.sites["a"].database
+    with database.transaction() as connection:
+        store.keep_mirror_entry(connection, "coordinator", settled)
+    assert attack.ask_consent("a", receipts, countersigned=attack.countersign(receipts, entry=entry)).call == "consent"
+    with database.transaction() as connection:
+        assert store.mirror_entry(connection, "coordinator") == after
+
+
+def test_a_charge_that_the_ledger_does_not_take_is_no_consent(attack: Adversary, monkeypatch: pytest.MonkeyPatch) -> None:
+    attack.collect()
+
+    def charge(*_: object) -> None:
+        raise HostileInput("a receipt is older than its ledger")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Ledger, "charge", charge)
+        assert consent_to(attack).refused is RefusalCode.RECEIPT
+    assert (state_of(attack), attack.charges("a")) == ("payload", 0)
+    with attack.bed.sites["a"].database.transaction() as connection:
+        assert not store.peer_numbers(connection, attack.key)
+    assert consent_to(attack).call == "consent"
+
+
+def test_another_receipt_of_ones_own(attack: Adversary) -> None:
+    """Signed with the site's key for the same sum: it is not the one that went out with the payload."""
+    good = attack.collect()
+    parsed, key = parse_receipt(good[0].body), attack.bed.sites["a"].credentials.signing_key
+    for other in (sign_receipt(parsed, key), sign_receipt(replace(parsed, number=9), key)):
+        assert other != good[0]
+        assert attack.ask_consent("a", [other, *good[1:]]).refused is RefusalCode.RECEIPT
+    assert attack.charges("a") == 0
+
+
+def test_a_members_certificate_that_ran_out_before_consent(fresh: Adversary) -> None:
+    attack, kit, clock = fresh, fresh.bed.kit, fresh.bed.clock
+    (party,) = (party for party in kit.participants if party.name == "d")
+    short = Authority.load(kit.authority, clock).sign(party.request.read_bytes(), role=Role.PARTICIPANT, name="d", days=1)
+    (party.identity / "certificate.pem").write_bytes(short)
+    attack.bed.sites["d"].credentials = load_credentials(party.identity, clock())
+    attack.use(altered(attack.study, expires=attack.study.created + 10 * 86_400))
+    for name in NAMES:
+        restrict(attack, name, attempt_hours=720)
+    attack.set_up()
+    assignment = attack.assignment(deadline=clock.now + 5 * 86_400)
+    for name in NAMES:
+        assert attack.assign(name, assignment).call == "upload"
+    clock.now += 2 * 86_400
+    assert consent_to(attack).refused is RefusalCode.ROSTER
+    assert attack.charges("a") == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "code"), [({"min_cohort": 5}, RefusalCode.COHORT_SMALL), ({"min_trusted": 5}, RefusalCode.COHORT_TRUST)]
+)
+def test_a_cohort_that_no_longer_is_large_or_trusted_enough(
+    attack: Adversary, change: dict[str, int], code: RefusalCode
+) -> None:
+    attack.collect()
+    kept = attack.bed.sites["a"].config
+    restrict(attack, **change)
+    assert consent_to(attack).refused is code
+    assert attack.charges("a") == 0
+    attack.bed.sites["a"].config = kept
+    assert consent_to(attack).call == "consent"
+
+
+def test_a_cohort_that_another_sum_forbids_since_the_upload(fresh: Adversary) -> None:
+    """Only sums of a study that promises one cohort are remembered, and held to what is remembered."""
+    attack, site = fresh, fresh.bed.sites["a"]
+    attack.collect()
+    assert consent_to(attack).call == "consent"
+    with site.database.reading() as connection:
+        assert not connection.execute(store.COHORTS.select()).all()
+    attack.use(altered(attack.study, privacy__cohort_difference="strict", nonce="0" * 32))
+    attack.set_up()
+    attack.collect()
+    with site.database.transaction() as connection:
+        values = {"context": bytes(32), "study": bytes(32), "dataset": "records", "population": "records", "members": None}
+        connection.execute(store.COHORTS.insert().values(values))
+    assert consent_to(attack).refused is RefusalCode.COHORT_CHANGED
+    assert consent_to(attack, "b").call == "consent"
+    with attack.bed.sites["b"].database.reading() as connection:
+        (row,) = connection.execute(store.COHORTS.select()).mappings()
+    assert (row["study"], row["context"]) == (attack.key, context_of(attack.payloads["b", 1].receipt))
+
+
+def test_a_budget_lowered_before_consent_is_on_record_for_that_attempt(attack: Adversary) -> None:
+    attack.assign("a", attack.assignment())
+    receipts = attack.collect(attempt=2)
+    set_budget(attack.bed.sites["a"], 0.001)
+    assert attack.ask_consent("a", receipts, attempt=2).refused is RefusalCode.BUDGET
+    (entry,) = attack.bed.sites["a"].ledger.entries(kind=Kind.REFUSAL)
+    assert (entry.attempt, entry.context) == (2, context_of(receipts[0]))
+    assert state_of(attack, 2) == "payload"
+    restrict(attack, methods=())
+    set_budget(attack.bed.sites["a"], None)
+    assert attack.ask_consent("a", receipts, attempt=2).refused is RefusalCode.METHOD
+    assert attack.kinds("a")["refusal"] == 1
+
+
+# -- decryption and release ------------------------------------------------------------------------------------------------
+
+
+def test_a_sum_of_a_part_of_the_roster_opens(attack: Adversary) -> None:
+    attack.collect(("a", "b", "d"))
+    attack.consents()
+    heard = attack.bed.sites["b"].observer = Heard()
+    said = [attack.ask_decryption(name, attack.sum()) for name in ("a", "a", "d")]
+    assert [answer.call for answer in said] == ["decrypted"] * 3
+    assert attack.ask_decryption("b", attack.payloads["b", 1].ciphertexts).refused is RefusalCode.TAG
+    assert heard.stages == [Stage.SUM]
+
+
+def test_a_release_is_seen_once_and_its_payload_erased(attack: Adversary) -> None:
+    """What is open is not released by the coordinator's word, nor what is not known."""
+    heard = attack.bed.sites["a"].observer = Heard()
+    attack.collect()
+    for attempt in (1, 7):
+        assert attack.tell("a", pb.DIRECTIVE_KIND_RELEASED, 1, attempt).call == "confirm"
+    assert (state_of(attack), attack.kinds("a")["release-seen"], heard.ends) == ("payload", 0, [])
+    attack.consents()
+    for _ in range(2):
+        assert attack.tell("a", pb.DIRECTIVE_KIND_RELEASED, 1, 1).call == "confirm"
+    row = attack.attempt_row("a")
+    assert row is not None
+    assert (row.state, row.payload, row.self_seed) == ("released", None, None)
+    assert row.consent is not None
+    assert attack.kinds("a")["release-seen"] == 1
+    assert heard.ends == [("statistics", AttemptOutcome.RELEASED, 1)]
+    assert attack.ask_decryption("a", attack.sum()).refused is RefusalCode.ROUND
+
+
+def test_a_recovered_charge_is_released_and_stays_recovered(fresh: Adversary) -> None:
+    """What is known of it is its receipt: that it bears no label is told by its state."""
+    attack = fresh
+    attack.collect()
+    attack.consents()
+    with attack.bed.sites["a"].database.transaction() as connection:
+        store.change_attempt(connection, attack.key, 1, state=AttemptState.RECOVERED)
+    assert attack.tell("a", pb.DIRECTIVE_KIND_RELEASED, 1, 1).call == "confirm"
+    assert (state_of(attack), attack.kinds("a")["release-seen"]) == ("recovered", 1)
