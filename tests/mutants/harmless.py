@@ -6,7 +6,6 @@ _ACCOUNTING = "privacy/veilsum_privacy/accounting"
 _LEDGER = "privacy/veilsum_privacy/ledger"
 _MECHANISM = "privacy/veilsum_privacy/mechanism"
 _SECURESUM = "privacy/veilsum_privacy/securesum"
-_PARTICIPANT = "participant/veilsum_participant"
 _BOUND = "the largest of an array is compared with a bound far above 1"
 _FORMS = "near this border the series and the closed form both have all the digits that are rounded up by"
 _POINTS = "how many points there are: curves stay within a hundredth of what they are rounded up by"
@@ -39,12 +38,7 @@ _DISTANCE = "how far two are apart does not depend on which is first"
 _TRAILING = "how many entries are taken back before all are read anew: a matter of speed"
 _SOME = "releases come and go by one or more, never by none"
 _PAIRED = "one list was made of the other"
-
-HARMLESS: dict[str, str] = {
-    (
-        f"{_ACCOUNTING}/accountant.py::GaussianEvent.__post_init__: 0 < self.variance <= 2 ** 128 "
-        "-> 0 <= self.variance <= 2 ** 128"
-    ): "no noise at all is too small beside any sensitivity, which is refused next",
+_PARTICIPANT = "participant/veilsum_participant"
 _EQUAL = "whether two are equal does not depend on which is first"
 _TOLERANCE = "on the very border of what is allowed for rounding"
 _COUNTED = "there are as many of the one as of the other: that was checked just before"
@@ -89,6 +83,11 @@ HARMLESS: dict[str, str] = {
     f"{_PARTICIPANT}/protocol/openings.py::Openings._verify: zip(names, receipts, strict=True) -> zip(names, receipts)": (
         _COUNTED
     ),
+    (f"{_SECURESUM}/tags.py::TagKey.check: compare_digest(expected, found) -> compare_digest(found, expected)"): _EQUAL,
+    (
+        f"{_ACCOUNTING}/accountant.py::GaussianEvent.__post_init__: 0 < self.variance <= 2 ** 128 "
+        "-> 0 <= self.variance <= 2 ** 128"
+    ): "no noise at all is too small beside any sensitivity, which is refused next",
     f"{_ACCOUNTING}/accountant.py::RdpFilter._changed: True -> False": _ORDERS,
     (
         f"{_ACCOUNTING}/accountant.py::RdpFilter._changed: zip(curve, step_curve(*key), strict=True) "
@@ -342,5 +341,4 @@ HARMLESS: dict[str, str] = {
         "a sum of even numbers is never the modulus, which is odd"
     ),
     f"{_SECURESUM}/roster.py::verify_roster: sorted(set(names), key=str.encode) -> sorted(set(names))": _ORDER,
-    (f"{_SECURESUM}/tags.py::TagKey.check: compare_digest(expected, found) -> compare_digest(found, expected)"): _EQUAL,
 }
