@@ -183,8 +183,7 @@ def test_the_right_upload_is_taken_and_the_sum_is_exact(standing: Standing) -> N
         standing.channel.stub.Upload(iter([standing.chunk(0, first=True)]), timeout=SECONDS)
     for directive in standing.directives:
         if directive.kind != pb.DIRECTIVE_KIND_PING:
-            if directive.kind != pb.DIRECTIVE_KIND_PING:
-                standing.core.handle(directive, standing.channel)
+            standing.core.handle(directive, standing.channel)
         if directive.kind == pb.DIRECTIVE_KIND_END:
             break
     assert standing.machine.phase is StudyPhase.FINISHED, standing.machine.reason
