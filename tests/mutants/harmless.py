@@ -10,6 +10,7 @@ _BOUND = "the largest of an array is compared with a bound far above 1"
 _FORMS = "near this border the series and the closed form both have all the digits that are rounded up by"
 _POINTS = "how many points there are: curves stay within a hundredth of what they are rounded up by"
 _WHOLES = "either is the number itself exactly where it is whole"
+_DIRECTION = "a direction is 1 or -1"
 _ORDERS = "every curve has a value for each order"
 _BRACKET = "where a search begins, and how often it halves, moves its end by less than what it is rounded up by"
 _BOTH_SHIFTS = "where t is 2^26, both shift by nothing"
@@ -148,6 +149,19 @@ HARMLESS: dict[str, str] = {
     (
         f"{_ACCOUNTING}/inversion.py::_solve_inversion: _ROUNDING * spacing / math.pi -> _ROUNDING * spacing * math.pi"
     ): "a bound ten times as large is still a trifle of delta",
+    f"{_ACCOUNTING}/grid.py::_grid_width: math.hypot(wider * log_chance / 3, math.sqrt(2 * variance * log_chance)) "
+    "+ wider * log_chance / 3 > GRID_ERROR -> math.hypot(wider * log_chance / 3, math.sqrt(2 * variance * log_chance)) "
+    "+ wider * log_chance / 3 >= GRID_ERROR": "on the very border the bound holds as well",
+    f"{_ACCOUNTING}/grid.py::_grid_width: np.minimum(loss * loss, wider * wider / 4) "
+    "-> np.minimum(wider * wider / 4, loss * loss)": _EITHER,
+    f"{_ACCOUNTING}/grid.py::_masses: 0 -> 1": _DIRECTION,
+    f"{_ACCOUNTING}/grid.py::_masses: 1 -> 2 (2)": "beyond the last place there is hardly any mass",
+    f"{_ACCOUNTING}/grid.py::_masses: direction < 0 -> direction <= 0": _DIRECTION,
+    f"{_ACCOUNTING}/grid.py::_masses: edges > np.log1p(-rate) -> edges >= np.log1p(-rate)": (
+        "on the border the logarithm is that of 0, minus infinity as well"
+    ),
+    f"{_ACCOUNTING}/grid.py::_normal_masses: 0 -> 1": "below 1 both forms have their digits",
+    f"{_ACCOUNTING}/grid.py::_normal_masses: lower > 0 -> lower >= 0": "at 0 both forms are the same",
     f"{_ACCOUNTING}/renyi.py::: 40.0 -> 80.0 (2)": _POINTS,
     f"{_ACCOUNTING}/renyi.py::: 9.5 -> 19.0": "the tail is longer, where hardly anything is",
     f"{_ACCOUNTING}/renyi.py::: np.floor(ORDERS) -> np.ceil(ORDERS)": _WHOLES,

@@ -295,6 +295,7 @@ def test_too_many_points_of_quadrature_are_left_alone(monkeypatch: pytest.Monkey
 
 @example(losses=[(1e-6, 1000.0)], log_chance=25.0)
 @example(losses=[(2e-5, 300.0), (0.5, 1e-4)], log_chance=20.0)
+@example(losses=[(1.0, 5.5e5), (0.0, 4.5e5)], log_chance=20.0)  # a wider grid would do, were the errors a tenth smaller
 @given(
     losses=st.lists(st.tuples(st.floats(-18, 1.0).map(math.exp), st.floats(-16, 12).map(math.exp)), min_size=1, max_size=6),
     log_chance=st.floats(5, 60),
