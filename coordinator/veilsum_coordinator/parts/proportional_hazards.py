@@ -121,7 +121,8 @@ def expected_hazards(study: Study, cohort: int, records: int, query: str, steps:
     for expected in noise:
         length = longest_terms(model, expected["score"], expected["diagonal"])
         read = _read(values, expected, model, np.zeros(periods + p), length)
-        found.append(HazardRelease(**{**vars(read), "information": information}))
+        # without noise: the expected square of a value's noise is taken off where values are read
+        found.append(HazardRelease(**{**vars(read), "information": information, "cross_std": 0.0}))
     return HazardFit(model, found)
 
 
