@@ -29,8 +29,7 @@ def follow(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, body in re.findall(r"^```toml file=(\S+)\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
         (directory / name).write_text(body)
     monkeypatch.chdir(directory)
-    (commands,) = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    for line in commands.splitlines():
+    for line in "".join(re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)).splitlines():
         program, *words = line.split()
         assert program == "veilsum"
         with pytest.raises(SystemExit) as ended:
@@ -55,6 +54,10 @@ def test_the_page_leads_to_tables_and_curves(tmp_path: Path, monkeypatch: pytest
     assert b"<svg" in (tmp_path / "paper" / "relapse-free.svg").read_bytes()
     assert (tmp_path / "paper" / "result.html").read_text().count("<table>") == len(summary) - 1
     assert r"\toprule" in (tmp_path / "paper" / "tumour-size.tex").read_text()
+    hazards = load_result(tmp_path / "hazards" / "run-1").summary["coefficients"]
+    assert [(row["term"], row["per"]) for row in hazards] == [("horTh yes", ""), ("age", "10 years"), ("tsize", "10 mm")]
+    assert all(near(row["log"], truth) for row, truth in zip(hazards, (-0.378, 0.010, 0.153), strict=True))  # of lifelines
+    assert b"<svg" in (tmp_path / "paper-hazards" / "coefficients.svg").read_bytes()
 
 
 def check(summary: dict[str, Any]) -> None:

@@ -91,7 +91,9 @@ def quantities(value: Any, name: str = "") -> Iterator[tuple[str, float, float]]
         for index, item in enumerate(value):
             label = str(index)
             if isinstance(item, Mapping):
-                parts = [str(text) for key, text in item.items() if key not in ("unit", "note") and isinstance(text, str)]
+                parts = [
+                    str(text) for key, text in item.items() if key not in ("unit", "note") and text and isinstance(text, str)
+                ]
                 parts += [f"{key} {item[key]:g}" for key in ("quantile", "time") if isinstance(item.get(key), float)]
                 label = ", ".join(parts) or label
             yield from quantities(item, f"{name}[{label}]")
