@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import delete
 
 from support.federation import make_bed, make_request, schema_of
-from support.hostile import NAMES, Adversary, Said, altered, context_of, make_adversary, make_data
+from support.hostile import LABEL, NAMES, Adversary, Said, altered, context_of, make_adversary, make_data
 from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_node.identity import Authority, Role, load_credentials
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
@@ -554,3 +554,16 @@ def test_a_recovered_charge_is_released_and_stays_recovered(fresh: Adversary) ->
         store.change_attempt(connection, attack.key, 1, state=AttemptState.RECOVERED)
     assert attack.tell("a", pb.DIRECTIVE_KIND_RELEASED, 1, 1).call == "confirm"
     assert (state_of(attack), attack.kinds("a")["release-seen"]) == ("recovered", 1)
+
+
+def test_a_sum_is_decrypted_by_the_plan_of_its_cohort(tmp_path: Path) -> None:
+    """Two of six: one ciphertext, where narrower lanes stand in pairs; six would need two."""
+    names = ("a", "b", "c", "d", "e", "f")
+    bed = make_bed(tmp_path, make_data(names, 3, 90), min_cohort=2)
+    study = bed.compile(make_request(schema_of(90, max_records=20), "fedcgs", 5.0, min_cohort=2))
+    attack = Adversary(bed, altered(study, task__label=LABEL))
+    attack.set_up()
+    plan = AgreedStudy(attack.study).task(LABEL).plan
+    assert (plan(6, 2).encoding.ciphertexts, plan(2, 6).encoding.ciphertexts) == (1, 2)
+    attack.collect(("a", "b"))
+    assert attack.finish().shape == (plan(6, 2).encoding.size,)
