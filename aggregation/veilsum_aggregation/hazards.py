@@ -292,6 +292,11 @@ class HazardFit(Fit):
         return noise, sampling
 
     @property
+    def smallest(self) -> float:
+        """The smallest eigenvalue of gamma's information given alpha."""
+        return float(self._spectrum[0][0])
+
+    @property
     def drowned(self) -> Drowned | None:
-        weak = too_weak(self.reach, float(self._spectrum[0][0]), WEAKEST)
+        weak = too_weak(self.reach, self.smallest, WEAKEST)
         return weak or unconverged(self.step[len(self.model.events) :], np.sum(self._white_covariances, axis=0))

@@ -160,6 +160,8 @@ def test_what_noise_drowns_has_an_estimate_and_no_interval() -> None:
     for row in run(compiled(COX, 0.05), records_of(400)[0])["coefficients"]:
         assert "not_estimable" in row["hazard_ratio"]
         assert math.isfinite(row["without_interval"])
+    draft = draft_study(request_of(COX, 1.0).model_copy(update={"expected_records": 171}), **common())
+    assert all(math.isinf(item.half_width) for item in draft.expectations(draft.compile()))
 
 
 @pytest.mark.parametrize(

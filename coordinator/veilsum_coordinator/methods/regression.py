@@ -20,7 +20,7 @@ from veilsum_aggregation.figures import Drowned
 from veilsum_aggregation.hazards import HazardFit
 from veilsum_aggregation.moments import symmetric
 from veilsum_aggregation.newton import NewtonFit, NewtonRelease
-from veilsum_aggregation.regression import Fit
+from veilsum_aggregation.regression import Fit, too_weak
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.coefficients import coefficients, ratio, without_interval
 from veilsum_coordinator.parts.expectations import Expectation, released_noise
@@ -171,16 +171,18 @@ class Regression(Method):
         if family == "linear":
             return expected_answers(study, cohort, records, MOMENTS)
         encoding, most = _model(study)
-        fit: Fit
+        fit: NewtonFit | HazardFit
         if family == "cox":
             fit = expected_hazards(study, cohort, records, QUERY, STEPS)
         else:
             fit = _expected_fit(study, cohort, records, encoding, most)
+        # the noise lowers the smallest eigenvalue by about its norm
+        unlikely = too_weak(fit.reach, fit.smallest - fit.reach, newton.WEAKEST)
         found, per = [], _units(study)
         for each in coefficients(fit, encoding, per=per):
             if each.term == "constant":
                 continue
-            half = math.inf if isinstance(each.answer, Drowned) else (each.answer.high - each.answer.low) / 2.0
+            half = math.inf if unlikely or isinstance(each.answer, Drowned) else (each.answer.high - each.answer.low) / 2.0
             unit = f"per {each.per}" if each.per else ""
             size = per.get(each.term, 1.0) / _radius(encoding, each.term)
             basis = "a ratio of e = 2.7 over half its range, or between categories"

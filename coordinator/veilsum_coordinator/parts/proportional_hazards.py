@@ -82,6 +82,10 @@ def hazard_step(time: str, query: Query, derived: Sequence[DerivedColumn]) -> Ha
     )
 
 
+EXPECTED_INFORMATION = 0.75
+"""Of an event, about the whitened terms: long ones are shortened, and those at risk vary less (measured: .7 to .9)."""
+
+
 def fit_hazards(federation: Federation, first: Release, query: str, steps: Sequence[str]) -> HazardFit:
     """Run the later rounds.
 
@@ -113,7 +117,7 @@ def expected_hazards(study: Study, cohort: int, records: int, query: str, steps:
     noise = [released_noise(study, label, cohort) for label in steps]
     model = _model(study, blocks, dict.fromkeys(blocks, 0.0), query, noise[-1]["hazards"])
     periods, p = len(model.events), len(model.whiten)
-    information = np.eye(p) * float(model.events.sum())
+    information = np.eye(p) * float(model.events.sum()) * EXPECTED_INFORMATION
     many = MOST_PERIODS
     shapes = {"score": p, "hazards": many, "cross": (many, p), "diagonal": p, "upper": p * (p - 1) // 2}
     values = {name: np.zeros(shape) for name, shape in shapes.items()}
