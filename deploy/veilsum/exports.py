@@ -7,6 +7,7 @@ in CSV, where value, errors and ends have columns of their own. Pictures need ma
 from __future__ import annotations
 
 import csv
+import hashlib
 import html
 import io
 import math
@@ -14,10 +15,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from veilsum_aggregation.contrasts import PairPlan
+from veilsum_aggregation.markov_fields import fit_field
+from veilsum_coordinator.parts.query_answers import NOISE, PAIRS, RECORDS, SCALE
 from veilsum_node.errors import ConfigurationError, Unavailable
 from veilsum_privacy.results.result import Result
 
 FORMATS = ("csv", "html", "latex", "svg", "png")
+
+MODELS = ("tree", "graph")
+"""Of synthetic records: the result's own, of a tree of pairs; or new ones of a Markov random field, veilsum[synthetic]."""
 
 PARTS = ("value", "noise_error", "sampling_error", "low", "high", "std_error")
 
@@ -29,15 +36,23 @@ RATIOS = ("odds_ratio", "rate_ratio", "hazard_ratio")
 Row = Mapping[str, Any]
 
 
-def export_result(result: Result, directory: Path, formats: Sequence[str]) -> list[Path]:
+def export_result(result: Result, directory: Path, formats: Sequence[str], model: str = "tree") -> list[Path]:
     """Write every table of a result, and a picture of each that has one, into a directory; returns the files.
 
+    Args:
+        result: what to write.
+        directory: of the files.
+        formats: of :data:`FORMATS`.
+        model: of synthetic records, of :data:`MODELS`: those of the result, or new ones of its released sums.
+
     Raises:
-        ConfigurationError: an unknown format, or pictures without matplotlib.
+        ConfigurationError: an unknown format or model, pictures without matplotlib, or a graph without mbi.
         Unavailable: the directory cannot be written.
     """
     if unknown := [name for name in formats if name not in FORMATS]:
         raise ConfigurationError(f"There is no format {unknown[0]!r}.", f"Formats: {', '.join(FORMATS)}.")
+    if model not in MODELS:
+        raise ConfigurationError(f"There is no model {model!r} of synthetic records.", f"Models: {', '.join(MODELS)}.")
     files: dict[str, bytes] = {}
     for name, rows in tables_of(result).items():
         stem = name.replace(" ", "-").replace("/", "-")
@@ -50,7 +65,8 @@ def export_result(result: Result, directory: Path, formats: Sequence[str]) -> li
                 files[f"{stem}.{kind}"] = picture
     for name, rows in tables_of(result).items():
         if name in result.arrays and rows and "levels" in rows[0]:
-            files[f"{name.replace(' ', '-')}.csv"] = records_csv(result.arrays[name], rows).encode()
+            codes = result.arrays[name] if model == "tree" else _graph_records(result, name, rows)
+            files[f"{name.replace(' ', '-')}.csv"] = records_csv(codes, rows).encode()
     if "html" in formats:
         files["result.html"] = to_html(result).encode()
     try:
@@ -90,6 +106,26 @@ def records_csv(codes: Any, columns: Sequence[Row]) -> str:
     names = [["" if level == "missing" else level for level in column["levels"]] for column in columns]
     writer.writerows([[levels[code] for levels, code in zip(names, row, strict=True)] for row in codes.tolist()])
     return stream.getvalue()
+
+
+def _graph_records(result: Result, name: str, columns: Sequence[Row]) -> Any:
+    """As many records as the result's, drawn from a Markov random field by the released sums themselves."""
+    query = name.removesuffix(RECORDS)
+    if query + PAIRS not in result.arrays:
+        raise ConfigurationError(
+            f"{query}: a graph needs the released sums, which this result leaves out.",
+            "Results of studies with smallest_cell do. Use the records that it has: --synthetic tree.",
+        )
+    released, scale, std = (result.arrays[query + part] for part in (PAIRS, SCALE, NOISE))
+    plan = PairPlan(tuple(len(column["levels"]) for column in columns), int(scale.item()))
+    try:
+        field = fit_field(plan, released, float(std.item()))
+    except ImportError as error:
+        raise ConfigurationError(
+            "A graph needs the package mbi.", "Install it with: pip install veilsum[synthetic]"
+        ) from error
+    seed = int.from_bytes(hashlib.sha256(released.tobytes()).digest()[:4], "big")
+    return field.sample(len(result.arrays[name]), seed)
 
 
 def _flat(row: Row) -> list[tuple[str, Any]]:

@@ -55,6 +55,9 @@ TABLES = "statistics"
 RECORDS = " records"
 """After a query's name: the array of its synthetic records, and what their levels mean."""
 
+PAIRS, SCALE, NOISE = ".pairs", ".scale", ".noise_std"
+"""After its name: the released contrasts of all pairs, what they are multiplied by, and the noise in each."""
+
 UNITS = ("coefficient", "mean", "standard", "quantile", "median", "restricted", "time")
 """Beginnings of quantities that have their column's unit."""
 
@@ -80,6 +83,7 @@ def answers(federation: Federation) -> Result:
         if isinstance(reader, _SyntheticReader):
             made[f"{encoding.query.name}{RECORDS}"] = reader.records()
             summary[f"{encoding.query.name}{RECORDS}"] = list(reader.levels())
+            made |= {} if smallest else dict(reader.scales())
     arrays = {name.replace("/", "."): values for name, values in release.values.items()} if not smallest else {}
     return Result("statistics", summary, {**arrays, **made})
 
@@ -361,6 +365,11 @@ class _SyntheticReader(_Reader):
         tree, _, count = self._tree()
         random = np.random.default_rng(int.from_bytes(self.release.digest, "big"))
         return tree.sample(int(min(max(count, 0.0), MOST_RECORDS)), random)
+
+    def scales(self) -> Iterator[tuple[str, NDArray[Any]]]:
+        """What a reader of the released sums needs beside the levels, (1,) each."""
+        yield f"{self.encoding.query.name}{SCALE}", np.array([self.encoding.query.scale])
+        yield f"{self.encoding.query.name}{NOISE}", np.array([self.std("pairs")])
 
     def levels(self) -> Iterator[Row]:
         """What the numbers of the records mean."""

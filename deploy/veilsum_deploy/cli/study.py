@@ -218,13 +218,21 @@ def export(
     result: Annotated[Path, typer.Argument(metavar="RESULT", help="Directory of a result.")],
     out: Annotated[Path, typer.Option("--out", help="Directory for the files.")],
     formats: Annotated[str, typer.Option("--formats", help="Of csv, html, latex, svg, png, with commas.")] = "csv,html",
+    synthetic: Annotated[
+        str,
+        typer.Option(
+            "--synthetic",
+            metavar="MODEL",
+            help="Synthetic records of the result's tree of pairs, or of a graph of many pairs (veilsum[synthetic]).",
+        ),
+    ] = "tree",
     as_json: JsonOption = False,
 ) -> None:
     """Write a result's tables and pictures for papers and slides; pictures need matplotlib, veilsum[plots]."""
     from veilsum.exports import export_result
     from veilsum_privacy.results.result import load_result
 
-    files = export_result(load_result(result), out, [name.strip() for name in formats.split(",") if name.strip()])
+    files = export_result(load_result(result), out, [name.strip() for name in formats.split(",") if name.strip()], synthetic)
     print_fields({"result": str(result), "files": [str(file) for file in files]}, title="Exported", as_json=as_json)
 
 
