@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
+from lifelines.datasets import load_gbsg2
 from numpy.typing import NDArray
 
 from veilsum_aggregation import correlations, group_means, quantiles, survival, tables
@@ -144,6 +145,44 @@ def survival_rows(runs: int, rng: np.random.Generator) -> Iterator[str]:
         yield rejection("log-rank, rejected", n, tests)
 
 
+def error_rows(runs: int, rng: np.random.Generator) -> Iterator[str]:
+    """How far figures lie from those of the same records without noise: Kaplan-Meier curves, and medians."""
+    trial = load_gbsg2()[["time", "cens"]].to_numpy(dtype=np.float64)
+    edges = np.linspace(0, 1825, 16)
+    for n in SIZES[2:]:
+        apart = []
+        for _ in range(runs):
+            times, died = rng.choice(trial, n).T
+            curve = survival.survival_curve(counts(times, died.astype(np.int64), edges, rng))
+            if isinstance(curve, SurvivalCurve):
+                exact = kaplan_meier(times, died > 0, np.array(curve.times))
+                apart.append(
+                    float(np.mean([abs(each.value - known) for each, known in zip(curve.survival, exact, strict=True)]))
+                )
+        yield f"| distance from Kaplan-Meier, 15 intervals | {n} | {np.mean(apart):.4f} | {len(apart) / runs:.0%} |"
+    bounds, column = np.linspace(-1, 1, 129), quantiles.toeplitz_column(128, 64)
+    matrix = np.linalg.solve(quantiles.prefix_matrix(column), np.tril(np.ones((128, 128))))
+    std = SIGMA * math.sqrt(float((column**2).sum()))
+    for n in SIZES[1:]:
+        errors = []
+        for _ in range(runs):
+            x = shapes(rng)["normal"](n)
+            sums = matrix @ np.histogram(x, bounds)[0] + rng.normal(size=128) * std
+            (median,) = quantiles.quantiles(sums, column, std, bounds.tolist(), [0.5])
+            if isinstance(median, Figure):
+                errors.append((median.value - 0.2, float(np.median(x)) - 0.2))
+        ratio = math.sqrt(np.mean(np.square(errors), axis=0)[0] / np.mean(np.square(errors), axis=0)[1])
+        yield f"| error of a median, against that without noise | {n} | {ratio:.2f} | {len(errors) / runs:.0%} |"
+
+
+def kaplan_meier(times: Floats, died: NDArray[np.bool_], at: Floats) -> Floats:
+    """The product-limit estimate at some times."""
+    order = np.argsort(times)
+    at_risk = len(times) - np.arange(len(times))
+    steps = np.append(1.0, np.cumprod(1.0 - died[order] / at_risk))
+    return np.asarray(steps[np.searchsorted(times[order], at, side="right")], dtype=np.float64)
+
+
 SLOPES = np.array([0.0, 0.05, 0.25, 0.15, -0.1, 0.25])
 """Of a constant and five numbers."""
 
@@ -199,7 +238,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     print("| figure | records | covered, or rejected | told |\n| --- | ---: | ---: | ---: |")
-    for rows in (means, quantile_rows, table_rows, survival_rows, regression_rows, test_rows):
+    for rows in (means, quantile_rows, table_rows, survival_rows, error_rows, regression_rows, test_rows):
         for row in rows(options.runs, np.random.default_rng(options.seed)):
             print(row, flush=True)
 
