@@ -150,6 +150,14 @@ def test_derived_numbers_are_sums_of_products() -> None:
     assert cells.present.tolist() == [True, False, True]
     domain = COLUMNS.domains["later"]
     assert [domain.value(float(x)) for x in cells.x[[0, 2]]] == pytest.approx([65 / 2 + 3 - 10, 0.0])
+    scored = Columns(
+        SCHEMA, [DerivedColumn(name="s", number="-2 + 3 * (sex = 'm' and (age > 60)) * (stay < 5)", low=-5, high=5)]
+    )
+    records = records_of([(65.0, 3.0, 1, 0, 0, 0), (65.0, 9.0, 1, 0, 0, 0), (None, 3.0, 1, 0, 0, 0), (65.0, 3.0, -1, 0, 0, 0)])
+    found = scored.cells(records, ["s"])["s"]
+    assert isinstance(found, NumberCells)
+    assert found.present.tolist() == [True, True, False, False]
+    assert [scored.number("s", "").value(float(x)) for x in found.x[:2]] == pytest.approx([1.0, -2.0])
     for text in ("age / stay", "sex + 1", "age +", "1 / 0", "f(age)"):
         with pytest.raises(HostileInput):
             parse_sum(text, COLUMNS.domains)
@@ -174,6 +182,16 @@ QUERIES = [
         kind="survival",
         over=("stay",),
         by=("sex",),
+        edges=(0.0, 7.0, 30.0, 60.0),
+        event="status",
+        censored=("alive",),
+    ),
+    Query(name="rank", kind="discrimination", over=("later",), by=("sex",), outcome="status = 'died'"),
+    Query(
+        name="rank-time",
+        kind="discrimination",
+        over=("age_group",),
+        outcome="stay",
         edges=(0.0, 7.0, 30.0, 60.0),
         event="status",
         censored=("alive",),
@@ -382,6 +400,10 @@ def test_what_is_left_out_is_filled_in() -> None:
         ({"kind": "independence", "over": ["sex"]}, "two columns"),
         ({"kind": "correlation", "over": ["age"]}, "two numeric columns"),
         ({"kind": "linear", "over": ["age"]}, "`outcome` names nothing"),
+        ({"kind": "discrimination", "over": ["age"]}, "nothing that the score should rank"),
+        ({"kind": "discrimination", "over": ["age", "stay"], "outcome": "sex = 'f'"}, "is over one column"),
+        ({"kind": "discrimination", "over": ["age"], "outcome": "sex"}, "a comparison is expected"),
+        ({"kind": "discrimination", "over": ["age"], "outcome": "stay", "event": "status"}, "a time to an event states"),
         ({"kind": "linear", "outcome": "sex", "over": ["age"]}, "neither a number nor a condition"),
         ({"kind": "linear", "outcome": "stay"}, "names the terms"),
         ({"kind": "linear", "outcome": "stay", "over": ["stay", "age"]}, "names the terms"),
@@ -412,6 +434,9 @@ def test_a_thousand_queries_are_refused() -> None:
         ({"name": "x", "of": "sex", "edges": (3.0,)}, "has categories"),
         ({"name": "x", "of": "age", "edges": (30.0, 20.5)}, "must ascend"),
         ({"name": "x", "number": "age / stay", "low": 0.0, "high": 1.0}, "a number is expected"),
+        ({"name": "x", "number": "2 * (sex = 'f'", "low": 0.0, "high": 1.0}, "character 5 is not closed"),
+        ({"name": "x", "number": "1 / (sex = 'f')", "low": 0.0, "high": 1.0}, "a number is expected"),
+        ({"name": "x", "number": "(sex = 'x')", "low": 0.0, "high": 1.0}, "sex"),
     ],
 )
 def test_a_bad_derived_column_is_refused(table: dict[str, object], says: str) -> None:

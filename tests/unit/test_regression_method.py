@@ -23,6 +23,8 @@ from veilsum_privacy.study.study import Study, parse_study
 from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.newton_step import LARGEST_ENTRY, POINT, WHITEN, NewtonStep
+from veilsum_privacy.tasks.queries.conditions import number_cells
+from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn
 
 SITES = [f"site-{index}" for index in range(4)]
 SCHEMA = DatasetSchema(
@@ -147,6 +149,23 @@ def test_with_noise_intervals_cover_and_are_as_wide_as_planned(
     told = {item.quantity: item.half_width for part in plan.parts for item in part.expectations}
     assert set(told) == {f"log {name} ratio of {term}" for term in TERMS[1:]}
     assert np.median(widths) == pytest.approx(told[f"log {name} ratio of age"], rel=0.4)
+
+
+@pytest.mark.parametrize("parameters", [LINEAR, LOGISTIC])
+def test_the_score_is_the_prediction_as_a_derived_number(parameters: dict[str, Any]) -> None:
+    records, terms, *_ = records_of(4000)
+    summary = run(compiled(parameters, None), records)
+    (score,) = summary["score"]
+    columns = Columns(SCHEMA, [DerivedColumn(name="score", **score)])
+    found = number_cells(columns.cells(records, ["score"]), "score")
+    known = ~np.isnan(terms[:, 1])
+    assert found.present.tolist() == known.tolist()
+    inside = known & (np.abs(found.x) < 1.0)
+    assert inside.sum() > 0.98 * known.sum()
+    figures = [row.get("coefficient") or row["log"] for row in summary["coefficients"]]
+    expected = terms[inside] @ [figure["value"] for figure in figures]
+    middle, half = (score["low"] + score["high"]) / 2, (score["high"] - score["low"]) / 2
+    assert middle + half * found.x[inside] == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize("parameters", [LOGISTIC, POISSON])

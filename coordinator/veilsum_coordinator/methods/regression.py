@@ -22,7 +22,7 @@ from veilsum_aggregation.moments import symmetric
 from veilsum_aggregation.newton import NewtonFit, NewtonRelease
 from veilsum_aggregation.regression import Fit, too_weak
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
-from veilsum_coordinator.parts.coefficients import coefficients, ratio, without_interval
+from veilsum_coordinator.parts.coefficients import coefficients, ratio, score_row, without_interval
 from veilsum_coordinator.parts.expectations import Expectation, released_noise
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.parts.proportional_hazards import (
@@ -32,7 +32,7 @@ from veilsum_coordinator.parts.proportional_hazards import (
     fit_hazards,
     hazard_step,
 )
-from veilsum_coordinator.parts.query_answers import READERS, expected_answers, expected_regression, shown, test_row
+from veilsum_coordinator.parts.query_answers import LinearReader, expected_answers, expected_regression, shown, test_row
 from veilsum_coordinator.parts.query_requests import (
     DeriveRequest,
     EdgeRange,
@@ -59,8 +59,8 @@ from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn, Query
 Floats = NDArray[np.float64]
 Row = dict[str, Any]
 
-MOMENTS, QUERY = "moments", "coefficients"
-"""Label of the first release, and name of its query and of the result's table."""
+MOMENTS, QUERY, SCORE = "moments", "coefficients", "score"
+"""Label of the first release, name of its query and of the result's table, and of that of the predictor."""
 
 STEPS = ("newton-1", "newton-2", "newton-3")
 """Labels of the others."""
@@ -199,14 +199,17 @@ class Regression(Method):
         outcome = study.parameters["outcome"]
         about = {"query": QUERY, "kind": family, "over": ", ".join(encoding.query.over), "where": encoding.query.where}
         summary: dict[str, Any] = {"queries": [{**about, "outcome": outcome}], **cohort}
+        gram = symmetric(first.values[f"{QUERY}/diagonal"], first.values[f"{QUERY}/cross"])[:-1, :-1]
         if family == "linear":
-            reader = READERS[LinearEncoding](encoding, first, 0)
-            return Result(self.name, {**summary, QUERY: list(reader.rows()), f"{QUERY} tests": list(reader.tests())})
+            reader = LinearReader(encoding, first, 0)
+            tables = {QUERY: list(reader.rows()), f"{QUERY} tests": list(reader.tests()), SCORE: list(reader.score(gram))}
+            return Result(self.name, {**summary, **tables})
         fit: Fit
         fit = fit_hazards(federation, first, QUERY, STEPS) if family == "cox" else _fit(federation, first, encoding, most)
         rows = list(_rows(fit, encoding, RATIOS[family], _units(study)))
         tests = [test_row("all slopes are 0 (Wald)", outcome, fit.all_slopes())]
-        return Result(self.name, {**summary, QUERY: rows, f"{QUERY} tests": tests}, {"coefficients": fit.coefficients})
+        tables = {QUERY: rows, f"{QUERY} tests": tests, SCORE: list(score_row(fit, encoding, gram))}
+        return Result(self.name, {**summary, **tables}, {"coefficients": fit.coefficients})
 
 
 def _asked(parameters: RegressionParameters, columns: Columns) -> list[QueryRequest]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from veilsum_aggregation.figures import Answer, Drowned, Figure
 from veilsum_aggregation.regression import Fit
-from veilsum_privacy.tasks.queries.conditions import NumberDomain
+from veilsum_privacy.tasks.queries.conditions import MAX_LENGTH, NumberDomain
 from veilsum_privacy.tasks.queries.encodings import LinearEncoding
 
 Floats = NDArray[np.float64]
@@ -75,6 +75,32 @@ def coefficients(
         answer = fit.combination(combined)
         estimate = float(combined @ fit.coefficients) + moved
         yield Coefficient(name, unit, answer if isinstance(answer, Drowned) else answer.scaled(1.0, moved), estimate)
+
+
+def score_row(
+    fit: Fit, encoding: LinearEncoding, gram: Floats, factor: float = 1.0, shift: float = 0.0
+) -> Iterator[dict[str, Any]]:
+    """The linear predictor as a derived number, for queries about how it does: text, and bounds three deviations away.
+
+    Args:
+        fit, encoding, factor, shift: as of :func:`coefficients`.
+        gram: released moments of (1, terms), (p, p).
+    """
+    text = ""
+    for (name, level), found in zip((("", ""), *encoding.terms), coefficients(fit, encoding, factor, shift), strict=True):
+        value = f"{abs(found.estimate):.6g}"
+        column = name if name.isidentifier() else '"' + name.replace('"', '""') + '"'
+        quoted = level.replace("'", "''")
+        part = value if not name else f"{value} * ({column} = '{quoted}')" if level else f"{value} * {column}"
+        text += f"{' - ' if found.estimate < 0 else ' + ' if text else ''}{part}"
+    number = max(float(gram[0, 0]), 1.0)
+    mean = gram[0, 1:] / number
+    slopes = fit.coefficients[1:] * factor
+    variance = float(slopes @ (gram[1:, 1:] / number - np.outer(mean, mean)) @ slopes)
+    middle = float(fit.coefficients[0] * factor + slopes @ mean) + shift
+    reach = 3.0 * math.sqrt(variance) if variance > 0.0 else float(np.abs(slopes).sum())
+    if len(text) <= MAX_LENGTH and reach > 0.0:
+        yield {"number": text.strip(), "low": float(f"{middle - reach:.4g}"), "high": float(f"{middle + reach:.4g}")}
 
 
 def ratio(answer: Answer) -> Answer:

@@ -18,13 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_aggregation import correlations, group_means, quantiles, survival, tables
+from veilsum_aggregation.concordance import area, concordance
 from veilsum_aggregation.figures import Answer, Drowned, Figure, Test
 from veilsum_aggregation.group_means import NumberSums
 from veilsum_aggregation.moments import symmetric
 from veilsum_aggregation.regression import LinearFit
 from veilsum_aggregation.survival import SurvivalCounts
 from veilsum_aggregation.synthetic import PairTree, pair_tree
-from veilsum_coordinator.parts.coefficients import coefficients, without_interval
+from veilsum_coordinator.parts.coefficients import coefficients, score_row, without_interval
 from veilsum_coordinator.parts.expectations import OFFSET, SPREAD, Expectation
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_privacy.results.result import Result
@@ -34,6 +35,7 @@ from veilsum_privacy.tasks.queries.conditions import NumberDomain
 from veilsum_privacy.tasks.queries.encodings import (
     SHIFT,
     CorrelationEncoding,
+    DiscriminationEncoding,
     Encoding,
     LinearEncoding,
     MeanEncoding,
@@ -261,12 +263,20 @@ class _CorrelationReader(_Reader):
                 yield {"column": names[i], "with": names[j], "correlation": self.cell(float(diagonal[0]), shown(found))}
 
 
-class _LinearReader(_Reader):
+class LinearReader(_Reader):
+    """Reads a linear regression."""
+
     encoding: LinearEncoding
 
     def fit(self) -> LinearFit:
         matrix = symmetric(self.block("diagonal"), self.block("cross"))
         return LinearFit(matrix, self.std("diagonal"))
+
+    def score(self, gram: Floats) -> Iterator[Row]:
+        """The prediction as a derived number."""
+        outcome = self.encoding.outcome
+        half = outcome.high / 2.0 - outcome.low / 2.0
+        yield from score_row(self.fit(), self.encoding, gram, half, outcome.low + half)
 
     def rows(self) -> Iterator[Row]:
         """In the columns' own units."""
@@ -345,6 +355,27 @@ class _SurvivalReader(_Reader):
             yield test_row("log-rank", f"{query.over[0]} by {', '.join(query.by)}", survival.log_rank(self._counts()))
 
 
+class _DiscriminationReader(_Reader):
+    encoding: DiscriminationEncoding
+
+    def rows(self) -> Iterator[Row]:
+        """By group how well the score ranks, and of a condition the share with the event at each level."""
+        std, score = self.std("ends"), self.encoding.score
+        for levels, ends in zip(self.groups(), self.block("ends"), strict=True):
+            about, number = {**levels, "score": score.column}, float(ends.sum())
+            if (times := self.encoding.times) is not None:
+                inside = ends[:, :-1].reshape(len(ends), times.bins, -1)
+                answer = concordance(inside, ends[:, -1], std)
+                yield {**about, "figure": "concordance", "level": "", "value": self.cell(number, shown(answer))}
+                continue
+            answer = area(ends[:, 0], ends[:, 1], std)
+            yield {**about, "figure": "area under the ROC curve", "level": "", "value": self.cell(number, shown(answer))}
+            for level, counts in zip(score.levels, ends, strict=True):
+                share = tables.shares(counts, std)[1]
+                value = self.cell(float(counts.sum()), shown(share))
+                yield {**about, "figure": "share with the event", "level": level, "value": value}
+
+
 class _SyntheticReader(_Reader):
     encoding: SyntheticEncoding
 
@@ -382,10 +413,11 @@ READERS: Mapping[type[Encoding], type[_Reader]] = {
     MeanEncoding: _MeanReader,
     QuantileEncoding: _QuantileReader,
     CorrelationEncoding: _CorrelationReader,
-    LinearEncoding: _LinearReader,
+    LinearEncoding: LinearReader,
     MissingEncoding: _MissingReader,
     SurvivalEncoding: _SurvivalReader,
     SyntheticEncoding: _SyntheticReader,
+    DiscriminationEncoding: _DiscriminationReader,
 }
 
 
@@ -429,7 +461,7 @@ def _main_parts(encodings: Sequence[Encoding]) -> tuple[str, ...]:
     """What a study is run for: shares and counts only where it asks nothing else."""
     kinds = {encoding.query.kind for encoding in encodings}
     if kinds - {"count", "histogram", "independence"}:
-        return ("means", "quantiles", "survival", "correlations", "coefficients", "missing values")
+        return ("means", "quantiles", "survival", "correlations", "coefficients", "missing values", "discrimination")
     return ("shares",) if any(encoding.query.over for encoding in encodings) else ("counts",)
 
 
@@ -467,6 +499,8 @@ def _expected_pairs(encoding: SyntheticEncoding, std: float, records: int) -> Ex
 
 def _part(key: str, row: Row) -> str:
     """What kind of figure it is."""
+    if "score" in row:
+        return "shares" if row["level"] else "discrimination"
     if "quantile" in row or "figure" in row:
         return "quantiles" if "quantile" in row else "survival"
     return "missing values" if key == "missing" else f"{key.replace('_', ' ')}s"
@@ -480,6 +514,8 @@ def _quantity(key: str, row: Row, query: Query) -> str:
         return f"coefficient of {row['term']}"
     if "quantile" in row:
         return f"quantile {row['quantile']:g} of {row['column']}"
+    if "score" in row:
+        return str(row["figure"])
     if "figure" in row:
         return str(row["figure"]) if row["time"] is None else f"{row['figure']} at {row['time']:g}"
     of = f" of {row['column']}" if "column" in row else ""
@@ -492,7 +528,7 @@ def _width(figure: Mapping[str, Any], row: Row, encoding: Encoding) -> tuple[flo
     size = value
     name = row.get("column")
     domain = encoding.columns.domains.get(name) if isinstance(name, str) else None
-    if "correlation" in row:
+    if "correlation" in row or row.get("level") == "":
         size = 1.0
     if isinstance(domain, NumberDomain) and ("mean" in row or "quantile" in row):
         size = (domain.high - domain.low) / 2.0 if figure is not row.get("count") else value
@@ -528,6 +564,8 @@ def expected_regression(encoding: LinearEncoding, records: float) -> dict[str, F
 
 def _basis(key: str, row: Row, query: Query) -> str:
     """What the expected size of a figure rests on."""
+    if "score" in row:
+        return "scores evenly spread, half with the event" if row["level"] else "a perfect score"
     if "figure" in row:
         return "times evenly spread to the horizon"
     if query.kind == "missing":
@@ -569,6 +607,8 @@ def expected_blocks(encoding: Encoding, records: float) -> dict[str, Floats]:
     if isinstance(encoding, SyntheticEncoding):
         cells = [np.full(block.shape[0], records / block.shape[0]) @ block for block in encoding.plan.blocks.values()]
         return {"pairs": np.concatenate(cells)}
+    if isinstance(encoding, DiscriminationEncoding):
+        return {"ends": np.full(encoding.blocks()[0].shape, records / encoding.size)}
     if isinstance(encoding, SurvivalEncoding):
         kinds = len(encoding.causes) + 1
         share = np.full((groups, encoding.bins, kinds), each / (encoding.bins + 1) / kinds)

@@ -120,24 +120,31 @@ class QueryRequest(Frozen):
             ConfigurationError: something is.
         """
         uses = {
-            "edges": ("histogram", "quantiles", "survival", "logrank"),
+            "edges": ("histogram", "quantiles", "survival", "logrank", "discrimination"),
             "at": ("quantiles", "survival", "table-one"),
-            "outcome": ("linear",),
-            "event": ("survival", "logrank"),
-            "censored": ("survival", "logrank"),
+            "outcome": ("linear", "discrimination"),
+            "event": ("survival", "logrank", "discrimination"),
+            "censored": ("survival", "logrank", "discrimination"),
         }
         for field, kinds in uses.items():
             if getattr(self, field) and self.kind not in kinds:
                 raise ConfigurationError(
                     f"query {self.name!r}: a query of kind {self.kind} has no {field!r}.", "Leave it out."
                 )
-        if self.kind in ("survival", "logrank") and not (self.event and self.censored and self.edges):
+        times = self.kind == "discrimination" and (self.event or self.censored or self.edges)
+        if (times or self.kind in ("survival", "logrank")) and not (self.event and self.censored and self.edges):
+            what = "a time to an event" if times else f"a query of kind {self.kind}"
             raise ConfigurationError(
-                f"query {self.name!r}: a query of kind {self.kind} states `event`, `censored` and `edges`.",
+                f"query {self.name!r}: {what} states `event`, `censored` and `edges`.",
                 "edges = { from = 0, to = HORIZON, steps = 12 } in the unit of the time.",
             )
         if self.kind == "linear" and not self.outcome:
             raise ConfigurationError(f"query {self.name!r}: `outcome` names nothing to explain.", 'outcome = "systolic"')
+        if self.kind == "discrimination" and not self.outcome:
+            raise ConfigurationError(
+                f"query {self.name!r}: `outcome` names nothing that the score should rank.",
+                "A condition, such as outcome = \"died = 'yes'\"; or a time, with `event`, `censored` and `edges`.",
+            )
         if self.kind == "logrank" and not self.by:
             raise ConfigurationError(f"query {self.name!r}: `by` names no groups to compare.", 'by = "arm"')
 

@@ -402,14 +402,21 @@ def _unquoted(lexeme: _Lexeme) -> str:
 
 @dataclass(frozen=True)
 class Product:
-    """``factor`` times the product of columns."""
+    """``factor`` times the product of columns, and of conditions, which count as 1 where they hold and else as 0."""
 
     factor: float
     columns: tuple[str, ...]
+    conditions: tuple[Condition, ...] = ()
+
+    @property
+    def sources(self) -> frozenset[str]:
+        """All columns that it reads."""
+        return frozenset(self.columns).union(*(condition.columns for condition in self.conditions))
 
 
 def parse_sum(text: str, domains: Mapping[str, Domain]) -> tuple[Product, ...]:
-    """Read ``weight / 2 - 1.5 * height * height + 3``: a sum of products of numeric columns and constants.
+    """Read ``weight / 2 - 1.5 * height * height + 2 * (smoker = 'yes')``: a sum of products of numeric columns, constants, and
+    conditions in brackets, which count as 1 where they hold.
 
     Raises:
         HostileInput: it is something else, or has a column that is no number.
@@ -420,8 +427,10 @@ def parse_sum(text: str, domains: Mapping[str, Domain]) -> tuple[Product, ...]:
     found: list[Product] = []
     place = 0
     sign = 1.0
+    if lexemes[0].text in ("+", "-"):
+        place, sign = 1, 1.0 if lexemes[0].text == "+" else -1.0
     while True:
-        factor, columns, divide = sign, [], False
+        factor, columns, conditions, divide = sign, list[str](), list[Condition](), False
         while True:
             lexeme = lexemes[place]
             if lexeme.kind == "number":
@@ -434,23 +443,38 @@ def parse_sum(text: str, domains: Mapping[str, Domain]) -> tuple[Product, ...]:
                 if not isinstance(domains.get(name), NumberDomain):
                     raise HostileInput(f"{text!r}: {name!r} is no numeric column of the schema.")
                 columns.append(name)
+            elif lexeme.text == "(" and not divide:
+                last = _closing(lexemes, place, text)
+                conditions.append(parse_condition(text[lexeme.place + 1 : lexemes[last].place], domains))
+                place = last
             else:
                 raise HostileInput(
                     f"{text!r}: a numeric column or a number is expected, not {lexeme.text or 'the end'!r}.",
-                    "Sums of products of columns and constants can be derived; a column cannot be divided by.",
+                    "Sums of products of columns, constants and conditions in brackets can be derived; a column cannot be "
+                    "divided by.",
                 )
             place += 1
             if lexemes[place].text not in ("*", "/"):
                 break
             divide = lexemes[place].text == "/"
             place += 1
-        found.append(Product(factor, tuple(columns)))
+        found.append(Product(factor, tuple(columns), tuple(conditions)))
         if lexemes[place].kind == "end":
             return tuple(found)
         if lexemes[place].text not in ("+", "-"):
             raise HostileInput(f"{text!r}: +, -, * or / is expected, not {lexemes[place].text!r}.")
         sign = 1.0 if lexemes[place].text == "+" else -1.0
         place += 1
+
+
+def _closing(lexemes: Sequence[_Lexeme], opening: int, text: str) -> int:
+    """Where the bracket that opens there closes."""
+    depth = 0
+    for place in range(opening, len(lexemes)):
+        depth += (lexemes[place].text == "(") - (lexemes[place].text == ")")
+        if depth == 0:
+            return place
+    raise HostileInput(f"{text!r}: the bracket at character {lexemes[opening].place + 1} is not closed.")
 
 
 def evaluate_sum(
@@ -469,6 +493,10 @@ def evaluate_sum(
             values = low + (found.x + 1.0) * (high / 2.0 - low / 2.0)
             product = product * _rounded(values, max(abs(low), abs(high)))
             present = present & found.present
+        for condition in term.conditions:
+            product = product * condition.holds(cells)
+            for name in condition.columns:
+                present = present & cells[name].present
         total = total + product
     return NumberCells(total, present)
 

@@ -41,6 +41,9 @@ MAX_VALUES = 50_000
 PARTS = 8
 """Intervals of a number in synthetic records."""
 
+SCORES = 16
+"""Intervals of a score."""
+
 MAX_CONTRASTS = 4e7
 """Integers that the contrasts of all pairs of columns may take, about (sum of n (n - 1))^2 / 2 for columns of n levels."""
 
@@ -639,6 +642,68 @@ class SyntheticEncoding(Encoding):
         rows[known] = self.plan.rows(codes[known])
 
 
+class DiscriminationEncoding(Encoding):
+    """One cell a record of group x level of the score x what happened: no event or one, or when and how a time ended.
+
+    A score is a number, cut into :data:`SCORES` equal intervals, or a category whose levels ascend.
+    """
+
+    def __init__(self, query: Query, columns: Columns) -> None:
+        self.query, self.columns, self.what = query, columns, f"query {query.name!r}"
+        name = self._one_column()
+        domain = columns.domains.get(name)
+        if isinstance(domain, NumberDomain):
+            edges = tuple(float(f"{edge:.12g}") for edge in np.linspace(domain.low, domain.high, SCORES + 1)[1:-1])
+            complete = complete_edges(edges, domain, self.what)
+            self.score = Axis(name, interval_names(complete), scaled(complete, domain))
+        else:
+            self.score = self._level_axis(name, gaps=False)
+        self.event: Condition | None = None
+        self.times: SurvivalEncoding | None = None
+        if query.event:
+            times = {"name": query.name, "kind": "survival", "over": (query.outcome,), "event": query.event}
+            more = {"edges": query.edges, "censored": query.censored}
+            self.times = SurvivalEncoding(Query.model_validate(times | more), columns)
+        else:
+            self.event = parse_condition(query.outcome, columns.domains)
+        super().__init__(query, columns)
+
+    @property
+    def explained(self) -> frozenset[str]:
+        return frozenset({self.query.outcome}) if self.event is None else self.event.columns
+
+    @property
+    def ends(self) -> int:
+        """What can happen: of a condition none and one, of a time the cells of its survival."""
+        return 2 if self.times is None else self.times.size
+
+    def blocks(self) -> tuple[Block, ...]:
+        return (Block(self._name("ends"), (self.group_count, len(self.score.levels), self.ends), float(self.scale)),)
+
+    def norm(self) -> int:
+        return self.scale**2
+
+    def figures(self) -> int:
+        return self.group_count * len(self.score.levels)
+
+    def fill(self, cells: Mapping[str, Cells], group: Integers, rows: Integers) -> None:
+        score, end = self.score.codes(cells), self._end(cells, len(group))
+        known = (group >= 0) & (score >= 0) & (end >= 0)
+        _place(rows, np.where(known, (group * len(self.score.levels) + score) * self.ends + end, -1), self.scale)
+
+    def _end(self, cells: Mapping[str, Cells], count: int) -> Integers:
+        """What happened to each record; -1 where that is missing."""
+        if self.event is not None:
+            known = np.ones(count, dtype=np.bool_)
+            for name in self.event.columns:
+                known &= cells[name].present
+            return np.where(known, self.event.holds(cells).astype(np.int64), -1)
+        rows = np.zeros((count, self.ends), dtype=np.int64)
+        if self.times is not None:
+            self.times.fill(cells, np.zeros(count, dtype=np.int64), rows)
+        return np.where(rows.any(axis=1), rows.argmax(axis=1), -1)
+
+
 def _place(rows: Integers, cell: Integers, value: int) -> None:
     """Write a value at each row's cell, where it has one."""
     known = np.flatnonzero(cell >= 0)
@@ -658,6 +723,7 @@ ENCODINGS: Mapping[str, type[Encoding]] = {
     "logrank": SurvivalEncoding,
     "synthetic": SyntheticEncoding,
     "linear": LinearEncoding,
+    "discrimination": DiscriminationEncoding,
 }
 
 

@@ -35,7 +35,7 @@ MAX_OVER = 256
 
 QueryKind = Literal[
     "count", "histogram", "quantiles", "mean", "compare", "independence", "correlation", "missing", "survival", "logrank",
-    "synthetic", "linear",
+    "synthetic", "linear", "discrimination",
 ]  # fmt: skip
 Text = Annotated[str, StringConstraints(max_length=MAX_LENGTH)]
 
@@ -85,8 +85,9 @@ class Query(Frozen):
         to
             the horizon.
         at: quantiles, in (0, 1).
-        outcome: of ``linear`` what is explained: a numeric column, or a condition that counts as 1 where it holds, else as 0.
-        event: of survival the column that tells how the time ended.
+        outcome: of ``linear`` what is explained: a numeric column, or a condition that counts as 1 where it holds, else as 0;
+            of ``discrimination`` what is ranked: a condition, or the time to an event.
+        event: of survival, and of a time's discrimination, the column that tells how the time ended.
         censored: its levels that are no event; each other level is a cause.
         missing: whether a missing level is left out, or is a level of its own, of the columns counted, and of ``by`` but in a
         table
@@ -229,7 +230,7 @@ class Columns:
             found[name] = LevelCells(cut(number_cells(found, source), edges))
         else:
             terms = self._sums[name]
-            for source in sorted({source for term in terms for source in term.columns}):
+            for source in sorted({source for term in terms for source in term.sources}):
                 self._read(source, records, found)
             domain = self.number(name, name)
             with np.errstate(over="ignore", invalid="ignore"):
