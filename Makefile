@@ -73,10 +73,12 @@ demo: .venv/.runtime
 
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-# Types, imports and generated code are checked while the tests run; their output comes last.
+# Types, imports and generated code are checked while the tests run; their output comes last. The tests' modules are compiled
+# once, before every worker would compile them for itself.
 test: style tools-if-possible
 	@checks=$$(mktemp); trap 'rm -f "$$checks"' EXIT; \
 	make --no-print-directory --keep-going types proto-check > "$$checks" 2>&1 & beside=$$!; \
+	$(BIN)/python -m pytest --collect-only -q $(ARGS) > /dev/null 2>&1; \
 	status=0; $(PYTEST) $(ARGS) || status=$$?; \
 	wait $$beside || status=1; \
 	cat "$$checks"; exit $$status

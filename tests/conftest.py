@@ -16,6 +16,7 @@ from hypothesis import settings
 # threads beyond those take three times the processor's time for waiting on each other.
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
+os.environ.setdefault("POT_BACKEND_DISABLE_JAX", "1")  # POT would import it, for a second in every process
 
 import veilsum_node.transport.tls13  # noqa: E402, F401
 

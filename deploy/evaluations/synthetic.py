@@ -18,8 +18,8 @@ from lifelines.datasets import load_gbsg2
 from numpy.typing import NDArray
 from statsmodels.datasets import fair
 
+from veilsum.markov_fields import fit_field
 from veilsum_aggregation.contrasts import PairPlan
-from veilsum_aggregation.markov_fields import fit_field
 from veilsum_aggregation.synthetic import pair_tree
 from veilsum_privacy.accounting.accountant import calibrate_noise_multiplier
 

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from veilsum.markov_fields import fit_field
 from veilsum_aggregation.contrasts import PairPlan
-from veilsum_aggregation.markov_fields import fit_field
 from veilsum_coordinator.parts.query_answers import NOISE, PAIRS, RECORDS, SCALE
 from veilsum_node.errors import ConfigurationError, Unavailable
 from veilsum_privacy.results.result import Result
