@@ -528,8 +528,10 @@ def _width(figure: Mapping[str, Any], row: Row, encoding: Encoding) -> tuple[flo
     size = value
     name = row.get("column")
     domain = encoding.columns.domains.get(name) if isinstance(name, str) else None
-    if "correlation" in row or row.get("level") == "":
+    if "correlation" in row:
         size = 1.0
+    if row.get("level") == "":
+        size = 0.5
     if isinstance(domain, NumberDomain) and ("mean" in row or "quantile" in row):
         size = (domain.high - domain.low) / 2.0 if figure is not row.get("count") else value
     if "term" in row:
@@ -565,7 +567,7 @@ def expected_regression(encoding: LinearEncoding, records: float) -> dict[str, F
 def _basis(key: str, row: Row, query: Query) -> str:
     """What the expected size of a figure rests on."""
     if "score" in row:
-        return "scores evenly spread, half with the event" if row["level"] else "a perfect score"
+        return "scores evenly spread, half with the event" if row["level"] else "from chance to a perfect score"
     if "figure" in row:
         return "times evenly spread to the horizon"
     if query.kind == "missing":
