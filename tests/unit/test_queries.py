@@ -36,7 +36,8 @@ SCHEMA = DatasetSchema(
 )
 GROUP = DerivedColumn(name="age_group", of="age", edges=(40.0, 65.0))
 DIFFERENCE = DerivedColumn(name="later", number="age / 2 + stay - 10", low=0, high=100)
-COLUMNS = Columns(SCHEMA, [GROUP, DIFFERENCE])
+ODDS = DerivedColumn(name="odds", number="age / 10 - 5.5", low=-2, high=2.5)
+COLUMNS = Columns(SCHEMA, [GROUP, DIFFERENCE, ODDS])
 
 
 def records_of(rows: list[tuple[float | None, float | None, int, int, int, int]]) -> Records:
@@ -186,6 +187,8 @@ QUERIES = [
         event="status",
         censored=("alive",),
     ),
+    Query(name="effect", kind="effect", over=("odds",), by=("sex",), outcome="stay"),
+    Query(name="event", kind="effect", over=("odds",), by=("icu",), outcome="status = 'died'"),
     Query(name="rank", kind="discrimination", over=("later",), by=("sex",), outcome="status = 'died'"),
     Query(
         name="rank-time",
@@ -318,7 +321,7 @@ def test_weights_are_those_of_a_solver() -> None:
 
 
 def test_the_task_adds_up_integers_exactly_and_bounds_every_row() -> None:
-    parameters = weigh(QUERIES, [GROUP, DIFFERENCE], COLUMNS, largest=20_000)
+    parameters = weigh(QUERIES, [GROUP, DIFFERENCE, ODDS], COLUMNS, largest=20_000)
     task = Tables(parameters, SCHEMA)
     records = every_record()
     rows = np.vstack(list(task.vectors(records, {})))
@@ -336,7 +339,7 @@ def test_the_task_adds_up_integers_exactly_and_bounds_every_row() -> None:
 
 
 def test_a_row_depends_on_its_own_record_alone() -> None:
-    task = Tables(weigh(QUERIES, [GROUP, DIFFERENCE], COLUMNS, largest=20_000), SCHEMA)
+    task = Tables(weigh(QUERIES, [GROUP, DIFFERENCE, ODDS], COLUMNS, largest=20_000), SCHEMA)
     records = every_record().take(slice(0, None, 13))
     whole = np.vstack(list(task.vectors(records, {})))
     for place in range(0, len(records), 7):
@@ -345,7 +348,7 @@ def test_a_row_depends_on_its_own_record_alone() -> None:
 
 def test_scales_lose_little_and_keep_lanes_narrow() -> None:
     parameters = weigh(
-        [query for query in QUERIES if query.kind != "synthetic"], [GROUP, DIFFERENCE], COLUMNS, largest=4 * 2000
+        [query for query in QUERIES if query.kind not in ("synthetic", "effect")], [GROUP, DIFFERENCE, ODDS], COLUMNS, largest=4 * 2000
     )
     assert 2 * 8_000 * parameters.sensitivity < 2**24
     encodings = build_encodings(parameters.queries, COLUMNS)
@@ -373,8 +376,8 @@ def test_what_is_left_out_is_filled_in() -> None:
     assert [query.name for query in found[:3]] == ["count", "count-2", "quantiles"]
     assert (found[2].at, len(found[2].edges)) == ((0.25, 0.5, 0.75), 9)
     assert {query.part_of for query in found[3:]} == {"one"}
-    assert found[3].over == ("age", "stay", "later")
-    assert [query.kind for query in found[4:]].count("quantiles") == 3
+    assert found[3].over == ("age", "stay", "later", "odds")
+    assert [query.kind for query in found[4:]].count("quantiles") == 4
 
 
 @pytest.mark.parametrize(
@@ -400,6 +403,11 @@ def test_what_is_left_out_is_filled_in() -> None:
         ({"kind": "independence", "over": ["sex"]}, "two columns"),
         ({"kind": "correlation", "over": ["age"]}, "two numeric columns"),
         ({"kind": "linear", "over": ["age"]}, "`outcome` names nothing"),
+        ({"kind": "effect", "over": ["odds"], "by": "sex"}, "`outcome` names nothing"),
+        ({"kind": "effect", "over": ["odds"], "by": "dx", "outcome": "stay"}, "a category of two levels"),
+        ({"kind": "effect", "over": ["odds"], "outcome": "stay"}, "a category of two levels"),
+        ({"kind": "effect", "over": ["sex"], "by": "icu", "outcome": "stay"}, "has categories; a numeric column"),
+        ({"kind": "effect", "over": ["odds"], "by": "sex", "outcome": "dx"}, "neither a number nor a condition"),
         ({"kind": "discrimination", "over": ["age"]}, "nothing that the score should rank"),
         ({"kind": "discrimination", "over": ["age", "stay"], "outcome": "sex = 'f'"}, "is over one column"),
         ({"kind": "discrimination", "over": ["age"], "outcome": "sex"}, "a comparison is expected"),

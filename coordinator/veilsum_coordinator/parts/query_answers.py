@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_aggregation import correlations, group_means, quantiles, survival, tables
+from veilsum_aggregation import correlations, group_means, quantiles, survival, tables, weighted_means
 from veilsum_aggregation.concordance import area, concordance
 from veilsum_aggregation.figures import Answer, Drowned, Figure, Test
 from veilsum_aggregation.group_means import NumberSums
@@ -25,6 +25,7 @@ from veilsum_aggregation.moments import symmetric
 from veilsum_aggregation.regression import LinearFit
 from veilsum_aggregation.survival import SurvivalCounts
 from veilsum_aggregation.synthetic import PairTree, pair_tree
+from veilsum_aggregation.weighted_means import WeightedSums, difference
 from veilsum_coordinator.parts.coefficients import coefficients, score_row, without_interval
 from veilsum_coordinator.parts.expectations import OFFSET, SPREAD, Expectation
 from veilsum_coordinator.parts.federation import Federation, Release
@@ -36,6 +37,7 @@ from veilsum_privacy.tasks.queries.encodings import (
     SHIFT,
     CorrelationEncoding,
     DiscriminationEncoding,
+    EffectEncoding,
     Encoding,
     LinearEncoding,
     MeanEncoding,
@@ -376,6 +378,33 @@ class _DiscriminationReader(_Reader):
                 yield {**about, "figure": "share with the event", "level": level, "value": value}
 
 
+class _EffectReader(_Reader):
+    encoding: EffectEncoding
+
+    def rows(self) -> Iterator[Row]:
+        """The weighted mean of each treatment, then their difference, and of an event their ratio."""
+        outcome, name = self.encoding.outcome, self.encoding.query.by[0]
+        half = 1.0 if self.encoding.event is not None else outcome.high / 2.0 - outcome.low / 2.0
+        middle = 0.0 if self.encoding.event is not None else outcome.low + half
+        arms, unit = list[WeightedSums](), "" if self.encoding.event is not None else outcome.unit
+        for (weights, outcomes), (one, linear, square) in zip(self.block("sums"), self.block("squares"), strict=True):
+            squares = float(one), float(linear), float(square)
+            arms.append(WeightedSums(float(weights), float(outcomes), squares, self.std("sums")))
+        means = [arm.mean() for arm in arms]
+        levels = [group[name] for group in self.groups()]
+        least = min((arm.effective() or 0.0 for arm in arms), default=0.0)
+        for level, arm, mean in zip(levels, arms, means, strict=True):
+            value = self.cell(arm.effective() or 0.0, shown(rescaled(mean, half, middle)))
+            yield {name: level, "effect": "weighted mean", "unit": unit, "value": value, "effective_records": arm.effective()}
+        compared = {name: f"{levels[1]} against {levels[0]}", "unit": unit, "effective_records": None}
+        apart = difference(means[1], means[0])
+        row = compared | {"effect": "difference", "value": self.cell(least, shown(rescaled(apart, half, 0.0)))}
+        yield row | {"p_value": None if isinstance(apart, Drowned) else apart.p_value}
+        if self.encoding.event is not None:
+            found = weighted_means.ratio(means[1], means[0])
+            yield compared | {"effect": "risk ratio", "value": self.cell(least, shown(found)), "p_value": None}
+
+
 class _SyntheticReader(_Reader):
     encoding: SyntheticEncoding
 
@@ -418,6 +447,7 @@ READERS: Mapping[type[Encoding], type[_Reader]] = {
     SurvivalEncoding: _SurvivalReader,
     SyntheticEncoding: _SyntheticReader,
     DiscriminationEncoding: _DiscriminationReader,
+    EffectEncoding: _EffectReader,
 }
 
 
@@ -461,7 +491,16 @@ def _main_parts(encodings: Sequence[Encoding]) -> tuple[str, ...]:
     """What a study is run for: shares and counts only where it asks nothing else."""
     kinds = {encoding.query.kind for encoding in encodings}
     if kinds - {"count", "histogram", "independence"}:
-        return ("means", "quantiles", "survival", "correlations", "coefficients", "missing values", "discrimination")
+        return (
+            "means",
+            "quantiles",
+            "survival",
+            "correlations",
+            "coefficients",
+            "missing values",
+            "discrimination",
+            "effects",
+        )
     return ("shares",) if any(encoding.query.over for encoding in encodings) else ("counts",)
 
 
@@ -501,6 +540,8 @@ def _part(key: str, row: Row) -> str:
     """What kind of figure it is."""
     if "score" in row:
         return "shares" if row["level"] else "discrimination"
+    if "effect" in row:
+        return "effects" if "p_value" in row else "weighted means"
     if "quantile" in row or "figure" in row:
         return "quantiles" if "quantile" in row else "survival"
     return "missing values" if key == "missing" else f"{key.replace('_', ' ')}s"
@@ -514,8 +555,8 @@ def _quantity(key: str, row: Row, query: Query) -> str:
         return f"coefficient of {row['term']}"
     if "quantile" in row:
         return f"quantile {row['quantile']:g} of {row['column']}"
-    if "score" in row:
-        return str(row["figure"])
+    if "score" in row or "effect" in row:
+        return str(row["figure" if "score" in row else "effect"])
     if "figure" in row:
         return str(row["figure"]) if row["time"] is None else f"{row['figure']} at {row['time']:g}"
     of = f" of {row['column']}" if "column" in row else ""
@@ -532,6 +573,9 @@ def _width(figure: Mapping[str, Any], row: Row, encoding: Encoding) -> tuple[flo
         size = 1.0
     if row.get("level") == "":
         size = 0.5
+    if isinstance(encoding, EffectEncoding):
+        half = encoding.outcome.high / 2.0 - encoding.outcome.low / 2.0
+        size = 1.0 if row["effect"] == "risk ratio" else half
     if isinstance(domain, NumberDomain) and ("mean" in row or "quantile" in row):
         size = (domain.high - domain.low) / 2.0 if figure is not row.get("count") else value
     if "term" in row:
@@ -566,6 +610,8 @@ def expected_regression(encoding: LinearEncoding, records: float) -> dict[str, F
 
 def _basis(key: str, row: Row, query: Query) -> str:
     """What the expected size of a figure rests on."""
+    if "effect" in row:
+        return "half of the outcome's range; weights of 2"
     if "score" in row:
         return "scores evenly spread, half with the event" if row["level"] else "from chance to a perfect score"
     if "figure" in row:
@@ -609,6 +655,13 @@ def expected_blocks(encoding: Encoding, records: float) -> dict[str, Floats]:
     if isinstance(encoding, SyntheticEncoding):
         cells = [np.full(block.shape[0], records / block.shape[0]) @ block for block in encoding.plan.blocks.values()]
         return {"pairs": np.concatenate(cells)}
+    if isinstance(encoding, EffectEncoding):
+        w, mean = 2.0 / encoding.largest, OFFSET if encoding.event is None else 0.5
+        second = OFFSET**2 + SPREAD**2 if encoding.event is None else 0.5
+        return {
+            "sums": np.full((2, 1), records / 2.0) * w * np.array([1.0, mean]),
+            "squares": np.full((2, 1), records / 2.0) * w**2 * np.array([1.0, mean, second]),
+        }
     if isinstance(encoding, DiscriminationEncoding):
         return {"ends": np.full(encoding.blocks()[0].shape, records / encoding.size)}
     if isinstance(encoding, SurvivalEncoding):

@@ -24,10 +24,10 @@ from veilsum_privacy.tasks.tables import TablesParameters
 LANE = 2**23
 """What the sum of a cohort should stay below, so that a lane of the encoding has 24 bits."""
 
-LEAST_SCALE = {"mean": 32, "compare": 32, "quantiles": 32, "correlation": 16, "linear": 16, "synthetic": 500}
+LEAST_SCALE = {"mean": 32, "compare": 32, "quantiles": 32, "correlation": 16, "linear": 16, "effect": 256, "synthetic": 500}
 """Integers that stand for 1 at least where values are rounded to them; 8 in a table, whose values are 0 or 1."""
 
-ROUNDED = ("mean", "compare", "correlation", "linear")
+ROUNDED = ("mean", "compare", "correlation", "linear", "effect")
 """Kinds whose values are rounded record by record, the same way wherever a value occurs again."""
 
 MOST_SCALE = 256
@@ -122,7 +122,7 @@ class QueryRequest(Frozen):
         uses = {
             "edges": ("histogram", "quantiles", "survival", "logrank", "discrimination"),
             "at": ("quantiles", "survival", "table-one"),
-            "outcome": ("linear", "discrimination"),
+            "outcome": ("linear", "discrimination", "effect"),
             "event": ("survival", "logrank", "discrimination"),
             "censored": ("survival", "logrank", "discrimination"),
         }
@@ -138,7 +138,7 @@ class QueryRequest(Frozen):
                 f"query {self.name!r}: {what} states `event`, `censored` and `edges`.",
                 "edges = { from = 0, to = HORIZON, steps = 12 } in the unit of the time.",
             )
-        if self.kind == "linear" and not self.outcome:
+        if self.kind in ("linear", "effect") and not self.outcome:
             raise ConfigurationError(f"query {self.name!r}: `outcome` names nothing to explain.", 'outcome = "systolic"')
         if self.kind == "discrimination" and not self.outcome:
             raise ConfigurationError(

@@ -44,6 +44,9 @@ PARTS = 8
 SCORES = 16
 """Intervals of a score."""
 
+LARGEST_LOG_ODDS = 20.0
+"""Of a treatment; weights of larger ones would be those of single records."""
+
 MAX_CONTRASTS = 4e7
 """Integers that the contrasts of all pairs of columns may take, about (sum of n (n - 1))^2 / 2 for columns of n levels."""
 
@@ -466,11 +469,7 @@ class LinearEncoding(Encoding):
 
     def __init__(self, query: Query, columns: Columns) -> None:
         self.query, self.columns, self.what = query, columns, f"query {query.name!r}"
-        self.event: Condition | None = None
-        if query.outcome in columns.domains and not columns.level_names(query.outcome):
-            self.outcome = columns.number(query.outcome, f"{self.what}, outcome")
-        else:
-            self.outcome, self.event = NumberDomain(0.0, 1.0), self._parse_event()
+        self.outcome, self.event = _outcome(query, columns)
         if not query.over or self.explained & set(query.over) or len(set(query.over)) != len(query.over):
             raise HostileInput(
                 f"{self.what}: `over` names the terms that explain {query.outcome!r}, each once.", 'over = ["age", "sex"]'
@@ -488,14 +487,6 @@ class LinearEncoding(Encoding):
         numbers = sum(isinstance(domain, NumberDomain) for domain in domains)
         self.longest = math.sqrt(1.0 + numbers / 3.0 + (len(domains) - numbers) / 2.0)
         super().__init__(query, columns)
-
-    def _parse_event(self) -> Condition:
-        if self.query.outcome in self.columns.domains or not self.query.outcome.strip():
-            raise HostileInput(
-                f"{self.what}: the outcome {self.query.outcome!r} is neither a number nor a condition.",
-                "For an event: outcome = \"died = 'yes'\".",
-            )
-        return parse_condition(self.query.outcome, self.columns.domains)
 
     @property
     def explained(self) -> frozenset[str]:
@@ -704,6 +695,69 @@ class DiscriminationEncoding(Encoding):
         return np.where(rows.any(axis=1), rows.argmax(axis=1), -1)
 
 
+class EffectEncoding(Encoding):
+    """By treatment w (1, y) and w^2 (1, y, y^2) of each record: w its inverse-probability weight as a share of the largest.
+
+    The score in ``over`` is the log odds of the treatment's second level; its bounds bound the weights. Outcomes y are numbers
+    in [-1, 1], or 1 with the event and 0 without. With w and y at 1 a row has two values of ``scale`` and three of 2/5 of it.
+    """
+
+    def __init__(self, query: Query, columns: Columns) -> None:
+        self.query, self.columns, self.what = query, columns, f"query {query.name!r}"
+        self.outcome, self.event = _outcome(query, columns)
+        self.odds = columns.number(self._one_column(), f"{self.what}, over")
+        if len(query.by) != 1 or len(columns.levels(query.by[0], f"{self.what}, by")) != 2:
+            raise HostileInput(
+                f"{self.what}: `by` names the treatment, a category of two levels.", "The second is the treated."
+            )
+        self.largest = 1.0 + math.exp(min(max(abs(self.odds.low), abs(self.odds.high)), LARGEST_LOG_ODDS))
+        super().__init__(query, columns)
+
+    @property
+    def explained(self) -> frozenset[str]:
+        return frozenset({self.query.outcome}) if self.event is None else self.event.columns
+
+    @property
+    def light(self) -> int:
+        """What 1 counts among the squares."""
+        return max(1, round(0.4 * self.scale))
+
+    def blocks(self) -> tuple[Block, ...]:
+        return (Block(self._name("sums"), (2, 2), float(self.scale)), Block(self._name("squares"), (2, 3), float(self.light)))
+
+    def norm(self) -> int:
+        return 2 * self.scale**2 + 3 * self.light**2
+
+    def figures(self) -> int:
+        return 4
+
+    def fill(self, cells: Mapping[str, Cells], group: Integers, rows: Integers) -> None:
+        odds = number_cells(cells, self.query.over[0])
+        known = (group >= 0) & odds.present
+        for name in self.explained:
+            known = known & cells[name].present
+        log_odds = self.odds.low + (odds.x + 1.0) * (self.odds.high / 2.0 - self.odds.low / 2.0)
+        against = np.clip(np.where(group == 1, -log_odds, log_odds), -LARGEST_LOG_ODDS, LARGEST_LOG_ODDS)
+        w = np.minimum((1.0 + np.exp(against)) / self.largest, 1.0)
+        y = number_cells(cells, self.query.outcome).x if self.event is None else self.event.holds(cells).astype(np.float64)
+        values = [self.scale * w, self.scale * w * y, *(self.light * w * w * power for power in (1.0, y, y * y))]
+        places = np.array([[0, 1, 4, 5, 6], [2, 3, 7, 8, 9]])[np.where(known, group, 0)]
+        chosen = np.flatnonzero(known)
+        rows[chosen[:, None], places[chosen]] = np.rint(np.stack(values, axis=1))[chosen]
+
+
+def _outcome(query: Query, columns: Columns) -> tuple[NumberDomain, Condition | None]:
+    """The domain of a query's outcome, and the condition if it is an event."""
+    if query.outcome in columns.domains and not columns.level_names(query.outcome):
+        return columns.number(query.outcome, f"query {query.name!r}, outcome"), None
+    if query.outcome in columns.domains or not query.outcome.strip():
+        raise HostileInput(
+            f"query {query.name!r}: the outcome {query.outcome!r} is neither a number nor a condition.",
+            "For an event: outcome = \"died = 'yes'\".",
+        )
+    return NumberDomain(0.0, 1.0), parse_condition(query.outcome, columns.domains)
+
+
 def _place(rows: Integers, cell: Integers, value: int) -> None:
     """Write a value at each row's cell, where it has one."""
     known = np.flatnonzero(cell >= 0)
@@ -724,6 +778,7 @@ ENCODINGS: Mapping[str, type[Encoding]] = {
     "synthetic": SyntheticEncoding,
     "linear": LinearEncoding,
     "discrimination": DiscriminationEncoding,
+    "effect": EffectEncoding,
 }
 
 

@@ -35,7 +35,7 @@ MAX_OVER = 256
 
 QueryKind = Literal[
     "count", "histogram", "quantiles", "mean", "compare", "independence", "correlation", "missing", "survival", "logrank",
-    "synthetic", "linear", "discrimination",
+    "synthetic", "linear", "discrimination", "effect",
 ]  # fmt: skip
 Text = Annotated[str, StringConstraints(max_length=MAX_LENGTH)]
 
@@ -86,7 +86,7 @@ class Query(Frozen):
             the horizon.
         at: quantiles, in (0, 1).
         outcome: of ``linear`` what is explained: a numeric column, or a condition that counts as 1 where it holds, else as 0;
-            of ``discrimination`` what is ranked: a condition, or the time to an event.
+            of ``discrimination`` what is ranked: a condition, or the time to an event; of ``effect`` as of ``linear``.
         event: of survival, and of a time's discrimination, the column that tells how the time ended.
         censored: its levels that are no event; each other level is a cause.
         missing: whether a missing level is left out, or is a level of its own, of the columns counted, and of ``by`` but in a
