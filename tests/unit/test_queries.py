@@ -348,7 +348,10 @@ def test_a_row_depends_on_its_own_record_alone() -> None:
 
 def test_scales_lose_little_and_keep_lanes_narrow() -> None:
     parameters = weigh(
-        [query for query in QUERIES if query.kind not in ("synthetic", "effect")], [GROUP, DIFFERENCE, ODDS], COLUMNS, largest=4 * 2000
+        [query for query in QUERIES if query.kind not in ("synthetic", "effect")],
+        [GROUP, DIFFERENCE, ODDS],
+        COLUMNS,
+        largest=4 * 2000,
     )
     assert 2 * 8_000 * parameters.sensitivity < 2**24
     encodings = build_encodings(parameters.queries, COLUMNS)
