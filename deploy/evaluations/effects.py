@@ -88,8 +88,6 @@ if __name__ == "__main__":
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    print(
-        "| epsilon | records | covered | told | half-width | error | crude bias |\n| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
-    )
+    print("| epsilon | records | covered | told | half-width | error | crude bias |\n|" + " ---: |" * 7)
     for line in rows(options.runs, np.random.default_rng(options.seed)):
         print(line, flush=True)
