@@ -131,7 +131,6 @@ def check_modes(folder: Path, given: set[Path]) -> None:
     } | {name: 0o600 for name in names if name.startswith("participant.db-")}
 
 
-@pytest.mark.system  # test_planted_secrets.py looks for secrets in what processes write by default
 def test_no_password_or_token_shows_whatever_goes_wrong(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

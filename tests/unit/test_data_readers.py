@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from support.federation import schema_of, write_records
 from veilsum_node.errors import DataError
 from veilsum_participant.data import check_dataset, load_records, readers
 from veilsum_participant.data.lines import Fault
@@ -394,3 +398,24 @@ def _number(text: str) -> float | None:
     except ValueError:
         return None
     return value if np.isfinite(value) else None
+
+
+def test_headers_of_arrays_are_read_by_one_thread_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python before 3.11.8 can fail where two threads parse syntax, which is how numpy reads a header."""
+    path, schema = tmp_path / "records.npz", schema_of(2)
+    write_records(path, np.zeros((3, 2)), np.zeros(3, dtype=np.int64))
+    literal, inside, met = ast.literal_eval, threading.Semaphore(1), threading.Event()
+
+    def alone(text: Any) -> Any:
+        if not inside.acquire(blocking=False):
+            met.set()
+            return literal(text)
+        met.wait(0.02)  # for another one to come, if it can
+        inside.release()
+        return literal(text)
+
+    monkeypatch.setattr(ast, "literal_eval", alone)
+    with ThreadPoolExecutor(3) as pool:
+        tables = list(pool.map(lambda _: read_table(path, schema), range(6)))
+    assert [table.rows for table in tables] == [3] * 6
+    assert not met.is_set()

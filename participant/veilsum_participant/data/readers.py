@@ -9,6 +9,7 @@ Nothing is pickled, no code from a file runs, and no column is kept but the sche
 from __future__ import annotations
 
 import os
+import threading
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,9 @@ from veilsum_participant.data.lines import Fault, first_byte, mended, read_heade
 from veilsum_privacy.study.schema import DatasetSchema
 
 _CHECK_FORMAT = "Is it really a CSV, Parquet or npz file, and whole?"
+_HEADERS = threading.Lock()
+"""While numpy reads the headers of arrays: two threads that parse syntax at once can fail, before Python 3.11.8
+(https://github.com/python/cpython/issues/106905)."""
 _BLOCK = 1 << 26
 """Bytes of a CSV file that are parsed at a time; any line that is used is shorter, as Latin-1 too."""
 
@@ -118,7 +122,8 @@ def _readable(path: Path) -> Iterator[None]:
     except DataError:
         raise
     except Exception as error:  # what the formats' libraries raise is many things and undocumented
-        raise DataError(f"{path}: cannot be read as {path.suffix.lower() or 'CSV'}.", _CHECK_FORMAT) from error
+        form = path.suffix.lower() or "CSV"
+        raise DataError(f"{path}: cannot be read as {form} ({type(error).__name__}).", _CHECK_FORMAT) from error
 
 
 def _csv_layout(path: Path, schema: DatasetSchema, subject: str | None, header: bool | None) -> tuple[list[str], int]:
@@ -257,13 +262,14 @@ def _npz_headers(path: Path, names: set[str]) -> tuple[dict[str, tuple[int, ...]
                 except ValueError as error:
                     raise DataError(f"{path}: {name!r} is not an array.", "Write it with numpy.savez.") from error
                 read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-                shapes[name], _, dtypes[name] = read(file)
+                with _HEADERS:
+                    shapes[name], _, dtypes[name] = read(file)
     return shapes, dtypes
 
 
 def _read_npz(path: Path, schema: DatasetSchema, subject: str | None) -> Table:
     layout = _npz_layout(path, schema, subject)
-    with np.load(path, allow_pickle=False) as archive:
+    with _HEADERS, np.load(path, allow_pickle=False) as archive:
         arrays = {name: archive[name] for name, _ in set(layout.values())}
     columns = {
         name: typed.from_numpy(arrays[array] if column is None else arrays[array][:, column])
