@@ -14,12 +14,19 @@ import pytest
 from support.durable import OF_RESULT, OF_ROUND, OF_STUDY, Died, Doom, Trial, make_trial, same_result
 from support.durable_studies import STUDIES
 from veilsum_coordinator.methods import METHODS
+from veilsum_coordinator.storage import outage
 from veilsum_privacy.results.result import Result, saved_checkpoints
 
 FEW = ("fedcgs iterated", "fedsgd", "fedavg scaffold", "hfedatm")
 """One-shot after an alignment, iterated, with state at the sites, with members that differ."""
 
 Expected = Callable[[str], tuple[Result, int]]
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow disk is none that is away: what a site in this process is told then, nobody asks again."""
+    monkeypatch.setattr(outage, "HOLD_SECONDS", 120.0)
 
 
 @pytest.fixture(scope="module")

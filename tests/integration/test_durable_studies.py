@@ -26,6 +26,7 @@ from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.protocol.restoration import ReplayError
 from veilsum_coordinator.protocol.rounds import RoundPhase
 from veilsum_coordinator.service.hub import Hub
+from veilsum_coordinator.storage import outage
 from veilsum_coordinator.storage.records import MEMBERS, PROGRESS, ROUNDS
 from veilsum_deploy.local import results_directory
 from veilsum_node.database import open_database
@@ -42,6 +43,12 @@ DYING = [
     *(pytest.param(method, "file", marks=pytest.mark.system) for method in METHODS),
     ("fedsgd", "server"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow disk is none that is away: what a site in this process is told then, nobody asks again."""
+    monkeypatch.setattr(outage, "HOLD_SECONDS", 120.0)
 
 
 @pytest.fixture(scope="module")
