@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from itertools import product
 from typing import Any
@@ -17,7 +18,7 @@ from veilsum_privacy.mechanism.clipping import site_sum
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.persons import join_records
-from veilsum_privacy.tasks.queries.conditions import LevelCells, NumberCells, parse_condition, parse_sum
+from veilsum_privacy.tasks.queries.conditions import LevelCells, NumberCells, evaluate_sum, parse_condition, parse_sum
 from veilsum_privacy.tasks.queries.encodings import build_encoding, build_encodings
 from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn, Query
 from veilsum_privacy.tasks.queries.sensitivity import balance, find_incidence
@@ -159,6 +160,25 @@ def test_derived_numbers_are_sums_of_products() -> None:
     assert isinstance(found, NumberCells)
     assert found.present.tolist() == [True, True, False, False]
     assert [scored.number("s", "").value(float(x)) for x in found.x[:2]] == pytest.approx([1.0, -2.0])
+    curved = [("log(age) * 2", 2 * np.log(65)), ("-above(age, 50) + above(age, -3) / 2", -15 + 34), ("Above(age, 70)", 0.0)]
+    for text, value in curved:
+        columns = Columns(SCHEMA, [DerivedColumn(name="s", number=text, low=-50, high=50)])
+        found = columns.cells(records, ["s"])["s"]
+        assert isinstance(found, NumberCells)
+        assert found.present.tolist() == [True, True, False, True]
+        assert columns.number("s", "").value(float(found.x[0])) == pytest.approx(value)
+    for text in (
+        "log(stay)",
+        "log(age",
+        "log()",
+        "above(age)",
+        "above(age, stay)",
+        "above(sex, 1)",
+        "exp(age)",
+        "log(age, 2)",
+    ):
+        with pytest.raises(HostileInput):
+            parse_sum(text, COLUMNS.domains)
     for text in ("age / stay", "sex + 1", "age +", "1 / 0", "f(age)"):
         with pytest.raises(HostileInput):
             parse_sum(text, COLUMNS.domains)
@@ -250,6 +270,17 @@ CONDITIONS = st.sampled_from(
     ["", "age >= 65", "age < 40", "age >= 40 and age < 65", "sex = 'f'", "not (sex = 'f')", "stay > 7", "stay <= 3 or age > 8",
      "dx in ('I21', 'I50')", "dx = 'J18'", "age is missing", "age_group = '40 to 65'", "icu = 'yes' and stay > 7"]
 )  # fmt: skip
+
+
+@given(st.text(alphabet="agesty log(above)+-*/,.'=<0159 ", max_size=40))
+def test_any_text_is_a_sum_or_refused(text: str) -> None:
+    with contextlib.suppress(HostileInput):
+        terms = parse_sum(text, COLUMNS.domains)
+        assert terms
+        records = records_of([(20.0, 0.0, 0, 0, 0, 0), (90.0, 120.0, 1, 2, 2, 1), (None, None, -1, 0, -1, -1)])
+        cells = COLUMNS.cells(records, {name for term in terms for name in term.sources})
+        with np.errstate(all="raise", under="ignore", over="ignore"):
+            evaluate_sum(terms, cells, COLUMNS.domains, len(records))
 
 
 @given(

@@ -8,6 +8,7 @@ and a constant is scaled in the same way: equal values stay equal.
 
 from __future__ import annotations
 
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -400,71 +401,144 @@ def _unquoted(lexeme: _Lexeme) -> str:
 # -- arithmetic ------------------------------------------------------------------------------------------------------------
 
 
+FUNCTIONS = ("log", "above")
+
+
+@dataclass(frozen=True)
+class Number:
+    """A column in its unit, or a function of it.
+
+    Attributes:
+        column: name.
+        function: "" for the column itself, "log" for its natural logarithm, "above" for what it exceeds a constant by, or 0.
+        constant: of "above", in the column's unit.
+    """
+
+    column: str
+    function: str = ""
+    constant: float = 0.0
+
+    def of(self, values: Floats) -> Floats:
+        """The values of the column (n,), as the function has them."""
+        if self.function == "log":
+            return np.asarray(np.log(values), dtype=np.float64)
+        return np.maximum(values - self.constant, 0.0) if self.function == "above" else values
+
+
 @dataclass(frozen=True)
 class Product:
-    """``factor`` times the product of columns, and of conditions, which count as 1 where they hold and else as 0."""
+    """``factor`` times the product of numbers, and of conditions, which count as 1 where they hold and else as 0."""
 
     factor: float
-    columns: tuple[str, ...]
+    numbers: tuple[Number, ...]
     conditions: tuple[Condition, ...] = ()
 
     @property
     def sources(self) -> frozenset[str]:
         """All columns that it reads."""
-        return frozenset(self.columns).union(*(condition.columns for condition in self.conditions))
+        return frozenset(number.column for number in self.numbers).union(*(each.columns for each in self.conditions))
 
 
 def parse_sum(text: str, domains: Mapping[str, Domain]) -> tuple[Product, ...]:
-    """Read ``weight / 2 - 1.5 * height * height + 2 * (smoker = 'yes')``: a sum of products of numeric columns, constants, and
-    conditions in brackets, which count as 1 where they hold.
+    """Read ``weight / 2 - 1.5 * log(height) + above(age, 50) + 2 * (smoker = 'yes')``: a sum of products of numeric columns,
+    functions of one, constants, and conditions in brackets, which count as 1 where they hold.
 
     Raises:
         HostileInput: it is something else, or has a column that is no number.
     """
     if len(text) > MAX_LENGTH:
         raise HostileInput(f"An expression has {len(text)} characters; at most {MAX_LENGTH} are read.")
-    lexemes = list(_lexemes_of(text))
-    found: list[Product] = []
-    place = 0
-    sign = 1.0
-    if lexemes[0].text in ("+", "-"):
-        place, sign = 1, 1.0 if lexemes[0].text == "+" else -1.0
-    while True:
-        factor, columns, conditions, divide = sign, list[str](), list[Condition](), False
+    return _SumParser(text, domains).parse()
+
+
+class _SumParser:
+    """Reads the lexemes of one expression from left to right."""
+
+    def __init__(self, text: str, domains: Mapping[str, Domain]) -> None:
+        self._text, self._domains, self._lexemes, self._place = text, domains, list(_lexemes_of(text)), 0
+
+    def parse(self) -> tuple[Product, ...]:
+        found = [self._product(self._sign())]
+        while self._lexemes[self._place].kind != "end":
+            if self._lexemes[self._place].text not in ("+", "-"):
+                raise HostileInput(f"{self._text!r}: +, -, * or / is expected, not {self._lexemes[self._place].text!r}.")
+            found.append(self._product(self._sign()))
+        return tuple(found)
+
+    def _sign(self) -> float:
+        text = self._lexemes[self._place].text
+        self._place += text in ("+", "-")
+        return -1.0 if text == "-" else 1.0
+
+    def _product(self, factor: float) -> Product:
+        numbers, conditions, divide = list[Number](), list[Condition](), False
         while True:
-            lexeme = lexemes[place]
+            lexeme = self._lexemes[self._place]
             if lexeme.kind == "number":
-                value = float(lexeme.text)
-                if not np.isfinite(value) or (divide and value == 0.0):
-                    raise HostileInput(f"{text!r}: {lexeme.text} cannot stand there.")
+                value = self._constant(nonzero=divide)
                 factor = factor / value if divide else factor * value
             elif lexeme.kind in ("word", "quoted") and not divide:
-                name = _unquoted(lexeme)
-                if not isinstance(domains.get(name), NumberDomain):
-                    raise HostileInput(f"{text!r}: {name!r} is no numeric column of the schema.")
-                columns.append(name)
+                numbers.append(self._number())
             elif lexeme.text == "(" and not divide:
-                last = _closing(lexemes, place, text)
-                conditions.append(parse_condition(text[lexeme.place + 1 : lexemes[last].place], domains))
-                place = last
+                last = _closing(self._lexemes, self._place, self._text)
+                inside = self._text[lexeme.place + 1 : self._lexemes[last].place]
+                conditions.append(parse_condition(inside, self._domains))
+                self._place = last + 1
             else:
                 raise HostileInput(
-                    f"{text!r}: a numeric column or a number is expected, not {lexeme.text or 'the end'!r}.",
-                    "Sums of products of columns, constants and conditions in brackets can be derived; a column cannot be "
-                    "divided by.",
+                    f"{self._text!r}: a numeric column or a number is expected, not {lexeme.text or 'the end'!r}.",
+                    "Sums of products of columns, log(column), above(column, number), constants and conditions in brackets "
+                    "can be derived; a column cannot be divided by.",
                 )
-            place += 1
-            if lexemes[place].text not in ("*", "/"):
-                break
-            divide = lexemes[place].text == "/"
-            place += 1
-        found.append(Product(factor, tuple(columns), tuple(conditions)))
-        if lexemes[place].kind == "end":
-            return tuple(found)
-        if lexemes[place].text not in ("+", "-"):
-            raise HostileInput(f"{text!r}: +, -, * or / is expected, not {lexemes[place].text!r}.")
-        sign = 1.0 if lexemes[place].text == "+" else -1.0
-        place += 1
+            operator = self._lexemes[self._place].text
+            if operator not in ("*", "/"):
+                return Product(factor, tuple(numbers), tuple(conditions))
+            divide = operator == "/"
+            self._place += 1
+
+    def _constant(self, *, nonzero: bool = False) -> float:
+        lexeme = self._lexemes[self._place]
+        value = float(lexeme.text) if lexeme.kind == "number" else math.nan
+        if not math.isfinite(value) or (nonzero and value == 0.0):
+            raise HostileInput(f"{self._text!r}: {lexeme.text or 'the end'} cannot stand there.")
+        self._place += 1
+        return value
+
+    def _number(self) -> Number:
+        lexeme, after = self._lexemes[self._place], self._lexemes[self._place + 1]
+        self._place += 1
+        if lexeme.kind == "word" and after.text == "(":
+            return self._function(lexeme.text.lower())
+        return Number(self._column(_unquoted(lexeme)))
+
+    def _function(self, name: str) -> Number:
+        if name not in FUNCTIONS:
+            raise HostileInput(f"{self._text!r}: there is no function {name!r}.", f"Functions: {', '.join(FUNCTIONS)}.")
+        self._place += 1
+        column = self._column(_unquoted(self._lexemes[self._place]))
+        self._place += 1
+        constant = 0.0
+        if name == "above":
+            self._want(",")
+            constant = self._sign() * self._constant()
+        self._want(")")
+        domain = self._domains[column]
+        if name == "log" and isinstance(domain, NumberDomain) and domain.low <= 0.0:
+            raise HostileInput(
+                f"{self._text!r}: {column!r} can be {domain.low:g}, which has no logarithm.",
+                "Take a lower bound above 0 in the schema, or derive the column plus a constant first.",
+            )
+        return Number(column, name, constant)
+
+    def _column(self, name: str) -> str:
+        if not isinstance(self._domains.get(name), NumberDomain):
+            raise HostileInput(f"{self._text!r}: {name!r} is no numeric column of the schema.")
+        return name
+
+    def _want(self, sign: str) -> None:
+        if self._lexemes[self._place].text != sign:
+            raise HostileInput(f"{self._text!r}: {sign!r} is expected, not {self._lexemes[self._place].text or 'the end'!r}.")
+        self._place += 1
 
 
 def _closing(lexemes: Sequence[_Lexeme], opening: int, text: str) -> int:
@@ -488,10 +562,10 @@ def evaluate_sum(
     total, present = np.zeros(count), np.ones(count, np.bool_)
     for term in terms:
         product = np.full(count, term.factor)
-        for name in term.columns:
-            found, (low, high) = number_cells(cells, name), bounds[name]
+        for number in term.numbers:
+            found, (low, high) = number_cells(cells, number.column), bounds[number.column]
             values = low + (found.x + 1.0) * (high / 2.0 - low / 2.0)
-            product = product * _rounded(values, max(abs(low), abs(high)))
+            product = product * number.of(np.clip(_rounded(values, max(abs(low), abs(high))), low, high))
             present = present & found.present
         for condition in term.conditions:
             product = product * condition.holds(cells)
