@@ -259,6 +259,9 @@ def test_a_results_model_scores_as_the_result_does(name: str) -> None:
 def test_results_without_such_a_model_are_refused() -> None:
     with pytest.raises(Misuse, match="holds no classifier"):
         result_model(Result("statistics", {}))
+    with pytest.raises(Misuse) as caught:
+        result_model(Result("regression", {"score": [{"number": "age"}]}))
+    assert "discrimination" in caught.value.advice
     with pytest.raises(Misuse, match="aligns features at each site") as caught:
         result_model(released("linear", alignment={"kind": "maps"}))
     assert "participant evaluate" in caught.value.advice

@@ -63,7 +63,11 @@ def result_model(result: Result) -> ReleasedModel:
     """
     told = result.application
     if not isinstance(told, Mapping) or not isinstance(told.get("head"), Mapping):
-        raise Misuse(f"The result of {result.method} holds no classifier.", "Name a result that does.")
+        predicts = (
+            "Ask the method statistics how its `score` does: a derived number, in a query of kind discrimination or linear."
+        )
+        advice = predicts if "score" in result.summary else "Name a result that does."
+        raise Misuse(f"The result of {result.method} holds no classifier.", advice)
     if told.get("alignment") is not None:
         raise Misuse(
             "The result aligns features at each site; a federated evaluation has no alignment.",
