@@ -1113,7 +1113,7 @@ class ShowRequest(_message.Message):
 
     STUDY_FIELD_NUMBER: _builtins.int
     study: _builtins.bytes
-    """the digest, or a unique prefix of at least 2 bytes"""
+    """its digest, 32 bytes"""
     def __init__(
         self,
         *,

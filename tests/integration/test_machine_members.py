@@ -288,8 +288,8 @@ def test_uninvited_callers(bed: TestBed) -> None:
         lambda: hub.consent("a", key, 1, bytes(32)),
         lambda: hub.decrypted("a", key, 1, [], SignedStatement(b"", b"")),
         lambda: hub.connect("a", b"short"),
-        lambda: hub.find(b""),
-        lambda: hub.find(b"\0\0\0"),
+        lambda: hub.status(key[:8]),
+        lambda: hub.status(bytes(32)),
     ]
     for call in calls:
         with pytest.raises(HostileInput):

@@ -360,20 +360,6 @@ class Hub:
                     self.studies[key].machine.connected(session.name, session.nonce)
         return key
 
-    def find(self, prefix: bytes) -> bytes:
-        """The digest of the only study that starts with ``prefix``.
-
-        Raises:
-            HostileInput: none or several do.
-        """
-        with self.changed:
-            found = [key for key in self.studies if len(prefix) >= 2 and key.startswith(prefix)]
-        if len(found) != 1:
-            raise HostileInput(
-                "No study, or more than one, has that name.", "Give more digits; `veilsum study list` shows them."
-            )
-        return found[0]
-
     def status(self, key: bytes) -> pb.StudyStatus:
         """What is shown of a study."""
         with self.changed:
@@ -482,7 +468,7 @@ class Hub:
     def _entry(self, key: bytes) -> StudyEntry:
         entry = self.studies.get(bytes(key))
         if entry is None:
-            raise HostileInput("There is no such study.")
+            raise HostileInput("There is no such study.", "`veilsum study list` shows those that there are.")
         return entry
 
     def _attempt(self, name: str, key: bytes, attempt: int) -> Round:

@@ -40,9 +40,9 @@ class Studies(StudiesServicer):
     def __init__(self, hub: Hub, guard: Guard, results: Path, clock: Callable[[], int]) -> None:
         self._hub, self._guard, self._results, self._clock = hub, guard, results, clock
 
-    def _find(self, prefix: bytes, context: Context) -> bytes:
+    def _permitted(self, key: bytes, context: Context) -> bytes:
+        """A study's digest, of a study that the caller may see."""
         caller = self._guard.caller(context, READERS)
-        key = self._hub.find(prefix)
         if caller.role is Role.ANALYST and self._hub.status(key).analyst != caller.name:
             raise WrongRole("The study belongs to another analyst.")
         return key
@@ -93,11 +93,11 @@ class Studies(StudiesServicer):
 
     @guarded
     async def Show(self, request: pb.ShowRequest, context: Context) -> pb.StudyStatus:
-        return self._status(self._find(request.study, context))
+        return self._status(self._permitted(request.study, context))
 
     @guarded_stream
     async def Watch(self, request: pb.ShowRequest, context: Context) -> AsyncIterator[pb.StudyStatus]:
-        key = self._find(request.study, context)
+        key = self._permitted(request.study, context)
         shown = b""
         while True:
             status = self._status(key)
@@ -113,7 +113,7 @@ class Studies(StudiesServicer):
 
     @guarded
     async def Abort(self, request: pb.ShowRequest, context: Context) -> pb.StudyStatus:
-        key = self._find(request.study, context)
+        key = self._permitted(request.study, context)
         self._hub.abort(key, f"aborted by {self._guard.caller(context, READERS).name}")
         end = time.monotonic() + CALL_SECONDS
         while not self._hub.stored(key):  # "aborted" is said only once no crash can take it back
@@ -143,7 +143,7 @@ class Studies(StudiesServicer):
 
     @guarded_stream
     async def Result(self, request: pb.ResultRequest, context: Context) -> AsyncIterator[pb.Chunk]:
-        key = self._find(request.study, context)
+        key = self._permitted(request.study, context)
         directory, names = self._results / key.hex(), list(self._hub.status(key).results)
         if request.checkpoint:
             directory, names = checkpoint_directory(self._results, key, request.checkpoint), [MANIFEST, ARRAYS]
