@@ -178,7 +178,7 @@ class CoordinationServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Decrypted(self, request_iterator, context):
-        """Returns the data slots of a sum whose tags were right, with the decryptor's signed word on them.
+        """Returns a decryptor's signed digest of the data slots of a sum whose tags were right, after the slots if asked for them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -26,7 +26,7 @@ from veilsum_participant.session.channel import GrpcChannel
 from veilsum_participant.session.workers import MOST_WORKERS, WAITING, Workers
 from veilsum_participant.site import OpenStudy
 from veilsum_privacy.securesum.contribution import Slots
-from veilsum_privacy.securesum.decryption import SignedStatement
+from veilsum_privacy.securesum.decryption import SignedStatement, words_to_bytes
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import StudiesStub
 
@@ -62,7 +62,7 @@ def test_decryptions_that_are_not_signed_for_are_refused_to_their_sender(
     ) -> None:
         head = {"study": study, "round": number, "attempt": attempt}
         pieces = [
-            pb.DecryptedChunk(index=index, words=part.astype("<u8").tobytes(), **(head if index == 0 else {}))
+            pb.DecryptedChunk(index=index, words=words_to_bytes(part), **(head if index == 0 else {}))
             for index, part in enumerate(words)
         ]
         flipped = bytes([*signed.signature[:-1], signed.signature[-1] ^ 1])
@@ -74,9 +74,11 @@ def test_decryptions_that_are_not_signed_for_are_refused_to_their_sender(
             )
         ]  # fmt: skip
         right = pb.SignedStatement(body=signed.body, signature=signed.signature)
-        streams = [pieces, [*pieces, pb.DecryptedChunk(signed=right), pieces[-1]]]
-        streams += [[*pieces, pb.DecryptedChunk(signed=right, words=bytes(8))]]
-        streams += [[*pieces, pb.DecryptedChunk(signed=statement)] for statement in statements]
+        first = {} if pieces else head  # one of the two is asked for its signature alone
+        streams = [[*pieces, pb.DecryptedChunk(signed=statement, **first)] for statement in statements]
+        if pieces:
+            streams += [pieces, [*pieces, pb.DecryptedChunk(signed=right), pieces[-1]]]
+            streams += [[*pieces, pb.DecryptedChunk(signed=right, words=bytes(6))]]
         for stream in streams:
             with pytest.raises(grpc.RpcError) as raised:
                 self.stub.Decrypted(iter(stream), timeout=20)
@@ -95,7 +97,7 @@ def test_decryptions_that_are_not_signed_for_are_refused_to_their_sender(
         assert (last.phase, last.reason) == ("finished", "")
         remote.fetch(key, tmp_path / "out")
         signers = server.hub.journal.releases(key)[0]["proof"]
-    assert refused == [grpc.StatusCode.INVALID_ARGUMENT] * 16
+    assert refused == [grpc.StatusCode.INVALID_ARGUMENT] * (8 + 5)
     found = verify_result(tmp_path / "out", bed.analyst.authority)
     assert found.comparison.exact
     assert all(f'"{name}"' in signers for name in found.releases[0].decryptors)

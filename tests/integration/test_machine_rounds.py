@@ -224,7 +224,7 @@ def test_decryptions_of_the_wrong_shape(ring: Ring) -> None:
 
     def attack(ring: Ring) -> None:
         width = ring.round.plan.encoding.parameters.data_slots + 1
-        shapes: list[list[tuple[int, ...]]] = [[], [(width - 1,)], [(width,), (width,)], [(width, 1)], [(0,)]]
+        shapes: list[list[tuple[int, ...]]] = [[(width - 1,)], [(width,), (width,)], [(width, 1)], [(0,)]]
         for shape in shapes:
             words = [np.zeros(part, np.uint64) for part in shape]
             ring.refused(lambda words=words: ring.decrypt("a", words), match="shape")  # type: ignore[misc]
@@ -286,6 +286,34 @@ def test_decryptions_that_differ(ring: Ring) -> None:
     with pytest.raises(RoundLostError, match="different words"):
         ring.run(RoundPhase.DECRYPTING, attack)
     assert ring.hub.journal.releases(ring.key) == []
+
+
+def test_one_of_two_decryptors_sends_the_words(ring: Ring) -> None:
+    """The other signs for the same digest; if it alone is left of the two, it is asked again, for the words."""
+
+    def asked(ring: Ring) -> dict[str, bool]:
+        return {
+            name: directive.words
+            for name in NAMES
+            for directive in ring.hub.directives(name)
+            if directive.kind == pb.DIRECTIVE_KIND_DECRYPT
+        }
+
+    def attack(ring: Ring) -> None:
+        assert asked(ring) == {"a": True, "b": False}
+        sites = ring.bed.sites
+        words = [np.full(ring.round.plan.encoding.parameters.data_slots + 1, 7, dtype=np.uint64)]
+        for name in ("a", "b"):
+            ring.hub.decrypted(name, ring.key, ring.attempt, [], signed_words(sites[name], ring.key, ring.round, words))
+        assert asked(ring) == {"a": True}  # both signed; nobody sent the words
+        assert ring.round.phase is RoundPhase.DECRYPTING
+        ring.machine.seats["a"].connected = False
+        assert asked(ring) == {"b": True}
+        with pytest.raises(DecryptionsDiffer):
+            ring.decrypt("b", [words[0] + np.uint64(1)])
+
+    with pytest.raises(RoundLostError, match="different words"):
+        ring.run(RoundPhase.DECRYPTING, attack)
 
 
 def test_words_beyond_the_modulus(ring: Ring) -> None:

@@ -201,10 +201,10 @@ def test_the_right_upload_is_taken_and_the_sum_is_exact(standing: Standing) -> N
 
 def test_decrypted_words_out_of_order_or_too_many(standing: Standing) -> None:
     for chunk in (
-        pb.DecryptedChunk(study=standing.key, attempt=1, index=1, words=bytes(8)),
+        pb.DecryptedChunk(study=standing.key, attempt=1, index=1, words=bytes(6)),
         pb.DecryptedChunk(study=standing.key, attempt=1, index=0, words=bytes(7)),
-        pb.DecryptedChunk(study=standing.key, attempt=1, index=0, words=bytes(8 * 8193)),
-        pb.DecryptedChunk(study=standing.key, attempt=1, index=0, words=bytes(8)),
+        pb.DecryptedChunk(study=standing.key, attempt=1, index=0, words=bytes(6 * 8193)),
+        pb.DecryptedChunk(study=standing.key, attempt=1, index=0, words=bytes(6)),
     ):
         with pytest.raises(grpc.RpcError) as raised:
             standing.channel.stub.Decrypted(iter([chunk]), timeout=SECONDS)

@@ -322,7 +322,7 @@ class Adversary:
     def ask_decryption(self, name: str, ciphertexts: Sequence[bytes], number: int = 1, attempt: int = 1) -> Said:
         """Ask one site to decrypt."""
         objects = {pb.OBJECT_KIND_SUM: pb.SumObject(ciphertexts=ciphertexts).SerializeToString()}
-        return self.tell(name, pb.DIRECTIVE_KIND_DECRYPT, number, attempt, objects=objects)
+        return self.tell(name, pb.DIRECTIVE_KIND_DECRYPT, number, attempt, objects=objects, words=True)
 
     def consents(self, number: int = 1, attempt: int = 1) -> list[bytes]:
         """Everyone's consent, honestly."""

@@ -19,12 +19,15 @@ from veilsum_node.identity import Label, Role, SigningKey, verify_certificate
 from veilsum_privacy.securesum.contribution import masked_sum, open_sum
 from veilsum_privacy.securesum.decryption import (
     MAX_STATEMENT_BYTES,
+    WORD_BYTES,
     SignedStatement,
     Statement,
     parse_statement,
     sign_statement,
     verify_statement,
     words_digest,
+    words_from_bytes,
+    words_to_bytes,
 )
 from veilsum_privacy.securesum.parameters import BFV_4096, BFV_8192
 
@@ -51,6 +54,8 @@ def test_values_and_consents_give_the_decrypted_words(members: int, size: int, b
     again = list(masked_sum(values, plan, consents))
     assert words_digest(again) == words_digest(words)
     for one, other in zip(again, words, strict=True):
+        assert len(words_to_bytes(one)) == WORD_BYTES * len(one)
+        np.testing.assert_array_equal(words_from_bytes(words_to_bytes(one)), one)
         np.testing.assert_array_equal(one, other)
     values[seed % size] += 1 if values[seed % size] < plan.reach else -1
     assert words_digest(masked_sum(values, plan, consents)) != words_digest(words)

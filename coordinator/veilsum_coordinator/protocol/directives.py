@@ -76,15 +76,15 @@ def round_directive(phase: RoundPhase) -> pb.DirectiveKind.ValueType:
 def _of_round(seat: MemberState, members: Members, current: Round | None) -> list[pb.Directive]:
     if current is None or seat.name not in current.cohort:
         return []
-    directive = pb.Directive(kind=round_directive(current.phase), round=current.number, attempt=current.assignment.attempt)
+    directive: pb.Directive | None = None
     match current.phase:
-        case RoundPhase.CONTRIBUTING:
-            owed = not current.accumulator.uploads[seat.name].complete
-            directive.assignment = current.assignment.to_bytes()
-        case RoundPhase.CONSENTING:
-            owed = seat.name not in current.consents
+        case RoundPhase.CONTRIBUTING if not current.accumulator.uploads[seat.name].complete:
+            directive = pb.Directive(assignment=current.assignment.to_bytes())
+        case RoundPhase.CONSENTING if seat.name not in current.consents:
+            directive = pb.Directive()
         case RoundPhase.DECRYPTING:
-            owed = seat.name in current.decryptors(members.connected()) and seat.name not in current.answers
-        case _:
-            owed = False
-    return [directive] if owed else []
+            directive = current.owed(seat.name, members.connected())
+    if directive is None:
+        return []
+    directive.kind, directive.round, directive.attempt = round_directive(current.phase), *current.present
+    return [directive]

@@ -352,8 +352,8 @@ class StudyMachine:
             self._lose(current, f"no consent from {', '.join(silent)} in time")
         elif current.phase is RoundPhase.DECRYPTING:
             if now >= current.deadline:
-                asked = current.decryptors(self.members.connected())
-                current.unable |= {name for name in asked if name not in current.answers}
+                connected = self.members.connected()
+                current.unable |= {name for name in current.decryptors(connected) if current.owed(name, connected)}
                 current.deadline = now + self._waits.decrypt
             self._check_decryptors(current)
 

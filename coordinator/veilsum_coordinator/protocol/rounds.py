@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain, islice
 
-import numpy as np
-
 from veilsum_coordinator.protocol.accumulator import Accumulator
 from veilsum_coordinator.storage.records import KeptProof
 from veilsum_node.errors import HostileInput, StateError
@@ -24,6 +22,7 @@ from veilsum_privacy.securesum.context import Assignment, context_digest
 from veilsum_privacy.securesum.contribution import Slots
 from veilsum_privacy.securesum.decryption import SignedStatement, Statement, parse_statement, verify_statement, words_digest
 from veilsum_privacy.securesum.roster import Roster
+from veilsum_proto import federation_pb2 as pb
 
 DECRYPTORS = 2
 
@@ -53,8 +52,9 @@ class Round:
         sum: the complete sum's ciphertexts.
         countersigned: the coordinator's word on the receipts of the complete sum.
         consents: by member.
-        answers: decrypted words by decryptor.
+        answers: digest of the decrypted words by decryptor.
         statements: its signed word on them, by decryptor.
+        words: the decrypted words, once a decryptor returned them.
         unable: members that cannot decrypt any more.
         asked: whether an earlier process may have asked for consent to this sum, so that there is no other attempt.
     """
@@ -75,8 +75,9 @@ class Round:
     sum: list[bytes] = field(default_factory=list, repr=False)
     countersigned: SignedReceipt | None = None
     consents: dict[str, bytes] = field(default_factory=dict, repr=False)
-    answers: dict[str, list[Slots]] = field(default_factory=dict, repr=False)
+    answers: dict[str, bytes] = field(default_factory=dict, repr=False)
     statements: dict[str, SignedStatement] = field(default_factory=dict, repr=False)
+    words: list[Slots] | None = field(default=None, repr=False)
     unable: set[str] = field(default_factory=set)
     asked: bool = False
 
@@ -122,7 +123,7 @@ class Round:
     def forget(self) -> None:
         """Forget who sent what of a round that is over as well: with many members it is as much as the rest."""
         self.drop()
-        self.answers, self.consents, self.statements = {}, {}, {}
+        self.answers, self.consents, self.statements, self.words = {}, {}, {}, None
         self.received, self.countersigned = self.bytes_received, None
         self.accumulator.uploads = {}
 
@@ -192,26 +193,38 @@ class Round:
         waiting = (name for name in self.cohort if name in connected and name not in self.unable and name not in self.answers)
         return tuple(islice(chain(answered, waiting), DECRYPTORS))
 
+    def owed(self, name: str, connected: Sequence[str]) -> pb.Directive | None:
+        """What a member is asked for while the sum is decrypted: its signed digest, and of one decryptor the words as well."""
+        asked = self.decryptors(connected)
+        sender = None if self.words is not None else next((each for each in asked if each in connected), None)
+        if name not in asked or (name in self.answers and name != sender):
+            return None
+        return pb.Directive(kind=pb.DIRECTIVE_KIND_DECRYPT, words=name == sender)
+
     def decrypted(self, name: str, words: list[Slots], signed: SignedStatement, roster: Roster) -> bool:
-        """Take one decryption with its sender's signed word on it; returns whether there are two.
+        """Take one decryption: its sender's signed digest of the words, with the words or without.
+
+        Returns:
+            whether two members signed for the same words, and the words are here.
 
         Raises:
             HostileInput: wrong shape, or the word is not the sender's for this context, under its keys, and these words.
             DecryptionsDiffer: unlike the other decryption; the round must then fail.
         """
         expected = self.plan.encoding.parameters.data_slots + 1
-        if len(words) != self.plan.encoding.ciphertexts or any(part.shape != (expected,) for part in words):
+        if words and (len(words) != self.plan.encoding.ciphertexts or any(part.shape != (expected,) for part in words)):
             raise HostileInput("A decryption has the wrong shape.")
-        keys = parse_statement(signed.body).keys
+        stated = parse_statement(signed.body)
+        keys, opened = stated.keys, words_digest(words) if words else stated.words
         if context_digest(self.plan, roster, keys, self.assignment) != self.context:
             raise HostileInput("The decryption statement names different keys than the round's context.")
-        said = Statement(self.plan.task.agreed.digest, name, *self.present, self.context, keys, words_digest(words))
+        said = Statement(self.plan.task.agreed.digest, name, *self.present, self.context, keys, opened)
         verify_statement(signed, roster.member(name).identity, said)
-        for other in self.answers.values():
-            if not all(np.array_equal(a, b) for a, b in zip(words, other, strict=True)):
-                raise DecryptionsDiffer("Two members decrypted the same sum to different words.")
-        self.answers[name], self.statements[name] = words, signed
-        return len(self.answers) >= DECRYPTORS
+        if any(other != opened for other in self.answers.values()):
+            raise DecryptionsDiffer("Two members decrypted the same sum to different words.")
+        self.answers[name], self.statements[name] = opened, signed
+        self.words = self.words or words or None
+        return len(self.answers) >= DECRYPTORS and self.words is not None
 
 
 class DecryptionsDiffer(HostileInput):

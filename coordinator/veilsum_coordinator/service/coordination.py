@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
-import numpy as np
-
 from veilsum_coordinator.service.guard import Context, Guard, WrongVersion, guarded, guarded_stream
 from veilsum_coordinator.service.hub import Hub
 from veilsum_coordinator.service.shared import read_report
@@ -15,14 +13,14 @@ from veilsum_node.identity import Label, Role, hello_digest
 from veilsum_privacy.ledger.receipts import SignedReceipt
 from veilsum_privacy.securesum.boxes import Box, Purpose
 from veilsum_privacy.securesum.contribution import Slots
-from veilsum_privacy.securesum.decryption import MAX_STATEMENT_BYTES, SignedStatement
+from veilsum_privacy.securesum.decryption import MAX_STATEMENT_BYTES, WORD_BYTES, SignedStatement, words_from_bytes
 from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_proto import CHUNK_BYTES, PROTOCOL_VERSIONS, SOFTWARE
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import CoordinationServicer
 
 PING_SECONDS = 10.0
-MAX_WORDS_BYTES = 8 * 8192  # a word for every slot of the largest ciphertext
+MAX_WORDS_BYTES = WORD_BYTES * 8192  # a word for every slot of the largest ciphertext
 MAX_SHARE_BOX_BYTES = 4096
 MAX_KEYS_BOX_BYTES = 1 << 18
 """Largest sealed boxes: of a share, and of the study's keys, which are the largest BFV key and little more. What a stream of
@@ -258,9 +256,9 @@ class Coordination(CoordinationServicer):
                     raise HostileInput("The chunk with the decryption statement must not hold decrypted words.")
                 continue
             size = len(_bounded(chunk.words, MAX_WORDS_BYTES, "piece of decrypted words"))
-            if chunk.index != len(words) or len(words) >= most or size % 8:
+            if chunk.index != len(words) or len(words) >= most or size % WORD_BYTES:
                 raise HostileInput("Decrypted words came out of order or in pieces of the wrong size.")
-            words.append(np.frombuffer(chunk.words, dtype="<u8").astype(np.uint64))
+            words.append(words_from_bytes(chunk.words))
         if signed is None:
             raise HostileInput("A decryption came without its sender's signed statement.")
         self._hub.decrypted(name, _check_key(key), attempt, words, signed)

@@ -149,7 +149,7 @@ class HubFederation:
         with self._hub.changed:
             if current.phase is not RoundPhase.OPENING:  # stopped since; what was decrypted is let go of
                 raise RoundLostError(f"Round {current.number} failed: the study was stopped.")
-            words = next(iter(current.answers.values()))
+            words = current.words or []
             consents = [current.consents[name] for name in current.cohort]
             proof = current.proof(self._hub.credentials.identity.certificate)
         try:

@@ -189,7 +189,7 @@ class ParticipantCore:
             case pb.DIRECTIVE_KIND_CONSENT:
                 channel.consent(key, number, attempt, self._consent(key, number, attempt, channel))
             case pb.DIRECTIVE_KIND_DECRYPT:
-                self._decrypt(key, number, attempt, channel)
+                self._decrypt(directive, key, channel)
             case pb.DIRECTIVE_KIND_GIVE_UP:
                 self.contributions.give_up(key, attempt)
                 channel.confirm(key, directive.kind, number, attempt)
@@ -226,7 +226,8 @@ class ParticipantCore:
             channel.upload(key, payload)
         self.site.observer.contributed(sum(map(len, payload.ciphertexts)))
 
-    def _decrypt(self, key: bytes, number: int, attempt: int, channel: Channel) -> None:
+    def _decrypt(self, directive: pb.Directive, key: bytes, channel: Channel) -> None:
+        number, attempt = directive.round, directive.attempt
         total = pb.SumObject.FromString(channel.fetch(pb.OBJECT_KIND_SUM, key, number, attempt))
         try:
             opened = self.openings.on_sum(key, number, attempt, list(total.ciphertexts))
@@ -234,7 +235,7 @@ class ParticipantCore:
             if refusal.code is RefusalCode.TAG:
                 self.membership.leave(key, StudyState.LEFT)
             raise
-        channel.decrypted(key, number, attempt, opened.words, opened.signed)
+        channel.decrypted(key, number, attempt, opened.words if directive.words else [], opened.signed)
 
 
 def _shown(key: bytes, number: int, attempt: int, channel: Channel) -> Shown:

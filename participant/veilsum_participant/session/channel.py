@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 import grpc
-import numpy as np
 
 from veilsum_node.errors import HostileInput, RefusalCode
 from veilsum_node.identity import Credentials
@@ -19,7 +18,7 @@ from veilsum_node.transport.channel import greet
 from veilsum_participant.protocol.contributions import Payload
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.contribution import Slots
-from veilsum_privacy.securesum.decryption import SignedStatement
+from veilsum_privacy.securesum.decryption import SignedStatement, words_to_bytes
 from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_proto import MAX_OBJECT_BYTES
 from veilsum_proto import federation_pb2 as pb
@@ -158,15 +157,18 @@ class GrpcChannel:
                 return
 
     def decrypted(self, study: bytes, number: int, attempt: int, words: Sequence[Slots], signed: SignedStatement) -> None:
-        """Return the words of a sum whose tags were right, and the site's signed word on them."""
+        """Return the site's signed word on what a sum opened to, and what it opened to unless ``words`` is empty."""
 
         def chunks() -> Iterator[pb.DecryptedChunk]:
             for index, part in enumerate(words):
-                chunk = pb.DecryptedChunk(index=index, words=part.astype(np.dtype("<u8")).tobytes())
+                chunk = pb.DecryptedChunk(index=index, words=words_to_bytes(part))
                 if index == 0:
                     chunk.study, chunk.round, chunk.attempt = study, number, attempt
                 yield chunk
-            yield pb.DecryptedChunk(signed=pb.SignedStatement(body=signed.body, signature=signed.signature))
+            last = pb.DecryptedChunk(signed=pb.SignedStatement(body=signed.body, signature=signed.signature))
+            if not words:
+                last.study, last.round, last.attempt = study, number, attempt
+            yield last
 
         self.stub.Decrypted(chunks(), timeout=STREAM_SECONDS)
 

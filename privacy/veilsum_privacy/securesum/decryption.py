@@ -77,6 +77,22 @@ def words_digest(words: Iterable[Slots]) -> bytes:
     return state.digest()
 
 
+WORD_BYTES = 6
+"""Bytes of a word on the wire: every plain modulus is below 2^48."""
+
+
+def words_to_bytes(words: Slots) -> bytes:
+    """Words below 2^48 as they travel, little-endian, :data:`WORD_BYTES` each."""
+    return words.astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)[:, :WORD_BYTES].tobytes()
+
+
+def words_from_bytes(data: bytes) -> Slots:
+    """The words of :func:`words_to_bytes`; of a length that is a multiple of :data:`WORD_BYTES`."""
+    whole = np.zeros((len(data) // WORD_BYTES, 8), dtype=np.uint8)
+    whole[:, :WORD_BYTES] = np.frombuffer(data, dtype=np.uint8).reshape(-1, WORD_BYTES)
+    return whole.view("<u8").reshape(-1).astype(np.uint64, copy=False)
+
+
 def sign_statement(statement: Statement, key: SigningKey) -> SignedStatement:
     """Sign for what a sum opened to."""
     body = statement.to_bytes()
