@@ -558,7 +558,9 @@ class SumObject(_message.Message):
 
     CIPHERTEXTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def ciphertexts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    def ciphertexts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """of at most 64 members: the first polynomial and the seeds of the second; else both"""
+
     def __init__(
         self,
         *,

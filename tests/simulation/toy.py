@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import numpy as np
@@ -80,7 +80,11 @@ class ToyAdder:
         modulus = np.uint64(self.parameters.plain_modulus)
         return total[0] + ciphertext[0], (total[1] + ciphertext[1]) % modulus
 
-    def serialise(self, ciphertext: tuple[int, Slots]) -> bytes:
+    def seed(self, data: bytes) -> bytes:
+        """There is none."""
+        return b""
+
+    def serialise(self, ciphertext: tuple[int, Slots], seeds: Sequence[bytes] = ()) -> bytes:
         """The bytes of a sum."""
         return _frame(*ciphertext)
 

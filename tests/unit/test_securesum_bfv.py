@@ -22,7 +22,7 @@ from tenseal import sealapi
 from support.securesum import malleated, whole
 from veilsum_node.errors import HostileInput, StateError
 from veilsum_privacy.securesum import bfv
-from veilsum_privacy.securesum.bfv import Adder, SecretKey, _context, _Scratch
+from veilsum_privacy.securesum.bfv import MAX_SEEDS, Adder, SecretKey, _context, _Scratch
 from veilsum_privacy.securesum.frames import FrameSize, check_frame
 from veilsum_privacy.securesum.parameters import BFV_4096, BFV_8192, MAX_SUMMANDS, BfvParameters
 from veilsum_privacy.securesum.tags import TagKey
@@ -96,14 +96,37 @@ def _refused(data: bytes, key: SecretKey) -> None:
 
 
 def test_sums_are_exact_to_the_largest_cohort(key: SecretKey, parameters: BfvParameters) -> None:
+    """In both forms that sums travel in: whole, and with the seeds of few summands in place of the second polynomial."""
     t, adder, total = np.uint64(parameters.plain_modulus), Adder(parameters), None
+    seeds: list[bytes] = []
     expected = np.zeros(parameters.degree, dtype=np.uint64)
     kinds = [_slots(parameters, 2), np.full_like(expected, t - np.uint64(1)), np.arange(parameters.degree, dtype=np.uint64)]
     for index in range(MAX_SUMMANDS):
-        total = adder.add(total, adder.parse(key.encrypt(kinds[index % 3])))
+        fresh = key.encrypt(kinds[index % 3])
+        total = adder.add(total, adder.parse(fresh))
+        seeds.append(adder.seed(fresh))
         expected = (expected + kinds[index % 3]) % t
         if (summands := index + 1) in range(2, 65) or summands in (305, MAX_SUMMANDS):  # 305: the least room of all
-            np.testing.assert_array_equal(key.decrypt_sum(adder.serialise(total), summands), expected)
+            whole, short = adder.serialise(total), adder.serialise(total, seeds)
+            assert len(short) == (8 * parameters.degree + 64 * summands if summands <= MAX_SEEDS else len(whole))
+            for form in (whole, short):
+                np.testing.assert_array_equal(key.decrypt_sum(form, summands), expected)
+
+
+def test_a_sum_with_other_seeds_is_not_decrypted(key: SecretKey, parameters: BfvParameters) -> None:
+    """Missing or foreign seeds are refused by their number or by the noise that they leave, as are numbers above the prime."""
+    adder, total, seeds = Adder(parameters), None, []
+    for index in range(3):
+        fresh = key.encrypt(_slots(parameters, index))
+        total = adder.add(total, adder.parse(fresh))
+        seeds.append(adder.seed(fresh))
+    short = adder.serialise(total, seeds)
+    for wrong in (short[:-64], short + seeds[0], short[:-64] + bytes(64), short[:-128] + seeds[0] + seeds[0]):
+        with pytest.raises(HostileInput, match=r"seeds of another number|more noise"):
+            key.decrypt_sum(wrong, 3)
+    for wrong in (short[:-1], short[: 8 * parameters.degree], b"\xff" * 8 + short[8:]):
+        with pytest.raises(HostileInput):
+            key.decrypt_sum(wrong, 3)
 
 
 @pytest.mark.parametrize("summands", [2, 7, 64])

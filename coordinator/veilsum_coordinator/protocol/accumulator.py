@@ -8,7 +8,7 @@ from typing import Any
 
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.ledger.receipts import SignedReceipt
-from veilsum_privacy.securesum.bfv import Adder
+from veilsum_privacy.securesum.bfv import MAX_SEEDS, Adder
 from veilsum_privacy.securesum.parameters import EncodingPlan
 
 
@@ -39,6 +39,7 @@ class Accumulator:
         self.uploads = {name: Upload() for name in cohort}
         self._adder = Adder(plan.parameters)
         self._sums: list[Any | None] = [None] * plan.ciphertexts
+        self._seeds: list[list[bytes]] = [[] for _ in range(plan.ciphertexts if len(cohort) <= MAX_SEEDS else 0)]
 
     def add(self, name: str, index: int, ciphertext: bytes) -> None:
         """Add one ciphertext of a member.
@@ -53,6 +54,8 @@ class Accumulator:
         if index != upload.next:
             raise OutOfOrder(f"Ciphertext {index} came where {upload.next} was expected.")
         self._sums[index] = self._adder.add(self._sums[index], self._adder.parse(ciphertext))
+        if self._seeds:
+            self._seeds[index].append(self._adder.seed(ciphertext))
         upload.digest.update(len(ciphertext).to_bytes(4, "big") + ciphertext)
         upload.received += len(ciphertext)
         upload.next += 1
@@ -69,8 +72,9 @@ class Accumulator:
 
     def drop(self) -> None:
         """Forget the ciphertexts; what was received stays counted."""
-        self._sums = []
+        self._sums, self._seeds = [], []
 
     def serialise(self) -> list[bytes]:
         """The sum's ciphertexts."""
-        return [self._adder.serialise(total) for total in self._sums if total is not None]
+        seeds = self._seeds or [[] for _ in self._sums]
+        return [self._adder.serialise(total, of) for total, of in zip(self._sums, seeds, strict=True) if total is not None]

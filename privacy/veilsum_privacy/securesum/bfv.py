@@ -2,7 +2,7 @@
 
 TenSEAL ships SEAL's own interface (``tenseal.sealapi``) beside its vectors. It is used here because it alone gives the short
 form of a fresh symmetric ciphertext: of the pair (c0, c1) the second is expanded from a seed, so the seed travels in its
-place, at half the bytes. Sums have no seed and travel whole.
+place, at half the bytes. So does a sum of few: c0, and the seed of every summand. Larger sums travel whole.
 
 The library's parser ends the process on some malformed bytes (an exception leaves where none may). So it is given nothing but
 its own words: what came is inflated here, into a buffer of the expected size; every byte in it that is no number of a
@@ -14,7 +14,7 @@ lanes or cohorts.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
@@ -25,10 +25,13 @@ from numpy.typing import NDArray
 from tenseal import sealapi
 
 from veilsum_node.errors import HostileInput, StateError
-from veilsum_privacy.securesum.frames import FrameSize, Template, check_frame
+from veilsum_privacy.securesum.frames import SEED_BYTES, FrameSize, Template, check_frame
 from veilsum_privacy.securesum.parameters import BfvParameters
 
 Slots = NDArray[np.uint64]
+
+MAX_SEEDS = 64
+"""Most summands whose sum travels as c0 and their seeds: to expand each takes a decryptor about as long as to add two."""
 
 _PARSE_ERRORS = (ValueError, RuntimeError, TypeError, IndexError, MemoryError, OverflowError)
 
@@ -114,7 +117,11 @@ def _plain(data: bytes, size: FrameSize, parameters: BfvParameters, what: str) -
 
 def _parse(data: bytes, parameters: BfvParameters, scratch: _Scratch, *, fresh: bool) -> Any:
     size = parameters.fresh if fresh else parameters.sum
-    whole = _plain(data, size, parameters, "fresh ciphertext" if fresh else "sum")
+    return _load(_plain(data, size, parameters, "fresh ciphertext" if fresh else "sum"), parameters, scratch)
+
+
+def _load(whole: bytes, parameters: BfvParameters, scratch: _Scratch) -> Any:
+    """Parse a ciphertext that is stored without compression and has the library's own bytes around its numbers."""
     context, ciphertext = _context(parameters), sealapi.Ciphertext()
     try:
         scratch.load(whole, lambda path: ciphertext.load(context, path))
@@ -129,6 +136,12 @@ def _parse(data: bytes, parameters: BfvParameters, scratch: _Scratch, *, fresh: 
     if not honest:
         raise HostileInput("A ciphertext does not have the shape that the study's parameters give.")
     return ciphertext
+
+
+def _seeds(data: bytes, parameters: BfvParameters) -> int:
+    """How many seeds a sum in the short form holds; 0 if it has another form."""
+    count, rest = divmod(len(data) - 8 * parameters.degree, SEED_BYTES)
+    return count if not rest and 0 < count <= MAX_SEEDS else 0
 
 
 class Adder:
@@ -157,9 +170,18 @@ class Adder:
             raise HostileInput("A ciphertext cannot be added to the others.") from error
         return total
 
-    def serialise(self, ciphertext: Any) -> bytes:
-        """The bytes of a sum."""
-        return self._scratch.dump(ciphertext)
+    def seed(self, data: bytes) -> bytes:
+        """The seed in a fresh ciphertext that was parsed."""
+        return _inflate(data, self.parameters.fresh)[-SEED_BYTES:]
+
+    def serialise(self, ciphertext: Any, seeds: Sequence[bytes] = ()) -> bytes:
+        """The bytes of a sum; with the seeds of all its summands in the short form, if they are at most :data:`MAX_SEEDS`."""
+        whole = self._scratch.dump(ciphertext)
+        if not 0 < len(seeds) <= MAX_SEEDS:
+            return whole
+        start = len(_templates(self.parameters)[self.parameters.sum].head)
+        first = _inflate(whole, self.parameters.sum)[start : start + 8 * self.parameters.degree]
+        return b"".join([first, *seeds])
 
 
 class SecretKey:
@@ -215,7 +237,9 @@ class SecretKey:
         Raises:
             HostileInput: not one sum of these parameters, or one with more noise: something else was added to it.
         """
-        ciphertext = _parse(data, self.parameters, self._scratch, fresh=False)
+        ciphertext = self._parse_sum(data)
+        if _seeds(data, self.parameters) not in (0, summands):
+            raise HostileInput(f"A sum of {summands} contributions came with the seeds of another number.")
         try:
             budget = self._decryptor.invariant_noise_budget(ciphertext)
         except _PARSE_ERRORS as error:
@@ -230,7 +254,23 @@ class SecretKey:
         Raises:
             HostileInput: not one sum of these parameters.
         """
-        return self._decrypt(_parse(data, self.parameters, self._scratch, fresh=False))
+        return self._decrypt(self._parse_sum(data))
+
+    def _parse_sum(self, data: bytes) -> Any:
+        """Parse a sum: whole, or its first polynomial and the seeds whose expansions add up to the second."""
+        parameters, count = self.parameters, _seeds(data, self.parameters)
+        if not count:
+            return _parse(data, parameters, self._scratch, fresh=False)
+        total, size = None, 8 * parameters.degree
+        template, evaluator = _templates(parameters)[parameters.fresh], sealapi.Evaluator(_context(parameters))
+        for start in range(size, len(data), SEED_BYTES):
+            first = data[:size] if total is None else bytes(size)
+            part = _load(template.fill(first, data[start : start + SEED_BYTES]), parameters, self._scratch)
+            if total is None:
+                total = part
+            else:
+                evaluator.add_inplace(total, part)
+        return total
 
     def _decrypt(self, ciphertext: Any) -> Slots:
         plain = sealapi.Plaintext()

@@ -15,7 +15,9 @@ from veilsum_node.errors import HostileInput, StateError
 _SEAL_MAGIC = b"\x5e\xa1\x10"
 _SEAL_STORED, _SEAL_ZSTD = 0, 2
 _SEAL_HEADER = 16
-_SEED = 64
+SEED_BYTES = 64
+"""Bytes of the seed that stands for a fresh ciphertext's second polynomial."""
+
 _ZSTD_MAGIC = bytes.fromhex("28b52ffd")
 _MAX_BLOCKS = 4  # a block inflates to at most 128 KiB; an honest object has one or two
 
@@ -94,10 +96,10 @@ class Template:
         """
         at = content.find(_SEAL_MAGIC) + _SEAL_HEADER + 8
         rest = content[at + numbers :]
-        if not _SEAL_MAGIC + whole[3:5] == content[at - _SEAL_HEADER - 8 : at - 19] or 0 < len(rest) <= _SEED:
+        if not _SEAL_MAGIC + whole[3:5] == content[at - _SEAL_HEADER - 8 : at - 19] or 0 < len(rest) <= SEED_BYTES:
             raise StateError("The encryption library writes its objects in an unknown way.")
         stated = (_SEAL_HEADER + len(content)).to_bytes(8, "little")
-        return cls(content[:at], numbers, rest[:-_SEED], whole[:5] + bytes([_SEAL_STORED, 0, 0]) + stated)
+        return cls(content[:at], numbers, rest[:-SEED_BYTES], whole[:5] + bytes([_SEAL_STORED, 0, 0]) + stated)
 
     def check(self, content: bytes, what: str) -> bytes:
         """The object without compression.
@@ -106,7 +108,11 @@ class Template:
             HostileInput: another byte than the library's own stands around the numbers.
         """
         end = len(self.head) + self.numbers
-        size = end + (len(self.middle) + _SEED if self.middle else 0)
+        size = end + (len(self.middle) + SEED_BYTES if self.middle else 0)
         if len(content) != size or content[: len(self.head)] != self.head or content[end:][: len(self.middle)] != self.middle:
             raise HostileInput(f"A {what} does not have the layout that the study's parameters give.")
         return self.outside + content
+
+    def fill(self, numbers: bytes, seed: bytes) -> bytes:
+        """An object without compression, of its polynomials' numbers and the seed that follows them."""
+        return self.outside + self.head + numbers + self.middle + seed

@@ -59,8 +59,9 @@ class Ciphertexts(Corpus):
         self.versions = b""
         for number, (parameters, adder, key) in enumerate(zip(SETS, self.adders, self.keys, strict=True)):
             fresh = [key.encrypt(np.full(parameters.degree, value, dtype=np.uint64)) for value in (0, 1)]
-            total = adder.serialise(adder.add(adder.parse(fresh[0]), adder.parse(fresh[1])))
-            self.seeds[3 * number : 3 * number + 3] = [fresh, [total], [key.to_bytes()]]
+            total = adder.add(adder.parse(fresh[0]), adder.parse(fresh[1]))
+            sums = [adder.serialise(total), adder.serialise(total, [adder.seed(item) for item in fresh])]
+            self.seeds[3 * number : 3 * number + 3] = [fresh, sums, [key.to_bytes()]]
             self.version = fresh[0][3:5]
         self.sizes = [size for item in SETS for size in (item.fresh, item.sum, item.key)]
         self.content = [inflate(seeds[0], size) for seeds, size in zip(self.seeds, self.sizes, strict=True)]
