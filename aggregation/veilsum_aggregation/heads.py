@@ -67,6 +67,45 @@ def lda_head(means: Floats, covariance: Floats, priors: Floats, classes: tuple[s
     return LinearHead(weights, bias, classes)
 
 
+@dataclass(frozen=True)
+class NoiseInWeights:
+    """What noise of the class sums alone would put into the weights of a discriminant.
+
+    Attributes:
+        share: of the weights' squared norm, expected if all classes had one mean; at most 1.
+        explains: whether it explains all of it: the squared norm is within two standard deviations of what noise alone gives.
+    """
+
+    share: float
+    explains: bool
+
+
+def noise_in_weights(counts: Floats, sums: Floats, covariance: Floats, sums_std: float) -> NoiseInWeights:
+    """How much of the weights of :func:`lda_head` noise of the class sums explains, the covariance S taken as it is.
+
+    The norm of weights w is that of their scores within a class, |S^1/2 w|. With class means m_c of noise
+    t_c = sums_std / n_c a coordinate, and m their mean weighted by 1 / t_c^2, the statistic
+    Q = sum_c (m_c - m)^T S^-1 (m_c - m) / t_c^2 has for classes of one mean expectation (K - 1) tr S^-1 and variance
+    2 (K - 1) tr S^-2 (a quadratic form of normal variables). A direction in which S is far too small fills Q with noise.
+
+    Args:
+        counts: (K,) positive released counts.
+        sums: (K, d) released sums.
+        covariance: (d, d) positive definite.
+        sums_std: noise of one entry of the sums; 0 gives a share of 0.
+    """
+    if len(counts) < 2 or not sums_std > 0.0:
+        return NoiseInWeights(0.0, False)
+    precision = (counts / sums_std) ** 2
+    means = sums / counts[:, None]
+    apart = means - precision @ means / precision.sum()
+    inverse = np.linalg.inv(covariance)
+    found = float(np.einsum("k,kd,de,ke->", precision, apart, inverse, apart))
+    freedom = len(counts) - 1.0
+    expected, spread = freedom * float(np.trace(inverse)), np.sqrt(2.0 * freedom * float(np.sum(inverse**2)))
+    return NoiseInWeights(min(1.0, expected / found) if found > 0.0 else 1.0, bool(found <= expected + 2.0 * spread))
+
+
 def average_heads(heads: Sequence[LinearHead], weights: Floats | None = None) -> LinearHead:
     """One-shot average of local heads (O-FedAvg), class by class, over the heads that vote on the class.
 

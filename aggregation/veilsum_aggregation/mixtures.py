@@ -96,10 +96,11 @@ def mixture_from_moments(
         u = max(q, np.finfo(np.float64).tiny ** 0.5)
         return Mixture(n / total, means, np.full_like(means, u))
     alike = _intensity(d * q**2, np.sum((pooled - u) ** 2))
-    target = np.maximum((1.0 - alike) * pooled + alike * u, _FLOOR * u)
+    target = np.maximum((1.0 - alike) * pooled + alike * u, _least(u, (1.0 - alike) * q))
     errors = np.sum((squares_std / n[:, None]) ** 2 + 2.0 * target**2 / n[:, None], axis=1)
     share = _intensity(errors, np.sum((raw - target) ** 2, axis=1))[:, None]
-    return Mixture(n / total, means, np.maximum((1.0 - share) * raw + share * target, _FLOOR * u))
+    least = _least(u, (1.0 - share) * (squares_std / n[:, None]))
+    return Mixture(n / total, means, np.maximum((1.0 - share) * raw + share * target, least))
 
 
 def sample(
@@ -139,6 +140,12 @@ def sample(
         points.append(mixture.means[component] + deviation)
         labels.append(np.full(number, index, dtype=np.int64))
     return np.concatenate(points), np.concatenate(labels)
+
+
+def _least(u: float, noise: Floats | float) -> Floats:
+    """What a variance is raised to: what the noise left in it can fake, at least a trace of the mean variance u, at most u."""
+    result: Floats = np.clip(np.asarray(noise, dtype=np.float64), _FLOOR * u, u)
+    return result
 
 
 def _intensity(error: Floats | float, distance: Floats) -> Floats:

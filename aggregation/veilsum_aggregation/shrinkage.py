@@ -107,8 +107,12 @@ def shrink_noised(matrix: Floats, number: float, square_std: float, product_std:
     Linear shrinkage in the manner of Ledoit and Wolf (2004), intensity = expected squared error / observed squared distance
     from the target: variances towards their mean u with error d (q^2 + 2 u^2 / n), covariances towards 0 with error
     d (d - 1) (p^2 + u^2 / n), where q = square_std / n and p = product_std / n are the noise of one entry and the second terms
-    are sampling errors near the target. Then eigenvalues are raised to what the noise left in can fake: the edge
-    2 p sqrt(d) of its spectrum (Wigner), times what remains of it, but never above u. The result is positive definite.
+    are sampling errors near the target. Then eigenvalues are raised to what the noise left in can fake, but never above u: the
+    edge 2 p sqrt(d) of its spectrum (Wigner) times what remains of the covariances, or the noise q of a variance times what
+    remains of the variances. Without the latter, where all covariances are taken for noise, a variance that noise took below
+    zero would come out as nearly nothing, and an inverse would consist of that one direction.
+
+    A mean variance u within its own noise q / sqrt(d) tells nothing: the result is q I. The result is positive definite.
 
     Args:
         matrix: (d, d) symmetric, possibly indefinite.
@@ -119,14 +123,14 @@ def shrink_noised(matrix: Floats, number: float, square_std: float, product_std:
     variances = np.diag(matrix)
     u = float(np.mean(variances))
     q, p = square_std / number, product_std / number
-    if not u > 0.0:  # the noise ate the variances: all that is left is that they are about alike
+    if not u > q / math.sqrt(d):  # the noise ate the variances: all that is left is that they are about alike
         return float(max(q, np.finfo(np.float64).tiny ** 0.5)) * np.eye(d)
     off = matrix - np.diag(variances)
     alike = _intensity(d * (q**2 + 2.0 * u**2 / number), float(np.sum((variances - u) ** 2)))
     apart = _intensity(d * (d - 1) * (p**2 + u**2 / number), float(np.sum(off**2)))
     shrunk = np.diag((1.0 - alike) * variances + alike * u) + (1.0 - apart) * off
-    edge = 2.0 * math.sqrt(d) * (1.0 - apart) * p
-    return project_psd(shrunk, floor=min(u, max(edge, 1e-4 * u)))
+    faked = max(2.0 * math.sqrt(d) * (1.0 - apart) * p, (1.0 - alike) * q)
+    return project_psd(shrunk, floor=min(u, max(faked, 1e-4 * u)))
 
 
 def _intensity(error: float, distance: float) -> float:

@@ -48,7 +48,7 @@ def exact_head(records: Records, schema: DatasetSchema) -> LinearHead:
     }
     release = Release("class-moments", 1, values, dict.fromkeys(values, 0.0), (), b"")
     known = [index for index, count in enumerate(values["counts"]) if count > 0]
-    return discriminant(release, schema, known, FedCGSParameters())
+    return discriminant(release, schema, known, FedCGSParameters())[0]
 
 
 def result_head(result: Result) -> LinearHead | None:

@@ -10,7 +10,7 @@ from scipy.stats import multivariate_normal
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from veilsum_aggregation import moments
-from veilsum_aggregation.heads import LinearHead, average_heads, lda_head
+from veilsum_aggregation.heads import LinearHead, average_heads, lda_head, noise_in_weights
 
 RNG = np.random.default_rng(11)
 
@@ -56,6 +56,29 @@ def test_scores_are_log_posteriors_up_to_a_constant() -> None:
     log = np.column_stack([multivariate_normal(m, covariance).logpdf(x) for m in means]) + np.log(priors)
     scores = head.scores(x)
     np.testing.assert_allclose(scores - scores[:, :1], log - log[:, :1], atol=1e-9)
+
+
+def test_noise_in_weights_is_what_classes_of_one_mean_show() -> None:
+    counts, std = np.array([80.0, 300.0, 150.0]), 12.0
+    root = RNG.standard_normal((8, 8))
+    covariance = root @ root.T + 0.1 * np.eye(8)
+    common, norms = RNG.standard_normal(8), []
+    exact, explained = counts[:, None] * common, 0
+    for _ in range(2000):
+        sums = exact + std * RNG.standard_normal((3, 8))
+        found = noise_in_weights(counts, sums, covariance, std)
+        explained += found.explains
+        means = sums / counts[:, None]
+        weights = lda_head(means - (counts**2) @ means / np.sum(counts**2), covariance, counts, ("a", "b", "c")).weights
+        norms.append(np.einsum("k,kd,de,ke->", (counts / std) ** 2, weights, covariance, weights))
+    # The share's denominator is the norm of the head itself, and its numerator that norm's mean.
+    assert found.share == pytest.approx(min(1.0, np.mean(norms) / norms[-1]), rel=0.05)
+    assert 0.92 < explained / 2000 < 0.99
+    apart = exact + counts[:, None] * RNG.standard_normal((3, 8))
+    assert not noise_in_weights(counts, apart, covariance, std).explains
+    assert noise_in_weights(counts, apart, covariance, 0.0).share == 0.0
+    # A direction taken for nearly none is full of noise, and explains the whole head.
+    assert noise_in_weights(counts, apart, np.diag([1.0] * 7 + [1e-9]), 1e3).explains
 
 
 def test_unusable_moments_are_refused() -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import norm
 from sklearn.covariance import ledoit_wolf, oas
 
 from veilsum_aggregation import moments, shrinkage
@@ -67,6 +68,34 @@ def test_what_no_records_can_give_is_refused() -> None:
         shrinkage.shrink_ridge(np.eye(2), -1e-3)
     with pytest.raises(ValueError, match="records"):
         shrinkage.noise_ridge(1.0, 3, 0.0)
+
+
+def test_noised_shrinkage_never_breaks_a_discriminant() -> None:
+    """1,000 draws over many spectra; the accuracy of a head w of two normal classes is Phi(w.d / (2 sqrt(w.S w))).
+
+    Against the difference of the noised means itself, the head of no covariance, little is ever lost, and something won.
+    """
+    rng, lost = np.random.default_rng(7), []
+    for _ in range(1000):
+        d, n = int(rng.integers(2, 33)), int(rng.integers(200, 3000))
+        values = np.exp(-rng.uniform(0.0, 7.0) * np.sort(rng.random(d)))
+        truth = np.diag(values / values.sum())
+        if rng.random() < 0.3:
+            turn = np.linalg.qr(rng.standard_normal((d, d)))[0]
+            truth = turn @ truth @ turn.T
+        apart = np.linalg.cholesky(truth) @ rng.standard_normal(d) * 3.0 / np.sqrt(d)
+        std = n * np.exp(rng.uniform(-8.0, -1.0))
+        upper = np.triu(std * rng.standard_normal((d, d)))
+        noised = truth + (upper + np.triu(upper, 1).T) / n
+        difference = apart + 2.0 * std / n * rng.standard_normal(d)
+        shrunk = moments.shrink_noised(noised, n, std, std)
+
+        def accuracy(w: np.ndarray, apart: np.ndarray = apart, truth: np.ndarray = truth) -> float:
+            return float(norm.cdf(w @ apart / 2.0 / np.sqrt(w @ truth @ w)))
+
+        lost.append(accuracy(difference) - accuracy(np.linalg.solve(shrunk, difference)))
+    assert max(lost) < 0.15
+    assert np.mean(lost) < -0.02
 
 
 def test_former_names_stay() -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from veilsum_aggregation import moments
-from veilsum_aggregation.heads import LinearHead, lda_head
+from veilsum_aggregation.heads import LinearHead, NoiseInWeights, lda_head, noise_in_weights
 from veilsum_aggregation.shrinkage import noise_ridge, shrink_ridge
 from veilsum_coordinator.parts.alignment import (
     LABEL,
@@ -33,6 +33,7 @@ from veilsum_coordinator.parts.centring import MEANS, centre_plan, released_cent
 from veilsum_coordinator.parts.expectations import Expectation
 from veilsum_coordinator.parts.expected_moments import Noised, class_expectations, direction_expectations
 from veilsum_coordinator.parts.federation import Federation, Release
+from veilsum_coordinator.parts.generated import NO_CLASS, NO_HEAD
 from veilsum_coordinator.parts.generation import GEOMETRY, FeatureUse, GenerationParameters, generation_plans, run_generation
 from veilsum_coordinator.parts.generation import class_expectations as generation_expectations
 from veilsum_coordinator.parts.iteration import ROOM
@@ -60,8 +61,6 @@ Floats = NDArray[np.float64]
 
 MOMENTS, ALIGNED = "class-moments", "aligned-moments"
 """Labels: of the release without an alignment, and of the sum after each site's own map."""
-
-NO_CLASS = "every class's released count is within its noise; ask for less noise or more records"
 
 
 class FedCGSParameters(Frozen):
@@ -194,7 +193,12 @@ class FedCGS(Method):
         if not known:
             summary["not_estimable"] = NO_CLASS
             return Result(self.name, summary)
-        head = discriminant(release, study.data, known, parameters)
+        head, noise = discriminant(release, study.data, known, parameters)
+        if study.privacy.noise != "none":
+            summary["weights"] = {"share_of_noise": noise.share}
+        if noise.explains:
+            summary["not_estimable"] = NO_HEAD
+            return Result(self.name, summary)
         if centre is not None:
             head = replace(head, bias=head.bias - head.weights @ centre)
         return self._result(federation, parameters, summary, head, aligned)
@@ -222,8 +226,10 @@ class FedCGS(Method):
         generation = run_generation(federation, parameters.generation, {} if aligned is None else aligned.broadcast)
         known = generation.known
         summary["classes"] = [{"class": name, "in_head": index in known} for index, name in enumerate(names)]
-        if not known:
-            summary["not_estimable"] = NO_CLASS
+        if generation.noise is not None:
+            summary["weights"] = {"share_of_noise": generation.noise.share}
+        if generation.not_estimable is not None:
+            summary["not_estimable"] = generation.not_estimable
             return Result(self.name, summary)
         tends = generation.moments()
         counts, sums = tends["counts"][known], tends["sums"][known]
@@ -247,8 +253,10 @@ class FedCGS(Method):
         return Result(self.name, summary, arrays=arrays, application=applied)
 
 
-def discriminant(release: Release, schema: DatasetSchema, known: list[int], parameters: FedCGSParameters) -> LinearHead:
-    """The head over the classes ``known``, whose released counts are beyond their noise.
+def discriminant(
+    release: Release, schema: DatasetSchema, known: list[int], parameters: FedCGSParameters
+) -> tuple[LinearHead, NoiseInWeights]:
+    """The head over the classes ``known``, whose released counts are beyond their noise; and how much of it noise explains.
 
     Without noise the covariance is shrunk by OAS; with noise as the parameters say. Second
     moments are pooled over all classes, so those that a left-out class put in stay in, as a little extra spread.
@@ -267,7 +275,8 @@ def discriminant(release: Release, schema: DatasetSchema, known: list[int], para
         covariance = _regular(moments.shrink_oas(within, number))
     priors = counts if parameters.priors == "released" else np.ones(len(known))
     classes = tuple(schema.classes[index] for index in known)
-    return lda_head(sums / counts[:, None], covariance, priors, classes)
+    head = lda_head(sums / counts[:, None], covariance, priors, classes)
+    return head, noise_in_weights(counts, sums, covariance, std["sums"])
 
 
 def _regular(covariance: Floats) -> Floats:

@@ -33,6 +33,7 @@ from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.expectations import Expectation
 from veilsum_coordinator.parts.expected_moments import Noised, direction_expectations
 from veilsum_coordinator.parts.federation import Federation
+from veilsum_coordinator.parts.generated import NO_CLASS
 from veilsum_coordinator.parts.generation import (
     GEOMETRY,
     FeatureUse,
@@ -141,11 +142,11 @@ class FedPFT(Method):
         if aligned is not None and not aligned.ready:  # sites cannot make their maps, so no mapped record can be had
             return Result(self.name, {**summary, "not_estimable": NOTHING_ALIGNED})
         broadcast = {} if aligned is None else aligned.broadcast
-        drawn = self._drawn(federation, parameters, broadcast)
+        drawn, why = self._drawn(federation, parameters, broadcast)
         names, known = study.data.classes, [] if drawn is None else np.unique(drawn[1]).tolist()
         summary["classes"] = [{"class": name, "in_head": index in known} for index, name in enumerate(names)]
         if drawn is None:
-            summary["not_estimable"] = "every class's released count is within its noise; ask for less noise or more records"
+            summary["not_estimable"] = why
             return Result(self.name, summary)
         summary["samples"] = len(drawn[0])
         head = softmax_head(*drawn, parameters.ridge, names)
@@ -155,14 +156,17 @@ class FedPFT(Method):
 
     def _drawn(
         self, federation: Federation, parameters: FedPFTParameters, broadcast: Mapping[str, Floats]
-    ) -> tuple[Floats, NDArray[np.int64]] | None:
-        """Samples (n, d) and their classes (n,); None where no class is known."""
+    ) -> tuple[tuple[Floats, NDArray[np.int64]] | None, str | None]:
+        """Samples (n, d) and their classes (n,); or None, and why there are none."""
         if parameters.generation is not None:
             generation = run_generation(federation, parameters.generation, broadcast)
-            return generation.samples() if generation.known else None
+            why = generation.not_estimable
+            return (None, why) if why is not None else (generation.samples(), None)
         mixtures = self._mixtures(federation, parameters, broadcast)
         numbers = [0 if mixture is None else parameters.samples for mixture in mixtures]
-        return sample(mixtures, numbers, np.random.default_rng(parameters.seed)) if any(numbers) else None
+        if not any(numbers):
+            return None, NO_CLASS
+        return sample(mixtures, numbers, np.random.default_rng(parameters.seed)), None
 
     def _mixtures(
         self, federation: Federation, parameters: FedPFTParameters, broadcast: Mapping[str, Floats]

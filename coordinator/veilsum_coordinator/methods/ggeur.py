@@ -176,8 +176,8 @@ class GGEUR(Method):
         names = federation.study.data.classes
         generation = run_generation(federation, parameters)
         summary = _described(generation, names)
-        if not generation.known:
-            summary["not_estimable"] = "every class's released count is within its noise; ask for less noise or more records"
+        if generation.not_estimable is not None:
+            summary["not_estimable"] = generation.not_estimable
             return Result(self.name, summary)
         features, labels = generation.samples()
         summary["samples"] = len(features)

@@ -235,8 +235,8 @@ class OFedAvg(Method):
         generation = run_generation(federation, generating, {} if aligned is None else aligned.broadcast)
         known = generation.known
         summary["classes"] = [{"class": name, "in_head": index in known} for index, name in enumerate(names)]
-        if not known:
-            summary["not_estimable"] = "every class's released count is within its noise; ask for less noise or more records"
+        if generation.not_estimable is not None:
+            summary["not_estimable"] = generation.not_estimable
             return Result(self.name, summary)
         features, labels = generation.samples()
         summary["samples"] = len(features)

@@ -14,11 +14,16 @@ from numpy.typing import NDArray
 
 from veilsum_aggregation import moments
 from veilsum_aggregation.geometry import ClassGeometry, class_covariances, class_geometry, directions, generate
+from veilsum_aggregation.heads import NoiseInWeights, noise_in_weights
 from veilsum_aggregation.shrinkage import project_psd, shrink_noised
 from veilsum_coordinator.parts.federation import Release
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
+
+
+NO_CLASS = "every class's released count is within its noise; ask for less noise or more records"
+NO_HEAD = "the head's weights cannot be told from what noise alone gives; ask for less noise, more records or fewer features"
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,7 @@ class GeneratedFeatures:
         sites: (n,) row of each centre's site in the release of the prototypes, -1 for a mean over all sites.
         copies: features around each centre.
         scale, seed: as in :class:`GenerationParameters`.
+        noise: how much of a discriminant of the classes the geometry's noise explains; None without noise.
     """
 
     geometry: ClassGeometry
@@ -41,20 +47,33 @@ class GeneratedFeatures:
     copies: int
     scale: Literal["std", "eigenvalue"]
     seed: int
+    noise: NoiseInWeights | None = None
 
     @classmethod
     def around_means(
-        cls, geometry: ClassGeometry, copies: int, scale: Literal["std", "eigenvalue"], seed: int
+        cls,
+        geometry: ClassGeometry,
+        copies: int,
+        scale: Literal["std", "eigenvalue"],
+        seed: int,
+        noise: NoiseInWeights | None = None,
     ) -> GeneratedFeatures:
         """Around the mean of each known class over all sites."""
         classes = np.flatnonzero(geometry.counts > 0.0).astype(np.int64)
         sites = np.full(len(classes), -1, dtype=np.int64)
-        return cls(geometry, geometry.means[classes], classes, sites, copies, scale, seed)
+        return cls(geometry, geometry.means[classes], classes, sites, copies, scale, seed, noise)
 
     @property
     def known(self) -> list[int]:
         """Indices of the classes that can be generated."""
         return [int(c) for c in np.unique(self.classes)]
+
+    @property
+    def not_estimable(self) -> str | None:
+        """Why no head can be made of these, for a summary; None where one can."""
+        if not self.known:
+            return NO_CLASS
+        return NO_HEAD if self.noise is not None and self.noise.explains else None
 
     def samples(self) -> tuple[Floats, Integers]:
         """Generated features (n * copies, d) and their classes, the same in every call."""
@@ -108,6 +127,19 @@ def released_geometry(release: Release) -> ClassGeometry:
     return class_geometry(n, means, covariances)
 
 
+def noise_of_geometry(geometry: ClassGeometry, sums_std: float) -> NoiseInWeights | None:
+    """How much of a discriminant of the known classes noise of their sums explains; None without noise, or without a class."""
+    known = geometry.counts > 0.0
+    if not sums_std > 0.0 or not known.any():
+        return None
+    counts = geometry.counts[known]
+    pooled = np.einsum("k,kde->de", counts / counts.sum(), geometry.covariances()[known])
+    covariance = project_psd(
+        pooled, floor=1e-9 * float(np.trace(pooled)) / len(pooled) + float(np.finfo(np.float64).tiny) ** 0.5
+    )
+    return noise_in_weights(counts, geometry.means[known] * counts[:, None], covariance, sums_std)
+
+
 def released_prototypes(release: Release, geometry: ClassGeometry) -> tuple[Floats, Integers, Integers]:
     """Centres (n, d), their classes (n,) and the rows of their sites (n,), from a per-site release of class sums.
 
@@ -141,4 +173,6 @@ def _shrunk(covariances: Floats, counts: Floats, square_std: float, product_std:
     distance = np.sum((covariances - target) ** 2, axis=(1, 2))
     share = np.minimum(1.0, (sampling + noise) / np.maximum(distance, np.finfo(np.float64).tiny))[:, None, None]
     mixed = (1.0 - share) * covariances + share * target
-    return np.stack([project_psd(matrix) for matrix in mixed])
+    # No class is known better than all of them together: what noise left narrower than the target's narrowest is noise.
+    least = float(np.linalg.eigvalsh(target)[0])
+    return np.stack([project_psd(matrix, floor=least) for matrix in mixed])

@@ -24,7 +24,7 @@ from veilsum_coordinator.parts.base import Inputs, TaskPlan
 from veilsum_coordinator.parts.expectations import Z95, Expectation, released_noise
 from veilsum_coordinator.parts.expected_moments import Noised, direction_expectations
 from veilsum_coordinator.parts.federation import Federation
-from veilsum_coordinator.parts.generated import GeneratedFeatures, released_geometry, released_prototypes
+from veilsum_coordinator.parts.generated import GeneratedFeatures, noise_of_geometry, released_geometry, released_prototypes
 from veilsum_coordinator.parts.moment_plans import IMPORTANCE, Missing, task_parameters
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.study.study import Study
@@ -151,10 +151,12 @@ def run_generation(
     """
     release = federation.sum(GEOMETRY, broadcast)
     geometry = released_geometry(release)
+    noise = noise_of_geometry(geometry, release.noise_std["sums"])
+    copies, scale, seed = parameters.copies, parameters.scale, parameters.seed
     if parameters.mode == "single-domain":
-        return GeneratedFeatures.around_means(geometry, parameters.copies, parameters.scale, parameters.seed)
+        return GeneratedFeatures.around_means(geometry, copies, scale, seed, noise)
     centres, classes, sites = released_prototypes(federation.sum(PROTOTYPES, broadcast), geometry)
-    return GeneratedFeatures(geometry, centres, classes, sites, parameters.copies, parameters.scale, parameters.seed)
+    return GeneratedFeatures(geometry, centres, classes, sites, copies, scale, seed, noise)
 
 
 def class_expectations(study: Study, label: str, cohort: int, records: float) -> list[Expectation]:
