@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from veilsum.access import resolve_access, resolve_identity
+from veilsum.progress import follow
 from veilsum_deploy.cli.display import print_fault, print_result, print_study, print_verified
 from veilsum_deploy.cli.planned import print_plan
 from veilsum_deploy.cli.plans import plan_connected, plan_offline
-from veilsum_deploy.cli.watch import follow
 from veilsum_node.errors import Misuse
 from veilsum_node.process.console import JsonOption, moment, print_fields, print_json, print_line, print_rows
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
+from veilsum.local.federation import LocalFederation
 from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_coordinator.service.hub import Hub
 from veilsum_coordinator.storage.journal import SqlJournal
-from veilsum_deploy.local import LocalFederation
 from veilsum_node.database import open_database
 from veilsum_node.identity import load_credentials
 from veilsum_node.identity.provision import Kit, make_kit
