@@ -37,6 +37,14 @@ def plan_connected(request: StudyRequest, coordinator: Coordinator, federation_i
         StateError: fewer than two participants are connected, and the request names none.
         ConfigurationError: the request cannot be compiled; the message says why.
     """
+    draft, away = draft_connected(request, coordinator, federation_id)
+    return Planned(plan_study(draft, draft.compile(), error=error, spent=coordinator.spending(request.dataset)), away)
+
+
+def draft_connected(
+    request: StudyRequest, coordinator: Coordinator, federation_id: str
+) -> tuple[StudyDraft, tuple[str, ...]]:
+    """The draft of a request for a coordinator's participants, and who of them is away; as :func:`plan_connected`."""
     seen = coordinator.describe()
     if not request.participants and len(seen.connected) < 2:
         raise StateError(
@@ -51,8 +59,7 @@ def plan_connected(request: StudyRequest, coordinator: Coordinator, federation_i
         clock=now,
         random=SYSTEM_RANDOM,
     )
-    planned = plan_study(draft, draft.compile(), error=error, spent=coordinator.spending(request.dataset))
-    return Planned(planned, tuple(name for name in draft.members if name not in seen.connected))
+    return draft, tuple(name for name in draft.members if name not in seen.connected)
 
 
 def plan_offline(request: StudyRequest, participants: int, error: float | None = None) -> StudyPlan:

@@ -159,7 +159,7 @@ def cell(value: Any) -> str:
         return ", ".join(map(str, value))
     if not isinstance(value, Mapping):
         return str(value)
-    if "low" in value:
+    if "low" in value and "value" in value:
         low, high = ("…" if end is None else f"{end:.4g}" for end in (value["low"], value["high"]))
         return f"{value['value']:.4g} ({low} to {high})"
     if "std_error" in value:

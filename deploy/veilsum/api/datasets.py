@@ -254,9 +254,9 @@ class Dataset:
             )
         return self.study(method, parameters, **options)
 
-    def components(self, number: int | None = None, **options: Unpack[Options]) -> Study:
-        """Principal components, which later studies can use as features."""
-        return self.study("pca", {} if number is None else {"components": number}, **options)
+    def components(self, width: int | None = None, **options: Unpack[Options]) -> Study:
+        """Principal components, ``width`` of them, which later studies can use as features."""
+        return self.study("pca", {} if width is None else {"width": width}, **options)
 
     def evaluate(self, model: StudyResult, **options: Unpack[Options]) -> Study:
         """How good a released model is on the sites' records."""

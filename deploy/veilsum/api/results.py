@@ -60,10 +60,10 @@ class StudyResult:
         return {name: rows for name, rows in tables_of(self.content).items() if name != ASKED}
 
     def rows(self, table: str | None = None) -> Sequence[Mapping[str, Any]]:
-        """The rows of a table; its name may be left out where there is one.
+        """The rows of a table; its name may be left out where one question was asked: then it is the first.
 
         Raises:
-            Misuse: there is no such table, or there are several and none is named.
+            Misuse: there is no such table, or several questions were asked and none is named.
         """
         return self.tables[self._named(table)]
 
@@ -71,7 +71,7 @@ class StudyResult:
         """A table as a pandas frame; a figure becomes columns ``mean``, ``mean_low``, ``mean_high``, ``mean_noise_error``, ...
 
         Args:
-            table: its name; it may be left out where there is one.
+            table: its name; by default, where one question was asked, the first.
 
         Raises:
             Misuse: as :meth:`rows`.
@@ -195,12 +195,12 @@ class StudyResult:
             widths = [max(len(line[place]) for line in lines) for place in range(len(keys))]
             parts.append(name)
             parts += ["  " + "  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
-        single = {name: value for name, value in self.content.summary.items() if name not in self.tables}
+        single = {name: value for name, value in self.content.summary.items() if name not in self.tables and name != ASKED}
         parts += [f"{name}: {cell(value)}" for name, value in single.items()]
         return "\n".join(parts)
 
     def _named(self, table: str | None) -> str:
-        if table is None and len(self.tables) == 1:
+        if table is None and self.tables and len(self.content.summary.get(ASKED, ())) <= 1:
             return next(iter(self.tables))
         known = ", ".join(self.tables) or "none: it holds a model, see model()"
         if table is None:

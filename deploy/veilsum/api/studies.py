@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from veilsum.api.notebook import show_progress
 from veilsum.api.plans import Plan
 from veilsum.api.results import StudyResult, fetched_result
-from veilsum.drafts import plan_connected
+from veilsum.drafts import draft_connected, plan_connected
 from veilsum.request import StudyRequest
 from veilsum_node.errors import StateError
 
@@ -56,9 +56,11 @@ class Study:
         Raises:
             VeilsumError: it cannot be compiled, or the coordinator rejects it.
         """
-        planned = self.plan().details
         federation = self.federation
-        return Run(federation, federation.coordinator.submit(planned.study, federation.credentials).hex())
+        draft, _ = draft_connected(self.request, federation.coordinator, federation.federation_id)
+        study = draft.compile()
+        draft.method.check_federation(study)
+        return Run(federation, federation.coordinator.submit(study, federation.credentials).hex())
 
     def run(self, directory: str | Path | None = None, *, progress: bool | None = None) -> StudyResult:
         """Submit the study, wait for its end and fetch its result, verified by its proof.
@@ -72,8 +74,7 @@ class Study:
             StateError: the study failed, or sites refused it; the message says which and why.
             HostileInput: the result is not proven by its sums.
         """
-        run = self.submit()
-        return run.result(directory, progress=progress)
+        return self.submit().result(directory, progress=progress)
 
     def __repr__(self) -> str:
         return f"<Study {self.name!r}: {self.request.method} on {self.request.dataset!r}, not submitted>"
