@@ -41,9 +41,7 @@ def plan_connected(request: StudyRequest, coordinator: Coordinator, federation_i
     return Planned(plan_study(draft, draft.compile(), error=error, spent=coordinator.spending(request.dataset)), away)
 
 
-def draft_connected(
-    request: StudyRequest, coordinator: Coordinator, federation_id: str
-) -> tuple[StudyDraft, tuple[str, ...]]:
+def draft_connected(request: StudyRequest, coordinator: Coordinator, federation_id: str) -> tuple[StudyDraft, tuple[str, ...]]:
     """The draft of a request for a coordinator's participants, and who of them is away; as :func:`plan_connected`."""
     seen = coordinator.describe()
     if not request.participants and len(seen.connected) < 2:

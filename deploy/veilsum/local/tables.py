@@ -53,7 +53,7 @@ def site_name(text: str) -> str:
         DataError: nothing is left of it.
     """
     folded = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
-    name = re.sub(r"[^a-z0-9._-]+", "-", folded)[:64].strip("-._")
+    name = re.sub(r"[._-]*-[._-]*", "-", re.sub(r"[^a-z0-9._-]+", "-", folded))[:64].strip("-._")
     if not name:
         raise DataError(f"{text!r} cannot be a site's name.", "Use one with letters or digits.")
     return name
