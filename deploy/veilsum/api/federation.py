@@ -251,18 +251,18 @@ def _files(
     """Each site's file, written to ``directory`` unless it is one already."""
     if site_column is not None and sites is not None:
         raise Misuse("A column that names the sites leaves nothing to deal out.", "Leave out `sites` or `site_column`.")
-    whole = isinstance(data, str | Path) and Path(data).is_dir()
-    by_site = isinstance(data, Mapping) and any(_is_site(value) for value in data.values())
-    if (whole or by_site) and (site_column is not None or sites is not None):
+    folder = Path(data) if isinstance(data, str | Path) and Path(data).is_dir() else None
+    by_site = data if isinstance(data, Mapping) and any(_is_site(value) for value in data.values()) else None
+    if (folder or by_site) and (site_column is not None or sites is not None):
         raise Misuse("The sites are there already.", "Leave out `site_column` and `sites`.")
-    if whole:
-        return _absolute(site_files(Path(data)))
-    if by_site:
-        if len(data) < 2:
+    if folder is not None:
+        return _absolute(site_files(folder))
+    if by_site is not None:
+        if len(by_site) < 2:
             raise DataError("A federation has at least two sites.", "Give a frame or a file for each.")
-        paths = {site_name(name): Path(item) for name, item in data.items() if isinstance(item, str | Path)}
-        frames = {site_name(name): as_table(item, name) for name, item in data.items() if not isinstance(item, str | Path)}
-        if len(paths) + len(frames) < len(data):
+        paths = {site_name(name): Path(item) for name, item in by_site.items() if isinstance(item, str | Path)}
+        frames = {site_name(name): as_table(item, name) for name, item in by_site.items() if not isinstance(item, str | Path)}
+        if len(paths) + len(frames) < len(by_site):
             raise DataError("Two sites' names are alike once they are lower-case letters and digits.", "Rename one.")
         return dict(sorted({**_absolute(paths), **write_sites(frames, directory, schema, subject)}.items()))
     return write_sites(_dealt(data, schema, site_column, subject, sites, seed), directory, schema, subject)

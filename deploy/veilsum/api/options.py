@@ -31,7 +31,7 @@ class Options(TypedDict, total=False):
         at_most: in its place, how many records of a person count.
         derive: columns made of others, by name (docs/statistics.md, "Queries").
         smallest_cell: of statistics, fewest records of a figure that is printed.
-        name: of the study; by default what it asks.
+        study_name: by default what it asks.
         participants: the sites that shall take part; all connected ones by default.
         expected_records: records that a site is expected to have, for plans and ``error``.
         expires_hours: how long the study may run.
@@ -51,7 +51,7 @@ class Options(TypedDict, total=False):
     at_most: int
     derive: Mapping[str, Mapping[str, Any]]
     smallest_cell: int
-    name: str
+    study_name: str
     participants: Sequence[str]
     expected_records: int
     expires_hours: int
@@ -115,7 +115,7 @@ def build_request(
     of_method = {key: given.pop(key) for key in _PARAMETERS if key in given}
     privacy = {key: given.pop(key) for key in _PRIVACY if key in given}
     content = {
-        "name": study_name(str(given.pop("name", name))),
+        "name": study_name(str(given.pop("study_name", name))),
         "method": method,
         "dataset": dataset,
         "data": schema,

@@ -252,7 +252,7 @@ def fetched_result(federation: Federation, key: bytes, directory: Path | None) -
     from veilsum.verification import look_at
 
     temporary = tempfile.TemporaryDirectory(prefix="veilsum-") if directory is None else None
-    place = directory if temporary is None else Path(temporary.name)
+    place = directory or Path(temporary.name if temporary else "")
     federation.coordinator.fetch(key, place)
     found = look_at(place, federation.credentials.authority)
     if found.verified is None:

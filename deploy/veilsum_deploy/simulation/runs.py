@@ -181,7 +181,8 @@ def _encrypted(simulation: Simulation, dealt: Deal, clock: Callable[[], int]) ->
         if draft.model is not None:
             save_result(results / "model", draft.model)
         files = {name: dataset.write(base / "data", name) for name, dataset in dealt.training.items()}
-        kit, local = make_local(base / "federation", files, draft.request.dataset, clock, stack)
+        subject = simulation.collection.domains[0].train.subject
+        kit, local = make_local(base / "federation", files, draft.request.dataset, clock, stack, subject=subject)
         analyst = load_credentials(kit.analyst.identity, clock())
 
         def run(number: int, watch: Callable[[Study], Watch]) -> tuple[Study, Result, Kept, float]:
