@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from veilsum.api.options import Names, Options, as_list, build_request, merged
+from veilsum.api.options import Names, Options, Question, as_list, merged
 from veilsum.api.studies import Study
-from veilsum.request import EVALUATION, load_study_request, with_model, with_projection
+from veilsum.request import EVALUATION, load_study_request
 from veilsum_node.errors import ConfigurationError, Misuse
 from veilsum_privacy.study.schema import DatasetSchema
 
@@ -28,7 +28,7 @@ class Dataset:
     Columns are named as in the schema, or as ``derive`` names them. ``over`` takes a name or a list of names, ``by`` columns
     with categories, every combination of whose levels is a group, ``where`` a condition such as ``"age >= 65"``. All take
     the keywords of :class:`~veilsum.api.options.Options`, of which one of ``epsilon``, ``error`` and ``noise`` has to be
-    stated, here or as the dataset's own.
+    stated before a study is planned or run, as its own or as the dataset's.
 
     Attributes:
         federation: whose sites hold it.
@@ -166,12 +166,12 @@ class Dataset:
         asked: list[dict[str, Any]] = []
         for question in questions:
             if isinstance(question, Study):
-                if question.request.method != "statistics":
+                if question.method != "statistics":
                     raise Misuse(
-                        f"{question.request.name!r} is of the method {question.request.method!r}, with releases of its own.",
+                        f"{question.name!r} is of the method {question.method!r}, with releases of its own.",
                         "Ask questions of the method statistics together, and run the others by themselves.",
                     )
-                asked += [dict(query) for query in question.request.parameters.get("query", ())]
+                asked += [dict(query) for query in question.queries]
             else:
                 asked.append(dict(question))
         return self.study("statistics", {"query": tuple(asked)} if asked else {}, **options)
@@ -260,16 +260,7 @@ class Dataset:
 
     def evaluate(self, model: StudyResult, **options: Unpack[Options]) -> Study:
         """How good a released model is on the sites' records."""
-        options = merged(self.options, options)
-        request = build_request(
-            EVALUATION,
-            {"result": str(model.directory.resolve())},
-            dataset=self.name,
-            schema=self.schema,
-            options=options,
-            name=EVALUATION,
-        )
-        return Study(self.federation, with_model(request, Path()))
+        return self.study(EVALUATION, {"result": str(model.directory.resolve())}, **options)
 
     # -- any ---------------------------------------------------------------------------------------------------------------
 
@@ -277,13 +268,10 @@ class Dataset:
         """A study of any method, by its parameters (docs/methods.md).
 
         Raises:
-            ConfigurationError: an option or a key is unknown or out of range.
+            ConfigurationError: an option is unknown. What else is wrong, planning or running the study says.
         """
-        given = merged(self.options, options)
-        request = build_request(
-            method, parameters or {}, dataset=self.name, schema=self.schema, options=given, name=_named(method, parameters)
-        )
-        return Study(self.federation, with_projection(request, Path()))
+        name, given = _named(method, parameters), merged(self.options, options)
+        return Study(self.federation, Question(method, parameters or {}, self.name, self.schema, given, name))
 
     def load(self, path: str | Path) -> Study:
         """The study of a study.toml, whose own schema, dataset and options hold.

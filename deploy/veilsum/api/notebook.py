@@ -43,6 +43,14 @@ def in_notebook() -> bool:
     return shell is not None and type(shell).__name__ == "ZMQInteractiveShell"
 
 
+def enable_figures() -> None:
+    """Let a notebook show matplotlib figures as pictures, also where nobody has asked for pyplot."""
+    if in_notebook():
+        from IPython.core.pylabtools import select_figure_formats
+
+        select_figure_formats(sys.modules["IPython"].get_ipython(), {"png"})
+
+
 def fields_html(fields: Mapping[str, Any]) -> str:
     """Names and values as a small table."""
     rows = "".join(f"<tr><th>{_text(name)}</th><td>{_text(value)}</td></tr>" for name, value in fields.items())

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-from veilsum.request import StudyRequest
+from veilsum.request import StudyRequest, with_model, with_projection
 from veilsum_node.config import did_you_mean, validate
 from veilsum_node.errors import ConfigurationError
 from veilsum_privacy.study.schema import DatasetSchema
@@ -63,6 +65,7 @@ _PRIVACY = (
 )  # fmt: skip
 _PARAMETERS = ("person", "at_most", "derive", "smallest_cell")
 _DEMANDS = ("epsilon", "error", "noise")
+"""One of them says what a study may cost, or that it has no guarantee."""
 
 
 def merged(defaults: Options, own: Options) -> Options:
@@ -84,48 +87,58 @@ def merged(defaults: Options, own: Options) -> Options:
     return Options(**{**kept, **own})  # type: ignore[typeddict-item]
 
 
-def build_request(
-    method: str,
-    parameters: Mapping[str, Any],
-    *,
-    dataset: str,
-    schema: DatasetSchema,
-    options: Options,
-    name: str,
-) -> StudyRequest:
-    """A study of a method, as its study.toml would say it.
+@dataclass(frozen=True)
+class Question:
+    """What a study asks, before it is known what it may cost: several of them may be asked together.
 
-    Args:
+    Attributes:
         method: registered method.
         parameters: of the method, with ``query`` where it is ``statistics``.
         dataset: the dataset's name.
         schema: of the dataset.
         options: what the study states beside it.
         name: of the study, unless the options have one.
-
-    Raises:
-        ConfigurationError: something is unknown or out of range; the message names the key.
     """
-    given: dict[str, Any] = dict(options)
-    if not any(key in given for key in _DEMANDS):
-        raise ConfigurationError(
-            "The study does not say what it may cost.",
-            'State epsilon=1.0, or error=0.1 for a precision; or noise="none" for exact sums without any guarantee.',
-        )
-    of_method = {key: given.pop(key) for key in _PARAMETERS if key in given}
-    privacy = {key: given.pop(key) for key in _PRIVACY if key in given}
-    content = {
-        "name": study_name(str(given.pop("study_name", name))),
-        "method": method,
-        "dataset": dataset,
-        "data": schema,
-        "privacy": privacy,
-        "parameters": {**parameters, **of_method},
-        **given,
-    }
-    if "participants" in content:
-        content["participants"] = tuple(content["participants"])
-    return validate(content, StudyRequest, source="The study")
+
+    method: str
+    parameters: Mapping[str, Any]
+    dataset: str
+    schema: DatasetSchema
+    options: Options
+    name: str
+
+    @property
+    def study_name(self) -> str:
+        """Name of the study."""
+        return study_name(str(self.options.get("study_name", self.name)))
+
+    def request(self) -> StudyRequest:
+        """The study as its study.toml would say it.
+
+        Raises:
+            ConfigurationError: it does not say what it may cost, or something is unknown or out of range.
+        """
+        given: dict[str, Any] = {key: value for key, value in self.options.items() if key != "study_name"}
+        if not any(key in given for key in _DEMANDS):
+            raise ConfigurationError(
+                "The study does not say what it may cost.",
+                'State epsilon=1.0, or error=0.1 for a precision; or noise="none" for exact sums without any guarantee.',
+            )
+        of_method = {key: given.pop(key) for key in _PARAMETERS if key in given}
+        privacy = {key: given.pop(key) for key in _PRIVACY if key in given}
+        content = {
+            "name": self.study_name,
+            "method": self.method,
+            "dataset": self.dataset,
+            "data": self.schema,
+            "privacy": privacy,
+            "parameters": {**self.parameters, **of_method},
+            **given,
+        }
+        if "participants" in content:
+            content["participants"] = tuple(content["participants"])
+        asked = validate(content, StudyRequest, source=f"study {self.study_name!r}")
+        return with_model(with_projection(asked, Path()), Path())
 
 
 def study_name(text: str) -> str:

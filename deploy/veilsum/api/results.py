@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cryptography import x509
 
 from veilsum.api.frames import arrow_table, pandas_frame
+from veilsum.api.notebook import enable_figures
 from veilsum.exports import cell, draw, export_result, table_html, tables_of, to_csv, to_html, to_latex
 from veilsum_node.config import did_you_mean
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, StateError
@@ -107,6 +108,7 @@ class StudyResult:
         figure = draw(name, self.tables[name])
         if figure is None:
             raise Misuse(f"The table {name!r} has no figure with an interval to draw.", "Name another table.")
+        enable_figures()
         return figure
 
     def export(self, directory: str | Path, formats: Sequence[str] = ("csv", "html")) -> list[Path]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from veilsum.api.notebook import show_progress
+from veilsum.api.options import Question
 from veilsum.api.plans import Plan
 from veilsum.api.results import StudyResult, fetched_result
 from veilsum.drafts import draft_connected, plan_connected
@@ -25,16 +28,35 @@ class Study:
 
     Attributes:
         federation: that it would be asked of.
-        request: what a study.toml would say.
+        asked: the question, or what a study.toml says.
     """
 
     federation: Federation
-    request: StudyRequest
+    asked: Question | StudyRequest
+
+    @cached_property
+    def request(self) -> StudyRequest:
+        """What a study.toml would say.
+
+        Raises:
+            ConfigurationError: it does not say what it may cost, or something is unknown or out of range.
+        """
+        return self.asked.request() if isinstance(self.asked, Question) else self.asked
 
     @property
     def name(self) -> str:
         """Of the study."""
-        return self.request.name
+        return self.asked.study_name if isinstance(self.asked, Question) else self.asked.name
+
+    @property
+    def method(self) -> str:
+        """Of the study."""
+        return self.asked.method
+
+    @property
+    def queries(self) -> Sequence[Mapping[str, Any]]:
+        """What it asks of the method ``statistics``, as ``[[query]]`` tables."""
+        return self.asked.parameters.get("query", ()) if isinstance(self.asked, Question) else self.asked.query
 
     def plan(self, error: float | None = None) -> Plan:
         """What it would tell and what it would cost; nothing is signed, and no record is read.
@@ -77,7 +99,7 @@ class Study:
         return self.submit().result(directory, progress=progress)
 
     def __repr__(self) -> str:
-        return f"<Study {self.name!r}: {self.request.method} on {self.request.dataset!r}, not submitted>"
+        return f"<Study {self.name!r}: {self.method} on {self.asked.dataset!r}, not submitted>"
 
 
 @dataclass(frozen=True)
