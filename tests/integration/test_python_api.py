@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import hashlib
 import inspect
 import json
 import re
@@ -268,6 +269,36 @@ def test_components_and_their_measure(exact: Dataset, trained: veilsum.StudyResu
     labels = np.where(FRAME["died"] == 1, "yes", "no")
     assert isinstance(model, veilsum.Classifier)
     assert measured.content.summary["accuracy"]["value"] == pytest.approx(model.score(FRAME, labels), abs=1e-3)
+
+
+def test_components_are_features_of_later_studies(exact: Dataset, tmp_path: Path) -> None:
+    components = exact.components(2).run()
+    head = exact.train("fedcgs", encoder=components).run()
+    model = head.model()
+    assert isinstance(model, veilsum.Classifier)
+    encoder = components.model()
+    assert isinstance(encoder, veilsum.Encoder)
+    assert model.released.width == 2
+    FRAME.to_csv(tmp_path / "new.csv", index=False)
+    assert np.allclose(model.released.features(model.released.read(tmp_path / "new.csv")), encoder.transform(FRAME))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_frozen_network_makes_features(tmp_path: Path) -> None:
+    import torch
+
+    net = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.Tanh()).eval()
+    path = tmp_path / "net.pt"
+    torch.jit.save(torch.jit.script(net), path)  # type: ignore[no-untyped-call]
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    declared = {"format": "torchscript", "sha256": digest, "inputs": [5], "width": 3}
+    with veilsum.simulate(FRAME, SCHEMA, sites=2, encoders={"network": path}) as federation:
+        result = federation.dataset(noise="none").train("fedcgs", {"clip": 2.0}, encoder=declared).run()
+        model = result.model(encoder=path)
+        assert isinstance(model, veilsum.Classifier)
+        assert model.predict_proba(FRAME).shape == (600, 2)
+        with pytest.raises(Misuse, match="needs the frozen program"):
+            result.model()
 
 
 def test_a_trained_model_and_one_on_its_way(federation: veilsum.Federation) -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, Protocol, TypedDict
 
 from veilsum.request import StudyRequest, with_model, with_projection
 from veilsum_node.config import did_you_mean, validate
@@ -14,6 +14,15 @@ from veilsum_node.errors import ConfigurationError
 from veilsum_privacy.study.schema import DatasetSchema
 
 Names = str | Sequence[str]
+
+
+class Stored(Protocol):
+    """A result on disk."""
+
+    @property
+    def directory(self) -> Path:
+        """Of its files."""
+        ...
 
 
 class Options(TypedDict, total=False):
@@ -37,7 +46,8 @@ class Options(TypedDict, total=False):
         participants: the sites that shall take part; all connected ones by default.
         expected_records: records that a site is expected to have, for plans and ``error``.
         expires_hours: how long the study may run.
-        encoder: features in place of columns, as the ``[encoder]`` table of a study.
+        encoder: features in place of columns: the result of :meth:`~veilsum.Dataset.components`, or the ``[encoder]`` table of
+            a study.
     """
 
     epsilon: float
@@ -57,7 +67,7 @@ class Options(TypedDict, total=False):
     participants: Sequence[str]
     expected_records: int
     expires_hours: int
-    encoder: Mapping[str, Any]
+    encoder: Mapping[str, Any] | Stored
 
 
 _PRIVACY = (
@@ -135,6 +145,9 @@ class Question:
             "parameters": {**self.parameters, **of_method},
             **given,
         }
+        encoder = content.get("encoder")
+        if encoder is not None and not isinstance(encoder, Mapping):
+            content["encoder"] = {"result": str(encoder.directory.resolve())}
         if "participants" in content:
             content["participants"] = tuple(content["participants"])
         asked = validate(content, StudyRequest, source=f"study {self.study_name!r}")
