@@ -128,6 +128,13 @@ def _graph_records(result: Result, name: str, columns: Sequence[Row]) -> Any:
     return field.sample(len(result.arrays[name]), seed)
 
 
+def flat_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Rows without nesting, all with the same keys: a figure's parts are ``mean``, ``mean_low``, ...; None where unknown."""
+    flat = [dict(_flat(row)) for row in rows]
+    names = list(dict.fromkeys(name for row in flat for name in row))
+    return [{name: None if row.get(name) == "" else row.get(name) for name in names} for row in flat]
+
+
 def _flat(row: Row) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
     for name, value in row.items():
@@ -152,7 +159,7 @@ def cell(value: Any) -> str:
         return ", ".join(map(str, value))
     if not isinstance(value, Mapping):
         return str(value)
-    if "low" in value:
+    if "low" in value and "value" in value:
         low, high = ("…" if end is None else f"{end:.4g}" for end in (value["low"], value["high"]))
         return f"{value['value']:.4g} ({low} to {high})"
     if "std_error" in value:
@@ -201,17 +208,20 @@ def to_html(result: Result) -> str:
     parts += [f"<style>{_STYLE}</style><body><h1>Result of {html.escape(result.method)}</h1>"]
     parts.append("<p>In brackets 95% intervals for the population: sampling and noise together.</p>")
     for name, rows in tables_of(result).items():
-        names = list(dict.fromkeys(key for row in rows for key in row))
         parts.append(f"<h2>{html.escape(name)}</h2>")
         picture = _picture_if_possible(name, rows)
         if picture:
             parts.append(picture)
-        head = "".join(f"<th>{html.escape(key.replace('_', ' '))}</th>" for key in names)
-        body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(cell(row.get(key)))}</td>" for key in names) + "</tr>" for row in rows
-        )
-        parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
+        parts.append(table_html(rows))
     return "\n".join([*parts, "</body></html>"]) + "\n"
+
+
+def table_html(rows: Sequence[Row]) -> str:
+    """A ``<table>`` of rows, one column a key."""
+    names = list(dict.fromkeys(key for row in rows for key in row))
+    head = "".join(f"<th>{html.escape(key.replace('_', ' '))}</th>" for key in names)
+    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell(row.get(key)))}</td>" for key in names) + "</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _picture_if_possible(name: str, rows: Sequence[Row]) -> str:
@@ -226,7 +236,18 @@ def _picture_if_possible(name: str, rows: Sequence[Row]) -> str:
 
 
 def plot(name: str, rows: Sequence[Row], kind: str) -> bytes | None:
-    """A picture of a table: survival curves with bands and numbers at risk, or figures with their intervals; None without any.
+    """A picture of a table in a file format, ``svg`` or ``png``; as :func:`draw`."""
+    canvas = draw(name, rows)
+    if canvas is None:
+        return None
+    stream = io.BytesIO()
+    canvas.savefig(stream, format=kind, dpi=160, metadata={"Date": None} if kind == "svg" else None)
+    return stream.getvalue()
+
+
+def draw(name: str, rows: Sequence[Row]) -> Any:
+    """A table as a matplotlib figure: survival curves with bands and numbers at risk, or figures with their intervals; None
+    where there is nothing to draw.
 
     Raises:
         ConfigurationError: matplotlib is not installed.
@@ -245,9 +266,7 @@ def plot(name: str, rows: Sequence[Row], kind: str) -> bytes | None:
         _draw_curves(canvas, name, curves)
     else:
         _draw_forest(canvas, name, [row for row in rows if _told(row.get(columns[0]))], columns[0])
-    stream = io.BytesIO()
-    canvas.savefig(stream, format=kind, dpi=160, metadata={"Date": None} if kind == "svg" else None)
-    return stream.getvalue()
+    return canvas
 
 
 def _told(value: Any) -> bool:

@@ -14,7 +14,7 @@ Everything comes from public values. Whether a site will agree, and how much of 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -24,6 +24,8 @@ from veilsum.quantisation import ROUNDING
 from veilsum.spending import ParticipantLoss, epsilon_alone, participant_losses
 from veilsum_coordinator.parts.expectations import Expectation, finite
 from veilsum_coordinator.parts.expected_moments import DIRECTIONS
+from veilsum_privacy.accounting.accountant import rdp_epsilon
+from veilsum_privacy.accounting.prices import declared_event
 from veilsum_privacy.ledger.entries import Mechanism
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import TASKS
@@ -213,6 +215,13 @@ def notes(study: Study, parts: Sequence[PlannedPart]) -> Iterator[str]:
             " differ in few sites show these sites' own numbers, so a site refuses a sum whose cohort differs from an earlier"
             " one by fewer sites than its policy.min_cohort. Invite the same sites again."
         )
+    if private and study.privacy.unit == "subject":
+        twice = twofold_epsilon(study)
+        cost = "the study costs more" if twice is None else f"epsilon is {twice:.3g}"
+        yield (
+            "The guarantee is for one person at one site. Sites cannot know who else's patient a person is: for someone whose"
+            f" records lie at two of the sites {cost}."
+        )
     stepped = {task.source for task in study.tasks if issubclass(TASKS[task.task], DerivedTask)} - {None}
     if stepped and not private:
         yield (
@@ -235,6 +244,26 @@ def notes(study: Study, parts: Sequence[PlannedPart]) -> Iterator[str]:
                 f" features are expected to have. {advice}, more records a site, or a larger epsilon; without that, what is"
                 " made of covariances is shrunk towards one common variance."
             )
+
+
+def twofold_epsilon(study: Study) -> float | None:
+    """Epsilon by RDP of a study with noise for someone who is a unit at two of its sites; None where records are sampled.
+
+    A sum under one noise moves up to twice as far. Where each site adds all the noise that its own unit needs, the two sites'
+    vectors are two releases, of which the sum tells no more than both.
+    """
+    events = []
+    for task in study.tasks:
+        if task.derived:
+            continue
+        event = declared_event(task)
+        if event.sampling_rate < 1:
+            return None
+        if study.privacy.noise == "local" or task.local_steps or task.keep:
+            events.append(replace(event, steps=2 * event.steps))
+        else:
+            events.append(replace(event, sensitivity=2 * event.sensitivity))
+    return rdp_epsilon(events, study.privacy.delta)
 
 
 def divide(expectations: Sequence[Expectation]) -> tuple[PlannedPart, ...]:

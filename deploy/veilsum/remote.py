@@ -10,7 +10,7 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -227,17 +227,7 @@ class Remote:
         Raises:
             Misuse: not hexadecimal, too short, or no study or several begin so.
         """
-        text = prefix.lower()
-        if not SHORTEST_ID <= len(text) <= 64 or not re.fullmatch("[0-9a-f]+", text):
-            raise Misuse(f"A study is named by {SHORTEST_ID} to 64 hexadecimal digits.", "See `veilsum study list`.")
-        if len(text) == 64:
-            return bytes.fromhex(text)
-        found = [item.study for item in self.list() if item.study.startswith(text)]
-        if len(found) != 1:
-            what = "No study begins" if not found else f"{len(found)} studies begin"
-            advice = "See `veilsum study list`." if not found else "Give more digits."
-            raise Misuse(f"{what} with {text}.", advice)
-        return bytes.fromhex(found[0])
+        return find_study(prefix, self.list)
 
     def show(self, study: bytes) -> StudyInfo:
         """A study's state."""
@@ -278,22 +268,7 @@ class Remote:
             StateError: the study has no result, or the directory holds one or cannot be written.
             HostileInput: a file name or size is not acceptable, or a file is not the one that the manifest names.
         """
-        info = self.show(study)
-        if not info.results:
-            raise StateError(f"The study has no result: it is {info.phase}.", info.reason)
-        if (directory / MANIFEST).exists():
-            raise StateError(f"{directory} holds a result already.", "Choose another directory.")
-        names = sorted(info.results, key=lambda name: (name == MANIFEST, name))
-        for name in names:
-            if not _FILE_NAME.fullmatch(name):
-                raise HostileInput("The coordinator names a result file that cannot be written here.")
-        for name in names:
-            data = self._file(study, name)
-            if proof and name == MANIFEST:
-                for part in _proof_files(data):
-                    replace_file(directory / part, self._file(study, part))
-            replace_file(directory / name, data)
-        return load_result(directory)
+        return write_result(self.show(study), lambda name: self._file(study, name), directory, proof=proof)
 
     def fetch_checkpoint(self, study: bytes, directory: Path, number: int | None = None) -> tuple[Result, int]:
         """Fetch the model that a study kept after a round, the newest one by default, and check its hashes.
@@ -305,16 +280,8 @@ class Remote:
             StateError: the study has kept no such model, or the directory holds a result or cannot be written.
             HostileInput: a size is not acceptable, or a file is not the one that the manifest names.
         """
-        info = self.show(study)
-        chosen = number if number is not None else max(info.checkpoints, default=0)
-        if chosen not in info.checkpoints:
-            kept = ", ".join(map(str, info.checkpoints)) or "none; the parameter checkpoint_every sets how often"
-            raise StateError("The study kept no checkpoint of that round.", f"Rounds with a checkpoint: {kept}.")
-        if (directory / MANIFEST).exists():
-            raise StateError(f"{directory} holds a result already.", "Choose another directory.")
-        for name in (ARRAYS, MANIFEST):
-            replace_file(directory / name, self._file(study, name, chosen))
-        return load_result(directory), chosen
+        chosen = choose_checkpoint(self.show(study), number)
+        return write_checkpoint(lambda name: self._file(study, name, chosen), directory), chosen
 
     def _file(self, study: bytes, name: str, checkpoint: int = 0) -> bytes:
         parts: list[bytes] = []
@@ -335,6 +302,79 @@ class Remote:
             yield
         except grpc.RpcError as error:
             raise explain(error, self._way, self._identity) from error
+
+
+def find_study(prefix: str, listed: Callable[[], Sequence[StudyInfo]]) -> bytes:
+    """The digest of the one study that a prefix names; arguments and errors as of :meth:`Remote.find`."""
+    text = prefix.lower()
+    if not SHORTEST_ID <= len(text) <= 64 or not re.fullmatch("[0-9a-f]+", text):
+        raise Misuse(f"A study is named by {SHORTEST_ID} to 64 hexadecimal digits.", "See `veilsum study list`.")
+    if len(text) == 64:
+        return bytes.fromhex(text)
+    found = [item.study for item in listed() if item.study.startswith(text)]
+    if len(found) != 1:
+        what = "No study begins" if not found else f"{len(found)} studies begin"
+        advice = "See `veilsum study list`." if not found else "Give more digits."
+        raise Misuse(f"{what} with {text}.", advice)
+    return bytes.fromhex(found[0])
+
+
+def write_result(info: StudyInfo, read: Callable[[str], bytes], directory: Path, *, proof: bool) -> Result:
+    """Write a finished study's files, the manifest last, and load them.
+
+    Args:
+        info: the study's state.
+        read: gives a file by its name.
+        directory: must hold no result yet.
+        proof: whether to write the result's proof as well.
+
+    Raises:
+        StateError, HostileInput: as :meth:`Remote.fetch`.
+    """
+    if not info.results:
+        raise StateError(f"The study has no result: it is {info.phase}.", info.reason)
+    _require_vacant(directory)
+    names = sorted(info.results, key=lambda name: (name == MANIFEST, name))
+    for name in names:
+        if not _FILE_NAME.fullmatch(name):
+            raise HostileInput("The coordinator names a result file that cannot be written here.")
+    for name in names:
+        data = read(name)
+        if proof and name == MANIFEST:
+            for part in _proof_files(data):
+                replace_file(directory / part, read(part))
+        replace_file(directory / name, data)
+    return load_result(directory)
+
+
+def choose_checkpoint(info: StudyInfo, number: int | None) -> int:
+    """The round whose model is meant, the newest by default.
+
+    Raises:
+        StateError: the study kept none of that round.
+    """
+    chosen = number if number is not None else max(info.checkpoints, default=0)
+    if chosen not in info.checkpoints:
+        kept = ", ".join(map(str, info.checkpoints)) or "none; the parameter checkpoint_every sets how often"
+        raise StateError("The study kept no checkpoint of that round.", f"Rounds with a checkpoint: {kept}.")
+    return chosen
+
+
+def write_checkpoint(read: Callable[[str], bytes], directory: Path) -> Result:
+    """Write the files of a model in between, and load it.
+
+    Raises:
+        StateError, HostileInput: as :meth:`Remote.fetch_checkpoint`.
+    """
+    _require_vacant(directory)
+    for name in (ARRAYS, MANIFEST):
+        replace_file(directory / name, read(name))
+    return load_result(directory)
+
+
+def _require_vacant(directory: Path) -> None:
+    if (directory / MANIFEST).exists():
+        raise StateError(f"{directory} holds a result already.", "Choose another directory.")
 
 
 def _proof_files(manifest: bytes) -> list[str]:

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from veilsum.local.tables import read_sites
 from veilsum_deploy.datasets import Dataset, read_dataset
 from veilsum_node.config import did_you_mean
 from veilsum_node.errors import ConfigurationError, DataError
@@ -67,8 +68,8 @@ class Collection:
         domains = [
             Domain(
                 domain.name,
-                Dataset(domain.train.name, schema, domain.train.table),
-                None if domain.test is None else Dataset(domain.test.name, schema, domain.test.table),
+                Dataset(domain.train.name, schema, domain.train.table, domain.train.subject),
+                None if domain.test is None else Dataset(domain.test.name, schema, domain.test.table, domain.test.subject),
             )
             for domain in self.domains
         ]
@@ -90,6 +91,20 @@ def load_collection(name: str, path: Path) -> Collection:
 def single(dataset: Dataset) -> Collection:
     """One table as a collection of one domain, named as the data set."""
     return Collection(dataset.name, dataset.schema, (Domain(dataset.name, dataset, None),))
+
+
+def own_sites(
+    source: Path, schema: DatasetSchema, name: str, *, site_column: str | None = None, subject: str | None = None
+) -> Collection:
+    """Sites of one's own, each a domain: a folder of one file a site, or one file with a column that names the site.
+
+    Raises:
+        DataError: a file or column is missing or unreadable, a record names no site, or there are fewer than two sites.
+        Misuse: a column of sites for a folder.
+    """
+    tables = read_sites(source, schema, site_column=site_column, subject=subject)
+    domains = [Domain(site, Dataset(name, schema, table, subject), None) for site, table in tables.items()]
+    return Collection(name, schema, tuple(domains))
 
 
 def _digits4(path: Path) -> Collection:

@@ -48,17 +48,20 @@ class Dataset:
         name: as a study and a participant's configuration name it.
         schema: its public schema.
         table: an Arrow table of the schema's columns.
+        subject: a further column of it, which tells whose record each is; None where nothing does.
     """
 
     name: str
     schema: DatasetSchema
     table: Any
+    subject: str | None = None
 
     @cached_property
     def records(self) -> Records:
         """What the participant's reader makes of the table once it is written: the same records, to the bit."""
         columns = {name: self.table[name].combine_chunks() for name in self.table.column_names}
-        return encode_table(Table(Path(self.name), columns, self.table.num_rows), self.schema)[0]
+        subjects = None if self.subject is None else columns[self.subject]
+        return encode_table(Table(Path(self.name), columns, self.table.num_rows, subjects), self.schema)[0]
 
     @property
     def classes(self) -> NDArray[np.int64]:
@@ -66,16 +69,21 @@ class Dataset:
         label = self.schema.label
         if label is None:
             return np.zeros(self.table.num_rows, dtype=np.int64)
-        if "records" in self.__dict__ and self.records.labels is not None:
+        if self._in_order and self.records.labels is not None:
             return self.records.labels
         if label.column not in self.table.column_names:
             raise DataError(f"The data set {self.name} has no column {label.column!r}.", "Use the schema that belongs to it.")
         return judge_labels(self.table[label.column].combine_chunks(), label, self.schema.missing).codes
 
+    @property
+    def _in_order(self) -> bool:
+        """Whether the records are made, in the order of the table's rows; those with subjects stand by subject."""
+        return "records" in self.__dict__ and self.subject is None
+
     def take(self, rows: Rows) -> Dataset:
         """The data set of some rows; records that are made already are not made again."""
-        taken = Dataset(self.name, self.schema, self.table.take(rows))
-        if "records" in self.__dict__:
+        taken = Dataset(self.name, self.schema, self.table.take(rows), self.subject)
+        if self._in_order:
             taken.__dict__["records"] = take_records(self.records, rows)
         return taken
 
@@ -114,8 +122,8 @@ def take_records(records: Records, rows: Rows) -> Records:
 def concatenate(parts: Sequence[Dataset]) -> Dataset:
     """The rows of several data sets of one schema, in one."""
     tables = pa.concat_tables([part.table for part in parts], promote_options="permissive")
-    whole = Dataset(parts[0].name, parts[0].schema, tables)
-    if parts[0].schema.label is not None and all("records" in part.__dict__ for part in parts):
+    whole = Dataset(parts[0].name, parts[0].schema, tables, parts[0].subject)
+    if parts[0].schema.label is not None and all(part._in_order for part in parts):
         found = [part.records for part in parts]
         whole.__dict__["records"] = Records(
             np.concatenate([one.features for one in found]),

@@ -59,6 +59,8 @@ def read_toml(path: Path) -> dict[str, Any]:
             data = file.read(MAX_CONFIGURATION_BYTES + 1)
     except FileNotFoundError as error:
         raise ConfigurationError(f"{path}: there is no such file.", "Check the path.") from error
+    except IsADirectoryError as error:
+        raise ConfigurationError(f"{path}: is a folder, not a file.", "Name the TOML file in it.") from error
     except OSError as error:
         raise ConfigurationError(f"{path}: cannot be read ({error.strerror}).", "Check path and permissions.") from error
     if len(data) > MAX_CONFIGURATION_BYTES:

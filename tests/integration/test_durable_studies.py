@@ -19,6 +19,7 @@ from support.durable_studies import STUDIES
 from support.federation import TestBed, make_request, schema_of
 from support.postgres import server
 from veilsum.compile import StudyRequest
+from veilsum.local.federation import results_directory
 from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.parts.federation import Release
 from veilsum_coordinator.protocol.machine import RESTART_SECONDS
@@ -28,7 +29,6 @@ from veilsum_coordinator.protocol.rounds import RoundPhase
 from veilsum_coordinator.service.hub import Hub
 from veilsum_coordinator.storage import outage
 from veilsum_coordinator.storage.records import MEMBERS, PROGRESS, ROUNDS
-from veilsum_deploy.local import results_directory
 from veilsum_node.database import open_database
 from veilsum_node.errors import RefusalCode
 from veilsum_privacy.ledger import Kind

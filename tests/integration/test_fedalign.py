@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from support.federation import TestBed, make_bed, make_request, schema_of
 from support.randomness import SeededRandom
 from support.recording import Recorder
+from veilsum.local.federation import results_directory
 from veilsum_aggregation.feature_moments import moments_of_sums
 from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.parts.moment_alignment import LABEL
-from veilsum_deploy.local import results_directory
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_participant.applying.model import load_model
 from veilsum_participant.cli.apply import kept_statistic

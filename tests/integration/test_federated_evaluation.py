@@ -17,6 +17,7 @@ from sklearn.metrics import confusion_matrix
 from support.federation import DATASET, TestBed, make_bed, make_request, schema_of
 from support.network import running_client, running_server
 from veilsum.compile import StudyRequest
+from veilsum.local.federation import results_directory
 from veilsum.remote import Remote, connect
 from veilsum.request import with_model
 from veilsum_coordinator.parts.application import application
@@ -25,7 +26,6 @@ from veilsum_coordinator.results.released_models import find_released, result_mo
 from veilsum_coordinator.service.runner import run_study
 from veilsum_coordinator.service.server import CoordinatorServer
 from veilsum_coordinator.service.status import study_status
-from veilsum_deploy.local import results_directory
 from veilsum_node.errors import ConfigurationError, Misuse, StateError
 from veilsum_participant.applying.model import load_model
 from veilsum_privacy.accounting.prices import study_epsilon

@@ -15,11 +15,11 @@ from support.certificates import DAY
 from support.federation import make_bed, make_request, schema_of
 from support.hostile import HostileChannel, make_data
 from support.network import running_client, running_server, submit, wait_for
+from veilsum.local.federation import LocalFederation
 from veilsum_coordinator.protocol.machine import StudyMachine
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.protocol.rounds import RoundPhase
 from veilsum_coordinator.protocol.settings import Waits
-from veilsum_deploy.local import LocalFederation
 from veilsum_node.errors import HostileInput
 from veilsum_node.transport.channel import open_channel
 from veilsum_participant.data.subjects import number_subjects

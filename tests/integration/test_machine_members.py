@@ -14,11 +14,11 @@ from cryptography.x509 import load_pem_x509_certificate
 
 from support.federation import TestBed, make_bed, make_request, schema_of
 from support.hostile import NAMES, HostileChannel, altered, make_data
+from veilsum.local.federation import LocalChannel
 from veilsum_coordinator.protocol.machine import StudyMachine
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_coordinator.service.hub import Hub
-from veilsum_deploy.local import LocalChannel
 from veilsum_node.errors import HostileInput, StateError, Unavailable
 from veilsum_node.identity import Authority, Label, Role, SigningKey, new_key_and_csr, verify_certificate
 from veilsum_privacy.securesum.boxes import Box, BoxKey, Purpose

@@ -15,13 +15,13 @@ from sqlalchemy import text
 
 from support.federation import DATASET, TestBed, make_bed, make_request, schema_of
 from support.network import wait_for
+from veilsum.local.federation import LocalFederation
 from veilsum_coordinator.protocol.rounds import RoundPhase
 from veilsum_coordinator.protocol.settings import CoordinatorConfig, Waits
 from veilsum_coordinator.service.hub import Hub
 from veilsum_coordinator.service.metrics import Metrics
 from veilsum_coordinator.service.runner import HubFederation, RoundLostError
 from veilsum_coordinator.service.server import CoordinatorServer
-from veilsum_deploy.local import LocalFederation
 from veilsum_node.database import after_commit, open_database
 from veilsum_node.errors import ConfigurationError, Damage, HostileInput, Refusal, RefusalCode
 from veilsum_node.telemetry.monitoring import MetricsSettings

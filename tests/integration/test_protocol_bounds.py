@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from support.federation import TestBed, make_bed, make_request, schema_of
+from veilsum.local.federation import LocalChannel
 from veilsum_coordinator.protocol.members import StudyPhase
-from veilsum_deploy.local import LocalChannel
 from veilsum_node.errors import HostileInput
 from veilsum_node.identity import Label, hello_digest, load_credentials
 from veilsum_participant.protocol.contributions import Contributions, Payload

@@ -16,8 +16,8 @@ import pytest
 from support.federation import DATASET, TestBed, make_bed, make_request, open_test_site, schema_of
 from support.hostile import Adversary, altered, context_of, make_adversary, make_data
 from support.network import running_client, running_server, submit, wait_for
+from veilsum.local.federation import LocalChannel
 from veilsum_coordinator.protocol.settings import Waits
-from veilsum_deploy.local import LocalChannel
 from veilsum_node.errors import RefusalCode, StateError
 from veilsum_node.identity import Authority, Role, new_key_and_csr
 from veilsum_node.identity.tls import CERTIFICATE_FILE, KEY_FILE

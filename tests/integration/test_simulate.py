@@ -554,3 +554,88 @@ def test_encoders_make_the_features_of_cells_and_of_what_stands_beside_them(
     assert code == 0, err
     same_features = {row["label"]: row["average"]["mean"] for row in json.loads(text)["rows"]}
     assert same_features == pytest.approx(means, abs=0.005)  # float32 in place of float64
+
+
+def write_own_sites(directory: Path) -> Path:
+    """A schema, a study about persons, one file with a column of sites, and the same records as a folder; returns the study.
+
+    Persons of up to three records are mixed up, so that whoever takes rows for persons, or loses their order, counts wrong.
+    """
+    rng = np.random.default_rng(3)
+    lines = [
+        f"{hospital},p{rng.integers(60)},{rng.integers(0, 100)},{rng.integers(2)}" for hospital in "ABC" for _ in range(90)
+    ]
+    rng.shuffle(lines)
+    (directory / "all.csv").write_text("hospital,patient,age,ill\n" + "\n".join(lines) + "\n")
+    folder = directory / "sites"
+    folder.mkdir()
+    for hospital in "ABC":
+        own = "\n".join(line[2:] for line in lines if line.startswith(hospital))
+        (folder / f"{hospital}.csv").write_text(f"patient,age,ill\n{own}\n")
+    (directory / "schema.toml").write_text(
+        'max_records = 100\n[[columns]]\nkind = "number"\nname = "age"\nlow = 0\nhigh = 100\n[label]\ncolumn = "ill"\n'
+        'classes = [{ name = "no", values = ["0"] }, { name = "yes", values = ["1"] }]\n'
+    )
+    study = directory / "study.toml"
+    study.write_text(
+        'name = "own"\nmethod = "statistics"\ndataset = "records"\nschema = "schema.toml"\n[privacy]\nnoise = "none"\n'
+        'unit = "subject"\n[parameters]\nperson = "first"\n[[query]]\nkind = "mean"\nover = "age"\nby = "ill"\n'
+    )
+    return study
+
+
+@pytest.mark.parametrize("encryption", ["--encryption", "--no-encryption"])
+@pytest.mark.parametrize("source", [("sites",), ("all.csv", "--site-column", "hospital")])
+def test_a_study_of_persons_runs_on_ones_own_sites(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], source: tuple[str, ...], encryption: str
+) -> None:
+    study = write_own_sites(tmp_path)
+    data = ("--data", tmp_path / source[0], *source[1:], "--subject", "patient")
+    code, text, err = veilsum(capsys, "simulate", study, *data, encryption, "--json")
+    assert code == 0, err
+    summary = json.loads(text)
+    assert summary["sites"] == {"a": 90, "b": 90, "c": 90}
+    assert summary["partition"] == "domains"
+    first: dict[tuple[str, str], tuple[str, float]] = {}
+    for row in csv.DictReader((tmp_path / "all.csv").open()):
+        first.setdefault((row["hospital"], row["patient"]), (row["ill"], float(row["age"])))
+    rows = {row["quantity"]: row["mean"] for row in summary["table"]}
+    for level, code_of in (("no", "0"), ("yes", "1")):
+        ages = [age for ill, age in first.values() if ill == code_of]
+        assert rows[f"mean[{level}, age].count"] == len(ages)
+        assert rows[f"mean[{level}, age].mean"] == pytest.approx(np.mean(ages), abs=0.5)  # in steps of the grid
+
+
+def test_own_sites_hold_records_out_and_are_swept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_own_sites(tmp_path)
+    study = tmp_path / "classify.toml"
+    study.write_text('name = "c"\nmethod = "fedcgs"\ndataset = "records"\nschema = "schema.toml"\n[privacy]\nepsilon = 5\n')
+    options = ("--vary", "partition=domains,iid", "--seeds", 2, "--jobs", 1, "--json")
+    code, text, err = veilsum(capsys, "simulate", study, "--data", tmp_path / "sites", *options)
+    assert code == 0, err
+    cells = {row["label"]: row for row in json.loads(text)["rows"] if row["kind"] == "cell"}
+    assert {row["done"] for row in cells.values()} == {2}
+    assert len(cells) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--data", "all.csv", "--site-column", "clinic"), "column 'clinic' is missing"),
+        (("--data", "sites", "--site-column", "hospital"), "is a folder, whose files are the sites"),
+        (("--data", "all.csv", "--subject", "patient"), "scatter a person's"),
+        (("--data", "sites", "--subject", "patient", "--partition", "iid"), "scatter a person's"),
+        (("--dataset", "breast-cancer", "--site-column", "hospital"), "records of your own"),
+        (("--data", "empty"), "holds 0 files of records"),
+        (("--data", "sites", "--sites", 4), "are the domains a, b, c"),
+    ],
+)
+def test_own_sites_that_do_not_fit_say_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, options: tuple[Any, ...], message: str
+) -> None:
+    study = write_own_sites(tmp_path)
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    code, _, err = veilsum(capsys, "simulate", study, *options)
+    assert code == 2
+    assert message in " ".join(err.split())

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from support.federation import TestBed, make_bed, make_request, schema_of
 from support.hostile import NAMES, make_data
+from veilsum.local.federation import LocalChannel
 from veilsum_coordinator.protocol.machine import StudyMachine
 from veilsum_coordinator.protocol.members import Members, StudyPhase
 from veilsum_coordinator.protocol.rounds import Round, RoundPhase
@@ -25,7 +26,6 @@ from veilsum_coordinator.protocol.settings import Waits
 from veilsum_coordinator.service.coordination import REST, Coordination, _Session
 from veilsum_coordinator.service.hub import HEARD_SECONDS, Hub
 from veilsum_coordinator.service.status import study_status
-from veilsum_deploy.local import LocalChannel
 from veilsum_node.errors import HostileInput
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_node.transport.connection import spread

@@ -20,6 +20,7 @@ from support.federation import TestBed, make_bed
 from support.fresh import COORDINATOR, LEDGER, fresh_database
 from support.proving import proven
 from support.randomness import SeededRandom
+from veilsum.local.federation import LocalFederation, results_directory
 from veilsum_coordinator.parts.query_answers import RECORDS
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.protocol.rounds import RoundPhase
@@ -28,7 +29,6 @@ from veilsum_coordinator.service import runner
 from veilsum_coordinator.service.hub import Hub
 from veilsum_coordinator.storage.journal import SqlJournal
 from veilsum_coordinator.storage.records import MEMBERS, PROGRESS, ROUNDS, SUMS
-from veilsum_deploy.local import LocalFederation, results_directory
 from veilsum_node.database import open_database
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_participant.protocol.core import Channel, ParticipantCore

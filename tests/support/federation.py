@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from support.fresh import COORDINATOR, LEDGER, PARTICIPANT, fresh_database
 from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
+from veilsum.local.federation import LocalFederation
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_coordinator.service.hub import Hub
 from veilsum_coordinator.storage.journal import SqlJournal
-from veilsum_deploy.local import LocalFederation
 from veilsum_node.identity import Credentials, Label, load_credentials
 from veilsum_node.identity.provision import Kit, make_kit
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource

@@ -17,7 +17,7 @@ from typing import Any
 from sqlalchemy import event
 
 from support.federation import Clock, open_test_site
-from veilsum_deploy.local import LocalChannel, LocalFederation
+from veilsum.local.federation import LocalChannel, LocalFederation
 from veilsum_node.errors import HostileInput
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_participant.config import ParticipantConfig
@@ -27,7 +27,7 @@ from veilsum_proto import federation_pb2 as pb
 _FORK = multiprocessing.get_context("forkserver")
 _FORK.set_forkserver_preload(  # installed modules: the server does not know the tests' path
     [
-        "veilsum_deploy.local",
+        "veilsum.local.federation",
         "veilsum_node.identity.provision",
         "veilsum.compile",
         "veilsum_participant.session.client",
@@ -132,7 +132,7 @@ class MortalFederation(LocalFederation):
 class KillableSite:
     """A participant that dies at its ``fatal``-th point (0: never) and is started again by :meth:`handle`.
 
-    It stands in for a core in :class:`~veilsum_deploy.local.LocalFederation`.
+    It stands in for a core in :class:`~veilsum.local.federation.LocalFederation`.
 
     Attributes:
         deaths: how often it died.

@@ -52,6 +52,15 @@ def test_every_command_can_be_imported(name: str, capsys: pytest.CaptureFixture[
     assert f"veilsum {name}" in out
 
 
+@pytest.mark.parametrize(("words", "offered"), [("veilsum ", list(cli.NOUNS)), ("veilsum study e", ["export"])])
+def test_a_shells_tab_key_is_answered(words: str, offered: list[str]) -> None:
+    command = Path(sys.executable).with_name("veilsum")
+    place = str(len(words.split(" ")) - 1)
+    environment = os.environ | {"COMP_WORDS": words, "COMP_CWORD": place, "_VEILSUM_COMPLETE": "complete_bash"}
+    result = subprocess.run([str(command)], capture_output=True, text=True, env=environment)
+    assert result.stdout.split() == offered, result.stderr
+
+
 def test_the_installed_command_prints_its_version() -> None:
     command = Path(sys.executable).with_name("veilsum")
     result = subprocess.run([str(command), "--version"], capture_output=True, text=True)

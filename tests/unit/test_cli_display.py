@@ -17,10 +17,10 @@ from support.randomness import SeededRandom
 from veilsum.compile import PrivacyRequest, StudyDraft, StudyRequest, draft_study
 from veilsum.costs import study_cost
 from veilsum.plan import plan_study
+from veilsum.progress import Pace, duration, follow, words
 from veilsum.remote import StudyInfo
 from veilsum_deploy.cli.display import print_result, print_study
 from veilsum_deploy.cli.planned import figure, print_plan
-from veilsum_deploy.cli.watch import Pace, duration, follow, words
 from veilsum_node.errors import StateError
 from veilsum_privacy.accounting.accountant import GaussianEvent, rdp_epsilon
 from veilsum_privacy.ledger.entries import Mechanism

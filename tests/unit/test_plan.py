@@ -18,6 +18,8 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
+from dp_accounting.rdp import RdpAccountant
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -25,7 +27,7 @@ from numpy.typing import NDArray
 from support.randomness import SeededRandom
 from veilsum.compile import PrivacyRequest, StudyDraft, StudyRequest, draft_study
 from veilsum.costs import study_cost
-from veilsum.plan import Outlook, Verdict, divide, outlook, plan_study, typical_share
+from veilsum.plan import Outlook, Verdict, divide, outlook, plan_study, twofold_epsilon, typical_share
 from veilsum.remote import Remote
 from veilsum.spending import epsilon_alone, participant_losses, read_spending, study_mechanisms
 from veilsum_aggregation.moments import within_covariance, within_covariance_error
@@ -655,3 +657,22 @@ def test_a_plan_says_that_a_study_is_held_to_earlier_cohorts(privacy: dict[str, 
         note for note in plan_study(asked, asked.compile()).notes if "held to the cohorts of earlier such studies" in note
     ]
     assert [note.split(" is held")[0].removeprefix("A study ") for note in found] == ([held] if held else [])
+
+
+def test_a_plan_says_what_a_person_at_two_sites_costs() -> None:
+    """Against dp-accounting: twice the sensitivity under shared noise, two releases where each site has noise of its own."""
+
+    def plan_of(noise: str, unit: str = "subject") -> tuple[Study, list[str]]:
+        asked = draft(noise=noise, unit=unit, parameters={"person": "first"} if unit == "subject" else {})
+        study = asked.compile()
+        return study, [note for note in plan_study(asked, study).notes if "two of the sites" in note]
+
+    for noise, factor, releases in (("distributed", 2.0, 1), ("local", 1.0, 2)):
+        study, notes = plan_of(noise)
+        (task,) = study.tasks
+        multiplier = math.sqrt(task.variance) / task.grid / factor
+        accountant = RdpAccountant(orders=[1 + step / 100 for step in range(1, 6000)])
+        accountant.compose(SelfComposedDpEvent(GaussianDpEvent(multiplier), releases))
+        assert twofold_epsilon(study) == pytest.approx(accountant.get_epsilon(study.privacy.delta), rel=1e-2)
+        assert f"epsilon is {twofold_epsilon(study):.3g}" in notes[0]
+    assert plan_of("distributed", "record")[1] == []

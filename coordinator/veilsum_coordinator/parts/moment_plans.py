@@ -100,8 +100,9 @@ def need_label(inputs: Inputs, what: str, instead: str = "") -> None:
         ConfigurationError: the schema has no label.
     """
     if inputs.schema.label is None:
-        advice = "Add a [label] table with classes to the schema"
-        raise ConfigurationError(f"{what[:1].upper()}{what[1:]} needs a label.", f"{advice}{instead}.")
+        advice = f"Add a [label] table with classes to the schema{instead}."
+        other = " It tells classes apart; the method regression explains a number, an event, a count or a time."
+        raise ConfigurationError(f"{what[:1].upper()}{what[1:]} needs a label.", advice + ("" if instead else other))
 
 
 def task_parameters(task: str, **values: Any) -> Frozen:

@@ -29,8 +29,9 @@ EXIT_INTERRUPTED = 130
 app = typer.Typer(add_completion=False)
 
 _PARTITION = (
-    "Split of records. iid: even and mixed. uneven: site i has a share in proportion to 1/i. dirichlet:ALPHA: each class is"
-    " split by a Dirichlet draw over the sites. shards:N: N classes per site. domains: a domain of the collection is a site."
+    "Split of records; by default iid, or domains where --data has sites of its own. iid: even and mixed. uneven: site i has"
+    " a share in proportion to 1/i. dirichlet:ALPHA: each class is split by a Dirichlet draw over the sites. shards:N: N"
+    " classes per site. domains: a domain of the collection, or a site of --data, is a site."
     " domains+dirichlet:ALPHA: each domain is a site, and for each class one Dirichlet draw over the sites, which sums to 1,"
     " is the share of its own domain's records of the class that a site keeps; no class is forced on a site."
 )
@@ -44,7 +45,17 @@ _VARY = (
 @app.command()
 def simulate_study(
     study: Annotated[Path, typer.Argument(help="The study.toml; with --dataset or --collection it may leave out the schema.")],
-    data: Annotated[Path | None, typer.Option("--data", help="CSV, Parquet or npz file with all records.")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", help="CSV, Parquet or npz file with all records; or a folder with one such file a site."),
+    ] = None,
+    site_column: Annotated[
+        str | None, typer.Option("--site-column", help="Column of --data that names the site of each record.")
+    ] = None,
+    subject: Annotated[
+        str | None,
+        typer.Option("--subject", help="Column that tells whose record each is, for studies whose unit is the subject."),
+    ] = None,
     dataset: Annotated[str | None, typer.Option("--dataset", help=f"A packaged data set: {', '.join(PACKAGED)}.")] = None,
     collection: Annotated[
         str | None,
@@ -63,7 +74,7 @@ def simulate_study(
     sites: Annotated[
         int | None, typer.Option("--sites", min=2, max=1024, help="Number of simulated sites; 4, or one per domain.")
     ] = None,
-    partition: Annotated[str, typer.Option("--partition", help=_PARTITION)] = "iid",
+    partition: Annotated[str | None, typer.Option("--partition", help=_PARTITION)] = None,
     limit: Annotated[
         int | None, typer.Option("--limit", min=1, help="Most training records per site, drawn at random before the skew.")
     ] = None,
@@ -136,7 +147,13 @@ def simulate_study(
     With --vary or --seeds a whole evaluation runs, on all cores and without encryption: every combination of values for every
     seed, beside each site alone and pooled records. --out gets each run, the table with paired gains, and plots.
     """
-    source = _source(study, data, dataset, collection)
+    source = _source(study, data, dataset, collection, site_column, subject)
+    partition = partition or ("domains" if source.kind == "sites" else "iid")
+    if subject is not None and not partition.startswith("domains"):
+        raise Misuse(
+            "Records that are dealt out at random would scatter a person's over sites.",
+            "Leave out --partition, and name the sites by --site-column or a folder.",
+        )
     sweeping = bool(vary) or seeds is not None
     if not sweeping and baseline is not None:
         raise Misuse("--baseline belongs to a sweep.", "State --vary or --seeds too.")
@@ -176,11 +193,22 @@ def make_engine(name: str, workers: int, address: str | None = None) -> Engine:
     return SerialEngine() if count == 1 else ProcessEngine(count)
 
 
-def _source(study: Path, data: Path | None, dataset: str | None, collection: str | None) -> Source:
+def _source(
+    study: Path,
+    data: Path | None,
+    dataset: str | None,
+    collection: str | None,
+    site_column: str | None,
+    subject: str | None,
+) -> Source:
     if sum(item is not None for item in (data, dataset, collection)) != 1:
         raise Misuse("State either --data or --dataset or --collection.", f"Packaged data sets: {', '.join(PACKAGED)}.")
     if data is not None:
-        return Source("file", str(read_toml(study).get("dataset", data.stem)), data)
+        name = str(read_toml(study).get("dataset", data.stem))
+        own = data.is_dir() or site_column is not None
+        return Source("sites" if own else "file", name, data, site_column, subject)
+    if site_column is not None or subject is not None:
+        raise Misuse("--site-column and --subject belong to records of your own.", "Name them with --data.")
     if dataset is not None:
         return Source("packaged", dataset)
     name, equals, folder = str(collection).partition("=")
@@ -204,7 +232,7 @@ def _study(
     """One study: ``one`` is a sweep of a single cell."""
     content, source, program, seed = one.content, one.source, one.program, one.seeds[0]
     beside = parse_baselines(one.beside, str(content.get("method")))
-    loaded = None if source.kind == "file" else source.load(None)
+    loaded = None if source.needs_schema else source.load(None)
     draft = draft_of(content, study.parent, None if loaded is None else loaded.schema, source=str(study), program=program)
     if loaded is None:
         loaded = source.load(draft.schema)

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from veilsum.access import resolve_access, resolve_identity
+from veilsum.progress import follow
 from veilsum_deploy.cli.display import print_fault, print_result, print_study, print_verified
 from veilsum_deploy.cli.planned import print_plan
-from veilsum_deploy.cli.plans import plan_connected, plan_offline
-from veilsum_deploy.cli.watch import follow
 from veilsum_node.errors import Misuse
 from veilsum_node.process.console import JsonOption, moment, print_fields, print_json, print_line, print_rows
 
 if TYPE_CHECKING:
     from veilsum.compile import StudyRequest
+    from veilsum.plan import StudyPlan
     from veilsum.remote import Remote, StudyInfo
     from veilsum_node.identity import Credentials
 
@@ -59,10 +59,12 @@ def plan(
         raise Misuse("An error is a share of the expected size, above 0 and at most 1.", "For example --error 0.1.")
     request = _load(file)
     if participants is not None:
+        from veilsum.drafts import plan_offline
+
         planned = plan_offline(request, participants, error)
     else:
         with _connected(coordinator, identity) as (remote, credentials):
-            planned = plan_connected(request, remote, credentials, error, as_json=as_json)
+            planned = _plan(request, remote, credentials, error, as_json=as_json)
     if as_json:
         print_json(planned.to_json())
     else:
@@ -85,7 +87,7 @@ def submit(
     With --json: one object per line; what it asks first, then its states and its result if they are waited for.
     """
     with _connected(coordinator, identity) as (remote, credentials):
-        planned = plan_connected(_load(file), remote, credentials, as_json=as_json)
+        planned = _plan(_load(file), remote, credentials, as_json=as_json)
         if not as_json:
             print_plan(planned)
         key = remote.submit(planned.study, credentials)
@@ -251,6 +253,17 @@ def checkpoint(
     if not as_json:
         print_line(f"Checkpoint after round {kept}")
     print_result(found, out, as_json=as_json)
+
+
+def _plan(
+    request: StudyRequest, remote: Remote, credentials: Credentials, error: float | None = None, *, as_json: bool
+) -> StudyPlan:
+    from veilsum.drafts import plan_connected
+
+    planned = plan_connected(request, remote, credentials.federation_id, error)
+    if planned.away and not as_json:
+        print_line(f"Not connected now: {', '.join(planned.away)}. The study waits for them.")
+    return planned.plan
 
 
 def _fetch(remote: Remote, credentials: Credentials, key: bytes, out: Path, *, as_json: bool, proof: bool = True) -> None:

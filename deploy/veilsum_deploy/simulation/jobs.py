@@ -84,7 +84,7 @@ def plan_jobs(sweep: Sweep) -> list[Job]:
 def load_source(sweep: Sweep) -> Collection:
     """The records of a sweep, turned into features once."""
     draft = None
-    if sweep.source.kind == "file":
+    if sweep.source.needs_schema:
         draft = draft_of(sweep.data_content_of(Cell(())), sweep.base, None, source="the study", program=sweep.program)
     collection = sweep.source.load(None if draft is None else draft.schema)
     for domain in collection.domains:

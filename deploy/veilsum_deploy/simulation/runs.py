@@ -14,10 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from veilsum.local.federation import LocalFederation, results_directory
+from veilsum.local.sites import make_local
 from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.service.runner import run_study
-from veilsum_deploy.local import LocalFederation, results_directory
 from veilsum_deploy.simulation.baselines import beside
 from veilsum_deploy.simulation.deal import Deal, deal, site_names
 from veilsum_deploy.simulation.engines import Engine
@@ -26,7 +27,6 @@ from veilsum_deploy.simulation.progress import Progress, RoundProgress, WatchedF
 from veilsum_deploy.simulation.record import RunRecorder
 from veilsum_deploy.simulation.run_store import UNFINISHED, RunStore, once
 from veilsum_deploy.simulation.scores import Kept, overall
-from veilsum_deploy.simulation.sites import make_local
 from veilsum_deploy.simulation.study import Beside, Draft, Outcome, Run, Simulation, accuracies_of, compiled
 from veilsum_node.errors import Misuse, StateError, VeilsumError
 from veilsum_node.identity import load_credentials
@@ -181,7 +181,8 @@ def _encrypted(simulation: Simulation, dealt: Deal, clock: Callable[[], int]) ->
         if draft.model is not None:
             save_result(results / "model", draft.model)
         files = {name: dataset.write(base / "data", name) for name, dataset in dealt.training.items()}
-        kit, local = make_local(base / "federation", files, draft.request.dataset, clock, stack)
+        subject = simulation.collection.domains[0].train.subject
+        kit, local = make_local(base / "federation", files, draft.request.dataset, clock, stack, subject=subject)
         analyst = load_credentials(kit.analyst.identity, clock())
 
         def run(number: int, watch: Callable[[Study], Watch]) -> tuple[Study, Result, Kept, float]:

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from veilsum_deploy.collections import Collection, load_collection, single
+from veilsum_deploy.collections import Collection, load_collection, own_sites, single
 from veilsum_deploy.datasets import packaged_dataset, read_dataset
 from veilsum_deploy.simulation.baseline_names import OF_RECORDS, parse_baselines
 from veilsum_deploy.simulation.deal import Setting
@@ -46,23 +46,40 @@ class Source:
     """Where records come from.
 
     Attributes:
-        kind: ``packaged``, ``collection`` or ``file``.
-        name: of the packaged data set or the collection; the study's name of the data where it is a file.
-        path: of the collection's folder or the file.
+        kind: ``packaged``, ``collection``, ``file`` or ``sites``: a folder of one file a site, or a file that names them.
+        name: of the packaged data set or the collection; the study's name of the data where it is the user's own.
+        path: of the folder or the file.
+        site_column: the file's column that names the site of each record.
+        subject: the column that tells whose record each is.
     """
 
     kind: str
     name: str
     path: Path | None = None
+    site_column: str | None = None
+    subject: str | None = None
+
+    @property
+    def needs_schema(self) -> bool:
+        """Whether the study has to bring the schema along."""
+        return self.kind in ("file", "sites")
+
+    @property
+    def identity(self) -> list[str]:
+        """What a run of it is known by."""
+        own = [f"{key} {value}" for key, value in (("by", self.site_column), ("subject", self.subject)) if value is not None]
+        return [self.kind, self.name, str(self.path and self.path.resolve()), *own]
 
     def load(self, schema: DatasetSchema | None) -> Collection:
-        """Read the records; ``schema`` is needed for a file and overrides that of a packaged data set."""
+        """Read the records; ``schema`` is needed for data of the user's own and overrides that of a packaged data set."""
         if self.kind == "collection" and self.path is not None:
             return load_collection(self.name, self.path)
         if self.kind == "packaged":
             return single(packaged_dataset(self.name))
         if schema is None or self.path is None:
             raise ConfigurationError("The study has no schema.", 'Add schema = "file.toml" to it.')
+        if self.kind == "sites":
+            return own_sites(self.path, schema, self.name, site_column=self.site_column, subject=self.subject)
         return single(read_dataset(self.path, schema, self.name))
 
 
@@ -227,7 +244,7 @@ class Sweep:
             "kind": kind,
             "study": content,
             "files": [None if name is None else _file_hash(self.base / str(name)) for name in named],
-            "source": [self.source.kind, self.source.name, str(self.source.path and self.source.path.resolve())],
+            "source": self.source.identity,
             "setting": asdict(setting),
             "seed": seed,
         }

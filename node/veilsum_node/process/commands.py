@@ -73,7 +73,7 @@ def command_line(about: str, nouns: Mapping[str, Noun], shared: object = None) -
             noun = nouns.get(cmd_name)
             if noun is None:
                 return None
-            if self._overview or ctx.resilient_parsing:
+            if self._overview:
                 return TyperCommand(cmd_name, help=noun.help)
             return typer.main.get_command(importlib.import_module(noun.module).app)
 
@@ -81,7 +81,11 @@ def command_line(about: str, nouns: Mapping[str, Noun], shared: object = None) -
             self._overview = True
             super().format_help(ctx, formatter)
 
-    app = typer.Typer(cls=LazyGroup, no_args_is_help=True, add_completion=False)
+        def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+            self._overview = True  # a shell's Tab waits: nouns are named without importing them
+            return super().shell_complete(ctx, incomplete)
+
+    app = typer.Typer(cls=LazyGroup, no_args_is_help=True)
 
     @app.callback(help=about)
     def root(

@@ -115,12 +115,13 @@ class LocalFederation:
         message = pb.StudyObject(study=data, signature=signature, certificate=certificate)
         return self.hub.submit(analyst.identity.name, message)
 
-    def prepare(self, key: bytes, results: Path | None = None) -> HubFederation:
+    def prepare(self, key: bytes, results: Path | None = None, *, checkpoints: bool = False) -> HubFederation:
         """Drive enrolment and the exchange of keys; returns the federation for the study's method.
 
         Args:
             key: of the study.
             results: where results lie, of which one released the projection of a study that has one.
+            checkpoints: whether models in between are kept there.
 
         Raises:
             StateError: the study failed or cannot go on, or its projection is not found.
@@ -131,7 +132,8 @@ class LocalFederation:
         if machine.phase is not StudyPhase.RUNNING:
             raise StateError(f"The study is {machine.phase.value}: {machine.reason}.")
         encoder = {} if results is None else find_released(results, machine.study)
-        return HubFederation(self.hub, key, self._advance, self._clock, encoder=encoder)
+        kept = results if checkpoints else None
+        return HubFederation(self.hub, key, self._advance, self._clock, encoder=encoder, results=kept)
 
     def run(self, study: Study, analyst: Credentials, results: Path) -> pb.StudyStatus:
         """Run a whole study: submit, exchange keys, run its method; the result lies in :func:`results_directory`.

@@ -10,16 +10,16 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
+from veilsum.local.federation import LocalFederation
 from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_coordinator.service.hub import Hub
 from veilsum_coordinator.storage.journal import SqlJournal
-from veilsum_deploy.local import LocalFederation
 from veilsum_node.database import open_database
 from veilsum_node.identity import load_credentials
 from veilsum_node.identity.provision import Kit, make_kit
 from veilsum_node.randomness import SYSTEM_RANDOM
-from veilsum_participant.config import BudgetConfig, DatasetConfig, ParticipantConfig, Policy
+from veilsum_participant.config import BudgetConfig, DatasetConfig, EncoderConfig, ParticipantConfig, Policy
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.session.client import open_site
 from veilsum_privacy.ledger.mirror import Mirror
@@ -28,7 +28,15 @@ DELTA = 1e-5
 
 
 def make_local(
-    directory: Path, files: Mapping[str, Path], dataset: str, clock: Callable[[], int], stack: ExitStack
+    directory: Path,
+    files: Mapping[str, Path],
+    dataset: str,
+    clock: Callable[[], int],
+    stack: ExitStack,
+    *,
+    subject: str | None = None,
+    header: bool = True,
+    encoders: Mapping[str, Path] | None = None,
 ) -> tuple[Kit, LocalFederation]:
     """Make a federation of simulated sites.
 
@@ -38,6 +46,9 @@ def make_local(
         dataset: the data's name in studies.
         clock: unix seconds.
         stack: closes the databases.
+        subject: the files' column that tells whose record each is, for studies whose unit is the subject.
+        header: whether the first line of a CSV file names its columns.
+        encoders: files of frozen encoders that studies may use, by names of their own.
     """
     kit = make_kit(directory, sorted(files), clock=clock, federation="simulation")
     trusted = {party.name: load_credentials(party.identity, clock()).identity.fingerprint for party in kit.participants}
@@ -56,7 +67,8 @@ def make_local(
             coordinator="localhost:1",  # never dialled
             identity=party.identity,
             state=party.directory / "participant.db",
-            datasets={dataset: DatasetConfig(path=files[party.name])},
+            datasets={dataset: DatasetConfig(path=files[party.name], subject=subject, header=header)},
+            encoders={name: EncoderConfig(path=path) for name, path in (encoders or {}).items()},
             budgets={dataset: BudgetConfig(epsilon="unlimited", delta=DELTA)},
             policy=policy,
         )

@@ -1,0 +1,308 @@
+"""A dataset of a federation: questions about it, each of which is a study that costs nothing before it is run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from veilsum.api.options import Names, Options, Question, as_list, merged
+from veilsum.api.studies import Study
+from veilsum.request import EVALUATION, load_study_request
+from veilsum_node.errors import ConfigurationError, Misuse
+from veilsum_privacy.study.schema import DatasetSchema
+
+if TYPE_CHECKING:
+    from veilsum.api.federation import Federation
+    from veilsum.api.results import StudyResult
+
+Query = Mapping[str, Any]
+"""A question of the method ``statistics``, with the keys of a ``[[query]]`` table."""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A dataset as its sites offer it. No method here reads a record or spends anything: each returns a :class:`Study`.
+
+    Columns are named as in the schema, or as ``derive`` names them. ``over`` takes a name or a list of names, ``by`` columns
+    with categories, every combination of whose levels is a group, ``where`` a condition such as ``"age >= 65"``. All take
+    the keywords of :class:`~veilsum.api.options.Options`, of which one of ``epsilon``, ``error`` and ``noise`` has to be
+    stated before a study is planned or run, as its own or as the dataset's.
+
+    Attributes:
+        federation: whose sites hold it.
+        name: as the sites offer it.
+        schema: its columns with their public bounds.
+        options: of every study, unless it states others.
+    """
+
+    federation: Federation
+    name: str
+    schema: DatasetSchema
+    options: Options = field(default_factory=Options)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns, that of the label last."""
+        label = () if self.schema.label is None else (self.schema.label.column,)
+        return (*(column.name for column in self.schema.columns), *label)
+
+    def with_options(self, **options: Unpack[Options]) -> Dataset:
+        """The same dataset with other options for its studies."""
+        return Dataset(self.federation, self.name, self.schema, merged(self.options, options))
+
+    # -- statistics --------------------------------------------------------------------------------------------------------
+
+    def count(self, over: Names = (), *, by: Names = (), where: str = "", **options: Unpack[Options]) -> Study:
+        """How many records; with ``over``, how many with each combination of categories, with shares."""
+        return self._ask("count", options, over=over, by=by, where=where)
+
+    def mean(self, over: Names, *, by: Names = (), where: str = "", **options: Unpack[Options]) -> Study:
+        """Means and standard deviations of numbers."""
+        return self._ask("mean", options, over=over, by=by, where=where)
+
+    def table(
+        self, over: Names = (), *, by: Names = (), at: Sequence[float] = (), where: str = "", **options: Unpack[Options]
+    ) -> Study:
+        """A table one: means of numbers and counts of categories, with quantiles ``at``, by group with a test of each."""
+        return self._ask("table-one", options, over=over, by=by, at=at, where=where)
+
+    def compare(self, over: Names, *, by: Names, where: str = "", **options: Unpack[Options]) -> Study:
+        """Means of numbers by group, with a test that they are equal."""
+        return self._ask("compare", options, over=over, by=by, where=where)
+
+    def histogram(self, over: str, *, edges: Any = (), by: Names = (), where: str = "", **options: Unpack[Options]) -> Study:
+        """How many records in each interval of a number; ``edges`` is a list, or ``{"from": 0, "to": 90, "steps": 9}``."""
+        return self._ask("histogram", options, over=over, edges=edges, by=by, where=where)
+
+    def quantiles(
+        self,
+        over: str,
+        *,
+        at: Sequence[float] = (),
+        edges: Any = (),
+        by: Names = (),
+        where: str = "",
+        **options: Unpack[Options],
+    ) -> Study:
+        """Quantiles of a number, the quartiles by default."""
+        return self._ask("quantiles", options, over=over, at=at, edges=edges, by=by, where=where)
+
+    def independence(self, row: str, column: str, *, where: str = "", **options: Unpack[Options]) -> Study:
+        """A table of two columns with categories, with the test that they are independent."""
+        return self._ask("independence", options, over=(row, column), where=where)
+
+    def correlation(self, over: Sequence[str], *, where: str = "", **options: Unpack[Options]) -> Study:
+        """Correlations of numbers."""
+        return self._ask("correlation", options, over=over, where=where)
+
+    def missing(self, over: Names = (), *, by: Names = (), where: str = "", **options: Unpack[Options]) -> Study:
+        """How many values are missing, of all columns by default."""
+        return self._ask("missing", options, over=over, by=by, where=where)
+
+    def survival(
+        self,
+        time: str,
+        *,
+        event: str,
+        censored: Names,
+        edges: Any,
+        by: Names = (),
+        at: Sequence[float] = (),
+        where: str = "",
+        **options: Unpack[Options],
+    ) -> Study:
+        """The curve of the time to an event, its median, and by group the log-rank test.
+
+        Args:
+            time: column of the times.
+            event: column that tells how each ended.
+            censored: its categories that are no event.
+            edges: ends of the intervals of time: a list, or ``{"from": 0, "to": 2190, "steps": 6}``.
+            by: groups.
+            at: shares of records with the event, whose times are told; the median by default.
+            where: which records.
+            options: of the study.
+        """
+        return self._ask(
+            "survival", options, over=time, event=event, censored=censored, edges=edges, by=by, at=at, where=where
+        )
+
+    def discrimination(
+        self,
+        score: str,
+        outcome: str,
+        *,
+        event: str = "",
+        censored: Names = (),
+        edges: Any = (),
+        where: str = "",
+        **options: Unpack[Options],
+    ) -> Study:
+        """How well a score ranks an event (a condition), or the time to one (with ``event``, ``censored`` and ``edges``)."""
+        return self._ask(
+            "discrimination", options, over=score, outcome=outcome, event=event, censored=censored, edges=edges, where=where
+        )
+
+    def effect(self, treatment: str, outcome: str, *, score: str, where: str = "", **options: Unpack[Options]) -> Study:
+        """A treatment's effect under weights by the inverse probability of the treatment; ``score`` is its log odds."""
+        return self._ask("effect", options, over=score, by=treatment, outcome=outcome, where=where)
+
+    def synthetic(self, over: Names = (), *, where: str = "", **options: Unpack[Options]) -> Study:
+        """Made-up records with the noised tables of all pairs of columns."""
+        return self._ask("synthetic", options, over=over, where=where)
+
+    def statistics(self, *questions: Study | Query, **options: Unpack[Options]) -> Study:
+        """Several questions in one release, which share its epsilon; without any, an overview of all columns.
+
+        Args:
+            questions: studies that the methods above made, or ``[[query]]`` tables as mappings.
+            options: of the study; those of the questions do not count.
+
+        Raises:
+            Misuse: a question is a study of another method.
+        """
+        asked: list[dict[str, Any]] = []
+        for question in questions:
+            if isinstance(question, Study):
+                if question.method != "statistics":
+                    raise Misuse(
+                        f"{question.name!r} is of the method {question.method!r}, with releases of its own.",
+                        "Ask questions of the method statistics together, and run the others by themselves.",
+                    )
+                asked += [dict(query) for query in question.queries]
+            else:
+                asked.append(dict(question))
+        return self.study("statistics", {"query": tuple(asked)} if asked else {}, **options)
+
+    # -- regression --------------------------------------------------------------------------------------------------------
+
+    def linear(self, outcome: str, over: Names, *, where: str = "", **options: Unpack[Options]) -> Study:
+        """Linear regression of a number: coefficients with intervals."""
+        return self._regress("linear", outcome, over, options, where=where)
+
+    def logistic(
+        self,
+        outcome: str,
+        over: Names,
+        *,
+        per: Mapping[str, float] | None = None,
+        where: str = "",
+        **options: Unpack[Options],
+    ) -> Study:
+        """Logistic regression of an event, a condition such as ``"died = 'yes'"``: odds ratios; ``per`` as of :meth:`cox`."""
+        return self._regress("logistic", outcome, over, options, per=per, where=where)
+
+    def poisson(
+        self,
+        outcome: str,
+        over: Names,
+        *,
+        per: Mapping[str, float] | None = None,
+        most: float | None = None,
+        where: str = "",
+        **options: Unpack[Options],
+    ) -> Study:
+        """Poisson regression of counts: rate ratios; ``most`` is the largest mean of a record."""
+        return self._regress("poisson", outcome, over, options, per=per, most=most, where=where)
+
+    def cox(
+        self,
+        time: str,
+        over: Names,
+        *,
+        event: str,
+        censored: Names,
+        edges: Any = (),
+        per: Mapping[str, float] | None = None,
+        where: str = "",
+        **options: Unpack[Options],
+    ) -> Study:
+        """Cox regression of the time to an event: hazard ratios.
+
+        Args:
+            time: column of the times; its upper bound is the horizon.
+            over: terms; a category's first level is the reference.
+            event: column that tells how each ended.
+            censored: its categories that are no event.
+            edges: of the intervals in which ends are counted first; 40 equal ones by default.
+            per: for a change of how many units of a term its ratio is given, such as ``{"age": 10}``.
+            where: which records.
+            options: of the study.
+        """
+        more = {"event": event, "censored": as_list(censored), "edges": edges, "per": per, "where": where}
+        return self._regress("cox", time, over, options, **more)
+
+    # -- models ------------------------------------------------------------------------------------------------------------
+
+    def train(self, method: str = "fedsgd", parameters: Mapping[str, Any] | None = None, **options: Unpack[Options]) -> Study:
+        """A classifier of the schema's label: trained (``fedsgd``, ``fedavg``) or made of a few sums (``fedcgs``, ...).
+
+        Args:
+            method: any that makes a model; docs/methods.md compares them.
+            parameters: of the method.
+            options: of the study.
+
+        Raises:
+            ConfigurationError: the schema has no label.
+        """
+        if self.schema.label is None:
+            raise ConfigurationError(
+                "The schema has no label, and a classifier learns one.",
+                "Add a [label] to it; for a number as outcome use linear, for a time cox, for a count poisson.",
+            )
+        return self.study(method, parameters, **options)
+
+    def components(self, width: int | None = None, **options: Unpack[Options]) -> Study:
+        """Principal components, ``width`` of them, which later studies can use as features."""
+        return self.study("pca", {} if width is None else {"width": width}, **options)
+
+    def evaluate(self, model: StudyResult, **options: Unpack[Options]) -> Study:
+        """How good a released model is on the sites' records."""
+        return self.study(EVALUATION, {"result": str(model.directory.resolve())}, **options)
+
+    # -- any ---------------------------------------------------------------------------------------------------------------
+
+    def study(self, method: str, parameters: Mapping[str, Any] | None = None, **options: Unpack[Options]) -> Study:
+        """A study of any method, by its parameters (docs/methods.md).
+
+        Raises:
+            ConfigurationError: an option is unknown. What else is wrong, planning or running the study says.
+        """
+        name, given = _named(method, parameters), merged(self.options, options)
+        return Study(self.federation, Question(method, parameters or {}, self.name, self.schema, given, name))
+
+    def load(self, path: str | Path) -> Study:
+        """The study of a study.toml, whose own schema, dataset and options hold.
+
+        Raises:
+            ConfigurationError: it cannot be read or is invalid.
+        """
+        return Study(self.federation, load_study_request(Path(path)))
+
+    def _ask(self, kind: str, options: Options, **keys: Any) -> Study:
+        query: dict[str, Any] = {"kind": kind}
+        for key, value in keys.items():
+            listed = as_list(value) if key in ("over", "by", "censored") else value
+            if listed not in ("", [], ()):
+                query[key] = listed
+        return self.study("statistics", {"query": (query,)}, **options)
+
+    def _regress(self, family: str, outcome: str, over: Names, options: Options, **keys: Any) -> Study:
+        stated = {key: value for key, value in keys.items() if value not in (None, "", (), [])}
+        return self.study("regression", {"family": family, "outcome": outcome, "over": as_list(over), **stated}, **options)
+
+    def __repr__(self) -> str:
+        return f"<Dataset {self.name!r} of {self.federation.name}: {', '.join(self.columns)}>"
+
+
+def _named(method: str, parameters: Mapping[str, Any] | None) -> str:
+    """What a study is called that nobody named: its method, or what it asks."""
+    given = parameters or {}
+    if method == "regression":
+        return f"{given.get('family', method)}-{given.get('outcome', '')}"
+    queries = given.get("query", ())
+    if method == "statistics" and len(queries) == 1:
+        return "-".join([str(queries[0].get("kind", method)), *map(str, queries[0].get("over", ()))])
+    return method

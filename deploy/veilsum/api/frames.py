@@ -1,0 +1,39 @@
+"""Rows as frames of the libraries that scientists use, which are imported only when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from veilsum.exports import flat_rows
+from veilsum_node.errors import ConfigurationError
+
+
+def pandas_frame(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Rows as a pandas frame, one column a key; a figure's interval in columns ``mean_low``, ``mean_high``.
+
+    Raises:
+        ConfigurationError: pandas is not installed.
+    """
+    try:
+        import pandas
+    except ImportError as error:
+        raise ConfigurationError(
+            "pandas is not installed.", "Install it with: pip install 'veilsum[notebook]'; or use to_arrow() or rows()."
+        ) from error
+    return pandas.DataFrame(flat_rows(rows))
+
+
+def arrow_table(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Rows as an Arrow table, which polars, DuckDB and others take as it is."""
+    import pyarrow as pa
+
+    return pa.Table.from_pylist([_told(row) for row in flat_rows(rows)])
+
+
+def _told(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row whose values Arrow holds: lists and the like as text."""
+    return {
+        name: value if value is None or isinstance(value, bool | int | float | str) else str(value)
+        for name, value in row.items()
+    }

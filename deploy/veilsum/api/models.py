@@ -1,0 +1,169 @@
+"""Released models with scikit-learn's interface, without scikit-learn. They are applied here and never trained further."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum.local.tables import as_table, column_values
+from veilsum_node.errors import DataError, Misuse
+from veilsum_participant.applying.model import Model, best_class, probabilities
+from veilsum_participant.data import typed
+from veilsum_participant.data.encode import encode_table
+from veilsum_participant.data.readers import Table
+from veilsum_privacy.results.result import Result
+from veilsum_privacy.tasks.base import Records
+
+Floats = NDArray[np.float64]
+
+
+@dataclass
+class _Applied:
+    """What classifiers and encoders have in common.
+
+    Attributes:
+        released: the model.
+        site: whose alignment is applied; None where there is none.
+    """
+
+    released: Model = field(repr=False)
+    site: str | None = None
+
+    @property
+    def feature_names_in_(self) -> NDArray[np.object_]:
+        """The columns that the model reads, in order."""
+        return np.array([column.name for column in self.released.schema.columns], dtype=object)
+
+    @property
+    def n_features_in_(self) -> int:
+        """How many they are."""
+        return len(self.released.schema.columns)
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The model and the site whose alignment it applies."""
+        return {"released": self.released, "site": self.site}
+
+    def set_params(self, **parameters: Any) -> _Applied:
+        """Set the site.
+
+        Raises:
+            Misuse: another parameter: a released model is what it is.
+        """
+        if wrong := sorted(parameters.keys() - {"released", "site"}):
+            raise Misuse(f"A released model has no parameter {wrong[0]!r} to set.", "It has `site`.")
+        for name, value in parameters.items():
+            setattr(self, name, value)
+        return self
+
+    def fit(self, X: Any, y: Any = None) -> NoReturn:  # noqa: N803  scikit-learn's names
+        """Refused: the model was made by a study.
+
+        Raises:
+            Misuse: always.
+        """
+        raise Misuse("A released model is not trained further here.", "Run another study: dataset.train(...).")
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return True
+
+    def _records(self, X: Any) -> Records:  # noqa: N803
+        schema = self.released.schema.model_copy(update={"label": None})
+        if isinstance(X, str | Path):
+            return self.released.read(X)
+        if isinstance(X, np.ndarray) and (X.ndim != 2 or X.shape[1] != self.n_features_in_):
+            raise DataError(
+                f"X has the shape {X.shape}; the model reads {self.n_features_in_} columns.",
+                f"Give them in the order {', '.join(self.feature_names_in_[:20])}, or a frame with their names.",
+            )
+        named = X if not isinstance(X, np.ndarray) else dict(zip(self.feature_names_in_, X.T.tolist(), strict=True))
+        table = as_table(named, "X")
+        columns = {}
+        for name in schema.file_columns:
+            column_values(table, name, "X")
+            kind = table[name].type
+            if not (typed.readable(kind) or typed.is_date(kind)):
+                raise DataError(f"X: column {name!r} holds {kind}.", "Give numbers or texts.")
+            columns[name] = typed.values(table[name])
+        return encode_table(Table(Path("X"), columns, table.num_rows), schema)[0]
+
+
+class Classifier(_Applied):
+    """A released classifier, such as the model of ``fedsgd`` or ``fedcgs``.
+
+    ``X`` is a frame with the model's columns in their own units (others are left aside), an array of them in order, or the
+    path of a file. Where the study left out records with missing values, such a record gets no class: None, and NaN.
+    """
+
+    _estimator_type = "classifier"
+
+    @property
+    def classes_(self) -> NDArray[np.object_]:
+        """Names of the classes."""
+        return np.array(self.released.classes, dtype=object)
+
+    def decision_function(self, X: Any) -> Floats:  # noqa: N803
+        """Scores (n, K); of two classes (n,), the second's less the first's."""
+        scores = self.released.scores(self._records(X), self.site)
+        return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
+
+    def predict_proba(self, X: Any) -> Floats:  # noqa: N803
+        """Probabilities (n, K): the softmax of the scores."""
+        return probabilities(self.released.scores(self._records(X), self.site))
+
+    def predict(self, X: Any) -> NDArray[np.object_]:  # noqa: N803
+        """The class (n,) with the largest score; None where there is none."""
+        best = best_class(self.released.scores(self._records(X), self.site))
+        return np.array([None if index < 0 else self.released.classes[index] for index in best], dtype=object)
+
+    def score(self, X: Any, y: Any) -> float:  # noqa: N803
+        """Share of records whose class is predicted rightly; ``y`` holds names of classes."""
+        return float(np.mean(self.predict(X) == np.asarray(y, dtype=object)))
+
+    def __sklearn_tags__(self) -> Any:
+        from sklearn.utils import ClassifierTags, InputTags, Tags, TargetTags  # only where scikit-learn itself asks
+
+        multiple = len(self.released.classes) > 2
+        return Tags(
+            estimator_type="classifier",
+            target_tags=TargetTags(required=False),
+            classifier_tags=ClassifierTags(multi_class=multiple),
+            input_tags=InputTags(allow_nan=True, string=True),
+        )
+
+
+class Encoder(_Applied):
+    """A released projection, such as the components of ``pca``: columns to features."""
+
+    _estimator_type = "transformer"
+
+    def transform(self, X: Any) -> Floats:  # noqa: N803
+        """Features (n, m); NaN where the study left such records out."""
+        return self.released.features(self._records(X), self.site)
+
+    def get_feature_names_out(self, input_features: Any = None) -> NDArray[np.object_]:
+        """Names of the features, numbered from 1."""
+        return np.array([f"feature_{number}" for number in range(1, self.released.width + 1)], dtype=object)
+
+    def __sklearn_tags__(self) -> Any:
+        from sklearn.utils import InputTags, Tags, TargetTags, TransformerTags
+
+        return Tags(
+            estimator_type="transformer",
+            target_tags=TargetTags(required=False),
+            transformer_tags=TransformerTags(),
+            input_tags=InputTags(allow_nan=True, string=True),
+        )
+
+
+def open_model(result: Result, *, site: str | None, encoder: Path | None) -> Classifier | Encoder:
+    """The model of a result.
+
+    Raises:
+        Misuse: the result holds none.
+    """
+    released = Model.from_result(result, encoder)
+    return Encoder(released, site) if released.recipe.head is None else Classifier(released, site)

@@ -1,0 +1,121 @@
+"""A plan as a scientist reads it."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import dataclass
+from typing import Any
+
+from veilsum.api.frames import pandas_frame
+from veilsum.api.notebook import fields_html
+from veilsum.exports import table_html
+from veilsum.plan import StudyPlan
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a study would tell and cost, before anything is signed.
+
+    Attributes:
+        details: the plan in full.
+        away: invited sites that are not connected now.
+    """
+
+    details: StudyPlan
+    away: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        """``worth it``, ``weak``, ``not worth its epsilon``, or that the study is exact and has no guarantee."""
+        return self.details.verdict.value
+
+    @property
+    def epsilon(self) -> float | None:
+        """What it costs each site; None without noise."""
+        return self.details.cost.epsilon
+
+    @property
+    def delta(self) -> float:
+        """Of the guarantee."""
+        return self.details.cost.delta
+
+    @property
+    def participants(self) -> tuple[str, ...]:
+        """The sites that would take part."""
+        return tuple(self.details.study.participants)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What else should be known before it is run."""
+        away = f"Not connected now: {', '.join(self.away)}. The study waits for them."
+        return (*((away,) if self.away else ()), *self.details.notes)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row a figure of the result: its expected size, and the 95% half-width that the noise alone causes."""
+        return [item.to_json() for part in self.details.parts for item in part.expectations]
+
+    def parts(self) -> list[dict[str, Any]]:
+        """One row a part of the result: the share of its size that the noise of a typical figure is, and the outlook."""
+        return [part.to_json() for part in self.details.parts]
+
+    def to_pandas(self) -> Any:
+        """:meth:`rows` as a pandas frame.
+
+        Raises:
+            ConfigurationError: pandas is not installed.
+        """
+        return pandas_frame(self.rows())
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as plain values, as ``veilsum study plan --json`` prints it."""
+        return self.details.to_json()
+
+    def summary(self) -> str:
+        """The plan in a few lines."""
+        lines = [f"{name}: {value}" for name, value in self._fields().items()]
+        lines += [f"  {part['part']}: {part['outlook']}, noise {_share(part['typical_share'])}" for part in self.parts()]
+        return "\n".join([*lines, *self.notes])
+
+    def _fields(self) -> dict[str, str]:
+        cost = self.details.cost
+        asked = "none: exact sums, without any guarantee"
+        if cost.epsilon is not None:
+            asked = f"epsilon {cost.epsilon:.4g} at delta {cost.delta:g} for one {cost.unit}"
+        return {
+            "study": self.details.study.name,
+            "sites": ", ".join(self.participants),
+            "guarantee": asked,
+            "verdict": self.verdict,
+            **({"for an error of " + f"{self.details.error:.0%}": _wanted(self.details)} if cost.epsilon is not None else {}),
+        }
+
+    def __str__(self) -> str:
+        return self.summary()
+
+    def __repr__(self) -> str:
+        return f"<Plan of {self.details.study.name!r}: {self.verdict}>"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            {
+                "part": part["part"],
+                "figures": part["quantities"],
+                "noise, of the expected size": _share(part["typical_share"]),
+                "outlook": part["outlook"],
+            }
+            for part in self.parts()
+        ]
+        notes = "".join(f"<p>{note}</p>" for note in map(_escaped, self.notes))
+        return fields_html(self._fields()) + (table_html(rows) if rows else "") + notes
+
+
+def _wanted(plan: StudyPlan) -> str:
+    return "out of reach" if plan.error_epsilon is None else f"epsilon {plan.error_epsilon:.3g} would do"
+
+
+def _share(share: float | None) -> str:
+    return "beyond any size" if share is None else f"{share:.2g} of the size"
+
+
+def _escaped(text: str) -> str:
+    return html.escape(text)

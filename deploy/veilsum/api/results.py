@@ -1,0 +1,265 @@
+"""A study's result: tables as frames, pictures, text for papers, its provenance and its proof, and the model it may hold."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cryptography import x509
+
+from veilsum.api.frames import arrow_table, pandas_frame
+from veilsum.api.notebook import enable_figures
+from veilsum.exports import cell, draw, export_result, table_html, tables_of, to_csv, to_html, to_latex
+from veilsum_node.config import did_you_mean
+from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, StateError
+from veilsum_privacy.results.result import MANIFEST, Result, load_result
+
+if TYPE_CHECKING:
+    from veilsum.api.federation import Federation
+    from veilsum.api.models import Classifier, Encoder
+    from veilsum.verification import Verified
+
+ASKED = "queries"
+"""The table of a result of statistics that says what was asked, which tells nothing about the records."""
+
+
+@dataclass(frozen=True)
+class StudyResult:
+    """The result of a study, as its files hold it. It contains no code and no record.
+
+    Attributes:
+        directory: of the files.
+        authority: the federation's certificate, by which the proof is checked; None where it is not known.
+        cost: epsilon, delta and unit that the study declared; empty where the study is not at hand.
+        keeps: what deletes the files with the object; None where they stay.
+    """
+
+    directory: Path
+    authority: x509.Certificate | None = None
+    cost: Mapping[str, Any] = field(default_factory=dict)
+    keeps: tempfile.TemporaryDirectory[str] | None = field(default=None, repr=False)
+
+    @cached_property
+    def content(self) -> Result:
+        """Method, summary, arrays, and how to apply them."""
+        return load_result(self.directory)
+
+    @property
+    def method(self) -> str:
+        """Name of the method."""
+        return self.content.method
+
+    @cached_property
+    def tables(self) -> dict[str, list[Mapping[str, Any]]]:
+        """The result's tables as lists of rows, by name; a figure is a mapping with ``value``, ``low``, ``high``, errors."""
+        return {name: rows for name, rows in tables_of(self.content).items() if name != ASKED}
+
+    def rows(self, table: str | None = None) -> Sequence[Mapping[str, Any]]:
+        """The rows of a table; its name may be left out where one question was asked: then it is the first.
+
+        Raises:
+            Misuse: there is no such table, or several questions were asked and none is named.
+        """
+        return self.tables[self._named(table)]
+
+    def to_pandas(self, table: str | None = None) -> Any:
+        """A table as a pandas frame; a figure becomes columns ``mean``, ``mean_low``, ``mean_high``, ``mean_noise_error``, ...
+
+        Args:
+            table: its name; by default, where one question was asked, the first.
+
+        Raises:
+            Misuse: as :meth:`rows`.
+            ConfigurationError: pandas is not installed.
+        """
+        return pandas_frame(self.rows(table))
+
+    def to_arrow(self, table: str | None = None) -> Any:
+        """A table as an Arrow table, for polars, DuckDB and others; columns as of :meth:`to_pandas`."""
+        return arrow_table(self.rows(table))
+
+    def to_csv(self, table: str | None = None) -> str:
+        """A table as CSV."""
+        return to_csv(self.rows(table))
+
+    def to_latex(self, table: str | None = None) -> str:
+        """A table for a paper, with ``booktabs`` rules; a figure is one cell, ``61.2 (59.8 to 62.7)``."""
+        name = self._named(table)
+        return to_latex(self.tables[name], name)
+
+    def to_html(self) -> str:
+        """A page with every table and picture."""
+        return to_html(self.content)
+
+    def plot(self, table: str | None = None) -> Any:
+        """A table as a matplotlib figure: survival curves with bands, or figures with their intervals.
+
+        Raises:
+            Misuse: as :meth:`rows`, or the table has nothing to draw.
+            ConfigurationError: matplotlib is not installed.
+        """
+        name = self._named(table)
+        figure = draw(name, self.tables[name])
+        if figure is None:
+            raise Misuse(f"The table {name!r} has no figure with an interval to draw.", "Name another table.")
+        enable_figures()
+        return figure
+
+    def export(self, directory: str | Path, formats: Sequence[str] = ("csv", "html")) -> list[Path]:
+        """Write all tables and pictures: ``csv``, ``html``, ``latex``, ``svg``, ``png``; returns the files."""
+        return export_result(self.content, Path(directory), list(formats))
+
+    def save(self, directory: str | Path) -> StudyResult:
+        """Copy the result's files, with their proof, to a new directory.
+
+        Raises:
+            StateError: it exists.
+        """
+        target = Path(directory)
+        if target.exists():
+            raise StateError(f"{target} exists already.", "Choose another directory.")
+        shutil.copytree(self.directory, target)
+        return StudyResult(target, self.authority, self.cost)
+
+    def model(self, *, site: str | None = None, encoder: str | Path | None = None) -> Classifier | Encoder:
+        """The model that the result holds, with scikit-learn's interface.
+
+        Args:
+            site: whose alignment is applied, of a result with one for each site.
+            encoder: file of the frozen program, for a result that needs one.
+
+        Raises:
+            Misuse: the result holds tables, and no model.
+        """
+        from veilsum.api.models import open_model
+
+        return open_model(self.content, site=site, encoder=None if encoder is None else Path(encoder))
+
+    # -- where it comes from -----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def provenance(self) -> dict[str, Any]:
+        """What a paper should state: study, its digest, method, what it cost, each sum's cohort and who decrypted it."""
+        try:
+            manifest = json.loads((self.directory / MANIFEST).read_bytes())
+        except (OSError, ValueError) as error:
+            raise HostileInput(f"{self.directory}: holds no readable result.", "Check the path.") from error
+        from veilsum_node.process.commands import installed_version
+
+        return {
+            "study": manifest["study"].get("name"),
+            "digest": manifest["study"].get("digest"),
+            "method": manifest["method"],
+            **self.cost,
+            "releases": manifest.get("releases", []),
+            "software": installed_version(),
+        }
+
+    def verify(
+        self, authority: str | Path | None = None, *, uses: str | Path | None = None, tolerance: float = 0.0
+    ) -> Verified:
+        """Check the result by its proof, offline: every signature, and every number, which is computed again.
+
+        Args:
+            authority: file of the federation's certificate; by default the one that the result was fetched under.
+            uses: folder of results that the study builds on, if it evaluates a released model.
+            tolerance: relative difference that is let pass, where a machine rounds differently.
+
+        Returns:
+            What was verified: ``proves`` and ``leaves_open`` say it in sentences.
+
+        Raises:
+            ProofFault: names the first thing that does not hold.
+            Misuse: no certificate is known.
+        """
+        from veilsum.verification import verify_result
+        from veilsum_participant.ledgers import load_authority
+
+        certificate = self.authority if authority is None else load_authority(Path(authority))
+        if certificate is None:
+            raise Misuse("The federation's certificate is not known.", "Give the file: verify('authority.pem').")
+        return verify_result(self.directory, certificate, uses=None if uses is None else Path(uses), tolerance=tolerance)
+
+    # -- how it is shown ---------------------------------------------------------------------------------------------------
+
+    def summary(self) -> str:
+        """The result as text: its tables, a line a row."""
+        parts = []
+        for name, rows in self.tables.items():
+            keys = list(dict.fromkeys(key for row in rows for key in row))
+            lines = [keys, *([cell(row.get(key)) for key in keys] for row in rows)]
+            widths = [max(len(line[place]) for line in lines) for place in range(len(keys))]
+            parts.append(name)
+            parts += ["  " + "  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+        single = {name: value for name, value in self.content.summary.items() if name not in self.tables and name != ASKED}
+        parts += [f"{name}: {cell(value)}" for name, value in single.items()]
+        return "\n".join(parts)
+
+    def _named(self, table: str | None) -> str:
+        if table is None and self.tables and len(self.content.summary.get(ASKED, ())) <= 1:
+            return next(iter(self.tables))
+        known = ", ".join(self.tables) or "none: it holds a model, see model()"
+        if table is None:
+            raise Misuse(f"The result has {len(self.tables)} tables.", f"Name one: {known}.")
+        if table not in self.tables:
+            raise Misuse(f"The result has no table {table!r}.", did_you_mean(table, self.tables) or f"Tables: {known}.")
+        return table
+
+    def __str__(self) -> str:
+        return self.summary()
+
+    def __repr__(self) -> str:
+        return f"<StudyResult of {self.method}: {', '.join(self.tables) or 'a model'}>"
+
+    def _repr_html_(self) -> str:
+        import html
+
+        parts = [f"<h4>{html.escape(name)}</h4>{table_html(rows)}" for name, rows in self.tables.items()]
+        return "".join(parts) or f"<pre>{html.escape(self.summary())}</pre>"
+
+
+def open_result(directory: str | Path, authority: str | Path | None = None) -> StudyResult:
+    """Open a result that was stored, by ``save``, by ``run(directory)`` or by ``veilsum study result``.
+
+    Args:
+        directory: of its files.
+        authority: the federation's certificate, which ``verify`` needs.
+
+    Raises:
+        ConfigurationError: there is no such directory.
+        HostileInput: it holds no readable result.
+    """
+    from veilsum_participant.ledgers import load_authority
+
+    place = Path(directory)
+    if not place.is_dir():
+        raise ConfigurationError(f"{place} is not a directory.", "Name the directory that holds manifest.json.")
+    result = StudyResult(place, None if authority is None else load_authority(Path(authority)))
+    _ = result.content
+    return result
+
+
+def fetched_result(federation: Federation, key: bytes, directory: Path | None) -> StudyResult:
+    """Fetch a finished study's result and verify it by its proof.
+
+    Raises:
+        HostileInput: it is not proven by its sums.
+    """
+    from veilsum.verification import look_at
+
+    temporary = tempfile.TemporaryDirectory(prefix="veilsum-") if directory is None else None
+    place = directory or Path(temporary.name if temporary else "")
+    federation.coordinator.fetch(key, place)
+    found = look_at(place, federation.credentials.authority)
+    if found.verified is None:
+        advice = "Do not use it. `veilsum study result --no-proof` fetches it for inspection."
+        raise HostileInput(f"The result is not proven: {found.fault or found.missing}", advice)
+    privacy = found.verified.study.study.privacy
+    cost = {"epsilon": privacy.epsilon, "delta": privacy.delta, "noise": privacy.noise, "unit": privacy.unit}
+    return StudyResult(place, federation.credentials.authority, cost, temporary)

@@ -1,0 +1,205 @@
+"""Records of one's own as sites: frames, a folder of one file a site, or one table with a column that names the site.
+
+Cells are read as a participant reads them, so that a simulated site holds the records that the real one would.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as parquet
+
+from veilsum_node.config import did_you_mean
+from veilsum_node.errors import DataError, Misuse
+from veilsum_participant.data.readers import check_structure, read_table
+from veilsum_participant.data.subjects import number_subjects
+from veilsum_privacy.study.schema import DatasetSchema
+
+SUFFIXES = (".csv", ".parquet", ".pq", ".npz")
+"""Files of a folder that are sites; others, such as a schema, are left aside."""
+
+
+def site_files(folder: Path) -> dict[str, Path]:
+    """The files of a folder by the names of their sites, which are the files' own.
+
+    Raises:
+        DataError: it is no folder, holds fewer than two files of records, or two whose names are alike.
+    """
+    if not folder.is_dir():
+        raise DataError(f"{folder}: there is no such folder.", "Name a folder with one CSV, Parquet or npz file a site.")
+    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file())
+    if len(files) < 2:
+        raise DataError(
+            f"{folder}: holds {len(files)} files of records; a federation has at least two sites.",
+            "Store one CSV, Parquet or npz file a site in it, or give one file and the column that names the site.",
+        )
+    names = [site_name(path.stem) for path in files]
+    _require_distinct(names, [path.name for path in files])
+    return dict(zip(names, files, strict=True))
+
+
+def site_name(text: str) -> str:
+    """A site's name made of a text: lower-case letters, digits, dots, hyphens and underscores; at most 64 of them.
+
+    Raises:
+        DataError: nothing is left of it.
+    """
+    folded = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
+    name = re.sub(r"[._-]*-[._-]*", "-", re.sub(r"[^a-z0-9._-]+", "-", folded))[:64].strip("-._")
+    if not name:
+        raise DataError(f"{text!r} cannot be a site's name.", "Use one with letters or digits.")
+    return name
+
+
+def read_sites(
+    source: Path, schema: DatasetSchema, *, site_column: str | None = None, subject: str | None = None
+) -> dict[str, pa.Table]:
+    """Read a folder of one file a site, or one file whose column names the site, as tables by site.
+
+    Args:
+        source: the folder, or the file.
+        schema: of the columns.
+        site_column: names the site of each record; needed for a file, and only for that.
+        subject: a further column, which tells whose record each is.
+
+    Raises:
+        DataError: a file or column is missing or unreadable, a record names no site, or there are fewer than two sites.
+        Misuse: a column of sites for a folder, or none for a file.
+    """
+    if source.is_dir():
+        if site_column is not None:
+            raise Misuse(
+                f"{source} is a folder, whose files are the sites; a site column belongs to one file.",
+                "Leave the site column out, or name one file.",
+            )
+        return {name: _read(path, schema, subject) for name, path in site_files(source).items()}
+    if site_column is None:
+        raise Misuse(f"{source} is one file.", "Name the column that says which site a record is of, or a folder.")
+    return split_sites(_read(source, schema, subject), read_table(source, schema, subject=site_column).subjects, site_column)
+
+
+def split_sites(table: pa.Table, sites: Any, column: str) -> dict[str, pa.Table]:
+    """The rows of each site, by its name; ``sites`` says whose each row is.
+
+    Raises:
+        DataError: a record names no site, two sites' names are alike, or there are fewer than two.
+    """
+    numbers, missing = number_subjects(sites)
+    if missing.any():
+        raise DataError(f"{int(missing.sum())} records name no site in {column!r}.", "Fill the column in, or leave them out.")
+    _, firsts = np.unique(numbers, return_index=True)
+    originals = [str(sites[int(first)].as_py()) for first in firsts]
+    if len(originals) < 2:
+        raise DataError(f"Column {column!r} names one site; a federation has at least two.", "Name another column.")
+    names = [site_name(text) for text in originals]
+    _require_distinct(names, originals)
+    parts = {name: table.take(np.flatnonzero(numbers == number)) for number, name in enumerate(names)}
+    return dict(sorted(parts.items()))
+
+
+def deal_rows(table: pa.Table, sites: int, seed: int) -> dict[str, pa.Table]:
+    """The rows of one table dealt to sites at random, evenly.
+
+    Raises:
+        Misuse: fewer rows than sites.
+    """
+    if not 2 <= sites <= table.num_rows:
+        raise Misuse(
+            f"{table.num_rows} records cannot be dealt to {sites} sites.", "Use two sites or more; each needs a record."
+        )
+    order = np.random.default_rng(seed).permutation(table.num_rows)
+    parts = np.array_split(order, sites)
+    width = len(str(sites))
+    return {f"site-{number:0{width}d}": table.take(np.sort(rows)) for number, rows in enumerate(parts, start=1)}
+
+
+def as_table(frame: Any, what: str) -> pa.Table:
+    """A frame of pandas, polars, DuckDB or any other library that speaks Arrow, or a mapping of columns, as an Arrow table.
+
+    Raises:
+        DataError: it is none of these, or a column holds what Arrow cannot.
+    """
+    try:
+        if isinstance(frame, pa.Table):
+            table = frame
+        elif isinstance(frame, Mapping):
+            table = pa.table(dict(frame))
+        elif type(frame).__module__.split(".")[0] == "pandas":
+            table = pa.Table.from_pandas(frame, preserve_index=False)
+        elif hasattr(frame, "__arrow_c_stream__"):
+            table = pa.table(frame)
+        else:
+            raise DataError(
+                f"{what}: a {type(frame).__name__} is no table.",
+                "Give a frame of pandas or polars, an Arrow table, a mapping of columns, or a path.",
+            )
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise DataError(f"{what}: cannot be read as a table: {error}", "Use columns of numbers, texts or dates.") from error
+    columns = {name: _plain(table[name]) for name in table.column_names}
+    return pa.table(columns)
+
+
+def column_values(table: pa.Table, name: str, what: str) -> Any:
+    """One column as an array.
+
+    Raises:
+        DataError: there is none of the name.
+    """
+    if name not in table.column_names:
+        raise DataError(f"{what}: column {name!r} is missing.", did_you_mean(name, table.column_names))
+    return table[name].combine_chunks()
+
+
+def write_sites(
+    tables: Mapping[str, pa.Table], directory: Path, schema: DatasetSchema, subject: str | None = None
+) -> dict[str, Path]:
+    """Write each site's table as a Parquet file and check that a participant can read it.
+
+    Raises:
+        DataError: a column is missing or holds neither numbers nor texts.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    files = {}
+    for name, table in tables.items():
+        path = directory / f"{name}.parquet"
+        parquet.write_table(table, path)
+        try:
+            check_structure(path, schema, subject=subject)
+        except DataError as error:  # the file's place says nothing to who gave a frame
+            raise DataError(f"site {name}: {error.message.removeprefix(f'{path}: ')}", error.advice) from error
+        files[name] = path
+    return files
+
+
+def _read(path: Path, schema: DatasetSchema, subject: str | None) -> pa.Table:
+    read = read_table(path, schema, subject=subject)
+    if read.broken and not read.rows:
+        raise DataError(f"{path}: none of its {len(read.broken)} rows matches the schema.", "Separate cells by commas.")
+    columns = dict(read.columns)
+    if subject is not None:
+        columns.setdefault(subject, read.subjects)
+    return pa.table(columns)
+
+
+def _plain(column: Any) -> Any:
+    """A column without a dictionary (pandas' categories, polars' enums), which participants' files do not have."""
+    if pa.types.is_dictionary(column.type):
+        column = pc.cast(column, column.type.value_type)
+    if pa.types.is_string_view(column.type):
+        column = pc.cast(column, pa.large_string())
+    return column
+
+
+def _require_distinct(names: list[str], originals: list[str]) -> None:
+    for name, count in Counter(names).items():
+        if count > 1:
+            alike = [original for own, original in zip(names, originals, strict=True) if own == name]
+            raise DataError(f"Sites {', '.join(map(repr, alike))} would all be named {name!r}.", "Rename all but one.")
