@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from support.studies import SITES, compiled, draft, run
+from veilsum.xgboost_model import xgboost_json
 from veilsum_aggregation.boosting import SplitColumn, random_trees
 from veilsum_node.errors import ConfigurationError
 from veilsum_participant.applying.model import Model
@@ -80,3 +81,14 @@ def test_more_than_two_classes_are_refused_and_noise_is_priced() -> None:
     assert study.tasks[0].releases == 30
     wide, near = (draft("gbdt", schema=SCHEMA, expected=n, epsilon=3.0) for n in (50, 400))
     assert wide.expectations(wide.compile())[0].share > near.expectations(near.compile())[0].share
+
+
+def test_xgboost_reads_the_model_and_adds_up_the_same_float32() -> None:
+    xgboost = pytest.importorskip("xgboost")
+    result = run("gbdt", {"rounds": 5}, {name: some_records(index) for index, name in enumerate(SITES)}, schema=SCHEMA)
+    booster = xgboost.Booster()
+    booster.load_model(bytearray(xgboost_json(result)))
+    model, records = Model.from_result(result), some_records(9, 500)
+    given = xgboost.DMatrix(model.features(records).astype(np.float32), feature_names=list(SCHEMA.feature_names))
+    scores = model.scores(records)
+    np.testing.assert_array_equal(booster.predict(given, output_margin=True), (scores[:, 1] - scores[:, 0]).astype(np.float32))
