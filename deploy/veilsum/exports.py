@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from veilsum.markov_fields import fit_field
+from veilsum.xgboost_model import xgboost_json
 from veilsum_aggregation.contrasts import PairPlan
 from veilsum_coordinator.parts.query_answers import NOISE, PAIRS, RECORDS, SCALE
 from veilsum_node.errors import ConfigurationError, Unavailable
 from veilsum_privacy.results.result import Result
 
-FORMATS = ("csv", "html", "latex", "svg", "png")
+FORMATS = ("csv", "html", "latex", "svg", "png", "xgboost")
 
 MODELS = ("tree", "graph")
 """Of synthetic records: the result's own, of a tree of pairs; or new ones of a Markov random field, veilsum[synthetic]."""
@@ -69,6 +70,8 @@ def export_result(result: Result, directory: Path, formats: Sequence[str], model
             files[f"{name.replace(' ', '-')}.csv"] = records_csv(codes, rows).encode()
     if "html" in formats:
         files["result.html"] = to_html(result).encode()
+    if "xgboost" in formats:
+        files["model.json"] = xgboost_json(result)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for name, data in files.items():

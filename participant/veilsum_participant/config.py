@@ -95,6 +95,7 @@ METHODS = (
     "o-fedavg",
     "fedcgs",
     "fedpft",
+    "gbdt",
     "fedsgd",
     "fedavg",
     "hfedatm",

@@ -425,7 +425,46 @@ class _HazardStep(Neighbours):
         return record
 
 
+class _TreeGradients(Neighbours):
+    """The worst record has an outcome as far from a sure prediction as can be."""
+
+    def settings(self) -> tuple[Setting, ...]:
+        data = schema(2, categories=(3,)).model_copy(update={"label": LabelColumn(column="y", classes=LABEL.classes[:2])})
+        common = {"clip": 1e6, "trees": 3, "depth": 2, "largest_model": 4}
+        count = {**common, "loss": "poisson", "outcome": "n1"}
+        return (
+            self._setting("event", data, {**common, "loss": "logistic", "missing": "skip"}, 600.0),
+            self._setting("number", data, {**common, "loss": "squared", "missing": "centre", "outcome": "n1"}, 600.0),
+            self._setting("count", data, {**count, "missing": "skip", "most": 0.5}, -600.0),
+            self._setting("far", data, {**count, "missing": "centre", "most": 2.0}, 600.0),
+        )
+
+    def _setting(self, name: str, agreed: DatasetSchema, parameters: dict[str, object], margin: float) -> Setting:
+        """Four trees of which the first is in the model already."""
+        rng = np.random.default_rng(2)
+        model = {
+            "features": rng.choice([0, 2, 3, 4], (4, 3)).astype(np.float64),
+            "thresholds": rng.uniform(-0.5, 0.5, (4, 3)),
+            "leaves": np.array([[1.0, -1.0, 2.0, 0.5], *np.zeros((3, 4))]),
+            "base": np.array([margin]),
+        }
+        return Setting(name, "tree-gradients", agreed, parameters, to_broadcast(model))
+
+    def worst(self, setting: Setting) -> Records:
+        record = random_records(np.random.default_rng(0), 1, setting.schema, complete=True)
+        assert record.labels is not None
+        record.labels[:] = 0
+        record.features[:, 1] = 1.0 if setting.name == "count" else -1.0
+        return record
+
+    def random(self, setting: Setting, rng: np.random.Generator, n: int) -> Records:
+        records = super().random(setting, rng, n)
+        assert records.labels is not None
+        return replace(records, labels=np.minimum(records.labels, 1))
+
+
 NEIGHBOURS: Mapping[str, Neighbours] = {
+    "tree-gradients": _TreeGradients(),
     "hazard-step": _HazardStep(),
     "newton-step": _NewtonStep(),
     "evaluation": _Evaluation(),

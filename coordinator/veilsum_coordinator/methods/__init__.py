@@ -9,6 +9,7 @@ from veilsum_coordinator.methods.fedcgs import FedCGS
 from veilsum_coordinator.methods.federated_evaluation import FederatedEvaluation
 from veilsum_coordinator.methods.fedpft import FedPFT
 from veilsum_coordinator.methods.fedsgd import FedSGD
+from veilsum_coordinator.methods.gbdt import GBDT
 from veilsum_coordinator.methods.ggeur import GGEUR
 from veilsum_coordinator.methods.hfedatm import HFedATM
 from veilsum_coordinator.methods.ofedavg import OFedAvg
@@ -28,6 +29,7 @@ _ALL = (
     OFedAvg(),
     FedCGS(),
     FedPFT(),
+    GBDT(),
     FedSGD(),
     FedAvg(),
     HFedATM(),

@@ -80,7 +80,7 @@ def result_model(result: Result) -> ReleasedModel:
         encoder = _encoder(told.get("encoder"), result)
         width = sum(column.width for column in columns) if encoder is None else encoder.width
         spec = resolve_model(spec)
-        architecture = build_architecture(spec, width, len(classes))
+        architecture = build_architecture(spec, width, len(classes), trained=False)
         sha256 = model_digest(architecture, arrays)
     except (KeyError, TypeError, ValueError) as error:
         raise HostileInput("The result's application is malformed.", _AGAIN) from error

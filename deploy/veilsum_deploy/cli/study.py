@@ -219,7 +219,9 @@ def verify(
 def export(
     result: Annotated[Path, typer.Argument(metavar="RESULT", help="Directory of a result.")],
     out: Annotated[Path, typer.Option("--out", help="Directory for the files.")],
-    formats: Annotated[str, typer.Option("--formats", help="Of csv, html, latex, svg, png, with commas.")] = "csv,html",
+    formats: Annotated[
+        str, typer.Option("--formats", help="Of csv, html, latex, svg, png, xgboost, with commas.")
+    ] = "csv,html",
     synthetic: Annotated[
         str,
         typer.Option(

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from veilsum_node.errors import Misuse
 from veilsum_node.fields import Frozen
-from veilsum_privacy.training.models import GROUP, MODELS, Architecture, ModelSpec, build_architecture
+from veilsum_privacy.training.models import GROUP, MODELS, RELEASED, Architecture, ModelSpec, build_architecture
 from veilsum_privacy.training.predict import scores
 
 Floats = NDArray[np.float64]
@@ -51,12 +51,12 @@ class NetworkHead(Frozen):
             HostileInput: its options do not fit.
         """
         name = self.model.name
-        if name not in MODELS and not entry_points(group=GROUP, name=name):
+        if name not in MODELS and name not in RELEASED and not entry_points(group=GROUP, name=name):
             raise Misuse(
                 f"This result is of the model {name!r}, which is not installed here.",
                 f"Install the package that announces it as an entry point of the group {GROUP!r}.",
             )
-        return build_architecture(self.model, width, classes)
+        return build_architecture(self.model, width, classes, trained=False)
 
 
 Head = LinearArrays | MlpHead | NetworkHead

@@ -28,6 +28,7 @@ from veilsum_privacy.tasks.power_moments import PowerMoments
 from veilsum_privacy.tasks.prototypes import Prototypes
 from veilsum_privacy.tasks.statistics import Statistics
 from veilsum_privacy.tasks.tables import Tables
+from veilsum_privacy.tasks.tree_gradients import TreeGradients
 from veilsum_privacy.tasks.two_way_step import TwoWayStep
 from veilsum_privacy.tasks.within_moments import WithinMoments
 
@@ -44,6 +45,7 @@ _ALL: tuple[type[Task[Any]], ...] = (
     LocalHead,
     LocalTraining,
     Gradient,
+    TreeGradients,
     Grams,
     BarycenterStep,
     TwoWayStep,

@@ -80,7 +80,7 @@ class Evaluation(RecordTask[EvaluationParameters]):
         """By the schema's class the model's; -1 for one that it does not know."""
         try:
             check_resolved(parameters.model)
-            self.architecture = build_architecture(parameters.model, self.dimension, len(names))
+            self.architecture = build_architecture(parameters.model, self.dimension, len(names), trained=False)
         except HostileInput as error:
             raise Misuse(error.message, error.advice) from error
 

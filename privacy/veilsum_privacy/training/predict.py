@@ -11,6 +11,8 @@ from veilsum_node.errors import Misuse
 from veilsum_privacy.training import closed_form
 from veilsum_privacy.training.models.base import Architecture
 from veilsum_privacy.training.models.perceptrons import Perceptron
+from veilsum_privacy.training.models.trees import Trees
+from veilsum_privacy.training.trees import tree_margin
 
 Floats = NDArray[np.float64]
 
@@ -21,8 +23,8 @@ BATCH = 64
 def scores(architecture: Architecture, arrays: Mapping[str, Floats], x: Floats) -> Floats:
     """Scores (n, K) of features (n, width); a record that is not finite gets NaN.
 
-    Perceptrons are computed row by row exactly. Other networks run in batches of one padded size, on one thread and in the
-    architecture's precision, so that a record's scores do not depend on others.
+    Perceptrons and trees are computed row by row exactly. Other networks run in batches of one padded size, on one thread and
+    in the architecture's precision, so that a record's scores do not depend on others.
 
     Raises:
         Misuse: features of another width.
@@ -40,7 +42,10 @@ def _through(architecture: Architecture, arrays: Mapping[str, Floats], x: Floats
         raise Misuse(f"The model takes {architecture.width} features; the records have the shape {x.shape}.")
     finite: NDArray[np.bool_] = np.asarray(np.isfinite(x).all(axis=1))
     x = np.where(finite[:, None], x, 0.0)
-    if isinstance(architecture, Perceptron):
+    if isinstance(architecture, Trees):
+        margin = tree_margin(arrays, x)
+        found = np.column_stack([np.zeros(len(x)), margin])
+    elif isinstance(architecture, Perceptron):
         found = (closed_form.representations if representation else closed_form.scores)(architecture, arrays, x)
     else:
         found = _by_network(architecture, arrays, x, representation=representation)

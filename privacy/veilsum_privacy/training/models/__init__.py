@@ -17,9 +17,19 @@ from veilsum_privacy.training.models.base import MAX_VALUES, Architecture, Model
 from veilsum_privacy.training.models.lenet import LeNet5
 from veilsum_privacy.training.models.perceptrons import Linear, Mlp
 from veilsum_privacy.training.models.resnet import ResNet18
+from veilsum_privacy.training.models.trees import Trees
 from veilsum_privacy.training.models.vgg import Vgg11
 
-__all__ = ["GROUP", "MODELS", "Architecture", "ModelSpec", "build_architecture", "check_resolved", "resolve_model"]
+__all__ = [
+    "GROUP",
+    "MODELS",
+    "RELEASED",
+    "Architecture",
+    "ModelSpec",
+    "build_architecture",
+    "check_resolved",
+    "resolve_model",
+]
 
 GROUP = "veilsum.models"
 """The group of entry points; each names a subclass of :class:`Architecture` by its own name."""
@@ -27,17 +37,25 @@ GROUP = "veilsum.models"
 _ALL: tuple[type[Architecture], ...] = (Linear, Mlp, LeNet5, Vgg11, ResNet18)
 
 MODELS: Mapping[str, type[Architecture]] = {kind.name: kind for kind in _ALL}
-"""Every architecture of veilsum's own by name."""
+"""Every architecture of veilsum's own that gradients train, by name."""
+
+RELEASED: Mapping[str, type[Architecture]] = {Trees.name: Trees}
+"""Architectures that methods release and others apply and evaluate, but none trains by gradients."""
 
 
-def build_architecture(spec: ModelSpec, width: int, classes: int) -> Architecture:
+def build_architecture(spec: ModelSpec, width: int, classes: int, *, trained: bool = True) -> Architecture:
     """Build the model that a study names, for records of ``width`` features and ``classes`` classes.
+
+    Args:
+        trained: whether it must be one that gradients train; otherwise one of :data:`RELEASED` will do.
 
     Raises:
         HostileInput: no such architecture, options that it does not accept, inputs that do not fit, or too many values.
         Misuse: an installed entry point is no architecture.
     """
     kind = _kind(spec.name)
+    if trained and spec.name in RELEASED:
+        raise HostileInput(f"The model {spec.name!r} is not trained by gradients.", "Use the method gbdt for it.")
     try:
         options = kind.Options.model_validate(spec.options)
         architecture = kind(options, spec.inputs, width, classes)
@@ -76,8 +94,8 @@ def check_resolved(spec: ModelSpec) -> None:
 
 def _kind(name: str) -> type[Architecture]:
     """The architecture of this name."""
-    if name in MODELS:
-        return MODELS[name]
+    if name in MODELS or name in RELEASED:
+        return MODELS[name] if name in MODELS else RELEASED[name]
     installed = {point.name: point for point in entry_points(group=GROUP)}
     if name not in installed:
         raise HostileInput(f"There is no model {name!r}.", did_you_mean(name, {*MODELS, *installed}))

@@ -1,0 +1,140 @@
+"""Boosted trees whose splits are drawn at random, from noised sums of gradients and Hessians in their leaves.
+
+Splits that depend on no record cost no privacy, so all of it is spent on leaves, which every tree of a round shares evenly
+(totally random trees: Maddock et al., Federated boosted decision trees with differential privacy, CCS 2022). Choosing splits
+by noised histograms was prototyped and lost everywhere (docs/decisions, 52).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+LONGEST_STEP = 4.0
+"""Of a leaf before it is shared among the trees of a round: more than a step towards certainty is noise."""
+
+INDICATOR = 0.5
+"""Threshold of an indicator that is 0 or 1."""
+
+TRIES = 16
+"""Draws of a column that has something left to split, before a node stays without effect."""
+
+
+@dataclass(frozen=True)
+class SplitColumn:
+    """What trees may split.
+
+    Attributes:
+        feature: its first feature.
+        categories: how many indicators it has; 0 of a number, which lies in [-1, 1].
+    """
+
+    feature: int
+    categories: int = 0
+
+
+@dataclass(frozen=True)
+class LeafSums:
+    """A round's sums.
+
+    Attributes:
+        gradients, hessians: (B, 2^D), noised.
+        gradient_std, hessian_std: standard deviation of their noise.
+    """
+
+    gradients: Floats
+    hessians: Floats
+    gradient_std: float
+    hessian_std: float
+
+
+def random_trees(
+    rng: np.random.Generator, columns: Sequence[SplitColumn], trees: int, depth: int, bins: int
+) -> tuple[Floats, Floats]:
+    """Features and thresholds (B, 2^D - 1) of complete trees, node by node from the root.
+
+    A node takes a column at random: of a number one of the edges of ``bins`` equal bins of [-1, 1] within what the path from
+    the root has left of it, of categories one that it has left. A column of which nothing is left is drawn again.
+    """
+    inner = 2**depth - 1
+    features, thresholds = np.zeros((trees, inner)), np.zeros((trees, inner))
+    for tree in range(trees):
+        cells: dict[int, dict[int, tuple[int, ...]]] = {0: {}}
+        for node in range(inner):
+            cell = cells.pop(node)
+            left, right = cell, cell
+            for place in rng.integers(0, len(columns), TRIES).tolist():
+                column = columns[place]
+                if column.categories:
+                    known = cell.get(place, tuple(range(column.categories)))
+                    if len(known) < 2:
+                        continue
+                    chosen = known[int(rng.integers(len(known)))]
+                    features[tree, node], thresholds[tree, node] = column.feature + chosen, INDICATOR
+                    left, right = {**cell, place: tuple(k for k in known if k != chosen)}, {**cell, place: (chosen,)}
+                    break
+                low, high = cell.get(place, (0, bins))
+                if high - low < 2:
+                    continue
+                edge = int(rng.integers(low + 1, high))
+                features[tree, node], thresholds[tree, node] = column.feature, -1.0 + 2.0 * edge / bins
+                left, right = {**cell, place: (low, edge)}, {**cell, place: (edge, high)}
+                break
+            else:
+                features[tree, node], thresholds[tree, node] = columns[0].feature, 2.0  # every record goes left
+            cells[2 * node + 1], cells[2 * node + 2] = left, right
+    return features, thresholds
+
+
+def newton_leaves(sums: LeafSums, rate: float, ridge: float) -> Floats:
+    """Leaves (B, 2^D) of a round: each tree's Newton step, a B-th of ``rate`` times -G / (max(H, 0) + lambda).
+
+    lambda is 1 + ``ridge`` times the noise of G: where the noise exceeds what the records say, the step is short. Rounded to
+    float32.
+    """
+    steps = -sums.gradients / (np.maximum(sums.hessians, 0.0) + 1.0 + ridge * sums.gradient_std)
+    leaves = np.clip(steps, -LONGEST_STEP, LONGEST_STEP) * (rate / len(steps))
+    return leaves.astype(np.float32).astype(np.float64)
+
+
+def noise_of_margin(
+    trees: int, rounds: int, hessian: float, gradient_std: float, rate: float, ridge: float, depth: int
+) -> float:
+    """Standard deviation that noise gives the sum of all leaves that a record reaches, if each round kept all of it.
+
+    Args:
+        trees: of a round.
+        rounds: of them.
+        hessian: of all records together.
+        gradient_std: of the noise in a leaf.
+        rate, ridge: as in :func:`newton_leaves`.
+        depth: of the trees, whose leaves are taken to have equally many records.
+    """
+    leaf = hessian / 2**depth + 1.0 + ridge * gradient_std
+    return float(rate * np.sqrt(rounds / trees) * gradient_std / leaf)
+
+
+def split_gains(features: Floats, sums: LeafSums, ridge: float, width: int) -> Floats:
+    """By feature (width,), how much its splits lowered the loss to second order, less what noise alone would show.
+
+    A split's gain is G_l^2 / (H_l + lambda) + G_r^2 / (H_r + lambda) - G^2 / (H + lambda), of the sums below it; noise of
+    variance s^2 in each of m leaves below adds m s^2 to the expected square of a sum.
+    """
+    gains, penalty, square = np.zeros(width), 1.0 + ridge * sums.gradient_std, sums.gradient_std**2
+    gradient, hessian = sums.gradients, np.maximum(sums.hessians, 0.0)
+    leaves = 1
+    depth = int(features.shape[1] + 1).bit_length() - 1
+    for level in range(depth - 1, -1, -1):
+        score = (gradient**2 - leaves * square) / (hessian + penalty)
+        pairs = score.reshape(len(score), -1, 2).sum(axis=2)
+        gradient = gradient.reshape(len(score), -1, 2).sum(axis=2)
+        hessian = hessian.reshape(len(score), -1, 2).sum(axis=2)
+        leaves *= 2
+        gain = pairs - (gradient**2 - leaves * square) / (hessian + penalty)
+        np.add.at(gains, features[:, 2**level - 1 : 2 ** (level + 1) - 1].astype(np.int64), gain)
+    return gains

@@ -1,0 +1,181 @@
+"""The method "gbdt": gradient-boosted trees whose splits are drawn at random, and whose leaves are noised sums over all sites.
+
+Each round draws B trees, sums every record's gradient and Hessian in the leaf that it reaches in each of them, and adds the
+trees to the model with Newton steps for leaves (:mod:`veilsum_aggregation.boosting`). The splits depend on no record, so the
+whole budget is spent on leaves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from veilsum_aggregation.boosting import LeafSums, SplitColumn, newton_leaves, noise_of_margin, random_trees, split_gains
+from veilsum_coordinator.parts.application import study_application
+from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
+from veilsum_coordinator.parts.expectations import Z95, Expectation, released_noise
+from veilsum_coordinator.parts.federation import Federation, Release
+from veilsum_coordinator.parts.moment_plans import Missing, need_label
+from veilsum_coordinator.parts.networks import network_head
+from veilsum_node.errors import ConfigurationError, HostileInput
+from veilsum_node.fields import Frozen, Real
+from veilsum_privacy.results.result import Result
+from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
+from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks import build_task
+from veilsum_privacy.tasks.tree_gradients import GRADIENTS, HESSIANS, TreeGradientsParameters
+from veilsum_privacy.training.arrays import to_broadcast
+from veilsum_privacy.training.models import ModelSpec, build_architecture
+from veilsum_privacy.training.models.trees import BASE, FEATURES, LEAVES, THRESHOLDS
+
+Floats = NDArray[np.float64]
+
+TREES = "trees"
+"""Label of the releases."""
+
+FEWEST_TREES = 16
+"""Of a round by default; with more columns, one tree a column."""
+
+
+class GBDTParameters(Frozen):
+    """Parameters, all public.
+
+    Attributes:
+        clip: L2 norm of a record's features; trees need none, and any below the square root of their number is refused.
+        missing: ``skip`` leaves a record with an absent feature out, ``centre`` takes the middle of the bounds, and of a
+            category none.
+        rounds: releases.
+        trees: of a round; by default one a column, and 16 at least.
+        depth: of a tree, which has 2^depth leaves; up to so many columns interact.
+        bins: equal ones of each number's bounds, at whose edges trees split.
+        learning_rate: how much of the mean of a round's trees is added to the model.
+        ridge: of leaves, in standard deviations of their noise.
+        seed: of the splits; it protects nothing.
+    """
+
+    clip: Real = Field(default=1e6, gt=0, le=1e6)
+    missing: Missing = "skip"
+    rounds: int = Field(default=30, ge=1, le=1000)
+    trees: int | None = Field(default=None, ge=1, le=4096)
+    depth: int = Field(default=4, ge=1, le=8)
+    bins: int = Field(default=32, ge=2, le=1024)
+    learning_rate: Real = Field(default=1.0, gt=0, le=100)
+    ridge: Real = Field(default=1.0, ge=0, le=1000)
+    seed: int = Field(default=0, ge=0, le=2**31 - 1)
+
+
+class GBDT(Method):
+    """``rounds`` releases of the task "tree-gradients"."""
+
+    name = "gbdt"
+    Parameters: ClassVar[type[Frozen]] = GBDTParameters
+
+    def resolve(self, parameters: Frozen, inputs: Inputs) -> Frozen:
+        if not isinstance(parameters, GBDTParameters):
+            return parameters
+        need_label(inputs, "the method gbdt")
+        trees = parameters.trees or max(FEWEST_TREES, len(inputs.schema.columns))
+        return parameters.model_copy(update={"trees": trees})
+
+    def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
+        if not isinstance(parameters, GBDTParameters) or parameters.trees is None:
+            raise ConfigurationError("The method gbdt needs its own parameters, with defaults resolved.")
+        if inputs.encoder is not None:
+            raise ConfigurationError("The method gbdt splits the columns themselves.", "Leave the encoder out.")
+        if parameters.clip < math.sqrt(inputs.width):
+            raise ConfigurationError("The method gbdt clips no features.", "Leave `clip` out.")
+        task = TreeGradientsParameters(
+            clip=parameters.clip,
+            missing=parameters.missing,
+            loss="logistic",
+            trees=parameters.trees,
+            depth=parameters.depth,
+            largest_model=parameters.rounds * parameters.trees,
+        )
+        try:
+            build_task("tree-gradients", task.model_dump(mode="json"), inputs.schema)
+        except HostileInput as error:
+            raise ConfigurationError(error.message, error.advice) from error
+        return (TaskPlan(TREES, "tree-gradients", task, releases=parameters.rounds, share=1.0 / parameters.rounds),)
+
+    def expectations(self, study: Study, cohort: int, records: int) -> Sequence[Expectation]:
+        """The noise of a record's log odds, where both classes are equally likely: the worst case of many rare leaves."""
+        p = GBDTParameters.model_validate(study.parameters)
+        std = noise_of_margin(
+            trees=p.trees or FEWEST_TREES,
+            rounds=p.rounds,
+            hessian=records / 4.0,
+            gradient_std=released_noise(study, TREES, cohort)[GRADIENTS],
+            rate=float(p.learning_rate),
+            ridge=float(p.ridge),
+            depth=p.depth,
+        )
+        basis = "odds of 7 to 1, about what a good model tells of a record"
+        return [Expectation(TREES, "log odds of one record", 2.0, Z95 * std, basis=basis, main=True)]
+
+    def run(self, federation: Federation) -> Result:
+        study = federation.study
+        p = GBDTParameters.model_validate(study.parameters)
+        trees, width = p.trees or FEWEST_TREES, study.data.width
+        columns = split_columns(study.data)
+        rng = np.random.default_rng((p.seed, 0x7472656573))
+        arrays = {BASE: np.zeros(1)}
+        gains = np.zeros(width)
+        for _ in range(p.rounds):
+            features, thresholds = random_trees(rng, columns, trees, p.depth, p.bins)
+            arrays = grown(arrays, features, thresholds, np.zeros((trees, 2**p.depth)))
+            release = federation.sum(TREES, to_broadcast(arrays))
+            sums = leaf_sums(release)
+            arrays[LEAVES][-trees:] = newton_leaves(sums, float(p.learning_rate), float(p.ridge))
+            gains += split_gains(features, sums, float(p.ridge), width)
+        spec = ModelSpec(name="trees", options={"trees": p.rounds * trees, "depth": p.depth})
+        head, released = network_head(build_architecture(spec, width, len(study.data.classes), trained=False), arrays)
+        summary: dict[str, Any] = {
+            "model": "trees",
+            "trees": p.rounds * trees,
+            "depth": p.depth,
+            "rounds": p.rounds,
+            "importance": importance(study.data, gains),
+        }
+        return Result(self.name, summary, released, study_application(federation, p.missing, None, head, study.data.classes))
+
+
+def grown(arrays: Mapping[str, Floats], features: Floats, thresholds: Floats, leaves: Floats) -> dict[str, Floats]:
+    """The model with further trees."""
+    new = {FEATURES: features, THRESHOLDS: thresholds, LEAVES: leaves}
+    return {**arrays, **{name: np.concatenate([arrays[name], rows]) if name in arrays else rows for name, rows in new.items()}}
+
+
+def leaf_sums(release: Release) -> LeafSums:
+    """A release as the formulas take it."""
+    return LeafSums(
+        gradients=release.values[GRADIENTS],
+        hessians=release.values[HESSIANS],
+        gradient_std=release.noise_std[GRADIENTS],
+        hessian_std=release.noise_std[HESSIANS],
+    )
+
+
+def split_columns(schema: DatasetSchema) -> list[SplitColumn]:
+    """The columns as trees split them, in order."""
+    found, feature = [], 0
+    for column in schema.columns:
+        found.append(SplitColumn(feature, column.width if isinstance(column, CategoryColumn) else 0))
+        feature += column.width
+    return found
+
+
+def importance(schema: DatasetSchema, gains: Floats) -> list[dict[str, Any]]:
+    """Each column's share of what all splits lowered the loss by, the largest first; none below what noise explains."""
+    by_column, feature = {}, 0
+    for column in schema.columns:
+        by_column[column.name] = max(0.0, float(gains[feature : feature + column.width].sum()))
+        feature += column.width
+    total = math.fsum(by_column.values())
+    rows = sorted(by_column.items(), key=lambda item: -item[1])
+    return [{"column": name, "share_of_gain": gain / total if total > 0 else 0.0} for name, gain in rows]

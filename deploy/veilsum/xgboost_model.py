@@ -1,0 +1,83 @@
+"""A result of boosted trees as a model of XGBoost, in XGBoost's own JSON: ``xgboost.Booster(model_file="model.json")``.
+
+XGBoost is given the features as trees split them, in float32 and in the order of ``feature_names``: numbers scaled by their
+public bounds to [-1, 1], categories as indicators (``Model.features`` makes them).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from veilsum_node.errors import Misuse
+from veilsum_participant.applying.heads import NetworkHead
+from veilsum_participant.applying.recipe import parse_recipe
+from veilsum_privacy.results.result import Result
+from veilsum_privacy.training.models.trees import FEATURES, LEAVES, THRESHOLDS, Trees
+
+
+def xgboost_json(result: Result) -> bytes:
+    """The model as the bytes of a file.
+
+    Raises:
+        Misuse: the result holds no trees.
+        HostileInput: the result contradicts itself.
+    """
+    recipe, arrays = parse_recipe(result)
+    head = recipe.head
+    if not isinstance(head, NetworkHead) or head.model.name != Trees.name:
+        raise Misuse(f"A result of {result.method} holds no trees.", "XGBoost reads results of the method gbdt.")
+    features, thresholds, leaves = (arrays[head.prefix + name] for name in (FEATURES, THRESHOLDS, LEAVES))
+    names = list(recipe.schema.feature_names)
+    inner = features.shape[1]
+    children, nodes = np.arange(inner), 2 * inner + 1
+    ends = [-1] * (inner + 1)
+    trees: list[dict[str, Any]] = [
+        {
+            "base_weights": [0.0] * nodes,
+            "categories": [],
+            "categories_nodes": [],
+            "categories_segments": [],
+            "categories_sizes": [],
+            "default_left": [1] * inner + [0] * (inner + 1),
+            "id": place,
+            "left_children": [*(2 * children + 1).tolist(), *ends],
+            "loss_changes": [0.0] * nodes,
+            "parents": [2**31 - 1, *((np.arange(1, nodes) - 1) // 2).tolist()],
+            "right_children": [*(2 * children + 2).tolist(), *ends],
+            "split_conditions": [*thresholds[place].tolist(), *leaves[place].tolist()],
+            "split_indices": [*features[place].astype(np.int64).tolist(), *([0] * (inner + 1))],
+            "split_type": [0] * nodes,
+            "sum_hessian": [0.0] * nodes,
+            "tree_param": {
+                "num_deleted": "0",
+                "num_feature": str(len(names)),
+                "num_nodes": str(nodes),
+                "size_leaf_vector": "1",
+            },
+        }
+        for place in range(len(features))
+    ]
+    model = {
+        "gbtree_model_param": {"num_parallel_tree": "1", "num_trees": str(len(trees))},
+        "iteration_indptr": list(range(len(trees) + 1)),
+        "tree_info": [0] * len(trees),
+        "trees": trees,
+    }
+    learner = {
+        "attributes": {},
+        "feature_names": names,
+        "feature_types": ["float"] * len(names),
+        "gradient_booster": {"model": model, "name": "gbtree"},
+        "learner_model_param": {
+            "base_score": "5E-1",
+            "boost_from_average": "0",
+            "num_class": "0",
+            "num_feature": str(len(names)),
+            "num_target": "1",
+        },
+        "objective": {"name": "binary:logistic", "reg_loss_param": {"scale_pos_weight": "1"}},
+    }
+    return json.dumps({"learner": learner, "version": [3, 0, 0]}, allow_nan=False).encode()

@@ -1,0 +1,234 @@
+"""The task "tree-gradients": gradients and Hessians of a loss by the leaves of broadcast trees, one round of boosting."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from veilsum_aggregation.newton import mean_of
+from veilsum_node.errors import HostileInput, Misuse
+from veilsum_node.fields import Frozen, Real
+from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
+from veilsum_privacy.tasks.base import Block, FeatureParameters, Floats, Layout, Records, RecordTask, batches
+from veilsum_privacy.tasks.features import usable
+from veilsum_privacy.tasks.newton_step import LARGEST_ENTRY
+from veilsum_privacy.training.arrays import MODEL
+from veilsum_privacy.training.models.trees import BASE, FEATURES, LEAVES, THRESHOLDS
+from veilsum_privacy.training.trees import Integers, leaves_of, tree_margin
+
+Loss = Literal["logistic", "squared", "poisson"]
+
+GRADIENTS, HESSIANS = "gradients", "hessians"
+"""Names of the blocks."""
+
+FREE = {"logistic": 0.83, "poisson": 0.86}
+"""kappa: as much Hessian as lengthens no record's vector; of counts where M is half of the largest one."""
+
+COUNTED = 0.5
+"""Weight of the Hessian of the squared loss, which is 1: it costs an eighth of the gradient's noise."""
+
+CHUNK = 8192
+"""Records whose trees are walked at once."""
+
+MOST_VALUES = 2**18
+"""Of a release."""
+
+
+class TreeGradientsParameters(FeatureParameters):
+    """Parameters of :class:`TreeGradients`; all public and independent of the data.
+
+    Attributes:
+        loss: ``logistic`` of the label's two classes, ``squared`` or ``poisson`` of a numeric column.
+        outcome: that column; empty for the label.
+        most: M, the largest mean of a count: larger ones are taken as M; 1 of the other losses.
+        trees: B, which a release is of.
+        depth: D; a tree has 2^D leaves.
+        largest_model: most trees that a broadcast may hold, the B included.
+    """
+
+    loss: Loss
+    outcome: str = ""
+    most: Real = Field(default=1.0, gt=0, le=1e6)
+    trees: int = Field(ge=1, le=4096)
+    depth: int = Field(ge=1, le=8)
+    largest_model: int = Field(ge=1, le=100_000)
+
+
+class TreeGradients(RecordTask[TreeGradientsParameters]):
+    """Sums over the records of each leaf of g = dl/df and h = d2l/df2, of the loss l at the model's prediction f so far.
+
+    Blocks: ``gradients`` (B, 2^D) and ``hessians`` (B, 2^D). The broadcast holds trees as a released model does
+    (:class:`veilsum_privacy.training.models.trees.Trees`), ``model.<name>``: B of them or more, of which the last B are those
+    that the release is of, and have leaves of 0. Their splits are public: they were drawn at random, or made of earlier sums.
+
+    With p, mu the prediction's mean, g = p - y and h = p (1 - p) of an event; g = mu - y and h = mu of a count up to Y, with
+    mu at most M; and of a number scaled to u in [-1, 1] g is f - u cut to [-1, 1], and h = 1.
+
+    Sensitivity: sqrt(B) times a factor. A record ends in one leaf of each tree, so its squared norm is B (a^2 g^2 + b^2 h^2).
+    Of an event, a = 1, b = 4 kappa; of a count, a = 1 / max(Y, M), b = kappa / M: a^2 g^2 + b^2 h^2 <= 1 up to the kappa that
+    :class:`veilsum_privacy.tasks.newton_step.NewtonStep` proves for the same residual and variance, and at most
+    max(1, max(Y - M, M)^2 / max(Y, M)^2 + kappa^2) of a count with another M. Of a number, a = 1 and b = 1/2: 1 + 1/4.
+    So at equal noise the Hessians of events and counts come free.
+
+    A record without one of the features under ``skip``, or without its outcome, adds zero; under ``centre`` an absent feature
+    is 0. The row depends on the record and the broadcast alone.
+    """
+
+    name = "tree-gradients"
+    disclosures = ("joint",)
+    Parameters: ClassVar[type[Frozen]] = TreeGradientsParameters
+
+    def __init__(self, parameters: TreeGradientsParameters, schema: DatasetSchema) -> None:
+        super().__init__(parameters, schema)
+        if parameters.width is not None or parameters.alignment is not None:
+            raise Misuse("Trees split the columns themselves; an encoder or an alignment has no public bins.")
+        self._column = _outcome(parameters, schema)
+        if (parameters.outcome == "") != (parameters.loss == "logistic"):
+            raise Misuse("The logistic loss is of the label, the others of a numeric column.", "State `outcome` accordingly.")
+        if parameters.loss == "logistic" and len(schema.classes) != 2:
+            raise Misuse(
+                f"The task {self.name} needs a label with two classes.", "Merge classes in [label], or use another method."
+            )
+        if parameters.loss == "poisson" and schema.columns[_place(parameters, schema)].low < 0:  # type: ignore[union-attr]
+            raise Misuse(f"Counts are not negative; {parameters.outcome!r} may be.", "Correct its bounds, or use squared.")
+        if parameters.largest_model < parameters.trees:
+            raise Misuse("The largest model has fewer trees than a release.")
+        if self.layout().size > MOST_VALUES:
+            raise Misuse(f"A release of {self.layout().size} values is too large.", "Use fewer or flatter trees.")
+
+    @property
+    def leaves(self) -> int:
+        """Of a tree."""
+        return int(2**self.parameters.depth)
+
+    @property
+    def outcome_bounds(self) -> tuple[float, float]:
+        """Of a numeric outcome, in its own unit; 0 and 1 of an event."""
+        if self._column is None:
+            return 0.0, 1.0
+        column = self.schema.columns[_place(self.parameters, self.schema)]
+        return float(column.low), float(column.high)  # type: ignore[union-attr]
+
+    @property
+    def weights(self) -> tuple[float, float]:
+        """a and b."""
+        p = self.parameters
+        if p.loss == "logistic":
+            return 1.0, 4.0 * FREE["logistic"]
+        if p.loss == "squared":
+            return 1.0, COUNTED
+        return 1.0 / max(self.outcome_bounds[1], float(p.most)), FREE["poisson"] / float(p.most)
+
+    def layout(self) -> Layout:
+        shape, (a, b) = (self.parameters.trees, self.leaves), self.weights
+        return Layout((Block(GRADIENTS, shape, a), Block(HESSIANS, shape, b)))
+
+    def clip(self) -> float:
+        p = self.parameters
+        longest = 1.0
+        if p.loss == "squared":
+            longest = math.hypot(1.0, COUNTED)
+        elif p.loss == "poisson":
+            most, high = float(p.most), self.outcome_bounds[1]
+            longest = max(1.0, math.hypot(max(high - most, most) / max(high, most), FREE["poisson"]))
+        return math.sqrt(p.trees) * longest
+
+    def example_broadcast(self, sites: int) -> dict[str, Floats]:
+        trees, inner = self.parameters.trees, self.leaves - 1
+        shapes = {FEATURES: (trees, inner), THRESHOLDS: (trees, inner), LEAVES: (trees, self.leaves), BASE: (1,)}
+        return {MODEL + name: np.zeros(shape) for name, shape in shapes.items()}
+
+    def model(self, broadcast: Mapping[str, Floats]) -> dict[str, Floats]:
+        """The broadcast trees by the names of their arrays.
+
+        Raises:
+            HostileInput: an array is missing, or has another shape or values than trees have.
+        """
+        features = broadcast.get(MODEL + FEATURES)
+        trees = 0 if features is None or features.ndim != 2 else len(features)
+        if not self.parameters.trees <= trees <= self.parameters.largest_model:
+            raise HostileInput(f"The broadcast must hold {MODEL}{FEATURES} of {self.parameters.trees} trees or more.")
+        inner = self.leaves - 1
+        shapes = {FEATURES: (trees, inner), THRESHOLDS: (trees, inner), LEAVES: (trees, self.leaves), BASE: (1,)}
+        found = {}
+        for name, shape in shapes.items():
+            array = broadcast.get(MODEL + name)
+            if array is None or array.shape != shape or not np.isfinite(array).all() or np.abs(array).max() > LARGEST_ENTRY:
+                raise HostileInput(f"The broadcast must hold {MODEL}{name} of shape {shape}, of moderate finite numbers.")
+            found[name] = np.asarray(array, dtype=np.float64)
+        leaves_of(np.zeros((1, self.schema.width)), found[FEATURES], found[THRESHOLDS])
+        return found
+
+    def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats]:
+        if self._column is None and records.labels is None:
+            raise Misuse(f"The task {self.name} needs labelled records.")
+        arrays = self.model(broadcast)
+        for start in range(0, len(records), CHUNK):
+            part = slice(start, min(start + CHUNK, len(records)))
+            used, outcome = self._outcomes(records, part)
+            x = np.clip(records.features[part], -1.0, 1.0)
+            finite = np.isfinite(x).all(axis=1)
+            x = np.where(records.present[part] & (used & finite)[:, None], x, 0.0)
+            gradient, hessian = self._derivatives(tree_margin(arrays, x), outcome)
+            last = {name: arrays[name][-self.parameters.trees :] for name in (FEATURES, THRESHOLDS)}
+            leaf = leaves_of(x, last[FEATURES], last[THRESHOLDS])
+            a, b = self.weights
+            pair = np.column_stack([a * gradient, b * hessian])
+            pair[~used] = 0.0
+            pair[used & ~finite] = np.nan  # counted at the site as invalid, and adds zero
+            for rows in batches(len(x), self.layout().size):
+                yield self._scattered(pair[rows], leaf[rows])
+
+    def _outcomes(self, records: Records, part: slice) -> tuple[NDArray[np.bool_], Floats]:
+        """Which records count (b,), and their outcomes in the unit of the loss (b,), 0 where there is none."""
+        if self._column is None:
+            used = usable(self.parameters, records, part, 2)
+            labels = np.zeros(len(used)) if records.labels is None else records.labels[part].astype(np.float64)
+            return used, np.where(used, labels, 0.0)
+        used = usable(self.parameters, records, part) & records.present[part, self._column]
+        scaled = records.features[part, self._column]
+        scaled = np.where(used & np.isfinite(scaled), np.clip(scaled, -1.0, 1.0), 0.0)
+        if self.parameters.loss == "squared":
+            return used, scaled
+        low, high = self.outcome_bounds
+        return used, low + (scaled + 1.0) * (high / 2.0 - low / 2.0)
+
+    def _derivatives(self, margin: Floats, outcome: Floats) -> tuple[Floats, Floats]:
+        p = self.parameters
+        if p.loss == "squared":
+            return np.clip(margin - outcome, -1.0, 1.0), np.ones(len(margin))
+        mean, variance = mean_of(p.loss, margin, float(p.most))
+        return mean - outcome, variance
+
+    def _scattered(self, pair: Floats, leaf: Integers) -> Floats:
+        """Rows (b, 2 B 2^D): the pair of each record at its leaf of every tree."""
+        n, trees = leaf.shape
+        rows = np.zeros((n, 2, trees * self.leaves))
+        places = leaf + self.leaves * np.arange(trees)
+        rows[np.arange(n)[:, None], 0, places] = pair[:, :1]
+        rows[np.arange(n)[:, None], 1, places] = pair[:, 1:]
+        return rows.reshape(n, -1)
+
+
+def _place(parameters: TreeGradientsParameters, schema: DatasetSchema) -> int:
+    """The outcome among the schema's columns."""
+    return [column.name for column in schema.columns].index(parameters.outcome)
+
+
+def _outcome(parameters: TreeGradientsParameters, schema: DatasetSchema) -> int | None:
+    """The outcome among the features; None for the label.
+
+    Raises:
+        Misuse: there is no such numeric column.
+    """
+    if not parameters.outcome:
+        return None
+    numbers = [column.name for column in schema.columns if isinstance(column, NumberColumn)]
+    if parameters.outcome not in numbers:
+        raise Misuse(f"There is no numeric column {parameters.outcome!r}.", f"Numeric columns: {', '.join(numbers)}.")
+    return sum(column.width for column in schema.columns[: _place(parameters, schema)])
