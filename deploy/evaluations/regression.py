@@ -57,7 +57,7 @@ class Sums:
         agreed = AgreedStudy(self.study).task(label)
         task = cast(RecordTask[Any], agreed.task)
         total = sum(batch.sum(axis=0, dtype=np.float64) for batch in task.vectors(self._records, broadcast or {}))
-        std = math.sqrt(agreed.noise(len(SITES)).total_variance(len(SITES)))
+        std = math.sqrt(agreed.released_variance(len(SITES)))
         noised = total + std * agreed.unit * self._rng.standard_normal(agreed.task.layout().size)
         self._rounds += 1
         return Release(label, self._rounds, agreed.task.layout().split(noised), agreed.block_std(std), SITES, bytes(32))

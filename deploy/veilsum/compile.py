@@ -106,7 +106,7 @@ class StudyDraft:
                 resolution = training_resolution(members, private=own is not None)
                 tasks.append(plan.declaration(grid=grid.grid, variance=grid.variance, resolution=resolution))
                 continue
-            shares = 1 if plan.keep else honest
+            shares = 1 if plan.keep or plan.own_noise else honest
             values = built.layout().size if isinstance(built, SiteTask) else 0
             grid = plan_grid(
                 max_records=schema.max_records, participants=members, multiplier=own, honest=shares, values=values,

@@ -162,7 +162,7 @@ def study_cost(study: Study, records: int | None = None) -> StudyCost:
                 releases=declaration.releases,
                 values=plan.encoding.size,
                 clip=task.task.clip(),
-                noise=task.block_std(math.sqrt(plan.noise.total_variance(cohort))),
+                noise=task.block_std(math.sqrt(task.released_variance(cohort))),
                 upload=declaration.releases * upload,
                 fetch=declaration.releases * fetch,
                 seconds=declaration.releases * seconds,
@@ -185,7 +185,7 @@ def study_cost(study: Study, records: int | None = None) -> StudyCost:
 def _round_seconds(plan: RoundPlan, records: int) -> float:
     """One round without its transfers: the members work side by side, then the coordinator; and its messages' latencies."""
     values, cohort = plan.encoding.size, plan.encoding.cohort
-    noise = NOISE_SECONDS if plan.noise.drawn else 0.0
+    noise = NOISE_SECONDS / (plan.task.study.sites if plan.declaration.own_noise else 1) if plan.noise.drawn else 0.0
     member = values * (records * RECORD_VALUE_SECONDS + noise + SEAL_SECONDS + cohort * MASK_SECONDS)
     coordinator = values * (cohort * (ADD_SECONDS + UNMASK_SECONDS) + OPEN_SECONDS)
     return member + coordinator + MEMBER_SECONDS + cohort * PEER_SECONDS + ROUND_TRIPS * ROUND_TRIP_SECONDS

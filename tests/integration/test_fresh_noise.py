@@ -71,7 +71,8 @@ TRAINED = {"model": {"name": "linear"}, "rounds": 3, "local_steps": 2, "sampling
 CASES = {
     "records": Case("statistics"),
     "records, local": Case("statistics", noise="local"),
-    "per site": Case("fedcgs", {"centre": False}, changes={"task__disclosure": "per-site"}),
+    "per site, of old": Case("fedcgs", {"centre": False}, changes={"task__disclosure": "per-site"}),
+    "per site": Case("fedcgs", {"centre": False, "disclosure": "per-site"}),
     "site": Case("o-fedavg"),
     "sampled": Case("fedsgd", SAMPLED),
     "training": Case("fedavg", TRAINED, noise="local", epsilon=100.0),
@@ -79,7 +80,7 @@ CASES = {
 
 
 def noises(attack: Adversary, number: int, attempt: int) -> list[Floats]:
-    """All pieces of noise of an attempt, each drawn by itself: one a site, or one a site and block."""
+    """All pieces of noise of an attempt, each drawn by itself: one a site, or one a site and block that it adds noise to."""
     task, broadcast = attack.study.tasks[0], sent(attack.study)
     assignment = attack.assignment(number=number, attempt=attempt, broadcast=broadcast, label=task.label)
     found = []
@@ -88,7 +89,13 @@ def noises(attack: Adversary, number: int, attempt: int) -> list[Floats]:
         own = own_vector(attack, name, attempt).astype(np.float64)
         if isinstance(AgreedTask(AgreedStudy(attack.study), task).task, TrainingTask):
             own = own[:-1]  # the last value counts the site
-        found += [own] if task.disclosure == "joint" else list(own.reshape(attack.study.sites, -1))
+        if task.disclosure == "joint":
+            found.append(own)
+            continue
+        blocks, place = own.reshape(attack.study.sites, -1), attack.study.participants.index(name)
+        if task.own_noise:
+            assert not np.delete(blocks, place, axis=0).any(), "another site's block"
+        found += [blocks[place]] if task.own_noise else list(blocks)
     return found
 
 
@@ -112,7 +119,7 @@ def test_no_payload_bears_the_noise_of_another(tmp_path: Path, name: str) -> Non
 
     vectors = np.array(found)
     pieces, size = vectors.shape
-    assert pieces == 4 * len(NAMES) * (len(NAMES) if plan.declaration.disclosure == "per-site" else 1)
+    assert pieces == 4 * len(NAMES) * (len(NAMES) if name == "per site, of old" else 1)
     assert size > 2 * WIDTH
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     alike = np.abs(unit @ unit.T - np.eye(pieces))

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from support.neighbours import SETTINGS, TASK_LABEL, Setting, exact_norm, moments_parameters, random_records
+from support.randomness import SeededRandom
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum
 from veilsum_privacy.mechanism.noise import task_noise
 from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan
-from veilsum_privacy.study.study import Study, TaskDeclaration
+from veilsum_privacy.study.study import Study, TaskDeclaration, parse_study
 from veilsum_privacy.tasks import TASKS, build_task
 from veilsum_privacy.tasks.barycenter_step import FACTOR, TOTAL
 from veilsum_privacy.tasks.base import DerivedTask
@@ -69,6 +70,42 @@ def test_a_per_site_vector_has_its_own_block_alone(setting: Setting) -> None:
         np.testing.assert_array_equal(AgreedStudy(each).tasks[0].kept_part(found.ravel(), index), alone)
         assert exact_norm(found.ravel()) == exact_norm(alone), "a block costs what a joint sum does"
     np.testing.assert_array_equal(AgreedStudy(joint).tasks[0].kept_part(alone, 3), alone)
+
+
+@pytest.mark.parametrize("kind", ["distributed", "local"])
+@pytest.mark.parametrize("keep", [False, True])
+def test_noise_of_a_per_site_sum_is_the_sites_own(kind: str, keep: bool) -> None:
+    """Old studies' noise has variance n S^2 / h in every block, h = n - 1 or 1; that of new ones S^2, of one draw."""
+    declared = declare("a", "prototypes", dict(FIRST.parameters), disclosure="per-site", keep=keep, variance=10**9)
+    task = AgreedStudy(study_of(declared.model_copy(update={"own_noise": True}), noise=kind)).task("a")
+    old = AgreedStudy(study_of(declared, noise=kind)).task("a")
+    plan, honest = task.plan(4, 4), 3 if kind == "distributed" and not keep else 1
+    assert (plan.noise.kind, plan.noise.share_variance, plan.noise.honest) == ("local", 10**9, 1)
+    assert (task.released_variance(4), task.released_variance(3)) == (10**9, 10**9)
+    assert old.released_variance(4) == Fraction(4 * 10**9, honest)
+    for index in range(4):
+        drawn = plan.draw_noise(index, SeededRandom(b"own")).reshape(4, -1)
+        assert drawn[index].any()
+        assert not np.delete(drawn, index, axis=0).any()
+        np.testing.assert_array_equal(drawn[index], plan.noise.draw(drawn.shape[1], SeededRandom(b"own")))
+
+
+@pytest.mark.parametrize("changes", [{"disclosure": "joint"}, {"variance": 0}, {"variance": 0, "source": "a"}])
+def test_noise_of_its_own_is_for_per_site_sums_with_noise(changes: dict[str, Any]) -> None:
+    values = {"disclosure": "per-site", "variance": 10**9, "own_noise": True, **changes}
+    first = declare("a", "prototypes", dict(FIRST.parameters), variance=10**9, keep=True)
+    with pytest.raises(ValidationError, match="noise of its own block"):
+        study_of(first, declare("b", "prototypes", dict(FIRST.parameters), **values), noise="local")
+
+
+def test_studies_without_noise_of_its_own_keep_their_bytes() -> None:
+    declared = declare("a", "prototypes", dict(FIRST.parameters), disclosure="per-site", variance=10**9)
+    assert b"own_noise" not in study_of(declared, noise="local").to_bytes()
+    study = study_of(declared.model_copy(update={"own_noise": True}), noise="local")
+    assert parse_study(study.to_bytes()).tasks[0].own_noise
+    stated = study.to_bytes().replace(b'"own_noise":true', b'"own_noise":false')
+    with pytest.raises(HostileInput, match="leave something to defaults"):
+        parse_study(stated)
 
 
 def test_statistics_are_joint_only() -> None:

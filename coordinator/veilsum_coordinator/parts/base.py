@@ -67,6 +67,11 @@ class TaskPlan:
         """Whether the task reads no record, and so costs nothing."""
         return issubclass(TASKS[self.task], DerivedTask)
 
+    @property
+    def own_noise(self) -> bool:
+        """Whether a site adds noise to its own block alone, where there is noise to add."""
+        return self.disclosure == "per-site" and not self.trains
+
     def declaration(self, *, grid: int, variance: int, resolution: int = 0) -> TaskDeclaration:
         """The plan as a study states it; parameters in their JSON form, floats in hexadecimal, as in the signed bytes."""
         return TaskDeclaration.model_validate(
@@ -75,6 +80,7 @@ class TaskPlan:
                 "task": self.task,
                 "parameters": self.parameters.model_dump(mode="json"),
                 "disclosure": self.disclosure,
+                "own_noise": self.own_noise and variance > 0,
                 "releases": self.releases,
                 "grid": grid,
                 "variance": variance,

@@ -97,7 +97,7 @@ def released_noise(study: Study, label: str, cohort: int) -> dict[str, float]:
         Misuse: a noise share would be below 4 grid units.
     """
     task = AgreedStudy(study).task(label)
-    return task.block_std(math.sqrt(task.noise(cohort).total_variance(cohort)))
+    return task.block_std(math.sqrt(task.released_variance(cohort)))
 
 
 def block_expectations(study: Study, cohort: int, records: int) -> Sequence[Expectation]:

@@ -53,7 +53,8 @@ class Noised:
     @classmethod
     def of_site(cls, study: Study, label: str, clip: float, cohort: int, records: int) -> Noised:
         """Moments of one site, released per site or kept there: the sum of kept ones holds the noise of each member."""
-        parts = cohort if study.task(label).keep else 1
+        task = study.task(label)
+        parts = cohort if task.keep and not task.own_noise else 1
         std = {name: value / math.sqrt(parts) for name, value in released_noise(study, label, cohort).items()}
         return cls(study, clip, std, records / cohort, " at a site", cohort)
 

@@ -475,7 +475,7 @@ def expected_answers(study: Study, cohort: int, records: int, label: str = TABLE
     Half widths are of both errors at the expected number of records, as the result will print them.
     """
     agreed = AgreedStudy(study).task(label)
-    noise = agreed.block_std(math.sqrt(agreed.noise(cohort).total_variance(cohort)))
+    noise = agreed.block_std(math.sqrt(agreed.released_variance(cohort)))
     found: list[Expectation] = []
     main = _main_parts(_encodings(agreed.task))
     for encoding in _encodings(agreed.task):

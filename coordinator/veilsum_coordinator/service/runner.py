@@ -57,7 +57,7 @@ def read_release(plan: RoundPlan, values: Integers, number: int, cohort: tuple[s
         blocks = {name: np.stack([part[name] for part in own]) for name in own[0]}
     else:
         blocks = task.blocks(values)
-    std = math.sqrt(plan.noise.total_variance(len(cohort)))
+    std = math.sqrt(task.released_variance(len(cohort)))
     return Release(task.label, number, blocks, task.block_std(std), cohort, digest)
 
 

@@ -196,7 +196,7 @@ def compute_members(memory: Remembered, chunk: Chunk) -> Part:
     elif chunk.batched and chunk.rounded and own.training is not None and _in_one_call(chunk, plan):
         total = _trained_sum(memory, chunk, own, own.training, broadcast)
     if total is not None:
-        return Part(total + _noise(plan.noise, plan.encoding.size, chunk.sources), chunk.sources, chunk.states)
+        return Part(total + _all_noise(plan, chunk), chunk.sources, chunk.states)
     total = np.zeros(plan.encoding.size, dtype=np.int64)
     states, kept = [], []
     once = all(map(of_system, chunk.sources)) and not plan.declaration.keep
@@ -207,12 +207,12 @@ def compute_members(memory: Remembered, chunk: Chunk) -> Part:
         if once:
             total += part.total
             continue
-        noised = part.total + plan.noise.draw(plan.encoding.size, source)
+        noised = part.total + plan.draw_noise(place, source)
         total += noised
         if plan.declaration.keep:
             kept.append(plan.task.kept_part(noised, place))
     if once:
-        total += _noise(plan.noise, plan.encoding.size, chunk.sources)
+        total += _all_noise(plan, chunk)
     return Part(total, chunk.sources, tuple(states), tuple(kept))
 
 
@@ -229,6 +229,16 @@ def _memory(sites: Sites) -> Remembered:
 def _in_one_call(chunk: Chunk, plan: RoundPlan) -> bool:
     """Whether sites that train may draw together: seeded sources give each site its own numbers only if it draws by itself."""
     return plan.noise.kind != "training" or all(map(of_system, chunk.sources))
+
+
+def _all_noise(plan: RoundPlan, chunk: Chunk) -> Integers:
+    """What the chunk's members add, added up; each in its own block where the noise belongs there."""
+    if not plan.declaration.own_noise:
+        return _noise(plan.noise, plan.encoding.size, chunk.sources)
+    total = np.zeros(plan.encoding.size, dtype=np.int64)
+    for place, source in zip(chunk.members, chunk.sources, strict=True):
+        total += plan.draw_noise(place, source)
+    return total
 
 
 def _noise(plan: NoisePlan, size: int, sources: Sequence[RandomSource]) -> Integers:

@@ -124,8 +124,8 @@ def plan_noise(kind: NoiseKind, variance: int, cohort_size: int, colluders: int)
 
 
 def task_noise(study: Study, declaration: TaskDeclaration, cohort_size: int) -> NoisePlan:
-    """The noise of one of a study's tasks: that of the study's kind, a kept task's always local, a derived task's none, a
-    training task's in its steps.
+    """The noise of one of a study's tasks: that of the study's kind; always local where it is kept, or in the site's own
+    block alone; a derived task's none, a training task's in its steps.
 
     Raises:
         Misuse: as :func:`plan_noise`.
@@ -137,7 +137,8 @@ def task_noise(study: Study, declaration: TaskDeclaration, cohort_size: int) -> 
         return NoisePlan("kept", 0, 1, privacy.assumed_colluders)
     if declaration.local_steps:
         return NoisePlan("training", declaration.variance, 1, privacy.assumed_colluders)
-    kind = "local" if declaration.keep and privacy.noise == "distributed" else privacy.noise
+    alone = declaration.keep or declaration.own_noise
+    kind = "local" if alone and privacy.noise == "distributed" else privacy.noise
     return plan_noise(kind, declaration.variance, cohort_size, privacy.assumed_colluders)
 
 

@@ -7,6 +7,7 @@ party computes the same numbers from the same signed bytes; nothing here depends
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from veilsum_node.canonical import canonical, digest
 from veilsum_node.errors import HostileInput
+from veilsum_node.randomness import RandomSource
 from veilsum_privacy.mechanism.noise import NoisePlan, task_noise
 from veilsum_privacy.securesum.parameters import BfvParameters, EncodingPlan, choose_parameters, plan_encoding
 from veilsum_privacy.study.study import Study, TaskDeclaration, parse_study, study_digest
@@ -81,7 +83,7 @@ class AgreedStudy:
             Misuse: no parameters fit.
         """
         if roster not in self._parameters:
-            sums = [(task.size, task.largest, task.noise(roster).total_variance(roster)) for task in self.tasks]
+            sums = [(task.size, task.largest, task.released_variance(roster)) for task in self.tasks]
             self._parameters[roster] = choose_parameters(sums, roster)
         return self._parameters[roster]
 
@@ -152,6 +154,14 @@ class AgreedTask:
         """
         return task_noise(self.study, self.declaration, cohort)
 
+    def released_variance(self, cohort: int) -> Fraction:
+        """Variance of the noise in each value of a sum over so many members, in grid units squared.
+
+        Raises:
+            Misuse: a noise share is below 4 grid units.
+        """
+        return self.noise(cohort).total_variance(1 if self.declaration.own_noise else cohort)
+
     def plan(self, roster: int, cohort: int) -> RoundPlan:
         """The plan of a round.
 
@@ -164,7 +174,7 @@ class AgreedTask:
         """
         if (roster, cohort) not in self._plans:
             noise, parameters = self.noise(cohort), self.agreed.parameters(roster)
-            encoding = plan_encoding(self.size, self.largest, noise.total_variance(cohort), cohort, parameters)
+            encoding = plan_encoding(self.size, self.largest, self.released_variance(cohort), cohort, parameters)
             self._plans[roster, cohort] = RoundPlan(self, encoding, noise)
         return self._plans[roster, cohort]
 
@@ -231,3 +241,15 @@ class RoundPlan:
     def declaration(self) -> TaskDeclaration:
         """What the study says of the round's task."""
         return self.task.declaration
+
+    def draw_noise(self, index: int, source: RandomSource) -> Integers:
+        """Draw what the site at a place among the participants adds to its vector: (size,) int64, in grid units.
+
+        Where the noise is for its own block alone it is 0 elsewhere, as the vector itself is whatever the records: another
+        site's block shows nothing of this site, and this site's block is hidden by its own noise, whoever works together.
+        """
+        if not self.declaration.own_noise:
+            return self.noise.draw(self.encoding.size, source)
+        whole = np.zeros((self.task.study.sites, self.encoding.size // self.task.study.sites), dtype=np.int64)
+        whole[index] = self.noise.draw(whole.shape[1], source)
+        return whole.ravel()

@@ -12,7 +12,14 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, StringConstraints, ValidationError, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    StringConstraints,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from veilsum_node.canonical import canonical, parse_canonical
 from veilsum_node.errors import HostileInput
@@ -40,7 +47,9 @@ class TaskDeclaration(Frozen):
         task: the registered task's name.
         parameters: the task's parameters, resolved; no default is left open.
         disclosure: ``joint``: only the sum over the cohort is seen. ``per-site``: the vector has one block a site, of which a
-            site fills its own; every site adds noise to all of them, and the sum shows each site's block.
+            site fills its own, and the sum shows each site's block.
+        own_noise: of a per-site task with noise: a site adds noise to its own block alone, all of S^2. Studies signed before
+            there was this field do not state it, and every site adds its share to all blocks; false has no bytes of its own.
         releases: how many rounds of it may be released.
         grid: L2 norm bound of one record, or one subject, in grid units (the sensitivity D of the sum).
         variance: variance S^2 of the sum's noise in grid units squared that the honest shares together reach; 0 is no noise.
@@ -58,6 +67,7 @@ class TaskDeclaration(Frozen):
     task: Name
     parameters: dict[str, Any]
     disclosure: Disclosure
+    own_noise: bool = False
     releases: int = Field(ge=1, le=100_000)
     grid: int = Field(ge=1, le=2**40)
     variance: int = Field(ge=0, le=2**62)
@@ -66,6 +76,13 @@ class TaskDeclaration(Frozen):
     sampling_rate: Real = Field(default=1.0, gt=0, le=1)
     local_steps: int = Field(default=0, ge=0, le=100_000)
     resolution: int = Field(default=0, ge=0, le=2**40)
+
+    @model_serializer(mode="wrap")
+    def _without_what_old_studies_lack(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = handler(self)
+        if not self.own_noise:
+            values.pop("own_noise", None)
+        return values
 
     @property
     def steps(self) -> int:
@@ -115,6 +132,8 @@ class PrivacyDemand(Frozen):
                 raise ValueError(f"task {task.label}: what a site keeps is of all its records")
             if task.local_steps and (self.noise == "none" or task.keep):
                 raise ValueError(f"task {task.label}: steps with noise need a study with noise, and are not kept")
+            if task.own_noise and (task.disclosure != "per-site" or task.variance == 0 or task.local_steps):
+                raise ValueError(f"task {task.label}: noise of its own block is for per-site sums that get noise")
             if not task.derived and (task.variance == 0) != (self.noise == "none"):
                 raise ValueError(f"task {task.label}: noise = {self.noise!r} contradicts variance {task.variance}")
             kept |= {task.label} if task.keep else set()
