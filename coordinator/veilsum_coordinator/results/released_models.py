@@ -63,7 +63,7 @@ def result_model(result: Result) -> ReleasedModel:
     """
     told = result.application
     if not isinstance(told, Mapping) or not isinstance(told.get("head"), Mapping):
-        older = "Ask the method statistics how its `score` does, in a query of kind discrimination or linear; or run the study again."
+        older = "Run its study again, or ask the method statistics about its `score`, by kind discrimination or linear."
         advice = older if "score" in result.summary else "Name a result that does."
         raise Misuse(f"The result of {result.method} holds no classifier.", advice)
     if told.get("alignment") is not None:
