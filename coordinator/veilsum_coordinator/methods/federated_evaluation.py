@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from veilsum_aggregation import classification, moments
+from veilsum_aggregation.concordance import area
+from veilsum_aggregation.figures import Figure
 from veilsum_aggregation.moments import Estimate, NotEstimable
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan, plain
 from veilsum_coordinator.parts.expectations import Z95, Expectation, released_noise
@@ -236,6 +238,9 @@ class Reader:
         low, wrong, right = 1.0 / len(self._named), histogram[0], histogram[1]
         if len(self._classes) == len(self._named) == 2:
             found["auc"] = plain(classification.noised_auc(histogram, std))
+            told = area(histogram[0], histogram[1], std)
+            if isinstance(told, Figure):
+                found["auc_95"] = {"low": told.low, "high": told.high}  # as of the accuracy
             low, (wrong, right), std = 0.5, classification.folded(histogram), math.sqrt(2.0) * std
         calibration = classification.noised_calibration(wrong, right, low, std)
         found["calibration_error"] = plain(calibration.error)
