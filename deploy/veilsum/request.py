@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from veilsum_coordinator.results.projections import result_projection
-from veilsum_coordinator.results.released_models import result_model
+from veilsum_coordinator.results.released_models import result_model, result_prediction
 from veilsum_node.config import load_toml
 from veilsum_node.errors import ConfigurationError, HostileInput, VeilsumError
 from veilsum_node.fields import Frozen, Name
@@ -167,6 +167,8 @@ def with_projection(request: StudyRequest, base: Path) -> StudyRequest:
 def with_model(request: StudyRequest, base: Path) -> StudyRequest:
     """The request with the digest of the model that it evaluates, and that model's encoder, in place of the result.
 
+    Of a regression its prediction, a formula, takes the result's place.
+
     Args:
         request: with its schema in ``data``.
         base: directory that the result's path is relative to.
@@ -179,7 +181,10 @@ def with_model(request: StudyRequest, base: Path) -> StudyRequest:
     what = f"study {request.name!r}, parameters.result"
     given = {key: value for key, value in request.parameters.items() if key != "result"}
     try:
-        released = result_model(load_result(base / str(request.parameters["result"])))
+        result = load_result(base / str(request.parameters["result"]))
+        if (prediction := result_prediction(result)) is not None:
+            return request.model_copy(update={"parameters": {**given, "prediction": prediction}})
+        released = result_model(result)
     except VeilsumError as error:
         raise ConfigurationError(f"{what}: {error.message}", error.advice) from error
     if request.data is not None and request.data.columns != released.columns:

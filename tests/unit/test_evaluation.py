@@ -25,6 +25,7 @@ from support.federation import make_request, schema_of
 from support.randomness import SeededRandom
 from veilsum.compile import StudyRequest, compile_study
 from veilsum.request import load_study_request, with_model
+from veilsum_aggregation.classification import auc_interval
 from veilsum_aggregation.moments import Estimate
 from veilsum_coordinator.methods.federated_evaluation import FederatedEvaluation
 from veilsum_coordinator.parts.application import application
@@ -432,6 +433,11 @@ def test_without_noise_the_figures_are_those_of_pooled_records(tmp_path: Path, c
     assert ("auc" in summary) == (classes == 2)
     if classes == 2:
         assert summary["auc"]["value"] == pytest.approx(roc_auc_score(y, p[:, 1]), abs=2e-3)
+        area = summary["auc"]["value"]
+        assert summary["auc_95"]["low"] < area < summary["auc_95"]["high"]
+        positives = y.mean() * len(y)
+        closed = auc_interval(area, round(positives), round(len(y) - positives))  # of the sample, in closed form
+        assert summary["auc_95"]["high"] - summary["auc_95"]["low"] == pytest.approx(closed.high - closed.low, rel=0.25)
     assert "calibration_error_of_noise" not in summary
 
 

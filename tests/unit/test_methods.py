@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.datasets import load_breast_cancer
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
@@ -13,6 +15,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from support.memory import MemoryFederation, split_records
 from support.randomness import SeededRandom
 from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
+from veilsum.exports import tables_of
 from veilsum_aggregation.heads import LinearHead
 from veilsum_coordinator.methods import METHODS, get_method
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
@@ -155,6 +158,50 @@ def test_fedcgs_on_breast_cancer(breast_cancer: tuple[DatasetSchema, Records], e
         federation = MemoryFederation(study, split_records(train, 4, split), seed=split)
         accuracies += [accuracy(schema, METHODS["fedcgs"].run(federation), test) for _ in range(10)]
     assert np.mean(accuracies) > least
+
+
+def test_fedcgs_describes_the_columns_by_class_in_their_own_units() -> None:
+    """Against pandas, at an epsilon at which noise hardly counts; and the head is as good as with the mean alone."""
+    rng = np.random.default_rng(5)
+    ill = rng.integers(0, 2, 3000)
+    frame = pd.DataFrame({"age": rng.normal(50 + 8 * ill, 9).clip(20, 100), "bmi": rng.normal(26, 4, 3000).clip(10, 60)})
+    frame["sex"] = rng.random(3000) < 0.4 + 0.2 * ill
+    features = np.column_stack([(frame.age - 60) / 40, (frame.bmi - 35) / 25, ~frame.sex, frame.sex]).astype(float)
+    present = np.ones((3000, 4), dtype=np.bool_)
+    present[:40, 0] = False
+    frame.loc[:39, "age"] = np.nan
+    study = compiled(MIXED, "fedcgs", 5000.0, describe=True, missing="centre")
+    result = METHODS["fedcgs"].run(MemoryFederation(study, split_records(Records(features, present, ill), 4)))
+    summary, by = result.summary, frame.groupby(np.where(ill, "yes", "no"))
+    assert len(summary["numbers-by-class"]) == len(summary["categories-by-class"]) == 4
+    for row in summary["numbers-by-class"]:
+        own = by[row["column"]].get_group(row["ill"])
+        assert row["mean"]["value"] == pytest.approx(own.mean(), abs=0.1)
+        assert row["standard_deviation"]["value"] == pytest.approx(own.std(), abs=0.1)
+        assert row["count"]["value"] == pytest.approx(own.count(), abs=5)
+        assert row["mean"]["sampling_error"] == pytest.approx(own.sem(), rel=0.05)
+    for row in summary["categories-by-class"]:
+        male = by.sex.mean()[row["ill"]]
+        assert row["share"]["value"] == pytest.approx(male if row["level"] == "m" else 1.0 - male, abs=0.01)
+    assert summary["numbers-by-class tests"][0]["p_value"] < 1e-6
+    assert "numbers-by-class" in tables_of(result)
+    plain = LinearDiscriminantAnalysis().fit(features[:, :3], ill).predict(features[:, :3])
+    assert np.mean(head_of(result).predict(features) == plain) > 0.97
+
+
+@pytest.mark.parametrize(
+    ("privacy", "more"),
+    [({"noise": "none"}, {}), ({"epsilon": 1.0}, {"centre": False}), ({"epsilon": 1.0, "unit": "subject"}, {})],
+)
+def test_fedcgs_describes_only_what_it_centres_and_records(privacy: dict[str, Any], more: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="describes"):
+        compile_study(
+            StudyRequest(
+                name="s", method="fedcgs", dataset="d", data=MIXED, parameters={"describe": True, **more},
+                privacy=PrivacyRequest(**privacy),
+            ),
+            federation_id="0" * 64, coordinator="c", participants=SITES, clock=lambda: 1, random=SeededRandom(1),
+        )  # fmt: skip
 
 
 def test_fedcgs_survives_noise_that_swallows_everything(breast_cancer: tuple[DatasetSchema, Records]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from veilsum.exports import to_csv
 from veilsum.plan import plan_study
 from veilsum_aggregation.newton import LONGEST_STEP, NewtonFit, NewtonRelease, first_point, mean_of, whitening
 from veilsum_coordinator.methods import METHODS
+from veilsum_node.config import read_toml, validate
 from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
@@ -149,6 +151,49 @@ def test_with_noise_intervals_cover_and_are_as_wide_as_planned(
     told = {item.quantity: item.half_width for part in plan.parts for item in part.expectations}
     assert set(told) == {f"log {name} ratio of {term}" for term in TERMS[1:]}
     assert np.median(widths) == pytest.approx(told[f"log {name} ratio of age"], rel=0.4)
+
+
+TERMS_FILE = """
+name = "fit"
+method = "regression"
+dataset = "records"
+
+[parameters]
+family = "poisson"
+outcome = "visits"
+over = ["age", "older", "arm", "age in b", "log age", "first stage", "third stage"]
+
+[parameters.derive]
+older = { number = "above(age, 65)", low = 0, high = 25 }
+"age in b" = { number = "age * (arm = 'b')", low = 0, high = 90 }
+"log age" = { number = "log(age)", low = 2.9, high = 4.6 }
+"first stage" = { number = "1 * (stage = 'I')", low = 0, high = 1 }
+"third stage" = { number = "1 * (stage = 'III')", low = 0, high = 1 }
+
+[privacy]
+noise = "none"
+"""
+
+
+def test_a_study_file_states_interactions_splines_logarithms_and_another_reference(tmp_path: Path) -> None:
+    """All as derived numbers, against statsmodels on the same columns; the reference is stage II here."""
+    records, terms, _, visits = records_of(20_000)
+    (tmp_path / "study.toml").write_text(TERMS_FILE)
+    request = validate({**read_toml(tmp_path / "study.toml"), "data": SCHEMA}, StudyRequest, source="study.toml")
+    study = compile_study(request, **common())
+    rows = run(study, records)["coefficients"]
+    known = np.isfinite(terms[:, 1])
+    _, age, arm, second, third = terms[known].T
+    design = [np.ones_like(age), age, np.maximum(age - 65, 0), arm, age * arm, np.log(age), 1 - second - third, third]
+    model = sm.GLM(visits[known], np.column_stack(design), family=sm.families.Poisson()).fit()
+    assert [row["term"] for row in rows] == ["constant", *(f"{name} b" if name == "arm" else name for name in OVER_FILE)]
+    for row, value, error in zip(rows, model.params, model.bse, strict=True):
+        # records far out are shortened, and weigh less: terms that nearly follow from one another have more of these
+        assert row["log"]["value"] == pytest.approx(value, abs=0.8 * error)
+        assert 0.85 * error < row["log"]["sampling_error"] < 1.7 * error
+
+
+OVER_FILE = ("age", "older", "arm", "age in b", "log age", "first stage", "third stage")
 
 
 @pytest.mark.parametrize("parameters", [LINEAR, LOGISTIC])

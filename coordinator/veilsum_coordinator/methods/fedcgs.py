@@ -30,6 +30,7 @@ from veilsum_coordinator.parts.alignment import (
 from veilsum_coordinator.parts.application import LINEAR, application, linear_arrays, study_application, study_arrays
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan, plain
 from veilsum_coordinator.parts.centring import MEANS, centre_plan, released_centre
+from veilsum_coordinator.parts.class_tables import COLUMNS, class_tables, columns_plan, released_means
 from veilsum_coordinator.parts.expectations import Expectation
 from veilsum_coordinator.parts.expected_moments import Noised, class_expectations, direction_expectations
 from veilsum_coordinator.parts.federation import Federation, Release
@@ -74,6 +75,8 @@ class FedCGSParameters(Frozen):
         centre: whether a noised mean of the schema's own features is released first and taken off them. By default it is with
             noise, where neither an alignment nor generation comes before, and moments are joint.
         centre_share: part of the budget that this release takes.
+        describe: whether this release is of every column by class, so that the result has class means, standard deviations and
+            shares in the columns' own units. Its mean has more noise, which costs some accuracy where epsilon is small.
         missing: ``skip`` leaves a record with an absent feature out, ``centre`` takes the middle of the bounds.
         priors: class probabilities of the discriminant, ``released`` (from the noised counts) or ``equal``.
         disclosure: ``joint`` releases the sum over all sites, ``per-site`` each site's own moments. An alignment's mode says
@@ -88,6 +91,7 @@ class FedCGSParameters(Frozen):
     clip: Real | None = Field(default=None, gt=0, le=1e6)
     centre: bool | None = None
     centre_share: Real = Field(default=0.2, gt=0, lt=1)
+    describe: bool = False
     missing: Literal["skip", "centre"] = "skip"
     priors: Literal["released", "equal"] = "released"
     disclosure: Disclosure = "joint"
@@ -118,6 +122,11 @@ class FedCGS(Method):
                 "Leave `centre` out.",
             )
         centre = possible and parameters.centre is not False
+        if parameters.describe and not centre:
+            raise ConfigurationError(
+                "fedcgs describes the columns where it centres them: in studies with noise and of joint moments alone.",
+                'Leave `describe` out, and ask the method statistics (kind = "table-one", by the label).',
+            )
         clip = parameters.clip or (centred_clip(inputs.schema) if centre else None)
         return parameters.model_copy(update={"clip": resolved_clip(clip, inputs), "alignment": alignment, "centre": centre})
 
@@ -143,13 +152,21 @@ class FedCGS(Method):
                 return (TaskPlan(MOMENTS, "class-moments", task, disclosure=parameters.disclosure),)
             share = float(parameters.centre_share)
             centred = TaskPlan(MOMENTS, "class-moments", task.model_copy(update={"centre": True}), share=1.0 - share)
-            return centre_plan(inputs, missing, clip, share), centred
+            first = columns_plan(inputs, share) if parameters.describe else centre_plan(inputs, missing, clip, share)
+            return first, centred
         plans = alignment_plans(alignment, inputs, clip, missing, classes=True, split=parameters.split)
         if alignment.mode == "one-shot":
             return plans
         own, source = task_alignment(alignment)
         mapped = task_parameters("aligned-moments", width=inputs.width, alignment=own, reach=ROOM * clip)
         return *plans, TaskPlan(ALIGNED, "aligned-moments", mapped, source=source)
+
+    def check(self, study: Study) -> None:
+        if study.parameters.get("describe") and study.privacy.unit == "subject":
+            raise ConfigurationError(
+                "fedcgs describes records; a person's records are shortened together, and no mean would be right.",
+                'Leave `describe` out, and ask the method statistics with person = "first".',
+            )
 
     def expectations(self, study: Study, cohort: int, records: int) -> Sequence[Expectation]:
         """Class counts, class means and the pooled within-class covariances that the discriminant is made of.
@@ -178,7 +195,12 @@ class FedCGS(Method):
             summary["alignment"] = dict(aligned.summary)
         if parameters.generation is not None:
             return self._generated(federation, parameters, aligned, summary)
-        centre = released_centre(federation.sum(MEANS), study) if parameters.centre else None
+        centre, described = None, dict[str, Any]()
+        if parameters.centre and parameters.describe:
+            columns = federation.sum(COLUMNS)
+            centre, described = released_means(columns, study), class_tables(columns, study)
+        elif parameters.centre:
+            centre = released_centre(federation.sum(MEANS), study)
         release = self._moments(federation, parameters, aligned, centre)
         counts, std = release.values["counts"], release.noise_std["counts"]
         known = [index for index, number in enumerate(counts) if not moments.within_noise(float(number), std)]
@@ -189,6 +211,7 @@ class FedCGS(Method):
                 for index, (name, number) in enumerate(zip(study.data.classes, counts, strict=True))
             ],
             **summary,
+            **described,
         }
         if not known:
             summary["not_estimable"] = NO_CLASS

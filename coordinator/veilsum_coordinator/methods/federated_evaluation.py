@@ -1,8 +1,9 @@
 """The method "federated-evaluation": how a released model does on the sites' records, at the cost of one release.
 
-Every site classifies its own records with the broadcast model and adds counts of true and predicted classes to the sum; so a
-model is measured on data that nobody can pool. Sites may offer held-out records as a dataset of their own for it. Everything
-that is told is computed from the noised counts.
+Every site applies the model to its own records; so a model is measured on data that nobody can pool. Sites may offer held-out
+records as a dataset of their own for it. Of a classifier, whose arrays are broadcast, they add counts of true and predicted
+classes; of a prediction that is a formula of columns, what happened at each of its levels (:mod:`..parts.predictions`).
+Everything that is told is computed from the noised sums.
 """
 
 from __future__ import annotations
@@ -13,20 +14,27 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from veilsum_aggregation import classification, moments
+from veilsum_aggregation.concordance import area
+from veilsum_aggregation.figures import Figure
 from veilsum_aggregation.moments import Estimate, NotEstimable
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan, plain
 from veilsum_coordinator.parts.expectations import Z95, Expectation, released_noise
 from veilsum_coordinator.parts.federation import Federation
 from veilsum_coordinator.parts.moment_plans import Missing, need_label
-from veilsum_node.errors import ConfigurationError
+from veilsum_coordinator.parts.predictions import LABEL as PREDICTIONS
+from veilsum_coordinator.parts.predictions import Prediction, expected_measures, prediction_plan, prediction_tables
+from veilsum_coordinator.parts.query_requests import check_persons
+from veilsum_node.config import explain
+from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_node.fields import Frozen, Name, Real
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import balanced_weights
 from veilsum_privacy.tasks.evaluation import CONFUSION, LOSS, SCORES, EvaluationParameters
+from veilsum_privacy.tasks.persons import Reduction
 from veilsum_privacy.training.models import ModelSpec
 
 Floats = NDArray[np.float64]
@@ -43,9 +51,11 @@ for."""
 
 
 class FederatedEvaluationParameters(Frozen):
-    """Parameters, all public. In a study's file ``result``, a directory, stands for model, sha256, classes and missing.
+    """Parameters, all public. In a study's file ``result``, a directory, stands for model, sha256, classes and missing, or for
+    prediction.
 
     Attributes:
+        prediction: what a regression released; the parameters below but the last two are of classifiers.
         model, sha256, classes: of the model, as the task states them.
         missing: the missing rule; by default the model's own.
         clip: L2 norm that a record's features are scaled down to before they are scored; by default so large that none is, as
@@ -53,8 +63,12 @@ class FederatedEvaluationParameters(Frozen):
         bins: of scores, even, for the calibration and, with two classes, the area under the ROC curve; 0 for none of it.
         largest_loss: what a record's log loss is cut to, in nats; by default 3 log K; 0 for none of it.
         per_site: whether every site's counts are released by themselves; the noise is the same in each.
+        person: of a prediction in a study whose unit is the subject, how a person's records become one
+            (:class:`~veilsum_privacy.tasks.persons.PersonParameters`).
+        at_most: in its place, how many of a person's records count.
     """
 
+    prediction: Prediction | None = None
     model: ModelSpec | None = None
     sha256: str | None = None
     classes: tuple[Name, ...] = ()
@@ -63,16 +77,33 @@ class FederatedEvaluationParameters(Frozen):
     bins: int = Field(default=10, ge=0, le=1000, multiple_of=2)
     largest_loss: Real | None = Field(default=None, ge=0, le=1000)
     per_site: bool = False
+    person: Reduction | None = None
+    at_most: int = Field(default=0, ge=0, le=1000)
+
+    @model_serializer(mode="wrap")
+    def _stated(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Of a prediction what is stated of it; of a classifier the form that it always had."""
+        found: dict[str, Any] = dump(self)
+        if self.prediction is not None:
+            return {name: value for name, value in found.items() if name in OF_PREDICTIONS and value}
+        return {name: value for name, value in found.items() if name not in OF_PREDICTIONS}
+
+
+OF_PREDICTIONS = ("prediction", "person", "at_most")
+"""Parameters that an evaluation of a prediction has."""
 
 
 class FederatedEvaluation(Method):
-    """One round of the task "evaluation"."""
+    """One round of the task "evaluation", or of a prediction of the task "tables"."""
 
     name = "federated-evaluation"
     Parameters: ClassVar[type[Frozen]] = FederatedEvaluationParameters
 
     def resolve(self, parameters: Frozen, inputs: Inputs) -> Frozen:
         if not isinstance(parameters, FederatedEvaluationParameters):
+            return parameters
+        if parameters.prediction is not None:
+            self._check_prediction(parameters)
             return parameters
         need_label(inputs, f"the method {self.name}")
         if parameters.model is None or parameters.sha256 is None:
@@ -82,7 +113,27 @@ class FederatedEvaluation(Method):
         most = 3.0 * math.log(len(parameters.classes)) if parameters.largest_loss is None else parameters.largest_loss
         return parameters.model_copy(update={"largest_loss": most})
 
+    @staticmethod
+    def _check_prediction(parameters: FederatedEvaluationParameters) -> None:
+        given = FederatedEvaluationParameters.model_fields.keys() - set(OF_PREDICTIONS)
+        if stated := sorted(parameters.model_fields_set & given):
+            raise ConfigurationError(
+                f"federated-evaluation of a regression's prediction has no {', '.join(stated)}.", "Leave it out."
+            )
+
     def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
+        if isinstance(parameters, FederatedEvaluationParameters) and parameters.prediction is not None:
+            if inputs.encoder is not None:
+                raise ConfigurationError("A regression's prediction is of the schema's own columns.", "Leave out [encoder].")
+            persons = {"person": parameters.person, "at_most": parameters.at_most}
+            try:
+                return (prediction_plan(parameters.prediction, inputs, persons),)
+            except ValidationError as error:
+                raise ConfigurationError(
+                    " ".join(explain(error, Prediction)), "Evaluate the result as it was released."
+                ) from error
+            except HostileInput as error:
+                raise ConfigurationError(error.message, error.advice) from error
         if not isinstance(parameters, FederatedEvaluationParameters) or parameters.largest_loss is None:
             raise ConfigurationError(f"The method {self.name} needs its own parameters, with defaults resolved.")
         most, cells = float(parameters.largest_loss), len(inputs.classes) * len(parameters.classes)
@@ -103,8 +154,18 @@ class FederatedEvaluation(Method):
         )
         return (TaskPlan(EVALUATION, "evaluation", task, disclosure="per-site" if parameters.per_site else "joint"),)
 
+    def check(self, study: Study) -> None:
+        parameters = FederatedEvaluationParameters.model_validate(study.parameters)
+        if parameters.prediction is not None:
+            check_persons(parameters.person, parameters.at_most, study)
+
     def expectations(self, study: Study, cohort: int, records: int) -> Sequence[Expectation]:
-        """Accuracy and the recalls at an accuracy of 80% and equally frequent classes, by the formulas of :meth:`run`."""
+        """Accuracy and the recalls at an accuracy of 80% and equally frequent classes, by the formulas of :meth:`run`.
+
+        Of a prediction its measures, if it is calibrated.
+        """
+        if "prediction" in study.parameters:
+            return expected_measures(study, cohort, records)
         noise, k = released_noise(study, EVALUATION, cohort), len(study.data.classes)
         columns = len(FederatedEvaluationParameters.model_validate(study.parameters).classes)
         right = TYPICAL * records
@@ -120,6 +181,11 @@ class FederatedEvaluation(Method):
     def run(self, federation: Federation) -> Result:
         study = federation.study
         parameters = FederatedEvaluationParameters.model_validate(study.parameters)
+        if parameters.prediction is not None:
+            predictions = federation.sum(PREDICTIONS)
+            about = {"predicts": parameters.prediction.predicts, "outcome": parameters.prediction.outcome}
+            found = prediction_tables(study, predictions.values, predictions.noise_std)
+            return Result(self.name, {**about, "cohort": len(predictions.cohort), **found})
         release = federation.sum(EVALUATION)
         reader = Reader(study.data.classes, parameters)
         summary: dict[str, Any] = {"model": None if parameters.model is None else parameters.model.name}
@@ -172,6 +238,9 @@ class Reader:
         low, wrong, right = 1.0 / len(self._named), histogram[0], histogram[1]
         if len(self._classes) == len(self._named) == 2:
             found["auc"] = plain(classification.noised_auc(histogram, std))
+            told = area(histogram[0], histogram[1], std)
+            if isinstance(told, Figure):
+                found["auc_95"] = {"low": told.low, "high": told.high}  # as of the accuracy
             low, (wrong, right), std = 0.5, classification.folded(histogram), math.sqrt(2.0) * std
         calibration = classification.noised_calibration(wrong, right, low, std)
         found["calibration_error"] = plain(calibration.error)

@@ -71,6 +71,11 @@ SHARES = (0.20, 0.15, 0.20, 0.45)
 FREE_INFORMATION = {"logistic": 0.83, "poisson": 0.86}
 """kappa: as much information as lengthens no record's vector (:class:`~veilsum_privacy.tasks.newton_step.NewtonStep`)."""
 
+PREDICTION = "prediction"
+"""Name in a result of what its score predicts."""
+
+PREDICTS = {"linear": "number", "logistic": "probability", "poisson": "rate", "cox": "hazard"}
+
 RATIOS = {"logistic": "odds_ratio", "poisson": "rate_ratio", "cox": "hazard_ratio"}
 
 
@@ -203,13 +208,27 @@ class Regression(Method):
         if family == "linear":
             reader = LinearReader(encoding, first, 0)
             tables = {QUERY: list(reader.rows()), f"{QUERY} tests": list(reader.tests()), SCORE: list(reader.score(gram))}
-            return Result(self.name, {**summary, **tables})
+            return Result(self.name, {**summary, **tables, PREDICTION: _predicts(study)})
         fit: Fit
         fit = fit_hazards(federation, first, QUERY, STEPS) if family == "cox" else _fit(federation, first, encoding, most)
         rows = list(_rows(fit, encoding, RATIOS[family], _units(study)))
         tests = [test_row("all slopes are 0 (Wald)", outcome, fit.all_slopes())]
         tables = {QUERY: rows, f"{QUERY} tests": tests, SCORE: list(score_row(fit, encoding, gram))}
-        return Result(self.name, {**summary, **tables}, {"coefficients": fit.coefficients})
+        return Result(self.name, {**summary, **tables, PREDICTION: _predicts(study)}, {"coefficients": fit.coefficients})
+
+
+def _predicts(study: Study) -> dict[str, Any]:
+    """What the score predicts, as far as the study says it: all of a :class:`..parts.predictions.Prediction` but the score."""
+    parameters = RegressionParameters.model_validate(study.parameters).model_dump(by_alias=True, exclude_defaults=True)
+    told = {name: _listed(parameters.get(name)) for name in ("outcome", "event", "censored", "edges", "where", "derive")}
+    return {"predicts": PREDICTS[study.parameters["family"]]} | {name: value for name, value in told.items() if value}
+
+
+def _listed(value: Any) -> Any:
+    """A value as JSON has it."""
+    if isinstance(value, Mapping):
+        return {name: _listed(item) for name, item in value.items()}
+    return [_listed(item) for item in value] if isinstance(value, tuple) else value
 
 
 def _asked(parameters: RegressionParameters, columns: Columns) -> list[QueryRequest]:

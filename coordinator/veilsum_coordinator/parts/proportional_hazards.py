@@ -32,6 +32,7 @@ from veilsum_privacy.tasks.hazard_step import (
     WHITEN,
     HazardStepParameters,
 )
+from veilsum_privacy.tasks.queries.conditions import NumberDomain
 from veilsum_privacy.tasks.queries.encodings import LinearEncoding, SurvivalEncoding
 from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn, Query
 from veilsum_privacy.tasks.tables import Tables
@@ -53,12 +54,15 @@ def ends_request(
         raise ConfigurationError(
             "A Cox regression states `event` and `censored`.", 'event = "status", censored = ["alive"], beside the time.'
         )
-    if not edges:
-        domain = columns.number(time, "outcome")
-        edges = EdgeRange.model_validate({"from": domain.low, "to": domain.high, "steps": INTERVALS})
+    edges = edges or all_times(columns.number(time, "outcome"), INTERVALS)
     return QueryRequest(
         name=ENDS, kind="survival", over=(time,), event=event, censored=tuple(censored), edges=edges, where=where
     )
+
+
+def all_times(domain: NumberDomain, steps: int) -> EdgeRange:
+    """So many equal intervals of all times."""
+    return EdgeRange.model_validate({"from": domain.low, "to": domain.high, "steps": steps})
 
 
 def event_condition(event: str, censored: Sequence[str], columns: Columns) -> str:

@@ -274,7 +274,9 @@ def _table_one(request: QueryRequest, columns: Columns) -> Iterator[Query]:
             yield Query.model_validate({**asked, **common})
 
 
-def weigh(queries: Sequence[Query], derived: Sequence[DerivedColumn], columns: Columns, *, largest: int) -> TablesParameters:
+def weigh(
+    queries: Sequence[Query], derived: Sequence[DerivedColumn], columns: Columns, *, largest: int, fine: float = 1.0
+) -> TablesParameters:
     """Give each query its integer scale, by the optimal weights of what one record can fulfil together.
 
     Up to some 10,000 records a lane has 24 bits; beyond that means need finer steps than it holds, and it grows.
@@ -282,6 +284,7 @@ def weigh(queries: Sequence[Query], derived: Sequence[DerivedColumn], columns: C
     Args:
         queries, derived, columns: of the study.
         largest: most records of the whole federation, by which a sum should fit a lane of 24 bits.
+        fine: how much finer the steps are to which values are rounded, where they should not show even in sums of few values.
 
     Raises:
         HostileInput: a query asks for what its kind cannot give, or for a column that is not there.
@@ -294,8 +297,8 @@ def weigh(queries: Sequence[Query], derived: Sequence[DerivedColumn], columns: C
     unit = [encoding.norm() / 4096.0**2 for encoding in build_encodings(reference, columns)]
     costs = [encoding.figures() * encoding.query.importance for encoding in encodings]
     weights = np.sqrt(balance(incidence, unit, costs))
-    fine = math.sqrt(largest)  # what rounding adds to a mean, 0.1 steps or so, stays well below its sampling error
-    scales = [max(LEAST_SCALE.get(query.kind, 8), fine if query.kind in ROUNDED else 0.0) for query in queries]
+    steps = fine * math.sqrt(largest)  # what rounding adds to a mean, 0.1 steps or so, stays well below its sampling error
+    scales = [max(LEAST_SCALE.get(query.kind, 8), steps if query.kind in ROUNDED else 0.0) for query in queries]
     least = max(scale / weight for scale, weight in zip(scales, weights, strict=True))
     wanted = min(max(least, 0.95 * LANE / largest), max(least, MOST_SCALE / float(weights.min())))
     best: tuple[float, TablesParameters] | None = None

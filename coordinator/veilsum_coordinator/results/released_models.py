@@ -63,10 +63,8 @@ def result_model(result: Result) -> ReleasedModel:
     """
     told = result.application
     if not isinstance(told, Mapping) or not isinstance(told.get("head"), Mapping):
-        predicts = (
-            "Ask the method statistics how its `score` does: a derived number, in a query of kind discrimination or linear."
-        )
-        advice = predicts if "score" in result.summary else "Name a result that does."
+        older = "Run its study again, or ask the method statistics about its `score`, by kind discrimination or linear."
+        advice = older if "score" in result.summary else "Name a result that does."
         raise Misuse(f"The result of {result.method} holds no classifier.", advice)
     if told.get("alignment") is not None:
         raise Misuse(
@@ -86,6 +84,23 @@ def result_model(result: Result) -> ReleasedModel:
         raise HostileInput("The result's application is malformed.", _AGAIN) from error
     named = {name: arrays[name] for name in architecture.shapes()}
     return ReleasedModel(spec, sha256, classes, missing, columns, encoder, to_broadcast(named))
+
+
+def result_prediction(result: Result) -> dict[str, Any] | None:
+    """What a result predicts by a formula of columns, as parameters of an evaluation; None where it holds no such formula.
+
+    Raises:
+        Misuse: its model was not estimable, so that it predicts nothing.
+    """
+    about = result.summary.get("prediction")
+    if not isinstance(about, Mapping):
+        return None
+    score = result.summary.get("score")
+    if not isinstance(score, list) or len(score) != 1 or not isinstance(score[0], Mapping):
+        raise Misuse(
+            f"The result of {result.method} predicts nothing.", "Its terms explain nothing, or are too many to write down."
+        )
+    return {**about, **{name: score[0].get(name) for name in ("number", "low", "high")}}
 
 
 def find_released(results: Path, study: Study) -> Mapping[str, Floats]:

@@ -189,7 +189,8 @@ def draft_of(
     if request.schema_file is not None:
         request = request.model_copy(update={"schema_file": None, "data": load_schema(base / request.schema_file)})
     named = asked.parameters.get("result") if asked.method == EVALUATION else None
-    request, model = with_model(request, base), None if named is None else load_result(base / str(named))
+    request = with_model(request, base)
+    model = None if named is None or "prediction" in request.parameters else load_result(base / str(named))
     if projection is None and isinstance(request.encoder, Projection):  # the model's own
         projection = model
     if not isinstance(request.encoder, FrozenProgram):

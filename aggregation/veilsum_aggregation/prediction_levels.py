@@ -1,0 +1,260 @@
+"""Sums by level of a prediction: functions of them with both errors, and solutions of estimating equations.
+
+A level is an interval of the linear predictor h: the prediction itself of a number, the log odds of a probability, the
+logarithm of a rate or of a relative hazard. Sums over records of f(h) are taken as sums over levels of
+
+    (8 f(c) - f(c - w/2) - f(c + w/2)) / 6 = f(c) - w^2 f''(c) / 24 + O(w^4)
+
+at a level's centre c and width w: Sheppard's correction, which leaves an error of order w^4 where h is spread smoothly
+(Kendall and Stuart, The Advanced Theory of Statistics 1, chapter 3). Errors are those of first order, by noise and by sampling
+apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum_aggregation.figures import Answer, Drowned, normal_figure, project, ratio_figure
+from veilsum_aggregation.group_means import kurtosis
+from veilsum_aggregation.moments import NOISE_FLOOR
+
+Floats = NDArray[np.float64]
+Function = Callable[[Floats], Floats]
+
+ADVICE = "more records, or more epsilon"
+FEW = Drowned("the released count is within its noise", ADVICE)
+FLAT = Drowned("the prediction varies too little against the noise", ADVICE)
+
+LARGEST_COUNT = 5000
+"""Whose probability is added up; a cohort's larger counts are taken to be that."""
+
+STEPS = 60
+"""Of Newton's method; more than any estimating equation here takes."""
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Noised sums by level.
+
+    Attributes:
+        centres, width: of the levels, (B,), which are of one width.
+        sums: (B, r), of r functions of a record's outcome.
+        noise: standard deviation of the noise of a sum, (r,).
+        second: sums over a level's records of t t', t their r functions, (B, r, r), for the sampling error.
+        ones: (r,): what makes 1 of t.
+        shift: c of a number's x^2 - c.
+    """
+
+    centres: Floats
+    width: float
+    sums: Floats
+    noise: Floats
+    second: Floats
+    ones: Floats
+    shift: float = 0.0
+
+    @cached_property
+    def number(self) -> float:
+        """Records."""
+        return float((self.sums @ self.ones).sum())
+
+    @property
+    def drowned(self) -> bool:
+        """Whether the number of records is within its noise."""
+        std = math.sqrt(len(self.centres)) * float(np.linalg.norm(self.ones * self.noise))
+        return not self.number > max(NOISE_FLOOR * std, 0.5)
+
+    def smooth(self, function: Function) -> Floats:
+        """What to multiply a level's number by for the sum of a function of h, (B,)."""
+        half = self.width / 2.0
+        ends = function(self.centres - half) + function(self.centres + half)
+        return np.asarray((8.0 * function(self.centres) - ends) / 6.0, dtype=np.float64)
+
+    def ratio(self, top: Floats, bottom: Floats) -> Answer:
+        """The ratio of two linear functions (B, r) of the sums, by Fieller's rule."""
+        square = self.noise**2
+        noise = [float((one * two * square).sum()) for one, two in ((top, top), (top, bottom), (bottom, bottom))]
+        sampling = [
+            float(np.einsum("bi,bij,bj", one, self.second, two)) for one, two in ((top, top), (top, bottom), (bottom, bottom))
+        ]
+        over, under = float((top * self.sums).sum()), float((bottom * self.sums).sum())
+        parts = [(part[0], -2.0 * part[1], part[2]) for part in (noise, sampling)]
+        return ratio_figure(over, under, parts[0], parts[1], ADVICE)
+
+    def mean(self, top: Floats) -> Answer:
+        """The mean over records of a linear function."""
+        return self.ratio(top, np.broadcast_to(self.ones, top.shape))
+
+    def solution(
+        self, equations: Callable[[Floats, Floats], Floats], start: Floats, floor: float = NOISE_FLOOR
+    ) -> list[Answer]:
+        """The point (k,) at which estimating equations of the sums (B, r) and a point are 0.
+
+        Its covariance is J^-1 V J^-T, with J their derivative by the point and V the covariance of their value (Huber 1967).
+        It is estimable where J's smallest eigenvalue is ``floor`` times as large as its noise.
+        """
+        point = start.astype(np.float64)
+        for _ in range(STEPS):
+            value, slope = equations(self.sums, point), _jacobian(equations, self.sums, point)
+            if not np.isfinite(slope).all() or np.linalg.cond(slope) > 1e10:
+                return [FLAT] * len(start)
+            step = np.linalg.solve(slope, value)
+            point = point - step * min(1.0, 2.0 / max(float(np.abs(step).max()), 1e-300))
+            if float(np.abs(step).max()) < 1e-9:
+                break
+        else:
+            return [FLAT] * len(start)
+        slope = _jacobian(equations, self.sums, point)
+        values, vectors = np.linalg.eigh(-(slope + slope.T) / 2.0)
+        weakest = vectors[:, 0]
+        of_weakest = _gradient(lambda sums: float(weakest @ -_jacobian(equations, sums, point) @ weakest), self.sums)
+        reach = math.sqrt(float((of_weakest**2 * self.noise**2).sum()))
+        if not values[0] > max(floor * reach, 0.0):
+            return [FLAT] * len(start)
+        gradients = np.stack([_gradient(_part(equations, point, place), self.sums) for place in range(len(start))])
+        inverse = np.linalg.inv(slope)
+        noise, sampling = (inverse @ part @ inverse.T for part in self._variances(gradients))
+        return [
+            normal_figure(float(point[place]), float(noise[place, place]), float(sampling[place, place]))
+            for place in range(len(start))
+        ]
+
+    def _variances(self, gradients: Floats) -> tuple[Floats, Floats]:
+        """Covariances (k, k) by noise and by sampling of functions with these gradients (k, B, r)."""
+        noise = np.einsum("kbi,lbi,i->kl", gradients, gradients, self.noise**2)
+        means = np.einsum("kbi,bi->k", gradients, self.sums)
+        sampling = np.einsum("kbi,bij,lbj->kl", gradients, self.second, gradients) - np.outer(means, means) / self.number
+        return noise, sampling
+
+
+def _part(equations: Callable[[Floats, Floats], Floats], point: Floats, place: int) -> Callable[[Floats], float]:
+    """One equation at a point, as a function of the sums."""
+    return lambda sums: float(equations(sums, point)[place])
+
+
+def _gradient(function: Callable[[Floats], float], sums: Floats) -> Floats:
+    """By differences, (B, r)."""
+    found = np.empty_like(sums)
+    for place in np.ndindex(sums.shape):
+        step = 1e-4 * max(1.0, abs(float(sums[place])))
+        above, below = sums.copy(), sums.copy()
+        above[place] += step
+        below[place] -= step
+        found[place] = (function(above) - function(below)) / (2.0 * step)
+    return found
+
+
+def _jacobian(equations: Callable[[Floats, Floats], Floats], sums: Floats, point: Floats) -> Floats:
+    """The equations' derivatives by the point, (k, k)."""
+    step = 1e-5
+    columns = []
+    for place in range(len(point)):
+        move = np.zeros(len(point))
+        move[place] = step
+        columns.append((equations(sums, point + move) - equations(sums, point - move)) / (2.0 * step))
+    return np.stack(columns, axis=1)
+
+
+def event_levels(centres: Floats, width: float, table: Floats, std: float) -> Levels:
+    """Levels of log odds: records without and with the event, (B, 2), with noise of ``std`` in each."""
+    counts = project(table)
+    second = np.zeros((*table.shape, 2))
+    second[:, [0, 1], [0, 1]] = counts
+    return Levels(centres, width, table, np.full(2, std), second, np.ones(2))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A bounded outcome: ``middle`` and ``half`` the middle and half the length of its range, in its unit."""
+
+    middle: float
+    half: float
+
+
+def number_levels(centres: Floats, width: float, sums: Floats, noise: Floats, shift: float) -> Levels:
+    """Levels with a number x in [-1, 1] as outcome: sums of 1, x and x^2 - ``shift`` (B, 3), with noise of ``noise`` (3,).
+
+    No sum tells third and fourth moments: they are those of the beta distribution with a level's mean and variance, with the
+    heavier tail of :func:`~veilsum_aggregation.group_means.kurtosis`. Levels within noise take those of all records.
+    """
+    whole = _moments(sums.sum(axis=0), noise * math.sqrt(len(sums)), shift)
+    second = np.zeros((len(sums), 3, 3))
+    for level, own in enumerate(sums):
+        count = max(float(own[0]), 0.0)
+        known = own[0] > NOISE_FLOOR * noise[0]
+        mean, variance = _moments(own, noise, shift) if known else whole
+        second[level] = count * _products(mean, variance, shift)
+    return Levels(centres, width, sums, noise, second, np.array([1.0, 0.0, 0.0]), shift)
+
+
+def _moments(sums: Floats, noise: Floats, shift: float) -> tuple[float, float]:
+    """Mean and a careful variance (:meth:`~veilsum_aggregation.group_means.NumberSums.careful_variance`)."""
+    count = max(float(sums[0]), 1.0)
+    mean = min(max(float(sums[1]) / count, -0.999), 0.999)
+    value = float(sums[2]) / count + shift - mean**2
+    error = math.hypot(float(noise[2]), 2.0 * mean * float(noise[1])) / count
+    return mean, min(max(value, 0.0) + error, 1.0 - mean**2)
+
+
+def _products(mean: float, variance: float, shift: float) -> Floats:
+    """E t t' of t = (1, x, x^2 - shift)."""
+    fourth = kurtosis(mean, variance) * variance**2
+    third = _skewness(mean, variance) * variance**1.5
+    raw2, raw3 = variance + mean**2, third + 3.0 * mean * variance + mean**3
+    raw4 = fourth + 4.0 * mean * third + 6.0 * mean**2 * variance + mean**4
+    q, xq, qq = raw2 - shift, raw3 - shift * mean, raw4 - 2.0 * shift * raw2 + shift**2
+    return np.array([[1.0, mean, q], [mean, raw2, xq], [q, xq, qq]])
+
+
+def _skewness(mean: float, variance: float) -> float:
+    """Of the beta distribution on [-1, 1]."""
+    low, small = (mean + 1.0) / 2.0, variance / 4.0
+    if not 0.0 < small < low * (1.0 - low):
+        return 0.0
+    nu = low * (1.0 - low) / small - 1.0
+    a, b = low * nu, (1.0 - low) * nu
+    return 2.0 * (b - a) * math.sqrt(nu + 1.0) / ((nu + 2.0) * math.sqrt(a * b))
+
+
+def rate_levels(levels: Levels, products: float, noise: float, outcome: Outcome, product: Outcome) -> Levels:
+    """Levels of a count, with y log y as a fourth function; what is told of it is the sum of all levels.
+
+    The moments that the sampling error needs are those of the negative binomial distribution with a level's mean and variance.
+
+    Args:
+        levels: of :func:`number_levels`.
+        products, noise: sum over all levels of y log y, scaled to [-1, 1] as ``product`` says, and the noise in it. Each level
+            gets an equal part, so that functions that treat all levels' alike are right.
+        outcome, product: of the count and of y log y.
+    """
+    many, shift = len(levels.sums), levels.shift
+    sums = np.column_stack([levels.sums, np.full(many, products / many)])
+    second, whole = np.zeros((many, 4, 4)), levels.sums.sum(axis=0)
+    for level, own in enumerate(levels.sums):
+        known = own[0] > NOISE_FLOOR * levels.noise[0]
+        x, spread = _moments(own if known else whole, levels.noise, shift)
+        mean = max(outcome.middle + outcome.half * x, 1e-3)
+        y, share = _counts(mean, spread * outcome.half**2, outcome.middle + outcome.half)
+        at = (y - outcome.middle) / outcome.half
+        log = (y * np.log(np.maximum(y, 1.0)) - product.middle) / product.half
+        t = np.stack([np.ones_like(at), at, at**2 - shift, log])
+        second[level] = max(float(own[0]), 0.0) * (t * share) @ t.T
+    ones = np.array([1.0, 0.0, 0.0, 0.0])
+    return Levels(levels.centres, levels.width, sums, np.append(levels.noise, noise / math.sqrt(many)), second, ones, shift)
+
+
+def _counts(mean: float, variance: float, most: float) -> tuple[Floats, Floats]:
+    """Counts and their probabilities: negative binomial, of at least the variance of a Poisson distribution."""
+    size = mean**2 / max(variance - mean, 1e-4 * mean)
+    last = int(min(most, mean + 12.0 * math.sqrt(max(variance, mean)) + 20.0, LARGEST_COUNT))
+    y = np.arange(last + 1, dtype=np.float64)
+    steps = np.log((y[:-1] + size) / (y[:-1] + 1.0)) + math.log(mean / (size + mean))
+    logs = np.concatenate([[0.0], np.cumsum(steps)])
+    share = np.exp(logs - logs.max())
+    return y, share / share.sum()

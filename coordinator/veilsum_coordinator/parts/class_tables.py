@@ -1,0 +1,94 @@
+"""Columns by class, released first: a discriminant's features are taken about their means, and its result shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum_coordinator.parts.base import Inputs, TaskPlan
+from veilsum_coordinator.parts.federation import Release
+from veilsum_coordinator.parts.query_answers import READERS
+from veilsum_coordinator.parts.query_requests import QueryRequest, expand, weigh
+from veilsum_privacy.securesum.agreed import AgreedStudy
+from veilsum_privacy.study.schema import CategoryColumn
+from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.queries.encodings import Encoding, MeanEncoding
+from veilsum_privacy.tasks.queries.language import Columns
+from veilsum_privacy.tasks.tables import Tables
+
+Floats = NDArray[np.float64]
+
+COLUMNS = "columns"
+"""Label of the release."""
+
+NUMBERS = "numbers-by-class"
+"""Name of the query about numbers, and of its table; those about categories follow it."""
+
+TESTS = f"{NUMBERS} tests"
+"""Name of the table of its tests."""
+
+SHARES = "categories-by-class"
+"""Name of the table of all categories."""
+
+
+def columns_plan(inputs: Inputs, share: float) -> TaskPlan:
+    """Every number's count, sum and square by class, and how many of each class have each category.
+
+    Args:
+        share: of the budget.
+    """
+    schema, label = inputs.schema, "" if inputs.schema.label is None else inputs.schema.label.column
+    numbers = tuple(column.name for column in schema.columns if not isinstance(column, CategoryColumn))
+    asked = [QueryRequest(kind="compare", name=NUMBERS, over=numbers, by=(label,))] if numbers else []
+    for place, column in enumerate(schema.columns):
+        if isinstance(column, CategoryColumn):
+            asked.append(QueryRequest(kind="count", name=f"category-{place}", over=(column.name,), by=(label,)))
+    columns = Columns(schema)
+    tables = weigh(expand(asked, columns), (), columns, largest=inputs.sites * schema.max_records)
+    return TaskPlan(COLUMNS, "tables", tables, share=share)
+
+
+def released_means(release: Release, study: Study) -> Floats:
+    """The noised means (d,) of the features of all classes together, within their bounds."""
+    found: dict[str, Floats] = {}
+    for encoding in _encodings(study):
+        name = encoding.query.name
+        if isinstance(encoding, MeanEncoding):
+            count, absent = release.values[f"{name}/records"].sum(), release.values.get(f"{name}/absent")
+            std = release.noise_std[f"{name}/records"]
+            for place, column in enumerate(encoding.query.over):
+                own = float(count)
+                if absent is not None and column in encoding.open:
+                    own -= float(absent[:, encoding.open.index(column)].sum())
+                total = float(release.values[f"{name}/sum"][:, place].sum())
+                found[column] = np.array([np.clip(total / max(own, std, 1e-9), -1.0, 1.0)])
+        else:
+            table = release.values[f"{name}/table"].sum(axis=0)
+            whole = max(float(table.sum()), release.noise_std[f"{name}/table"], 1e-9)
+            found[encoding.query.over[0]] = np.clip(table / whole, 0.0, 1.0)
+    return np.concatenate([found[column.name] for column in study.data.columns])
+
+
+def class_tables(release: Release, study: Study) -> dict[str, list[dict[str, Any]]]:
+    """Each number's count, mean and deviation by class with a test of equal means, and counts and shares of categories."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for encoding in _encodings(study):
+        reader = READERS[type(encoding)](encoding, release, 0)
+        if isinstance(encoding, MeanEncoding):
+            found[NUMBERS] = list(reader.rows())
+            found[TESTS] = list(reader.tests())
+        else:
+            (column,), (label,) = encoding.query.over, encoding.query.by
+            # One table of all columns: the level of each row under one heading.
+            for row in reader.rows():
+                about = {label: row[label], "column": column, "level": row[column]}
+                found.setdefault(SHARES, []).append(about | {name: row[name] for name in ("count", "share") if name in row})
+    return found
+
+
+def _encodings(study: Study) -> Sequence[Encoding]:
+    task = AgreedStudy(study).task(COLUMNS).task
+    return task.encodings if isinstance(task, Tables) else ()

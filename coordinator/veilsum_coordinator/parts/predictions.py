@@ -1,0 +1,306 @@
+"""Evaluating predictions that are formulas of columns: what is asked of the sites, and the measures that the sums tell.
+
+What is measured follows from what is predicted, a number, a probability, a rate or a hazard, and not from the method that
+made the prediction. One query by level of the prediction tells all of it, with the encodings of the method statistics.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from veilsum_aggregation import tables
+from veilsum_aggregation.figures import Answer, Drowned
+from veilsum_aggregation.group_means import NumberSums, mean
+from veilsum_aggregation.prediction_levels import Levels, Outcome, event_levels, number_levels, rate_levels
+from veilsum_aggregation.prediction_quality import (
+    event_measures,
+    expit,
+    hazard_measures,
+    number_measures,
+    rate_measures,
+)
+from veilsum_coordinator.parts.base import Inputs, TaskPlan
+from veilsum_coordinator.parts.expectations import SPREAD, Expectation, released_noise
+from veilsum_coordinator.parts.proportional_hazards import all_times
+from veilsum_coordinator.parts.query_answers import shown
+from veilsum_coordinator.parts.query_requests import DeriveRequest, EdgeRange, Names, QueryRequest, expand, weigh
+from veilsum_node.errors import HostileInput
+from veilsum_node.fields import Frozen, Real
+from veilsum_privacy.securesum.agreed import AgreedStudy
+from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.queries.conditions import NumberDomain
+from veilsum_privacy.tasks.queries.encodings import SHIFT, DiscriminationEncoding, Encoding
+from veilsum_privacy.tasks.queries.language import Columns, Text, interval_names
+from veilsum_privacy.tasks.tables import Tables
+
+Floats = NDArray[np.float64]
+Row = dict[str, Any]
+
+LABEL = "predictions"
+"""Of the release, and of its query."""
+
+SCORE, LEVEL, ABOVE, PRODUCT = "prediction", "prediction level", "outcome above 0", "outcome log outcome"
+"""Names of derived columns: the linear predictor, its levels, and for counts y + a hair and y log y."""
+
+PRODUCTS = "products"
+"""Name of the query for the sum of y log y."""
+
+LEVELS = 16
+"""Of the linear predictor, between its bounds."""
+
+MOST_INTERVALS = 20
+"""Of time: a hazard's edges are thinned to so many, as every cell has noise."""
+
+FINE, MOST_STEPS = 16.0, 2.0**14
+"""How much finer than of means the steps of an outcome are: counts are few values, whose rounding does not average out.
+But not more than so many."""
+
+HAIR = 1e-9
+"""What is added to a count before its logarithm is taken."""
+
+LEAST_PRODUCT = -0.37
+"""y log y is not below -1/e."""
+
+
+class Prediction(Frozen):
+    """A released prediction as a formula of columns.
+
+    Attributes:
+        predicts: what of: a ``number``, the ``probability`` of an event, a ``rate`` (mean of a count), or a ``hazard``.
+        number, low, high: the linear predictor as a derived number and its bounds: the prediction itself, the log odds, the
+            logarithm of the mean, the logarithm of the relative hazard.
+        outcome: what happened: a numeric column; of a probability a condition; of a hazard the time.
+        event, censored, edges: of a hazard, as a regression states them.
+        where: which records, a condition.
+        derive: derived columns that these use.
+    """
+
+    predicts: Literal["number", "probability", "rate", "hazard"]
+    number: Text
+    low: Real
+    high: Real
+    outcome: Text
+    event: str = ""
+    censored: Names = ()
+    edges: tuple[Real, ...] | EdgeRange = ()
+    where: Text = ""
+    derive: dict[str, DeriveRequest] = Field(default_factory=dict)
+
+
+def prediction_plan(prediction: Prediction, inputs: Inputs, persons: Mapping[str, Any]) -> TaskPlan:
+    """The one release, of the task "tables".
+
+    Args:
+        persons: how a person's records count, as parameters of the task.
+
+    Raises:
+        HostileInput: the schema lacks a column, or has one of a name that is used here.
+    """
+    derived = [request.column(name) for name, request in prediction.derive.items()]
+    derived.append(DeriveRequest(number=prediction.number, low=prediction.low, high=prediction.high).column(SCORE))
+    cuts = np.linspace(prediction.low, prediction.high, LEVELS + 1)[1:-1]
+    derived.append(DeriveRequest(of=SCORE, edges=tuple(float(f"{cut:.12g}") for cut in cuts)).column(LEVEL))
+    columns = Columns(inputs.schema, derived)
+    asked: dict[str, Any] = {"name": LABEL, "where": prediction.where}
+    if prediction.predicts in ("number", "rate"):
+        domain = columns.number(prediction.outcome, "the prediction's outcome")
+        if prediction.predicts == "rate":
+            if domain.low < 0.0:
+                raise HostileInput(f"A rate is of a count; {prediction.outcome!r} can be {domain.low:g}.")
+            derived += [request.column(name) for name, request in _products(prediction.outcome, domain)]
+            columns = Columns(inputs.schema, derived)
+        asked |= {"kind": "compare", "over": (prediction.outcome,), "by": (LEVEL,)}
+    else:
+        asked |= {"kind": "discrimination", "over": (LEVEL,), "outcome": prediction.outcome}
+        if prediction.predicts == "hazard":
+            edges = prediction.edges or all_times(columns.number(prediction.outcome, "the prediction's time"), MOST_INTERVALS)
+            edges = edges.edges() if isinstance(edges, EdgeRange) else edges
+            asked |= {"event": prediction.event, "censored": prediction.censored, "edges": thinned(edges)}
+    requests = [QueryRequest.model_validate(asked)]
+    if prediction.predicts == "rate":
+        known = f'not ("{LEVEL}" is missing)' + (f" and ({prediction.where})" if prediction.where.strip() else "")
+        requests.append(QueryRequest(name=PRODUCTS, kind="mean", over=(PRODUCT,), where=known))
+    queries = expand(requests, columns)
+    largest = inputs.sites * inputs.schema.max_records
+    weighed = weigh(queries, derived, columns, largest=largest, fine=min(FINE, MOST_STEPS / math.sqrt(largest)))
+    return TaskPlan(LABEL, "tables", weighed.model_copy(update=dict(persons)))
+
+
+def _products(outcome: str, domain: NumberDomain) -> Iterator[tuple[str, DeriveRequest]]:
+    """A count above 0, and y log y."""
+    quoted = '"' + outcome.replace('"', '""') + '"'
+    yield ABOVE, DeriveRequest(number=f"{quoted} + {HAIR:.0e}", low=max(domain.low, HAIR), high=domain.high + 2.0 * HAIR)
+    high = max(domain.high * math.log(max(domain.high, 1.0)), 1.0)
+    yield PRODUCT, DeriveRequest(number=f'{quoted} * log("{ABOVE}")', low=LEAST_PRODUCT, high=float(f"{high:.6g}"))
+
+
+def thinned(edges: Sequence[float]) -> tuple[float, ...]:
+    """At most :data:`MOST_INTERVALS` intervals of these edges, the first and the last one kept."""
+    step = max(1, math.ceil((len(edges) - 1) / MOST_INTERVALS))
+    return (*edges[:-1:step], *edges[-1:])
+
+
+def prediction_tables(study: Study, values: Mapping[str, Floats], noise: Mapping[str, float]) -> dict[str, list[Row]]:
+    """Tables of a result: each measure, and what was observed at each level."""
+    reader = _Reader(study, values, noise)
+    return {
+        "measures": [{"measure": name, "value": shown(answer)} for name, answer in reader.measures()],
+        "levels": list(reader.levels()),
+    }
+
+
+class _Reader:
+    """Reads the release."""
+
+    def __init__(self, study: Study, values: Mapping[str, Floats], noise: Mapping[str, float]) -> None:
+        task = AgreedStudy(study).task(LABEL).task
+        encodings: tuple[Encoding, ...] = task.encodings if isinstance(task, Tables) else ()
+        self._encoding = encodings[0]
+        self._columns = encodings[0].columns
+        self._values, self._noise = values, noise
+        self._prediction = Prediction.model_validate(study.parameters["prediction"])
+        low, high = float(self._prediction.low), float(self._prediction.high)
+        self._width = (high - low) / LEVELS
+        self._centres: Floats = low + self._width * (np.arange(LEVELS, dtype=np.float64) + 0.5)
+
+    def _block(self, name: str) -> Floats:
+        return self._values[f"{LABEL}/{name}"]
+
+    def _std(self, name: str) -> float:
+        return float(self._noise.get(f"{LABEL}/{name}", 0.0))
+
+    def measures(self) -> Iterator[tuple[str, Answer]]:
+        """In the order in which people read them."""
+        predicts = self._prediction.predicts
+        if predicts == "probability":
+            yield from event_measures(event_levels(self._centres, self._width, self._block("ends")[0], self._std("ends")))
+        elif predicts == "hazard":
+            ends, beyond = self._times()
+            yield from hazard_measures(self._centres, self._width, ends, beyond, self._std("ends"))
+        elif predicts == "number":
+            yield from number_measures(self._numbers(), self._outcome(self._encoding.query.over[0]))
+        else:
+            yield from self._rates()
+
+    def _rates(self) -> Iterator[tuple[str, Answer]]:
+        outcome, product = self._outcome(self._encoding.query.over[0]), self._outcome(PRODUCT)
+        products, std = float(self._values[f"{PRODUCTS}/sum"][0, 0]), float(self._noise[f"{PRODUCTS}/sum"])
+        levels = rate_levels(self._numbers(), products, std, outcome, product)
+        yield from rate_measures(levels, outcome, product)
+
+    def _times(self) -> tuple[Floats, Floats]:
+        table, times = (
+            self._block("ends")[0],
+            self._encoding.times if isinstance(self._encoding, DiscriminationEncoding) else None,
+        )
+        bins = 1 if times is None else times.bins
+        return table[:, :-1].reshape(len(table), bins, -1), table[:, -1]
+
+    def _outcome(self, name: str) -> Outcome:
+        domain = self._columns.number(name, LABEL)
+        half = domain.high / 2.0 - domain.low / 2.0
+        return Outcome(domain.low + half, half)
+
+    def _numbers(self) -> Levels:
+        sums = np.column_stack([self._block("records"), self._block("sum")[:, 0], self._block("square")[:, 0]])
+        noise = np.array([self._std("records"), self._std("sum"), self._std("square")])
+        return number_levels(self._centres, self._width, sums, noise, SHIFT)
+
+    def levels(self) -> Iterator[Row]:
+        """What was predicted and what was observed at each level; of hazards how many records there are."""
+        predicts = self._prediction.predicts
+        edges = np.append(self._centres - self._width / 2.0, self._centres[-1] + self._width / 2.0)
+        names = interval_names([float(f"{edge:.4g}") for edge in edges])
+        predicted = self._centres
+        if predicts != "number":
+            predicted = expit(predicted) if predicts == "probability" else np.exp(predicted)
+        for place, name in enumerate(names):
+            row: Row = {"level": name, "predicted": float(predicted[place])}
+            if predicts in ("probability", "hazard"):
+                counts, std = self._block("ends")[0, place], self._std("ends")
+                row["records"] = shown(tables.count(float(counts.sum()), std * math.sqrt(len(counts))))
+                if predicts == "probability":
+                    row["observed"] = shown(tables.shares(counts, std)[1])
+            else:
+                row |= self._observed(place)
+            yield row
+
+    def _observed(self, place: int) -> Row:
+        """Of a number or count: records and mean outcome of a level."""
+        outcome, std = self._outcome(self._encoding.query.over[0]), self._std("records")
+        own = NumberSums(
+            count=float(self._block("records")[place]),
+            total=float(self._block("sum")[place, 0]),
+            square=float(self._block("square")[place, 0]),
+            shift=SHIFT,
+            count_std=std,
+            total_std=self._std("sum"),
+            square_std=self._std("square"),
+        )
+        found = mean(own)
+        observed = found if isinstance(found, Drowned) else found.scaled(outcome.half, outcome.middle)
+        return {"records": shown(tables.count(own.count, std)), "observed": shown(observed)}
+
+
+def expected_measures(study: Study, cohort: int, records: int) -> Sequence[Expectation]:
+    """The widths of the measures' intervals for predictions that are calibrated and lie as schemas mostly have it.
+
+    Predictors are normal between their bounds, which are three deviations away. The event has its predicted probability, a
+    number an error of SPREAD of half its range, a count the variance of its mean; half of the times end with the event.
+    """
+    noise = released_noise(study, LABEL, cohort)
+    values = _expected(study, records)
+    reader = _Reader(study, values, noise)
+    found = []
+    for name, answer in reader.measures():
+        half = math.inf if isinstance(answer, Drowned) else (answer.high - answer.low) / 2.0
+        size = 1.0 if isinstance(answer, Drowned) else max(abs(answer.value), 0.5)
+        found.append(Expectation("measures", name, size, half, basis="a calibrated prediction", main=name in MAIN))
+    return found
+
+
+MAIN = ("area under the ROC curve", "concordance", "R squared", "observed over expected")
+"""What a study of this kind is run for."""
+
+
+def _expected(study: Study, records: int) -> Mapping[str, Floats]:
+    """The blocks of so many records."""
+    prediction = Prediction.model_validate(study.parameters["prediction"])
+    task = AgreedStudy(study).task(LABEL).task
+    encodings: tuple[Encoding, ...] = task.encodings if isinstance(task, Tables) else ()
+    encoding = encodings[0]
+    low, high = float(prediction.low), float(prediction.high)
+    h = low + (high - low) * (np.arange(LEVELS) + 0.5) / LEVELS
+    share = np.exp(-0.5 * ((h - h.mean()) / ((high - low) / 6.0)) ** 2)
+    counts = records * share / share.sum()
+    if isinstance(encoding, DiscriminationEncoding) and encoding.times is None:
+        p = expit(h)
+        return {f"{LABEL}/ends": np.stack([counts * (1.0 - p), counts * p], axis=1)[None]}
+    if isinstance(encoding, DiscriminationEncoding) and encoding.times is not None:
+        bins, kinds = encoding.times.bins, len(encoding.times.causes) + 1
+        hazard = np.exp(h - h.mean()) * math.log(2.0) / bins
+        alive = np.exp(-np.outer(hazard, np.arange(bins + 1)))
+        table = np.zeros((LEVELS, bins, kinds))
+        table[:, :, 1] = alive[:, :-1] - alive[:, 1:]
+        ends = np.concatenate([table.reshape(LEVELS, -1), alive[:, -1:]], axis=1)
+        return {f"{LABEL}/ends": (counts[:, None] * ends)[None]}
+    domain = encoding.columns.number(prediction.outcome, LABEL)
+    half = domain.high / 2.0 - domain.low / 2.0
+    mu = np.exp(h) if prediction.predicts == "rate" else h
+    x = np.clip((mu - domain.low) / half - 1.0, -1.0, 1.0)
+    spread = np.minimum(mu / half**2, 1.0) if prediction.predicts == "rate" else np.full(LEVELS, SPREAD**2)
+    sums, squares = counts * x, counts * (x * x + spread - SHIFT)
+    found = {f"{LABEL}/records": counts, f"{LABEL}/sum": sums[:, None], f"{LABEL}/square": squares[:, None]}
+    if prediction.predicts == "rate":
+        product = encoding.columns.number(PRODUCT, LABEL)
+        width = product.high / 2.0 - product.low / 2.0
+        # to second order, y log y of a mean m and variance m is m log m + 1/2
+        scaled = (mu * np.log(np.maximum(mu, HAIR)) + 0.5 - product.low) / width - 1.0
+        found[f"{PRODUCTS}/sum"] = np.array([[float(counts @ scaled)]])
+    return found
