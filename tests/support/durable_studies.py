@@ -107,6 +107,7 @@ STUDIES: dict[str, Compile] = {
         _plain, method="fedsgd", epsilon=2.0, parameters={"steps": 3, "sampling_rate": 0.5, "gradient_clip": 0.5}
     ),
     "fedsgd aligned": partial(_plain, method="fedsgd", epsilon=8.0, parameters={"steps": 2, "moments": {}}),
+    "gbdt": partial(_plain, method="gbdt", epsilon=4.0, parameters={"rounds": 3, "depth": 2}),
     "fedavg": partial(_local, model=SMALL),
     **{
         f"fedavg {name}": partial(_local, objective=name, epsilon=None if name in CLEAR else 20.0, **OWN.get(name, {}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -134,7 +135,8 @@ def test_an_aligned_discriminant_is_expected_to_be_known_as_well_as_its_release(
     plain = draft("fedcgs", {"centre": False}, epsilon=1.0, expected=400)
     alone = {item.quantity: item for item in plain.expectations(plain.compile())}
     count = "count of each class of y"
-    assert found[count].half_width == pytest.approx(2.0 * alone[count].half_width, rel=1e-3)
+    # four blocks with the noise S^2 of their own sites, against 4/3 S^2 of four sites of which three count
+    assert found[count].half_width == pytest.approx(math.sqrt(3.0) * alone[count].half_width, rel=1e-3)
     assert found[count].number == len(CLASSES)
     assert found["class mean of x0"].main
     assert sum(item.number for item in found.values() if item.block == "class means") == len(CLASSES) * WIDTH

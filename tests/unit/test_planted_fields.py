@@ -75,6 +75,9 @@ PUBLIC = {
     ("Received", "seed"): "public, part of a signed study",
     ("Sweep", "seeds"): "of simulations",
     ("NoisedCalibration", "by_noise"): "figures",
+    ("StudyResult", "authority"): "the authority's certificate",
+    ("GeneratedFeatures", "noise"): "figures: what noise explains of a head's norm",
+    ("Levels", "noise"): "variances",
 }
 
 

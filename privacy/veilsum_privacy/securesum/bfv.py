@@ -138,7 +138,7 @@ def _load(whole: bytes, parameters: BfvParameters, scratch: _Scratch) -> Any:
     return ciphertext
 
 
-def _seeds(data: bytes, parameters: BfvParameters) -> int:
+def _summands(data: bytes, parameters: BfvParameters) -> int:
     """How many seeds a sum in the short form holds; 0 if it has another form."""
     count, rest = divmod(len(data) - 8 * parameters.degree, SEED_BYTES)
     return count if not rest and 0 < count <= MAX_SEEDS else 0
@@ -238,7 +238,7 @@ class SecretKey:
             HostileInput: not one sum of these parameters, or one with more noise: something else was added to it.
         """
         ciphertext = self._parse_sum(data)
-        if _seeds(data, self.parameters) not in (0, summands):
+        if _summands(data, self.parameters) not in (0, summands):
             raise HostileInput(f"A sum of {summands} contributions came with the seeds of another number.")
         try:
             budget = self._decryptor.invariant_noise_budget(ciphertext)
@@ -258,7 +258,7 @@ class SecretKey:
 
     def _parse_sum(self, data: bytes) -> Any:
         """Parse a sum: whole, or its first polynomial and the seeds whose expansions add up to the second."""
-        parameters, count = self.parameters, _seeds(data, self.parameters)
+        parameters, count = self.parameters, _summands(data, self.parameters)
         if not count:
             return _parse(data, parameters, self._scratch, fresh=False)
         total, size = None, 8 * parameters.degree
