@@ -96,7 +96,7 @@ STUDIES: dict[str, Compile] = {
     "slot-align once": partial(_plain, method="slot-align", epsilon=None),
     "o-fedavg": partial(_plain, method="o-fedavg", epsilon=4.0),
     "o-fedavg aligned": partial(_plain, method="o-fedavg", epsilon=None, parameters={"alignment": {}}),
-    "fedcgs": partial(_plain, method="fedcgs", epsilon=2.0),
+    "fedcgs": partial(_plain, method="fedcgs", epsilon=20.0),  # at 2 its head would be within its noise, and not given
     "fedcgs iterated": partial(_plain, method="fedcgs", epsilon=900.0, parameters=ITERATED),
     "fedpft": partial(_plain, method="fedpft", epsilon=None, parameters={"components": 2, "rounds": 1, "samples": 20}),
     "ggeur": partial(_plain, method="ggeur", epsilon=None, parameters={**GENERATION, "rounds": 2, "hidden": 3, "epochs": 1}),
