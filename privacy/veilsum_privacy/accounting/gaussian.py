@@ -9,8 +9,6 @@ from scipy.special import log_ndtr, ndtr
 
 from veilsum_node.errors import Misuse
 
-_LARGEST_RATIO = 1e10  # beyond it epsilon is of no use to anyone, and the formula loses its digits
-
 
 def analytic_gaussian_epsilon(ratio: float, delta: float) -> float:
     """Exact epsilon of a continuous Gaussian mechanism, rounded up (Balle and Wang 2018, theorem 8).
@@ -25,8 +23,6 @@ def analytic_gaussian_epsilon(ratio: float, delta: float) -> float:
         raise Misuse("The ratio of sensitivity to noise must be finite and not negative.")
     if ratio == 0:
         return 0.0
-    if ratio > _LARGEST_RATIO:
-        return ratio / 2 + math.sqrt(2 * ratio * math.log(1 / delta))  # Bun and Steinke 2016, proposition 1.3
     mu = math.sqrt(ratio)
 
     def profile(epsilon: float) -> float:

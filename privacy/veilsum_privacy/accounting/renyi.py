@@ -37,8 +37,6 @@ Curve = tuple[int, ...]
 _WHOLE = np.flatnonzero(np.floor(ORDERS) == ORDERS)
 _BETWEEN = np.flatnonzero(np.floor(ORDERS) != ORDERS)
 _STRICT = np.searchsorted(ORDERS, STRICT_ORDERS)
-_MIXED = np.flatnonzero((ORDERS >= 1.5) & (ORDERS <= 256))
-_INTERVALS = 400
 _LARGEST_SHIFT = 3.5  # D / sigma up to which the trapezoidal rule stays within floating point
 _TAIL = 9.5  # standard deviations; a normal's mass beyond is below 1e-20
 _DIGITS = 40.0  # the trapezoidal rule's error is near exp(-40)
@@ -64,49 +62,6 @@ def standard_epsilon(curve: Floats, delta: float) -> float:
 def strict_epsilon(curve: Floats, delta: float) -> float:
     """The smallest epsilon over the strict orders, each of which may fail with an eighth of delta."""
     return max(0.0, float(np.min((curve + conversion(delta / len(STRICT_ORDERS)))[_STRICT])))
-
-
-def mixture_epsilon(curve: Floats, delta: float) -> float:
-    """Epsilon at ``delta`` by a mixture of the filters of all orders up to 256, whatever was chosen by what was released.
-
-    For a record's privacy loss L so far and RDP r(a) spent so far at order a, E exp((a - 1) (L - r(a))) stays at most 1 as
-    releases go on, each chosen by earlier ones (Feldman and Zrnic 2021); so does the mean of these over orders with fixed
-    weights w(a), W(L). A history that ends with (1 - exp(epsilon - L))+ <= delta W(L) for every L is (epsilon,
-    delta)-private: its delta is at most the mean of the left side (Balle et al. 2020, theorem 5). The weights are even in
-    log(a - 1).
-
-    The condition is checked on intervals of s = L - epsilon, the left side at their upper ends, W, which rises, at their
-    lower.
-    """
-    exponents, log_weights = ORDERS[_MIXED] - 1, _mixed_log_weights()
-    offsets = log_weights - exponents * curve[_MIXED]
-    ends = np.exp(np.linspace(math.log(1e-3), math.log(60.0), _INTERVALS))
-    log_left = np.append(np.log(-np.expm1(-ends)), 0.0)
-    starts = np.insert(ends, 0, 0.0)
-    rising = np.exp(np.clip(starts[:, np.newaxis] * exponents, None, 700.0))  # W's terms at epsilon + s by those at epsilon
-
-    def reached(epsilon: float) -> bool:
-        terms = offsets + exponents * epsilon
-        peak = float(terms.max())
-        log_w = peak + np.log(rising @ np.exp(np.maximum(terms - peak, -745.0)))
-        return bool(np.all(log_left <= math.log(delta) + log_w))
-
-    low, high = 0.0, max(1.0, float(np.min(curve + conversion(delta))))
-    if reached(low):
-        return low
-    while not reached(high):
-        low, high = high, 2 * high
-    while high - low > 1e-9 * high:
-        middle = (low + high) / 2
-        low, high = (low, middle) if reached(middle) else (middle, high)
-    return high
-
-
-@cache
-def _mixed_log_weights() -> Floats:
-    widths = np.gradient(np.log(ORDERS[_MIXED] - 1))
-    log_weights: Floats = np.log(widths / widths.sum())
-    return log_weights
 
 
 @lru_cache(maxsize=1 << 10)
