@@ -189,8 +189,8 @@ class RdpFilter:
 
         ``strict`` takes the smallest over eight fixed orders, each at an eighth of delta. Whichever of them a history ends
         within, that order's filter was never exceeded; the eight chances of failure add up to delta. It is proven for any
-        adaptive choice of mechanisms and costs more: for delta 1e-5 and epsilon 1 to 8, 9 to 15 % of epsilon without sampling, and
-        up to 7.5 times where few steps are rarely sampled (docs/performance.md).
+        adaptive choice of mechanisms and costs more: for delta 1e-5 and epsilon 1 to 8, 9 to 15 % of epsilon without sampling,
+        and up to 7.5 times as much where few steps are rarely sampled (docs/performance.md).
         """
         _check_delta(delta)
         if adaptive not in ("standard", "strict"):
