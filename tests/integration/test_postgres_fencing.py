@@ -295,7 +295,7 @@ def test_the_lock_is_watched_only_once_a_start_has_gone_well(
         assert len(sessions(place)) == 1
         first.server.hub.journal.end_study(STUDY, {}, status=b"")
     assert _watchers() == []
-    assert sessions(place) == []
+    wait_for(lambda: sessions(place) == [], "the server to see that the session ended")
 
 
 # -- a start that fails ----------------------------------------------------------------------------------------------------

@@ -125,7 +125,9 @@ def test_what_was_committed_survives_a_kill(place: str) -> None:
     context = multiprocessing.get_context("fork")
     pauses = random.Random(3)
     for _ in range(3):
-        seen = len(open_ledger(place).entries(kind=Kind.CHARGE))
+        ledger = open_ledger(place)
+        seen = len(ledger.entries(kind=Kind.CHARGE))
+        ledger.database.close()  # SQLite forbids that a connection is carried across a fork
         ours, theirs = context.Pipe(duplex=False)
         process = context.Process(target=_spend_forever, args=(place, theirs))
         process.start()
