@@ -131,10 +131,10 @@ class GBDT(Method):
         gains = np.zeros(width)
         for _ in range(p.rounds):
             features, thresholds = random_trees(rng, columns, trees, p.depth, p.bins)
-            arrays = grown(arrays, features, thresholds, np.zeros(shapes[LEAVES]))
-            release = federation.sum(TREES, to_broadcast(arrays))
+            release = federation.sum(TREES, to_broadcast(grown(arrays, features, thresholds, np.zeros(shapes[LEAVES]))))
             sums = leaf_sums(release)
-            arrays[LEAVES][-trees:] = newton_leaves(sums, float(p.learning_rate), float(p.ridge))
+            leaves = newton_leaves(sums, float(p.learning_rate), float(p.ridge))
+            arrays = grown(arrays, features, thresholds, leaves)
             gains += split_gains(features, sums, float(p.ridge), width)
         spec = ModelSpec(name="trees", options={"trees": p.rounds * trees, "depth": p.depth})
         head, released = network_head(build_architecture(spec, width, classes, trained=False), arrays)
