@@ -118,27 +118,6 @@ def newton_leaves(sums: LeafSums, rate: float, ridge: float) -> Floats:
     return leaves.astype(np.float32).astype(np.float64)
 
 
-def noise_of_margin(
-    trees: int, rounds: int, hessian: float, gradient_std: float, rate: float, ridge: float, depth: int, classes: int = 2
-) -> float:
-    """Standard deviation that noise gives the sum of all leaves that a record reaches, if each round kept all of it; of more
-    than two classes, to the difference of two scores.
-
-    Args:
-        trees: of a round.
-        rounds: of them.
-        hessian: of all records together, for one class.
-        gradient_std: of the noise in a leaf.
-        rate, ridge: as in :func:`newton_leaves`.
-        depth: of the trees, whose leaves are taken to have equally many records.
-        classes: C.
-    """
-    kept = among(classes) if classes > 2 else 1.0
-    leaf = hessian / 2**depth + 1.0 + ridge * gradient_std * math.sqrt(kept)
-    difference = math.sqrt(2.0) if classes > 2 else 1.0
-    return float(rate * math.sqrt(rounds / trees) * difference * kept * gradient_std / leaf)
-
-
 def split_gains(features: Floats, sums: LeafSums, ridge: float, width: int) -> Floats:
     """By feature (width,), how much its splits lowered the loss to second order, less what noise alone would show.
 

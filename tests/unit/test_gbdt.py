@@ -165,6 +165,38 @@ def test_losses_suit_the_label() -> None:
         compiled("gbdt", schema=SCHEMA.model_copy(update={"label": None}))
 
 
+def evenly(classes: int, n: int = 200) -> dict[str, Records]:
+    """Sites whose labels tell nothing of their features."""
+    rng = np.random.default_rng(3)
+    return {name: replace(some_records(index, n), labels=rng.integers(0, classes, n)) for index, name in enumerate(SITES)}
+
+
+@pytest.mark.parametrize(
+    ("schema", "epsilon", "parameters"),
+    [
+        (SCHEMA, 4.0, {"rounds": 10}),
+        (SCHEMA, 1.0, {"rounds": 10, "trees": 40, "depth": 3}),
+        (SCHEMA, 4.0, {"rounds": 1}),
+        (CLASSES, 4.0, {"rounds": 6, "learning_rate": 0.5}),
+    ],
+)
+def test_the_plan_prices_the_noise_that_models_have(
+    schema: DatasetSchema, epsilon: float, parameters: dict[str, float]
+) -> None:
+    """Models of the same records that differ by their noise alone: the deviation of a log odds between two classes."""
+    agreed = schema.model_copy(update={"max_records": 200})
+    records, asked = evenly(len(schema.classes)), some_records(9, 300)
+    margins = []
+    for seed in range(6):
+        model = Model.from_result(run("gbdt", parameters, records, seed, schema=agreed, epsilon=epsilon))
+        scores = model.scores(asked)
+        margins.append(scores[:, 1] - scores[:, 0])
+    simulated = float(np.sqrt(np.var(margins, axis=0, ddof=1).mean()))
+    wanted = draft("gbdt", parameters, schema=agreed, epsilon=epsilon)
+    (stated,) = wanted.expectations(wanted.compile())
+    assert stated.half_width / 1.96 == pytest.approx(simulated, rel=0.25)
+
+
 def test_noise_is_priced() -> None:
     study = compiled("gbdt", schema=SCHEMA, epsilon=3.0)
     assert study.tasks[0].releases == 30

@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from veilsum_aggregation.boosting import LeafSums, SplitColumn, newton_leaves, noise_of_margin, random_trees, split_gains
+from veilsum_aggregation.boosting import LeafSums, SplitColumn, newton_leaves, random_trees, split_gains
 from veilsum_coordinator.parts.application import study_application
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.expectations import Z95, Expectation, released_noise
+from veilsum_coordinator.parts.expected_trees import noise_of_scores
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.parts.moment_plans import Missing, need_label
 from veilsum_coordinator.parts.networks import network_head
@@ -104,18 +105,20 @@ class GBDT(Method):
         return (TaskPlan(TREES, "tree-gradients", task, releases=parameters.rounds, share=1.0 / parameters.rounds),)
 
     def expectations(self, study: Study, cohort: int, records: int) -> Sequence[Expectation]:
-        """The noise of a record's log odds between two classes, all being equally likely: the worst of many rare leaves."""
-        p = GBDTParameters.model_validate(study.parameters)
-        classes = len(study.data.classes)
-        std = noise_of_margin(
+        """The noise of a record's log odds between two classes, where all are equally frequent everywhere."""
+        p, noise = GBDTParameters.model_validate(study.parameters), released_noise(study, TREES, cohort)
+        std = noise_of_scores(
+            split_columns(study.data),
+            records=records,
+            classes=len(study.data.classes),
             trees=p.trees or FEWEST_TREES,
             rounds=p.rounds,
-            hessian=records * (1.0 - 1.0 / classes) / classes,
-            gradient_std=released_noise(study, TREES, cohort)[GRADIENTS],
+            depth=p.depth,
+            bins=p.bins,
             rate=float(p.learning_rate),
             ridge=float(p.ridge),
-            depth=p.depth,
-            classes=classes,
+            stds=(noise[GRADIENTS], noise[HESSIANS]),
+            seed=p.seed,
         )
         basis = "odds of 7 to 1, about what a good model tells of a record"
         return [Expectation(TREES, "log odds of one record", 2.0, Z95 * std, basis=basis, main=True)]
