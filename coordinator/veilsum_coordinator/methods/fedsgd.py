@@ -69,7 +69,7 @@ class FedSGDParameters(Frozen):
         class_weights: what a record's clipped gradient is multiplied by: ``balanced``, the frequency of the rarest class over
             that of its own; ``sqrt``, the root of that; ``none``; or a table by class, of which only the proportions count.
             Frequencies are released with the centre, at no cost. By default ``sqrt`` where there is a centre to release:
-            clipping takes from rare classes what this gives back (docs/decisions/0053-rare-classes.md).
+            clipping takes from rare classes what this gives back (docs/decisions/0054-rare-classes.md).
         steps: of the optimiser, each a release.
         sampling_rate: q, with which each record takes part in a step.
         gradient_clip: C, L2 norm that a record's gradient is scaled down to.
