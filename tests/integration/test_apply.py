@@ -379,7 +379,7 @@ def test_a_spoilt_bundle_ends_in_one_typed_error(
 
 
 @pytest.mark.parametrize("mode", ["one-shot", "iterated"])
-@pytest.mark.parametrize("reference", ["paper", "two-way"])
+@pytest.mark.parametrize("reference", ["barycenter", "two-way"])
 @pytest.mark.parametrize("epsilon", [None, 30.0])
 def test_a_model_maps_records_as_the_study_did_to_the_last_bit(mode: str, reference: str, epsilon: float | None) -> None:
     """Each site's features, as the study's own task saw them, from the result alone and what the site kept."""

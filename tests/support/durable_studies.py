@@ -62,7 +62,7 @@ def _evaluation(bed: TestBed) -> Study:
 
 STATIONS = {"stations": {"one": ["a", "b"], "two": ["c", "d"]}, "rounds": 2}
 STATION_MODEL = {"model": {"name": "linear", "options": {"scale": 0.5, "bias": 0.7}}}
-ITERATED = {"alignment": {"reference": "paper", "mode": "iterated", "rounds": 3}}
+ITERATED = {"alignment": {"reference": "barycenter", "mode": "iterated", "rounds": 3}}
 GENERATION = {"mode": "multi-domain", "target": 30, "extra": 5}
 
 CLEAR = ("none", "moon", "scaffold", "sr", "iir", "ntd")

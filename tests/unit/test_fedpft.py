@@ -256,7 +256,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="not of several components"):
         compiled(schema, components=2, generation={})
     with pytest.raises(ConfigurationError, match="ledoit-wolf"):
-        compiled(schema, 1.0, alignment={"shrinkage": "ledoit-wolf", "reference": "paper"})
+        compiled(schema, 1.0, alignment={"shrinkage": "ledoit-wolf", "reference": "barycenter"})
     with pytest.raises(ConfigurationError, match="needs a label"):
         compiled(schema.model_copy(update={"label": None}))
     with pytest.raises(ConfigurationError, match="samples"):
