@@ -19,8 +19,7 @@ from torch import nn
 
 from support.federation import make_request, schema_of
 from support.memory import MemoryFederation, split_records
-from support.randomness import SeededRandom
-from veilsum.compile import compile_study
+from support.studies import agreed
 from veilsum_aggregation.alignment import local_map, reference_arrays
 from veilsum_aggregation.gaussian import Gaussian
 from veilsum_coordinator.methods import get_method
@@ -95,14 +94,7 @@ def test_a_studys_result_predicts_as_the_study_found_and_compares(here: Path, ca
     y = rng.integers(0, 2, 300)
     x = np.clip(rng.standard_normal((300, WIDTH)) * 0.4 + np.where(y[:, None] == 1, 0.25, -0.25), -1, 1)
     records = Records(x, np.ones_like(x, dtype=np.bool_), y)
-    study = compile_study(
-        make_request(SCHEMA, "fedcgs", None),
-        federation_id="0" * 64,
-        coordinator="c",
-        participants=SITES,
-        clock=lambda: 1,
-        random=SeededRandom(1),
-    )
+    study = agreed(make_request(SCHEMA, "fedcgs", None), SITES)
     federation = MemoryFederation(study, split_records(records, len(SITES)))
     save_result(here / "result", get_method("fedcgs").run(federation))
     head = load_model("result").arrays
@@ -233,14 +225,7 @@ def _size(study: Study, label: str) -> int:
 
 def kept_study() -> Study:
     """A study whose class moments every site keeps with its own noise."""
-    study = compile_study(
-        make_request(SCHEMA, "fedcgs", 5.0, noise="local", cohort_difference="strict"),
-        federation_id="0" * 64,
-        coordinator="c",
-        participants=SITES,
-        clock=lambda: 1,
-        random=SeededRandom(1),
-    )
+    study = agreed(make_request(SCHEMA, "fedcgs", 5.0, noise="local", cohort_difference="strict"), SITES)
     kept = study.tasks[0].model_copy(update={"keep": True})
     return parse_study(study.model_copy(update={"tasks": (kept,)}).to_bytes())
 
@@ -385,14 +370,7 @@ def test_a_model_maps_records_as_the_study_did_to_the_last_bit(mode: str, refere
     """Each site's features, as the study's own task saw them, from the result alone and what the site kept."""
     request = make_request(SCHEMA, "o-fedavg", epsilon)
     parameters = {"alignment": {"mode": mode, "reference": reference}}
-    study = compile_study(
-        request.model_copy(update={"parameters": parameters}),
-        federation_id="0" * 64,
-        coordinator="c",
-        participants=SITES,
-        clock=lambda: 1,
-        random=SeededRandom(1),
-    )
+    study = agreed(request.model_copy(update={"parameters": parameters}), SITES)
     rng = np.random.default_rng(11)
     sites = {}
     for site in SITES:

@@ -23,8 +23,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from support.ledgers import STUDY, Trial, federation, make_receipt, make_reservation, open_mirror
-from support.randomness import SeededRandom
-from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
+from support.studies import agreed
+from veilsum.compile import PrivacyRequest, StudyRequest
 from veilsum_deploy import cli
 from veilsum_deploy.datasets import packaged_dataset
 from veilsum_node.database import open_database
@@ -545,10 +545,7 @@ def test_studies_are_called_by_the_names_that_the_site_knows(
         data=schema,
         privacy=PrivacyRequest(epsilon=1.0, delta=1e-5),
     )
-    body = compile_study(
-        request, federation_id="ab" * 32, coordinator="hub", participants=["north", "south"], clock=now,
-        random=SeededRandom(b"study"),
-    ).to_bytes()  # fmt: skip
+    body = agreed(request, ["north", "south"]).to_bytes()
     running = open_site(load_participant_config(site.config))
     database, release = running.database, make_reservation(3, multiplier=9.0, study=study_digest(body))
     with database.transaction() as connection:

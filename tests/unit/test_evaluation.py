@@ -23,7 +23,8 @@ from sklearn.metrics import (
 
 from support.federation import make_request, schema_of
 from support.randomness import SeededRandom
-from veilsum.compile import StudyRequest, compile_study
+from support.studies import agreed
+from veilsum.compile import StudyRequest
 from veilsum.request import load_study_request, with_model
 from veilsum_aggregation.classification import auc_interval
 from veilsum_aggregation.moments import Estimate
@@ -389,9 +390,7 @@ def test_a_simulation_takes_the_model_from_its_result(tmp_path: Path) -> None:
 
 
 def compiled(request: StudyRequest) -> Study:
-    return compile_study(
-        request, federation_id="0" * 64, coordinator="c", participants=SITES, clock=lambda: 1, random=SeededRandom(1)
-    )
+    return agreed(request, SITES)
 
 
 def federation(study: Study, data: dict[str, Records], arrays: Any) -> PlainFederation:

@@ -25,7 +25,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from support.randomness import SeededRandom
-from veilsum.compile import PrivacyRequest, StudyDraft, StudyRequest, draft_study
+from support.studies import drafted
+from veilsum.compile import PrivacyRequest, StudyDraft, StudyRequest
 from veilsum.costs import study_cost
 from veilsum.plan import Outlook, Verdict, divide, outlook, plan_study, twofold_epsilon, typical_share
 from veilsum.remote import Remote
@@ -85,9 +86,7 @@ def draft(method: str = "statistics", schema: DatasetSchema = SCHEMA, sites: int
         privacy=PrivacyRequest(**changes), schema=None,
     )  # fmt: skip
     names = list("abcd") if sites == 4 else [f"site-{index:03d}" for index in range(sites)]
-    return draft_study(
-        request, federation_id="0" * 64, coordinator="hub", participants=names, clock=lambda: 1, random=SeededRandom(1)
-    )
+    return drafted(request, names)
 
 
 def typical_records(seed: int = 0) -> dict[str, Records]:
