@@ -102,7 +102,7 @@ def check_groups(arrays: Mapping[str, Floats], groups: Sequence[ChannelGroup]) -
 
 
 def convolutions(arrays: Mapping[str, Floats], groups: Sequence[ChannelGroup]) -> tuple[ChannelGroup, ...]:
-    """The groups that convolutions produce: those that HFedATM's text aligns. The others are units of linear layers."""
+    """The groups that convolutions produce: those that HFedATM aligns. The others are units of linear layers."""
     return tuple(group for group in groups if any(arrays[member.array].ndim > 2 for member in group.produced))
 
 

@@ -14,6 +14,7 @@ import pytest
 from analyst.judging import Judge
 from analyst.worlds import SITES, World
 
+from support.durable_studies import ODDS
 from support.federation import TestBed, make_bed, make_request, schema_of
 from support.hostile import Adversary, Said, make_data
 from veilsum_node.canonical import canonical, parse_canonical
@@ -122,7 +123,6 @@ def test_a_model_beyond_all_bounds_is_refused_without_a_record(worlds: Beside, s
     assert worlds.assign(label, encode_broadcast(arrays), attempt=2)[0].call == "upload"
 
 
-ODDS = {"family": "logistic", "outcome": "y = 'c0'", "over": ["x0", "x1"]}
 HAZARD = {"family": "cox", "outcome": "x1", "event": "y", "censored": ["c0"], "over": ["x0"]}
 
 

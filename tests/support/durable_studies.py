@@ -85,12 +85,7 @@ ODDS: dict[str, Any] = {"family": "logistic", "outcome": "y = 'c0'", "over": ["x
 STUDIES: dict[str, Compile] = {
     "statistics": partial(_plain, method="statistics", epsilon=2.0),
     "statistics of queries": partial(_plain, method="statistics", epsilon=2.0, parameters=QUERIES),
-    "regression": partial(
-        _plain,
-        method="regression",
-        epsilon=20.0,
-        parameters={"family": "logistic", "outcome": "y = 'c0'", "over": ["x0", "x1"]},
-    ),
+    "regression": partial(_plain, method="regression", epsilon=20.0, parameters=ODDS),
     "pca": partial(_plain, method="pca", epsilon=4.0, parameters={"width": 2}),
     "slot-align": partial(_plain, method="slot-align", epsilon=900.0, parameters=ITERATED),
     "slot-align once": partial(_plain, method="slot-align", epsilon=None),
