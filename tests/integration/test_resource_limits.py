@@ -18,13 +18,11 @@ from fuzzing.driver import resident
 
 from support.federation import TestBed, make_bed, make_request, schema_of
 from support.network import PATIENCE, running_client, running_server, wait_for
-from veilsum.compile import compile_study
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.service import guard
 from veilsum_coordinator.service import server as server_module
 from veilsum_coordinator.service.server import CoordinatorServer
 from veilsum_node.identity import Credentials
-from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_node.telemetry import log_floods
 from veilsum_node.telemetry.logs import LogSettings, start_logging
 from veilsum_node.transport import route
@@ -77,15 +75,7 @@ def finish_a_study(bed: TestBed, server: CoordinatorServer, address: str, names:
 
 def a_study(bed: TestBed, names: str) -> bytes:
     """A study without noise of the sites of these names."""
-    request = make_request(schema_of(2), epsilon=None)
-    return compile_study(
-        request,
-        federation_id=bed.kit.federation_id,
-        coordinator="coordinator",
-        participants=list(names),
-        clock=bed.clock,
-        random=SYSTEM_RANDOM,
-    ).to_bytes()
+    return bed.compile(make_request(schema_of(2), epsilon=None), names).to_bytes()
 
 
 def test_a_compressed_message_is_not_inflated_beyond_the_limit(hurried: tuple[TestBed, CoordinatorServer, str]) -> None:

@@ -68,7 +68,7 @@ def test_a_study_runs_under_the_units_restrictions(tmp_path: Path, monkeypatch: 
         start = ("-m", "veilsum_deploy.cli", role, "start", "--config", str(config))
         return confined(role, config.parent, *start)
 
-    monkeypatch.setattr(processes, "_command", command)
+    monkeypatch.setattr(processes, "command", command)
     rng = np.random.default_rng(1)
     data = {name: (rng.uniform(-1, 1, (ROWS, NUMBERS)), np.arange(ROWS) % 2) for name in "abc"}
     waits = Waits(enrol=30, seal=20, contribute=20, consent=20, decrypt=20, grace=10)
