@@ -78,7 +78,7 @@ def test_a_study_runs_under_the_units_restrictions(tmp_path: Path, monkeypatch: 
         assert network.await_end(key).phase == "finished"
         (release,) = network.releases(key)
         assert release.cohort == ("a", "b", "c")
-        task = build_task("statistics", study.tasks[0].parameters, study.data)
+        task = build_task(study.tasks[0].task, study.tasks[0].parameters, study.data)
         unit = task.clip() / study.tasks[0].grid / task.layout().blocks[0].weight
         assert release.values[0] * unit == pytest.approx(3 * ROWS, abs=3 * ROWS * unit)  # the first value counts the records
         states = [Path(f"/proc/{item._child.pid}/status").read_text() for item in network.participants.values()]
