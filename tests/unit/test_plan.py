@@ -24,6 +24,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from support.commands import veilsum
 from support.randomness import SeededRandom
 from support.studies import drafted
 from veilsum.compile import PrivacyRequest, StudyDraft, StudyRequest
@@ -36,7 +37,6 @@ from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.methods.fedcgs import FedCGS
 from veilsum_coordinator.parts.base import Method, TaskPlan
 from veilsum_coordinator.parts.expectations import Expectation, main_error
-from veilsum_deploy import cli
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_node.canonical import canonical
 from veilsum_node.errors import ConfigurationError, HostileInput
@@ -529,11 +529,7 @@ categories = ["no", "yes"]
 
 
 def show(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["study", "plan", *(str(argument) for argument in arguments)])
-    captured = capsys.readouterr()
-    assert isinstance(caught.value.code, int)
-    return caught.value.code, captured.out, captured.err
+    return veilsum(capsys, "study", "plan", *arguments)
 
 
 @pytest.fixture
