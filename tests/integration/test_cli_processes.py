@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from support.commands import veilsum
-from support.network import wait_for
+from support.network import PATIENCE, wait_for
 from veilsum.remote import connect
 from veilsum_node.identity import Authority, Role, load_credentials
 from veilsum_node.identity.files import read_file
@@ -80,7 +80,7 @@ class Running:
     def stop(self, name: str, number: signal.Signals = signal.SIGTERM) -> int:
         child = self.children.pop(name)
         child.send_signal(number)
-        return child.wait(20)
+        return child.wait(PATIENCE)
 
 
 @pytest.fixture(scope="module")
@@ -392,7 +392,7 @@ def test_an_expired_coordinator_is_told_from_a_foreign_one(tmp_path: Path) -> No
         thread.start()
         with pytest.raises(UnreachableError, match="has expired"):
             probe_tls(f"localhost:{listener.getsockname()[1]}", client.identity)
-        thread.join(10)
+        thread.join(PATIENCE)
 
 
 def test_what_is_not_tls_is_named(tmp_path: Path, analyst: Running) -> None:
@@ -410,7 +410,7 @@ def test_what_is_not_tls_is_named(tmp_path: Path, analyst: Running) -> None:
         probe_tcp(address)
         with pytest.raises(UnreachableError, match=r"TLS 1\.3"):
             probe_tls(address, analyst.kit.analyst.identity)
-        thread.join(10)
+        thread.join(PATIENCE)
 
 
 def test_starting_without_a_configuration_is_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

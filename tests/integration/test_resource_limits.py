@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 from fuzzing.driver import resident
 
-from support.federation import TestBed, make_bed, make_request, schema_of
+from support.federation import TestBed, make_bed, make_data, make_request, schema_of
 from support.network import PATIENCE, running_client, running_server, wait_for
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.service import guard
@@ -38,8 +37,7 @@ SECONDS = 3.0
 @pytest.fixture(scope="module")
 def hurried(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TestBed, CoordinatorServer, str]]:
     """A coordinator that waits for nobody long and takes few connections."""
-    rng = np.random.default_rng(1)
-    data = {name: (rng.uniform(-1, 1, (4, 2)), rng.integers(0, 2, 4)) for name in "abcd"}
+    data = make_data("abcd", 4)
     bed = make_bed(tmp_path_factory.mktemp("hurried"), data)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(server_module, "MOST_CONNECTIONS", CONNECTIONS)
@@ -185,7 +183,7 @@ def test_everything_at_once_stops_nobody_elses_study(hurried: tuple[TestBed, Coo
         finally:
             over.set()
             for thread in threads:
-                thread.join(30)
+                thread.join(PATIENCE)
             ended.set()
         assert grpc.StatusCode.OK not in {call.code() for call in dribbling}
 
@@ -255,7 +253,7 @@ def test_a_caller_that_fetches_in_a_loop_holds_nobody_up(hurried: tuple[TestBed,
         finally:
             over.set()
             for thread in threads:
-                thread.join(20)
+                thread.join(PATIENCE)
     assert set(made) <= {grpc.StatusCode.RESOURCE_EXHAUSTED}
 
 
@@ -280,4 +278,4 @@ def test_a_proxy_that_answers_a_byte_at_a_time_is_left(monkeypatch: pytest.Monke
         with pytest.raises(route.UnreachableError, match="closed the connection"):
             route.Proxy(f"127.0.0.1:{listener.getsockname()[1]}").connect("coordinator.example:8461")
         ended.set()
-        thread.join(10)
+        thread.join(PATIENCE)

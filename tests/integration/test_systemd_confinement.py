@@ -11,11 +11,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from support import confinement, processes
-from support.federation import make_request, schema_of
+from support.federation import make_data, make_request, schema_of
 from support.processes import running_processes
 from support.tools import need_tool
 from veilsum_coordinator.protocol.settings import Waits
@@ -69,8 +68,7 @@ def test_a_study_runs_under_the_units_restrictions(tmp_path: Path, monkeypatch: 
         return confined(role, config.parent, *start)
 
     monkeypatch.setattr(processes, "command", command)
-    rng = np.random.default_rng(1)
-    data = {name: (rng.uniform(-1, 1, (ROWS, NUMBERS)), np.arange(ROWS) % 2) for name in "abc"}
+    data = make_data("abc", ROWS, NUMBERS)
     waits = Waits(enrol=30, seal=20, contribute=20, consent=20, decrypt=20, grace=10)
     with running_processes(tmp_path, data, waits=waits) as network:
         study = network.compile(make_request(schema_of(NUMBERS), epsilon=None, min_cohort=3))

@@ -7,8 +7,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from support.clocks import SetClock
 from support.disks import Disk, Namespace, mount_namespace, python
 from support.federation import Data
@@ -21,12 +19,6 @@ from veilsum_node.telemetry.health import ask_ready
 from veilsum_node.telemetry.monitoring import MetricsSettings
 
 COORDINATOR = "coordinator"
-
-
-def small_data(names: str, rows: int = 20) -> Data:
-    """A few records for each name."""
-    rng = np.random.default_rng(1)
-    return {name: (rng.uniform(-1, 1, (rows, 3)), np.arange(rows) % 2) for name in names}
 
 
 class FaultedProcesses(Processes):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from support.fresh import COORDINATOR, LEDGER, PARTICIPANT, fresh_database
+from support.randomness import SeededRandom
 from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
 from veilsum.local.federation import LocalFederation
 from veilsum_coordinator.protocol.settings import Waits
@@ -29,6 +30,9 @@ from veilsum_privacy.study.study import Study
 from veilsum_proto import federation_pb2 as pb
 
 DATASET = "records"
+
+Data = Mapping[str, tuple[NDArray[np.float64], NDArray[np.int64]]]
+"""Features and labels of each site, in the layout of :func:`schema_of`."""
 
 
 class Clock:
@@ -60,6 +64,23 @@ def write_records(path: Path, features: NDArray[np.float64], labels: NDArray[np.
     np.savez(path, X=features, y=labels.astype(str))
 
 
+def make_data(names: Iterable[str] = "abcd", rows: int = 20, width: int = 2) -> Data:
+    """Records of each site, of two classes."""
+    rng = np.random.default_rng(0)
+    return {name: (rng.uniform(-1, 1, (rows, width)), rng.integers(0, 2, rows)) for name in names}
+
+
+def make_clusters(names: Iterable[str], width: int, classes: int, rows: int = 40, step: int = 15) -> Data:
+    """Records of each site around a centre for each class; every site has ``step`` more than the one before."""
+    rng = np.random.default_rng(5)
+    centres = rng.uniform(-0.6, 0.6, (classes, width))
+    data = {}
+    for index, name in enumerate(names):
+        labels = rng.integers(0, classes, rows + step * index)
+        data[name] = (np.clip(centres[labels] + 0.3 * rng.normal(size=(len(labels), width)), -1, 1), labels)
+    return data
+
+
 def make_request(
     schema: DatasetSchema, method: str = "statistics", epsilon: float | None = 1.0, **privacy: Any
 ) -> StudyRequest:
@@ -69,10 +90,6 @@ def make_request(
         name="test-study", method=method, dataset=DATASET, data=schema, privacy=PrivacyRequest(**demand), schema=None,
         parameters={"centre": False} if method == "fedcgs" else {},
     )  # fmt: skip
-
-
-Data = Mapping[str, tuple[NDArray[np.float64], NDArray[np.int64]]]
-"""Features and labels of each site, in the layout of :func:`schema_of`."""
 
 
 def unix_time() -> int:
@@ -158,6 +175,11 @@ class TestBed(Parties):
     clock: Clock
     hub: Hub
     sites: dict[str, Site]
+
+    def know_noise(self) -> None:
+        """Let each site's noise follow from its name; nothing else does."""
+        for name, site in self.sites.items():
+            site.noise_random = SeededRandom(f"noise of {name}".encode())
 
     @property
     def local(self) -> LocalFederation:
