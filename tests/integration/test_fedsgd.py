@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from support.federation import TestBed, make_bed, make_request, schema_of
+from support.federation import TestBed, make_bed, make_clusters, make_request, schema_of
 from support.randomness import SeededRandom
 from support.recording import Recorder
 from veilsum_coordinator.methods.fedsgd import FedSGD, FedSGDParameters
@@ -36,15 +36,8 @@ WIDTH, CLASSES, SITES = 4, 3, "abcd"
 
 @pytest.fixture
 def bed(tmp_path: Path) -> TestBed:
-    rng = np.random.default_rng(5)
-    centres = rng.uniform(-0.6, 0.6, (CLASSES, WIDTH))
-    data = {}
-    for index, name in enumerate(SITES):
-        labels = rng.choice(CLASSES, 40 + 15 * index, p=(0.7, 0.25, 0.05))
-        data[name] = (np.clip(centres[labels] + 0.3 * rng.normal(size=(len(labels), WIDTH)), -1, 1), labels)
-    made = make_bed(tmp_path, data, min_cohort=3)
-    for name, site in made.sites.items():
-        site.noise_random = SeededRandom(f"noise of {name}".encode())
+    made = make_bed(tmp_path, make_clusters(SITES, WIDTH, CLASSES, shares=(0.7, 0.25, 0.05)), min_cohort=3)
+    made.know_noise()
     return made
 
 

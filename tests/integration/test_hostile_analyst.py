@@ -14,6 +14,7 @@ import pytest
 from analyst.judging import Judge
 from analyst.worlds import SITES, World
 
+from support.durable_studies import ODDS
 from support.federation import TestBed, make_bed, make_request, schema_of
 from support.hostile import Adversary, Said, make_data
 from veilsum_node.canonical import canonical, parse_canonical
@@ -122,7 +123,6 @@ def test_a_model_beyond_all_bounds_is_refused_without_a_record(worlds: Beside, s
     assert worlds.assign(label, encode_broadcast(arrays), attempt=2)[0].call == "upload"
 
 
-ODDS = {"family": "logistic", "outcome": "y = 'c0'", "over": ["x0", "x1"]}
 HAZARD = {"family": "cox", "outcome": "x1", "event": "y", "censored": ["c0"], "over": ["x0"]}
 
 
@@ -259,7 +259,7 @@ def test_a_kept_vector_goes_out_for_nothing_else(tmp_path: Path, monkeypatch: py
     study = study_of(bed, "slot-align", None)
     kept = next(task for task in study.tasks if task.keep) if any(task.keep for task in study.tasks) else None
     if kept is None:
-        study = study_of(bed, "slot-align", 900.0, alignment={"reference": "paper", "mode": "iterated", "rounds": 3})
+        study = study_of(bed, "slot-align", 900.0, alignment={"reference": "barycenter", "mode": "iterated", "rounds": 3})
         kept = next(task for task in study.tasks if task.keep)
     attack = Adversary(bed, study)
     attack.set_up()

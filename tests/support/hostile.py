@@ -18,7 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from scipy.stats import chisquare
 
-from support.federation import TestBed, make_bed, make_request, open_test_site, schema_of
+from support.federation import TestBed, make_bed, make_data, make_request, open_test_site, schema_of
 from support.securesum import whole
 from veilsum_node.canonical import canonical, parse_canonical
 from veilsum_node.errors import HostileInput, RefusalCode
@@ -110,12 +110,6 @@ class HostileChannel:
 
     def confirm(self, study: bytes, kind: pb.DirectiveKind.ValueType, number: int, attempt: int) -> None:
         self._say("confirm", study, kind, number, attempt)
-
-
-def make_data(names: Iterable[str] = NAMES, rows: int = 20, width: int = 2) -> dict[str, Any]:
-    """Records of each site in the layout of :func:`support.federation.schema_of`."""
-    rng = np.random.default_rng(0)
-    return {name: (rng.uniform(-1, 1, (rows, width)), rng.integers(0, 2, rows)) for name in names}
 
 
 def altered(study: Study, **changes: Any) -> Study:

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from support.federation import DATASET, make_request, schema_of
 from support.hostile import altered
-from veilsum.compile import compile_study
+from support.studies import agreed
 from veilsum_node.errors import Refusal, RefusalCode
-from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_participant.config import DatasetConfig, EncoderConfig, ParticipantConfig, Policy
 from veilsum_participant.policy import refuse, study_faults
 from veilsum_privacy.accounting.prices import study_epsilon
@@ -29,14 +28,7 @@ PINNED = {"b": "1" * 64, "c": "2" * 64}
 
 
 def make_study(**privacy: Any) -> Study:
-    return compile_study(
-        make_request(schema_of(2), **privacy),
-        federation_id="0" * 64,
-        coordinator="coordinator",
-        participants=["a", "b", "c"],
-        clock=lambda: 1_800_000_000,
-        random=SYSTEM_RANDOM,
-    )
+    return agreed(make_request(schema_of(2), **privacy), "abc", now=1_800_000_000)
 
 
 def make_config(
