@@ -51,12 +51,17 @@ def query_rows(query: Query) -> Any:
 
 def _engine(url: str) -> tuple[Callable[[Query], Any], Callable[[Query], Any]]:
     """What finds the schema of a query and what reads its rows, for the database of a URL."""
-    scheme = url.partition(":")[0]
     if not url:
         from veilsum_participant.data import duck
 
         return duck.schema, duck.rows
-    raise ConfigurationError(f"No database of the kind {scheme!r} is known.", "Use postgresql:// or sqlite:///.")
+    if url.partition(":")[0] in ("postgresql", "postgres"):
+        from veilsum_participant.data import postgres
+
+        return postgres.schema, postgres.rows
+    from veilsum_participant.data import engines
+
+    return engines.schema, engines.rows
 
 
 def slow(query: Query) -> DataError:
