@@ -102,6 +102,7 @@ def test_encrypted_steps_are_those_of_central_dp_sgd(bed: TestBed, rate: float, 
         centre = central_mean(study, recorder.steps.pop(0)[1], records, sources)
     models = []
     for broadcast, release in recorder.steps:
+        weight, bias = weight.astype(np.float32).astype(np.float64), bias.astype(np.float32).astype(np.float64)
         np.testing.assert_allclose(broadcast["model.head.weight"], weight, atol=1e-9)
         np.testing.assert_allclose(broadcast["model.head.bias"], bias, atol=1e-9)
         central = np.zeros(size)
