@@ -40,6 +40,7 @@ from veilsum_coordinator.parts.server_optimisers import OptimiserParameters, Ser
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen, Name, Real
 from veilsum_privacy.results.result import Result
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.features import CENTRE, CLASS_WEIGHTS
@@ -203,7 +204,7 @@ class FedSGD(Method):
         else:  # the unit of a step's sum is its noise
             rate = parameters.travel / math.sqrt(parameters.steps * architecture.size) * (1.0 - parameters.optimiser.momentum)
             rule, expected = parameters.optimiser.model_copy(update={"learning_rate": rate}), noise
-        optimiser = ServerOptimiser(rule, shapes)
+        optimiser, steps = ServerOptimiser(rule, shapes), AgreedStudy(study).task(GRADIENT)
         moments = None if parameters.moments is None else align_moments(federation, parameters.moments)
         members = None if moments is None else moments.cohort
         centre: Floats | None = None
@@ -222,7 +223,9 @@ class FedSGD(Method):
         mean = {name: np.zeros(shape) for name, shape in shapes.items()}
         sizes: list[float] = []
         for step in range(1, parameters.steps + 1):
-            release = federation.sum(GRADIENT, {**to_broadcast(model), **common}, members=members)
+            sent = steps.as_broadcast(to_broadcast(model))
+            model = {name: sent[MODEL + name] for name in shapes}  # the step is taken from where the gradients are
+            release = federation.sum(GRADIENT, {**sent, **common}, members=members)
             # A step without some participants is of fewer records.
             divisor = expected * (1.0 if parameters.travel else len(release.cohort) / study.sites)
             if not private:

@@ -88,6 +88,9 @@ class Gradient(SiteTask[GradientParameters]):
         longer = math.hypot(1.0, COUNT_WEIGHT) if self.parameters.count else 1.0
         return self.parameters.gradient_clip * longer * (1.0 + summation_slack(self._architecture, LARGEST_SITE))
 
+    def single_arrays(self) -> frozenset[str]:
+        return frozenset(to_broadcast(self._architecture.shapes()))
+
     def example_broadcast(self, sites: int) -> dict[str, Floats]:
         centre = {CENTRE: np.zeros(self.dimension)} if self.parameters.centre else {}
         weights = {CLASS_WEIGHTS: np.ones(self._classes)} if self.parameters.class_weights else {}

@@ -177,6 +177,9 @@ class LocalTraining(TrainingTask[LocalTrainingParameters]):
         own = self.parameters.alignment
         return (generation is not None and generation.prototypes > 0) or (own is not None and own.kind == "broadcast")
 
+    def single_arrays(self) -> frozenset[str]:
+        return frozenset({*to_broadcast(self.architecture.shapes()), *self.objective.broadcast()})
+
     def example_broadcast(self, sites: int) -> dict[str, Floats]:
         found = {**to_broadcast(self.architecture.initial(0)), SEEDS: np.zeros((sites, 2))}
         found |= {name: np.zeros(shape) for name, shape in self.objective.broadcast().items()}
