@@ -40,16 +40,3 @@ def correlation(moments: Floats, i: int, j: int, diagonal_std: float, cross_std:
     half = Z95 * math.sqrt(noise + sampling) / (1.0 - inside**2)
     centre = math.atanh(inside)
     return Figure(inside, math.sqrt(noise), math.sqrt(sampling), math.tanh(centre - half), math.tanh(centre + half))
-
-
-def nearest_correlation(matrix: Floats, steps: int = 200) -> Floats:
-    """The nearest correlation matrix (Higham 2002): for a matrix that is applied, never for its entries' intervals."""
-    shown, correction = matrix.copy(), np.zeros_like(matrix)
-    for _ in range(steps):
-        moved = shown - correction
-        values, vectors = np.linalg.eigh((moved + moved.T) / 2.0)
-        projected = (vectors * np.maximum(values, 0.0)) @ vectors.T
-        correction = projected - moved
-        shown = projected.copy()
-        np.fill_diagonal(shown, 1.0)
-    return shown

@@ -2,7 +2,7 @@
 
 The channels of a layer can stand in any order, if all that reads them follows. Networks that were trained apart therefore
 disagree about the order, and their average blurs filters that have nothing in common. Filter-wise optimal transport (FOT,
-after HFedATM) renumbers the channels of one network so that its filters come to lie on those of a reference. What the paper
+after HFedATM) renumbers the channels of one network so that its filters come to lie on those of a reference. What HFedATM
 leaves out: the biases and norms that belong to a channel, and the inputs of the next layers, move with it. So a renumbered
 network computes what it computed before.
 
@@ -102,7 +102,7 @@ def check_groups(arrays: Mapping[str, Floats], groups: Sequence[ChannelGroup]) -
 
 
 def convolutions(arrays: Mapping[str, Floats], groups: Sequence[ChannelGroup]) -> tuple[ChannelGroup, ...]:
-    """The groups that convolutions produce: those that HFedATM's text aligns. The others are units of linear layers."""
+    """The groups that convolutions produce: those that HFedATM aligns. The others are units of linear layers."""
     return tuple(group for group in groups if any(arrays[member.array].ndim > 2 for member in group.produced))
 
 

@@ -1,6 +1,6 @@
 """Class geometries and what is generated from them: covariances by the law of total covariance, their eigenvectors, samples.
 
-After the paper on GGEUR. A generated sample descends from the centre it stands around: where that is a record, the number of
+After GGEUR. A generated sample descends from the centre it stands around: where that is a record, the number of
 copies must be a public constant, and whoever trains on the copies clips over all copies of one record together. Where centres
 are noised prototypes, generation is post-processing and free. This module generates; it enforces neither.
 """
@@ -79,8 +79,8 @@ def class_geometry(counts: Floats, means: Floats, covariances: Floats) -> ClassG
 def directions(geometry: ClassGeometry, scale: Scale = "std") -> Floats:
     """Matrices (K, d, d) that turn e ~ N(0, I) into a class's deviation ``directions[c] @ e``.
 
-    "std": sum_m e_m sqrt(lambda_m) xi_m, whose covariance is the class's. "eigenvalue": sum_m e_m lambda_m xi_m, as the paper
-    has it, whose covariance is the square of the class's, in other units than the features'.
+    "std": sum_m e_m sqrt(lambda_m) xi_m, whose covariance is the class's. "eigenvalue": sum_m e_m lambda_m xi_m, as GGEUR
+    states it, whose covariance is the square of the class's, in other units than the features'.
     """
     result: Floats = geometry.vectors * _lengths(geometry, scale)[:, None, :]
     return result

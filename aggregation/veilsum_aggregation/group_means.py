@@ -10,12 +10,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from veilsum_aggregation.figures import Answer, Drowned, Test, chi_squared, ratio_figure
 from veilsum_aggregation.moments import NOISE_FLOOR
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,6 @@ def count(value: float, std: float) -> Figure:
     return Figure(value, std, 0.0, value - Z95 * std, value + Z95 * std).within(0.0, math.inf)
 
 
-def fewer_than(value: float, std: float) -> float | None:
-    """What a count within its noise is below, with 95%: one-sided; None where it is above."""
-    return None if value >= NOISE_FLOOR * std else max(value, 0.0) + 1.6448536269514722 * std
-
-
 def shares(counts: Floats, std: float) -> list[Answer]:
     """The share of each cell in the sum of all of them (k,), each with noise ``std``, by Fieller's rule.
 

@@ -5,9 +5,9 @@ FedProx, FedSR or FedIIR. Two courses: stations that begin with different values
 that begin alike and are merged every few rounds. A merge is the mean, the mean of renumbered filters (FOT), the mean but for
 fused Linear layers (RegMean), or both.
 
-Training is not private here, to see what noise on the Grams alone does, as in the paper: two studies run side by side on the
-same sites, one without noise that trains, and one that releases all Grams with the noise of the stated epsilon. What both run
-is the method "hfedatm" as it stands. One more row has noise on everything, in one study.
+Training is not private here, to see what noise on the Grams alone does, as HFedATM's authors did: two studies run side by
+side on the same sites, one without noise that trains, and one that releases all Grams with the noise of the stated epsilon.
+What both run is the method "hfedatm" as it stands. One more row has noise on everything, in one study.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from evaluations.regression import NUMBERS, OUTCOMES, SCHEMA, SIGNS, SITES, TRUTHS, Sums, drawn
 from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
@@ -22,7 +21,6 @@ from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberCo
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Records
 
-Floats = NDArray[np.float64]
 PREDICTS = {"linear": "number", "logistic": "probability", "poisson": "rate", "cox": "hazard"}
 BOUNDS = {"linear": (2.5, 5.5), "logistic": (-2.0, 2.5), "poisson": (-0.6, 1.0), "cox": (-2.0, 2.5)}
 SLOPES = 0.8

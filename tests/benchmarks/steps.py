@@ -21,23 +21,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks.step_process import WARM
-from support.federation import DATASET, make_policy, make_request, schema_of, write_records
+from support.federation import Data, Parties, make_request, schema_of, unix_time
 from support.network import wait_for
-from support.processes import OVER, Process, _write_toml
-from veilsum.compile import compile_study
+from support.processes import OVER, Process, write_participant, write_toml
 from veilsum.remote import connect
-from veilsum_node.identity import load_credentials
-from veilsum_node.identity.provision import Kit, make_kit
-from veilsum_node.randomness import SYSTEM_RANDOM
 
 FEATURES, CLASSES, SITES, RECORDS = 512, 100, 4, 256
 START_SECONDS, STEP_SECONDS = 60.0, 30.0
 PROFILE_LINES = 5
-
-
-def now() -> int:
-    """Unix seconds."""
-    return int(time.time())
 
 
 def measure(*, quick: bool = False) -> dict[str, Any]:
@@ -62,8 +53,9 @@ def run(steps: int, *, plain: bool = False, profile: bool = False) -> dict[str, 
         Median seconds of a step, CPU seconds and bytes of all parties a step, and the profiles' first lines.
     """
     with tempfile.TemporaryDirectory() as directory:
-        kit = make_kit(Path(directory), [f"site-{index}" for index in range(SITES)], clock=now)
-        coordinator, *sites = _run_study(kit, WARM + steps, {"plain": plain, "profile": profile})
+        coordinator, *sites = _run_study(
+            Parties(Path(directory), _records()), WARM + steps, {"plain": plain, "profile": profile}
+        )
     ends = [elapsed for elapsed, _ in coordinator["marks"]][WARM - 1 :]
     seconds = [after - before for before, after in pairwise(ends)]
 
@@ -90,9 +82,9 @@ def run(steps: int, *, plain: bool = False, profile: bool = False) -> dict[str, 
     }
 
 
-def _run_study(kit: Kit, steps: int, options: dict[str, Any]) -> list[dict[str, Any]]:
+def _run_study(parties: Parties, steps: int, options: dict[str, Any]) -> list[dict[str, Any]]:
     """Start all processes, run the study, stop them; returns what they report, the coordinator first."""
-    where = kit.coordinator.directory
+    where = parties.kit.coordinator.directory
     with ExitStack() as stack:
 
         def start(directory: Path, role: str) -> tuple[Path, Process]:
@@ -103,27 +95,18 @@ def _run_study(kit: Kit, steps: int, options: dict[str, Any]) -> list[dict[str, 
             stack.callback(process.stop)
             return report, process
 
-        _write_toml(where / "coordinator.toml", {"": {"listen": "127.0.0.1:0", "ready_file": "ready"}})
+        write_toml(where / "coordinator.toml", {"": {"listen": "127.0.0.1:0", "ready_file": "ready"}})
         started = [start(where, "coordinator")]
         wait_for((where / "ready").exists, "the coordinator's address")
         address = (where / "ready").read_text().strip()
-        for number, party in enumerate(kit.participants):
-            _write_participant(kit, party.directory, number, address)
-            started.append(start(party.directory, "participant"))
-        analyst = load_credentials(kit.analyst.identity, now())
-        with connect(address, analyst, kit.analyst.identity, now()) as remote:
-            names = {party.name for party in kit.participants}
-            wait_for(lambda: names <= set(remote.describe().connected), "every participant's session")
+        for name in parties.names:
+            write_participant(parties, name, address, (None, 1e-5))
+            started.append(start(parties.directory(name), "participant"))
+        with connect(address, parties.analyst, parties.kit.analyst.identity, unix_time()) as remote:
+            wait_for(lambda: set(parties.names) <= set(remote.describe().connected), "every participant's session")
             request = make_request(schema_of(FEATURES, CLASSES), "fedsgd", epsilon=3.0)
-            study = compile_study(
-                request.model_copy(update={"parameters": {"steps": steps, "centre": False}}),
-                federation_id=kit.federation_id,
-                coordinator=kit.coordinator.name,
-                participants=sorted(names),
-                clock=now,
-                random=SYSTEM_RANDOM,
-            )
-            key = remote.submit(study, analyst)
+            study = parties.compile(request.model_copy(update={"parameters": {"steps": steps, "centre": False}}))
+            key = remote.submit(study, parties.analyst)
             end = time.monotonic() + START_SECONDS + STEP_SECONDS * steps
             while remote.show(key).phase not in OVER and time.monotonic() < end:
                 time.sleep(1.0)
@@ -141,19 +124,12 @@ def _read(report: Path) -> dict[str, Any]:
     return found
 
 
-def _write_participant(kit: Kit, directory: Path, number: int, address: str) -> None:
-    random = np.random.default_rng(number)
-    features, labels = random.uniform(-1, 1, (RECORDS, FEATURES)), random.integers(0, CLASSES, RECORDS)
-    write_records(directory / "records.npz", features, labels)
-    policy = make_policy(kit).model_dump(mode="json")
-    tables: dict[str, dict[str, Any]] = {
-        "": {"coordinator": address},
-        f"datasets.{DATASET}": {"path": "records.npz"},
-        f"budgets.{DATASET}": {"epsilon": "unlimited", "delta": 1e-5},
-        "policy": {name: value for name, value in policy.items() if name != "trusted"},
-        "policy.trusted": policy["trusted"],
-    }
-    _write_toml(directory / "participant.toml", tables)
+def _records() -> Data:
+    found = {}
+    for number in range(SITES):
+        random = np.random.default_rng(number)
+        found[f"site-{number}"] = random.uniform(-1, 1, (RECORDS, FEATURES)), random.integers(0, CLASSES, RECORDS)
+    return found
 
 
 ROWS = (

@@ -6,10 +6,8 @@ and starts what is due.
 
 from __future__ import annotations
 
-import os
 import random
 import signal
-import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,20 +16,15 @@ from typing import Any
 
 import grpc
 import numpy as np
-from numpy.typing import NDArray
 
 from chaos.leftovers import files, shared_memory
 from chaos.plans import COORDINATOR, FederationPlan, Strike, Way
 from chaos.reading import Row, glimpse, rows
-from support import processes
-from support.federation import DATASET, make_policy, write_records
+from support.federation import Data, Parties
 from support.network import wait_for
-from support.processes import Process
+from support.processes import Process, command, lasting_port, write_participant, write_toml
 from support.proxy import Proxy
-from veilsum_node.identity import Credentials, Label, load_credentials
-from veilsum_node.identity.provision import make_kit
 from veilsum_node.transport.channel import open_channel
-from veilsum_privacy.study.study import Study
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import StudiesStub
 
@@ -41,8 +34,6 @@ STOP_SECONDS = 60.0
 """As in the units of deploy/systemd."""
 ASKED = (0, -signal.SIGTERM, -signal.SIGKILL)
 """Exit statuses of a process that was asked to end: before it has begun it knows no other way than to die of the signal."""
-
-Data = tuple[NDArray[np.float64], NDArray[np.int64]]
 
 
 @dataclass
@@ -72,7 +63,7 @@ class Party:
         return self.directory / "log"
 
 
-class Federation:
+class Federation(Parties):
     """Coordinator, sites and an analyst below one folder; everything that the processes may write is in there.
 
     Args:
@@ -90,16 +81,14 @@ class Federation:
         self.done: list[tuple[float, str]] = []
         self.memory: set[str] = set()
         rng = np.random.default_rng(random.Random(f"data {plan.seed}").getrandbits(64))
-        self.data: dict[str, Data] = {
-            name: (rng.uniform(-1, 1, (ROWS, WIDTH)), rng.integers(0, CLASSES, ROWS)) for name in plan.names
-        }
-        self.kit = make_kit(folder, list(plan.names), clock=lambda: int(time.time()))
-        self.analyst: Credentials = load_credentials(self.kit.analyst.identity, int(time.time()))
+        self.data: Data = {name: (rng.uniform(-1, 1, (ROWS, WIDTH)), rng.integers(0, CLASSES, ROWS)) for name in plan.names}
+        super().__init__(folder, self.data, disclosures=("joint", "per-site"))
         for name in ("tmp", "home"):
             (folder / name).mkdir(mode=0o700)
         self.environment = {"TMPDIR": str(folder / "tmp"), "HOME": str(folder / "home"), "OMP_NUM_THREADS": "1"}
         self.environment |= {"XDG_CACHE_HOME": str(folder / "home"), "PYTHONDONTWRITEBYTECODE": "1"}
-        self.port = _free_port()
+        self.port = lasting_port()
+        assert self.port, "no port is free"
         self.proxies = {name: Proxy(("127.0.0.1", self.port)) for name in plan.names}
         self.parties = {COORDINATOR: Party(COORDINATOR, COORDINATOR, self.kit.coordinator.directory)}
         for party in self.kit.participants:
@@ -113,20 +102,10 @@ class Federation:
         plan = self.plan
         top = {"listen": f"127.0.0.1:{self.port}", "ready_file": "ready"} | ({"database": database} if database else {})
         place = self.parties[COORDINATOR].directory / "coordinator.toml"
-        processes._write_toml(place, {"": top, "waits": plan.waits.model_dump()})
+        write_toml(place, {"": top, "waits": plan.waits.model_dump()})
         place.chmod(0o600)
-        agreed = make_policy(self.kit, disclosures=("joint", "per-site")).model_dump(mode="json")
-        for name, data in self.data.items():
-            directory = self.parties[name].directory
-            write_records(directory / "records.npz", *data)
-            tables: dict[str, dict[str, Any]] = {
-                "": {"coordinator": self.proxies[name].address},
-                f"datasets.{DATASET}": {"path": "records.npz"},
-                f"budgets.{DATASET}": {"epsilon": plan.budget or "unlimited", "delta": DELTA},
-                "policy": {key: value for key, value in agreed.items() if key != "trusted"},
-                "policy.trusted": agreed["trusted"],
-            }
-            processes._write_toml(directory / "participant.toml", tables)
+        for name in self.names:
+            write_participant(self, name, self.proxies[name].address, (plan.budget, DELTA))
 
     # -- processes ---------------------------------------------------------------------------------------------------------
 
@@ -150,7 +129,7 @@ class Federation:
                 party.asked = None
             if party.process is None and party.due is not None and party.due <= now:
                 config = party.directory / f"{party.role}.toml"
-                party.process = Process(_command(party.role, config), party.log, self.environment)
+                party.process = Process(command(party.role, config), party.log, self.environment)
                 party.started, party.due = now, None
                 party.starts += 1
 
@@ -245,12 +224,6 @@ class Federation:
             return set()
         return {item.name for item in reply.participants if item.connected}
 
-    def signed(self, study: Study) -> pb.StudyObject:
-        """A study as its analyst submits it."""
-        data = study.to_bytes()
-        signature = self.analyst.signing_key.sign(Label.STUDY, data)
-        return pb.StudyObject(study=data, signature=signature, certificate=self.analyst.identity.certificate)
-
     # -- what lies on disk -------------------------------------------------------------------------------------------------
 
     def state(self, name: str) -> Path:
@@ -275,24 +248,6 @@ class Federation:
     def results(self, key: bytes) -> Path:
         """Where a study's result lies."""
         return self.kit.coordinator.directory / "state" / "results" / key.hex()
-
-
-def _command(role: str, config: Path) -> list[str]:
-    return ["-m", "veilsum_deploy.cli", role, "start", "--config", str(config)]
-
-
-def _free_port() -> int:
-    """A port below those that the system gives away by itself, so that nobody takes it while the coordinator is down."""
-    low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    start = 10_000 + (os.getpid() * 7919 + time.monotonic_ns() // 1000) % max(1, low - 12_000)
-    for port in range(start, low):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise RuntimeError("no port is free")
 
 
 def verification_arguments(federation: Federation, exports: Mapping[str, Path], name: str) -> list[str]:

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chaos.federation import Data, Federation
+from chaos.federation import Federation
 from chaos.reading import Row
+from support.federation import Data
 from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.parts.federation import Release
 from veilsum_coordinator.service.runner import read_release
@@ -69,7 +70,7 @@ def declared_variance(study: Study, task: TaskDeclaration, cohort: int) -> float
     return task.variance * cohort / (1 if alone else max(1, cohort - privacy.assumed_colluders))
 
 
-def numpy_statistics(data: Mapping[str, Data], cohort: Collection[str]) -> dict[str, Floats]:
+def numpy_statistics(data: Data, cohort: Collection[str]) -> dict[str, Floats]:
     """Blocks of the method ``statistics`` by numpy alone, for numbers in [-1, 1] and a label of two classes."""
     x = np.concatenate([data[name][0] for name in cohort])
     y = np.concatenate([data[name][1] for name in cohort])
@@ -117,7 +118,7 @@ class Replay:
         cohort = tuple(json.loads(row["cohort"]))
         if row["label"] != label:
             raise WrongError(f"release {row['round']} is of {row['label']}, not of {label}")
-        encoded = encode_broadcast(dict(broadcast or {}))
+        encoded = encode_broadcast(dict(broadcast or {}), AgreedStudy(self.study).task(label).single)
         self._check_broadcast(row["round"], encoded)
         values = np.frombuffer(row["values"], "<i8").astype(np.int64)
         plan = AgreedStudy(self.study).task(label).plan(self._roster, len(cohort))
@@ -142,7 +143,7 @@ class Replay:
         places = tuple(study.participants.index(member) for member in cohort)
         place = SitePlace(study.participants.index(name), kept, None, places, self._state.get((name, label), {}))
         plan = AgreedStudy(study).task(label).plan(self._roster, len(cohort))
-        found = compute_sum(plan, self._records[name], decode_broadcast(encoded), place)
+        found = compute_sum(plan, self._records[name], decode_broadcast(encoded, plan.task.single), place)
         self._state[name, label] = found.state
         return found.total
 

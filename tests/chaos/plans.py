@@ -28,7 +28,7 @@ METHODS: tuple[tuple[str, dict[str, Any], tuple[float | None, ...]], ...] = (
     ("o-fedavg", {}, (None, 1.0)),
     ("fedsgd", {"steps": 4, "gradient_clip": 0.5, "records": 60}, (None, 1.0, 2.0)),
     ("fedsgd", {"steps": 6, "gradient_clip": 0.5, "records": 60, "checkpoint_every": 1}, (None, 1.0, 2.0)),
-    ("slot-align", {"alignment": {"reference": "paper", "mode": "iterated", "rounds": 3}}, (None, 900.0)),
+    ("slot-align", {"alignment": {"reference": "barycenter", "mode": "iterated", "rounds": 3}}, (None, 900.0)),
     ("slot-align", {"alignment": {"reference": "slopes", "mode": "one-shot", "rounds": 3}}, (None, 900.0)),
     ("fedavg", {"rounds": 2, "model": {"name": "linear"}}, (None,)),
 )

@@ -14,9 +14,7 @@ from chaos.moments import watch
 from chaos.plans import COORDINATOR, FederationPlan, Strike, StudyPlan
 from support.federation import make_request, schema_of
 from support.processes import OVER
-from veilsum.compile import compile_study
 from veilsum_coordinator.protocol.machine import RESTART_SECONDS
-from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_privacy.study.study import Study, study_digest
 from veilsum_proto import federation_pb2 as pb
 
@@ -97,14 +95,7 @@ class Player:
             min_cohort=plan.min_cohort,
             cohort_difference=plan.cohort_difference,
         ).model_copy(update={"parameters": plan.parameters})
-        study = compile_study(
-            request,
-            federation_id=federation.kit.federation_id,
-            coordinator=COORDINATOR,
-            participants=list(federation.plan.names),
-            clock=lambda: int(time.time()),
-            random=SYSTEM_RANDOM,
-        )
+        study = federation.compile(request)
         key, now = study_digest(study.to_bytes()), time.monotonic()
         trial = Trial(plan, study, key, now)
         trial.pending = [(strike, watch(federation, strike.moment, key, now)) for strike in plan.strikes]

@@ -13,8 +13,8 @@ from typing import Any
 import grpc
 import pytest
 
-from support.faulted import COORDINATOR, FaultedProcesses, faulted_processes, small_data
-from support.federation import make_request, schema_of
+from support.faulted import COORDINATOR, FaultedProcesses, faulted_processes
+from support.federation import make_data, make_request, schema_of
 from support.network import wait_for
 from support.processes import open_contexts
 from veilsum_coordinator.protocol.settings import Waits
@@ -39,7 +39,7 @@ BEFORE_UPLOAD = 20_000
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultedProcesses]:
     directory = tmp_path_factory.mktemp("federation")
-    with faulted_processes(directory, small_data(NAMES), waits=WAITS, clocks=AHEAD) as processes:
+    with faulted_processes(directory, make_data(NAMES, width=3), waits=WAITS, clocks=AHEAD) as processes:
         yield processes
 
 

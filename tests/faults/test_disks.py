@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from support.disks import limit_files
-from support.faulted import COORDINATOR, FaultedProcesses, faulted_processes, small_data
-from support.federation import make_request, schema_of
+from support.faulted import COORDINATOR, FaultedProcesses, faulted_processes
+from support.federation import make_data, make_request, schema_of
 from support.network import PATIENCE, wait_for
 from support.processes import count, open_contexts
 from veilsum_coordinator.protocol.settings import Waits
@@ -33,7 +33,7 @@ BEFORE_UPLOAD = 20_000
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultedProcesses]:
     directory = tmp_path_factory.mktemp("federation")
-    with faulted_processes(directory, small_data(NAMES), waits=WAITS, on_disks=("c", COORDINATOR)) as processes:
+    with faulted_processes(directory, make_data(NAMES, width=3), waits=WAITS, on_disks=("c", COORDINATOR)) as processes:
         yield processes
 
 
@@ -298,7 +298,7 @@ def test_started_on_a_disk_that_can_only_be_read(network: FaultedProcesses, name
 @pytest.mark.parametrize("name", ["c", COORDINATOR])
 def test_started_on_a_full_disk_for_the_first_time(tmp_path: Path, name: str) -> None:
     """A typed error that says what to do; with room it starts as if nothing had been."""
-    with faulted_processes(tmp_path, small_data(NAMES), waits=WAITS, on_disks=(name,)) as network:
+    with faulted_processes(tmp_path, make_data(NAMES, width=3), waits=WAITS, on_disks=(name,)) as network:
         for process in (network.coordinator, *network.participants.values()):
             assert process is not None
             process.stop()

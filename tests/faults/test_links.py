@@ -18,7 +18,6 @@ from support.faulted import COORDINATOR, FaultedProcesses, faulted_processes
 from support.federation import make_request, schema_of
 from support.links import BadLink, bad_link
 from support.network import wait_for
-from veilsum.compile import compile_study
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_node.identity import load_credentials
 from veilsum_node.randomness import SYSTEM_RANDOM
@@ -62,14 +61,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultedProcess
 
 
 def _study(network: FaultedProcesses, participants: str) -> Study:
-    return compile_study(
-        make_request(SCHEMA, epsilon=None, min_cohort=3),
-        federation_id=network.kit.federation_id,
-        coordinator="coordinator",
-        participants=list(participants),
-        clock=lambda: int(time.time()),
-        random=SYSTEM_RANDOM,
-    )
+    return network.compile(make_request(SCHEMA, epsilon=None, min_cohort=3), participants)
 
 
 def _sizes(study: Study, members: int) -> tuple[int, int, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-import json
 import stat
 import time
 from pathlib import Path
@@ -17,15 +16,14 @@ import torch
 from scipy.special import softmax
 from torch import nn
 
+from support.commands import shown, veilsum
 from support.federation import make_request, schema_of
 from support.memory import MemoryFederation, split_records
-from support.randomness import SeededRandom
-from veilsum.compile import compile_study
+from support.studies import agreed
 from veilsum_aggregation.alignment import local_map, reference_arrays
 from veilsum_aggregation.gaussian import Gaussian
 from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.parts.application import application
-from veilsum_deploy import cli
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_node.database import open_database
 from veilsum_node.identity.provision import Kit, make_kit
@@ -45,17 +43,7 @@ SITES = ["berlin", "oslo", "rome"]
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["participant", "apply", *(str(argument) for argument in arguments)])
-    captured = capsys.readouterr()
-    assert isinstance(caught.value.code, int)
-    return caught.value.code, captured.out, captured.err
-
-
-def run_json(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
-    code, out, err = run(capsys, *arguments, "--json")
-    assert code == 0, err
-    return json.loads(out)  # type: ignore[no-any-return]
+    return veilsum(capsys, "participant", "apply", *arguments)
 
 
 def table(path: Path) -> list[dict[str, str]]:
@@ -95,19 +83,12 @@ def test_a_studys_result_predicts_as_the_study_found_and_compares(here: Path, ca
     y = rng.integers(0, 2, 300)
     x = np.clip(rng.standard_normal((300, WIDTH)) * 0.4 + np.where(y[:, None] == 1, 0.25, -0.25), -1, 1)
     records = Records(x, np.ones_like(x, dtype=np.bool_), y)
-    study = compile_study(
-        make_request(SCHEMA, "fedcgs", None),
-        federation_id="0" * 64,
-        coordinator="c",
-        participants=SITES,
-        clock=lambda: 1,
-        random=SeededRandom(1),
-    )
+    study = agreed(make_request(SCHEMA, "fedcgs", None), SITES)
     federation = MemoryFederation(study, split_records(records, len(SITES)))
     save_result(here / "result", get_method("fedcgs").run(federation))
     head = load_model("result").arrays
     scores = x @ head["weights"].T + head["bias"]
-    report = run_json(capsys, "result", "--data", write_csv(here / "new.csv", x, y))
+    report = shown(capsys, "participant", "apply", "result", "--data", write_csv(here / "new.csv", x, y))
     lines = table(here / "predictions.csv")
     assert [int(line["row"]) for line in lines] == list(range(1, 301))
     assert [line["predicted"] for line in lines] == [f"c{index}" for index in scores.argmax(axis=1)]
@@ -130,7 +111,7 @@ def test_a_studys_result_predicts_as_the_study_found_and_compares(here: Path, ca
 def test_rows_keep_their_numbers_and_what_is_missing_is_left_out(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_result(here / "result", result_of(linear()))
     (here / "new.csv").write_text("x0,x1,x2,y\n0.1,0.2,0.3,1\n0.1,0.2\n,0.2,0.3,0\n5,0.2,0.3,\n0,0,0,7\n")
-    report = run_json(capsys, "result", "--data", "new.csv")
+    report = shown(capsys, "participant", "apply", "result", "--data", "new.csv")
     lines = table(here / "predictions.csv")
     assert [line["row"] for line in lines] == ["1", "3", "4", "5"]
     assert [bool(line["predicted"]) for line in lines] == [True, False, True, True]
@@ -144,7 +125,7 @@ def test_a_file_without_the_label_is_predicted_and_says_why_there_is_no_accuracy
 ) -> None:
     save_result(here / "result", result_of(linear()))
     write_csv(here / "new.csv", np.zeros((2, WIDTH)), None)
-    report = run_json(capsys, "result", "--data", "new.csv", "--out", "p.csv")
+    report = shown(capsys, "participant", "apply", "result", "--data", "new.csv", "--out", "p.csv")
     assert (report["accuracy"], report["confusion"], report["predicted"]) == (None, None, 2)
     assert "column 'y' is missing" in report["unlabelled"]
     code, out, _ = run(capsys, "result", "--data", "new.csv")
@@ -167,7 +148,7 @@ def test_an_existing_file_is_kept_unless_forced(here: Path, capsys: pytest.Captu
     assert code == 2
     assert "--force" in err
     assert (here / "predictions.csv").read_text() == "mine\n"
-    run_json(capsys, "result", "--data", "new.csv", "--force")
+    shown(capsys, "participant", "apply", "result", "--data", "new.csv", "--force")
     assert len(table(here / "predictions.csv")) == 2
     assert sorted(path.name for path in here.iterdir()) == ["new.csv", "predictions.csv", "result"]
 
@@ -178,13 +159,15 @@ def test_a_file_without_a_header_is_read_as_the_study_did_or_by_a_schema(
     bare = SCHEMA.model_copy(update={"header": False, "order": ("x0", "y", "x1", "x2")})
     (here / "new.csv").write_text("0.1,1,0.2,0.3\n-0.5,0,0.5,0.25\n")
     save_result(here / "result", result_of(linear(), bare))
-    first = run_json(capsys, "result", "--data", "new.csv")
+    first = shown(capsys, "participant", "apply", "result", "--data", "new.csv")
     old = result_of(linear(), bare)
     save_result(here / "old", Result("test", {}, old.arrays, {k: v for k, v in old.application.items() if k != "file"}))
     columns = "".join(f'[[columns]]\nkind = "number"\nname = "x{index}"\nlow = -1.0\nhigh = 1.0\n' for index in range(WIDTH))
     classes = '[label]\ncolumn = "y"\nclasses = [{name = "c0", values = ["0"]}, {name = "c1", values = ["1"]}]\n'
     (here / "schema.toml").write_text(f'header = false\norder = ["x0", "y", "x1", "x2"]\n{columns}{classes}')
-    second = run_json(capsys, "old", "--data", "new.csv", "--out", "second.csv", "--schema", "schema.toml")
+    second = shown(
+        capsys, "participant", "apply", "old", "--data", "new.csv", "--out", "second.csv", "--schema", "schema.toml"
+    )
     assert (here / "second.csv").read_text() == (here / "predictions.csv").read_text()
     assert first["accuracy"] == second["accuracy"] is not None
 
@@ -216,10 +199,10 @@ def test_each_sites_own_map_is_found_by_option_or_identity(here: Path, capsys: p
         aligned = x @ arrays["m"][index].T + arrays["o"][index]
         expected[site] = [f"c{best}" for best in (aligned @ head["weights"].T + head["bias"]).argmax(axis=1)]
     assert expected["oslo"] != expected["rome"]
-    by_option = run_json(capsys, "result", "--data", "new.csv", "--site", "rome")
+    by_option = shown(capsys, "participant", "apply", "result", "--data", "new.csv", "--site", "rome")
     assert by_option["site"] == "rome"
     assert [line["predicted"] for line in table(here / "predictions.csv")] == expected["rome"]
-    run_json(capsys, "result", "--data", "new.csv", "--config", config, "--force")
+    shown(capsys, "participant", "apply", "result", "--data", "new.csv", "--config", config, "--force")
     assert [line["predicted"] for line in table(here / "predictions.csv")] == expected["oslo"]
     for options, words in (((), "--site"), (("--site", "paris"), "no alignment for 'paris'")):
         code, _, err = run(capsys, "result", "--data", "new.csv", "--force", *options)
@@ -233,14 +216,7 @@ def _size(study: Study, label: str) -> int:
 
 def kept_study() -> Study:
     """A study whose class moments every site keeps with its own noise."""
-    study = compile_study(
-        make_request(SCHEMA, "fedcgs", 5.0, noise="local", cohort_difference="strict"),
-        federation_id="0" * 64,
-        coordinator="c",
-        participants=SITES,
-        clock=lambda: 1,
-        random=SeededRandom(1),
-    )
+    study = agreed(make_request(SCHEMA, "fedcgs", 5.0, noise="local", cohort_difference="strict"), SITES)
     kept = study.tasks[0].model_copy(update={"keep": True})
     return parse_study(study.model_copy(update={"tasks": (kept,)}).to_bytes())
 
@@ -286,7 +262,7 @@ def test_a_site_aligns_by_what_it_kept_in_its_state_file(here: Path, capsys: pyt
     assert not (here / "predictions.csv").exists()
 
     before = (config.parent / "participant.db").read_bytes()
-    run_json(capsys, "result", "--data", "new.csv", "--config", config, "--site", "oslo")
+    shown(capsys, "participant", "apply", "result", "--data", "new.csv", "--config", config, "--site", "oslo")
     assert (config.parent / "participant.db").read_bytes() == before
     head = linear()
     scores = (x @ own.matrix.T + own.offset) @ head["weights"].T + head["bias"]
@@ -332,10 +308,10 @@ def test_the_frozen_program_comes_from_an_option_or_the_configuration(here: Path
         features = net.double()(torch.from_numpy(x)).numpy()
     expected = [f"c{best}" for best in (features @ head["weights"].T + head["bias"]).argmax(axis=1)]
     assert len(set(expected)) == 2
-    run_json(capsys, "result", "--data", "new.csv", "--encoder", "net.pt")
+    shown(capsys, "participant", "apply", "result", "--data", "new.csv", "--encoder", "net.pt")
     assert [line["predicted"] for line in table(here / "predictions.csv")] == expected
     _, config = participant(here, encoder=f'[encoders.net]\npath = "{here}/net.pt"\n')
-    run_json(capsys, "result", "--data", "new.csv", "--config", config, "--out", "again.csv")
+    shown(capsys, "participant", "apply", "result", "--data", "new.csv", "--config", config, "--out", "again.csv")
     assert (here / "again.csv").read_text() == (here / "predictions.csv").read_text()
     (here / "other.pt").write_bytes(b"other")
     for options, words in (((), "--encoder"), (("--encoder", "other.pt"), "its SHA-256 is")):
@@ -352,7 +328,7 @@ def test_an_encoders_result_writes_features(here: Path, capsys: pytest.CaptureFi
     encoder = {"kind": "projection", "sha256": projection_digest(matrix, offset), "matrix": "a", "offset": "b"}
     save_result(here / "result", result_of({"a": matrix, "b": offset}, encoder=encoder, head=None, classes=[]))
     x = rng.uniform(-1, 1, (5, WIDTH))
-    report = run_json(capsys, "result", "--data", write_csv(here / "new.csv", x, None))
+    report = shown(capsys, "participant", "apply", "result", "--data", write_csv(here / "new.csv", x, None))
     assert report["features"] == 2
     found = np.array([[float(line["feature_1"]), float(line["feature_2"])] for line in table(here / "predictions.csv")])
     np.testing.assert_allclose(found, x @ matrix.T + offset, rtol=1e-5, atol=1e-6)
@@ -379,20 +355,13 @@ def test_a_spoilt_bundle_ends_in_one_typed_error(
 
 
 @pytest.mark.parametrize("mode", ["one-shot", "iterated"])
-@pytest.mark.parametrize("reference", ["paper", "two-way"])
+@pytest.mark.parametrize("reference", ["barycenter", "two-way"])
 @pytest.mark.parametrize("epsilon", [None, 30.0])
 def test_a_model_maps_records_as_the_study_did_to_the_last_bit(mode: str, reference: str, epsilon: float | None) -> None:
     """Each site's features, as the study's own task saw them, from the result alone and what the site kept."""
     request = make_request(SCHEMA, "o-fedavg", epsilon)
     parameters = {"alignment": {"mode": mode, "reference": reference}}
-    study = compile_study(
-        request.model_copy(update={"parameters": parameters}),
-        federation_id="0" * 64,
-        coordinator="c",
-        participants=SITES,
-        clock=lambda: 1,
-        random=SeededRandom(1),
-    )
+    study = agreed(request.model_copy(update={"parameters": parameters}), SITES)
     rng = np.random.default_rng(11)
     sites = {}
     for site in SITES:

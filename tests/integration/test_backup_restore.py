@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.federation import DATASET, TestBed, make_bed, make_request, schema_of
+from support.federation import DATASET, TestBed, make_bed, make_data, make_request, schema_of
 from support.network import wait_for
 from support.postgres import server
 from support.processes import Processes, count, running_processes
@@ -60,8 +60,7 @@ def ledger_of(network: Processes, name: str) -> LedgerReader:
 
 @pytest.mark.system
 def test_parties_are_restored_between_releases(tmp_path: Path, veilsum: Command) -> None:
-    rng = np.random.default_rng(2)
-    data = {name: (rng.uniform(-1, 1, (20, 2)), np.arange(20) % 2) for name in NAMES}
+    data = make_data(NAMES)
     with running_processes(tmp_path / "federation", data, waits=WAITS, budget=(10.0, 1e-5)) as network:
         site, centre = network.directory("a") / "participant.toml", network.kit.coordinator.directory / "coordinator.toml"
         first = study(network)

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.network import wait_for
+from support.commands import veilsum
+from support.network import PATIENCE, wait_for
 from veilsum.remote import connect
-from veilsum_deploy import cli
 from veilsum_node.identity import Authority, Role, load_credentials
 from veilsum_node.identity.files import read_file
 from veilsum_node.identity.provision import Kit, install, make_kit, prepare
@@ -80,7 +80,7 @@ class Running:
     def stop(self, name: str, number: signal.Signals = signal.SIGTERM) -> int:
         child = self.children.pop(name)
         child.send_signal(number)
-        return child.wait(20)
+        return child.wait(PATIENCE)
 
 
 @pytest.fixture(scope="module")
@@ -156,14 +156,6 @@ def analyst(running: Running, monkeypatch: pytest.MonkeyPatch) -> Running:
     return running
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as caught:
-        cli.main([str(argument) for argument in arguments])
-    captured = capsys.readouterr()
-    assert isinstance(caught.value.code, int)
-    return caught.value.code, captured.out, captured.err
-
-
 def objects(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
@@ -171,7 +163,7 @@ def objects(text: str) -> list[dict[str, Any]]:
 def test_a_study_from_file_to_result(analyst: Running, capsys: pytest.CaptureFixture[str]) -> None:
     out = analyst.directory / "result"
     study = analyst.directory / "study.toml"
-    code, text, err = run(capsys, "study", "submit", study, "--results", out, "--json")
+    code, text, err = veilsum(capsys, "study", "submit", study, "--results", out, "--json")
     assert code == 0, (text, err)
     asked, *states, result = objects(text)
     assert asked["cost"]["participants"] == list(NAMES)
@@ -187,25 +179,25 @@ def test_a_study_from_file_to_result(analyst: Running, capsys: pytest.CaptureFix
     assert 0.8 * 3 * asked["cost"]["upload_bytes"] < received <= 3 * asked["cost"]["upload_bytes"]
 
     digest = asked["study"]
-    code, text, _ = run(capsys, "study", "show", digest[:4].upper(), "--json")
+    code, text, _ = veilsum(capsys, "study", "show", digest[:4].upper(), "--json")
     assert (code, json.loads(text)["study"]) == (0, digest)
-    code, text, _ = run(capsys, "study", "list")
+    code, text, _ = veilsum(capsys, "study", "list")
     assert (code, digest[:12] in text) == (0, True)
-    code, text, _ = run(capsys, "study", "watch", digest)
+    code, text, _ = veilsum(capsys, "study", "watch", digest)
     assert (code, "finished" in text) == (0, True)
-    assert run(capsys, "study", "result", digest, "--out", out)[0] == 2  # never over another result
-    code, text, _ = run(capsys, "study", "result", digest, "--out", analyst.directory / "again")
+    assert veilsum(capsys, "study", "result", digest, "--out", out)[0] == 2  # never over another result
+    code, text, _ = veilsum(capsys, "study", "result", digest, "--out", analyst.directory / "again")
     assert (code, "95% interval" in text, "Verified: every number" in text) == (0, True, True)
     verified_and_changed(analyst, digest, result["proof"], out, capsys)
 
     # beside the running participant
     for name in NAMES:
-        code, text, _ = run(capsys, "ledger", "show", "--config", analyst.config(name), "--study", digest[:8], "--json")
+        code, text, _ = veilsum(capsys, "ledger", "show", "--config", analyst.config(name), "--study", digest[:8], "--json")
         body = json.loads(text)
         assert body["spending"][0]["spent"] == pytest.approx(asked["cost"]["epsilon"])
         wait_for(lambda name=name: kinds(analyst, name, digest, capsys)[-1] == "release-seen")  # type: ignore[misc]
         assert kinds(analyst, name, digest, capsys) == ["reserve", "charge", "release-seen"]
-        assert run(capsys, "ledger", "verify", "--config", analyst.config(name))[0] == 0
+        assert veilsum(capsys, "ledger", "verify", "--config", analyst.config(name))[0] == 0
 
 
 def verified_and_changed(
@@ -216,13 +208,13 @@ def verified_and_changed(
     size = sum(path.stat().st_size for path in files)
     assert told == {"verified": True, "rounded": False, "releases": 1, "bytes": size}
     authority = analyst.kit.analyst.identity / "authority.pem"
-    code, text, _ = run(capsys, "study", "verify", out, "--authority", authority, "--json")
+    code, text, _ = veilsum(capsys, "study", "verify", out, "--authority", authority, "--json")
     found = json.loads(text)
     assert (code, found["valid"], found["exact"], found["study"]) == (0, True, True, digest)
     assert list(found["roster"]) == list(NAMES)
     assert found["proves"]
     assert found["leaves_open"]
-    code, text, _ = run(capsys, "study", "verify", out)
+    code, text, _ = veilsum(capsys, "study", "verify", out)
     assert (code, "This cannot prove" in text) == (0, True)
 
     kept = analyst.kit.coordinator.directory / "state" / "results" / digest / "manifest.json"
@@ -232,59 +224,59 @@ def verified_and_changed(
     changed, unproven, taken = (analyst.directory / name for name in places)
     try:
         kept.write_text(right.replace(repr(count), repr(count + 1), 1))
-        code, text, _ = run(capsys, "study", "result", digest, "--out", changed)
+        code, text, _ = veilsum(capsys, "study", "result", digest, "--out", changed)
         assert (code, "NOT VERIFIED" in text, "summary.records[0].count.value" in text) == (1, True, True)
-        code, text, _ = run(capsys, "study", "verify", changed, "--json")
+        code, text, _ = veilsum(capsys, "study", "verify", changed, "--json")
         found = json.loads(text)
         assert (code, found["valid"], found["where"]) == (1, False, "manifest.json")
         assert found["fault"] == f"summary.records[0].count.value is {count + 1!r}, but the releases give {count!r}."
         bare = json.loads(right)
         del bare["releases"]
         kept.write_text(json.dumps(bare))
-        code, text, _ = run(capsys, "study", "result", digest, "--out", unproven, "--json")
+        code, text, _ = veilsum(capsys, "study", "result", digest, "--out", unproven, "--json")
         assert (code, json.loads(text)["proof"]["verified"]) == (1, False)
-        code, text, _ = run(capsys, "study", "result", digest, "--out", taken, "--no-proof", "--json")
+        code, text, _ = veilsum(capsys, "study", "result", digest, "--out", taken, "--no-proof", "--json")
         assert (code, "proof" in json.loads(text)) == (0, False)
         assert not (taken / "proof").exists()
     finally:
         kept.write_text(right)
-    assert run(capsys, "study", "verify", analyst.directory / "nowhere")[0] == 2
-    assert run(capsys, "study", "verify", out, "--tolerance", "0.1")[0] == 2
-    assert run(capsys, "study", "verify", out, "--authority", out / "manifest.json")[0] == 2
+    assert veilsum(capsys, "study", "verify", analyst.directory / "nowhere")[0] == 2
+    assert veilsum(capsys, "study", "verify", out, "--tolerance", "0.1")[0] == 2
+    assert veilsum(capsys, "study", "verify", out, "--authority", out / "manifest.json")[0] == 2
 
 
 def kinds(running: Running, name: str, digest: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    _, text, _ = run(capsys, "ledger", "show", "--config", running.config(name), "--study", digest, "--json")
+    _, text, _ = veilsum(capsys, "ledger", "show", "--config", running.config(name), "--study", digest, "--json")
     return [entry["kind"] for entry in json.loads(text)["entries"]]
 
 
 def test_plan_submits_nothing(analyst: Running, capsys: pytest.CaptureFixture[str]) -> None:
-    before = json.loads(run(capsys, "study", "list", "--json")[1])
-    code, text, _ = run(capsys, "study", "plan", analyst.directory / "study.toml")
+    before = json.loads(veilsum(capsys, "study", "list", "--json")[1])
+    code, text, _ = veilsum(capsys, "study", "plan", analyst.directory / "study.toml")
     assert (code, "epsilon 0.5 at delta 1e-05" in text) == (0, True)
-    assert json.loads(run(capsys, "study", "list", "--json")[1]) == before
+    assert json.loads(veilsum(capsys, "study", "list", "--json")[1]) == before
 
 
 def test_a_study_that_sites_refuse_is_status_1_with_their_codes(analyst: Running, capsys: pytest.CaptureFixture[str]) -> None:
     study = write_study(analyst.directory / "other.toml", "other", dataset="nobody-has-it")
-    code, text, _ = run(capsys, "study", "submit", study, "--wait")
+    code, text, _ = veilsum(capsys, "study", "submit", study, "--wait")
     assert code == 1
     assert "failed" in text
     assert "dataset-not-offered" in text
     digest = text.split("Submitted ")[1].split()[0]
-    code, _, _ = run(capsys, "study", "result", digest, "--out", analyst.directory / "nothing")
+    code, _, _ = veilsum(capsys, "study", "result", digest, "--out", analyst.directory / "nothing")
     assert code == 1
     assert not (analyst.directory / "nothing").exists()
 
 
 def test_names_of_studies_and_participants_are_checked(analyst: Running, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("abc", "xyzw", "00" * 33):
-        code, _, err = run(capsys, "study", "show", name)
+        code, _, err = veilsum(capsys, "study", "show", name)
         assert (code, "hexadecimal" in err) == (2, True)
-    assert run(capsys, "study", "show", "f" * 20)[0] == 2
-    assert run(capsys, "study", "show", "f" * 64)[0] == 2
+    assert veilsum(capsys, "study", "show", "f" * 20)[0] == 2
+    assert veilsum(capsys, "study", "show", "f" * 64)[0] == 2
     study = write_study(analyst.directory / "named.toml", "named", participants=["a", "d"])
-    code, _, err = run(capsys, "study", "submit", study)
+    code, _, err = veilsum(capsys, "study", "submit", study)
     assert (code, "'d'" in err) == (2, True)
 
 
@@ -294,14 +286,14 @@ def test_an_operator_sees_and_stops_but_does_not_submit(
     analyst.children["c"].send_signal(signal.SIGSTOP)  # the study waits for c
     try:
         study = write_study(analyst.directory / "long.toml", "long")
-        digest = objects(run(capsys, "study", "submit", study, "--json")[1])[0]["study"]
+        digest = objects(veilsum(capsys, "study", "submit", study, "--json")[1])[0]["study"]
         monkeypatch.setenv("VEILSUM_IDENTITY", str(analyst.kit.operator.identity))
-        code, text, _ = run(capsys, "study", "list", "--json")
+        code, text, _ = veilsum(capsys, "study", "list", "--json")
         assert (code, digest in [item["study"] for item in json.loads(text)]) == (0, True)
-        code, text, _ = run(capsys, "study", "abort", digest[:16])
+        code, text, _ = veilsum(capsys, "study", "abort", digest[:16])
         assert (code, "aborted by operator" in text) == (0, True)
-        assert run(capsys, "study", "watch", digest)[0] == 1
-        code, _, err = run(capsys, "study", "submit", study)
+        assert veilsum(capsys, "study", "watch", digest)[0] == 1
+        code, _, err = veilsum(capsys, "study", "submit", study)
         assert (code, "analyst" in err) == (2, True)
     finally:
         analyst.children["c"].send_signal(signal.SIGCONT)
@@ -309,7 +301,7 @@ def test_an_operator_sees_and_stops_but_does_not_submit(
 
 def test_a_healthy_site_passes_every_check(analyst: Running, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("participant", "check", "--config", analyst.config("a"), "--study", analyst.directory / "study.toml")
-    code, text, _ = run(capsys, *arguments, "--json")
+    code, text, _ = veilsum(capsys, *arguments, "--json")
     body = json.loads(text)
     assert (code, body["ok"]) == (0, True), body
     found = {item["check"]: item["status"] for item in body["checks"]}
@@ -328,7 +320,7 @@ def test_every_check_runs_though_most_fail(analyst: Running, tmp_path: Path, cap
         "[policy]\nmin_trusted = 3\n"
     )
     arguments = ("participant", "check", "--config", site / "participant.toml", "--dataset", "records")
-    code, text, _ = run(capsys, *arguments, "--schema", analyst.directory / "schema.toml", "--json")
+    code, text, _ = veilsum(capsys, *arguments, "--schema", analyst.directory / "schema.toml", "--json")
     assert code == 1
     checks = json.loads(text)["checks"]
     failed = {item["check"] for item in checks if item["status"] == "failed"}
@@ -345,12 +337,12 @@ def test_every_check_runs_though_most_fail(analyst: Running, tmp_path: Path, cap
 def test_a_connection_that_fails_says_why(
     analyst: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code, _, err = run(capsys, "study", "list", "--coordinator", "localhost:1")
+    code, _, err = veilsum(capsys, "study", "list", "--coordinator", "localhost:1")
     assert (code, "Nothing listens" in err) == (2, True)
-    assert run(capsys, "study", "list", "--coordinator", "no-such-host.invalid:1")[0] == 2
+    assert veilsum(capsys, "study", "list", "--coordinator", "no-such-host.invalid:1")[0] == 2
 
     other = make_kit(tmp_path / "other", ["a", "b"], clock=now)
-    code, _, err = run(capsys, "study", "list", "--identity", other.analyst.identity, "--json")
+    code, _, err = veilsum(capsys, "study", "list", "--identity", other.analyst.identity, "--json")
     assert (code, json.loads(err)["error"]) == (2, "UnreachableError")
     assert "not of this federation" in err
 
@@ -367,7 +359,7 @@ def test_another_protocol_version_is_a_typed_error(
     analyst: Running, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("veilsum_node.transport.channel.PROTOCOL_VERSIONS", (99,))
-    code, _, err = run(capsys, "study", "list")
+    code, _, err = veilsum(capsys, "study", "list")
     assert (code, "No common protocol version" in err) == (2, True)
 
 
@@ -400,7 +392,7 @@ def test_an_expired_coordinator_is_told_from_a_foreign_one(tmp_path: Path) -> No
         thread.start()
         with pytest.raises(UnreachableError, match="has expired"):
             probe_tls(f"localhost:{listener.getsockname()[1]}", client.identity)
-        thread.join(10)
+        thread.join(PATIENCE)
 
 
 def test_what_is_not_tls_is_named(tmp_path: Path, analyst: Running) -> None:
@@ -418,12 +410,12 @@ def test_what_is_not_tls_is_named(tmp_path: Path, analyst: Running) -> None:
         probe_tcp(address)
         with pytest.raises(UnreachableError, match=r"TLS 1\.3"):
             probe_tls(address, analyst.kit.analyst.identity)
-        thread.join(10)
+        thread.join(PATIENCE)
 
 
 def test_starting_without_a_configuration_is_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for role in ("coordinator", "participant"):
-        code, _, err = run(capsys, role, "start", "--config", tmp_path / "none.toml")
+        code, _, err = veilsum(capsys, role, "start", "--config", tmp_path / "none.toml")
         assert (code, "no such file" in err) == (2, True)
 
 
@@ -433,7 +425,7 @@ def test_a_watch_outlives_the_coordinators_restart(analyst: Running, capsys: pyt
     analyst.children["c"].send_signal(signal.SIGSTOP)  # the study waits for c
     try:
         study = write_study(analyst.directory / "waits.toml", "waits")
-        digest = objects(run(capsys, "study", "submit", study, "--json")[1])[0]["study"]
+        digest = objects(veilsum(capsys, "study", "submit", study, "--json")[1])[0]["study"]
         with connect(analyst.address, load_credentials(identity, now()), identity, now()) as remote:
             states = remote.watch(bytes.fromhex(digest))
             assert not next(states).over

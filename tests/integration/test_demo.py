@@ -17,7 +17,7 @@ import pytest
 from dp_accounting.rdp import RdpAccountant
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
-from support.network import wait_for
+from support.network import PATIENCE, wait_for
 from veilsum_deploy.datasets import packaged_dataset
 from veilsum_deploy.demo.directory import MARKER, claim
 from veilsum_deploy.demo.hospitals import HOSPITALS, packaged_hospitals
@@ -189,7 +189,7 @@ def test_a_demo_that_ends_early_leaves_no_process(tmp_path: Path, number: signal
         with pytest.raises(StateError, match="A demo runs"), claim(directory):
             pass
         running.send_signal(number)
-        assert running.wait(30) != 0
+        assert running.wait(PATIENCE) != 0
     wait_for(lambda: processes_of(directory) == [], "the end of all processes")
 
 

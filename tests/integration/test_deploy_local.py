@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
-from support.network import wait_for
+from support.network import PATIENCE, wait_for
 from support.tools import need_tool
 from veilsum_privacy.results.result import load_result
 
@@ -67,7 +67,7 @@ def running(directory: Path) -> Iterator[Local]:
     finally:
         if process.poll() is None:
             process.terminate()
-            process.wait(60)
+            process.wait(PATIENCE)
 
 
 def listening(address: str) -> bool:
@@ -142,7 +142,7 @@ def a_signal_stops_everything_and_nothing_is_left(local: Local) -> None:
     assert all(map(listening, addresses))
     names = {child.pid: child.name() for child in local.children}
     local.process.send_signal(signal.SIGTERM)
-    assert local.process.wait(60) == 0
+    assert local.process.wait(PATIENCE) == 0
     left = [names[child.pid] for child in local.children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
     assert not left
     assert not any(map(listening, addresses))

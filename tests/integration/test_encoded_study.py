@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from support.federation import TestBed, make_bed, make_request, schema_of
+from support.federation import TestBed, make_bed, make_data, make_request, schema_of
 from veilsum_node.errors import ConfigurationError, HostileInput, RefusalCode
 from veilsum_participant.config import EncoderConfig
 from veilsum_participant.policy import term_faults
@@ -34,13 +34,8 @@ def program() -> tuple[nn.Module, bytes, Program]:
     return net, data, Program(format="torchscript", sha256=digest, inputs=(2, 3), width=WIDTH)
 
 
-def _data() -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    rng = np.random.default_rng(2)
-    return {name: (rng.uniform(-1, 1, (ROWS, INPUTS)), rng.integers(0, 2, ROWS)) for name in "abc"}
-
-
 def _bed(tmp_path: Path, data: bytes, sites: str) -> TestBed:
-    bed = make_bed(tmp_path, _data())
+    bed = make_bed(tmp_path, make_data("abc", ROWS, INPUTS))
     for name in sites:
         path = tmp_path / f"{name}.pt"
         path.write_bytes(data)
@@ -63,8 +58,8 @@ def test_the_sums_are_of_the_programs_features(tmp_path: Path, program: tuple[nn
     local = bed.local
     task = study.tasks[0]
     release = local.prepare(local.submit(study, bed.analyst)).sum(task.label)
-    x = np.concatenate([features for features, _ in _data().values()])
-    y = np.concatenate([labels for _, labels in _data().values()])
+    x = np.concatenate([features for features, _ in make_data("abc", ROWS, INPUTS).values()])
+    y = np.concatenate([labels for _, labels in make_data("abc", ROWS, INPUTS).values()])
     with torch.no_grad():
         features = net(torch.from_numpy(x.astype(np.float32))).numpy().astype(np.float64)
     clip = float.fromhex(task.parameters["clip"])

@@ -8,10 +8,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import grpc
-import numpy as np
 import pytest
 
-from support.federation import TestBed, make_bed, make_request, schema_of
+from support.federation import TestBed, make_bed, make_data, make_request, schema_of
 from support.network import running_client, running_server, wait_for
 from support.renewing import renew, sign_again
 from veilsum_coordinator.protocol.members import Members
@@ -35,7 +34,7 @@ from veilsum_proto import federation_pb2 as pb
 
 @pytest.fixture
 def bed(tmp_path: Path) -> TestBed:
-    return make_bed(tmp_path, {name: (np.zeros((1, 1)), np.zeros(1, dtype=int)) for name in "ab"})
+    return make_bed(tmp_path, make_data("ab", 1, 1))
 
 
 def expire(bed: TestBed, party: Party) -> str:
@@ -133,8 +132,7 @@ def test_a_coordinators_that_ends_in_a_session_is_asked_for_again(bed: TestBed) 
 
 
 def test_a_study_does_not_outlive_the_certificates_of_its_roster(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    rng = np.random.default_rng(0)
-    bed = make_bed(tmp_path, {name: (rng.uniform(-1, 1, (20, 2)), rng.integers(0, 2, 20)) for name in "abc"})
+    bed = make_bed(tmp_path, make_data("abc"))
     party = bed.kit.participants[2]
     short = sign_again(bed.kit, party, bed.clock, days=2)
     replace_file(party.identity / CERTIFICATE_FILE, short)
@@ -157,8 +155,7 @@ def test_a_study_does_not_outlive_the_certificates_of_its_roster(tmp_path: Path,
 
 
 def test_one_whose_certificate_ended_before_the_roster_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    rng = np.random.default_rng(0)
-    bed = make_bed(tmp_path, {name: (rng.uniform(-1, 1, (20, 2)), rng.integers(0, 2, 20)) for name in "abc"})
+    bed = make_bed(tmp_path, make_data("abc"))
     site = bed.sites["c"]
     party = bed.kit.participants[2]
     replace_file(party.identity / CERTIFICATE_FILE, sign_again(bed.kit, party, bed.clock, days=2))

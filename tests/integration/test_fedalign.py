@@ -45,8 +45,7 @@ def bed(tmp_path: Path) -> TestBed:
         x = centres[labels] + 0.2 * rng.normal(size=(len(labels), WIDTH))
         data[name] = (np.clip(rng.uniform(0.5, 1.0, WIDTH) * x + rng.uniform(-0.2, 0.2, WIDTH), -1, 1), labels)
     made = make_bed(tmp_path, data, min_cohort=2, disclosures=("joint", "per-site"))
-    for name, site in made.sites.items():
-        site.noise_random = SeededRandom(f"noise of {name}".encode())
+    made.know_noise()
     return made
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from support.federation import TestBed, make_bed, make_request, schema_of
-from support.hostile import Adversary
+from support.federation import TestBed, make_bed, make_clusters, make_request, schema_of
+from support.hostile import Adversary, encoded
 from support.randomness import SeededRandom
 from support.recording import Recorder
 from veilsum_coordinator.methods.fedavg import FedAvg
@@ -20,7 +20,7 @@ from veilsum_participant import store
 from veilsum_privacy.accounting.accountant import GaussianEvent, rdp_epsilon
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.ledger import Kind
-from veilsum_privacy.securesum.context import decode_broadcast, encode_broadcast
+from veilsum_privacy.securesum.context import decode_broadcast
 from veilsum_privacy.study.study import Study
 
 Floats = NDArray[np.float64]
@@ -29,15 +29,8 @@ WIDTH, CLASSES, SITES = 4, 3, "abc"
 
 @pytest.fixture
 def bed(tmp_path: Path) -> TestBed:
-    rng = np.random.default_rng(5)
-    centres = rng.uniform(-0.6, 0.6, (CLASSES, WIDTH))
-    data = {}
-    for index, name in enumerate(SITES):
-        labels = rng.integers(0, CLASSES, 40 + 15 * index)
-        data[name] = (np.clip(centres[labels] + 0.3 * rng.normal(size=(len(labels), WIDTH)), -1, 1), labels)
-    made = make_bed(tmp_path, data, min_cohort=2)
-    for name, site in made.sites.items():
-        site.noise_random = SeededRandom(f"noise of {name}".encode())
+    made = make_bed(tmp_path, make_clusters(SITES, WIDTH, CLASSES), min_cohort=2)
+    made.know_noise()
     return made
 
 
@@ -103,7 +96,7 @@ def test_what_an_attempt_trained_counts_only_once_it_is_paid_for(bed: TestBed) -
     site, (task,) = bed.sites["a"], study.tasks
     model = {"features.hidden.weight": (5, 4), "features.hidden.bias": (5,), "head.weight": (3, 5), "head.bias": (3,)}
     arrays: dict[str, Floats] = {f"model.{name}": np.full(shape, 0.1) for name, shape in model.items()}
-    sent = encode_broadcast({**arrays, "training.seeds": np.zeros((3, 2))})
+    sent = encoded(study, task.label, {**arrays, "training.seeds": np.zeros((3, 2))})
 
     def paid() -> bytes | None:
         with site.database.transaction() as connection:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import confusion_matrix
 
-from support.federation import DATASET, TestBed, make_bed, make_request, schema_of
+from support.federation import DATASET, TestBed, make_bed, make_clusters, make_request, schema_of
 from support.network import running_client, running_server
 from veilsum.compile import StudyRequest
 from veilsum.local.federation import results_directory
@@ -36,16 +36,6 @@ from veilsum_privacy.training.models import ModelSpec, build_architecture
 
 WIDTH, CLASSES, SITES = 3, 3, "abcd"
 SCHEMA = schema_of(WIDTH, CLASSES, 200)
-
-
-def make_data() -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    rng = np.random.default_rng(4)
-    centres = rng.uniform(-0.6, 0.6, (CLASSES, WIDTH))
-    data = {}
-    for index, name in enumerate(SITES):
-        labels = rng.integers(0, CLASSES, 60 + 10 * index)
-        data[name] = (np.clip(centres[labels] + 0.3 * rng.normal(size=(len(labels), WIDTH)), -1, 1), labels)
-    return data
 
 
 def training(steps: int = 5, **parameters: Any) -> StudyRequest:
@@ -80,7 +70,7 @@ def by_hand(bed: TestBed, result: Path) -> np.ndarray:
 
 @pytest.fixture
 def bed(tmp_path: Path) -> TestBed:
-    return make_bed(tmp_path / "bed", make_data(), min_cohort=3)
+    return make_bed(tmp_path / "bed", make_clusters(SITES, WIDTH, CLASSES, 60, 10), min_cohort=3)
 
 
 @pytest.mark.parametrize("model", [{}, {"name": "mlp", "options": {"hidden": 6}}], ids=["linear", "mlp"])

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from support.federation import DATASET, make_bed, schema_of
-from support.randomness import SeededRandom
-from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
+from support.studies import agreed
+from veilsum.compile import PrivacyRequest, StudyRequest
 from veilsum_coordinator.methods import METHODS
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_privacy.results.result import Result
@@ -89,9 +89,7 @@ def run_on_digits(
         parameters={"clip": 8.0, **parameters},
         privacy=PrivacyRequest(noise="none"),
     )
-    study = compile_study(
-        request, federation_id="0" * 64, coordinator="c", participants=DOMAINS, clock=lambda: 1, random=SeededRandom(1)
-    )
+    study = agreed(request, DOMAINS)
     rng = np.random.default_rng(seed)
     shares = rng.dirichlet([alpha] * 4, size=10).T
     sites = {}

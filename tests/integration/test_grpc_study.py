@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 
-from support.federation import make_bed, make_request, schema_of
-from support.network import running_client, running_server, submit, wait_for, wired
+from support.federation import make_bed, make_data, make_request, schema_of
+from support.network import PATIENCE, running_client, running_server, submit, wait_for, wired
 from veilsum.remote import connect
 from veilsum.verification import verify_result
 from veilsum_coordinator.protocol.members import StudyPhase
@@ -32,8 +31,7 @@ from veilsum_proto.federation_pb2_grpc import StudiesStub
 
 
 def test_a_study_runs_from_submission_to_result(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    data = {name: (rng.uniform(-1, 1, (40, 3)), rng.integers(0, 2, 40)) for name in "abcd"}
+    data = make_data("abcd", 40, 3)
     bed = make_bed(tmp_path, data)
     with ExitStack() as stack:
         server, _, stub = stack.enter_context(wired(bed))
@@ -53,8 +51,7 @@ def test_decryptions_that_are_not_signed_for_are_refused_to_their_sender(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each is told so, nothing of the round is lost, and the result's proof has the signatures that came in the end."""
-    rng = np.random.default_rng(0)
-    bed = make_bed(tmp_path, {name: (rng.uniform(-1, 1, (40, 3)), rng.integers(0, 2, 40)) for name in "abc"})
+    bed = make_bed(tmp_path, make_data("abc", 40, 3))
     honest, refused = GrpcChannel.decrypted, []
 
     def faulty(
@@ -104,11 +101,11 @@ def test_decryptions_that_are_not_signed_for_are_refused_to_their_sender(
 
 
 def test_a_foreign_certificate_is_not_let_in(tmp_path: Path) -> None:
-    data = {name: (np.zeros((1, 1)), np.zeros(1, dtype=int)) for name in "ab"}
+    data = make_data("ab", 1, 1)
     bed, other = make_bed(tmp_path / "one", data), make_bed(tmp_path / "two", data)
     with running_server(bed) as (_, address), open_channel(address, other.analyst) as channel:
         try:
-            StudiesStub(channel).List(pb.ListRequest(), timeout=5)
+            StudiesStub(channel).List(pb.ListRequest(), timeout=PATIENCE)
             code = grpc.StatusCode.OK
         except grpc.RpcError as error:
             code = error.code()
@@ -130,8 +127,7 @@ class FaultyRandom(RandomSource):
 
 def test_a_fault_in_a_participant_costs_an_attempt_and_not_the_participant(tmp_path: Path) -> None:
     """Whatever goes wrong in a session, the client comes back and its site goes on minding deadlines."""
-    rng = np.random.default_rng(0)
-    data = {name: (rng.uniform(-1, 1, (40, 3)), rng.integers(0, 2, 40)) for name in "abc"}
+    data = make_data("abc", 40, 3)
     bed = make_bed(tmp_path, data)
     faulty = bed.sites["b"].noise_random = FaultyRandom()
     with ExitStack() as stack:
@@ -146,15 +142,14 @@ def test_a_fault_in_a_participant_costs_an_attempt_and_not_the_participant(tmp_p
 
 def test_one_studys_slow_work_does_not_hold_another_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A site that computes one study for longer than another's consent may take still consents to the other in time."""
-    rng = np.random.default_rng(0)
-    data = {name: (rng.uniform(-1, 1, (40, 3)), rng.integers(0, 2, 40)) for name in "abc"}
+    data = make_data("abc", 40, 3)
     bed = make_bed(tmp_path, data)
     computed, slow = Contributions._compute, threading.Event()
 
     def compute(self: Contributions, opened: OpenStudy, *rest: Any) -> Any:
         if opened.study.name == "slow" and self._site.name == "b":
             slow.set()
-            assert released.wait(30)
+            assert released.wait(PATIENCE)
         return computed(self, opened, *rest)
 
     released = threading.Event()
@@ -168,7 +163,7 @@ def test_one_studys_slow_work_does_not_hold_another_back(tmp_path: Path, monkeyp
             return submit(bed, stub, study)
 
         first = ask("slow")
-        assert slow.wait(20)
+        assert slow.wait(PATIENCE)
         second = ask("quick")
         machines = {key: server.hub.studies[key].machine for key in (first, second)}
         wait_for(lambda: machines[second].phase.over, "the quick study's end")
@@ -191,7 +186,7 @@ def test_a_coordinator_that_floods_is_not_served() -> None:
 
     def answer(directive: pb.Directive) -> None:
         seen.append(directive.round)
-        hold.wait(10)
+        hold.wait(PATIENCE)
 
     workers = Workers(answer, lambda error: None)
     _put(workers, [bytes(32)])
@@ -203,5 +198,5 @@ def test_a_coordinator_that_floods_is_not_served() -> None:
     assert len(workers._workers) == MOST_WORKERS
     workers.stop()
     hold.set()
-    assert workers.wait(5)
+    assert workers.wait(PATIENCE)
     assert len(seen) <= MOST_WORKERS

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 from sqlalchemy import delete
 
-from support.federation import TestBed, make_bed, make_request, schema_of
+from support.federation import TestBed, make_bed, make_data, make_request, schema_of
 from support.hostile import Adversary, Said, altered
 from support.opening import own_vector
 from veilsum_aggregation.alignment import site_gaussian
@@ -68,8 +68,7 @@ def with_tasks(study: Study, tasks: Sequence[TaskDeclaration], **changes: Any) -
 
 
 def make_sites(directory: Path, names: str = "abcd", **policy: Any) -> TestBed:
-    rng = np.random.default_rng(1)
-    data = {name: (rng.uniform(-1, 1, (400, WIDTH)), rng.integers(0, 2, 400)) for name in names}
+    data = make_data(names, 400, WIDTH)
     tasks = ("gaussian-moments", "barycenter-step", "statistics")
     return make_bed(directory, data, **({"tasks": tasks, "disclosures": ("joint", "per-site")} | policy))
 

@@ -7,17 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support.federation import make_bed, make_request, schema_of
+from support.federation import make_bed, make_data, make_request, schema_of
 from veilsum_privacy.tasks import build_task
 
 
-def _data(names: str, width: int, rows: int, seed: int = 0):  # type: ignore[no-untyped-def]
-    rng = np.random.default_rng(seed)
-    return {name: (rng.uniform(-1, 1, (rows, width)), rng.integers(0, 2, rows)) for name in names}
-
-
 def test_statistics_without_noise_equal_numpy(tmp_path: Path) -> None:
-    data = _data("abcd", 3, 50)
+    data = make_data("abcd", 50, 3)
     bed = make_bed(tmp_path, data)
     local = bed.local
     key = local.submit(bed.compile(make_request(schema_of(3), epsilon=None)), bed.analyst)
@@ -32,7 +27,7 @@ def test_statistics_without_noise_equal_numpy(tmp_path: Path) -> None:
 @pytest.mark.parametrize("epsilon", [999.0, None])
 def test_mean_and_covariance_at_a_huge_epsilon_equal_pooled_numpy(tmp_path: Path, epsilon: float | None) -> None:
     """What is left is what the plan says: truncation of each record to the grid, and noise far below one record."""
-    data = _data("abcd", 5, 120, seed=3)
+    data = make_data("abcd", 120, 5)
     bed = make_bed(tmp_path, data)
     local = bed.local
     request = make_request(schema_of(5, max_records=120), method="fedcgs", epsilon=epsilon)
@@ -72,7 +67,7 @@ def test_mean_and_covariance_at_a_huge_epsilon_equal_pooled_numpy(tmp_path: Path
 
 def test_a_released_round_keeps_no_ciphertext(tmp_path: Path) -> None:
     """The coordinator's memory is one payload, whatever the number of rounds."""
-    data = _data("abc", 3, 20)
+    data = make_data("abc", width=3)
     bed = make_bed(tmp_path, data)
     local = bed.local
     key = local.submit(bed.compile(make_request(schema_of(3), epsilon=None)), bed.analyst)

@@ -116,7 +116,7 @@ class Ring:
 
 
 def _ring(directory: Path, width: int = 2, method: str = "statistics") -> Ring:
-    return Ring(make_bed(directory, make_data(NAMES, 20, width)), width, method)
+    return Ring(make_bed(directory, make_data(NAMES, width=width)), width, method)
 
 
 @pytest.fixture

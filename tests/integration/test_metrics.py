@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
-import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent
 from dp_accounting.rdp import RdpAccountant
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from support.federation import DATASET, TestBed, make_bed, make_request, schema_of
+from support.federation import DATASET, TestBed, make_bed, make_data, make_request, schema_of
 from support.network import running_client, running_server, submit, wait_for
 from support.tools import need_tool
 from veilsum_coordinator.service.server import CoordinatorServer
@@ -68,8 +67,7 @@ class Ran:
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
-    rng = np.random.default_rng(0)
-    data = {name: (rng.uniform(-1, 1, (40, 3)), rng.integers(0, 2, 40)) for name in NAMES}
+    data = make_data(NAMES, 40, 3)
     bed = make_bed(tmp_path_factory.mktemp("federation"), data, budget=(BUDGET, DELTA))
     study = bed.compile(make_request(schema_of(3), epsilon=1.0))
     with ExitStack() as stack:
@@ -232,7 +230,7 @@ def test_endpoints_serve_the_registries_and_readiness(ran: Ran) -> None:
 
 
 def test_a_site_without_a_session_is_not_ready(tmp_path: Path) -> None:
-    data = {name: (np.zeros((3, 2)), np.zeros(3, dtype=int)) for name in "ab"}
+    data = make_data("ab", 3)
     bed = make_bed(tmp_path, data)
     site = bed.sites["a"]
     site.config = site.config.model_copy(update={"metrics": LOOPBACK.model_copy(update={"ready_file": tmp_path / "address"})})

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from sqlalchemy import text
 
-from support.federation import DATASET, TestBed, make_bed, make_request, schema_of
-from support.network import wait_for
+from support.federation import DATASET, TestBed, make_bed, make_data, make_request, schema_of
+from support.network import PATIENCE, wait_for
 from veilsum.local.federation import LocalFederation
 from veilsum_coordinator.protocol.rounds import RoundPhase
 from veilsum_coordinator.protocol.settings import CoordinatorConfig, Waits
@@ -76,8 +75,7 @@ class Watched:
 
 @pytest.fixture
 def watched(tmp_path: Path) -> Watched:
-    rng = np.random.default_rng(0)
-    data = {name: (rng.uniform(-1, 1, (20, 2)), rng.integers(0, 2, 20)) for name in NAMES}
+    data = make_data(NAMES)
     bed = make_bed(tmp_path, data, budget=(4.0, 1e-5), min_cohort=2)
     waits = Waits(contribute=100, grace=10)
     metrics = Metrics(bed.clock)
@@ -302,7 +300,7 @@ def test_nothing_is_released_before_the_verification_of_the_start(watched: Watch
     site, go, answers = watched.bed.sites["a"], threading.Event(), []
 
     def verify(self: Verifier) -> None:
-        assert go.wait(10)
+        assert go.wait(PATIENCE)
         site.ledger_fault = "Ledger entry 4 fails"
 
     def contribute() -> None:
@@ -316,7 +314,7 @@ def test_nothing_is_released_before_the_verification_of_the_start(watched: Watch
     contributing.join(0.3)
     assert contributing.is_alive()
     go.set()
-    contributing.join(10)
+    contributing.join(PATIENCE)
     verifier.stop()
     assert answers == [RefusalCode.LEDGER]
 

@@ -8,13 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from support.connect_proxy import ConnectProxy
-from support.federation import make_request, schema_of
+from support.federation import make_data, make_request, schema_of
 from support.namespaces import listening, namespace, own_ports
-from support.network import wait_for
+from support.network import PATIENCE, wait_for
 from support.processes import Processes
 from veilsum_coordinator.protocol.settings import Waits
 
@@ -22,8 +21,7 @@ TRY = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2
 
 
 def test_a_participant_behind_a_proxy_in_its_own_namespace(tmp_path: Path) -> None:
-    rng = np.random.default_rng(1)
-    data = {name: (rng.uniform(-1, 1, (40, 3)), rng.integers(0, 2, 40)) for name in "abc"}
+    data = make_data("abc", 40, 3)
     with namespace() as place, ConnectProxy(place.outside, credentials=("hospital", "s3cret: x")) as proxy:
         processes = Processes(tmp_path, data, waits=Waits(grace=10), budget=(None, 1e-5), max_peer_streams=16)
         inner: subprocess.Popen[bytes] | None = None
@@ -75,7 +73,7 @@ def test_a_participant_behind_a_proxy_in_its_own_namespace(tmp_path: Path) -> No
         finally:
             if inner is not None:
                 inner.terminate()
-                inner.wait(20)
+                inner.wait(PATIENCE)
             processes.stop()
     assert inner is not None
     assert inner.returncode == 0

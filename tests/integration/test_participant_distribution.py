@@ -15,11 +15,10 @@ from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from packaging.requirements import Requirement
 
-from support.federation import make_request, schema_of
+from support.federation import make_data, make_request, schema_of
 from support.processes import Process, Processes
 from veilsum_coordinator.protocol.settings import Waits
 
@@ -184,8 +183,7 @@ class FromTheWheel(Processes):
 
 @pytest.mark.system
 def test_a_study_with_participants_of_the_wheel(installed: Installed, tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    data = {name: (rng.uniform(-1, 1, (30, 2)), rng.integers(0, 2, 30)) for name in "abc"}
+    data = make_data("abc", 30)
     FromTheWheel.environment = installed
     federation = FromTheWheel(tmp_path, data, waits=Waits(), budget=(None, 1e-5), max_peer_streams=16)
     try:

@@ -19,11 +19,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
-import numpy as np
 import pytest
 
 from support.connect_proxy import ConnectProxy
-from support.federation import make_request, schema_of
+from support.federation import make_data, make_request, schema_of
 from support.network import wait_for
 from support.planted import look_for
 from support.postgres import server
@@ -134,8 +133,7 @@ def check_modes(folder: Path, given: set[Path]) -> None:
 def test_no_password_or_token_shows_whatever_goes_wrong(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rng = np.random.default_rng(5)
-    data = {name: (rng.uniform(-1, 1, (9, 2)), rng.integers(0, 2, 9)) for name in "abc"}
+    data = make_data("abc", 9)
     waits = Waits(grace=5, contribute=20, database=60)
     root, said = tmp_path / "federation", []
     processes = Processes(root, data, waits=waits, budget=(1.0, 1e-5), max_peer_streams=16)

@@ -12,7 +12,6 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from fuzzing.targets.coordinator import Coordinator
@@ -21,7 +20,7 @@ from fuzzing.targets.stage import PHASES, Stage
 from prometheus_client import generate_latest
 from sqlalchemy import inspect, select
 
-from support.federation import make_request, schema_of
+from support.federation import make_data, make_request, schema_of
 from support.planted import look_for
 from support.processes import running_processes
 from veilsum_coordinator.protocol.settings import Waits
@@ -142,8 +141,7 @@ def test_processes_that_log_everything_write_no_secret(tmp_path: Path, monkeypat
     scratch = tmp_path / "tmp"
     scratch.mkdir()
     monkeypatch.setenv("TMPDIR", str(scratch))
-    rng = np.random.default_rng(5)
-    data = {name: (rng.uniform(-1, 1, (9, 2)), rng.integers(0, 2, 9)) for name in "ab"}
+    data = make_data("ab", 9)
     with running_processes(tmp_path / "federation", data, waits=Waits(grace=2, contribute=8), budget=(1.0, 1e-5)) as processes:
         key = processes.submit(processes.compile(make_request(schema_of(2), epsilon=None)))
         ended = processes.await_end(key)

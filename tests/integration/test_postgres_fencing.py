@@ -20,7 +20,7 @@ import pytest
 from pydantic import SecretStr
 
 from support.federation import RealClock, TestBed, make_bed
-from support.network import wait_for
+from support.network import PATIENCE, wait_for
 from support.postgres import Server, server
 from veilsum_coordinator.protocol.settings import CoordinatorConfig, Waits
 from veilsum_coordinator.service import server as server_module
@@ -94,7 +94,7 @@ class Coordinator:
     def stop(self) -> None:
         if self.thread.is_alive():
             self._stop()
-        self.thread.join(20)
+        self.thread.join(PATIENCE)
         assert not self.thread.is_alive()
 
 
@@ -130,7 +130,7 @@ def test_a_second_coordinator_does_not_begin(bed: TestBed, place: str, tmp_path:
     with coordinators(bed, place, tmp_path) as start:
         first = start().serves()
         second = start()
-        second.thread.join(20)
+        second.thread.join(PATIENCE)
         assert isinstance(second.error, HeldError)
         assert "Another process is using" in second.error.message
         assert f"{os.getpid()}" in second.error.message
@@ -168,7 +168,7 @@ def test_a_coordinator_that_lost_the_database_writes_nothing_and_ends(bed: TestB
             journal.end_study(STUDY, {}, status=b"")
         with pytest.raises(FencedError), journal.database.transaction():  # nor by any other way that this process has
             pytest.fail("a transaction began")
-        first.thread.join(20)
+        first.thread.join(PATIENCE)
         assert isinstance(first.error, FencedError)
         assert first.server.hub.stopping
         second.server.hub.journal.end_study(STUDY, {}, status=b"")
@@ -189,7 +189,7 @@ def test_a_transaction_under_way_is_undone_or_comes_first(bed: TestBed, place: s
     def write() -> None:
         with one.transaction() as connection:
             began.set()
-            go.wait(10)
+            go.wait(PATIENCE)
             connection.exec_driver_sql("UPDATE coordinator_fence SET since = 1")
             order.append("first")
 
@@ -199,12 +199,12 @@ def test_a_transaction_under_way_is_undone_or_comes_first(bed: TestBed, place: s
 
     writing, claiming = threading.Thread(target=write), threading.Thread(target=claim)
     writing.start()
-    assert began.wait(10)
+    assert began.wait(PATIENCE)
     claiming.start()
     time.sleep(0.2)
     go.set()
-    writing.join(10)
-    claiming.join(40)
+    writing.join(PATIENCE)
+    claiming.join(PATIENCE)
     assert order == ["first", "second"]
     with pytest.raises(FencedError, match="coordinator two"), one.transaction():
         pytest.fail("a transaction began")
@@ -223,7 +223,7 @@ def test_a_lock_that_was_lost_is_taken_again(bed: TestBed, tmp_path: Path, caplo
         wait_for(lambda: len(found := sessions(place)) == 1 and found != before, "the lock")
         assert first.error is None
         second = start()
-        second.thread.join(20)
+        second.thread.join(PATIENCE)
         assert isinstance(second.error, HeldError)
     said = [record.getMessage() for record in caplog.records]
     assert any("the database lock was lost" in text for text in said)
@@ -245,7 +245,7 @@ def test_who_waits_takes_over_when_the_session_is_ended(bed: TestBed, tmp_path: 
         second.serves()
         with pytest.raises((FencedError, StateError)):
             first.server.hub.journal.end_study(STUDY, {}, status=b"")
-        first.thread.join(20)
+        first.thread.join(PATIENCE)
         assert isinstance(first.error, FencedError)
         wait_for(lambda: len(sessions(place)) == 1, "the lock")  # its session may have been ended as well
         second.server.hub.journal.end_study(STUDY, {}, status=b"")
@@ -359,7 +359,7 @@ def test_a_coordinator_waits_for_its_database(bed: TestBed, tmp_path: Path, capl
 def test_it_waits_no_longer_than_it_was_told(bed: TestBed, tmp_path: Path) -> None:
     away = "postgresql://nobody@127.0.0.1:1/none"
     coordinator = Coordinator(bed, away, tmp_path, Waits(database=0))
-    coordinator.thread.join(20)
+    coordinator.thread.join(PATIENCE)
     assert isinstance(coordinator.error, Unavailable)
     assert "did not answer within 0 s" in coordinator.error.message
     assert "start the coordinator again" in coordinator.error.advice

@@ -13,11 +13,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from sqlalchemy import Connection
 
-from support.federation import DATASET, RealClock, TestBed, make_bed, make_request, schema_of
+from support.federation import DATASET, RealClock, TestBed, make_bed, make_data, make_request, schema_of
 from support.network import running_client, running_server, submit, wait_for
 from support.postgres import Server
 from veilsum_coordinator.protocol.settings import Waits
@@ -39,8 +38,7 @@ WAITS = Waits(enrol=60, seal=60, contribute=60, consent=60, decrypt=60, grace=30
 
 @pytest.fixture
 def bed(tmp_path: Path) -> TestBed:
-    rng = np.random.default_rng(3)
-    data = {name: (rng.uniform(-1, 1, (20, 2)), np.arange(20) % 2) for name in NAMES}
+    data = make_data(NAMES)
     return make_bed(tmp_path, data, budget=(100.0, 1e-5), clock=RealClock())
 
 

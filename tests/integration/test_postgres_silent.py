@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from support.federation import RealClock, TestBed, make_bed, make_request, schema_of
-from support.network import running_client, running_server, submit, wait_for
+from support.network import PATIENCE, running_client, running_server, submit, wait_for
 from support.postgres import server
 from support.relay import Relay
 from veilsum_coordinator.protocol.settings import Waits
@@ -105,7 +105,7 @@ def test_aborted_is_said_only_when_it_is_durable(
         assert not answers
         changes = hub.changes
         relay.speak()
-        asking.join(60)
+        asking.join(PATIENCE)
         assert [item.phase for item in answers] == ["aborted"]
         assert [row["phase"] for row in hub.journal.studies()] == ["aborted"]
         wait_for(lambda: hub.changes > changes, "a word to the sessions")

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from support.durable import NAMES, WIDTH
 from support.durable_studies import STUDIES
-from support.federation import TestBed, make_bed
+from support.federation import TestBed, make_bed, make_data
 from support.hostile import altered
 from support.proving import Conspiracy, Copied, lay_proof
 from veilsum.replay import Replayed
@@ -29,8 +28,7 @@ Signed = Callable[..., tuple[ReleaseEntry, ReleaseProof]]
 
 @pytest.fixture(scope="module")
 def bed(tmp_path_factory: pytest.TempPathFactory) -> TestBed:
-    rng = np.random.default_rng(3)
-    data = {name: (rng.uniform(-1, 1, (24, WIDTH)), rng.integers(0, 2, 24)) for name in NAMES}
+    data = make_data(NAMES, 24, WIDTH)
     return make_bed(tmp_path_factory.mktemp("rules"), data)
 
 
@@ -131,7 +129,7 @@ def test_a_study_of_another_time_than_its_certificates(bed: TestBed, whole: Stud
 
 def test_a_release_that_the_method_does_not_ask_for(tmp_path: Path) -> None:
     """Declared by the study and signed for by everyone, but one more than the method wants."""
-    data = {name: (np.zeros((4, WIDTH)), np.zeros(4, dtype=int)) for name in NAMES}
+    data = make_data(NAMES, 4, WIDTH)
     own = make_bed(tmp_path, data)
     study = altered(STUDIES["statistics"](own), task__releases=2, privacy__epsilon=50.0)
     key = bytes(own.local.run(study, own.analyst, tmp_path / "results").study)

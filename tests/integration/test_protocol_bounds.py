@@ -7,10 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
-from support.federation import TestBed, make_bed, make_request, schema_of
+from support.federation import TestBed, make_bed, make_data, make_request, schema_of
 from veilsum.local.federation import LocalChannel
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_node.errors import HostileInput
@@ -24,8 +23,7 @@ from veilsum_proto import federation_pb2 as pb
 
 
 def _bed(directory: Path, **policy: object) -> TestBed:
-    rng = np.random.default_rng(0)
-    data = {name: (rng.uniform(-1, 1, (20, 2)), rng.integers(0, 2, 20)) for name in "abc"}
+    data = make_data("abc")
     return make_bed(directory, data, **policy)
 
 

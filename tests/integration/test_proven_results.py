@@ -22,7 +22,7 @@ from sqlalchemy import delete, update
 
 from support.durable import NAMES, WIDTH
 from support.durable_studies import STUDIES
-from support.federation import TestBed, make_bed
+from support.federation import TestBed, make_bed, make_data
 from support.proving import Copied, lay_proof
 from veilsum.verification import look_at, verify_result
 from veilsum_coordinator.results.proof import proof_file, release_entries
@@ -63,8 +63,7 @@ class Proven:
 def proven(tmp_path_factory: pytest.TempPathFactory) -> Proven:
     """DP-SGD of four steps, each with a broadcast that depends on the step before it."""
     directory = tmp_path_factory.mktemp("proven")
-    rng = np.random.default_rng(3)
-    data = {name: (rng.uniform(-1, 1, (24, WIDTH)), rng.integers(0, 2, 24)) for name in NAMES}
+    data = make_data(NAMES, 24, WIDTH)
     bed = make_bed(directory, data)
     study = FEDSGD(bed)
     key = bytes(bed.local.run(study, bed.analyst, directory / "results").study)
@@ -299,8 +298,7 @@ def test_what_was_changed_is_named(proven: Proven, tmp_path: Path, change: str) 
 
 def test_a_broadcast_that_the_releases_do_not_make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A coordinator broadcast another model than the method makes: signed for by everyone, and found by running it again."""
-    rng = np.random.default_rng(3)
-    data = {name: (rng.uniform(-1, 1, (24, WIDTH)), rng.integers(0, 2, 24)) for name in NAMES}
+    data = make_data(NAMES, 24, WIDTH)
     bed = make_bed(tmp_path, data)
     honest = HubFederation.sum
 
@@ -318,7 +316,7 @@ def test_a_broadcast_that_the_releases_do_not_make(tmp_path: Path, monkeypatch: 
 
 
 def test_another_authority(proven: Proven, tmp_path: Path) -> None:
-    other = make_bed(tmp_path, {name: (np.zeros((1, 1)), np.zeros(1, dtype=int)) for name in "ab"})
+    other = make_bed(tmp_path, make_data("ab", 1, 1))
     with pytest.raises(ProofFault, match="different federation"):
         verify_result(proven.directory, other.analyst.authority)
 
@@ -398,8 +396,7 @@ def test_the_journal_keeps_no_second_copy_and_hands_out_nothing_else(proven: Pro
 
 def test_a_study_of_older_software_has_no_proof(tmp_path: Path) -> None:
     """Releases without signatures, and a study whose roster was not kept: said so, and nothing is made up."""
-    rng = np.random.default_rng(3)
-    data = {name: (rng.uniform(-1, 1, (24, WIDTH)), rng.integers(0, 2, 24)) for name in NAMES}
+    data = make_data(NAMES, 24, WIDTH)
     bed = make_bed(tmp_path, data)
     key = bytes(bed.local.run(STUDIES["statistics"](bed), bed.analyst, tmp_path / "results").study)
     database = bed.hub.journal.database

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pytest
 
 import veilsum
-from support.federation import make_bed, schema_of
+from support.federation import make_bed, make_data, schema_of
 from support.network import wait_for, wired
 from veilsum.api.datasets import Dataset
 from veilsum.local.tables import deal_rows
@@ -407,8 +407,7 @@ def test_mistakes_are_told_before_anything_is_asked(exact: Dataset, federation: 
 
 
 def test_a_real_federation_is_asked_the_same_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(0)
-    bed = make_bed(tmp_path, {name: (rng.uniform(-1, 1, (40, 3)), rng.integers(0, 2, 40)) for name in "abc"})
+    bed = make_bed(tmp_path, make_data("abc", 40, 3))
     with wired(bed) as (_, address, _stub):
         settings = tmp_path / "analyst.toml"
         settings.write_text(f'coordinator = "{address}"\nidentity = "{bed.kit.analyst.identity}"\n')

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -13,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from support.commands import shown
 from support.studies import SITES, compiled, shifted_sites
 from support.working import TravellingRandom, leave, square
 from veilsum_coordinator.methods import get_method
-from veilsum_deploy import cli
 from veilsum_deploy.simulation.cluster import RayEngine
 from veilsum_deploy.simulation.engines import Engine, running
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
@@ -98,11 +97,7 @@ def test_a_sweep_over_a_cluster_is_the_local_one(ray: Engine, tmp_path: Path, ca
     found = []
     for options in (("--jobs", "1"), ("--engine", "ray", "--jobs", "2")):
         arguments = ("simulate", str(tmp_path / "study.toml"), "--dataset", "breast-cancer", "--vary", "parameters.clip=2,4")
-        with pytest.raises(SystemExit) as caught:
-            cli.main([*arguments, "--seeds", "2", "--json", *options])
-        captured = capsys.readouterr()
-        assert caught.value.code == 0, captured.err
-        rows = json.loads(captured.out)["rows"]
+        rows = shown(capsys, *arguments, "--seeds", 2, *options)["rows"]
         found.append([{key: value for key, value in row.items() if key != "seconds"} for row in rows])
     assert found[0] == found[1]
     assert len(found[0]) == 4

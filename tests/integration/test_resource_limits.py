@@ -12,19 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 from fuzzing.driver import resident
 
-from support.federation import TestBed, make_bed, make_request, schema_of
+from support.federation import TestBed, make_bed, make_data, make_request, schema_of
 from support.network import PATIENCE, running_client, running_server, wait_for
-from veilsum.compile import compile_study
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.service import guard
 from veilsum_coordinator.service import server as server_module
 from veilsum_coordinator.service.server import CoordinatorServer
 from veilsum_node.identity import Credentials
-from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_node.telemetry import log_floods
 from veilsum_node.telemetry.logs import LogSettings, start_logging
 from veilsum_node.transport import route
@@ -40,8 +37,7 @@ SECONDS = 3.0
 @pytest.fixture(scope="module")
 def hurried(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TestBed, CoordinatorServer, str]]:
     """A coordinator that waits for nobody long and takes few connections."""
-    rng = np.random.default_rng(1)
-    data = {name: (rng.uniform(-1, 1, (4, 2)), rng.integers(0, 2, 4)) for name in "abcd"}
+    data = make_data("abcd", 4)
     bed = make_bed(tmp_path_factory.mktemp("hurried"), data)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(server_module, "MOST_CONNECTIONS", CONNECTIONS)
@@ -77,15 +73,7 @@ def finish_a_study(bed: TestBed, server: CoordinatorServer, address: str, names:
 
 def a_study(bed: TestBed, names: str) -> bytes:
     """A study without noise of the sites of these names."""
-    request = make_request(schema_of(2), epsilon=None)
-    return compile_study(
-        request,
-        federation_id=bed.kit.federation_id,
-        coordinator="coordinator",
-        participants=list(names),
-        clock=bed.clock,
-        random=SYSTEM_RANDOM,
-    ).to_bytes()
+    return bed.compile(make_request(schema_of(2), epsilon=None), names).to_bytes()
 
 
 def test_a_compressed_message_is_not_inflated_beyond_the_limit(hurried: tuple[TestBed, CoordinatorServer, str]) -> None:
@@ -195,7 +183,7 @@ def test_everything_at_once_stops_nobody_elses_study(hurried: tuple[TestBed, Coo
         finally:
             over.set()
             for thread in threads:
-                thread.join(30)
+                thread.join(PATIENCE)
             ended.set()
         assert grpc.StatusCode.OK not in {call.code() for call in dribbling}
 
@@ -265,7 +253,7 @@ def test_a_caller_that_fetches_in_a_loop_holds_nobody_up(hurried: tuple[TestBed,
         finally:
             over.set()
             for thread in threads:
-                thread.join(20)
+                thread.join(PATIENCE)
     assert set(made) <= {grpc.StatusCode.RESOURCE_EXHAUSTED}
 
 
@@ -290,4 +278,4 @@ def test_a_proxy_that_answers_a_byte_at_a_time_is_left(monkeypatch: pytest.Monke
         with pytest.raises(route.UnreachableError, match="closed the connection"):
             route.Proxy(f"127.0.0.1:{listener.getsockname()[1]}").connect("coordinator.example:8461")
         ended.set()
-        thread.join(10)
+        thread.join(PATIENCE)

@@ -15,7 +15,7 @@ import pytest
 
 from support.federation import DATASET, TestBed, make_bed, make_request, open_test_site, schema_of
 from support.hostile import Adversary, altered, context_of, make_adversary, make_data
-from support.network import running_client, running_server, submit, wait_for
+from support.network import PATIENCE, running_client, running_server, submit, wait_for
 from veilsum.local.federation import LocalChannel
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_node.errors import RefusalCode, StateError
@@ -427,7 +427,7 @@ def test_a_session_catches_up_before_anything_else(tmp_path: Path) -> None:
         thread.start()
         wait_for(lambda: "expire" in core.calls, "the first deadline check")
         client.stop()
-        thread.join(10)
+        thread.join(PATIENCE)
         assert core.calls[0] == "catch_up"
 
 

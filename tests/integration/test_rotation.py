@@ -9,11 +9,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from support.federation import TestBed, make_bed, make_request, schema_of
-from support.network import submit, wait_for, wired
+from support.federation import TestBed, make_bed, make_data, make_request, schema_of
+from support.network import PATIENCE, submit, wait_for, wired
 from support.renewing import renew, renew_with_new_key
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_node.identity import key_fingerprint
@@ -32,8 +31,7 @@ SITES = "abc"
 
 @pytest.fixture
 def bed(tmp_path: Path) -> TestBed:
-    rng = np.random.default_rng(3)
-    data = {name: (rng.uniform(-1, 1, (40, 3)), rng.integers(0, 2, 40)) for name in SITES}
+    data = make_data(SITES, 40, 3)
     return make_bed(tmp_path, data)
 
 
@@ -51,7 +49,7 @@ class Gate:
                 self._seen += 1
                 if self._seen in self.reached:
                     self.reached[self._seen].set()
-                    assert self.passed[self._seen].wait(30)
+                    assert self.passed[self._seen].wait(PATIENCE)
             return computed(contributions, *arguments)
 
         monkeypatch.setattr(Contributions, "_compute", compute)
@@ -67,7 +65,7 @@ class Late:
         def fetched(key: bytes, round_number: int, *rest: Any) -> Any:
             if round_number == number and first.acquire(blocking=False):
                 self.reached.set()
-                assert self.passed.wait(30)
+                assert self.passed.wait(PATIENCE)
                 assert rest[-1].greet_again()  # as a session that was opened since would have
             return shown_now(key, round_number, *rest)
 
@@ -97,12 +95,12 @@ def test_renewals_in_the_middle_of_a_study_lose_no_round(
         key = ask(stub, bed)
         genuine = server.hub.credentials
 
-        assert gate.reached[3].wait(60)  # the coordinator: the same key, certified anew
+        assert gate.reached[3].wait(PATIENCE)  # the coordinator: the same key, certified anew
         renew(kit, kit.coordinator, clock)
         wait_for(lambda: server.hub.credentials.identity.not_after > genuine.identity.not_after, "the renewed certificate")
         gate.passed[3].set()
 
-        assert gate.reached[5].wait(30)  # a participant that has nothing to do, and one in the middle of its computation
+        assert gate.reached[5].wait(PATIENCE)  # a participant that has nothing to do, and one in the middle of its computation
         ends = {name: shown(bed, name) for name in "ac"}
         for name in "ac":
             renew(kit, parties[name], clock, days=500)
@@ -112,19 +110,19 @@ def test_renewals_in_the_middle_of_a_study_lose_no_round(
         gate.passed[5].set()
         wait_for(lambda: shown(bed, "c") > ends["c"], "the renewed certificate of c")
 
-        assert gate.reached[7].wait(30)  # the coordinator: a new key, with an upload of this round under way
+        assert gate.reached[7].wait(PATIENCE)  # the coordinator: a new key, with an upload of this round under way
         renew_with_new_key(kit, kit.coordinator, clock)
         wait_for(lambda: server.hub.credentials.signing_key.fingerprint != genuine.signing_key.fingerprint, "the new key")
         gate.passed[7].set()
 
-        assert gate.reached[9].wait(30)  # a participant: a new key has to wait
+        assert gate.reached[9].wait(PATIENCE)  # a participant: a new key has to wait
         former = bed.sites["b"].credentials
         renew_with_new_key(kit, parties["b"], clock)
         wait_for(lambda: "The identity holds a new key" in caplog.text, "the refusal of a new key")
         assert bed.sites["b"].credentials is former
         gate.passed[9].set()
 
-        assert late.reached.wait(30)  # the coordinator: another key, after it countersigned and before all have heard it
+        assert late.reached.wait(PATIENCE)  # the coordinator: another key, after it countersigned and before all have heard it
         wait_for(lambda: len(server.hub.studies[key].machine.rounds[-1].consents) == len(SITES) - 1, "the others' consent")
         second = server.hub.credentials.signing_key.fingerprint
         renew_with_new_key(kit, kit.coordinator, clock)

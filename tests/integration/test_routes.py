@@ -11,12 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
-import numpy as np
 import pytest
 from cryptography import x509
 
 from support.connect_proxy import ConnectProxy
-from support.federation import TestBed, make_bed
+from support.federation import TestBed, make_bed, make_data
 from support.hospital import HospitalAuthority
 from support.network import PATIENCE, running_client, running_server, wait_for
 from support.proxy import Proxy as Tunnel
@@ -34,7 +33,7 @@ from veilsum_proto.federation_pb2_grpc import CoordinationStub
 
 @pytest.fixture(scope="module")
 def bed(tmp_path_factory: pytest.TempPathFactory) -> TestBed:
-    data = {name: (np.zeros((1, 1)), np.zeros(1, dtype=int)) for name in "ab"}
+    data = make_data("ab", 1, 1)
     return make_bed(tmp_path_factory.mktemp("federation"), data)
 
 
@@ -180,7 +179,7 @@ def test_a_hospitals_certificate_needs_its_root_and_the_federations_proof(
         with pytest.raises(UnreachableError, match="neither of this federation nor of the CA bundle"):
             greets(Route(where, roots=HospitalAuthority().pem), bed)
         # client certificates are the federation's all the same
-        stranger = make_bed(tmp_path / "other", {name: (np.zeros((1, 1)), np.zeros(1, dtype=int)) for name in "ab"})
+        stranger = make_bed(tmp_path / "other", make_data("ab", 1, 1))
         with pytest.raises(UnreachableError, match="refused this party's certificate"):
             probe_tls(way, stranger.kit.participants[0].identity)
 

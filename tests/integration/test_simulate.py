@@ -18,13 +18,13 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from support.commands import veilsum
 from support.federation import Clock, TestBed, make_bed, make_request, schema_of
 from support.folders import write_collection
 from support.network import submit, wait_for, wired
 from support.randomness import SeededRandom
 from veilsum_coordinator.service.hub import Hub
 from veilsum_coordinator.service.runner import RoundLostError
-from veilsum_deploy import cli
 from veilsum_deploy.collections import single
 from veilsum_deploy.datasets import packaged_dataset
 from veilsum_deploy.simulation import progress
@@ -167,14 +167,6 @@ dataset = "breast-cancer"
 [privacy]
 {privacy}
 """
-
-
-def veilsum(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as caught:
-        cli.main([str(argument) for argument in arguments])
-    captured = capsys.readouterr()
-    assert isinstance(caught.value.code, int)
-    return caught.value.code, captured.out, captured.err
 
 
 def write_study(path: Path, method: str = "statistics", privacy: str = "epsilon = 5") -> Path:

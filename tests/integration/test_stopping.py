@@ -8,10 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-import numpy as np
 import pytest
 
-from support.federation import make_request, schema_of
+from support.federation import make_data, make_request, schema_of
 from support.network import wait_for
 from support.processes import Processes, count, open_contexts, running_processes
 from veilsum_coordinator.protocol.settings import Waits
@@ -27,8 +26,7 @@ BEFORE_UPLOAD = 20_000
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
-    rng = np.random.default_rng(1)
-    data = {name: (rng.uniform(-1, 1, (20, 3)), np.arange(20) % 2) for name in NAMES}
+    data = make_data(NAMES, width=3)
     with running_processes(tmp_path_factory.mktemp("federation"), data, waits=WAITS) as processes:
         yield processes
 

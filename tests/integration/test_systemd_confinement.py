@@ -11,11 +11,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from support import confinement, processes
-from support.federation import make_request, schema_of
+from support.federation import make_data, make_request, schema_of
 from support.processes import running_processes
 from support.tools import need_tool
 from veilsum_coordinator.protocol.settings import Waits
@@ -68,9 +67,8 @@ def test_a_study_runs_under_the_units_restrictions(tmp_path: Path, monkeypatch: 
         start = ("-m", "veilsum_deploy.cli", role, "start", "--config", str(config))
         return confined(role, config.parent, *start)
 
-    monkeypatch.setattr(processes, "_command", command)
-    rng = np.random.default_rng(1)
-    data = {name: (rng.uniform(-1, 1, (ROWS, NUMBERS)), np.arange(ROWS) % 2) for name in "abc"}
+    monkeypatch.setattr(processes, "command", command)
+    data = make_data("abc", ROWS, NUMBERS)
     waits = Waits(enrol=30, seal=20, contribute=20, consent=20, decrypt=20, grace=10)
     with running_processes(tmp_path, data, waits=waits) as network:
         study = network.compile(make_request(schema_of(NUMBERS), epsilon=None, min_cohort=3))
@@ -78,7 +76,7 @@ def test_a_study_runs_under_the_units_restrictions(tmp_path: Path, monkeypatch: 
         assert network.await_end(key).phase == "finished"
         (release,) = network.releases(key)
         assert release.cohort == ("a", "b", "c")
-        task = build_task("statistics", study.tasks[0].parameters, study.data)
+        task = build_task(study.tasks[0].task, study.tasks[0].parameters, study.data)
         unit = task.clip() / study.tasks[0].grid / task.layout().blocks[0].weight
         assert release.values[0] * unit == pytest.approx(3 * ROWS, abs=3 * ROWS * unit)  # the first value counts the records
         states = [Path(f"/proc/{item._child.pid}/status").read_text() for item in network.participants.values()]

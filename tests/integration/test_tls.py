@@ -15,13 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
-import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from support.federation import TestBed, make_bed
-from support.network import running_server
+from support.federation import TestBed, make_bed, make_data
+from support.network import PATIENCE, running_server
 from veilsum_node.identity import Credentials, load_credentials
 from veilsum_node.identity.provision import Party
 from veilsum_node.transport.channel import open_channel
@@ -32,7 +31,7 @@ from veilsum_proto.federation_pb2_grpc import CoordinationStub
 
 @pytest.fixture(scope="module")
 def bed(tmp_path_factory: pytest.TempPathFactory) -> TestBed:
-    data = {name: (np.zeros((1, 1)), np.zeros(1, dtype=int)) for name in "ab"}
+    data = make_data("ab", 1, 1)
     return make_bed(tmp_path_factory.mktemp("federation"), data)
 
 
@@ -134,7 +133,7 @@ class Listener:
             except OSError:
                 return
             try:
-                raw.settimeout(10)
+                raw.settimeout(PATIENCE)
                 with self.context.wrap_socket(raw, server_side=True) as tls:
                     if tls.recv(1):  # the client sends its preface only if it took the server's certificate
                         self.done.append(tls.version())
@@ -157,7 +156,7 @@ def _listening(party: Party, version: ssl.TLSVersion, host: str = "127.0.0.1") -
 def _dial(listener: Listener, who: Credentials, host: str) -> None:
     with open_channel(f"{host}:{listener.socket.getsockname()[1]}", who) as channel:
         _check_unavailable(channel)
-    assert listener.seen.wait(10)
+    assert listener.seen.wait(PATIENCE)
 
 
 def test_a_participant_takes_a_tls_1_3_server_of_the_federation(bed: TestBed) -> None:
@@ -189,7 +188,7 @@ def test_a_participant_refuses_a_coordinator_under_another_host_name(bed: TestBe
 
 
 def test_a_participant_refuses_another_federations_coordinator(bed: TestBed, tmp_path: Path) -> None:
-    data = {name: (np.zeros((1, 1)), np.zeros(1, dtype=int)) for name in "ab"}
+    data = make_data("ab", 1, 1)
     other = make_bed(tmp_path, data)
     with _listening(other.kit.coordinator, ssl.TLSVersion.TLSv1_3) as listener:
         _dial(listener, bed.sites["a"].credentials, "127.0.0.1")

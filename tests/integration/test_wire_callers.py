@@ -8,12 +8,11 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 import grpc
-import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from support.federation import TestBed, make_bed, make_request, schema_of
-from support.network import running_client, running_server, submit, wait_for
+from support.federation import TestBed, make_bed, make_data, make_request, schema_of
+from support.network import PATIENCE, running_client, running_server, submit, wait_for
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.service import coordination
 from veilsum_coordinator.service.server import CoordinatorServer
@@ -24,41 +23,39 @@ from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import CoordinationStub, StudiesStub
 
 DAY = 86_400
-SECONDS = 10.0
 STUDY = bytes(32)
 
 COORDINATION: dict[str, Callable[[CoordinationStub], object]] = {
     "Work": lambda stub: list(
-        stub.Work(pb.WorkRequest(version=PROTOCOL_VERSIONS[-1], session_nonce=bytes(16)), timeout=SECONDS)
+        stub.Work(pb.WorkRequest(version=PROTOCOL_VERSIONS[-1], session_nonce=bytes(16)), timeout=PATIENCE)
     ),
-    "Fetch": lambda stub: list(stub.Fetch(pb.FetchRequest(study=STUDY), timeout=SECONDS)),
-    "Enrol": lambda stub: stub.Enrol(pb.EnrolRequest(study=STUDY), timeout=SECONDS),
-    "Refuse": lambda stub: stub.Refuse(pb.RefuseRequest(study=STUDY), timeout=SECONDS),
-    "Seal": lambda stub: stub.Seal(iter([pb.SealedBox(study=STUDY)]), timeout=SECONDS),
-    "Ready": lambda stub: stub.Ready(pb.ReadyRequest(study=STUDY), timeout=SECONDS),
-    "UploadStatus": lambda stub: stub.UploadStatus(pb.UploadStatusRequest(study=STUDY), timeout=SECONDS),
-    "Upload": lambda stub: stub.Upload(iter([pb.UploadChunk(study=STUDY)]), timeout=SECONDS),
-    "Consent": lambda stub: stub.Consent(pb.ConsentRequest(study=STUDY), timeout=SECONDS),
-    "Decrypted": lambda stub: stub.Decrypted(iter([pb.DecryptedChunk(study=STUDY)]), timeout=SECONDS),
-    "Confirm": lambda stub: stub.Confirm(pb.ConfirmRequest(study=STUDY), timeout=SECONDS),
-    "Report": lambda stub: stub.Report(pb.ReportRequest(), timeout=SECONDS),
+    "Fetch": lambda stub: list(stub.Fetch(pb.FetchRequest(study=STUDY), timeout=PATIENCE)),
+    "Enrol": lambda stub: stub.Enrol(pb.EnrolRequest(study=STUDY), timeout=PATIENCE),
+    "Refuse": lambda stub: stub.Refuse(pb.RefuseRequest(study=STUDY), timeout=PATIENCE),
+    "Seal": lambda stub: stub.Seal(iter([pb.SealedBox(study=STUDY)]), timeout=PATIENCE),
+    "Ready": lambda stub: stub.Ready(pb.ReadyRequest(study=STUDY), timeout=PATIENCE),
+    "UploadStatus": lambda stub: stub.UploadStatus(pb.UploadStatusRequest(study=STUDY), timeout=PATIENCE),
+    "Upload": lambda stub: stub.Upload(iter([pb.UploadChunk(study=STUDY)]), timeout=PATIENCE),
+    "Consent": lambda stub: stub.Consent(pb.ConsentRequest(study=STUDY), timeout=PATIENCE),
+    "Decrypted": lambda stub: stub.Decrypted(iter([pb.DecryptedChunk(study=STUDY)]), timeout=PATIENCE),
+    "Confirm": lambda stub: stub.Confirm(pb.ConfirmRequest(study=STUDY), timeout=PATIENCE),
+    "Report": lambda stub: stub.Report(pb.ReportRequest(), timeout=PATIENCE),
 }
 
 STUDIES: dict[str, Callable[[StudiesStub], object]] = {
-    "Describe": lambda stub: stub.Describe(pb.DescribeRequest(), timeout=SECONDS),
-    "Submit": lambda stub: stub.Submit(pb.SubmitRequest(), timeout=SECONDS),
-    "List": lambda stub: stub.List(pb.ListRequest(), timeout=SECONDS),
-    "Show": lambda stub: stub.Show(pb.ShowRequest(study=STUDY), timeout=SECONDS),
-    "Watch": lambda stub: list(stub.Watch(pb.ShowRequest(study=STUDY), timeout=SECONDS)),
-    "Abort": lambda stub: stub.Abort(pb.ShowRequest(study=STUDY), timeout=SECONDS),
-    "Result": lambda stub: list(stub.Result(pb.ResultRequest(study=STUDY), timeout=SECONDS)),
+    "Describe": lambda stub: stub.Describe(pb.DescribeRequest(), timeout=PATIENCE),
+    "Submit": lambda stub: stub.Submit(pb.SubmitRequest(), timeout=PATIENCE),
+    "List": lambda stub: stub.List(pb.ListRequest(), timeout=PATIENCE),
+    "Show": lambda stub: stub.Show(pb.ShowRequest(study=STUDY), timeout=PATIENCE),
+    "Watch": lambda stub: list(stub.Watch(pb.ShowRequest(study=STUDY), timeout=PATIENCE)),
+    "Abort": lambda stub: stub.Abort(pb.ShowRequest(study=STUDY), timeout=PATIENCE),
+    "Result": lambda stub: list(stub.Result(pb.ResultRequest(study=STUDY), timeout=PATIENCE)),
 }
 
 
 @pytest.fixture(scope="module")
 def bed(tmp_path_factory: pytest.TempPathFactory) -> TestBed:
-    rng = np.random.default_rng(0)
-    data = {name: (rng.uniform(-1, 1, (10, 2)), rng.integers(0, 2, 10)) for name in "abc"}
+    data = make_data("abc", 10)
     return make_bed(tmp_path_factory.mktemp("federation"), data)
 
 
@@ -136,11 +133,11 @@ def test_an_expired_certificate_does_not_get_through_the_handshake(
 ) -> None:
     fresh = _certified(bed, "late-1", Role.PARTICIPANT, at=bed.clock())
     stub = CoordinationStub(dial(fresh))
-    assert _status(lambda: stub.Hello(pb.HelloRequest(versions=PROTOCOL_VERSIONS), timeout=SECONDS)) is grpc.StatusCode.OK
+    assert _status(lambda: stub.Hello(pb.HelloRequest(versions=PROTOCOL_VERSIONS), timeout=PATIENCE)) is grpc.StatusCode.OK
     expired = _certified(bed, "late-2", Role.PARTICIPANT, at=bed.clock() - 30 * DAY)
     stub = CoordinationStub(dial(expired))
     assert (
-        _status(lambda: stub.Hello(pb.HelloRequest(versions=PROTOCOL_VERSIONS), timeout=SECONDS))
+        _status(lambda: stub.Hello(pb.HelloRequest(versions=PROTOCOL_VERSIONS), timeout=PATIENCE))
         is grpc.StatusCode.UNAVAILABLE
     )
 
@@ -150,12 +147,12 @@ def test_a_certificate_that_expires_while_connected_is_no_longer_taken(
 ) -> None:
     short = _certified(bed, "short", Role.PARTICIPANT, at=bed.clock(), days=1)
     stub = CoordinationStub(dial(short))
-    assert _status(lambda: stub.Hello(pb.HelloRequest(versions=PROTOCOL_VERSIONS), timeout=SECONDS)) is grpc.StatusCode.OK
+    assert _status(lambda: stub.Hello(pb.HelloRequest(versions=PROTOCOL_VERSIONS), timeout=PATIENCE)) is grpc.StatusCode.OK
     before = _rejected(running[0], "unauthenticated")
     bed.clock.now += 2 * DAY
     try:
         for call in (
-            lambda: stub.Hello(pb.HelloRequest(versions=PROTOCOL_VERSIONS), timeout=SECONDS),
+            lambda: stub.Hello(pb.HelloRequest(versions=PROTOCOL_VERSIONS), timeout=PATIENCE),
             lambda: COORDINATION["Work"](stub),
         ):
             assert _status(call) is grpc.StatusCode.UNAUTHENTICATED
@@ -173,7 +170,7 @@ def test_a_session_ends_with_its_certificate(
     """A participant that can answer no more is not shown as present, and no round waits for it."""
     monkeypatch.setattr(coordination, "PING_SECONDS", 0.1)
     stub = CoordinationStub(dial(_certified(bed, "brief", Role.PARTICIPANT, at=bed.clock(), days=1)))
-    session = stub.Work(pb.WorkRequest(version=PROTOCOL_VERSIONS[-1], session_nonce=bytes(16)), timeout=SECONDS)
+    session = stub.Work(pb.WorkRequest(version=PROTOCOL_VERSIONS[-1], session_nonce=bytes(16)), timeout=PATIENCE)
     assert next(session).kind == pb.DIRECTIVE_KIND_PING
     assert running[0].hub.sessions["brief"].connected
     bed.clock.now += 2 * DAY
@@ -192,10 +189,10 @@ def test_another_analysts_study_is_out_of_reach(
     try:
         other = StudiesStub(dial(_certified(bed, "other-analyst", Role.ANALYST, at=bed.clock())))
         shown = pb.ShowRequest(study=key)
-        assert _status(lambda: other.Show(shown, timeout=SECONDS)) is grpc.StatusCode.PERMISSION_DENIED
-        assert _status(lambda: other.Abort(shown, timeout=SECONDS)) is grpc.StatusCode.PERMISSION_DENIED
-        assert _status(lambda: list(other.Watch(shown, timeout=SECONDS))) is grpc.StatusCode.PERMISSION_DENIED
-        assert not other.List(pb.ListRequest(), timeout=SECONDS).studies
+        assert _status(lambda: other.Show(shown, timeout=PATIENCE)) is grpc.StatusCode.PERMISSION_DENIED
+        assert _status(lambda: other.Abort(shown, timeout=PATIENCE)) is grpc.StatusCode.PERMISSION_DENIED
+        assert _status(lambda: list(other.Watch(shown, timeout=PATIENCE))) is grpc.StatusCode.PERMISSION_DENIED
+        assert not other.List(pb.ListRequest(), timeout=PATIENCE).studies
         assert server.hub.studies[key].machine.phase is StudyPhase.ENROLLING
     finally:
         server.hub.abort(key, "the test is over")
@@ -208,15 +205,15 @@ def test_a_certified_participant_that_was_not_invited(
     key = _submit(bed, dial)
     stub = CoordinationStub(dial(_certified(bed, "stranger", Role.PARTICIPANT, at=bed.clock())))
     calls: tuple[Callable[[], object], ...] = (
-        lambda: list(stub.Fetch(pb.FetchRequest(kind=pb.OBJECT_KIND_STUDY, study=key), timeout=SECONDS)),
-        lambda: list(stub.Fetch(pb.FetchRequest(kind=pb.OBJECT_KIND_BOXES, study=key), timeout=SECONDS)),
-        lambda: stub.Enrol(pb.EnrolRequest(study=key), timeout=SECONDS),
-        lambda: stub.Refuse(pb.RefuseRequest(study=key, code="budget-exceeded"), timeout=SECONDS),
-        lambda: stub.Seal(iter([pb.SealedBox(study=key)]), timeout=SECONDS),
-        lambda: stub.Ready(pb.ReadyRequest(study=key), timeout=SECONDS),
-        lambda: stub.Upload(iter([pb.UploadChunk(study=key, attempt=1)]), timeout=SECONDS),
-        lambda: stub.Consent(pb.ConsentRequest(study=key, attempt=1, consent=bytes(32)), timeout=SECONDS),
-        lambda: stub.Confirm(pb.ConfirmRequest(study=key, kind=pb.DIRECTIVE_KIND_END), timeout=SECONDS),
+        lambda: list(stub.Fetch(pb.FetchRequest(kind=pb.OBJECT_KIND_STUDY, study=key), timeout=PATIENCE)),
+        lambda: list(stub.Fetch(pb.FetchRequest(kind=pb.OBJECT_KIND_BOXES, study=key), timeout=PATIENCE)),
+        lambda: stub.Enrol(pb.EnrolRequest(study=key), timeout=PATIENCE),
+        lambda: stub.Refuse(pb.RefuseRequest(study=key, code="budget-exceeded"), timeout=PATIENCE),
+        lambda: stub.Seal(iter([pb.SealedBox(study=key)]), timeout=PATIENCE),
+        lambda: stub.Ready(pb.ReadyRequest(study=key), timeout=PATIENCE),
+        lambda: stub.Upload(iter([pb.UploadChunk(study=key, attempt=1)]), timeout=PATIENCE),
+        lambda: stub.Consent(pb.ConsentRequest(study=key, attempt=1, consent=bytes(32)), timeout=PATIENCE),
+        lambda: stub.Confirm(pb.ConfirmRequest(study=key, kind=pb.DIRECTIVE_KIND_END), timeout=PATIENCE),
     )
     for call in calls:
         before = _rejected(server, "malformed")
@@ -251,7 +248,7 @@ def test_a_study_signed_by_someone_else_is_not_taken(
         signed = pb.StudyObject(study=study, signature=key.sign(Label.STUDY, study), certificate=certificate)
         stub = StudiesStub(dial(caller))
         before = _rejected(running[0], "malformed")
-        code = _status(lambda stub=stub, signed=signed: stub.Submit(pb.SubmitRequest(study=signed), timeout=SECONDS))  # type: ignore[misc]
+        code = _status(lambda stub=stub, signed=signed: stub.Submit(pb.SubmitRequest(study=signed), timeout=PATIENCE))  # type: ignore[misc]
         assert code is grpc.StatusCode.INVALID_ARGUMENT
         assert _rejected(running[0], "malformed") == before + 1
 
@@ -293,7 +290,7 @@ def test_one_peers_many_calls_do_not_stop_the_others(
         for stream in held:
             stream.cancel()
         for reader in readers:
-            reader.join(10)
+            reader.join(PATIENCE)
 
 
 def test_a_peers_calls_are_bounded_over_all_its_connections(
@@ -313,13 +310,17 @@ def test_a_peers_calls_are_bounded_over_all_its_connections(
             assert next(held[-1]).phase == "enrolling"
         for channel in channels:
             stub = StudiesStub(channel)
-            assert _status(lambda stub=stub: stub.List(pb.ListRequest(), timeout=5)) is grpc.StatusCode.RESOURCE_EXHAUSTED  # type: ignore[misc]
+            assert (
+                _status(lambda stub=stub: stub.List(pb.ListRequest(), timeout=PATIENCE)) is grpc.StatusCode.RESOURCE_EXHAUSTED
+            )  # type: ignore[misc]
         assert _rejected(server, "busy") == before + 3
         other = CoordinationStub(dial(bed.sites["a"].credentials))
-        assert _status(lambda: other.Hello(pb.HelloRequest(versions=PROTOCOL_VERSIONS), timeout=SECONDS)) is grpc.StatusCode.OK
+        assert (
+            _status(lambda: other.Hello(pb.HelloRequest(versions=PROTOCOL_VERSIONS), timeout=PATIENCE)) is grpc.StatusCode.OK
+        )
         held.pop().cancel()
         free = StudiesStub(channels[0])
-        wait_for(lambda: _status(lambda: free.List(pb.ListRequest(), timeout=5)) is grpc.StatusCode.OK, "a free call")
+        wait_for(lambda: _status(lambda: free.List(pb.ListRequest(), timeout=PATIENCE)) is grpc.StatusCode.OK, "a free call")
         server.hub.abort(key, "the test is over")
 
 

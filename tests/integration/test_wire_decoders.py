@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.federation import make_bed, make_request, schema_of
+from support.federation import make_bed, make_data, make_request, schema_of
 from support.ledgers import any_receipt
 from veilsum_node.canonical import canonical, parse_canonical
 from veilsum_node.errors import HostileInput, RefusalCode
@@ -53,7 +53,7 @@ class World:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    data = {name: (np.zeros((3, 2)), np.zeros(3, dtype=int)) for name in "abc"}
+    data = make_data("abc", 3)
     bed = make_bed(tmp_path_factory.mktemp("federation"), data)
     study = bed.compile(make_request(schema_of(2), epsilon=None))
     key = study_digest(study.to_bytes())
@@ -378,7 +378,7 @@ def test_a_joined_participant_refuses_forged_rosters_and_boxes(joined: tuple[Wor
 @pytest.fixture(scope="module")
 def joined(tmp_path_factory: pytest.TempPathFactory) -> tuple[World, bytes]:
     """A participant that enrolled, and the serialised roster with its own enrolment."""
-    data = {name: (np.zeros((3, 2)), np.zeros(3, dtype=int)) for name in "abc"}
+    data = make_data("abc", 3)
     bed = make_bed(tmp_path_factory.mktemp("joined"), data)
     study = bed.compile(make_request(schema_of(2), epsilon=None))
     key = study_digest(study.to_bytes())

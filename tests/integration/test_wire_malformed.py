@@ -8,12 +8,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 import grpc
-import numpy as np
 import pytest
 
 from support import reports
-from support.federation import TestBed, make_bed, make_request, schema_of
-from support.network import running_client, running_server, submit, wait_for
+from support.federation import TestBed, make_bed, make_data, make_request, schema_of
+from support.network import PATIENCE, running_client, running_server, submit, wait_for
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.service.server import CoordinatorServer
 from veilsum_node.identity import Credentials
@@ -23,7 +22,6 @@ from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import CoordinationStub, StudiesStub
 
 NAMES = "abc"
-SECONDS = 10.0
 STUDY = bytes(range(32))
 
 TYPED = {
@@ -67,8 +65,7 @@ ASKING = {"SpendingRequest"}  # any text names a dataset; of one that nobody kno
 
 @pytest.fixture(scope="module")
 def bed(tmp_path_factory: pytest.TempPathFactory) -> TestBed:
-    rng = np.random.default_rng(0)
-    data = {name: (rng.uniform(-1, 1, (10, 2)), rng.integers(0, 2, 10)) for name in NAMES}
+    data = make_data(NAMES, 10)
     return make_bed(tmp_path_factory.mktemp("federation"), data)
 
 
@@ -92,7 +89,7 @@ def _call(channel: grpc.Channel, method: Method, pieces: Iterable[bytes]) -> grp
     kind = ("stream" if method.streams else "unary") + "_" + ("stream" if method.answers else "unary")
     call = getattr(channel, kind)(method.path, request_serializer=None, response_deserializer=None)
     try:
-        reply = call(iter(pieces) if method.streams else next(iter(pieces)), timeout=SECONDS)
+        reply = call(iter(pieces) if method.streams else next(iter(pieces)), timeout=PATIENCE)
         if method.answers:
             list(reply)
     except grpc.RpcError as error:
@@ -276,7 +273,7 @@ def test_a_good_study_runs_after_all_that(bed: TestBed, running: tuple[Coordinat
         member = CoordinationStub(stack.enter_context(open_channel(address, bed.sites["c"].credentials)))
         stolen = pb.SignedEnrolment(**_wire(machine.seats["a"].enrolment))
         with pytest.raises(grpc.RpcError) as raised:  # another's enrolment under this caller's certificate
-            member.Enrol(pb.EnrolRequest(study=key, enrolment=stolen), timeout=SECONDS)
+            member.Enrol(pb.EnrolRequest(study=key, enrolment=stolen), timeout=PATIENCE)
         assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert machine.seats["c"].enrolment is None
 

@@ -10,8 +10,8 @@ import grpc
 import numpy as np
 import pytest
 
-from support.federation import make_bed, make_request, schema_of
-from support.network import running_client, running_server, wait_for
+from support.federation import make_bed, make_data, make_request, schema_of
+from support.network import PATIENCE, running_client, running_server, wait_for
 from veilsum_coordinator.protocol.machine import StudyMachine
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.service.server import CoordinatorServer
@@ -23,8 +23,6 @@ from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, parse_receip
 from veilsum_privacy.tasks import build_task
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import StudiesStub
-
-SECONDS = 10.0
 
 
 @dataclass
@@ -54,19 +52,18 @@ class Standing:
 
     def refused(self, *chunks: pb.UploadChunk) -> grpc.StatusCode:
         with pytest.raises(grpc.RpcError) as raised:
-            self.channel.stub.Upload(iter(chunks), timeout=SECONDS)
+            self.channel.stub.Upload(iter(chunks), timeout=PATIENCE)
         return raised.value.code()
 
     def next(self) -> int:
         request = pb.UploadStatusRequest(study=self.key, round=self.payload.round, attempt=self.payload.attempt)
-        return int(self.channel.stub.UploadStatus(request, timeout=SECONDS).next)
+        return int(self.channel.stub.UploadStatus(request, timeout=PATIENCE).next)
 
 
 @pytest.fixture(scope="module")
 def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
-    rng = np.random.default_rng(0)
     width = 4000  # two ciphertexts
-    data = {name: (rng.uniform(-1, 1, (5, width)), rng.integers(0, 2, 5)) for name in "abc"}
+    data = make_data("abc", 5, width)
     bed = make_bed(tmp_path_factory.mktemp("federation"), data)
     with ExitStack() as stack:
         server, address = stack.enter_context(running_server(bed))
@@ -80,7 +77,7 @@ def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
         channel, core = GrpcChannel(raw, site.credentials), ParticipantCore(site)
         channel.hello(bytes(32), bed.clock())
         directives = channel.work(site.nonce)
-        key = analyst.Submit(pb.SubmitRequest(study=signed), timeout=SECONDS).study
+        key = analyst.Submit(pb.SubmitRequest(study=signed), timeout=PATIENCE).study
         payload = _until_payload(core, channel, directives)
         machine = server.hub.studies[key].machine
         wait_for(lambda: all(machine.rounds[0].accumulator.uploads[name].complete for name in "ab"), "the others")
@@ -154,7 +151,7 @@ def test_an_index_sent_twice_is_added_once(standing: Standing) -> None:
 def test_receipts_that_are_not_this_members_for_these_bytes(standing: Standing) -> None:
     last = len(standing.payload.ciphertexts)
     for index in range(standing.next(), last):
-        assert standing.channel.stub.Upload(iter([standing.chunk(index, first=True)]), timeout=SECONDS).next == index + 1
+        assert standing.channel.stub.Upload(iter([standing.chunk(index, first=True)]), timeout=PATIENCE).next == index + 1
     key = standing.core.site.credentials.signing_key
     own = standing.payload.receipt
     honest = parse_receipt(own.body)
@@ -180,7 +177,7 @@ def _changed(receipt: Receipt, **changes: object) -> Receipt:
 def test_the_right_upload_is_taken_and_the_sum_is_exact(standing: Standing) -> None:
     standing.channel.upload(standing.key, standing.payload)
     with pytest.raises(grpc.RpcError):  # after the receipt nothing more is added
-        standing.channel.stub.Upload(iter([standing.chunk(0, first=True)]), timeout=SECONDS)
+        standing.channel.stub.Upload(iter([standing.chunk(0, first=True)]), timeout=PATIENCE)
     for directive in standing.directives:
         if directive.kind != pb.DIRECTIVE_KIND_PING:
             standing.core.handle(directive, standing.channel)
@@ -207,5 +204,5 @@ def test_decrypted_words_out_of_order_or_too_many(standing: Standing) -> None:
         pb.DecryptedChunk(study=standing.key, attempt=1, index=0, words=bytes(6)),
     ):
         with pytest.raises(grpc.RpcError) as raised:
-            standing.channel.stub.Decrypted(iter([chunk]), timeout=SECONDS)
+            standing.channel.stub.Decrypted(iter([chunk]), timeout=PATIENCE)
         assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT

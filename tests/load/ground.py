@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,45 +18,20 @@ import numpy as np
 
 from load.figures import Events, Sampler
 from load.host import Spec
-from support.federation import DATASET, make_policy, make_request, schema_of, write_records
+from support.federation import DATASET, Parties, make_request, schema_of
 from support.network import wait_for
-from veilsum.compile import compile_study
+from support.processes import OVER, lasting_port
 from veilsum_coordinator.protocol.settings import Waits
-from veilsum_node.identity import Label, load_credentials
-from veilsum_node.identity.provision import make_kit
-from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_node.transport.channel import open_channel
-from veilsum_participant.config import DatasetConfig, ParticipantConfig
 from veilsum_privacy.study.study import Study
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import StudiesStub
 
 RECORDS, WIDTH = 8, 4
-OVER = ("finished", "failed", "aborted")
 WAITS = Waits(enrol=900, seal=900, contribute=900, consent=900, decrypt=900, grace=30)
 
 
-def now() -> int:
-    return int(time.time())
-
-
-def _quiet_port() -> int:
-    """A free port that no outgoing connection takes while the coordinator is away: below those that the system hands out.
-
-    0, and so the system's choice, where there is none.
-    """
-    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    for port in np.random.default_rng().permutation(np.arange(10_000, min(lowest, 32_768))):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", int(port)))
-            except OSError:
-                continue
-            return int(port)
-    return 0
-
-
-class Ground:
+class Ground(Parties):
     """The parties on disk, and their processes.
 
     Args:
@@ -79,22 +53,21 @@ class Ground:
         database: str | None = None,
         packages: Path | None = None,
     ) -> None:
-        self.names = [f"site-{index:03d}" for index in range(count)]
-        self.kit = make_kit(directory, self.names, clock=now)
-        self.analyst = load_credentials(self.kit.analyst.identity, now())
-        self.directory, self.waits, self._database, self._packages = directory, waits, database, packages
+        random = np.random.default_rng(0)
+        super().__init__(
+            directory,
+            {
+                f"site-{index:03d}": (random.uniform(-1, 1, (RECORDS, WIDTH)), random.integers(0, 2, RECORDS))
+                for index in range(count)
+            },
+        )
+        self.folder, self.waits, self._database, self._packages = directory, waits, database, packages
         self.samplers: list[Sampler] = []
         self._shares = [self.names[index::hosts] for index in range(hosts)]
         self._hosts: list[subprocess.Popen[str]] = []
         self._coordinator: subprocess.Popen[bytes] | None = None
-        self._listen, self.address = f"127.0.0.1:{_quiet_port()}", ""
+        self._listen, self.address = f"127.0.0.1:{lasting_port()}", ""
         self._channel: grpc.Channel | None = None
-        self._policy = make_policy(self.kit)
-        random = np.random.default_rng(0)
-        for party in self.kit.participants:
-            write_records(
-                party.directory / "records.npz", random.uniform(-1, 1, (RECORDS, WIDTH)), random.integers(0, 2, RECORDS)
-            )
 
     # -- the coordinator ---------------------------------------------------------------------------------------------------
 
@@ -145,29 +118,16 @@ class Ground:
     def prepare_hosts(self, roles: Mapping[str, str] | None = None, stalled: Sequence[str] = ()) -> None:
         """Start the hosts; their participants connect with :meth:`connect`."""
         given = dict(roles or {})
-        parties = {party.name: party for party in self.kit.participants}
-        policy = self._policy
+        budgets = {"budgets": {DATASET: {"epsilon": "unlimited", "delta": 1e-5}}}
         for index, share in enumerate(self._shares):
-            configs = {}
-            for name in share:
-                party = parties[name]
-                config = ParticipantConfig(
-                    coordinator=self.address,
-                    identity=party.identity,
-                    state=party.directory / "participant.db",
-                    datasets={DATASET: DatasetConfig(path=party.directory / "records.npz")},
-                    policy=policy,
-                )
-                configs[name] = config.model_dump(mode="json") | {
-                    "budgets": {DATASET: {"epsilon": "unlimited", "delta": 1e-5}}
-                }
+            configs = {name: self.config(name, self.address).model_dump(mode="json") | budgets for name in share}
             spec = Spec(
                 configs, str(self._events(index)), {name: given[name] for name in share if name in given}, tuple(stalled)
             )
-            spec.write(self.directory / f"host-{index}.json")
-            with (self.directory / f"host-{index}.log").open("ab") as log:
+            spec.write(self.folder / f"host-{index}.json")
+            with (self.folder / f"host-{index}.log").open("ab") as log:
                 child = subprocess.Popen(
-                    ["nice", "-n", "5", sys.executable, "-m", "load.host", str(self.directory / f"host-{index}.json")],
+                    ["nice", "-n", "5", sys.executable, "-m", "load.host", str(self.folder / f"host-{index}.json")],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,
@@ -219,7 +179,7 @@ class Ground:
         return sum(Sampler.read(child.pid)[0] for child in self._hosts)
 
     def _events(self, index: int) -> Path:
-        return self.directory / f"events-{index}.jsonl"
+        return self.folder / f"events-{index}.jsonl"
 
     def events(self) -> Events:
         """What all participants did so far."""
@@ -259,24 +219,12 @@ class Ground:
     def study(self, name: str, min_cohort: int, without: Sequence[str] = (), **privacy: Any) -> Study:
         """A study of statistics of all participants, ``without`` these."""
         request = make_request(schema_of(WIDTH, max_records=100), min_cohort=min_cohort, **privacy)
-        return compile_study(
-            request.model_copy(update={"name": name}),
-            federation_id=self.kit.federation_id,
-            coordinator="coordinator",
-            participants=[name for name in self.names if name not in without],
-            clock=now,
-            random=SYSTEM_RANDOM,
-        )
+        sites = [site for site in self.names if site not in without]
+        return self.compile(request.model_copy(update={"name": name}), sites)
 
     def submit(self, study: Study) -> bytes:
         """Sign and submit; returns the study's digest."""
-        data = study.to_bytes()
-        signed = pb.StudyObject(
-            study=data,
-            signature=self.analyst.signing_key.sign(Label.STUDY, data),
-            certificate=self.analyst.identity.certificate,
-        )
-        return bytes(self.studies.Submit(pb.SubmitRequest(study=signed), timeout=60).study)
+        return bytes(self.studies.Submit(pb.SubmitRequest(study=self.signed(study)), timeout=60).study)
 
     def status(self, key: bytes) -> pb.StudyStatus:
         """What the coordinator shows of a study; waits while it does not answer."""

@@ -8,7 +8,6 @@ when its keys were exchanged.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -16,14 +15,11 @@ import numpy as np
 
 from simulation.disks import Disk
 from simulation.parties import Coordinator, Process, Skewed, Time
-from support.federation import DATASET, make_request, schema_of, write_records
+from support.federation import DATASET, Parties, make_request, schema_of
 from support.randomness import SeededRandom
-from veilsum.compile import compile_study
 from veilsum_coordinator.parts.federation import Federation
 from veilsum_coordinator.protocol.settings import Waits
-from veilsum_node.identity import Credentials, Label, load_credentials
-from veilsum_node.identity.provision import make_kit
-from veilsum_participant.config import DatasetConfig, ParticipantConfig, Policy
+from veilsum_node.identity import load_credentials
 from veilsum_participant.session.client import open_ledger
 from veilsum_participant.store import create_tables
 from veilsum_privacy.backup.restored import write_mark
@@ -94,43 +90,29 @@ class Ground:
         time = Time(BEGINNING - 90_000)  # clocks that are slow must not find the certificates not valid yet
         self.results, self.rounds = directory / "results", 1
         self._copy = directory / "copy.db"
-        kit = make_kit(directory, list(NAMES), clock=time)
-        pins = {party.name: load_credentials(party.identity, BEGINNING).identity.fingerprint for party in kit.participants}
-        noise = ("distributed", "none")
-        policy = Policy(analysts=("*",), trusted=pins, min_cohort=2, noise=noise, max_epsilon=1000.0)
         rng = np.random.default_rng(1)
+        data = {name: (rng.uniform(-1, 1, size=(4, 1)), np.arange(4) % 2) for name in NAMES}
+        self._parties = Parties(directory, data, clock=time, noise=("distributed", "none"))
         self.disks = {name: Disk() for name in (*NAMES, "coordinator")}
-        self._configs: dict[str, ParticipantConfig] = {}
-        self._credentials: dict[str, Credentials] = {}
+        self._configs = {name: self._parties.config(name) for name in NAMES}
+        self._credentials = {name: load_credentials(config.identity, BEGINNING) for name, config in self._configs.items()}
         self.empty: dict[str, bytes] = {}
-        for party in kit.participants:
-            path = party.directory / "records.npz"
-            write_records(path, rng.uniform(-1, 1, size=(4, 1)), np.arange(4) % 2)
-            self._configs[party.name] = ParticipantConfig(
-                coordinator="localhost:1",
-                identity=party.identity,
-                state=party.directory / "participant.db",
-                datasets={DATASET: DatasetConfig(path=path)},
-                policy=policy,
-            )
-            credentials = self._credentials[party.name] = load_credentials(party.identity, BEGINNING)
-            database = self.disks[party.name].database
+        for name, credentials in self._credentials.items():
+            database = self.disks[name].database
             ledger = open_ledger(database, credentials, time)
             create_tables(database)
             with database.transaction() as connection:
                 ledger.set_budget(connection, DATASET, None, 1e-5, reason="simulation", operator="simulation")
-            self.empty[party.name] = self.disks[party.name].image()
-        self._coordinator = load_credentials(kit.coordinator.identity, BEGINNING)
+            self.empty[name] = self.disks[name].image()
+        self._coordinator = load_credentials(self._parties.kit.coordinator.identity, BEGINNING)
         self._prepare_journal(time)
         self.authority = self._coordinator.authority
-        analyst = load_credentials(kit.analyst.identity, BEGINNING)
-        sign = partial(self._sign, kit.federation_id, analyst)
-        noised = sign("noised", MOST_ROUNDS, 7)
+        noised = self._sign("noised", MOST_ROUNDS, 7)
         self.studies: dict[Kind, tuple[Signed, ...]] = {
             "noised": (noised,),
-            "strict": (sign("strict", MOST_ROUNDS, 7),),
-            "both": (noised, sign("noised", MOST_ROUNDS, 8)),
-            "rivals": (sign("noised", 1, 9), sign("noised", 1, 10)),
+            "strict": (self._sign("strict", MOST_ROUNDS, 7),),
+            "both": (noised, self._sign("noised", MOST_ROUNDS, 8)),
+            "rivals": (self._sign("noised", 1, 9), self._sign("noised", 1, 10)),
         }
         self.keyed: dict[Kind, Keyed] = {}
         self.tight: dict[str, bytes] = {}
@@ -186,25 +168,13 @@ class Ground:
         with disk.database.transaction() as connection:
             ledger.set_budget(connection, DATASET, self.budget, 1e-5, reason="simulation", operator="simulation")
 
-    def _sign(self, federation: str, analyst: Credentials, kind: Kind, releases: int, seed: int) -> Signed:
+    def _sign(self, kind: Kind, releases: int, seed: int) -> Signed:
         request = make_request(schema_of(1, max_records=8), epsilon=None if kind == "strict" else 20.0, min_cohort=2)
-        study = compile_study(
-            request,
-            federation_id=federation,
-            coordinator=self._coordinator.identity.name,
-            participants=list(NAMES),
-            clock=Time(BEGINNING),
-            random=SeededRandom(seed),
-        )
+        study = self._parties.compile(request, clock=Time(BEGINNING), random=SeededRandom(seed))
         tasks = tuple(task.model_copy(update={"releases": releases}) for task in study.tasks)
         privacy = study.privacy
         if kind == "noised":
             privacy = privacy.model_copy(update={"epsilon": 500.0, "cohort_difference": "allowed"})
         study = study.model_copy(update={"tasks": tasks, "privacy": privacy})
-        data = study.to_bytes()
-        submitted = pb.StudyObject(
-            study=data,
-            signature=analyst.signing_key.sign(Label.STUDY, data),
-            certificate=analyst.identity.certificate,
-        )
-        return Signed(kind, study, study_digest(data), submitted, analyst.identity.name)
+        key = study_digest(study.to_bytes())
+        return Signed(kind, study, key, self._parties.signed(study), self._parties.analyst.identity.name)

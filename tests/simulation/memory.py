@@ -22,8 +22,6 @@ _INSPECT = sqlalchemy.inspect
 _DIALECT: Any = sqlite.dialect()
 _DIALECT.server_version_info = sqlite3.sqlite_version_info
 
-Convert = Callable[[Any], Any]
-
 
 class Prepared:
     """A compiled form of a statement: what goes to the driver, and how its values and rows are converted."""

@@ -20,9 +20,8 @@ from pathlib import Path
 import veilsum_node.transport.tls13  # noqa: F401 - chooses TLS 1.3, before anything imports gRPC
 
 # isort: split
-import numpy as np
 
-from support.federation import make_request, schema_of
+from support.federation import make_data, make_request, schema_of
 from support.processes import Processes, running_processes
 from veilsum_coordinator.protocol.settings import Waits
 
@@ -68,8 +67,7 @@ def _study(processes: Processes) -> float:
 
 def measure(connections: int, kind: str) -> Iterator[str]:
     """Lines of what was found."""
-    rng = np.random.default_rng(5)
-    data = {name: (rng.uniform(-1, 1, (9, 2)), rng.integers(0, 2, 9)) for name in "abcd"}
+    data = make_data("abcd", 9)
     with tempfile.TemporaryDirectory() as folder, running_processes(Path(folder) / "f", data, waits=Waits()) as processes:
         pid = processes._coordinator._child.pid
         yield f"undisturbed: a study in {_study(processes):.1f} s, {_figures(pid)}"

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from support.federation import TestBed, make_bed
+from support.federation import TestBed, make_bed, make_data
 from support.fresh import COORDINATOR, LEDGER, fresh_database
 from support.proving import proven
 from support.randomness import SeededRandom
@@ -168,8 +168,7 @@ Compile = Callable[[TestBed], Study]
 
 def make_trial(directory: Path, compile_it: Compile, place: str = "") -> Trial:
     """Four sites with data of their own, and a study."""
-    rng = np.random.default_rng(3)
-    data = {name: (rng.uniform(-1, 1, (24, WIDTH)), rng.integers(0, 2, 24)) for name in NAMES}
+    data = make_data(NAMES, 24, WIDTH)
     bed = make_bed(directory, data, waits=WAITS, disclosures=("joint", "per-site"))
     return Trial(bed, compile_it(bed), directory / "results", place or directory / "journal.db")
 

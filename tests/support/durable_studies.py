@@ -62,7 +62,7 @@ def _evaluation(bed: TestBed) -> Study:
 
 STATIONS = {"stations": {"one": ["a", "b"], "two": ["c", "d"]}, "rounds": 2}
 STATION_MODEL = {"model": {"name": "linear", "options": {"scale": 0.5, "bias": 0.7}}}
-ITERATED = {"alignment": {"reference": "paper", "mode": "iterated", "rounds": 3}}
+ITERATED = {"alignment": {"reference": "barycenter", "mode": "iterated", "rounds": 3}}
 GENERATION = {"mode": "multi-domain", "target": 30, "extra": 5}
 
 CLEAR = ("none", "moon", "scaffold", "sr", "iir", "ntd")
@@ -85,12 +85,7 @@ ODDS: dict[str, Any] = {"family": "logistic", "outcome": "y = 'c0'", "over": ["x
 STUDIES: dict[str, Compile] = {
     "statistics": partial(_plain, method="statistics", epsilon=2.0),
     "statistics of queries": partial(_plain, method="statistics", epsilon=2.0, parameters=QUERIES),
-    "regression": partial(
-        _plain,
-        method="regression",
-        epsilon=20.0,
-        parameters={"family": "logistic", "outcome": "y = 'c0'", "over": ["x0", "x1"]},
-    ),
+    "regression": partial(_plain, method="regression", epsilon=20.0, parameters=ODDS),
     "pca": partial(_plain, method="pca", epsilon=4.0, parameters={"width": 2}),
     "slot-align": partial(_plain, method="slot-align", epsilon=900.0, parameters=ITERATED),
     "slot-align once": partial(_plain, method="slot-align", epsilon=None),

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from support.clocks import SetClock
 from support.disks import Disk, Namespace, mount_namespace, python
+from support.federation import Data
 from support.links import BadLink
 from support.network import wait_for
-from support.processes import Process, Processes, _command
+from support.processes import Process, Processes, command
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_node.database import open_database
 from veilsum_node.telemetry.health import ask_ready
 from veilsum_node.telemetry.monitoring import MetricsSettings
 
 COORDINATOR = "coordinator"
-Data = Mapping[str, tuple[NDArray[np.float64], NDArray[np.int64]]]
-
-
-def small_data(names: str, rows: int = 20) -> Data:
-    """A few records for each name."""
-    rng = np.random.default_rng(1)
-    return {name: (rng.uniform(-1, 1, (rows, 3)), np.arange(rows) % 2) for name in names}
 
 
 class FaultedProcesses(Processes):
@@ -87,7 +77,7 @@ class FaultedProcesses(Processes):
         """Start a process, in the namespace of the disks and with its variables."""
         name = directory.name if role == "participant" else COORDINATOR
         (directory / "metrics-address").unlink(missing_ok=True)
-        words = python(*_command(role, directory / f"{role}.toml"))
+        words = python(*command(role, directory / f"{role}.toml"))
         if name in self.prefix:
             words = [*self.prefix[name], *words]
         return Process(["-c", "import os, sys; os.execvp(sys.argv[1], sys.argv[1:])", *words], directory / "log",
@@ -170,8 +160,3 @@ def faulted_processes(
         stack.callback(processes.stop)
         processes.heal()
         yield processes
-
-
-def seconds_since(start: float) -> float:
-    """Elapsed seconds."""
-    return time.monotonic() - start

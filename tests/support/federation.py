@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from support.fresh import COORDINATOR, LEDGER, PARTICIPANT, fresh_database
+from support.randomness import SeededRandom
 from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
 from veilsum.local.federation import LocalFederation
 from veilsum_coordinator.protocol.settings import Waits
@@ -30,6 +30,9 @@ from veilsum_privacy.study.study import Study
 from veilsum_proto import federation_pb2 as pb
 
 DATASET = "records"
+
+Data = Mapping[str, tuple[NDArray[np.float64], NDArray[np.int64]]]
+"""Features and labels of each site, in the layout of :func:`schema_of`."""
 
 
 class Clock:
@@ -61,6 +64,28 @@ def write_records(path: Path, features: NDArray[np.float64], labels: NDArray[np.
     np.savez(path, X=features, y=labels.astype(str))
 
 
+def make_data(names: Iterable[str] = "abcd", rows: int = 20, width: int = 2) -> Data:
+    """Records of each site, of two classes."""
+    rng = np.random.default_rng(0)
+    return {name: (rng.uniform(-1, 1, (rows, width)), rng.integers(0, 2, rows)) for name in names}
+
+
+def make_clusters(
+    names: Iterable[str], width: int, classes: int, rows: int = 40, step: int = 15, shares: Sequence[float] | None = None
+) -> Data:
+    """Records of each site around a centre for each class; every site has ``step`` more than the one before.
+
+    Classes are equally frequent, or have these shares.
+    """
+    rng = np.random.default_rng(5)
+    centres = rng.uniform(-0.6, 0.6, (classes, width))
+    data = {}
+    for index, name in enumerate(names):
+        labels = rng.choice(classes, rows + step * index, p=shares)
+        data[name] = (np.clip(centres[labels] + 0.3 * rng.normal(size=(len(labels), width)), -1, 1), labels)
+    return data
+
+
 def make_request(
     schema: DatasetSchema, method: str = "statistics", epsilon: float | None = 1.0, **privacy: Any
 ) -> StudyRequest:
@@ -72,40 +97,68 @@ def make_request(
     )  # fmt: skip
 
 
-@dataclass
-class TestBed:
-    """A federation's parties on disk.
+def unix_time() -> int:
+    """The system's clock."""
+    return int(time.time())
+
+
+class Parties:
+    """What every federation of tests begins with: identities, records, and what sites allow. Nothing runs here.
+
+    Args:
+        directory: an empty one.
+        data: of the sites.
+        clock: of everyone.
+        policy: fields of the sites' that differ from: all analysts and kinds of noise, cohorts of two, no bound on epsilon.
 
     Attributes:
         kit: identities.
-        clock: of everyone.
-        hub: the coordinator's state.
-        sites: by name.
+        names: of the sites; studies are of these.
+        analyst: who signs studies.
+        policy: of every site; it pins all of them.
     """
 
-    __test__ = False
+    def __init__(self, directory: Path, data: Data, *, clock: Callable[[], int] = unix_time, **policy: Any) -> None:
+        self.kit: Kit = make_kit(directory, sorted(data), clock=clock)
+        self.clock, self.names = clock, sorted(data)
+        self.analyst: Credentials = load_credentials(self.kit.analyst.identity, clock())
+        pins = {party.name: load_credentials(party.identity, clock()).identity.fingerprint for party in self.kit.participants}
+        values: dict[str, Any] = {
+            "analysts": ("*",),
+            "trusted": pins,
+            "min_cohort": 2,
+            "noise": ("distributed", "local", "none"),
+            "max_epsilon": 1000.0,
+        }
+        self.policy = Policy(**(values | policy))
+        for name in self.names:
+            write_records(self.directory(name) / "records.npz", *data[name])
 
-    kit: Kit
-    clock: Clock
-    hub: Hub
-    sites: dict[str, Site]
-    analyst: Credentials
+    def directory(self, name: str) -> Path:
+        """A site's directory."""
+        return self.kit.directory / "participants" / name
 
-    @property
-    def local(self) -> LocalFederation:
-        """The parties as a federation in this process."""
-        return LocalFederation(self.hub, {name: ParticipantCore(site) for name, site in self.sites.items()}, self.clock)
-
-    def compile(self, request: StudyRequest) -> Study:
-        """Compile a study for all sites."""
-        return compile_study(
-            request,
-            federation_id=self.kit.federation_id,
-            coordinator="coordinator",
-            participants=sorted(self.sites),
-            clock=self.clock,
-            random=SYSTEM_RANDOM,
+    def config(self, name: str, coordinator: str = "localhost:1") -> ParticipantConfig:
+        """A site's settings."""
+        place = self.directory(name)
+        return ParticipantConfig(
+            coordinator=coordinator,
+            identity=place / "identity",
+            state=place / "participant.db",
+            datasets={DATASET: DatasetConfig(path=place / "records.npz")},
+            policy=self.policy,
         )
+
+    def compile(self, request: StudyRequest, sites: Sequence[str] = (), **setting: Any) -> Study:
+        """Compile a study, by default for all sites, now and with a nonce of the system's."""
+        given: dict[str, Any] = {
+            "federation_id": self.kit.federation_id,
+            "coordinator": self.kit.coordinator.name,
+            "participants": list(sites or self.names),
+            "clock": self.clock,
+            "random": SYSTEM_RANDOM,
+        }
+        return compile_study(request, **(given | setting))
 
     def signed(self, study: Study | bytes) -> pb.StudyObject:
         """A study as the analyst signs it."""
@@ -114,24 +167,34 @@ class TestBed:
         return pb.StudyObject(study=data, signature=signature, certificate=self.analyst.identity.certificate)
 
 
-def make_policy(kit: Kit, **changes: Any) -> Policy:
-    """A policy that pins all participants of a kit."""
-    trusted = {
-        party.name: load_credentials(party.identity, int(time.time())).identity.fingerprint for party in kit.participants
-    }
-    values: dict[str, Any] = {
-        "analysts": ("*",),
-        "trusted": trusted,
-        "min_cohort": 2,
-        "noise": ("distributed", "local", "none"),
-        "max_epsilon": 1000.0,
-    }
-    return Policy(**(values | changes))
+class TestBed(Parties):
+    """A federation whose parties all live in this process; use :func:`make_bed`.
+
+    Attributes:
+        hub: the coordinator's state.
+        sites: by name.
+    """
+
+    __test__ = False
+
+    clock: Clock
+    hub: Hub
+    sites: dict[str, Site]
+
+    def know_noise(self) -> None:
+        """Let each site's noise follow from its name; nothing else does."""
+        for name, site in self.sites.items():
+            site.noise_random = SeededRandom(f"noise of {name}".encode())
+
+    @property
+    def local(self) -> LocalFederation:
+        """The parties as a federation in this process."""
+        return LocalFederation(self.hub, {name: ParticipantCore(site) for name, site in self.sites.items()}, self.clock)
 
 
 def make_bed(
     directory: Path,
-    data: Mapping[str, tuple[NDArray[np.float64], NDArray[np.int64]]],
+    data: Data,
     *,
     budget: tuple[float | None, float] = (None, 1e-5),
     random: Callable[[str], RandomSource] = lambda _: SYSTEM_RANDOM,
@@ -141,25 +204,13 @@ def make_bed(
 ) -> TestBed:
     """Make identities, sites with data and ledgers, and a hub; by default with a clock that stands still."""
     clock = clock or Clock()
-    kit = make_kit(directory, sorted(data), clock=clock)
-    agreed = make_policy(kit, **policy)
-    sites = {}
-    for party in kit.participants:
-        path = party.directory / "records.npz"
-        write_records(path, *data[party.name])
-        config = ParticipantConfig(
-            coordinator="localhost:1",
-            identity=party.identity,
-            state=party.directory / "participant.db",
-            datasets={DATASET: DatasetConfig(path=path)},
-            policy=agreed,
-        )
-        sites[party.name] = open_test_site(config, clock, random(party.name), budget)
-    credentials = load_credentials(kit.coordinator.identity, clock())
-    database = fresh_database(kit.coordinator.directory / "coordinator.db", LEDGER, COORDINATOR)
+    bed = TestBed(directory, data, clock=clock, **policy)
+    bed.sites = {name: open_test_site(bed.config(name), clock, random(name), budget) for name in bed.names}
+    credentials = load_credentials(bed.kit.coordinator.identity, clock())
+    database = fresh_database(bed.kit.coordinator.directory / "coordinator.db", LEDGER, COORDINATOR)
     mirror = Mirror(database, credentials=credentials, clock=clock, random=SYSTEM_RANDOM)
-    hub = Hub(credentials, SqlJournal(database, mirror), waits=waits or Waits(), clock=clock)
-    return TestBed(kit, clock, hub, sites, load_credentials(kit.analyst.identity, clock()))
+    bed.hub = Hub(credentials, SqlJournal(database, mirror), waits=waits or Waits(), clock=clock)
+    return bed
 
 
 def open_test_site(

@@ -18,7 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from scipy.stats import chisquare
 
-from support.federation import TestBed, make_bed, make_request, open_test_site, schema_of
+from support.federation import TestBed, make_bed, make_data, make_request, open_test_site, schema_of
 from support.securesum import whole
 from veilsum_node.canonical import canonical, parse_canonical
 from veilsum_node.errors import HostileInput, RefusalCode
@@ -33,7 +33,7 @@ from veilsum_privacy.ledger.receipts import Countersignature, SignedReceipt, cou
 from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.securesum.bfv import Adder
 from veilsum_privacy.securesum.boxes import Box
-from veilsum_privacy.securesum.context import Assignment, broadcast_digest
+from veilsum_privacy.securesum.context import Assignment, broadcast_digest, encode_broadcast
 from veilsum_privacy.securesum.contribution import Integers, Slots, open_sum
 from veilsum_privacy.securesum.decryption import SignedStatement
 from veilsum_privacy.securesum.parameters import BfvParameters
@@ -43,6 +43,11 @@ from veilsum_proto import federation_pb2 as pb
 
 LABEL = "statistics"
 NAMES = ("a", "b", "c", "d")
+
+
+def encoded(study: Study, label: str, arrays: Mapping[str, NDArray[np.float64]]) -> bytes:
+    """Arrays as they are broadcast for a task of a study."""
+    return encode_broadcast(arrays, AgreedStudy(study).task(label).single)
 
 
 @dataclass(frozen=True)
@@ -110,12 +115,6 @@ class HostileChannel:
 
     def confirm(self, study: bytes, kind: pb.DirectiveKind.ValueType, number: int, attempt: int) -> None:
         self._say("confirm", study, kind, number, attempt)
-
-
-def make_data(names: Iterable[str] = NAMES, rows: int = 20, width: int = 2) -> dict[str, Any]:
-    """Records of each site in the layout of :func:`support.federation.schema_of`."""
-    rng = np.random.default_rng(0)
-    return {name: (rng.uniform(-1, 1, (rows, width)), rng.integers(0, 2, rows)) for name in names}
 
 
 def altered(study: Study, **changes: Any) -> Study:

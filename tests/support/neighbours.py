@@ -22,7 +22,7 @@ from veilsum_privacy.study.study import NoiseKind, PrivacyDemand, Study, TaskDec
 from veilsum_privacy.tasks import TASKS, build_task, hazard_step
 from veilsum_privacy.tasks.base import Floats, Records, RecordTask
 from veilsum_privacy.tasks.class_mixtures import CENTRES
-from veilsum_privacy.tasks.features import CENTRE
+from veilsum_privacy.tasks.features import CENTRE, CLASS_WEIGHTS
 from veilsum_privacy.tasks.newton_step import POINT, WHITEN
 from veilsum_privacy.training.arrays import to_broadcast
 from veilsum_privacy.training.models import ModelSpec, build_architecture
@@ -318,6 +318,12 @@ class _Gradient(Neighbours):
             arrays["head.bias"] = np.array([-5.0, 5.0, 0.0])
             setting = Setting(str(model["name"]), "gradient", schema(2), {**common, "model": model}, to_broadcast(arrays))
             found.append(setting)
+        weighted = {**common, "model": linear, "class_weights": True}
+        found.append(
+            Setting(
+                "weighted", "gradient", schema(2), weighted, {**found[0].broadcast, CLASS_WEIGHTS: np.array([1.0, 0.2, 0.0])}
+            )
+        )
         return tuple(found)
 
     def worst(self, setting: Setting) -> Records:
@@ -348,6 +354,12 @@ _FEATURE_MEANS = (
     Setting("boxed", "feature-means", schema(3), {"clip": 1.5, "missing": "skip", "count_weight": 0.3, "sum_weight": 0.7}),
     Setting(
         "mapped", "feature-means", schema(2), {"clip": 1.2, "missing": "centre", "count_weight": 1, "sum_weight": 2, **MAPPED}
+    ),
+    Setting(
+        "by-class",
+        "feature-means",
+        schema(3),
+        {"clip": 1.5, "missing": "centre", "count_weight": 0.3, "sum_weight": 0.7, "classes": True},
     ),
 )
 

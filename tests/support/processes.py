@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -24,16 +25,13 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import delete, select
 
-from support.federation import DATASET, make_policy, write_records
+from support.federation import DATASET, Data, Parties
 from support.network import PATIENCE, wait_for
 from support.proxy import Proxy
-from veilsum.compile import StudyRequest, compile_study
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_coordinator.storage.journal import RELEASES, SUMS
 from veilsum_node.database import open_database, open_readonly
-from veilsum_node.identity import Credentials, Label, load_credentials
-from veilsum_node.identity.provision import Kit, make_kit
-from veilsum_node.randomness import SYSTEM_RANDOM
+from veilsum_node.identity import load_credentials
 from veilsum_node.transport.channel import open_channel
 from veilsum_participant import store
 from veilsum_privacy.ledger.entries import Entry, Kind
@@ -118,23 +116,21 @@ class ReleaseRow:
     values: NDArray[np.int64]
 
 
-class Processes:
+class Processes(Parties):
     """A coordinator and participants; use :func:`running_processes`."""
 
     def __init__(
         self,
         directory: Path,
-        data: Mapping[str, tuple[NDArray[np.float64], NDArray[np.int64]]],
+        data: Data,
         *,
         waits: Waits,
         budget: tuple[float | None, float],
         max_peer_streams: int,
         **policy: Any,
     ) -> None:
-        self.kit: Kit = make_kit(directory, sorted(data), clock=lambda: int(time.time()))
-        self.analyst: Credentials = load_credentials(self.kit.analyst.identity, int(time.time()))
+        super().__init__(directory, data, **policy)
         self.waits = waits
-        self.names = sorted(data)
         self.proxies = {name: Proxy(("127.0.0.1", 1)) for name in self.names}
         self.participants: dict[str, Process] = {}
         self.coordinator: Process | None = None
@@ -143,17 +139,8 @@ class Processes:
         self._channel: grpc.Channel | None = None
         self._max_peer_streams = max_peer_streams
         self._write_coordinator(max_peer_streams)
-        agreed = make_policy(self.kit, **policy).model_dump(mode="json")
-        for party in self.kit.participants:
-            write_records(party.directory / "records.npz", *data[party.name])
-            tables = {
-                "": {"coordinator": self.proxies[party.name].address},
-                f"datasets.{DATASET}": {"path": "records.npz"},
-                f"budgets.{DATASET}": {"epsilon": budget[0] if budget[0] is not None else "unlimited", "delta": budget[1]},
-                "policy": {key: value for key, value in agreed.items() if key != "trusted"},
-                "policy.trusted": agreed["trusted"],
-            }
-            _write_toml(party.directory / "participant.toml", tables)
+        for name in self.names:
+            write_participant(self, name, self.proxies[name].address, budget)
 
     # -- processes ---------------------------------------------------------------------------------------------------------
 
@@ -161,7 +148,7 @@ class Processes:
         top = {"listen": "127.0.0.1:0", "ready_file": "ready", "max_peer_streams": max_peer_streams}
         metrics = {"listen": "127.0.0.1:0", "ready_file": "metrics-address"}
         tables = {"": top, "waits": self.waits.model_dump(), "metrics": metrics}
-        _write_toml(self.kit.coordinator.directory / "coordinator.toml", tables)
+        write_toml(self.kit.coordinator.directory / "coordinator.toml", tables)
 
     def restart_coordinator(self, waits: Waits) -> None:
         """Start the coordinator anew with other waits; participants are connected when this returns."""
@@ -200,11 +187,7 @@ class Processes:
 
     def launch(self, role: str, directory: Path) -> Process:
         """Start one process; what runs it in another way overrides this."""
-        return Process(_command(role, directory / f"{role}.toml"), directory / "log")
-
-    def directory(self, name: str) -> Path:
-        """A participant's directory."""
-        return next(party.directory for party in self.kit.participants if party.name == name)
+        return Process(command(role, directory / f"{role}.toml"), directory / "log")
 
     def heal(self) -> None:
         """Bring everything back: no limits, every process running and connected."""
@@ -238,24 +221,10 @@ class Processes:
 
     # -- studies -----------------------------------------------------------------------------------------------------------
 
-    def compile(self, request: StudyRequest) -> Study:
-        """Compile a study for all participants."""
-        return compile_study(
-            request,
-            federation_id=self.kit.federation_id,
-            coordinator="coordinator",
-            participants=self.names,
-            clock=lambda: int(time.time()),
-            random=SYSTEM_RANDOM,
-        )
-
     def submit(self, study: Study) -> bytes:
         """Sign and submit a study; returns its digest."""
         self._counted = self._contributions()
-        data = study.to_bytes()
-        signature = self.analyst.signing_key.sign(Label.STUDY, data)
-        signed = pb.StudyObject(study=data, signature=signature, certificate=self.analyst.identity.certificate)
-        return bytes(self.studies.Submit(pb.SubmitRequest(study=signed), timeout=PATIENCE).study)
+        return bytes(self.studies.Submit(pb.SubmitRequest(study=self.signed(study)), timeout=PATIENCE).study)
 
     def status(self, key: bytes) -> pb.StudyStatus:
         """What the coordinator shows of a study."""
@@ -382,7 +351,7 @@ def count(entries: Sequence[Entry], kind: Kind) -> int:
 @contextmanager
 def running_processes(
     directory: Path,
-    data: Mapping[str, tuple[NDArray[np.float64], NDArray[np.int64]]],
+    data: Data,
     *,
     waits: Waits,
     budget: tuple[float | None, float] = (None, 1e-5),
@@ -398,13 +367,44 @@ def running_processes(
         processes.stop()
 
 
-def _command(role: str, config: Path) -> list[str]:
+def command(role: str, config: Path) -> list[str]:
+    """Arguments of the interpreter that start a party."""
     return ["-m", "veilsum_deploy.cli", role, "start", "--config", str(config)]
 
 
-def _write_toml(path: Path, tables: Mapping[str, Mapping[str, Any]]) -> None:
+def write_participant(parties: Parties, name: str, coordinator: str, budget: tuple[float | None, float]) -> None:
+    """Write a site's ``participant.toml``; its budget is epsilon, None for no bound, and delta."""
+    agreed = parties.policy.model_dump(mode="json")
+    tables = {
+        "": {"coordinator": coordinator},
+        f"datasets.{DATASET}": {"path": "records.npz"},
+        f"budgets.{DATASET}": {"epsilon": "unlimited" if budget[0] is None else budget[0], "delta": budget[1]},
+        "policy": {key: value for key, value in agreed.items() if key != "trusted"},
+        "policy.trusted": agreed["trusted"],
+    }
+    write_toml(parties.directory(name) / "participant.toml", tables)
+
+
+def write_toml(path: Path, tables: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write tables of plain values; that of the empty name stands at the top."""
     lines = []
     for table, values in tables.items():
         lines += [f"[{table}]"] if table else []
         lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
     path.write_text("\n".join(lines) + "\n")
+
+
+def lasting_port() -> int:
+    """A free port below those that the system hands out, so that nobody takes it while the coordinator is down.
+
+    0, and so the system's choice, where there is none.
+    """
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for port in np.random.default_rng().permutation(np.arange(10_000, min(lowest, 32_768))):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", int(port)))
+            except OSError:
+                continue
+            return int(port)
+    return 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,26 @@ def shifted_sites(
     return found
 
 
+def demand(epsilon: float | None) -> PrivacyRequest:
+    """So much privacy; None is a study without noise."""
+    return PrivacyRequest(noise="none") if epsilon is None else PrivacyRequest(epsilon=epsilon)
+
+
+def drafted(request: StudyRequest, sites: Sequence[str] = SITES, now: int = 1) -> StudyDraft:
+    """A request resolved for a federation of these sites that exists nowhere."""
+    return draft_study(
+        request, federation_id="0" * 64, coordinator="hub", participants=sites, clock=lambda: now, random=SeededRandom(1)
+    )
+
+
+def agreed(request: StudyRequest, sites: Sequence[str] = SITES, now: int = 1) -> Study:
+    """A request compiled, as a coordinator gets it: through its signed bytes, which say all of it."""
+    study = drafted(request, sites, now).compile()
+    found = parse_study(study.to_bytes())
+    assert found == study
+    return found
+
+
 def draft(
     method: str,
     parameters: Mapping[str, Any] | None = None,
@@ -65,9 +85,7 @@ def draft(
         encoder=encoder,
         expected_records=expected,
     )
-    return draft_study(
-        request, federation_id="0" * 64, coordinator="hub", participants=sites, clock=lambda: 1, random=SeededRandom(1)
-    )
+    return drafted(request, sites)
 
 
 def compiled(method: str, parameters: Mapping[str, Any] | None = None, **options: Any) -> Study:

@@ -13,21 +13,13 @@ from pathlib import Path
 import pytest
 
 from support.certificates import now
+from support.commands import veilsum
 from veilsum_deploy import cli
 from veilsum_node.errors import Misuse, Refusal, RefusalCode, StateError
 from veilsum_node.identity import Role, load_credentials
 from veilsum_node.identity.provision import make_kit, prepare
 
 KIT_SIZE = 3 + 3
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as caught:
-        cli.main([str(argument) for argument in arguments])
-    captured = capsys.readouterr()
-    code = caught.value.code
-    assert isinstance(code, int)
-    return code, captured.out, captured.err
 
 
 def test_help_names_every_command_and_loads_nothing_heavy() -> None:
@@ -47,7 +39,7 @@ def test_help_names_every_command_and_loads_nothing_heavy() -> None:
 
 @pytest.mark.parametrize("name", cli.NOUNS)
 def test_every_command_can_be_imported(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, name, "--help")
+    code, out, _ = veilsum(capsys, name, "--help")
     assert code == 0
     assert f"veilsum {name}" in out
 
@@ -69,24 +61,24 @@ def test_the_installed_command_prints_its_version() -> None:
 
 def test_from_authority_to_credentials(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     authority, party = tmp_path / "authority", tmp_path / "north"
-    code, out, _ = run(capsys, "federation", "init", authority, "--name", "trial", "--json")
+    code, out, _ = veilsum(capsys, "federation", "init", authority, "--name", "trial", "--json")
     assert code == 0
     federation = json.loads(out)["id"]
 
-    code, out, _ = run(capsys, "participant", "init", party, "--name", "north", "--json")
+    code, out, _ = veilsum(capsys, "participant", "init", party, "--name", "north", "--json")
     assert code == 0
     request = json.loads(out)["request"]
     assert stat.S_IMODE((party / "identity" / "key.pem").stat().st_mode) == 0o600
 
     arguments = ("federation", "sign", request, "--authority", authority, "--role", "participant", "--name", "north")
-    code, out, _ = run(capsys, *arguments, "--days", 10, "--json")
+    code, out, _ = veilsum(capsys, *arguments, "--days", 10, "--json")
     assert code == 0
 
     credentials = load_credentials(party / "identity", int(time.time()), Role.PARTICIPANT)
     assert credentials.federation_id == federation
     assert credentials.identity.fingerprint == json.loads(out)["fingerprint"]
 
-    code, out, _ = run(capsys, "federation", "list", authority, "--json")
+    code, out, _ = veilsum(capsys, "federation", "list", authority, "--json")
     assert code == 0
     (row,) = json.loads(out)
     assert (row["name"], row["role"], row["valid"]) == ("north", "participant", True)
@@ -98,28 +90,28 @@ def test_the_passphrase_file(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     secret.write_text("correct horse\n")
     secret.chmod(0o600)
     authority = tmp_path / "authority"
-    assert run(capsys, "federation", "init", authority, "--name", "trial", "--passphrase-file", secret)[0] == 0
-    run(capsys, "analyst", "init", tmp_path / "ada", "--name", "ada")
+    assert veilsum(capsys, "federation", "init", authority, "--name", "trial", "--passphrase-file", secret)[0] == 0
+    veilsum(capsys, "analyst", "init", tmp_path / "ada", "--name", "ada")
     request = tmp_path / "ada" / "identity" / "request.csr"
     sign = ("federation", "sign", request, "--authority", authority, "--role", "analyst", "--name", "ada")
-    code, _, err = run(capsys, *sign)
+    code, _, err = veilsum(capsys, *sign)
     assert code == 2
     assert "passphrase" in err
-    assert run(capsys, *sign, "--passphrase-file", secret)[0] == 0
+    assert veilsum(capsys, *sign, "--passphrase-file", secret)[0] == 0
 
 
 def test_a_signed_certificate_goes_where_it_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kit = make_kit(tmp_path / "kit", ["north", "south"], clock=lambda: int(time.time()))
     party = prepare(tmp_path / "hub", "hub", Role.COORDINATOR)
     sign = ("federation", "sign", party.request, "--authority", kit.authority, "--role", "coordinator", "--name", "hub")
-    code, _, err = run(capsys, *sign, "--out", tmp_path / "answer")
+    code, _, err = veilsum(capsys, *sign, "--out", tmp_path / "answer")
     assert (code, "host" in err) == (2, True)
-    assert run(capsys, *sign, "--host", "hub.example", "--host", "192.0.2.7", "--out", tmp_path / "answer")[0] == 0
+    assert veilsum(capsys, *sign, "--host", "hub.example", "--host", "192.0.2.7", "--out", tmp_path / "answer")[0] == 0
     assert {path.name for path in (tmp_path / "answer").iterdir()} == {"certificate.pem", "authority.pem"}
 
 
 def test_a_kit_is_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, "federation", "kit", tmp_path / "kit", "--participants", "a, b,c", "--json")
+    code, out, _ = veilsum(capsys, "federation", "kit", tmp_path / "kit", "--participants", "a, b,c", "--json")
     assert code == 0
     rows = json.loads(out)
     assert [row["name"] for row in rows] == ["coordinator", "analyst", "operator", "a", "b", "c"]
@@ -131,7 +123,7 @@ def test_a_kit_is_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 def test_a_table_for_people_is_not_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kit = make_kit(tmp_path / "kit", ["north", "south"], clock=now)
-    code, out, _ = run(capsys, "federation", "list", kit.authority)
+    code, out, _ = veilsum(capsys, "federation", "list", kit.authority)
     assert code == 0
     assert load_credentials(kit.analyst.identity, now()).identity.fingerprint in out
 
@@ -157,22 +149,22 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 
 
 def test_a_typed_error_is_status_2_with_advice_on_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = run(capsys, "participant", "init", tmp_path / "p", "--name", "North [bold]")
+    code, out, err = veilsum(capsys, "participant", "init", tmp_path / "p", "--name", "North [bold]")
     assert (code, out) == (2, "")
     assert "North [bold]" in err
     assert "Use 1 to 64" in err
 
 
 def test_a_typed_error_under_json_is_an_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = run(capsys, "participant", "init", tmp_path / "p", "--name", "North", "--json")
+    code, out, err = veilsum(capsys, "participant", "init", tmp_path / "p", "--name", "North", "--json")
     assert (code, out) == (2, "")
     assert set(json.loads(err)) == {"error", "message", "advice"}
     assert json.loads(err)["error"] == "Misuse"
 
 
 def test_wrong_usage_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(capsys, "federation", "nonsense")[0] == 2
-    assert run(capsys, "nonsense")[0] == 2
+    assert veilsum(capsys, "federation", "nonsense")[0] == 2
+    assert veilsum(capsys, "nonsense")[0] == 2
 
 
 def test_a_crash_is_status_70_and_shows_no_value(
@@ -184,15 +176,15 @@ def test_a_crash_is_status_70_and_shows_no_value(
     monkeypatch.setattr("veilsum_participant.cli.identity.prepare", fail)
     monkeypatch.delenv("VEILSUM_DEBUG", raising=False)
     command = ("participant", "init", tmp_path, "--name", "p")
-    code, _, err = run(capsys, *command)
+    code, _, err = veilsum(capsys, *command)
     assert code == 70
     assert "VEILSUM_DEBUG=1" in err
     assert "93" not in err
     assert "Traceback" not in err
-    assert json.loads(run(capsys, *command, "--json")[2])["message"] == "Internal error: ValueError."
+    assert json.loads(veilsum(capsys, *command, "--json")[2])["message"] == "Internal error: ValueError."
 
     monkeypatch.setenv("VEILSUM_DEBUG", "1")
-    code, _, err = run(capsys, *command)
+    code, _, err = veilsum(capsys, *command)
     assert code == 70
     assert "Traceback" in err
     assert "age 93" in err
@@ -203,13 +195,13 @@ def test_a_refusal_shows_its_code(capsys: pytest.CaptureFixture[str], monkeypatc
         raise Refusal(RefusalCode.BUDGET, "too much")
 
     monkeypatch.setattr("veilsum_participant.cli.identity.prepare", refuse)
-    code, _, err = run(capsys, "participant", "init", tmp_path, "--name", "p", "--json")
+    code, _, err = veilsum(capsys, "participant", "init", tmp_path, "--name", "p", "--json")
     assert (code, json.loads(err)["code"]) == (2, "budget-exceeded")
 
 
 def test_a_directory_that_cannot_be_made_is_a_typed_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
-    code, _, err = run(capsys, "participant", "init", tmp_path / "file" / "p", "--name", "p")
+    code, _, err = veilsum(capsys, "participant", "init", tmp_path / "file" / "p", "--name", "p")
     assert (code, "cannot be written" in err) == (2, True)
 
 

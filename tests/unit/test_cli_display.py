@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support.randomness import SeededRandom
-from veilsum.compile import PrivacyRequest, StudyDraft, StudyRequest, draft_study
+from support.studies import drafted as draft_of
+from veilsum.compile import PrivacyRequest, StudyDraft, StudyRequest
 from veilsum.costs import study_cost
 from veilsum.plan import plan_study
 from veilsum.progress import Pace, duration, follow, words
@@ -43,14 +43,7 @@ SCHEMA = DatasetSchema(
 def drafted(participants: int = 4, epsilon: float | None = 1.0, method: str = "statistics") -> StudyDraft:
     privacy = PrivacyRequest(epsilon=epsilon, noise="distributed" if epsilon else "none")
     request = StudyRequest(name="trial", method=method, dataset="clinic", data=SCHEMA, privacy=privacy, schema=None)
-    return draft_study(
-        request,
-        federation_id="0" * 64,
-        coordinator="hub",
-        participants=[f"site-{index}" for index in range(participants)],
-        clock=lambda: 1_800_000_000,
-        random=SeededRandom(1),
-    )
+    return draft_of(request, [f"site-{index}" for index in range(participants)])
 
 
 def status(phase: str, **fields: object) -> StudyInfo:
@@ -118,10 +111,7 @@ def test_long_parts_are_cut_unless_all_is_asked_for(capsys: pytest.CaptureFixtur
         name="trial", method="statistics", dataset="clinic", data=DatasetSchema(columns=columns),
         privacy=PrivacyRequest(epsilon=1.0), schema=None,
     )  # fmt: skip
-    draft = draft_study(
-        request, federation_id="0" * 64, coordinator="hub", participants=[f"s{index:02d}" for index in range(30)],
-        clock=lambda: 1, random=SeededRandom(1),
-    )  # fmt: skip
+    draft = draft_of(request, [f"s{index:02d}" for index in range(30)])
     plan = plan_study(draft, draft.compile(), spent={})
     print_plan(plan)
     out = capsys.readouterr().out

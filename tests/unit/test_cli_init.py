@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from pathlib import Path
 
 import pytest
 
+from support.commands import shown
 from veilsum.access import AnalystConfig, resolve_access
 from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.protocol.settings import CoordinatorConfig, load_coordinator_config
@@ -20,15 +20,8 @@ from veilsum_participant.starters import EXAMPLE_ADDRESS, write_starter
 from veilsum_privacy.tasks import TASKS
 
 
-def init(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, str]:
-    with pytest.raises(SystemExit) as caught:
-        cli.main([str(argument) for argument in (*arguments, "--json")])
-    assert caught.value.code == 0
-    return json.loads(capsys.readouterr().out)  # type: ignore[no-any-return]
-
-
 def test_the_participants_starter_is_the_default_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = init(capsys, "participant", "init", tmp_path / "p", "--name", "p", "--coordinator", "hub.example:1234")
+    made = shown(capsys, "participant", "init", tmp_path / "p", "--name", "p", "--coordinator", "hub.example:1234")
     config = load_participant_config(Path(made["configuration"]))
     assert config.policy == Policy()
     assert config.coordinator == "hub.example:1234"
@@ -55,7 +48,7 @@ def test_the_default_policy_lists_every_method_and_task_and_nobodys_studies() ->
 
 
 def test_the_coordinators_starter_is_the_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = init(capsys, "coordinator", "init", tmp_path / "c", "--name", "c")
+    made = shown(capsys, "coordinator", "init", tmp_path / "c", "--name", "c")
     config = load_coordinator_config(Path(made["configuration"]))
     default = CoordinatorConfig()
     assert (config.listen, config.waits, config.max_peer_streams) == (default.listen, default.waits, default.max_peer_streams)
@@ -64,7 +57,7 @@ def test_the_coordinators_starter_is_the_default(tmp_path: Path, capsys: pytest.
 def test_the_analysts_starter_is_found_in_the_present_directory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = init(capsys, "analyst", "init", tmp_path / "a", "--name", "a")
+    made = shown(capsys, "analyst", "init", tmp_path / "a", "--name", "a")
     assert load_toml(Path(made["configuration"]), AnalystConfig).coordinator == EXAMPLE_ADDRESS
     monkeypatch.chdir(tmp_path / "a")
     access = resolve_access(None, None)
@@ -76,7 +69,7 @@ def test_the_analysts_starter_is_found_in_the_present_directory(
 def test_an_operator_gets_the_analysts_settings_and_a_request_for_its_own_role(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = init(capsys, "analyst", "init", tmp_path / "o", "--name", "o", "--operator")
+    made = shown(capsys, "analyst", "init", tmp_path / "o", "--name", "o", "--operator")
     assert made["role"] == "operator"
     assert Path(made["configuration"]) == tmp_path / "o" / "analyst.toml"
     authority = Authority.create(tmp_path / "authority", "f", lambda: 1_800_000_000)

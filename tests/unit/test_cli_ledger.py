@@ -14,7 +14,6 @@ import time
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cryptography import x509
@@ -22,10 +21,10 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from support.commands import shown, veilsum
 from support.ledgers import STUDY, Trial, federation, make_receipt, make_reservation, open_mirror
-from support.randomness import SeededRandom
-from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
-from veilsum_deploy import cli
+from support.studies import agreed
+from veilsum.compile import PrivacyRequest, StudyRequest
 from veilsum_deploy.datasets import packaged_dataset
 from veilsum_node.database import open_database
 from veilsum_node.errors import Misuse, Refusal, RefusalCode, StateError
@@ -109,17 +108,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["ledger", *(str(argument) for argument in arguments)])
-    captured = capsys.readouterr()
-    assert isinstance(caught.value.code, int)
-    return caught.value.code, captured.out, captured.err
-
-
-def shown(capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
-    code, out, err = run(capsys, *arguments, "--json")
-    assert code == 0, err
-    return json.loads(out)
+    return veilsum(capsys, "ledger", *arguments)
 
 
 def edit(path: Path, statement: str) -> None:
@@ -132,7 +121,7 @@ def edit(path: Path, statement: str) -> None:
 
 
 def test_show_says_what_was_spent(site: SiteFiles, capsys: pytest.CaptureFixture[str]) -> None:
-    body = shown(capsys, "show", "--config", site.config)
+    body = shown(capsys, "ledger", "show", "--config", site.config)
     (heart,) = body["spending"]
     assert heart["spent"] == pytest.approx(RDP_OF_SIGMA_4, abs=1e-3)
     assert heart["reserved"] == pytest.approx(heart["spent"])  # what was freed counts no longer
@@ -147,7 +136,7 @@ def test_show_says_what_was_spent(site: SiteFiles, capsys: pytest.CaptureFixture
 
 def test_show_filters(site: SiteFiles, capsys: pytest.CaptureFixture[str]) -> None:
     def kinds(*arguments: str) -> list[str]:
-        return [entry["kind"] for entry in shown(capsys, "show", site.ledger, *arguments)["entries"]]
+        return [entry["kind"] for entry in shown(capsys, "ledger", "show", site.ledger, *arguments)["entries"]]
 
     release = ["reserve", "charge", "reserve", "free"]
     assert kinds("--study", STUDY.hex()[:6].upper()) == release
@@ -173,13 +162,13 @@ def test_show_filters(site: SiteFiles, capsys: pytest.CaptureFixture[str]) -> No
 
 def test_dates_bound_entries_to_the_second(played: Files, capsys: pytest.CaptureFixture[str]) -> None:
     place = played.state("north")
-    every = shown(capsys, "show", place)["entries"]
+    every = shown(capsys, "ledger", "show", place)["entries"]
     times = [entry["time"] for entry in every]
     middle = times[len(times) // 2]
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(middle))
-    assert [e["time"] for e in shown(capsys, "show", place, "--since", stamp)["entries"]] == [t for t in times if t >= middle]
-    assert [e["time"] for e in shown(capsys, "show", place, "--until", stamp)["entries"]] == [t for t in times if t < middle]
-    assert shown(capsys, "show", place, "--since", "2023-11-14", "--until", "2023-11-14")["entries"] == every
+    for option, expected in (("--since", [t for t in times if t >= middle]), ("--until", [t for t in times if t < middle])):
+        assert [entry["time"] for entry in shown(capsys, "ledger", "show", place, option, stamp)["entries"]] == expected
+    assert shown(capsys, "ledger", "show", place, "--since", "2023-11-14", "--until", "2023-11-14")["entries"] == every
 
 
 def test_times_that_people_type() -> None:
@@ -222,25 +211,25 @@ def test_a_refusal_shows_its_figures(played: Files, capsys: pytest.CaptureFixtur
 
 def test_verify_proves_a_ledger_offline_and_says_what_it_does_not(played: Files, capsys: pytest.CaptureFixture[str]) -> None:
     place = played.state("north")
-    alone = shown(capsys, "verify", place)
+    alone = shown(capsys, "ledger", "verify", place)
     assert (alone["valid"], alone["site"], alone["role"], alone["receipts"]) == (True, "north", "participant", 4)
     assert any("--authority" in item for item in alone["leaves_open"])
     assert any("--against" in item for item in alone["leaves_open"])
     assert alone["spending"]["heart"]["spent"] == pytest.approx(RDP_OF_SIGMA_4, abs=1e-3)
-    sure = shown(capsys, "verify", place, "--authority", played.authority, "--against", played.state("coordinator"))
+    sure = shown(capsys, "ledger", "verify", place, "--authority", played.authority, "--against", played.state("coordinator"))
     assert not any("--authority" in item or "--against" in item for item in sure["leaves_open"])
     assert any("north by the authority" in item for item in sure["proves"])
     assert any("coordinator.db" in item for item in sure["proves"])
-    assert shown(capsys, "verify", place, "--head", alone["head"])["head"] == alone["head"]
+    assert shown(capsys, "ledger", "verify", place, "--head", alone["head"])["head"] == alone["head"]
     code, out, _ = run(capsys, "verify", place)
     assert (code, "This proves:" in out, "This cannot prove:" in out) == (0, True, True)
 
 
 def test_verify_uses_the_configured_authority(site: SiteFiles, capsys: pytest.CaptureFixture[str]) -> None:
-    body = shown(capsys, "verify", "--config", site.config)
+    body = shown(capsys, "ledger", "verify", "--config", site.config)
     assert (body["valid"], body["entries"]) == (True, 6)
     assert any("certified for north" in item for item in body["proves"])
-    assert not any("certified for" in item for item in shown(capsys, "verify", site.ledger)["proves"])
+    assert not any("certified for" in item for item in shown(capsys, "ledger", "verify", site.ledger)["proves"])
 
 
 def test_verify_fails_under_another_authority_or_head(
@@ -270,7 +259,7 @@ def test_a_truncated_ledger_fails_only_against_others(
     shutil.copyfile(played.state("north"), cut)
     edit(cut, "DELETE FROM ledger WHERE seq > 2")
     edit(cut, "DELETE FROM ledger_receipt")
-    assert shown(capsys, "verify", cut)["entries"] == 2
+    assert shown(capsys, "ledger", "verify", cut)["entries"] == 2
     for other in ("coordinator", "south"):
         code, out, _ = run(capsys, "verify", cut, "--against", played.state(other), "--json")
         body = json.loads(out)
@@ -282,14 +271,14 @@ def test_an_export_verifies_as_its_ledger_does(
     played: Files, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / f"{name}.jsonl"
-    written = shown(capsys, "export", played.state(name), "--out", out)
+    written = shown(capsys, "ledger", "export", played.state(name), "--out", out)
     assert written["entries"] == len(out.read_text().splitlines()) - 1 - 4  # header and receipts
     assert stat.S_IMODE(out.stat().st_mode) == 0o600
     of_file, of_export = (
-        shown(capsys, "verify", place, "--authority", played.authority) for place in (played.state(name), out)
+        shown(capsys, "ledger", "verify", place, "--authority", played.authority) for place in (played.state(name), out)
     )
     assert of_export | {"ledger": ""} == of_file | {"ledger": ""}
-    of_file, of_export = (shown(capsys, "show", place) for place in (played.state(name), out))
+    of_file, of_export = (shown(capsys, "ledger", "show", place) for place in (played.state(name), out))
     assert of_export | {"ledger": ""} == of_file | {"ledger": ""}
     lines = out.read_text().splitlines(keepends=True)
     out.write_text("".join(lines[:-1]))
@@ -310,7 +299,7 @@ def test_an_export_verifies_as_its_ledger_does(
 def test_the_export_is_what_its_description_says(played: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """docs/ledger.md, followed to the letter with nothing of this project: hashes, chain and signatures."""
     out = tmp_path / "north.jsonl"
-    shown(capsys, "export", played.state("north"), "--out", out)
+    shown(capsys, "ledger", "export", played.state("north"), "--out", out)
     header, *lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert (header["format"], header["site"], header["role"]) == ("veilsum-ledger/1", "north", "participant")
     certificates = {hashlib.sha256(bytes.fromhex(der)).hexdigest(): bytes.fromhex(der) for der in header["certificates"]}
@@ -374,24 +363,24 @@ def test_a_budget_is_appended_and_holds(site: SiteFiles, capsys: pytest.CaptureF
     change = (
         "budget", "set", "heart", "--delta", "1e-5", "--reason", "vote of May", "--operator", "eve", "--config", site.config,
     )  # fmt: skip
-    body = shown(capsys, *change, "--epsilon", "3.5")
+    body = shown(capsys, "ledger", *change, "--epsilon", "3.5")
     assert (body["epsilon"], body["below_spent"]) == (3.5, False)
     assert body["left"] == pytest.approx(3.5 - RDP_OF_SIGMA_4, abs=1e-3)
-    last = shown(capsys, "show", "--config", site.config)["entries"][-1]
+    last = shown(capsys, "ledger", "show", "--config", site.config)["entries"][-1]
     assert (last["kind"], last["detail"]["reason"]) == ("budget", "vote of May")
-    assert shown(capsys, *change, "--epsilon", "unlimited")["left"] is None
-    assert shown(capsys, "verify", "--config", site.config)["entries"] == 8
+    assert shown(capsys, "ledger", *change, "--epsilon", "unlimited")["left"] is None
+    assert shown(capsys, "ledger", "verify", "--config", site.config)["entries"] == 8
     for epsilon in ("-1", "0", "nan", "inf", "much"):
         code, _, err = run(capsys, *change, f"--epsilon={epsilon}")
         assert (code, "is not a valid epsilon" in err, '"unlimited"' in err) == (2, True, True)
-    assert shown(capsys, "verify", "--config", site.config)["entries"] == 8
+    assert shown(capsys, "ledger", "verify", "--config", site.config)["entries"] == 8
 
 
 def test_a_budget_below_what_is_spent_comes_with_a_warning(site: SiteFiles, capsys: pytest.CaptureFixture[str]) -> None:
     change = ("budget", "set", "heart", "--delta", "1e-5", "--reason", "r", "--operator", "o", "--config", site.config)
     code, out, _ = run(capsys, *change, "--epsilon", "0.5")
     assert (code, "Warning" in out, "below what is spent" in out) == (0, True, True)
-    assert shown(capsys, *change, "--epsilon", "0.4")["below_spent"] is True
+    assert shown(capsys, "ledger", *change, "--epsilon", "0.4")["below_spent"] is True
     code, out, _ = run(capsys, "show", "--config", site.config)
     assert "epsilon 0.5: r (o); below what is spent" in out
     assert "Warning" not in run(capsys, *change, "--epsilon", "2")[1]
@@ -413,15 +402,15 @@ def test_a_strict_budget_costs_more_for_the_same_releases(site: SiteFiles, capsy
         "--config",
         site.config,
     )
-    standard = shown(capsys, *change)
-    strict = shown(capsys, *change, "--adaptive", "strict")
+    standard = shown(capsys, "ledger", *change)
+    strict = shown(capsys, "ledger", *change, "--adaptive", "strict")
     assert (standard["adaptive"], strict["adaptive"]) == ("standard", "strict")
     assert standard["spent"] < strict["spent"] < 1.3 * standard["spent"]
     assert run(capsys, *change, "--adaptive", "lax")[0] == 2
 
 
 def test_budgets_are_shown_with_their_history(site: SiteFiles, capsys: pytest.CaptureFixture[str]) -> None:
-    body = shown(capsys, "budget", "show", "--config", site.config)
+    body = shown(capsys, "ledger", "budget", "show", "--config", site.config)
     assert [item["population"] for item in body["spending"]] == ["heart"]
     assert [item["detail"]["operator"] for item in body["changes"]] == ["eve"]
     code, out, _ = run(capsys, "budget", "show", site.ledger)
@@ -435,9 +424,9 @@ def test_a_budget_for_nobodys_records_is_refused(site: SiteFiles, capsys: pytest
 
 
 def test_a_checkpoint_records_what_verification_finds_again(site: SiteFiles, capsys: pytest.CaptureFixture[str]) -> None:
-    body = shown(capsys, "checkpoint", "--config", site.config)
+    body = shown(capsys, "ledger", "checkpoint", "--config", site.config)
     assert (body["entry"], body["up to entry"]) == (7, 6)
-    verified = shown(capsys, "verify", "--config", site.config, "--head", body["hash"])
+    verified = shown(capsys, "ledger", "verify", "--config", site.config, "--head", body["hash"])
     assert verified["entries"] == 7
     assert "figures up to entry 6" in run(capsys, "show", "--config", site.config)[1]
 
@@ -465,14 +454,14 @@ def test_commands_work_beside_a_running_writer(site: SiteFiles, tmp_path: Path, 
     try:
         with running.database.transaction() as connection:
             running.ledger.reserve(connection, make_reservation(3, multiplier=9.0))
-            seen = shown(capsys, "show", "--config", site.config)["entries"]  # beside an open transaction
+            seen = shown(capsys, "ledger", "show", "--config", site.config)["entries"]  # beside an open transaction
             assert seen[-1]["kind"] == "free"
-        shown(capsys, "checkpoint", "--config", site.config)
+        shown(capsys, "ledger", "checkpoint", "--config", site.config)
         with running.database.transaction() as connection:
             running.ledger.charge(connection, make_reservation(3, multiplier=9.0).context)
-        kinds = [entry["kind"] for entry in shown(capsys, "show", "--config", site.config)["entries"]]
+        kinds = [entry["kind"] for entry in shown(capsys, "ledger", "show", "--config", site.config)["entries"]]
         assert kinds[-3:] == ["reserve", "checkpoint", "charge"]
-        assert shown(capsys, "verify", "--config", site.config)["entries"] == len(kinds)
+        assert shown(capsys, "ledger", "verify", "--config", site.config)["entries"] == len(kinds)
     finally:
         running.database.close()
 
@@ -484,7 +473,7 @@ def test_the_mirror_is_found_by_its_configuration(played: Files, tmp_path: Path,
     (tmp_path / "identity").mkdir()
     shutil.copyfile(played.state("coordinator"), tmp_path / "state" / "coordinator.db")
     shutil.copyfile(played.authority, tmp_path / "identity" / "authority.pem")
-    body = shown(capsys, "verify", "--config", config)
+    body = shown(capsys, "ledger", "verify", "--config", config)
     assert (body["role"], body["receipts"], body["spending"]) == ("coordinator", 4, {})
     assert "shown to north, south, east, west" in run(capsys, "show", "--config", config)[1]
     code, _, err = run(capsys, "report", "--config", config, "--out", tmp_path / "x.html")
@@ -503,7 +492,7 @@ def test_a_report_comes_with_its_twin_and_the_verdict(
 ) -> None:
     page, twin = tmp_path / "dossier.html", tmp_path / "dossier.json"
     arguments = ("--out", page, "--json-out", twin, "--title", "Year one", "--contact", "dpo@example.org")
-    body = shown(capsys, "report", played.state("north"), *arguments, "--authority", played.authority)
+    body = shown(capsys, "ledger", "report", played.state("north"), *arguments, "--authority", played.authority)
     data = json.loads(twin.read_text())
     assert (body["valid"], data["proof"]["valid"], data["proof"]["head"]) == (True, True, body["head"])
     assert (data["title"], data["contact"], data["proof"]["authority"]) == ("Year one", "dpo@example.org", True)
@@ -545,10 +534,7 @@ def test_studies_are_called_by_the_names_that_the_site_knows(
         data=schema,
         privacy=PrivacyRequest(epsilon=1.0, delta=1e-5),
     )
-    body = compile_study(
-        request, federation_id="ab" * 32, coordinator="hub", participants=["north", "south"], clock=now,
-        random=SeededRandom(b"study"),
-    ).to_bytes()  # fmt: skip
+    body = agreed(request, ["north", "south"]).to_bytes()
     running = open_site(load_participant_config(site.config))
     database, release = running.database, make_reservation(3, multiplier=9.0, study=study_digest(body))
     with database.transaction() as connection:
@@ -562,10 +548,10 @@ def test_studies_are_called_by_the_names_that_the_site_knows(
     labels = study_labels(site.ledger)
     assert {label.name for label in labels.values()} == {"pressure"}
     assert set(labels) == {study_digest(body)}
-    entries = shown(capsys, "show", site.ledger, "--study", "pressure")["entries"]
+    entries = shown(capsys, "ledger", "show", site.ledger, "--study", "pressure")["entries"]
     assert [entry["kind"] for entry in entries] == ["reserve", "charge"]
     assert f"{study_digest(body).hex()[:12]} pressure" in run(capsys, "show", site.ledger)[1]
-    shown(capsys, "report", site.ledger, "--out", tmp_path / "page.html")
+    shown(capsys, "ledger", "report", site.ledger, "--out", tmp_path / "page.html")
     assert "pressure" in (tmp_path / "page.html").read_text()
 
 
@@ -590,20 +576,20 @@ def test_recover_charges_what_others_hold_exactly_once(
         mirror.show(connection, [receipt], {"north": credentials.identity.certificate})
     with running.database.transaction() as connection:
         running.ledger.charge(connection, release.context)
-    spent = shown(capsys, "show", "--config", site.config)["spending"][0]["spent"]
+    spent = shown(capsys, "ledger", "show", "--config", site.config)["spending"][0]["spent"]
     running.database.close()
     mirror.database.close()
     for suffix in ("-wal", "-shm"):
         site.ledger.with_name(site.ledger.name + suffix).unlink(missing_ok=True)
     shutil.copyfile(backup, site.ledger)
-    assert shown(capsys, "show", "--config", site.config)["spending"][0]["spent"] < spent
+    assert shown(capsys, "ledger", "show", "--config", site.config)["spending"][0]["spent"] < spent
     export = tmp_path / "mirror.jsonl"
-    shown(capsys, "export", tmp_path / "mirror.db", "--out", export)
-    body = shown(capsys, "recover", "--from", export, "--config", site.config)
+    shown(capsys, "ledger", "export", tmp_path / "mirror.db", "--out", export)
+    body = shown(capsys, "ledger", "recover", "--from", export, "--config", site.config)
     assert (body["receipts"], len(body["charged"])) == (1, 1)
-    assert shown(capsys, "show", "--config", site.config)["spending"][0]["spent"] == spent
-    assert shown(capsys, "recover", "--from", export, "--config", site.config)["charged"] == []
-    assert shown(capsys, "verify", "--config", site.config, "--against", export)["valid"]
+    assert shown(capsys, "ledger", "show", "--config", site.config)["spending"][0]["spent"] == spent
+    assert shown(capsys, "ledger", "recover", "--from", export, "--config", site.config)["charged"] == []
+    assert shown(capsys, "ledger", "verify", "--config", site.config, "--against", export)["valid"]
 
 
 def test_recover_wants_to_know_whose_word_counts(site: SiteFiles, capsys: pytest.CaptureFixture[str]) -> None:
@@ -619,10 +605,10 @@ def test_recover_wants_to_know_whose_word_counts(site: SiteFiles, capsys: pytest
         code, _, err = run(capsys, "recover", *arguments)
         assert (code, says in " ".join(err.split())) == (2, True), err
     write_mark(site.ledger, now(), bytes(32))
-    body = shown(capsys, "recover", *trust, *said)
+    body = shown(capsys, "ledger", "recover", *trust, *said)
     assert (body["trusted"], len(body["entries"])) == (True, 1)
     config = load_participant_config(site.config)
-    own = shown(capsys, "recover", "--from", site.ledger, "--config", site.config)
+    own = shown(capsys, "ledger", "recover", "--from", site.ledger, "--config", site.config)
     assert (own["completed"], "own ledger" in own["obstacle"]) == (False, True)
     with closing(sqlite3.connect(config.state)) as raw:
         assert raw.execute("SELECT trusted FROM participant_restored").fetchall() == [(1,)]
@@ -671,7 +657,7 @@ def test_a_budget_needs_words_and_a_small_delta(site: SiteFiles, capsys: pytest.
         options = [text for pair in (given | {name: value}).items() for text in pair]
         code, _, err = run(capsys, "budget", "set", "heart", *options, "--config", site.config)
         assert (code, err.count("\n")) == (2, 2)  # what is wrong, and what to do
-    assert len(shown(capsys, "budget", "show", "--config", site.config)["changes"]) == 1
+    assert len(shown(capsys, "ledger", "budget", "show", "--config", site.config)["changes"]) == 1
 
 
 def test_a_report_that_cannot_be_written_whole_writes_nothing(
@@ -689,9 +675,9 @@ def test_a_report_that_cannot_be_written_whole_writes_nothing(
 
 
 def test_what_is_left_is_not_drowned_in_digits(site: SiteFiles, capsys: pytest.CaptureFixture[str]) -> None:
-    spent = shown(capsys, "show", "--config", site.config)["spending"][0]["spent"]
+    spent = shown(capsys, "ledger", "show", "--config", site.config)["spending"][0]["spent"]
     change = ("budget", "set", "heart", "--delta", "1e-5", "--reason", "r", "--operator", "o", "--config", site.config)
-    body = shown(capsys, *change, "--epsilon", repr(spent + 1e-9))
+    body = shown(capsys, "ledger", *change, "--epsilon", repr(spent + 1e-9))
     assert 0 < body["left"] < 1e-6
     _, out, _ = run(capsys, "budget", "show", "--config", site.config)
     row = next(line for line in out.splitlines() if line.startswith("│ heart"))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from support.federation import TestBed, make_bed, make_request, schema_of
+from support.federation import TestBed, make_bed, make_data, make_request, schema_of
 from support.renewing import renew_with_new_key
 from veilsum_node.errors import Misuse, StateError
 from veilsum_participant import store
@@ -20,8 +19,7 @@ from veilsum_privacy.ledger import Kind
 @pytest.fixture
 def enrolled(tmp_path: Path) -> tuple[TestBed, bytes]:
     """A federation whose sites have exchanged a study's keys."""
-    rng = np.random.default_rng(0)
-    data = {name: (rng.uniform(-1, 1, (20, 2)), rng.integers(0, 2, 20)) for name in "abc"}
+    data = make_data("abc")
     bed = make_bed(tmp_path, data)
     local = bed.local
     key = local.submit(bed.compile(make_request(schema_of(2))), bed.analyst)

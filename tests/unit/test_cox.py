@@ -12,8 +12,8 @@ import statsmodels.api as sm
 from lifelines import CoxPHFitter
 
 from support.memory import MemoryFederation, split_records
-from support.randomness import SeededRandom
-from veilsum.compile import PrivacyRequest, StudyRequest, compile_study, draft_study
+from support.studies import agreed, demand, drafted
+from veilsum.compile import StudyRequest
 from veilsum.exports import plot, to_csv
 from veilsum.plan import plan_study
 from veilsum_aggregation.hazards import MOST_PERIODS
@@ -21,7 +21,7 @@ from veilsum_coordinator.methods import METHODS
 from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
-from veilsum_privacy.study.study import Study, parse_study
+from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.hazard_step import CENTRE, HAZARDS, MOST, PERIODS, POINT, WHITEN, HazardStep
 from veilsum_privacy.tasks.newton_step import LARGEST_ENTRY
@@ -61,20 +61,14 @@ def records_of(n: int, seed: int = 0) -> tuple[Records, np.ndarray, np.ndarray, 
 
 
 def request_of(parameters: dict[str, Any], epsilon: float | None) -> StudyRequest:
-    privacy = PrivacyRequest(noise="none") if epsilon is None else PrivacyRequest(epsilon=epsilon)
     return StudyRequest(
-        name="fit", method="regression", dataset="records", data=SCHEMA, parameters=parameters, privacy=privacy,
+        name="fit", method="regression", dataset="records", data=SCHEMA, parameters=parameters, privacy=demand(epsilon),
         expected_records=1250,
     )  # fmt: skip
 
 
-def common() -> dict[str, Any]:
-    random = SeededRandom(7)
-    return {"federation_id": "ab" * 32, "coordinator": "hub", "participants": SITES, "clock": lambda: 1000, "random": random}
-
-
 def compiled(parameters: dict[str, Any], epsilon: float | None) -> Study:
-    return compile_study(request_of(parameters, epsilon), **common())
+    return agreed(request_of(parameters, epsilon), SITES)
 
 
 def run(study: Study, records: Records, seed: int = 0) -> dict[str, Any]:
@@ -86,7 +80,6 @@ def test_without_noise_it_is_lifelines() -> None:
     frame = pd.DataFrame(terms, columns=["age", "size", "arm"]).assign(time=time, event=event)
     model = CoxPHFitter().fit(frame, "time", "event")
     study = compiled({**COX, "per": {"age": 10.0}}, None)
-    assert parse_study(study.to_bytes()) == study
     summary = run(study, records)
     rows = summary["coefficients"]
     assert [(row["term"], row["per"]) for row in rows] == [("age", "10 years"), ("size", "1"), ("arm b", "")]
@@ -133,7 +126,7 @@ def test_without_noise_it_is_a_poisson_regression_of_periods() -> None:
 
 
 def test_planned_intervals_widen_with_the_noise() -> None:
-    draft = draft_study(request_of(COX, 3.0), **common())
+    draft = drafted(request_of(COX, 3.0), SITES)
     studies = [draft.compile_with(multiplier) for multiplier in (0.1, 1.0, 10.0, 100.0, 20_000.0)]
     widths = np.array([[item.half_width for item in draft.expectations(study)] for study in studies])
     assert np.isfinite(widths[0]).all()
@@ -150,7 +143,7 @@ def test_with_noise_intervals_cover_and_are_as_wide_as_planned() -> None:
         widths.append((rows[0]["log"]["high"] - rows[0]["log"]["low"]) / 2)
         assert rows[0]["log"]["noise_error"] > 0
     assert np.mean(covered) >= 0.86  # of 75, each 95% likely
-    plan = plan_study(draft_study(request_of(COX, 3.0), **common()), study)
+    plan = plan_study(drafted(request_of(COX, 3.0), SITES), study)
     told = {item.quantity: item.half_width for part in plan.parts for item in part.expectations}
     assert set(told) == {f"log hazard ratio of {term}" for term in ("age", "size", "arm b")}
     assert np.median(widths) == pytest.approx(told["log hazard ratio of age"], rel=0.5)
@@ -160,7 +153,7 @@ def test_what_noise_drowns_has_an_estimate_and_no_interval() -> None:
     for row in run(compiled(COX, 0.05), records_of(400)[0])["coefficients"]:
         assert "not_estimable" in row["hazard_ratio"]
         assert math.isfinite(row["without_interval"])
-    draft = draft_study(request_of(COX, 1.0).model_copy(update={"expected_records": 171}), **common())
+    draft = drafted(request_of(COX, 1.0).model_copy(update={"expected_records": 171}), SITES)
     assert all(math.isinf(item.half_width) for item in draft.expectations(draft.compile()))
 
 
@@ -287,7 +280,7 @@ def test_who_lacks_a_value_adds_nothing_and_persons_have_one_row() -> None:
     joined = Records(records.features, records.present, None, np.repeat(np.arange(300), 3))
     request = request_of({**COX, "person": "last"}, 200.0)
     request = request.model_copy(update={"privacy": request.privacy.model_copy(update={"unit": "subject"})})
-    persons = AgreedStudy(compile_study(request, **common())).task("newton-3").task
+    persons = AgreedStudy(agreed(request, SITES)).task("newton-3").task
     assert isinstance(persons, HazardStep)
     rows = np.vstack(list(persons.vectors(joined, task.example_broadcast(4))))
     assert np.flatnonzero(rows.any(axis=1)).tolist() == [3 * i for i in range(300)]

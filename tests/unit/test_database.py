@@ -18,6 +18,7 @@ from sqlalchemy import event, text
 
 from support import postgres
 from support.backends import SHARED, new_place
+from support.network import PATIENCE
 from veilsum_node import database as module
 from veilsum_node.database import SCHEMA_VERSION, Database, open_database, open_readonly
 from veilsum_node.driver_faults import DatabaseAwayError
@@ -211,7 +212,7 @@ def test_a_deadlock_is_ended_with_a_typed_error(server: Database) -> None:
         locked = threading.Event()
 
         def wait() -> None:
-            locked.wait(30)
+            locked.wait(PATIENCE)
             other.execute(f"SELECT pg_advisory_xact_lock({module._LOCK})")
 
         thread = threading.Thread(target=wait)
@@ -225,7 +226,7 @@ def test_a_deadlock_is_ended_with_a_typed_error(server: Database) -> None:
 
         with pytest.raises(Unavailable, match="end a deadlock"):
             fall_into_it()
-        thread.join(30)
+        thread.join(PATIENCE)
         other.rollback()
 
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
 from support.memory import MemoryFederation, split_records
-from support.randomness import SeededRandom
-from veilsum.compile import PrivacyRequest, StudyRequest, compile_study, draft_study
+from support.studies import agreed, demand, drafted
+from veilsum.compile import StudyRequest
 from veilsum_aggregation.concordance import area, concordance
 from veilsum_aggregation.figures import Drowned, Figure
 from veilsum_coordinator.methods import METHODS
@@ -53,16 +53,16 @@ def cohort(n: int, seed: int = 0) -> tuple[Records, Cells, Cells, NDArray[np.boo
     return Records(features, np.ones((n, SCHEMA.width), dtype=np.bool_), None), risk, time, event
 
 
+SITES = [f"site-{index}" for index in range(4)]
+
+
 def request_of(epsilon: float | None, *queries: object) -> StudyRequest:
-    privacy = PrivacyRequest(noise="none") if epsilon is None else PrivacyRequest(epsilon=epsilon)
-    fixed = {"name": "s", "method": "statistics", "dataset": "d", "data": SCHEMA, "privacy": privacy, "expected_records": 1250}
-    return StudyRequest.model_validate({**fixed, "query": queries, "derive": RISK})
+    fixed = {"name": "s", "method": "statistics", "dataset": "d", "data": SCHEMA, "expected_records": 1250}
+    return StudyRequest.model_validate({**fixed, "privacy": demand(epsilon), "query": queries, "derive": RISK})
 
 
 def answers(records: Records, epsilon: float | None, *queries: object, seed: int = 0) -> dict[str, list[dict[str, object]]]:
-    request, random = request_of(epsilon, *queries), SeededRandom(1)
-    sites = [f"site-{index}" for index in range(4)]
-    study = compile_study(request, federation_id="0" * 64, coordinator="c", participants=sites, clock=lambda: 1, random=random)
+    study = agreed(request_of(epsilon, *queries), SITES)
     return dict(METHODS["statistics"].run(MemoryFederation(study, split_records(records, 4), seed)).summary)
 
 
@@ -161,9 +161,7 @@ def test_what_noise_drowns_says_so() -> None:
 
 def test_a_plan_tells_the_width() -> None:
     records, *_ = cohort(5000)
-    request, random = request_of(1.0, EVENT, TIME), SeededRandom(1)
-    sites = [f"site-{index}" for index in range(4)]
-    draft = draft_study(request, federation_id="0" * 64, coordinator="c", participants=sites, clock=lambda: 1, random=random)
+    draft = drafted(request_of(1.0, EVENT, TIME), SITES)
     told = {item.quantity: item.half_width for item in draft.expectations(draft.compile())}
     measured = answers(records, 1.0, EVENT, TIME)
     for name, quantity in (("auc", "area under the ROC curve"), ("c", "concordance")):

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.randomness import SeededRandom
-from veilsum.compile import compile_study
+from support.studies import agreed
 from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.methods.hfedatm import MergeParameters
 from veilsum_coordinator.parts.alignment import AlignmentParameters
@@ -117,14 +116,7 @@ def test_every_study_of_the_page_compiles(study: dict[str, Any], axes: Path, mon
     monkeypatch.setattr("veilsum_deploy.simulation.study.load_encoder", lambda path, declared: declared)
     schema = packaged_dataset(study["dataset"]).schema
     draft = draft_of(study, axes, schema, source=study["name"], program=Path("net.pt"))
-    compiled = compile_study(
-        draft.request,
-        federation_id="0" * 64,
-        coordinator="hub",
-        participants=["site-1", "site-2", "site-3", "site-4"],
-        clock=lambda: 1_700_000_000,
-        random=SeededRandom(1),
-    )
+    compiled = agreed(draft.request, ["site-1", "site-2", "site-3", "site-4"])
     assert compiled.method == study["method"]
     wanted = study["privacy"].get("epsilon")
     assert compiled.privacy.epsilon == (None if wanted is None else pytest.approx(wanted, rel=1e-3))
@@ -142,14 +134,7 @@ def test_studies_of_the_other_pages_compile(axes: Path) -> None:
         dataset = packaged_dataset("breast-cancer")
         content = {key: value for key, value in study.items() if key != "schema"}
         request = draft_of(content, axes, dataset.schema, source=study["name"]).request
-        compiled = compile_study(
-            request,
-            federation_id="0" * 64,
-            coordinator="hub",
-            participants=["north", "south", "west"],
-            clock=lambda: 1_700_000_000,
-            random=SeededRandom(1),
-        )
+        compiled = agreed(request, ["north", "south", "west"])
         assert compiled.privacy.epsilon == pytest.approx(1.0, rel=1e-3)
 
 

@@ -7,11 +7,10 @@ import tomllib
 from pathlib import Path
 from typing import get_args
 
-import numpy as np
 import pytest
 from prometheus_client.core import Metric
 
-from support.federation import make_bed
+from support.federation import make_bed, make_data
 from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.service.metrics import Metrics
 from veilsum_node.config import validate
@@ -78,7 +77,7 @@ def _shown(families: list[Metric]) -> Rows:
 
 @pytest.fixture(scope="module")
 def registries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Rows]:
-    data = {name: (np.zeros((3, 2)), np.zeros(3, dtype=int)) for name in "ab"}
+    data = make_data("ab", 3)
     bed = make_bed(tmp_path_factory.mktemp("bed"), data, budget=(1.0, 1e-5))
     metrics = Metrics(bed.clock)
     metrics.watch(bed.hub, Refreshed(lambda: read_mirror(bed.hub.journal.database), "mirror"))

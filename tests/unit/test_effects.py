@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from support.memory import MemoryFederation, split_records
-from support.randomness import SeededRandom
-from veilsum.compile import PrivacyRequest, StudyRequest, compile_study, draft_study
+from support.studies import agreed, demand, drafted
+from veilsum.compile import PrivacyRequest, StudyRequest
 from veilsum_aggregation.figures import Drowned, Figure
 from veilsum_aggregation.weighted_means import WeightedSums, difference, ratio
 from veilsum_coordinator.methods import METHODS
@@ -52,19 +52,13 @@ def ward(n: int, seed: int = 0) -> tuple[Records, Values, Values, NDArray[np.boo
 
 
 def request_of(epsilon: float | None, *queries: object, derive: Any = ODDS, records: int = 1250) -> StudyRequest:
-    privacy = PrivacyRequest(noise="none") if epsilon is None else PrivacyRequest(epsilon=epsilon)
-    fixed = {"name": "s", "method": "statistics", "dataset": "d", "data": SCHEMA, "privacy": privacy}
+    fixed = {"name": "s", "method": "statistics", "dataset": "d", "data": SCHEMA, "privacy": demand(epsilon)}
     asked = {"query": queries, "derive": {"propensity": derive}, "expected_records": records}
     return StudyRequest.model_validate(fixed | asked)
 
 
-def common() -> dict[str, Any]:
-    random = SeededRandom(1)
-    return {"federation_id": "0" * 64, "coordinator": "c", "participants": SITES, "clock": lambda: 1, "random": random}
-
-
 def answers(records: Records, request: StudyRequest, seed: int = 0) -> dict[str, Any]:
-    study = compile_study(request, **common())
+    study = agreed(request, SITES)
     return dict(METHODS[request.method].run(MemoryFederation(study, split_records(records, 4), seed)).summary)
 
 
@@ -147,7 +141,7 @@ def test_what_noise_drowns_and_what_cannot_be_asked_say_so() -> None:
 def test_a_plan_tells_the_width() -> None:
     records, *_ = ward(5000)
     request = request_of(2.0, STAY)
-    draft = draft_study(request, **common())
+    draft = drafted(request, SITES)
     told = {item.quantity: item.half_width for item in draft.expectations(draft.compile())}
     for row in answers(records, request)["stay"]:
         quantity, figure = row["effect"], row["value"]

@@ -21,9 +21,11 @@ from sklearn.metrics import (
     roc_auc_score,
 )
 
+from support.commands import veilsum
 from support.federation import make_request, schema_of
 from support.randomness import SeededRandom
-from veilsum.compile import StudyRequest, compile_study
+from support.studies import agreed
+from veilsum.compile import StudyRequest
 from veilsum.request import load_study_request, with_model
 from veilsum_aggregation.classification import auc_interval
 from veilsum_aggregation.moments import Estimate
@@ -31,7 +33,6 @@ from veilsum_coordinator.methods.federated_evaluation import FederatedEvaluation
 from veilsum_coordinator.parts.application import application
 from veilsum_coordinator.parts.networks import network_head
 from veilsum_coordinator.results.released_models import find_released, result_model
-from veilsum_deploy import cli
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_deploy.simulation.study import draft_of
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, StateError
@@ -389,9 +390,7 @@ def test_a_simulation_takes_the_model_from_its_result(tmp_path: Path) -> None:
 
 
 def compiled(request: StudyRequest) -> Study:
-    return compile_study(
-        request, federation_id="0" * 64, coordinator="c", participants=SITES, clock=lambda: 1, random=SeededRandom(1)
-    )
+    return agreed(request, SITES)
 
 
 def federation(study: Study, data: dict[str, Records], arrays: Any) -> PlainFederation:
@@ -530,11 +529,7 @@ def test_what_cannot_be_measured_is_left_open() -> None:
 
 
 def command(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["participant", "evaluate", *(str(argument) for argument in arguments)])
-    captured = capsys.readouterr()
-    assert isinstance(caught.value.code, int)
-    return caught.value.code, captured.out, captured.err
+    return veilsum(capsys, "participant", "evaluate", *arguments)
 
 
 @pytest.fixture

@@ -65,7 +65,7 @@ def test_noise_of_one_site_is_that_of_its_released_or_kept_moments(mode: str) ->
 
 
 def test_the_worst_direction_of_noise_is_as_large_as_stated() -> None:
-    study = compiled("slot-align", alignment("paper"), schema=wide(100, 500), epsilon=1.0)
+    study = compiled("slot-align", alignment("barycenter"), schema=wide(100, 500), epsilon=1.0)
     noised = Noised.of_site(study, "alignment", 5.0, 4, 2000)
     (item,) = direction_expectations(noised)
     rng = np.random.default_rng(0)
@@ -76,7 +76,7 @@ def test_the_worst_direction_of_noise_is_as_large_as_stated() -> None:
     assert item.size == pytest.approx(1 / 9)
 
 
-@pytest.mark.parametrize("reference", ["two-way", "paper"])
+@pytest.mark.parametrize("reference", ["two-way", "barycenter"])
 @pytest.mark.parametrize("mode", ["one-shot", "iterated"])
 def test_a_plan_warns_where_covariances_of_many_features_drown(reference: str, mode: str) -> None:
     rng = np.random.default_rng(0)
@@ -85,9 +85,9 @@ def test_a_plan_warns_where_covariances_of_many_features_drown(reference: str, m
     plan = plan_study(asked, asked.compile())
     (part,) = (part for part in plan.parts if part.name == DIRECTIONS)
     assert part.outlook is Outlook.NOTHING
-    assert part.main is (reference == "paper")
+    assert part.main is (reference == "barycenter")
     assert plan.verdict in (Verdict.NOT_WORTH, Verdict.WEAK)
-    if reference == "paper":
+    if reference == "barycenter":
         assert plan.verdict is Verdict.NOT_WORTH
     assert any("Covariances drown in the noise" in note and "larger epsilon" in note for note in plan.notes)
     small, _ = projection(rng.normal(size=(4, 70)), np.zeros(4))
@@ -115,7 +115,7 @@ def test_a_plan_says_what_is_shown_of_single_sites(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize("method", ["slot-align", "fedcgs", "o-fedavg", "pca"])
-@pytest.mark.parametrize("disclosed", [{}, alignment(), alignment("paper", "iterated")])
+@pytest.mark.parametrize("disclosed", [{}, alignment(), alignment("barycenter", "iterated")])
 def test_every_method_says_what_matters_most_and_gets_there_by_an_error(method: str, disclosed: dict[str, Any]) -> None:
     parameters = {} if method == "pca" else disclosed
     asked = draft(method, parameters, epsilon=1.0, expected=400)

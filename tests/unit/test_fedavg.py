@@ -13,7 +13,8 @@ from scipy.special import softmax
 
 from support.federation import schema_of
 from support.randomness import SeededRandom
-from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
+from support.studies import agreed
+from veilsum.compile import PrivacyRequest, StudyRequest
 from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.parts.federation import Release
 from veilsum_coordinator.parts.local_rounds import LocalRounds
@@ -25,7 +26,7 @@ from veilsum_privacy.accounting.accountant import GaussianEvent, rdp_epsilon
 from veilsum_privacy.mechanism.weights import SCORES, WEIGHTS
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.study.study import Study, parse_study
+from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.training.mlp import Descent, train
 from veilsum_privacy.training.models import build_architecture
@@ -53,10 +54,7 @@ def compiled(
         parameters=parameters,
         privacy=PrivacyRequest(**{**demand, **(privacy or {})}),
     )
-    study = compile_study(
-        request, federation_id="0" * 64, coordinator="c", participants=sites, clock=lambda: 1, random=SeededRandom(1)
-    )
-    return parse_study(study.to_bytes())
+    return agreed(request, sites)
 
 
 class Watched(PlainFederation):
@@ -387,6 +385,7 @@ def test_a_round_is_the_weighted_mean_of_its_members(mode: str) -> None:
         ({"participation": {"size": 3}}, "either rates"),
         ({"model": {"name": "lenet5"}}, "images"),
         ({"server": {"name": "adagrad"}}, "server"),
+        ({"class_weights": {"c0": 1.0}}, "each class of the label a weight"),
     ],
 )
 def test_what_is_refused(parameters: dict[str, Any], match: str) -> None:

@@ -13,7 +13,8 @@ from sklearn.linear_model import LogisticRegression
 
 from support.federation import schema_of
 from support.randomness import SeededRandom
-from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
+from support.studies import agreed, demand
+from veilsum.compile import StudyRequest
 from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.methods.fedpft import MIXTURES, START
 from veilsum_coordinator.parts.federation import Release
@@ -24,19 +25,15 @@ from veilsum_node.errors import ConfigurationError
 from veilsum_participant.applying.model import Model
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.study.study import Study, parse_study
+from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Records
 
 SITES = ("site-0", "site-1", "site-2")
 
 
 def compiled(schema: DatasetSchema, epsilon: float | None = None, **parameters: object) -> Study:
-    privacy = PrivacyRequest(noise="none") if epsilon is None else PrivacyRequest(epsilon=epsilon)
-    request = StudyRequest(name="s", method="fedpft", dataset="d", data=schema, parameters=parameters, privacy=privacy)
-    study = compile_study(
-        request, federation_id="0" * 64, coordinator="c", participants=SITES, clock=lambda: 1, random=SeededRandom(1)
-    )
-    return parse_study(study.to_bytes())
+    request = StudyRequest(name="s", method="fedpft", dataset="d", data=schema, parameters=parameters, privacy=demand(epsilon))
+    return agreed(request, SITES)
 
 
 def federation(study: Study, sites: dict[str, Records], seed: int = 0) -> PlainFederation:
@@ -256,7 +253,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="not of several components"):
         compiled(schema, components=2, generation={})
     with pytest.raises(ConfigurationError, match="ledoit-wolf"):
-        compiled(schema, 1.0, alignment={"shrinkage": "ledoit-wolf", "reference": "paper"})
+        compiled(schema, 1.0, alignment={"shrinkage": "ledoit-wolf", "reference": "barycenter"})
     with pytest.raises(ConfigurationError, match="needs a label"):
         compiled(schema.model_copy(update={"label": None}))
     with pytest.raises(ConfigurationError, match="samples"):

@@ -163,8 +163,6 @@ def test_shares_cover_and_projections_keep_the_sum() -> None:
     cut = np.maximum(table, 0.0)
     assert nearest <= float(((cut * table.sum() / cut.sum() - table) ** 2).sum())
     assert tables.count(-3.0, 4.0).low == 0.0
-    assert tables.fewer_than(2.0, 4.0) == pytest.approx(2 + 1.645 * 4, rel=1e-3)
-    assert tables.fewer_than(20.0, 4.0) is None
 
 
 def test_the_delta_rule_is_the_multinomial_one() -> None:
@@ -243,10 +241,6 @@ def test_correlations_equal_numpys_and_cover() -> None:
         noised = moments(5000) + noise + noise.T + np.diag(rng.normal(size=4) * std)
         found.append(correlations.correlation(noised, 0, 1, std, std / math.sqrt(2.0)))
     assert coverage(found, 0.4) >= 0.91
-    broken = np.array([[1.0, 0.9, -0.9], [0.9, 1.0, 0.9], [-0.9, 0.9, 1.0]])
-    near = correlations.nearest_correlation(broken)
-    assert np.linalg.eigvalsh(near).min() > -1e-6
-    np.testing.assert_allclose(np.diag(near), 1.0)
 
 
 # -- survival -------------------------------------------------------------------------------------------------------------

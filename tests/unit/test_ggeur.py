@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from support.federation import schema_of
 from support.randomness import SeededRandom
-from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
+from support.studies import agreed, demand
+from veilsum.compile import StudyRequest
 from veilsum_aggregation.geometry import ClassGeometry
 from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.parts.federation import Release
@@ -26,7 +27,7 @@ from veilsum_participant.applying.model import Model, load_model
 from veilsum_privacy.results.result import Result, load_result, save_result
 from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.study.study import Study, parse_study
+from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.training.mlp import Descent, scores, train
 
@@ -35,12 +36,8 @@ K, D = 3, 4
 
 
 def compiled(schema: DatasetSchema, epsilon: float | None = None, **parameters: object) -> Study:
-    privacy = PrivacyRequest(noise="none") if epsilon is None else PrivacyRequest(epsilon=epsilon)
-    request = StudyRequest(name="s", method="ggeur", dataset="d", data=schema, parameters=parameters, privacy=privacy)
-    study = compile_study(
-        request, federation_id="0" * 64, coordinator="c", participants=SITES, clock=lambda: 1, random=SeededRandom(1)
-    )
-    return parse_study(study.to_bytes())
+    request = StudyRequest(name="s", method="ggeur", dataset="d", data=schema, parameters=parameters, privacy=demand(epsilon))
+    return agreed(request, SITES)
 
 
 class Watched(PlainFederation):

@@ -14,7 +14,8 @@ from scipy.linalg import lstsq
 from evaluations import hfedatm as evaluation
 from support.federation import make_bed, make_request, schema_of
 from support.randomness import SeededRandom
-from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
+from support.studies import agreed
+from veilsum.compile import PrivacyRequest, StudyRequest
 from veilsum_aggregation.filters import permute
 from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.methods.hfedatm import GRAMS
@@ -25,7 +26,7 @@ from veilsum_node.errors import ConfigurationError
 from veilsum_privacy.accounting.accountant import rdp_epsilon
 from veilsum_privacy.accounting.prices import declared_event
 from veilsum_privacy.results.result import Result
-from veilsum_privacy.study.study import Study, parse_study
+from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Floats, Records
 from veilsum_privacy.training.arrays import MODEL
 from veilsum_privacy.training.models import ModelSpec, build_architecture, resolve_model
@@ -53,10 +54,7 @@ def compiled(method: str = "hfedatm", width: int = WIDTH, sites: tuple[str, ...]
         parameters=own | parameters,
         privacy=PrivacyRequest(**{"min_cohort": 2, **privacy}),
     )
-    study = compile_study(
-        request, federation_id="0" * 64, coordinator="c", participants=sites, clock=lambda: 1, random=SeededRandom(1)
-    )
-    return parse_study(study.to_bytes())
+    return agreed(request, sites)
 
 
 def records(width: int = WIDTH, n: int = 60, sites: tuple[str, ...] = SITES) -> dict[str, Records]:

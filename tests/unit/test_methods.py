@@ -13,8 +13,8 @@ from sklearn.datasets import load_breast_cancer
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from support.memory import MemoryFederation, split_records
-from support.randomness import SeededRandom
-from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
+from support.studies import agreed, demand, draft
+from veilsum.compile import StudyRequest
 from veilsum.exports import tables_of
 from veilsum_aggregation.heads import LinearHead
 from veilsum_coordinator.methods import METHODS, get_method
@@ -23,7 +23,7 @@ from veilsum_participant.data import load_records
 from veilsum_privacy.results.result import Result, load_result, save_result
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.schema_file import load_schema
-from veilsum_privacy.study.study import Study, parse_study
+from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Records
 
 SITES = [f"site-{index}" for index in range(4)]
@@ -31,12 +31,8 @@ BREAST_CANCER = Path(__file__).parents[2] / "deploy" / "veilsum_deploy" / "demo_
 
 
 def compiled(schema: DatasetSchema, method: str, epsilon: float | None, **parameters: object) -> Study:
-    privacy = PrivacyRequest(noise="none") if epsilon is None else PrivacyRequest(epsilon=epsilon)
-    request = StudyRequest(name="s", method=method, dataset="d", data=schema, parameters=parameters, privacy=privacy)
-    study = compile_study(
-        request, federation_id="0" * 64, coordinator="c", participants=SITES, clock=lambda: 1, random=SeededRandom(1)
-    )
-    return parse_study(study.to_bytes())  # as a coordinator gets it: through the signed bytes
+    request = StudyRequest(name="s", method=method, dataset="d", data=schema, parameters=parameters, privacy=demand(epsilon))
+    return agreed(request, SITES)
 
 
 @pytest.fixture(scope="module")
@@ -195,13 +191,7 @@ def test_fedcgs_describes_the_columns_by_class_in_their_own_units() -> None:
 )
 def test_fedcgs_describes_only_what_it_centres_and_records(privacy: dict[str, Any], more: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="describes"):
-        compile_study(
-            StudyRequest(
-                name="s", method="fedcgs", dataset="d", data=MIXED, parameters={"describe": True, **more},
-                privacy=PrivacyRequest(**privacy),
-            ),
-            federation_id="0" * 64, coordinator="c", participants=SITES, clock=lambda: 1, random=SeededRandom(1),
-        )  # fmt: skip
+        draft("fedcgs", {"describe": True, **more}, MIXED, **privacy).compile()
 
 
 def test_fedcgs_survives_noise_that_swallows_everything(breast_cancer: tuple[DatasetSchema, Records]) -> None:

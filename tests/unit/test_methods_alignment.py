@@ -23,10 +23,10 @@ from veilsum_deploy.simulation.plain import PlainFederation
 from veilsum_node.errors import ConfigurationError
 from veilsum_participant.applying.model import Model
 from veilsum_privacy.results.result import Result, load_result, save_result
-from veilsum_privacy.study.study import Study
+from veilsum_privacy.study.study import Study, parse_study
 from veilsum_privacy.tasks.base import Records
 
-REFERENCES, MODES = ("two-way", "paper"), ("one-shot", "iterated")
+REFERENCES, MODES = ("two-way", "barycenter"), ("one-shot", "iterated")
 
 
 def alignment(reference: str = "two-way", mode: str = "one-shot", **more: Any) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def alignment(reference: str = "two-way", mode: str = "one-shot", **more: Any) -
 
 def site_maps(sites: Mapping[str, Records], reference: str, tau: float, shrinkage: str = "oas") -> list[AffineMap]:
     """Each site's map from its records in the clear: by POT and scikit-learn, or from plain class means and covariances."""
-    if reference == "paper":
+    if reference == "barycenter":
         shrink = {"oas": sklearn.covariance.oas, "ledoit-wolf": sklearn.covariance.ledoit_wolf}[shrinkage]
         means = np.array([own.features.mean(axis=0) for own in sites.values()])
         covariances = np.array([shrink(own.features)[0] for own in sites.values()])
@@ -63,7 +63,9 @@ def site_maps(sites: Mapping[str, Records], reference: str, tau: float, shrinkag
 
 
 @pytest.mark.parametrize("tau", [0.4, 1.0])
-@pytest.mark.parametrize(("reference", "shrinkage"), [("two-way", "auto"), ("paper", "oas"), ("paper", "ledoit-wolf")])
+@pytest.mark.parametrize(
+    ("reference", "shrinkage"), [("two-way", "auto"), ("barycenter", "oas"), ("barycenter", "ledoit-wolf")]
+)
 def test_maps_without_noise_are_those_of_the_records_in_the_clear(reference: str, shrinkage: str, tau: float) -> None:
     sites = shifted_sites()
     result = run("slot-align", alignment(reference, tau=tau, shrinkage=shrinkage), sites)
@@ -76,7 +78,7 @@ def test_maps_without_noise_are_those_of_the_records_in_the_clear(reference: str
     assert all(row["aligned"] and row["distance_after"] < row["distance_before"] for row in rows)
     assert all(row["records"] == pytest.approx(400, abs=1e-3) for row in rows)
     assert result.summary["converged"]
-    if reference == "paper":  # W2 contracts by 1 - tau along the geodesic
+    if reference == "barycenter":  # W2 contracts by 1 - tau along the geodesic
         for row in rows:
             assert row["distance_after"] == pytest.approx((1 - tau) * row["distance_before"], abs=1e-6)
 
@@ -300,13 +302,13 @@ def test_a_projection_is_applied_first_and_repeated_in_the_result() -> None:
 @pytest.mark.parametrize(
     ("method", "parameters", "privacy", "message"),
     [
-        ("slot-align", alignment("paper", shrinkage="ledoit-wolf"), {"epsilon": 1.0}, "fourth moments"),
-        ("fedcgs", alignment("paper", shrinkage="ledoit-wolf"), {}, "pooled over the classes"),
+        ("slot-align", alignment("barycenter", shrinkage="ledoit-wolf"), {"epsilon": 1.0}, "fourth moments"),
+        ("fedcgs", alignment("barycenter", shrinkage="ledoit-wolf"), {}, "pooled over the classes"),
         ("slot-align", alignment("two-way", shrinkage="ledoit-wolf"), {}, "pooled over the classes"),
-        ("slot-align", alignment("paper", "iterated", shrinkage="ledoit-wolf"), {}, "one-shot"),
-        ("slot-align", alignment("paper", "iterated", shrinkage="oas"), {}, "one-shot"),
-        ("slot-align", alignment("paper", shrinkage="oas"), {"epsilon": 1.0}, "this study has noise"),
-        ("slot-align", alignment("paper", shrinkage="ridge"), {}, "has none"),
+        ("slot-align", alignment("barycenter", "iterated", shrinkage="ledoit-wolf"), {}, "one-shot"),
+        ("slot-align", alignment("barycenter", "iterated", shrinkage="oas"), {}, "one-shot"),
+        ("slot-align", alignment("barycenter", shrinkage="oas"), {"epsilon": 1.0}, "this study has noise"),
+        ("slot-align", alignment("barycenter", shrinkage="ridge"), {}, "has none"),
         ("slot-align", alignment("best"), {}, "reference"),
         ("slot-align", alignment(tau=1.5), {}, "tau"),
         ("o-fedavg", alignment(share=1.0), {}, "share"),
@@ -320,11 +322,24 @@ def test_combinations_that_cannot_be_are_refused(
         compiled(method, parameters, **privacy)
 
 
-def test_without_a_label_only_the_papers_reference_can_be_had() -> None:
+def test_a_study_that_was_signed_with_the_barycenters_former_name_gives_the_same_result() -> None:
+    sites, study = shifted_sites(), compiled("slot-align", alignment("barycenter"))
+    signed = study.to_bytes().replace(b'"barycenter"', b'"paper"')
+    former = parse_study(signed)
+    assert former.to_bytes() == signed != study.to_bytes()
+    found, expected = (get_method("slot-align").run(federation(one, sites)) for one in (former, study))
+    assert found.summary == expected.summary
+    assert found.summary["reference"] == "barycenter"
+    for name, values in expected.arrays.items():
+        np.testing.assert_array_equal(found.arrays[name], values)
+    assert compiled("slot-align", alignment("paper")).parameters == study.parameters
+
+
+def test_without_a_label_only_the_barycenter_can_be_had() -> None:
     bare = SCHEMA.model_copy(update={"label": None})
     with pytest.raises(ConfigurationError, match="needs a label"):
         compiled("slot-align", alignment(), schema=bare)
-    assert compiled("slot-align", alignment("paper"), schema=bare).tasks[0].task == "gaussian-moments"
+    assert compiled("slot-align", alignment("barycenter"), schema=bare).tasks[0].task == "gaussian-moments"
     for method in ("fedcgs", "o-fedavg"):
         with pytest.raises(ConfigurationError, match="needs a label"):
             compiled(method, schema=bare)

@@ -14,6 +14,7 @@ import pytest
 from sqlalchemy import Connection
 
 from support.federation import TestBed, make_bed, make_request, schema_of
+from support.network import PATIENCE
 from veilsum_coordinator.protocol.rounds import RoundPhase
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_coordinator.storage import outage as module
@@ -203,11 +204,11 @@ def test_a_journal_that_is_closed_takes_no_more(bed: TestBed) -> None:
 
     def slow(_connection: Connection) -> None:
         entered.set()
-        go.wait(10)
+        go.wait(PATIENCE)
 
     thread = threading.Thread(target=lambda: journal._transact(slow))
     thread.start()
-    entered.wait(10)
+    entered.wait(PATIENCE)
     assert not journal.close(0.01)  # it says that something still ran
     go.set()
     assert journal.close(10)

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
+from support.commands import veilsum
 from veilsum_coordinator.protocol.settings import CoordinatorConfig, load_coordinator_config, read_coordinator_settings
-from veilsum_deploy import cli
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.overrides import Loaded, effective, load_settings, set_variables
 from veilsum_participant.config import ParticipantConfig, load_participant_config
@@ -203,12 +203,6 @@ def test_what_holds_is_shown_with_its_source_and_without_secrets(tmp_path: Path)
     assert "hunter2" not in repr(loaded)
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    with pytest.raises(SystemExit) as caught:
-        cli.main(list(arguments))
-    return int(caught.value.code or 0), capsys.readouterr().out
-
-
 @pytest.mark.parametrize("role", ["coordinator", "participant"])
 def test_the_commands_output_is_a_configuration_again(
     tmp_path: Path, role: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -216,7 +210,7 @@ def test_the_commands_output_is_a_configuration_again(
     path = tmp_path / f"{role}.toml"
     path.write_text(SITE if role == "participant" else "")
     monkeypatch.setenv("VEILSUM__LOG__LEVEL", "debug")
-    status, text = run(capsys, role, "config", "--config", str(path))
+    status, text, _ = veilsum(capsys, role, "config", "--config", path)
     assert status == 0
     assert any("level" in line and "# VEILSUM__LOG__LEVEL" in line for line in text.splitlines())
     load = load_participant_config if role == "participant" else load_coordinator_config
@@ -224,7 +218,7 @@ def test_the_commands_output_is_a_configuration_again(
     monkeypatch.delenv("VEILSUM__LOG__LEVEL")
     path.write_text(text)
     assert load(path) == before
-    status, shown = run(capsys, role, "config", "--config", str(path), "--json")
+    status, shown, _ = veilsum(capsys, role, "config", "--config", path, "--json")
     assert {"key": "log.level", "value": "debug", "source": "file"} in json.loads(shown)
 
 

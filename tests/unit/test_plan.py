@@ -24,8 +24,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from support.commands import veilsum
 from support.randomness import SeededRandom
-from veilsum.compile import PrivacyRequest, StudyDraft, StudyRequest, draft_study
+from support.studies import drafted
+from veilsum.compile import PrivacyRequest, StudyDraft, StudyRequest
 from veilsum.costs import study_cost
 from veilsum.plan import Outlook, Verdict, divide, outlook, plan_study, twofold_epsilon, typical_share
 from veilsum.remote import Remote
@@ -35,7 +37,6 @@ from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.methods.fedcgs import FedCGS
 from veilsum_coordinator.parts.base import Method, TaskPlan
 from veilsum_coordinator.parts.expectations import Expectation, main_error
-from veilsum_deploy import cli
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_node.canonical import canonical
 from veilsum_node.errors import ConfigurationError, HostileInput
@@ -85,9 +86,7 @@ def draft(method: str = "statistics", schema: DatasetSchema = SCHEMA, sites: int
         privacy=PrivacyRequest(**changes), schema=None,
     )  # fmt: skip
     names = list("abcd") if sites == 4 else [f"site-{index:03d}" for index in range(sites)]
-    return draft_study(
-        request, federation_id="0" * 64, coordinator="hub", participants=names, clock=lambda: 1, random=SeededRandom(1)
-    )
+    return drafted(request, names)
 
 
 def typical_records(seed: int = 0) -> dict[str, Records]:
@@ -530,11 +529,7 @@ categories = ["no", "yes"]
 
 
 def show(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["study", "plan", *(str(argument) for argument in arguments)])
-    captured = capsys.readouterr()
-    assert isinstance(caught.value.code, int)
-    return caught.value.code, captured.out, captured.err
+    return veilsum(capsys, "study", "plan", *arguments)
 
 
 @pytest.fixture

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from support.federation import DATASET, make_request, schema_of
 from support.hostile import altered
-from veilsum.compile import compile_study
+from support.studies import agreed
 from veilsum_node.errors import Refusal, RefusalCode
-from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_participant.config import DatasetConfig, EncoderConfig, ParticipantConfig, Policy
 from veilsum_participant.policy import refuse, study_faults
 from veilsum_privacy.accounting.prices import study_epsilon
@@ -29,14 +28,7 @@ PINNED = {"b": "1" * 64, "c": "2" * 64}
 
 
 def make_study(**privacy: Any) -> Study:
-    return compile_study(
-        make_request(schema_of(2), **privacy),
-        federation_id="0" * 64,
-        coordinator="coordinator",
-        participants=["a", "b", "c"],
-        clock=lambda: 1_800_000_000,
-        random=SYSTEM_RANDOM,
-    )
+    return agreed(make_request(schema_of(2), **privacy), "abc", now=1_800_000_000)
 
 
 def make_config(
@@ -335,3 +327,20 @@ def test_the_order_of_reasons_tells_nothing() -> None:
     assert (one.code, one.codes, one.message) == (two.code, two.codes, two.message)
     assert Refusal.of([first]) is first
     assert Refusal.of([]) is None
+
+
+def test_a_person_may_have_several_rows_of_a_query() -> None:
+    """Then a study protects persons, unless the site says that nobody has two; a query knows no header either."""
+    query = {"source": "sql", "query": "SELECT 1", "files": {"t": "t.parquet"}}
+    joined = DatasetConfig.model_validate(query | {"subject": "who"})
+    alone = DatasetConfig.model_validate(query | {"joined": False})
+    for dataset, unit, expected in (
+        (joined, "record", [RefusalCode.UNIT]),
+        (joined, "subject", []),
+        (alone, "record", []),
+        (alone, "subject", [RefusalCode.UNIT]),
+    ):
+        config = make_config().model_copy(update={"datasets": {DATASET: dataset}})
+        assert codes(make_study(method="fedcgs", unit=unit), config) == expected
+    config = make_config().model_copy(update={"datasets": {DATASET: alone}})
+    assert codes(altered(make_study(), data__header=False, data__order=["x0", "x1", "y"]), config) == []

@@ -23,8 +23,8 @@ from sklearn.metrics import (
 )
 
 from support.memory import MemoryFederation, split_records
-from support.randomness import SeededRandom
-from veilsum.compile import PrivacyRequest, StudyRequest, compile_study, draft_study
+from support.studies import agreed, drafted
+from veilsum.compile import PrivacyRequest, StudyRequest
 from veilsum.plan import plan_study
 from veilsum.request import with_model
 from veilsum_aggregation.figures import Figure
@@ -34,7 +34,7 @@ from veilsum_coordinator.methods import METHODS
 from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_privacy.results.result import Result, load_result, save_result
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
-from veilsum_privacy.study.study import Study, parse_study
+from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Records
 
 SITES = [f"site-{index}" for index in range(4)]
@@ -85,13 +85,7 @@ def request_of(method: str, parameters: dict[str, Any], epsilon: float | None, *
     )  # fmt: skip
 
 
-def common() -> dict[str, Any]:
-    random = SeededRandom(7)
-    return {"federation_id": "ab" * 32, "coordinator": "hub", "participants": SITES, "clock": lambda: 1000, "random": random}
-
-
 def run(study: Study, records: Records, seed: int = 0) -> Result:
-    assert parse_study(study.to_bytes()) == study
     return METHODS[study.method].run(MemoryFederation(study, split_records(records, 4), seed))
 
 
@@ -100,9 +94,9 @@ def fits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of regressions' results: on a linear spline of age, without noise."""
     folder, (records, _) = tmp_path_factory.mktemp("fits"), cohort(4000, 1)
     for family, about in FITS.items():
-        study = compile_study(
+        study = agreed(
             request_of("regression", {"family": family, "over": ["age", "older", "arm"], "derive": DERIVE, **about}, None),
-            **common(),
+            SITES,
         )
         save_result(folder / family, run(study, records))
     return folder
@@ -160,7 +154,7 @@ def oracle(family: str, h: np.ndarray, truth: dict[str, np.ndarray]) -> dict[str
 def test_without_noise_measures_are_those_of_other_packages(fits: Path, family: str) -> None:
     """To a quarter of what sampling does to them, records being counted by level of the prediction."""
     records, truth = cohort(8000, 2)
-    summary = run(compile_study(evaluation(fits, family, None), **common()), records).summary
+    summary = run(agreed(evaluation(fits, family, None), SITES), records).summary
     wanted = oracle(family, predictor(fits, family, truth), truth)
     found = {row["measure"]: row["value"] for row in summary["measures"]}
     assert list(found) == list(wanted)
@@ -186,9 +180,9 @@ def test_noise_is_in_the_errors_and_planned(fits: Path, family: str) -> None:
     """At epsilon 1 and 10,000 records: figures lie where their errors say, and are as wide as the plan told."""
     records, truth = cohort(10_000, 3)
     request = evaluation(fits, family, 1.0)
-    study = compile_study(request, **common())
+    study = agreed(request, SITES)
     exact = oracle(family, predictor(fits, family, truth), truth)
-    plan = plan_study(draft_study(request, **common()), study)
+    plan = plan_study(drafted(request, SITES), study)
     told = {item.quantity: item for part in plan.parts for item in part.expectations}
     assert set(told) == set(exact)
     assert any(item.main for item in told.values())
@@ -208,7 +202,7 @@ def test_noise_is_in_the_errors_and_planned(fits: Path, family: str) -> None:
 def test_with_few_records_nothing_is_told(fits: Path) -> None:
     records, _ = cohort(40, 4)
     for family in FITS:
-        summary = run(compile_study(evaluation(fits, family, 0.1), **common()), records).summary
+        summary = run(agreed(evaluation(fits, family, 0.1), SITES), records).summary
         assert all("not_estimable" in row["value"] for row in summary["measures"]), family
 
 
@@ -258,14 +252,14 @@ def test_intervals_cover(kind: str) -> None:
 
 def test_what_cannot_be_evaluated_is_said(fits: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="has no bins"):
-        compile_study(evaluation(fits, "logistic", 1.0, bins=10), **common())
+        agreed(evaluation(fits, "logistic", 1.0, bins=10), SITES)
     with pytest.raises(HostileInput, match="counts persons"):
-        compile_study(evaluation(fits, "logistic", 1.0, person="first"), **common())
+        agreed(evaluation(fits, "logistic", 1.0, person="first"), SITES)
     other = evaluation(fits, "logistic", 1.0).model_copy(
         update={"data": DatasetSchema(columns=SCHEMA.columns[1:], max_records=20_000)}
     )
     with pytest.raises(ConfigurationError, match="'age'"):
-        compile_study(other, **common())
+        agreed(other, SITES)
     result = load_result(fits / "logistic")
     save_result(tmp_path / "flat", Result("regression", {**result.summary, "score": []}))
     with pytest.raises(ConfigurationError, match="predicts nothing"):
@@ -273,8 +267,8 @@ def test_what_cannot_be_evaluated_is_said(fits: Path, tmp_path: Path) -> None:
 
 
 def test_persons_count_as_the_study_says(fits: Path) -> None:
-    study = compile_study(
+    study = agreed(
         with_model(request_of("federated-evaluation", {"result": "linear", "person": "first"}, 1.0, unit="subject"), fits),
-        **common(),
+        SITES,
     )
     assert study.tasks[0].parameters["person"] == "first"

@@ -18,9 +18,8 @@ from support.federation import DATASET, make_request, schema_of
 from support.fresh import LEDGER, PARTICIPANT, fresh_database
 from support.hostile import altered
 from support.ledgers import any_receipt, open_ledger, ticking
-from veilsum.compile import compile_study
+from support.studies import agreed
 from veilsum_node.errors import Refusal, RefusalCode
-from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_participant import store
 from veilsum_participant.config import DatasetConfig, ParticipantConfig
 from veilsum_participant.protocol.budgets import (
@@ -43,14 +42,7 @@ OPEN, GIVEN_UP, SEEN = AttemptState.PAYLOAD, AttemptState.TOMBSTONE, AttemptStat
 
 @cache
 def compiled() -> Study:
-    return compile_study(
-        make_request(schema_of(2)),
-        federation_id="0" * 64,
-        coordinator="coordinator",
-        participants=["a", "b", "c"],
-        clock=lambda: 1_800_000_000,
-        random=SYSTEM_RANDOM,
-    )
+    return agreed(make_request(schema_of(2)), "abc")
 
 
 def study_of(*tasks: tuple[str, int, int], **changes: Any) -> Study:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from support.memory import MemoryFederation, split_records
-from support.randomness import SeededRandom
-from veilsum.compile import PrivacyRequest, StudyRequest, compile_study, draft_study
+from support.studies import agreed, demand, drafted
+from veilsum.compile import PrivacyRequest, StudyRequest
 from veilsum.exports import export_result
 from veilsum.plan import plan_study
 from veilsum_coordinator.methods import METHODS
@@ -20,7 +20,7 @@ from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_privacy.results.result import result_files
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
-from veilsum_privacy.study.study import Study, parse_study
+from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Records
 
 SITES = [f"site-{index}" for index in range(4)]
@@ -70,25 +70,13 @@ def records_of(n: int, seed: int = 0) -> tuple[Records, dict[str, np.ndarray]]:
 
 
 def request_of(epsilon: float | None, **more: Any) -> StudyRequest:
-    privacy = PrivacyRequest(noise="none") if epsilon is None else PrivacyRequest(epsilon=epsilon)
     asked = {"query": QUERIES, "derive": DERIVE} | more
-    fixed = {"name": "s", "method": "statistics", "dataset": "d", "data": SCHEMA, "privacy": privacy, "expected_records": 1000}
-    return StudyRequest.model_validate(fixed | asked)
-
-
-def common(**more: Any) -> dict[str, Any]:
-    return {
-        "federation_id": "0" * 64,
-        "coordinator": "c",
-        "participants": SITES,
-        "clock": lambda: 1,
-        "random": SeededRandom(1),
-    } | more
+    fixed = {"name": "s", "method": "statistics", "dataset": "d", "data": SCHEMA, "expected_records": 1000}
+    return StudyRequest.model_validate(fixed | {"privacy": demand(epsilon)} | asked)
 
 
 def compiled(epsilon: float | None, **more: Any) -> Study:
-    study = compile_study(request_of(epsilon, **more), **common())
-    return parse_study(study.to_bytes())  # as a coordinator gets it: through the signed bytes
+    return agreed(request_of(epsilon, **more), SITES)
 
 
 def run(study: Study, records: Records, seed: int = 0) -> dict[str, Any]:
@@ -154,7 +142,7 @@ def test_intervals_cover_and_plans_keep_their_word() -> None:
         count = find(summary["old"], age_group="65 to 90", sex="f")["count"]
         widths["count"].append((count["high"] - count["low"]) / 2)
     assert np.mean(hits) >= 0.85
-    plan = plan_study(draft_study(request_of(1.0), **common()), study)
+    plan = plan_study(drafted(request_of(1.0), SITES), study)
     parts = [part for part in plan.parts if part.name in ("means of compare", "counts of old")]
     told = {item.quantity: item.half_width for part in parts for item in part.expectations}
     assert np.median(widths["mean"]) == pytest.approx(told["mean of age"], rel=0.15)
@@ -272,5 +260,5 @@ def test_a_synthetic_cohort_has_the_records_pairs(tmp_path: Path) -> None:
     assert (lines[0], len(lines)) == ("age_group,arm,sex,stay", len(codes) + 1)
     again = METHODS["statistics"].run(MemoryFederation(study, split_records(records, 4), 1))
     assert (again.arrays["cohort records"] == codes).all()
-    plan = plan_study(draft_study(request_of(3.0, query=({"kind": "synthetic"},)), **common()), study)
+    plan = plan_study(drafted(request_of(3.0, query=({"kind": "synthetic"},)), SITES), study)
     assert plan.parts

@@ -11,8 +11,8 @@ import pytest
 import statsmodels.api as sm
 
 from support.memory import MemoryFederation, split_records
-from support.randomness import SeededRandom
-from veilsum.compile import PrivacyRequest, StudyRequest, compile_study, draft_study
+from support.studies import agreed, demand, drafted
+from veilsum.compile import StudyRequest
 from veilsum.exports import to_csv
 from veilsum.plan import plan_study
 from veilsum_aggregation.newton import LONGEST_STEP, NewtonFit, NewtonRelease, first_point, mean_of, whitening
@@ -21,7 +21,7 @@ from veilsum_node.config import read_toml, validate
 from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
-from veilsum_privacy.study.study import Study, parse_study
+from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.newton_step import LARGEST_ENTRY, POINT, WHITEN, NewtonStep
@@ -65,20 +65,14 @@ def records_of(n: int, seed: int = 0) -> tuple[Records, np.ndarray, np.ndarray, 
 
 
 def request_of(parameters: dict[str, Any], epsilon: float | None, records: int = 1250) -> StudyRequest:
-    privacy = PrivacyRequest(noise="none") if epsilon is None else PrivacyRequest(epsilon=epsilon)
     return StudyRequest(
-        name="fit", method="regression", dataset="records", data=SCHEMA, parameters=parameters, privacy=privacy,
+        name="fit", method="regression", dataset="records", data=SCHEMA, parameters=parameters, privacy=demand(epsilon),
         expected_records=records,
     )  # fmt: skip
 
 
-def common() -> dict[str, Any]:
-    random = SeededRandom(7)
-    return {"federation_id": "ab" * 32, "coordinator": "hub", "participants": SITES, "clock": lambda: 1000, "random": random}
-
-
 def compiled(parameters: dict[str, Any], epsilon: float | None) -> Study:
-    return compile_study(request_of(parameters, epsilon), **common())
+    return agreed(request_of(parameters, epsilon), SITES)
 
 
 def run(study: Study, records: Records, seed: int = 0) -> dict[str, Any]:
@@ -95,7 +89,6 @@ def test_without_noise_it_is_statsmodels(parameters: dict[str, Any], name: str) 
     else:
         model = sm.GLM(visits[known], terms[known], family=sm.families.Poisson()).fit()
     study = compiled(parameters, None)
-    assert parse_study(study.to_bytes()) == study
     summary = run(study, records)
     rows = summary["coefficients"]
     assert [row["term"] for row in rows] == TERMS
@@ -128,7 +121,7 @@ def test_a_linear_family_is_the_query_of_that_kind() -> None:
     alone = run(compiled(LINEAR, None), records)
     query = {"kind": "linear", "name": "coefficients", "outcome": "visits", "over": LINEAR["over"]}
     request = request_of({"query": [query]}, None).model_copy(update={"method": "statistics"})
-    study = compile_study(request, **common())
+    study = agreed(request, SITES)
     beside = METHODS["statistics"].run(MemoryFederation(study, split_records(records, 4))).summary
     assert alone["coefficients"] == beside["coefficients"]
     assert alone["coefficients tests"] == beside["coefficients tests"]
@@ -147,7 +140,7 @@ def test_with_noise_intervals_cover_and_are_as_wide_as_planned(
         noises.append(rows[1]["log"]["noise_error"])
     assert min(noises) > 0
     assert np.mean(covered) >= 0.88  # of 100, each 95% likely
-    plan = plan_study(draft_study(request_of(parameters, 4.0), **common()), study)
+    plan = plan_study(drafted(request_of(parameters, 4.0), SITES), study)
     told = {item.quantity: item.half_width for part in plan.parts for item in part.expectations}
     assert set(told) == {f"log {name} ratio of {term}" for term in TERMS[1:]}
     assert np.median(widths) == pytest.approx(told[f"log {name} ratio of age"], rel=0.4)
@@ -180,7 +173,7 @@ def test_a_study_file_states_interactions_splines_logarithms_and_another_referen
     records, terms, _, visits = records_of(20_000)
     (tmp_path / "study.toml").write_text(TERMS_FILE)
     request = validate({**read_toml(tmp_path / "study.toml"), "data": SCHEMA}, StudyRequest, source="study.toml")
-    study = compile_study(request, **common())
+    study = agreed(request, SITES)
     rows = run(study, records)["coefficients"]
     known = np.isfinite(terms[:, 1])
     _, age, arm, second, third = terms[known].T
@@ -215,7 +208,7 @@ def test_the_score_is_the_prediction_as_a_derived_number(parameters: dict[str, A
 
 @pytest.mark.parametrize("parameters", [LOGISTIC, POISSON])
 def test_planned_intervals_widen_with_the_noise(parameters: dict[str, Any]) -> None:
-    draft = draft_study(request_of(parameters, 4.0), **common())
+    draft = drafted(request_of(parameters, 4.0), SITES)
     studies = [draft.compile_with(multiplier) for multiplier in (0.1, 1.0, 10.0, 100.0, 20_000.0)]
     widths = np.array([[item.half_width for item in draft.expectations(study)] for study in studies])
     assert np.isfinite(widths[0]).all()
@@ -262,7 +255,7 @@ def test_persons_have_one_row() -> None:
     joined = Records(records.features, records.present, None, np.repeat(np.arange(300), 3))
     request = request_of({**LOGISTIC, "person": "last"}, 200.0)
     request = request.model_copy(update={"privacy": request.privacy.model_copy(update={"unit": "subject"})})
-    study = compile_study(request, **common())
+    study = agreed(request, SITES)
     task = AgreedStudy(study).task("newton-3").task
     assert isinstance(task, NewtonStep)
     rows = np.vstack(list(task.vectors(joined, task.example_broadcast(4))))

@@ -14,10 +14,9 @@ import pytest
 from support.federation import make_request, schema_of
 from support.fresh import PARTICIPANT, fresh_database
 from support.hostile import altered
-from veilsum.compile import compile_study
+from support.studies import agreed
 from veilsum_coordinator.parts.local_rounds import LOCAL
 from veilsum_node.errors import RefusalCode
-from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_participant import store
 from veilsum_participant.config import Policy
 from veilsum_participant.protocol.limits import FACTORS, count_faults, kept_weights, weight_faults
@@ -39,14 +38,7 @@ def compiled(method: str = "statistics", epsilon: float | None = 1.0, **privacy:
         table = {"mode": "natural", "subsets": [{"sites": list("abc"), "probability": 1.0}]}
         parameters = {"rounds": 3, "model": {"name": "linear"}, "participation": table}
         request = request.model_copy(update={"parameters": parameters})
-    return compile_study(
-        request,
-        federation_id="0" * 64,
-        coordinator="coordinator",
-        participants=["a", "b", "c"],
-        clock=lambda: 1_800_000_000,
-        random=SYSTEM_RANDOM,
-    )
+    return agreed(request, "abc")
 
 
 # -- attempts --------------------------------------------------------------------------------------------------------------

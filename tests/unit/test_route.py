@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.hospital import HospitalAuthority
+from support.network import PATIENCE
 from veilsum.access import resolve_access
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.overrides import PREFIX
@@ -138,7 +139,7 @@ def answering(answer: bytes) -> Iterator[str]:
 
         def serve() -> None:
             with listener.accept()[0] as raw:
-                raw.settimeout(5)
+                raw.settimeout(PATIENCE)
                 while b"\r\n\r\n" not in raw.recv(4096):
                     pass
                 raw.sendall(answer)
@@ -146,7 +147,7 @@ def answering(answer: bytes) -> Iterator[str]:
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         yield f"127.0.0.1:{listener.getsockname()[1]}"
-        thread.join(5)
+        thread.join(PATIENCE)
 
 
 @pytest.mark.parametrize(

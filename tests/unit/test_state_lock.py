@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from support.federation import make_bed
+from support.network import PATIENCE
 from veilsum_node import state_lock
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.state_lock import HeldError, StateLock
@@ -58,7 +59,7 @@ def test_it_ends_with_a_process_that_is_killed(state: Path) -> None:
     mine = StateLock(state, "participant north")
     assert f"process {child.pid} on" in mine.take()
     child.send_signal(signal.SIGKILL)
-    child.wait(10)
+    child.wait(PATIENCE)
     assert mine.take() == ""
     assert f"process {os.getpid()} on" in mine.path.read_text()
     for pipe in (child.stdin, child.stdout):

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.federation import make_request, schema_of
-from support.randomness import SeededRandom
-from veilsum.compile import compile_study
+from support.studies import agreed
 from veilsum_coordinator.protocol.rounds import RoundPhase
 from veilsum_coordinator.service.status import StudyTally, spent_epsilon
 from veilsum_privacy.accounting.prices import study_epsilon
@@ -71,9 +70,7 @@ def test_counting_on_the_way_is_counting_at_the_end(drawn: list[tuple[str, set[s
 
 def _study(epsilon: float | None) -> Study:
     request = make_request(schema_of(3, 2), "fedsgd", epsilon).model_copy(update={"parameters": {"steps": 20}})
-    return compile_study(
-        request, federation_id="0" * 64, coordinator="c", participants=["a", "b", "c"], clock=lambda: 1, random=SeededRandom(1)
-    )
+    return agreed(request, "abc")
 
 
 def test_epsilon_so_far_is_that_of_the_ledgers_arithmetic() -> None:

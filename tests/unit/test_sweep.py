@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veilsum.compile import StudyRequest, compile_study
+from support.studies import agreed
+from veilsum.compile import StudyRequest
 from veilsum_coordinator.methods.fedcgs import application
 from veilsum_deploy.collections import single
 from veilsum_deploy.datasets import packaged_dataset
@@ -27,7 +28,6 @@ from veilsum_deploy.simulation.sweep import Axis, Cell, Source, Sweep, parse_axi
 from veilsum_deploy.simulation.tables import estimate, problems, table_rows, tabulate, to_csv, to_markdown
 from veilsum_node.config import read_toml
 from veilsum_node.errors import ConfigurationError, Misuse, StateError
-from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.schema_file import load_schema
 
@@ -371,14 +371,7 @@ def test_the_evaluations_compile(path: Path) -> None:
     names_columns = "query" in content or content["method"] == "regression"
     schema = load_schema(HEART_SCHEMA) if names_columns else packaged_dataset("digits").schema
     request = StudyRequest.model_validate({**content, "dataset": "evaluation", "data": schema})
-    study = compile_study(
-        request,
-        federation_id="0" * 64,
-        coordinator="coordinator",
-        participants=["a", "b", "c", "d"],
-        clock=lambda: 1_800_000_000,
-        random=SYSTEM_RANDOM,
-    )
+    study = agreed(request)
     assert study.method == content["method"]
     if request.privacy.epsilon is None:
         assert study.privacy.epsilon is None

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Connection
 
 from support.federation import make_bed
-from support.network import wait_for
+from support.network import PATIENCE, wait_for
 from veilsum_coordinator.storage import journal as journal_module
 from veilsum_coordinator.storage import outage as module
 from veilsum_coordinator.storage.journal import NotStoredError
@@ -30,7 +30,7 @@ class Silent:
         self._order, self._error = order, error
 
     def __call__(self) -> str:
-        assert self.go.wait(20)
+        assert self.go.wait(PATIENCE)
         self._order.append("silent")
         self.ended.set()
         if self._error is not None:
@@ -59,7 +59,7 @@ def test_a_silent_one_is_left_and_nothing_overtakes_it() -> None:
         with pytest.raises(DatabaseAwayError, match="not answered yet"):
             writer.run(lambda: order.append("overtook"), 20)
     silent.go.set()
-    assert late.wait(20)
+    assert late.wait(PATIENCE)
     writer.run(lambda: order.append("next"), 20)
     assert order == ["silent", "next"]
 
@@ -70,7 +70,7 @@ def test_a_late_failure_is_no_answer() -> None:
     with pytest.raises(DatabaseAwayError):
         writer.run(silent, 0.01)
     silent.go.set()
-    assert silent.ended.wait(20)
+    assert silent.ended.wait(PATIENCE)
     while True:
         try:
             writer.run(lambda: None, 20)
@@ -90,7 +90,7 @@ def test_an_outage_is_over_when_a_late_answer_comes(monkeypatch: pytest.MonkeyPa
         outage.bounded(lambda: pytest.fail("the rest is not over"))
     silent.go.set()
     while outage.away:
-        assert silent.ended.wait(20)
+        assert silent.ended.wait(PATIENCE)
     monkeypatch.setattr(module, "HOLD_SECONDS", 20.0)
     assert outage.bounded(lambda: "here") == "here"
 
@@ -103,7 +103,7 @@ def test_boxes_that_were_stored_late_are_not_written_again(tmp_path: Path, monke
     monkeypatch.setattr(module, "HOLD_SECONDS", 0.05)
 
     def slow(connection: Connection, study: bytes, name: str, data: bytes) -> None:
-        assert go.wait(20)
+        assert go.wait(PATIENCE)
         writes.append(data)
 
     monkeypatch.setattr(journal_module, "write_boxes", slow)

@@ -63,7 +63,7 @@ class FedPFTParameters(Frozen):
     Attributes:
         clip: L2 norm that a record's features are scaled down to, after any alignment; by default as in the method fedcgs.
         missing: ``skip`` leaves a record with an absent feature out, ``centre`` takes the middle of the bounds.
-        disclosure: ``per-site`` releases each site's mixtures, as in the paper; ``joint`` those of all sites together.
+        disclosure: ``per-site`` releases each site's mixtures, as FedPFT does; ``joint`` those of all sites together.
         components: G of each class, at each site or of all.
         rounds: releases after the first that find several components; each takes its part of the budget.
         samples: drawn of each class.

@@ -61,7 +61,7 @@ class GGEURParameters(GenerationParameters):
         train: where the head is trained: at the ``sites``, by default in a study without noise, or at the ``coordinator``.
         control: ``geometry`` is the method. ``oversample`` repeats records and prototypes to the same counts, without
             deviations, and ``none`` generates nothing; both for training at the sites.
-        extra: samples around each class prototype of each other site, in multi-domain mode (500 in the paper).
+        extra: samples around each class prototype of each other site, in multi-domain mode (500 in GGEUR's experiments).
         hidden: width of the head's hidden layer; 0 for a linear head.
         objective, server: at the sites and here, as in the method fedavg.
         rounds: of training; at the coordinator, so many times ``epochs`` are passes over what is generated.

@@ -53,7 +53,7 @@ class MergeParameters(Frozen):
         filters: whether convolutions' channels are renumbered to lie on those of the station whose name comes first (FOT).
         units: whether hidden units of Linear layers are renumbered as well; only with ``filters``.
         regmean: whether Linear layers are fused by their inputs' Grams, which costs releases of these; else averaged.
-        inputs: whose inputs of the layers a station takes Grams of: those in its own model (``stations``), as in the paper, or
+        inputs: whose inputs of the layers a station takes Grams of: those in its own model (``stations``), as HFedATM does, or
             in the mean of all stations' models (``average``), which all stations then get once more. By default the latter
             where stations begin alike: fused layers read what averaged layers put out, so that is where they must fit.
         alpha: share of a Gram's off-diagonals that is kept.

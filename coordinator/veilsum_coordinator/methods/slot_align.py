@@ -59,11 +59,11 @@ class SlotAlign(Method):
         """What each site's map is made of: its means, and its covariance as a matrix.
 
         The main ones are the class means for the references that move site effects whole and covariances in part, and the
-        covariance for the paper's.
+        covariance for the barycenter.
         """
         parameters = SlotAlignParameters.model_validate(study.parameters)
         site = Noised.of_site(study, LABEL, parameters.clip or 1.0, cohort, records)
-        if parameters.alignment.reference != "paper":
+        if parameters.alignment.reference != "barycenter":
             return [*class_expectations(site), *direction_expectations(site)]
         return [*mean_expectations(site, main=site.width == 1), *direction_expectations(site, main=True)]
 

@@ -2,20 +2,20 @@
 
 ``one-shot``: one release per site; reference and maps are computed here, and every site fetches its own. ``iterated``: each
 site keeps its own noised moments, the reference is found over secure sums of what sites compute from these, and each site
-makes its own map. Both cost one release and give the same reference. After SLOT-Align (reference "paper"), and with
-references that tell class means and site effects apart (:mod:`veilsum_aggregation.two_way`): shifts (reference "two-way"), or
-shifts and slopes (reference "slopes").
+makes its own map. Both cost one release and give the same reference. After SLOT-Align (reference "barycenter"), and
+with references that tell class means and site effects apart (:mod:`veilsum_aggregation.two_way`): shifts (reference
+"two-way"), or shifts and slopes (reference "slopes").
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from veilsum_aggregation.alignment import Kind
 from veilsum_aggregation.gaussian import AffineMap
@@ -37,24 +37,29 @@ LABEL = "alignment"
 NOTHING_ALIGNED = "every site's moments are within their noise; nothing is aligned"
 
 
+def _renamed(reference: object) -> object:
+    """Studies that were signed before the rename say "paper"."""
+    return "barycenter" if reference == "paper" else reference
+
+
 class AlignmentParameters(Frozen):
     """The ``[parameters.alignment]`` table; all public.
 
     Attributes:
         reference: ``slopes`` and ``two-way`` fit class means and what sites do to them together, so that a site's mix of
             classes is not taken for it; they need a label. With ``two-way`` a site shifts all classes alike, with ``slopes``
-            it also turns and stretches them about their centre. ``paper`` is the Wasserstein barycenter of the sites' pooled
-            features (SLOT-Align).
+            it also turns and stretches them about their centre. ``barycenter`` is the Wasserstein barycenter of the sites'
+            pooled features (SLOT-Align).
         mode: ``one-shot`` releases each site's moments per site, noised; ``iterated`` releases sums only.
-        tau: how far covariances (``paper``: means as well) move to the reference, in [0, 1]; by default 0.4.
+        tau: how far covariances (``barycenter``: means as well) move to the reference, in [0, 1]; by default 0.4.
         rounds: of the fit of ``slopes`` and ``two-way``, by default 10; of the barycenter's fixed point, by default 200 in
             one-shot mode and 20 in iterated mode, where each is a round of all sites.
         shrinkage: of each site's covariance; ``auto`` is OAS without noise and by the noise's size with it, and what iterated
-            mode takes. ``ledoit-wolf`` needs fourth moments: for the paper's reference, one-shot, without noise only.
+            mode takes. ``ledoit-wolf`` needs fourth moments: for ``barycenter``, one-shot, without noise only.
         share: part of the budget that the alignment's release takes where the method makes releases of its own; 0 to 1.
     """
 
-    reference: Literal["slopes", "two-way", "paper"] = "slopes"
+    reference: Annotated[Kind, BeforeValidator(_renamed)] = "slopes"
     mode: Literal["one-shot", "iterated"] = "one-shot"
     tau: Real = Field(default=0.4, ge=0, le=1)
     rounds: int | None = Field(default=None, ge=1, le=1000)
@@ -96,9 +101,9 @@ def resolve_alignment(parameters: AlignmentParameters, inputs: Inputs, *, classe
     Raises:
         ConfigurationError: the parameters contradict each other or the inputs.
     """
-    by_class = parameters.reference != "paper"
+    by_class = parameters.reference != "barycenter"
     if by_class:
-        need_label(inputs, f'alignment with reference = "{parameters.reference}"', ', or state reference = "paper"')
+        need_label(inputs, f'alignment with reference = "{parameters.reference}"', ', or state reference = "barycenter"')
     _check_shrinkage(parameters, inputs, classes or by_class)
     if parameters.rounds is not None:
         return parameters
@@ -131,7 +136,7 @@ def task_alignment(parameters: AlignmentParameters | None) -> tuple[Alignment | 
         return None, None
     if parameters.mode == "one-shot":
         return Alignment(kind="broadcast", tau=parameters.tau), None
-    return Alignment(kind=_kind(parameters), tau=parameters.tau), LABEL
+    return Alignment(kind=parameters.reference, tau=parameters.tau), LABEL
 
 
 def alignment_plans(
@@ -153,7 +158,7 @@ def alignment_plans(
         share: of the budget, against the shares of the method's other releases.
         split: of class moments among counts, sums and second moments; None for the default.
     """
-    by_class = classes or parameters.reference != "paper"
+    by_class = classes or parameters.reference != "barycenter"
     task = "class-moments" if by_class else "gaussian-moments"
     if by_class:
         values = class_moments(inputs, clip, missing, split=split)
@@ -162,7 +167,7 @@ def alignment_plans(
     if parameters.mode == "one-shot":
         return (TaskPlan(LABEL, task, values, disclosure="per-site", share=share),)
     kept = TaskPlan(LABEL, task, values, keep=True, share=share)
-    return kept, *step_plans(_kind(parameters), inputs, clip, LABEL, parameters.rounds or 1)
+    return kept, *step_plans(parameters.reference, inputs, clip, LABEL, parameters.rounds or 1)
 
 
 def align(federation: Federation, parameters: AlignmentParameters) -> Aligned:
@@ -175,14 +180,14 @@ def align(federation: Federation, parameters: AlignmentParameters) -> Aligned:
     summary: dict[str, Any] = {"reference": parameters.reference, "mode": parameters.mode, "tau": parameters.tau}
     if parameters.mode == "one-shot":
         return _one_shot(release, federation.study.participants, parameters, summary)
-    reference, convergence = iterate(_kind(parameters), federation, release, parameters.rounds or 1)
+    reference, convergence = iterate(parameters.reference, federation, release, parameters.rounds or 1)
     summary |= convergence
     if not reference:
         return Aligned({}, release, (), {}, None, {}, summary)
     # The sum holds one site's own noise for each member.
     noise = {name: std / len(release.cohort) ** 0.5 for name, std in release.noise_std.items()}
     application = {
-        "kind": _kind(parameters),
+        "kind": parameters.reference,
         "source": LABEL,
         "tau": parameters.tau,
         "reference": {name: name for name in reference},
@@ -210,12 +215,8 @@ def _one_shot(
 
 def _reference(release: Release, parameters: AlignmentParameters) -> Reference | None:
     rounds, tau = parameters.rounds or 1, parameters.tau
-    if parameters.reference == "paper":
+    if parameters.reference == "barycenter":
         return barycenter_reference(release, tau=tau, shrinkage=parameters.shrinkage, rounds=rounds)
     if parameters.shrinkage == "ledoit-wolf":  # resolved parameters do not say so
         raise ConfigurationError("Ledoit-Wolf shrinkage takes moments that are pooled over the classes.")
     return two_way_reference(release, tau=tau, shrinkage=parameters.shrinkage, rounds=rounds, kind=parameters.reference)
-
-
-def _kind(parameters: AlignmentParameters) -> Kind:
-    return "barycenter" if parameters.reference == "paper" else parameters.reference

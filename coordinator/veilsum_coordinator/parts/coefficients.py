@@ -17,8 +17,6 @@ from veilsum_privacy.tasks.queries.encodings import LinearEncoding
 
 Floats = NDArray[np.float64]
 
-NO_STEPS: Mapping[str, float] = MappingProxyType({})
-
 
 class Coefficient(NamedTuple):
     """One coefficient.

@@ -36,7 +36,7 @@ GEOMETRY, PROTOTYPES = "geometry", "prototypes"
 """Labels of the two releases."""
 
 SINGLE_TARGET, MULTI_TARGET = 2000, 500
-"""Samples of each class that the text fills up to: in one domain, and in each of several."""
+"""Samples of each class that GGEUR fills up to: in one domain, and in each of several."""
 
 
 class GenerationParameters(Frozen):
@@ -45,9 +45,9 @@ class GenerationParameters(Frozen):
     Attributes:
         mode: ``single-domain``: samples of the classes over all sites. ``multi-domain``: also around the class prototypes of
             each site, which are released per site.
-        scale: length of a deviation along an eigenvector: ``std``, the root of its eigenvalue, or ``eigenvalue``, as the text
-            has it, which changes with the unit of the features.
-        target: samples of each class; by default 2000 in one domain, 500 around each prototype in several (the text takes
+        scale: length of a deviation along an eigenvector: ``std``, the root of its eigenvalue, or ``eigenvalue``, as GGEUR
+            states it, which changes with the unit of the features.
+        target: samples of each class; by default 2000 in one domain, 500 around each prototype in several (GGEUR takes
             5000 for CIFAR-10 and 500 for sets of 100 classes).
         seed: of the generation. It protects nothing.
         prototype_share: part of the generation's budget that the prototypes take in multi-domain mode; the geometry takes the

@@ -2,7 +2,7 @@
 
 One release of power sums, of which every site keeps its own noised ones. The sum tells the moments of all, which are
 broadcast; each site maps its features from its own moments to these, each feature or channel by itself, before it clips
-and trains. By default moments are of one part of the records and training is on the others, as the paper has it; one ledger
+and trains. By default moments are of one part of the records and training is on the others, as FedAlign does; one ledger
 is charged for both in full. This module trains nothing.
 """
 
@@ -55,7 +55,7 @@ class MomentAlignment(Frozen):
             a program's to be stated. The schema's own features lie in [-1, 1].
         tau: how far to go, in [0, 1].
         reference: ``pooled`` are the moments of all records, with the spread between sites; ``within`` is the mean of the
-            sites' own moments, as in the paper.
+            sites' own moments, as in FedAlign.
         records: share of each site's records that moments are made from; the others are trained on. 1 takes all for both.
         share: part of the budget that the one release of moments takes.
     """

@@ -51,7 +51,7 @@ class ServerOptimiser:
             raise ValueError("an optimiser needs a learning rate")
         self._parameters, self._rate = parameters, float(parameters.learning_rate)
         self._first = {name: np.zeros(shape) for name, shape in shapes.items()}
-        # Adaptive rates begin at tau^2, as in the paper's experiments, and are not corrected for their beginning.
+        # Adaptive rates begin at tau^2, as in the experiments of Reddi et al. (2021); nothing corrects their beginning.
         self._second = {name: np.full(shape, float(parameters.tau) ** 2) for name, shape in shapes.items()}
 
     def step(self, model: Arrays, gradient: Arrays) -> dict[str, Floats]:

@@ -8,11 +8,9 @@ import random
 import shutil
 import tarfile
 
-import numpy as np
-
 from fuzzing.mutation import EDGES, mutate_bytes, mutate_json, write_json
 from fuzzing.targets.base import Corpus
-from support.federation import make_bed
+from support.federation import make_bed, make_data
 from support.ledgers import OTHER_STUDY, START, Trial, federation
 from veilsum_node.errors import VeilsumError
 from veilsum_node.identity import Role
@@ -76,7 +74,7 @@ class Backups(Corpus):
 
     def __init__(self) -> None:
         super().__init__()
-        bed = make_bed(self.directory / "bed", {name: (np.zeros((3, 2)), np.zeros(3, dtype=int)) for name in "ab"})
+        bed = make_bed(self.directory / "bed", make_data("ab", 3))
         kit = bed.kit.participants[0]
         self.identity = kit.identity
         archive = self.directory / "whole.tar"

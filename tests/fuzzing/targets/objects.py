@@ -10,7 +10,7 @@ import numpy as np
 from fuzzing.driver import Unexpected
 from fuzzing.mutation import json_value, mutate_json, write_json
 from fuzzing.targets.base import Corpus
-from support.federation import make_bed, make_request, schema_of
+from support.federation import make_bed, make_data, make_request, schema_of
 from support.ledgers import any_receipt
 from veilsum_node.canonical import canonical, parse_canonical
 from veilsum_node.identity import Label, verify, verify_certificate
@@ -29,7 +29,7 @@ class Objects(Corpus):
 
     def __init__(self) -> None:
         super().__init__()
-        self.bed = make_bed(self.directory, {name: (np.zeros((3, 2)), np.zeros(3, dtype=int)) for name in "ab"})
+        self.bed = make_bed(self.directory, make_data("ab", 3))
         site = self.bed.sites["a"]
         self.study = self.bed.compile(make_request(schema_of(2)))
         whole = self.study.to_bytes()

@@ -6,12 +6,10 @@ import os
 import random
 from pathlib import Path
 
-import numpy as np
-
 from fuzzing.driver import Unexpected
 from fuzzing.mutation import ODD_TEXTS, mutate_text
 from fuzzing.targets.base import Corpus
-from support.federation import make_bed
+from support.federation import make_bed, make_data
 from veilsum_coordinator.protocol.settings import CoordinatorConfig, load_coordinator_config
 from veilsum_node.identity import load_credentials
 from veilsum_node.identity.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
@@ -160,7 +158,7 @@ class Certificates(Corpus):
 
     def __init__(self) -> None:
         super().__init__()
-        bed = make_bed(self.directory / "bed", {name: (np.zeros((3, 2)), np.zeros(3, dtype=int)) for name in "ab"})
+        bed = make_bed(self.directory / "bed", make_data("ab", 3))
         self.clock = bed.clock
         self.identity = bed.kit.participants[0].identity
         self.whole = {name: (self.identity / name).read_bytes() for name in (KEY_FILE, CERTIFICATE_FILE, AUTHORITY_FILE)}

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509 import load_der_x509_certificate
 from google.protobuf.message import Message
 
-from support.federation import TestBed, make_bed, make_request, schema_of
+from support.federation import TestBed, make_bed, make_data, make_request, schema_of
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.protocol.rounds import RoundPhase
 from veilsum_coordinator.service.coordination import Coordination
@@ -99,8 +98,7 @@ class Stage:
     """
 
     def __init__(self, directory: Path, width: int = 3) -> None:
-        rng = np.random.default_rng(0)
-        data = {name: (rng.uniform(-1, 1, (4, width)), rng.integers(0, 2, 4)) for name in NAMES}
+        data = make_data(NAMES, 4, width)
         self.directory, self.width = directory, width
         self.bed: TestBed = make_bed(directory, data, max_lost=100)
         self.loop = asyncio.new_event_loop()

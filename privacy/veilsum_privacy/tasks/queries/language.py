@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
 from typing import Annotated, Literal, Self
 
@@ -280,8 +280,3 @@ def scaled(edges: Iterable[float], domain: NumberDomain) -> Floats:
 def interval_names(edges: Sequence[float]) -> tuple[str, ...]:
     """``18 to 40`` for each interval."""
     return tuple(f"{a:g} to {b:g}" for a, b in pairwise(edges))
-
-
-def derived_by_name(tables: Mapping[str, Mapping[str, object]]) -> tuple[dict[str, object], ...]:
-    """``[derive.NAME]`` tables as values of :class:`DerivedColumn`."""
-    return tuple({"name": name, **table} for name, table in tables.items())

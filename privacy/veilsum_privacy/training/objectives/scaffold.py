@@ -40,7 +40,7 @@ class ScaffoldOptions(Frozen):
 class Scaffold(Objective):
     """Every step's gradient is corrected by c - c_i; c_i becomes the mean of the gradients that the site took.
 
-    That mean is the paper's option II, c_i - c + (theta_0 - theta) / (K eta), for plain steps that no bound cut; with momentum
+    That mean is option II of SCAFFOLD, c_i - c + (theta_0 - theta) / (K eta), for plain steps that no bound cut; with momentum
     it still is the mean of the gradients. With noise it is a mean of noised gradients, and so costs nothing more. The server
     adds the mean of the changes, times the share of the sites that took part, to c.
     """
