@@ -188,7 +188,8 @@ def test_the_last_checkpoint_of_the_last_step_is_the_model(bed: TestBed, tmp_pat
     scale, constant = (float.fromhex(options[name]) for name in ("scale", "bias"))
     expected = scale * x @ last["model.head.weight"].T + constant * last["model.head.bias"]
     assert ("features.centre" in last) == centre
-    np.testing.assert_allclose(load_model(directory).scores(records), expected, atol=1e-9)
+    # a step is given its model in single precision
+    np.testing.assert_allclose(load_model(directory).scores(records), expected, rtol=1e-5, atol=1e-5)
 
 
 @dataclass
