@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.studies import complete
 from veilsum_coordinator.parts.query_requests import EdgeRange, QueryRequest, expand, weigh
 from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_privacy.mechanism.clipping import site_sum
@@ -519,7 +520,7 @@ def test_a_hostile_analysts_query_takes_no_memory(query: Query) -> None:
 def test_numbers_that_overflow_are_missing() -> None:
     schema = DatasetSchema(columns=(NumberColumn(name="x", low=-1e100, high=1e100),))
     huge = DerivedColumn(name="y", number="x * x * x * x - x * x * x * x", low=0, high=1)
-    records = Records(np.array([[1.0], [0.0]]), np.ones((2, 1), dtype=np.bool_), None)
+    records = complete(np.array([[1.0], [0.0]]))
     cells = Columns(schema, [huge]).cells(records, ["y"])["y"]
     assert isinstance(cells, NumberCells)
     assert cells.present.tolist() == [False, True]
