@@ -7,8 +7,9 @@ by noised histograms was prototyped and lost everywhere (docs/decisions, 52).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +44,7 @@ class LeafSums:
     """A round's sums.
 
     Attributes:
-        gradients, hessians: (B, 2^D), noised.
+        gradients, hessians: (B, 2^D), or (B, 2^D, C) of C classes, noised.
         gradient_std, hessian_std: standard deviation of their noise.
     """
 
@@ -51,6 +52,19 @@ class LeafSums:
     hessians: Floats
     gradient_std: float
     hessian_std: float
+
+    def centred(self) -> LeafSums:
+        """Gradients of C classes less their mean over classes, which is noise alone, as each record's sum to 0."""
+        if self.gradients.ndim < 3:
+            return self
+        left = self.gradients - self.gradients.mean(axis=2, keepdims=True)
+        return replace(self, gradients=left, gradient_std=self.gradient_std * math.sqrt(among(self.gradients.shape[2])))
+
+
+def among(classes: int) -> float:
+    """1 - 1/C: the variance left of independent noise less its mean over C classes, and what a Newton step by the diagonal of
+    the Hessian is shortened by, so that two classes take the step of their difference (Friedman 2001, algorithm 6)."""
+    return 1.0 - 1.0 / classes
 
 
 def random_trees(
@@ -92,49 +106,37 @@ def random_trees(
 
 
 def newton_leaves(sums: LeafSums, rate: float, ridge: float) -> Floats:
-    """Leaves (B, 2^D) of a round: each tree's Newton step, a B-th of ``rate`` times -G / (max(H, 0) + lambda).
+    """Leaves of a round, as its sums: each tree's Newton step, a B-th of ``rate`` times -G / (max(H, 0) + lambda).
 
-    lambda is 1 + ``ridge`` times the noise of G: where the noise exceeds what the records say, the step is short. Rounded to
-    float32.
+    lambda is 1 + ``ridge`` times the noise of G: where the noise exceeds what the records say, the step is short. Of C classes
+    it is times 1 - 1/C, of gradients less their mean over classes. Rounded to float32.
     """
-    steps = -sums.gradients / (np.maximum(sums.hessians, 0.0) + 1.0 + ridge * sums.gradient_std)
+    sums = sums.centred()
+    shorter = among(sums.gradients.shape[2]) if sums.gradients.ndim > 2 else 1.0
+    steps = -shorter * sums.gradients / (np.maximum(sums.hessians, 0.0) + 1.0 + ridge * sums.gradient_std)
     leaves = np.clip(steps, -LONGEST_STEP, LONGEST_STEP) * (rate / len(steps))
     return leaves.astype(np.float32).astype(np.float64)
-
-
-def noise_of_margin(
-    trees: int, rounds: int, hessian: float, gradient_std: float, rate: float, ridge: float, depth: int
-) -> float:
-    """Standard deviation that noise gives the sum of all leaves that a record reaches, if each round kept all of it.
-
-    Args:
-        trees: of a round.
-        rounds: of them.
-        hessian: of all records together.
-        gradient_std: of the noise in a leaf.
-        rate, ridge: as in :func:`newton_leaves`.
-        depth: of the trees, whose leaves are taken to have equally many records.
-    """
-    leaf = hessian / 2**depth + 1.0 + ridge * gradient_std
-    return float(rate * np.sqrt(rounds / trees) * gradient_std / leaf)
 
 
 def split_gains(features: Floats, sums: LeafSums, ridge: float, width: int) -> Floats:
     """By feature (width,), how much its splits lowered the loss to second order, less what noise alone would show.
 
     A split's gain is G_l^2 / (H_l + lambda) + G_r^2 / (H_r + lambda) - G^2 / (H + lambda), of the sums below it; noise of
-    variance s^2 in each of m leaves below adds m s^2 to the expected square of a sum.
+    variance s^2 in each of m leaves below adds m s^2 to the expected square of a sum. Gains of several classes are added up.
     """
+    sums = sums.centred()
     gains, penalty, square = np.zeros(width), 1.0 + ridge * sums.gradient_std, sums.gradient_std**2
     gradient, hessian = sums.gradients, np.maximum(sums.hessians, 0.0)
-    leaves = 1
+    if gradient.ndim < 3:
+        gradient, hessian = gradient[:, :, None], hessian[:, :, None]
+    leaves, classes = 1, gradient.shape[2]
     depth = int(features.shape[1] + 1).bit_length() - 1
     for level in range(depth - 1, -1, -1):
         score = (gradient**2 - leaves * square) / (hessian + penalty)
-        pairs = score.reshape(len(score), -1, 2).sum(axis=2)
-        gradient = gradient.reshape(len(score), -1, 2).sum(axis=2)
-        hessian = hessian.reshape(len(score), -1, 2).sum(axis=2)
+        pairs, gradient, hessian = (
+            array.reshape(len(array), -1, 2, classes).sum(axis=2) for array in (score, gradient, hessian)
+        )
         leaves *= 2
-        gain = pairs - (gradient**2 - leaves * square) / (hessian + penalty)
+        gain = (pairs - (gradient**2 - leaves * square) / (hessian + penalty)).sum(axis=2)
         np.add.at(gains, features[:, 2**level - 1 : 2 ** (level + 1) - 1].astype(np.int64), gain)
     return gains

@@ -101,10 +101,13 @@ class StudyDraft:
                 continue
             own = None if multiplier is None else self._own_multiplier(plan, multiplier)
             built = build_task(plan.task, plan.parameters.model_dump(mode="json"), schema)
+            single = bool(built.single_arrays())
             if isinstance(built, TrainingTask):
                 grid = plan_grid(max_records=schema.max_records, participants=1, multiplier=own, values=built.step_size())
                 resolution = training_resolution(members, private=own is not None)
-                tasks.append(plan.declaration(grid=grid.grid, variance=grid.variance, resolution=resolution))
+                tasks.append(
+                    plan.declaration(grid=grid.grid, variance=grid.variance, resolution=resolution, single_precision=single)
+                )
                 continue
             shares = 1 if plan.keep or plan.own_noise else honest
             values = built.layout().size if isinstance(built, SiteTask) else 0
@@ -112,7 +115,7 @@ class StudyDraft:
                 max_records=schema.max_records, participants=members, multiplier=own, honest=shares, values=values,
                 norm=built.integer_norm(),
             )  # fmt: skip
-            tasks.append(plan.declaration(grid=grid.grid, variance=grid.variance))
+            tasks.append(plan.declaration(grid=grid.grid, variance=grid.variance, single_precision=single))
         # The noised vector of one site must not show by subtraction.
         derived = any(plan.derived or plan.keep for plan in self.plans)
         privacy = {

@@ -77,7 +77,8 @@ class Replayed:
             raise ProofFault(where, f"It is a release of {assignment.label}, where the method asks for one of {label}.")
         if members is not None and not set(assignment.names) <= set(members):
             raise ProofFault(where, "Its cohort has members whom the method does not ask for.")
-        if broadcast_digest(encode_broadcast({**self._encoder, **(broadcast or {})})) != assignment.broadcast:
+        encoded = encode_broadcast({**self._encoder, **(broadcast or {})}, found.plan.task.single)
+        if broadcast_digest(encoded) != assignment.broadcast:
             if self._exact:
                 raise ProofFault(
                     where, "What was broadcast to its cohort is not what the method makes of the releases before it."

@@ -1,7 +1,8 @@
 """A result of boosted trees as a model of XGBoost, in XGBoost's own JSON: ``xgboost.Booster(model_file="model.json")``.
 
 XGBoost is given the features as trees split them, in float32 and in the order of ``feature_names``: numbers scaled by their
-public bounds to [-1, 1], categories as indicators (``Model.features`` makes them).
+public bounds to [-1, 1], categories as indicators (``Model.features`` makes them). A tree whose leaves have a value a
+class becomes one tree a class.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ def xgboost_json(result: Result) -> bytes:
     features, thresholds, leaves = (arrays[head.prefix + name] for name in (FEATURES, THRESHOLDS, LEAVES))
     names = list(recipe.schema.feature_names)
     inner = features.shape[1]
+    classes = leaves.shape[2] if leaves.ndim > 2 else 1
     children, nodes = np.arange(inner), 2 * inner + 1
     ends = [-1] * (inner + 1)
     trees: list[dict[str, Any]] = [
@@ -42,12 +44,12 @@ def xgboost_json(result: Result) -> bytes:
             "categories_segments": [],
             "categories_sizes": [],
             "default_left": [1] * inner + [0] * (inner + 1),
-            "id": place,
+            "id": place * classes + score,
             "left_children": [*(2 * children + 1).tolist(), *ends],
             "loss_changes": [0.0] * nodes,
             "parents": [2**31 - 1, *((np.arange(1, nodes) - 1) // 2).tolist()],
             "right_children": [*(2 * children + 2).tolist(), *ends],
-            "split_conditions": [*thresholds[place].tolist(), *leaves[place].tolist()],
+            "split_conditions": [*thresholds[place].tolist(), *leaves[place].reshape(inner + 1, classes)[:, score].tolist()],
             "split_indices": [*features[place].astype(np.int64).tolist(), *([0] * (inner + 1))],
             "split_type": [0] * nodes,
             "sum_hessian": [0.0] * nodes,
@@ -59,11 +61,15 @@ def xgboost_json(result: Result) -> bytes:
             },
         }
         for place in range(len(features))
+        for score in range(classes)
     ]
+    objective: dict[str, Any] = {"name": "binary:logistic", "reg_loss_param": {"scale_pos_weight": "1"}}
+    if classes > 1:
+        objective = {"name": "multi:softprob", "softmax_multiclass_param": {"num_class": str(classes)}}
     model = {
         "gbtree_model_param": {"num_parallel_tree": "1", "num_trees": str(len(trees))},
-        "iteration_indptr": list(range(len(trees) + 1)),
-        "tree_info": [0] * len(trees),
+        "iteration_indptr": list(range(0, len(trees) + 1, classes)),
+        "tree_info": list(range(classes)) * len(features),
         "trees": trees,
     }
     learner = {
@@ -72,12 +78,12 @@ def xgboost_json(result: Result) -> bytes:
         "feature_types": ["float"] * len(names),
         "gradient_booster": {"model": model, "name": "gbtree"},
         "learner_model_param": {
-            "base_score": "5E-1",
+            "base_score": "5E-1" if classes == 1 else "0E0",
             "boost_from_average": "0",
-            "num_class": "0",
+            "num_class": "0" if classes == 1 else str(classes),
             "num_feature": str(len(names)),
             "num_target": "1",
         },
-        "objective": {"name": "binary:logistic", "reg_loss_param": {"scale_pos_weight": "1"}},
+        "objective": objective,
     }
     return json.dumps({"learner": learner, "version": [3, 0, 0]}, allow_nan=False).encode()

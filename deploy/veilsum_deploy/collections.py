@@ -1,4 +1,4 @@
-"""Real data of several domains, read from a folder that the user names: one domain a site, each with records to test on.
+"""Records of several domains, of published collections or of one's own, each domain with records to test on.
 
 A collection is for evaluations. Its files are read as they were published; nothing is downloaded and nothing is fitted to the
 records: every feature is a fixed function of its own record, and every bound is public.
@@ -6,8 +6,8 @@ records: every feature is a fixed function of its own record, and every bound is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from veilsum.local.tables import read_sites
-from veilsum_deploy.datasets import Dataset, read_dataset
+from veilsum.local.tables import SUFFIXES, read_records, read_sites, rows_by_name, site_name
+from veilsum_deploy.datasets import Dataset, Rows, read_dataset
 from veilsum_node.config import did_you_mean
-from veilsum_node.errors import ConfigurationError, DataError
+from veilsum_node.errors import ConfigurationError, DataError, Misuse
+from veilsum_participant.data.readers import read_table
 from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.schema_file import load_schema
 
@@ -42,11 +43,13 @@ class Domain:
         name: a valid site name.
         train: what sites hold.
         test: what a classifier is tested on; None where the source has no such split, so that each run holds its own out.
+        sites: by name, the rows of ``train`` of each site, where the source tells sites of the domain apart.
     """
 
     name: str
     train: Dataset
     test: Dataset | None
+    sites: Mapping[str, Rows] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ class Collection:
                 domain.name,
                 Dataset(domain.train.name, schema, domain.train.table, domain.train.subject),
                 None if domain.test is None else Dataset(domain.test.name, schema, domain.test.table, domain.test.subject),
+                domain.sites,
             )
             for domain in self.domains
         ]
@@ -94,17 +98,85 @@ def single(dataset: Dataset) -> Collection:
 
 
 def own_sites(
-    source: Path, schema: DatasetSchema, name: str, *, site_column: str | None = None, subject: str | None = None
+    source: Path,
+    schema: DatasetSchema,
+    name: str,
+    *,
+    site_column: str | None = None,
+    domain_column: str | None = None,
+    subject: str | None = None,
 ) -> Collection:
-    """Sites of one's own, each a domain: a folder of one file a site, or one file with a column that names the site.
+    """Records of one's own in domains.
+
+    Args:
+        source: a folder of one file a domain, a folder of one folder a domain that holds one file a site, or one file.
+        schema: of the records.
+        name: of the data.
+        site_column: the file's column that names the site of each record; without ``domain_column`` each site is a domain.
+        domain_column: the file's column that names the domain of each record.
+        subject: a further column, which tells whose record each is.
 
     Raises:
-        DataError: a file or column is missing or unreadable, a record names no site, or there are fewer than two sites.
-        Misuse: a column of sites for a folder.
+        DataError: a file or column is missing or unreadable, a record names no site or domain, there are fewer than two, or
+            a site has records of two domains.
+        Misuse: a column of sites or domains for a folder.
     """
-    tables = read_sites(source, schema, site_column=site_column, subject=subject)
-    domains = [Domain(site, Dataset(name, schema, table, subject), None) for site, table in tables.items()]
-    return Collection(name, schema, tuple(domains))
+    if source.is_dir():
+        if domain_column is not None:
+            advice = "Leave the domain column out, or name one file."
+            raise Misuse(f"{source} is a folder, whose files or folders are the domains.", advice)
+        if site_column is None and (folders := _domain_folders(source)):
+            domains = [_joined(domain, read_sites(path, schema, subject=subject, least=1)) for domain, path in folders.items()]
+            _require_distinct([site for _, _, sites in domains for site in sites])
+            found = [Domain(domain, Dataset(name, schema, table, subject), None, sites) for domain, table, sites in domains]
+            return Collection(name, schema, tuple(found))
+    if domain_column is None:
+        tables = read_sites(source, schema, site_column=site_column, subject=subject)
+        return Collection(
+            name, schema, tuple(Domain(site, Dataset(name, schema, table, subject), None) for site, table in tables.items())
+        )
+    table = read_records(source, schema, subject)
+    rows = rows_by_name(read_table(source, schema, subject=domain_column).subjects, domain_column, "domain")
+    sites = {}
+    if site_column is not None:
+        sites = rows_by_name(read_table(source, schema, subject=site_column).subjects, site_column, "site")
+    split = [
+        Domain(domain, Dataset(name, schema, table.take(own), subject), None, _within(sites, own, domain))
+        for domain, own in rows.items()
+    ]
+    return Collection(name, schema, tuple(split))
+
+
+def _domain_folders(folder: Path) -> dict[str, Path]:
+    """Folders in a folder that holds no files of records itself, by the names of their domains."""
+    if any(path.suffix.lower() in SUFFIXES for path in folder.iterdir() if path.is_file()):
+        return {}
+    folders = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    _require_distinct([site_name(path.name) for path in folders])
+    return {site_name(path.name): path for path in folders}
+
+
+def _joined(domain: str, tables: Mapping[str, pa.Table]) -> tuple[str, pa.Table, dict[str, Rows]]:
+    """A domain's tables as one, and the rows of each of its sites, whose names begin with the domain's."""
+    ends = np.cumsum([0, *(table.num_rows for table in tables.values())])
+    names = [site_name(f"{domain}-{site}") for site in tables]
+    rows = {name: np.arange(start, end) for name, start, end in zip(names, ends[:-1], ends[1:], strict=True)}
+    return domain, pa.concat_tables(list(tables.values()), promote_options="permissive"), rows
+
+
+def _within(sites: Mapping[str, Rows], own: Rows, domain: str) -> dict[str, Rows]:
+    """The sites of a domain, which has the rows ``own`` of the whole, by rows among these."""
+    found = {name: np.flatnonzero(np.isin(own, rows)) for name, rows in sites.items() if np.isin(rows, own).any()}
+    for name, rows in found.items():
+        if len(rows) < len(sites[name]):
+            raise DataError(f"Site {name!r} has records of {domain!r} and of another domain.", "A site belongs to one domain.")
+    return found
+
+
+def _require_distinct(names: Sequence[str]) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise DataError(f"Two folders or sites would be named {twice[0]!r}.", "Rename one of them.")
 
 
 def _digits4(path: Path) -> Collection:

@@ -32,11 +32,14 @@ from veilsum_node.transport.route import unused_proxy_variables
 from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.data import check_dataset
 from veilsum_participant.data.encoders import file_digest
+from veilsum_participant.data.queries import query_schema
+from veilsum_participant.data.readers import parquet_parts
 from veilsum_participant.ledgers import epsilon_text
 from veilsum_participant.policy import invited_faults, term_faults
 from veilsum_participant.protocol.books import open_books
 from veilsum_participant.protocol.budgets import Books, budget_faults, promised
 from veilsum_participant.protocol.cohorts import FORGOTTEN, joining_faults, remembered
+from veilsum_participant.query import Query, Source
 from veilsum_participant.site import COMPLETE, RESTORED
 from veilsum_participant.telemetry.shared_metrics import SHARED
 from veilsum_privacy.backup.restored import read_mark
@@ -301,15 +304,12 @@ class SiteCheck:
 
     def _dataset(self, name: str) -> Iterator[Check]:
         offered, label = self._config.datasets[name], f"dataset {name}"
-        path = offered.path
+        source = offered.origin(name)
         schema = self._schemas.get(name)
         if schema is None:
-            if path.is_file():
-                yield Check(label, CheckOutcome.OK, f"{path} is there; give a schema to check what it holds")
-            else:
-                yield Check(label, CheckOutcome.FAILED, f"{path} is not there", "Check the path in participant.toml.")
+            yield self._there(label, source)
             return
-        report = check_dataset(path, schema, shown=LISTED, header=offered.header)
+        report = check_dataset(source, schema, shown=LISTED, subject=offered.subject, header=offered.header)
         counts = [
             f"{kind.value} in {'whole rows' if column is None else repr(column)}: {count}"
             for column, kinds in report.totals.items()
@@ -324,6 +324,16 @@ class SiteCheck:
         for violation in report.violations:
             status = CheckOutcome.OK if report.ok else CheckOutcome.WARNING
             yield Check(label, status, str(violation))
+
+    @staticmethod
+    def _there(label: str, source: Source) -> Check:
+        """What can be said of a dataset without a schema and without a record."""
+        if isinstance(source, Query):
+            names = query_schema(source).names
+            return Check(label, CheckOutcome.OK, f"the {source} is accepted; it yields {', '.join(names)}")
+        if source.is_file() or parquet_parts(source):
+            return Check(label, CheckOutcome.OK, f"{source} is there; give a schema to check what it holds")
+        return Check(label, CheckOutcome.FAILED, f"{source} is not there", "Check the path in participant.toml.")
 
     def _encoder(self, name: str) -> Iterator[Check]:
         path = self._config.encoders[name].path

@@ -6,27 +6,38 @@ The policy is the site's own word: nothing that a coordinator or a study says lo
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
+    SecretStr,
     StrictBool,
     StrictFloat,
     StrictInt,
     StrictStr,
+    StringConstraints,
     field_validator,
+    model_validator,
 )
 
+from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen, Hex32, Name
+from veilsum_node.identity.files import read_file
 from veilsum_node.overrides import Loaded, load_settings
 from veilsum_node.telemetry.logs import LogSettings
 from veilsum_node.telemetry.monitoring import MetricsSettings
 from veilsum_node.transport.route import Route
 from veilsum_node.transport.route_settings import RouteSettings
+from veilsum_participant.query import Query, Source
 from veilsum_privacy.study.schema import ColumnName
 from veilsum_privacy.study.study import Disclosure, Unit
+
+TableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}$")]
+
+_OF_QUERIES = ("dsn", "dsn_file", "query", "query_file", "files", "columns", "joined")
+"""Keys of a dataset that only a query may set."""
 
 Differencing = Literal["strict", "allowed"]
 
@@ -50,21 +61,78 @@ def _epsilon(value: object) -> object:
 
 
 class DatasetConfig(Frozen):
-    """A dataset that the site offers.
+    """A dataset that the site offers: a file, or what a query of the site's own yields.
 
     Attributes:
-        path: the file (CSV, Parquet or npz), relative to the configuration file.
+        source: "file", or "sql" for a query.
+        path: the file (CSV, Parquet or npz), or a folder or glob of Parquet files, relative to the configuration file.
         population: whose records they are; all datasets of one population share one budget. Defaults to the dataset's name.
         subject: the column that tells which person a record is of; it never leaves the site. Studies with the unit "subject"
             need it.
         header: whether the first line of a CSV file names its columns. A study whose schema says otherwise is refused; were
             it believed, the file's first record would be held against the study's column names.
+        dsn, dsn_file: of a query, the database's URL, or a private file that holds it; without one DuckDB reads ``files``.
+        query, query_file: one SELECT statement, or a file of it.
+        files: of a query on files, the table that each becomes: Parquet (or a folder or glob of it), CSV with a header,
+            or ndjson, whose lines are in the column ``json``.
+        columns: what a query yields, where a database other than PostgreSQL is asked.
+        timeout: seconds for which a query may run.
+        joined: whether a person may have several of a query's rows, as where tables are joined. Then the dataset needs
+            ``subject``, and studies must have the unit "subject". The default of a query is true.
     """
 
-    path: Path
+    source: Literal["file", "sql"] = "file"
+    path: Path | None = None
     population: Name | None = None
     subject: ColumnName | None = None
     header: StrictBool = True
+    dsn: SecretStr | None = None
+    dsn_file: Path | None = None
+    query: StrictStr | None = None
+    query_file: Path | None = None
+    files: dict[TableName, Path] = Field(default_factory=dict)
+    columns: tuple[ColumnName, ...] = ()
+    timeout: StrictInt = Field(default=300, ge=1, le=86400)
+    joined: StrictBool | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if self.source == "file":
+            if self.path is None:
+                raise ValueError('needs a path, or source = "sql" and a query')
+            if given := [name for name in _OF_QUERIES if getattr(self, name) not in (None, (), {})]:
+                raise ValueError(f'{given[0]} is for source = "sql"')
+            return self
+        if self.path is not None or not self.header:
+            raise ValueError('path and header are for source = "file"; a query names its tables under files')
+        if (self.query is None) == (self.query_file is None):
+            raise ValueError("needs query or query_file, one of them")
+        if (self.dsn is not None) + (self.dsn_file is not None) + bool(self.files) != 1:
+            raise ValueError("needs one of dsn, dsn_file and files")
+        if self.several_rows and self.subject is None:
+            raise ValueError("needs the column subject, or joined = false where each row is one person's and nobody has two")
+        return self
+
+    @property
+    def several_rows(self) -> bool:
+        """Whether one person may have several records that only ``subject`` tells apart from other people's."""
+        return self.source == "sql" and self.joined is not False
+
+    def origin(self, name: str) -> Source:
+        """What the dataset of a name is read from.
+
+        Raises:
+            ConfigurationError: the file of the query cannot be read.
+        """
+        if self.path is not None:
+            return self.path
+        text = self.query or ""
+        if self.query_file is not None:
+            try:
+                text = read_file(self.query_file, f"query of dataset {name}").decode()
+            except UnicodeDecodeError as error:
+                raise ConfigurationError(f"The query {self.query_file} is not UTF-8 text.") from error
+        return Query(name, text, self.dsn, self.dsn_file, self.files, self.columns, self.timeout)
 
 
 class EncoderConfig(Frozen):
@@ -232,7 +300,7 @@ def load_participant_config(path: Path) -> ParticipantConfig:
     """
     config = read_participant_settings(path).config
     base = path.resolve().parent
-    datasets = {name: dataset.model_copy(update={"path": base / dataset.path}) for name, dataset in config.datasets.items()}
+    datasets = {name: _resolved(dataset, base) for name, dataset in config.datasets.items()}
     encoders = {name: EncoderConfig(path=base / encoder.path) for name, encoder in config.encoders.items()}
     return config.model_copy(
         update={
@@ -245,3 +313,9 @@ def load_participant_config(path: Path) -> ParticipantConfig:
             "encoders": encoders,
         }
     )
+
+
+def _resolved(dataset: DatasetConfig, base: Path) -> DatasetConfig:
+    named = {name: getattr(dataset, name) for name in ("path", "dsn_file", "query_file")}
+    paths: dict[str, object] = {name: base / path for name, path in named.items() if path is not None}
+    return dataset.model_copy(update=paths | {"files": {name: base / path for name, path in dataset.files.items()}})

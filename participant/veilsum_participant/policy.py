@@ -124,7 +124,13 @@ def _dataset_faults(study: Study, config: ParticipantConfig) -> Iterator[Refusal
             f"It is unknown which records of dataset {study.dataset!r} are of one subject.",
             f"Name the column under datasets.{study.dataset}.subject, if the data has one.",
         )
-    if dataset is not None and is_csv(dataset.path) and dataset.header != study.data.header:
+    elif unit == "record" and dataset.several_rows:
+        yield Refusal(
+            RefusalCode.UNIT,
+            f"A person may have several records of dataset {study.dataset!r}.",
+            f'Ask for privacy.unit = "subject"; or, if nobody has two, state datasets.{study.dataset}.joined = false.',
+        )
+    if dataset is not None and dataset.path is not None and is_csv(dataset.path) and dataset.header != study.data.header:
         yield Refusal(
             RefusalCode.DATASET,
             f"Dataset {study.dataset!r}: {header_conflict(study.data)}",

@@ -16,7 +16,7 @@ from cryptography import x509
 from sqlalchemy import Connection
 
 from veilsum_node.database import Database
-from veilsum_node.errors import DataError, HostileInput, Refusal, RefusalCode, StateError, VeilsumError
+from veilsum_node.errors import ConfigurationError, DataError, HostileInput, Refusal, RefusalCode, StateError, VeilsumError
 from veilsum_node.identity import Credentials, Role, key_fingerprint, verify_certificate
 from veilsum_node.identity.certificate import load_certificate, p256_key
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
@@ -167,7 +167,7 @@ class Site:
             records = self._records.get(key)
             if records is None:
                 offered = self.config.datasets[dataset]
-                records, counts = load_records(offered.path, schema, offered.subject, header=offered.header)
+                records, counts = load_records(offered.origin(dataset), schema, offered.subject, header=offered.header)
                 LOG.info("dataset %s is read", dataset)
                 LOG.debug("dataset %s: %s", dataset, counts)
                 self._records = {key: records}
@@ -180,13 +180,17 @@ class Site:
         return latest[2] if latest is not None and same else None
 
     def structure_faults(self, dataset: str, schema: DatasetSchema) -> Iterator[Refusal]:
-        """Whether an offered file can be read under a schema, told without reading a record of it."""
+        """Whether an offered dataset can be read under a schema, told without reading a record of it.
+
+        Raises:
+            Unavailable: its database is away.
+        """
         if self._known(dataset, schema) is not None:
             return
         try:
             offered = self.config.datasets[dataset]
-            check_structure(offered.path, schema, subject=offered.subject, header=offered.header)
-        except DataError as error:
+            check_structure(offered.origin(dataset), schema, subject=offered.subject, header=offered.header)
+        except (DataError, ConfigurationError) as error:
             yield Refusal(RefusalCode.DATASET, error.message, error.advice)
 
     def encoder(self, encoder: Encoder | None) -> Encode | None:

@@ -13,12 +13,13 @@ import numpy as np
 
 from analyst.examples import REALS, Example, Floats, examples
 from analyst.worlds import SITES, WIDTH, World
+from support.hostile import encoded
 from veilsum_node.errors import HostileInput, Refusal, VeilsumError
 from veilsum_participant.policy import study_faults
 from veilsum_privacy.computation.contribution import SitePart, SitePlace, contribute
 from veilsum_privacy.computation.rehearsal import made_up_statistics, rehearse
 from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
-from veilsum_privacy.securesum.context import decode_broadcast, encode_broadcast
+from veilsum_privacy.securesum.context import decode_broadcast
 from veilsum_privacy.study.study import Study, parse_study
 from veilsum_privacy.tasks.base import Records, TrainingTask
 
@@ -99,7 +100,7 @@ class Judge:
             for task in study.tasks:
                 rehearse(AgreedStudy(study).task(task.label))
             try:
-                rehearse(AgreedStudy(study).task(example.label), decode_broadcast(encode_broadcast(example.broadcast(study))))
+                rehearse(AgreedStudy(study).task(example.label), _received(study, example))
             except HostileInput:
                 return "for the broadcast"
         except VeilsumError:
@@ -110,7 +111,7 @@ class Judge:
         """The contribution itself: one size, no fault that a record has a part in, and no step longer than the sensitivity."""
         declaration = study.task(example.label)
         plan = AgreedStudy(study).task(example.label).plan(study.sites, study.sites)
-        arrays = decode_broadcast(encode_broadcast(example.broadcast(study)))
+        arrays = _received(study, example)
         place = SitePlace(0, made_up_statistics(AgreedStudy(study).task(example.label)))
         parts = [contribute(plan, lambda given=given: given, arrays, place) for given in _records(study, rng)]  # type: ignore[misc]
         self.report.computed += 1
@@ -149,6 +150,13 @@ def _check_step(first: SitePart, second: SitePart, sensitivity: int) -> None:
     step = (second.total - first.total).astype(object)
     length = int((step * step).sum())
     assert length <= sensitivity**2, f"one unit changes the sum by {length**0.5:.3f}, more than {sensitivity}"
+
+
+def _received(study: Study, example: Example) -> dict[str, Floats]:
+    """What a participant reads of the example's broadcast."""
+    return decode_broadcast(
+        encoded(study, example.label, example.broadcast(study)), AgreedStudy(study).task(example.label).single
+    )
 
 
 def _records(study: Study, rng: np.random.Generator) -> list[Records]:

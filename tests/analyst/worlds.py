@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 
 from analyst.examples import Example
 from support.federation import DATASET, TestBed, make_bed, open_test_site
-from support.hostile import Adversary
+from support.hostile import Adversary, encoded
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_privacy.ledger import Kind
-from veilsum_privacy.securesum.context import encode_broadcast
 from veilsum_privacy.study.study import parse_study
 
 SITES = ("a", "b", "c", "d")
@@ -70,7 +69,7 @@ class World:
             for number, task in enumerate(study.tasks, start=1):  # the tasks that it computes from are released first
                 source = task.label != example.label
                 asked = Example(0, example.data, task.label, None if source else example.damage)
-                broadcast = encode_broadcast(asked.broadcast(study))
+                broadcast = encoded(study, task.label, asked.broadcast(study))
                 assignment = attack.assignment(SITES, number, number, broadcast, label=task.label)
                 answers = [attack.assign(name, assignment, broadcast) for name in (SITES if source else SITES[:1])]
                 said.append(answers[0])

@@ -116,7 +116,7 @@ class Replay:
         cohort = tuple(json.loads(row["cohort"]))
         if row["label"] != label:
             raise WrongError(f"release {row['round']} is of {row['label']}, not of {label}")
-        encoded = encode_broadcast(dict(broadcast or {}))
+        encoded = encode_broadcast(dict(broadcast or {}), AgreedStudy(self.study).task(label).single)
         self._check_broadcast(row["round"], encoded)
         values = np.frombuffer(row["values"], "<i8").astype(np.int64)
         plan = AgreedStudy(self.study).task(label).plan(self._roster, len(cohort))
@@ -141,7 +141,7 @@ class Replay:
         places = tuple(study.participants.index(member) for member in cohort)
         place = SitePlace(study.participants.index(name), kept, None, places, self._state.get((name, label), {}))
         plan = AgreedStudy(study).task(label).plan(self._roster, len(cohort))
-        found = compute_sum(plan, self._records[name], decode_broadcast(encoded), place)
+        found = compute_sum(plan, self._records[name], decode_broadcast(encoded, plan.task.single), place)
         self._state[name, label] = found.state
         return found.total
 

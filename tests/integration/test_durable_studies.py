@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from support.durable import NAMES, WAITS, WIDTH, Died, Trial, die_at, make_trial, rounds_in, same
 from support.durable_studies import STUDIES
 from support.federation import TestBed, make_request, schema_of
+from support.hostile import encoded
 from support.postgres import server
 from veilsum.compile import StudyRequest
 from veilsum.local.federation import results_directory
@@ -33,7 +34,7 @@ from veilsum_node.database import open_database
 from veilsum_node.errors import RefusalCode
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.results.result import Result, load_result
-from veilsum_privacy.securesum.context import broadcast_digest, encode_broadcast
+from veilsum_privacy.securesum.context import broadcast_digest
 from veilsum_proto import federation_pb2 as pb
 
 METHODS = ("fedcgs", "fedsgd", "hfedatm", "slot-align")
@@ -237,9 +238,9 @@ def test_rounds_wait_for_members_that_dial_again(trial: Trial) -> None:
     trial.bed.clock.now += 1
     assert not machine.returning
     for value in (0.0, 1.0):
-        machine.replayed("gradient", broadcast_digest(encode_broadcast(model(value))), None)
+        machine.replayed("gradient", broadcast_digest(encoded(machine.study, "gradient", model(value))), None)
     with hub.change(key):
-        current = machine.start_round("gradient", encode_broadcast(model(2.0)))
+        current = machine.start_round("gradient", encoded(machine.study, "gradient", model(2.0)))
     assert current is not None
     assert current.cohort == tuple("abc")
 

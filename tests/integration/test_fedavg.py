@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from support.federation import TestBed, make_bed, make_clusters, make_request, schema_of
-from support.hostile import Adversary
+from support.hostile import Adversary, encoded
 from support.randomness import SeededRandom
 from support.recording import Recorder
 from veilsum_coordinator.methods.fedavg import FedAvg
@@ -20,7 +20,7 @@ from veilsum_participant import store
 from veilsum_privacy.accounting.accountant import GaussianEvent, rdp_epsilon
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.ledger import Kind
-from veilsum_privacy.securesum.context import decode_broadcast, encode_broadcast
+from veilsum_privacy.securesum.context import decode_broadcast
 from veilsum_privacy.study.study import Study
 
 Floats = NDArray[np.float64]
@@ -96,7 +96,7 @@ def test_what_an_attempt_trained_counts_only_once_it_is_paid_for(bed: TestBed) -
     site, (task,) = bed.sites["a"], study.tasks
     model = {"features.hidden.weight": (5, 4), "features.hidden.bias": (5,), "head.weight": (3, 5), "head.bias": (3,)}
     arrays: dict[str, Floats] = {f"model.{name}": np.full(shape, 0.1) for name, shape in model.items()}
-    sent = encode_broadcast({**arrays, "training.seeds": np.zeros((3, 2))})
+    sent = encoded(study, task.label, {**arrays, "training.seeds": np.zeros((3, 2))})
 
     def paid() -> bytes | None:
         with site.database.transaction() as connection:

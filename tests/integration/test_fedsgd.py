@@ -36,7 +36,7 @@ WIDTH, CLASSES, SITES = 4, 3, "abcd"
 
 @pytest.fixture
 def bed(tmp_path: Path) -> TestBed:
-    made = make_bed(tmp_path, make_clusters(SITES, WIDTH, CLASSES), min_cohort=3)
+    made = make_bed(tmp_path, make_clusters(SITES, WIDTH, CLASSES, shares=(0.7, 0.25, 0.05)), min_cohort=3)
     made.know_noise()
     return made
 
@@ -90,11 +90,18 @@ def test_encrypted_steps_are_those_of_central_dp_sgd(bed: TestBed, rate: float, 
     size = weight.size + bias.size
     sigma = unit * math.sqrt(task.variance * len(SITES) / (len(SITES) - 1))
     learning_rate = parameters.travel / (sigma * math.sqrt(12 * size))
-    centre = np.zeros(WIDTH)
+    centre, weights = np.zeros(WIDTH), np.ones(CLASSES)
     if centred:
-        centre = central_mean(study, recorder.steps.pop(0)[1], records, sources)
+        release = recorder.steps.pop(0)[1]
+        centre, counts = central_mean(study, release, records, sources)
+        noise = release.noise_std["count"]
+        known = [max(float(count), noise) for count in counts]
+        weights = np.array([min(1.0, math.sqrt((min(known) + 2.0 * noise) / count)) for count in known])
+        assert weights.min() < 1.0
+        assert result.summary["class_weights"] == pytest.approx(dict(zip(study.data.classes, weights, strict=True)))
     models = []
     for broadcast, release in recorder.steps:
+        weight, bias = weight.astype(np.float32).astype(np.float64), bias.astype(np.float32).astype(np.float64)
         np.testing.assert_allclose(broadcast["model.head.weight"], weight, atol=1e-9)
         np.testing.assert_allclose(broadcast["model.head.bias"], bias, atol=1e-9)
         central = np.zeros(size)
@@ -104,7 +111,8 @@ def test_encrypted_steps_are_those_of_central_dp_sgd(bed: TestBed, rate: float, 
             taken = poisson_sample(rate, len(own), sources[name])
             rows = softmax_rows(own.features[taken] - centre, own.labels[taken], weight, bias, scale, constant)
             norms = np.linalg.norm(rows, axis=1)
-            central += (rows * np.minimum(1.0, clip / np.maximum(norms, 1e-300))[:, None]).sum(axis=0)
+            own_weights = weights[own.labels[taken]]
+            central += (rows * (own_weights * np.minimum(1.0, clip / np.maximum(norms, 1e-300)))[:, None]).sum(axis=0)
             central += discrete_gaussian(share, size, sources[name]) * unit
         released = np.concatenate([release.values["model.head.weight"].ravel(), release.values["model.head.bias"]])
         # Each site's sum is rounded by half a unit at most; norms are clipped 1.5e-8 short of C.
@@ -121,21 +129,21 @@ def test_encrypted_steps_are_those_of_central_dp_sgd(bed: TestBed, rate: float, 
 
 def central_mean(
     study: Study, release: Release, records: Mapping[str, Records], sources: Mapping[str, SeededRandom]
-) -> Floats:
-    """The mean of all records' features with the sites' noise, and that the release is it."""
+) -> tuple[Floats, Floats]:
+    """The mean of all records' features and their number by class with the sites' noise, and that the release is it."""
     task = study.task("means")
     unit = AgreedTask(AgreedStudy(study), task).task.unit(task)
-    total = np.zeros(1 + WIDTH)
+    total = np.zeros(CLASSES + WIDTH)
     for name in SITES:
         x = records[name].features
         x = x * np.minimum(1.0, 0.7 * math.sqrt(WIDTH) / np.linalg.norm(x, axis=1))[:, None]
-        total += np.append(0.3 * len(x), x.sum(axis=0) / math.sqrt(WIDTH))
-        total += discrete_gaussian(Fraction(task.variance, len(SITES) - 1), 1 + WIDTH, sources[name]) * unit
+        total += np.append(0.3 * np.bincount(records[name].labels, minlength=CLASSES), x.sum(axis=0) / math.sqrt(WIDTH))
+        total += discrete_gaussian(Fraction(task.variance, len(SITES) - 1), CLASSES + WIDTH, sources[name]) * unit
     found = np.append(0.3 * release.values["count"], release.values["sum"] / math.sqrt(WIDTH))
     assert np.abs(found - total).max() <= unit * sum(len(own) for own in records.values())
-    count = max(release.values["count"][0], release.noise_std["count"])
-    mean: Floats = np.clip(release.values["sum"] / count, -1, 1)
-    return mean
+    counts = release.values["count"]
+    mean: Floats = np.clip(release.values["sum"] / counts.sum(), -1, 1)
+    return mean, counts
 
 
 def test_all_steps_are_one_event_that_is_known_beforehand(bed: TestBed) -> None:

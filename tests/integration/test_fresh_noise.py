@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from support.federation import TestBed, make_bed, make_request, schema_of
-from support.hostile import NAMES, Adversary, altered, make_data
+from support.hostile import NAMES, Adversary, altered, encoded, make_data
 from support.opening import own_vector, plan_of
 from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
-from veilsum_privacy.securesum.context import encode_broadcast
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import TrainingTask
 from veilsum_privacy.tasks.gradient import Gradient
@@ -55,13 +54,13 @@ class Case:
 
 def sent(study: Study) -> bytes:
     """What the rounds of the study's first task start from."""
-    task = AgreedStudy(study).tasks[0].task
+    label, task = study.tasks[0].label, AgreedStudy(study).tasks[0].task
     if isinstance(task, LocalTraining):
         seeds = {SEEDS: np.zeros((study.sites, 2))}
-        return encode_broadcast({**to_broadcast(task.architecture.initial(0)), **seeds})
+        return encoded(study, label, {**to_broadcast(task.architecture.initial(0)), **seeds})
     if isinstance(task, Gradient):
         model = build_architecture(ModelSpec.model_validate(study.tasks[0].parameters["model"]), WIDTH, 2)
-        return encode_broadcast(to_broadcast(model.initial(0)))
+        return encoded(study, label, to_broadcast(model.initial(0)))
     return b""
 
 

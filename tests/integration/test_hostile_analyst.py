@@ -16,7 +16,7 @@ from analyst.worlds import SITES, World
 
 from support.durable_studies import ODDS
 from support.federation import TestBed, make_bed, make_request, schema_of
-from support.hostile import Adversary, Said, make_data
+from support.hostile import Adversary, Said, encoded, make_data
 from veilsum_node.canonical import canonical, parse_canonical
 from veilsum_node.errors import HostileInput, RefusalCode
 from veilsum_participant import site as site_module
@@ -118,9 +118,9 @@ def test_a_model_beyond_all_bounds_is_refused_without_a_record(worlds: Beside, s
     worlds.set_up(study)
     arrays = made_up_broadcast(AgreedStudy(study).task(label))[1]
     model = {name: np.full_like(array, size) if name.startswith(MODEL) else array for name, array in arrays.items()}
-    assert worlds.assign(label, encode_broadcast(model))[0].codes == (RefusalCode.CONTEXT,)
+    assert worlds.assign(label, encoded(study, label, model))[0].codes == (RefusalCode.CONTEXT,)
     assert worlds.entries(Kind.RESERVE) == [[], [], [], []]
-    assert worlds.assign(label, encode_broadcast(arrays), attempt=2)[0].call == "upload"
+    assert worlds.assign(label, encoded(study, label, arrays), attempt=2)[0].call == "upload"
 
 
 HAZARD = {"family": "cox", "outcome": "x1", "event": "y", "censored": ["c0"], "over": ["x0"]}

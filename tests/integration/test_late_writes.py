@@ -13,6 +13,7 @@ from sqlalchemy import Connection, event, func, select
 
 from support.durable import WAITS, WIDTH, Died, Trial, die_at, make_trial, rounds_in
 from support.federation import TestBed, make_bed, make_request, schema_of
+from support.hostile import encoded
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.protocol.rounds import RoundPhase
 from veilsum_coordinator.service.runner import RoundLostError
@@ -21,7 +22,6 @@ from veilsum_coordinator.storage.journal import RELEASES
 from veilsum_node.driver_faults import DatabaseAwayError
 from veilsum_node.errors import RefusalCode, StateError, Unavailable
 from veilsum_privacy.securesum.boxes import BoxKey
-from veilsum_privacy.securesum.context import encode_broadcast
 from veilsum_privacy.securesum.roster import enrol
 from veilsum_privacy.study.study import Study
 from veilsum_proto import federation_pb2 as pb
@@ -58,7 +58,7 @@ def test_a_decision_that_is_not_stored_yet_when_a_kept_sum_is_gone_on_with(
         away.setattr(hub.journal, "_try", _refuse)
         hub.refuse("d", key, RefusalCode.CLOSED.value, 0, 0)
         with hub.change(key) as machine:
-            machine.start_round("gradient", encode_broadcast(MODEL), None)
+            machine.start_round("gradient", encoded(machine.study, "gradient", MODEL), None)
         assert not hub.directives("a")
     hub.tick()
     hub.tick()

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import delete
 
 from support.federation import make_bed, make_request, schema_of
-from support.hostile import LABEL, NAMES, Adversary, Said, altered, context_of, make_adversary, make_data
+from support.hostile import LABEL, NAMES, Adversary, Said, altered, context_of, encoded, make_adversary, make_data
 from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_node.identity import Authority, Role, load_credentials
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
@@ -29,7 +29,7 @@ from veilsum_privacy.ledger import Kind, Ledger
 from veilsum_privacy.ledger.receipts import parse_receipt, sign_receipt
 from veilsum_privacy.mechanism.weights import WEIGHTS
 from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
-from veilsum_privacy.securesum.context import decode_broadcast, encode_broadcast
+from veilsum_privacy.securesum.context import decode_broadcast
 from veilsum_privacy.tasks.local_training import SEEDS, LocalTraining
 from veilsum_privacy.training.arrays import to_broadcast
 from veilsum_proto import federation_pb2 as pb
@@ -272,7 +272,7 @@ def test_what_a_round_was_trained_with_counts_once_it_is_paid_for(tmp_path: Path
     arrays = {**to_broadcast(model.architecture.initial(0)), SEEDS: np.zeros((4, 2))}
 
     def sent(*weights: float) -> bytes:
-        return encode_broadcast({**arrays, WEIGHTS: np.array(weights)})
+        return encoded(attack.study, task.label, {**arrays, WEIGHTS: np.array(weights)})
 
     def ask(number: int, attempt: int, broadcast: bytes, cohort: str = "abcd") -> Said:
         assignment = attack.assignment(cohort, number, attempt, broadcast, label=task.label)

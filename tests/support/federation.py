@@ -70,13 +70,18 @@ def make_data(names: Iterable[str] = "abcd", rows: int = 20, width: int = 2) -> 
     return {name: (rng.uniform(-1, 1, (rows, width)), rng.integers(0, 2, rows)) for name in names}
 
 
-def make_clusters(names: Iterable[str], width: int, classes: int, rows: int = 40, step: int = 15) -> Data:
-    """Records of each site around a centre for each class; every site has ``step`` more than the one before."""
+def make_clusters(
+    names: Iterable[str], width: int, classes: int, rows: int = 40, step: int = 15, shares: Sequence[float] | None = None
+) -> Data:
+    """Records of each site around a centre for each class; every site has ``step`` more than the one before.
+
+    Classes are equally frequent, or have these shares.
+    """
     rng = np.random.default_rng(5)
     centres = rng.uniform(-0.6, 0.6, (classes, width))
     data = {}
     for index, name in enumerate(names):
-        labels = rng.integers(0, classes, rows + step * index)
+        labels = rng.choice(classes, rows + step * index, p=shares)
         data[name] = (np.clip(centres[labels] + 0.3 * rng.normal(size=(len(labels), width)), -1, 1), labels)
     return data
 

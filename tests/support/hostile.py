@@ -33,7 +33,7 @@ from veilsum_privacy.ledger.receipts import Countersignature, SignedReceipt, cou
 from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.securesum.bfv import Adder
 from veilsum_privacy.securesum.boxes import Box
-from veilsum_privacy.securesum.context import Assignment, broadcast_digest
+from veilsum_privacy.securesum.context import Assignment, broadcast_digest, encode_broadcast
 from veilsum_privacy.securesum.contribution import Integers, Slots, open_sum
 from veilsum_privacy.securesum.decryption import SignedStatement
 from veilsum_privacy.securesum.parameters import BfvParameters
@@ -43,6 +43,11 @@ from veilsum_proto import federation_pb2 as pb
 
 LABEL = "statistics"
 NAMES = ("a", "b", "c", "d")
+
+
+def encoded(study: Study, label: str, arrays: Mapping[str, NDArray[np.float64]]) -> bytes:
+    """Arrays as they are broadcast for a task of a study."""
+    return encode_broadcast(arrays, AgreedStudy(study).task(label).single)
 
 
 @dataclass(frozen=True)

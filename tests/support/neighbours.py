@@ -23,7 +23,7 @@ from veilsum_privacy.study.study import NoiseKind, PrivacyDemand, Study, TaskDec
 from veilsum_privacy.tasks import TASKS, build_task, hazard_step
 from veilsum_privacy.tasks.base import Floats, Records, RecordTask
 from veilsum_privacy.tasks.class_mixtures import CENTRES
-from veilsum_privacy.tasks.features import CENTRE
+from veilsum_privacy.tasks.features import CENTRE, CLASS_WEIGHTS
 from veilsum_privacy.tasks.newton_step import POINT, WHITEN
 from veilsum_privacy.training.arrays import to_broadcast
 from veilsum_privacy.training.models import ModelSpec, build_architecture
@@ -319,6 +319,12 @@ class _Gradient(Neighbours):
             arrays["head.bias"] = np.array([-5.0, 5.0, 0.0])
             setting = Setting(str(model["name"]), "gradient", schema(2), {**common, "model": model}, to_broadcast(arrays))
             found.append(setting)
+        weighted = {**common, "model": linear, "class_weights": True}
+        found.append(
+            Setting(
+                "weighted", "gradient", schema(2), weighted, {**found[0].broadcast, CLASS_WEIGHTS: np.array([1.0, 0.2, 0.0])}
+            )
+        )
         return tuple(found)
 
     def worst(self, setting: Setting) -> Records:
@@ -349,6 +355,12 @@ _FEATURE_MEANS = (
     Setting("boxed", "feature-means", schema(3), {"clip": 1.5, "missing": "skip", "count_weight": 0.3, "sum_weight": 0.7}),
     Setting(
         "mapped", "feature-means", schema(2), {"clip": 1.2, "missing": "centre", "count_weight": 1, "sum_weight": 2, **MAPPED}
+    ),
+    Setting(
+        "by-class",
+        "feature-means",
+        schema(3),
+        {"clip": 1.5, "missing": "centre", "count_weight": 0.3, "sum_weight": 0.7, "classes": True},
     ),
 )
 
@@ -433,7 +445,9 @@ class _TreeGradients(Neighbours):
         data = schema(2, categories=(3,)).model_copy(update={"label": LabelColumn(column="y", classes=LABEL.classes[:2])})
         common = {"clip": 1e6, "trees": 3, "depth": 2, "largest_model": 4}
         count = {**common, "loss": "poisson", "outcome": "n1"}
+        classes = schema(2, categories=(3,))
         return (
+            self._setting("classes", classes, {**common, "loss": "softmax", "missing": "skip"}, 0.0),
             self._setting("event", data, {**common, "loss": "logistic", "missing": "skip"}, 600.0),
             self._setting("number", data, {**common, "loss": "squared", "missing": "centre", "outcome": "n1"}, 600.0),
             self._setting("count", data, {**count, "missing": "skip", "most": 0.5}, -600.0),
@@ -443,11 +457,15 @@ class _TreeGradients(Neighbours):
     def _setting(self, name: str, agreed: DatasetSchema, parameters: dict[str, object], margin: float) -> Setting:
         """Four trees of which the first is in the model already."""
         rng = np.random.default_rng(2)
+        leaves = np.array([[1.0, -1.0, 2.0, 0.5], *np.zeros((3, 4))])
+        if parameters["loss"] == "softmax":  # the second class certain, or it and the third alike
+            leaves = np.zeros((4, 4, 3))
+            leaves[0] = [[0, 600, 0], [0, 600, 0], [0, 600, 600], [0, 600, 600]]
         model = {
             "features": rng.choice([0, 2, 3, 4], (4, 3)).astype(np.float64),
             "thresholds": rng.uniform(-0.5, 0.5, (4, 3)),
-            "leaves": np.array([[1.0, -1.0, 2.0, 0.5], *np.zeros((3, 4))]),
-            "base": np.array([margin]),
+            "leaves": leaves,
+            "base": np.full(3 if leaves.ndim > 2 else 1, margin),
         }
         return Setting(name, "tree-gradients", agreed, parameters, to_broadcast(model))
 
@@ -461,7 +479,7 @@ class _TreeGradients(Neighbours):
     def random(self, setting: Setting, rng: np.random.Generator, n: int) -> Records:
         records = super().random(setting, rng, n)
         assert records.labels is not None
-        return replace(records, labels=np.minimum(records.labels, 1))
+        return replace(records, labels=np.minimum(records.labels, len(setting.schema.classes) - 1))
 
 
 NEIGHBOURS: Mapping[str, Neighbours] = {

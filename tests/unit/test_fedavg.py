@@ -340,6 +340,7 @@ def test_a_round_is_the_weighted_mean_of_its_members(mode: str) -> None:
         ({"participation": {"size": 3}}, "either rates"),
         ({"model": {"name": "lenet5"}}, "images"),
         ({"server": {"name": "adagrad"}}, "server"),
+        ({"class_weights": {"c0": 1.0}}, "each class of the label a weight"),
     ],
 )
 def test_what_is_refused(parameters: dict[str, Any], match: str) -> None:

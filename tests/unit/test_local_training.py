@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,11 +25,13 @@ from veilsum_privacy.tasks import local_training as module
 from veilsum_privacy.tasks.base import Floats, Records
 from veilsum_privacy.tasks.generation import DIRECTIONS, PROTOTYPES, USE
 from veilsum_privacy.tasks.local_training import SEEDS, LocalTraining, effective_steps
-from veilsum_privacy.training.arrays import to_broadcast
+from veilsum_privacy.training.arrays import load, to_broadcast, unflatten
+from veilsum_privacy.training.descent import mean_gradient
 from veilsum_privacy.training.gradients import summation_slack
 from veilsum_privacy.training.mlp import Descent, train
 from veilsum_privacy.training.models import ModelSpec, resolve_model
 from veilsum_privacy.training.objectives import OBJECTIVES, ObjectiveSpec, resolve_objective
+from veilsum_privacy.training.objectives.base import LocalObjective
 
 K, D = 3, 2
 OWN = {
@@ -217,11 +220,15 @@ def test_noised_steps_are_sgd_on_what_was_noised() -> None:
     name=st.sampled_from(["none", "prox", "scaffold", "proto", "ntd"]),
     unit=st.sampled_from(["record", "subject"]),
     hidden=st.sampled_from([0, 4]),
+    weights=st.sampled_from([(), (1.0, 0.3, 0.05)]),
 )
-def test_one_unit_never_changes_a_step_by_more_than_is_booked(seed: int, name: str, unit: Unit, hidden: int) -> None:
+def test_one_unit_never_changes_a_step_by_more_than_is_booked(
+    seed: int, name: str, unit: Unit, hidden: int, weights: tuple[float, ...]
+) -> None:
     """The first step, whose model is the same in both worlds; the sum of prototypes too, where the models are the same."""
     hidden = 4 if name == "proto" else hidden
-    task, rng = training(name, hidden=hidden, local_steps=1, learning_rate=1e-12), np.random.default_rng(seed)
+    task = training(name, hidden=hidden, local_steps=1, learning_rate=1e-12, class_weights=weights)
+    rng = np.random.default_rng(seed)
     base = spoil(drawn(seed, 12), rng)
     added = drawn(seed + 1, 1 if unit == "record" else 5)
     added = replace(added, features=added.features * 10.0 ** rng.uniform(-1, 6))
@@ -249,6 +256,37 @@ def test_the_bound_is_reached(name: str) -> None:
         both.append(steps.sums)
     for without, with_it in zip(*both, strict=True):
         assert np.linalg.norm(with_it - without) > 0.95 * task.step_clip()
+
+
+@pytest.mark.parametrize("name", ["none", "ntd"])
+def test_a_class_of_a_smaller_weight_adds_less_after_clipping(name: str) -> None:
+    task = training(name, local_steps=1, learning_rate=1e-12, class_weights=(1.0, 0.25, 0.5))
+    for label, weight in enumerate((1.0, 0.25, 0.5)):
+        record = Records(np.array([[50.0, -30.0]]), np.ones((1, D), dtype=np.bool_), np.array([label]))
+        plain = training(name, local_steps=1, learning_rate=1e-12)
+        steps, alike = Seen(task), Seen(plain)
+        run(task, record, steps)
+        run(plain, record, alike)
+        np.testing.assert_allclose(steps.sums[0], weight * alike.sums[0], rtol=1e-12)
+
+
+def test_without_noise_class_weights_weigh_losses() -> None:
+    """Against torch's weighted cross-entropy, whose mean is over the weights and not over the records."""
+    rng, weights = np.random.default_rng(3), np.array([1.0, 0.25, 0.5])
+    x, labels = rng.normal(size=(30, D)), rng.integers(0, K, 30)
+    for hidden in (0, 4):
+        task = training(hidden=hidden, class_weights=tuple(weights))
+        architecture = task.architecture
+        theta = rng.normal(size=architecture.size)
+        found = mean_gradient(architecture, LocalObjective(), task.parameters.class_weights)(theta, x, labels)
+        network = architecture.module()
+        load(network, unflatten(theta, architecture.shapes()))
+        loss = torch.nn.functional.cross_entropy(
+            network(torch.tensor(x)), torch.tensor(labels), weight=torch.tensor(weights), reduction="sum"
+        )
+        loss.div(30).backward()
+        expected = np.concatenate([own.grad.numpy().ravel() for own in network.parameters()])
+        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_subjects_are_sampled_and_clipped_as_one() -> None:

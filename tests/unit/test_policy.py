@@ -327,3 +327,20 @@ def test_the_order_of_reasons_tells_nothing() -> None:
     assert (one.code, one.codes, one.message) == (two.code, two.codes, two.message)
     assert Refusal.of([first]) is first
     assert Refusal.of([]) is None
+
+
+def test_a_person_may_have_several_rows_of_a_query() -> None:
+    """Then a study protects persons, unless the site says that nobody has two; a query knows no header either."""
+    query = {"source": "sql", "query": "SELECT 1", "files": {"t": "t.parquet"}}
+    joined = DatasetConfig.model_validate(query | {"subject": "who"})
+    alone = DatasetConfig.model_validate(query | {"joined": False})
+    for dataset, unit, expected in (
+        (joined, "record", [RefusalCode.UNIT]),
+        (joined, "subject", []),
+        (alone, "record", []),
+        (alone, "subject", [RefusalCode.UNIT]),
+    ):
+        config = make_config().model_copy(update={"datasets": {DATASET: dataset}})
+        assert codes(make_study(method="fedcgs", unit=unit), config) == expected
+    config = make_config().model_copy(update={"datasets": {DATASET: alone}})
+    assert codes(altered(make_study(), data__header=False, data__order=["x0", "x1", "y"]), config) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
@@ -328,6 +329,28 @@ def test_broadcasts_survive_their_bytes_and_are_named_by_them() -> None:
 def test_a_broadcast_holds_float64_whatever_it_is_made_of() -> None:
     single: Any = np.array([1.5, -2.0], dtype=np.float32)
     assert encode_broadcast({"a": single}) == encode_broadcast({"a": np.array([1.5, -2.0])})
+
+
+def test_a_models_arrays_may_be_in_single_precision() -> None:
+    """Four bytes a value less; everyone reads the nearest single-precision numbers, and no array of the wrong type."""
+    rng = np.random.default_rng(5)
+    arrays = {"model.w": rng.normal(size=(50, 20)), "seeds": np.array([2.0**53 - 1, 1e100])}
+    data = encode_broadcast(arrays, {"model.w"})
+    assert len(encode_broadcast(arrays)) - len(data) == pytest.approx(4 * 1000, abs=16)  # the header is padded
+    found = decode_broadcast(data, {"model.w"})
+    assert {array.dtype for array in found.values()} == {np.dtype(np.float64)}
+    np.testing.assert_array_equal(found["seeds"], arrays["seeds"])
+    nearest = [struct.unpack("<f", struct.pack("<f", value))[0] for value in arrays["model.w"].ravel()]
+    assert found["model.w"].ravel().tolist() == nearest
+    assert encode_broadcast(found, {"model.w"}) == data
+    for singles in ((), {"seeds"}, {"model.w", "seeds"}):
+        with pytest.raises(HostileInput, match="other types"):
+            decode_broadcast(data, singles)
+    with pytest.raises(HostileInput, match="other types"):
+        decode_broadcast(encode_broadcast(arrays), {"model.w"})
+    for beyond in (3.5e38, -np.inf, np.nan):  # the largest single-precision number is 3.4e38
+        with pytest.raises(HostileInput, match="numbers up to"):
+            decode_broadcast(encode_broadcast({"model.w": np.array([1.0, beyond])}, {"model.w"}), {"model.w"})
 
 
 def test_a_broadcast_holds_4096_arrays_at_most() -> None:

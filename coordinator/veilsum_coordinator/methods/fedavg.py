@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from pydantic import Field
 
-from veilsum_coordinator.methods.fedsgd import default_model, feature_clip
+from veilsum_coordinator.methods.fedsgd import default_model, feature_clip, stated_weights
 from veilsum_coordinator.parts.application import study_application, study_arrays
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.expectations import Z95, Expectation
@@ -37,7 +37,7 @@ from veilsum_coordinator.parts.moment_plans import Missing, need_label, typical_
 from veilsum_coordinator.parts.networks import network_head, resolved_model
 from veilsum_coordinator.parts.participation import Participation, ParticipationParameters
 from veilsum_node.errors import ConfigurationError
-from veilsum_node.fields import Frozen, Real
+from veilsum_node.fields import Frozen, Name, Real
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.training.models import ModelSpec
@@ -54,6 +54,8 @@ class FedAvgParameters(TrainingParameters):
         missing: ``skip`` leaves a record with an absent feature out, ``centre`` takes the middle of the bounds.
         moments: alignment of the sites' features by their moments in front (FedAlign); None for none.
         participation: who takes part, with which weight; None for all, alike.
+        class_weights: by class, what a record's gradient is multiplied by, after it is clipped where there is noise; of which
+            only the proportions count. None for alike.
         average: share of the rounds, from the last backwards, whose models' mean is the result; 0 takes the last one. By
             default a quarter with noise, 0 without.
     """
@@ -63,6 +65,7 @@ class FedAvgParameters(TrainingParameters):
     missing: Missing = "skip"
     moments: MomentAlignment | None = None
     participation: ParticipationParameters | None = None
+    class_weights: dict[Name, Annotated[Real, Field(gt=0, le=1e6)]] | None = None
     average: Real | None = Field(default=None, ge=0, le=1)
 
 
@@ -124,6 +127,7 @@ class FedAvg(Method):
             parameters.clip,
             parameters.missing,
             public_weights=public,
+            class_weights=stated_weights(parameters.class_weights, inputs.classes, "fedavg"),
             **aligned_parameters(moments),
         )
         if moments is None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +19,9 @@ from pydantic import Field
 
 from veilsum_coordinator.parts.application import study_application, study_arrays
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
-from veilsum_coordinator.parts.centring import MEANS, centre_plan, released_centre
+from veilsum_coordinator.parts.centring import MEANS, centre_plan, rarity_weights, released_centre
 from veilsum_coordinator.parts.expectations import Z95, Expectation, released_noise
-from veilsum_coordinator.parts.federation import Federation
+from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.parts.moment_alignment import (
     LABEL,
     MomentAlignment,
@@ -38,11 +38,12 @@ from veilsum_coordinator.parts.moment_plans import Missing, need_label, resolved
 from veilsum_coordinator.parts.networks import network_head, resolved_model
 from veilsum_coordinator.parts.server_optimisers import OptimiserParameters, ServerOptimiser
 from veilsum_node.errors import ConfigurationError
-from veilsum_node.fields import Frozen, Real
+from veilsum_node.fields import Frozen, Name, Real
 from veilsum_privacy.results.result import Result
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks.features import CENTRE
+from veilsum_privacy.tasks.features import CENTRE, CLASS_WEIGHTS
 from veilsum_privacy.tasks.gradient import GradientParameters
 from veilsum_privacy.tasks.power_moments import columns_of_moments
 from veilsum_privacy.training.arrays import MODEL, to_broadcast
@@ -66,6 +67,10 @@ class FedSGDParameters(Frozen):
             With ``moments`` it is the mean that these give, which costs nothing more.
         centre_share: part of the budget that this release takes.
         moments: alignment of the sites' features by their moments in front (FedAlign); None for none.
+        class_weights: what a record's clipped gradient is multiplied by: ``balanced``, the frequency of the rarest class over
+            that of its own; ``sqrt``, the root of that; ``none``; or a table by class, of which only the proportions count.
+            Frequencies are released with the centre, at no cost. By default ``sqrt`` where there is a centre to release:
+            clipping takes from rare classes what this gives back (docs/decisions/0054-rare-classes.md).
         steps: of the optimiser, each a release.
         sampling_rate: q, with which each record takes part in a step.
         gradient_clip: C, L2 norm that a record's gradient is scaled down to.
@@ -87,6 +92,7 @@ class FedSGDParameters(Frozen):
     centre: bool | None = None
     centre_share: Real = Field(default=0.1, gt=0, lt=1)
     moments: MomentAlignment | None = None
+    class_weights: Literal["none", "sqrt", "balanced"] | dict[Name, Annotated[Real, Field(gt=0, le=1e6)]] | None = None
     steps: int = Field(default=100, ge=1, le=100_000)
     sampling_rate: Real = Field(default=1.0, gt=0, le=1)
     gradient_clip: Real | None = Field(default=None, ge=1e-9, le=1e6)
@@ -130,12 +136,14 @@ class FedSGD(Method):
             rate = default_rate(optimiser, convex=convex)
             optimiser = optimiser.model_copy(update={"learning_rate": rate})
         elif optimiser.learning_rate is None:
-            travel = travel or (CONVEX_TRAVEL if convex else TRAVEL)
+            travel = travel or ((CONVEX_TRAVEL if len(inputs.classes) > 2 else TWO_CLASS_TRAVEL) if convex else TRAVEL)
         model = resolved_model(model, inputs.width, len(inputs.classes), "fedsgd, parameters.model")
         moments = None if parameters.moments is None else resolve_moments(parameters.moments, inputs, model.inputs)
+        centred = model.name in ("linear", "mlp") if centre is None else centre
         filled = {
             "moments": moments,
-            "centre": model.name in ("linear", "mlp") if centre is None else centre,
+            "centre": centred,
+            "class_weights": resolved_class_weights(parameters.class_weights, inputs, counted=centred and moments is None),
             "travel": travel,
             "clip": clip,
             "model": model,
@@ -156,6 +164,7 @@ class FedSGD(Method):
             gradient_clip=parameters.gradient_clip or 1.0,
             centre=bool(parameters.centre),
             count=not inputs.private,
+            class_weights=parameters.class_weights not in (None, "none"),
             **aligned_parameters(parameters.moments),
         )
         moments, rate = parameters.moments, float(parameters.sampling_rate)
@@ -169,7 +178,8 @@ class FedSGD(Method):
             return *moment_plans(moments, inputs, parameters.missing, share=wanted), steps
         if not own_mean:
             return (steps,)
-        return centre_plan(inputs, parameters.missing, parameters.clip, share), steps
+        counted = parameters.class_weights in RARITY
+        return centre_plan(inputs, parameters.missing, parameters.clip, share, classes=counted), steps
 
     def expectations(self, study: Study, cohort: int, records: int) -> Sequence[Expectation]:
         """The noise of a step's mean gradient, along one direction, against the norm that a record's is clipped to."""
@@ -194,18 +204,28 @@ class FedSGD(Method):
         else:  # the unit of a step's sum is its noise
             rate = parameters.travel / math.sqrt(parameters.steps * architecture.size) * (1.0 - parameters.optimiser.momentum)
             rule, expected = parameters.optimiser.model_copy(update={"learning_rate": rate}), noise
-        optimiser = ServerOptimiser(rule, shapes)
+        optimiser, steps = ServerOptimiser(rule, shapes), AgreedStudy(study).task(GRADIENT)
         moments = None if parameters.moments is None else align_moments(federation, parameters.moments)
         members = None if moments is None else moments.cohort
         centre: Floats | None = None
+        means: Release | None = None
         if parameters.centre:
-            centre = released_centre(federation.sum(MEANS), study) if moments is None else aligned_centre(moments, study)
+            if moments is None:
+                means = federation.sum(MEANS)
+                centre = released_centre(means, study)
+            else:
+                centre = aligned_centre(moments, study)
+        weights = weights_of_classes(parameters.class_weights, study.data.classes, means)
         common = {**({} if centre is None else {CENTRE: centre}), **({} if moments is None else moments.broadcast)}
+        if weights is not None:
+            common[CLASS_WEIGHTS] = weights
         averaged = math.ceil(parameters.average * parameters.steps)
         mean = {name: np.zeros(shape) for name, shape in shapes.items()}
         sizes: list[float] = []
         for step in range(1, parameters.steps + 1):
-            release = federation.sum(GRADIENT, {**to_broadcast(model), **common}, members=members)
+            sent = steps.as_broadcast(to_broadcast(model))
+            model = {name: sent[MODEL + name] for name in shapes}  # the step is taken from where the gradients are
+            release = federation.sum(GRADIENT, {**sent, **common}, members=members)
             # A step without some participants is of fewer records.
             divisor = expected * (1.0 if parameters.travel else len(release.cohort) / study.sites)
             if not private:
@@ -228,6 +248,8 @@ class FedSGD(Method):
             "gradient_norm": _shown(sizes),
             "noise_norm": noise * math.sqrt(architecture.size) / expected,
         }
+        if weights is not None:
+            summary["class_weights"] = dict(zip(study.data.classes, weights.tolist(), strict=True))
         if moments is not None:
             summary["moments"], summary["epsilon"] = dict(moments.summary), epsilon_parts(study, [GRADIENT])
         head, arrays = network_head(architecture, final, centre)
@@ -238,6 +260,12 @@ class FedSGD(Method):
 CONVEX_CLIP, CONVEX_BIAS, CENTRED_BIAS, CONVEX_TRAVEL = 0.1, 0.3, 0.1, 50.0
 """Gradient norm, constant of the bias and travel of linear models on features of norm 1 at most: the best of sweeps over four
 data sets and several epsilons (docs/results.md). A small clip leaves of the gradient little more than its direction."""
+
+TWO_CLASS_TRAVEL = 30.0
+"""Of linear models of two classes: by area under the ROC curve, over eleven data sets (docs/results.md)."""
+
+RARITY = {"sqrt": 0.5, "balanced": 1.0}
+"""Powers of :func:`.rarity_weights`, by what a study asks for."""
 
 NETWORK_RATE, TRAVEL = 4.0, 15.0
 """Learning rate without noise, and travel, of other models at a gradient norm of 1."""
@@ -250,6 +278,63 @@ def feature_clip(inputs: Inputs) -> float:
         ConfigurationError: a program makes the features, whose scale nobody can know.
     """
     return resolved_clip(None, replace(inputs, private=False))
+
+
+def resolved_class_weights(
+    asked: str | Mapping[str, float] | None, inputs: Inputs, *, counted: bool
+) -> str | Mapping[str, float]:
+    """Class weights as a compiled study states them.
+
+    Args:
+        asked: the parameter.
+        counted: whether a centre is released, with which classes are counted.
+
+    Raises:
+        ConfigurationError: a table of other classes, or frequencies that no release tells.
+    """
+    if asked is None:
+        return "sqrt" if counted else "none"
+    if isinstance(asked, str):
+        if asked in RARITY and not counted:
+            raise ConfigurationError(
+                f"fedsgd's class_weights = \"{asked}\" needs the classes' frequencies, which come with a centre.",
+                "State the weights in a table by class, or leave them out.",
+            )
+        return asked
+    stated_weights(asked, inputs.classes, "fedsgd")
+    return asked
+
+
+def stated_weights(asked: Mapping[str, float] | None, classes: Sequence[str], method: str) -> tuple[float, ...]:
+    """A table of class weights in the order of the classes, its largest 1; empty without one.
+
+    Raises:
+        ConfigurationError: it is of other classes.
+    """
+    if asked is None:
+        return ()
+    if set(asked) != set(classes):
+        raise ConfigurationError(
+            f"The table class_weights of {method} must give each class of the label a weight.",
+            f"Give one to each of {', '.join(classes)}." if classes else "Add a [label] table with classes.",
+        )
+    return tuple(float(asked[name]) / max(map(float, asked.values())) for name in classes)
+
+
+def weights_of_classes(
+    asked: str | Mapping[str, float] | None, classes: Sequence[str], means: Release | None
+) -> Floats | None:
+    """Weights (K,) from 0 to 1, or None where all records count alike.
+
+    Args:
+        asked: resolved.
+        means: of :func:`.centre_plan`, by class, where weights follow from frequencies.
+    """
+    if asked is None or asked == "none":
+        return None
+    if isinstance(asked, str):
+        return None if means is None else rarity_weights(means, RARITY[asked])
+    return np.array(stated_weights(asked, classes, "fedsgd"))
 
 
 def default_model(inputs: Inputs, clip: float, *, centred: bool) -> ModelSpec:

@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from veilsum_aggregation.boosting import LeafSums, SplitColumn, newton_leaves, noise_of_margin, random_trees, split_gains
+from veilsum_aggregation.boosting import LeafSums, SplitColumn, newton_leaves, random_trees, split_gains
 from veilsum_coordinator.parts.application import study_application
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.expectations import Z95, Expectation, released_noise
+from veilsum_coordinator.parts.expected_trees import noise_of_scores
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.parts.moment_plans import Missing, need_label
 from veilsum_coordinator.parts.networks import network_head
@@ -31,7 +32,7 @@ from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks.tree_gradients import GRADIENTS, HESSIANS, TreeGradientsParameters
 from veilsum_privacy.training.arrays import to_broadcast
 from veilsum_privacy.training.models import ModelSpec, build_architecture
-from veilsum_privacy.training.models.trees import BASE, FEATURES, LEAVES, THRESHOLDS
+from veilsum_privacy.training.models.trees import BASE, FEATURES, LEAVES, THRESHOLDS, tree_shapes
 
 Floats = NDArray[np.float64]
 
@@ -92,7 +93,7 @@ class GBDT(Method):
         task = TreeGradientsParameters(
             clip=parameters.clip,
             missing=parameters.missing,
-            loss="logistic",
+            loss="logistic" if len(inputs.schema.classes) == 2 else "softmax",
             trees=parameters.trees,
             depth=parameters.depth,
             largest_model=parameters.rounds * parameters.trees,
@@ -104,16 +105,20 @@ class GBDT(Method):
         return (TaskPlan(TREES, "tree-gradients", task, releases=parameters.rounds, share=1.0 / parameters.rounds),)
 
     def expectations(self, study: Study, cohort: int, records: int) -> Sequence[Expectation]:
-        """The noise of a record's log odds, where both classes are equally likely: the worst case of many rare leaves."""
-        p = GBDTParameters.model_validate(study.parameters)
-        std = noise_of_margin(
+        """The noise of a record's log odds between two classes, where all are equally frequent everywhere."""
+        p, noise = GBDTParameters.model_validate(study.parameters), released_noise(study, TREES, cohort)
+        std = noise_of_scores(
+            split_columns(study.data),
+            records=records,
+            classes=len(study.data.classes),
             trees=p.trees or FEWEST_TREES,
             rounds=p.rounds,
-            hessian=records / 4.0,
-            gradient_std=released_noise(study, TREES, cohort)[GRADIENTS],
+            depth=p.depth,
+            bins=p.bins,
             rate=float(p.learning_rate),
             ridge=float(p.ridge),
-            depth=p.depth,
+            stds=(noise[GRADIENTS], noise[HESSIANS]),
+            seed=p.seed,
         )
         basis = "odds of 7 to 1, about what a good model tells of a record"
         return [Expectation(TREES, "log odds of one record", 2.0, Z95 * std, basis=basis, main=True)]
@@ -121,20 +126,21 @@ class GBDT(Method):
     def run(self, federation: Federation) -> Result:
         study = federation.study
         p = GBDTParameters.model_validate(study.parameters)
-        trees, width = p.trees or FEWEST_TREES, study.data.width
+        trees, width, classes = p.trees or FEWEST_TREES, study.data.width, len(study.data.classes)
         columns = split_columns(study.data)
         rng = np.random.default_rng((p.seed, 0x7472656573))
-        arrays = {BASE: np.zeros(1)}
+        shapes = tree_shapes(trees, p.depth, classes)
+        arrays = {BASE: np.zeros(shapes[BASE])}
         gains = np.zeros(width)
         for _ in range(p.rounds):
             features, thresholds = random_trees(rng, columns, trees, p.depth, p.bins)
-            arrays = grown(arrays, features, thresholds, np.zeros((trees, 2**p.depth)))
-            release = federation.sum(TREES, to_broadcast(arrays))
+            release = federation.sum(TREES, to_broadcast(grown(arrays, features, thresholds, np.zeros(shapes[LEAVES]))))
             sums = leaf_sums(release)
-            arrays[LEAVES][-trees:] = newton_leaves(sums, float(p.learning_rate), float(p.ridge))
+            leaves = newton_leaves(sums, float(p.learning_rate), float(p.ridge))
+            arrays = grown(arrays, features, thresholds, leaves)
             gains += split_gains(features, sums, float(p.ridge), width)
         spec = ModelSpec(name="trees", options={"trees": p.rounds * trees, "depth": p.depth})
-        head, released = network_head(build_architecture(spec, width, len(study.data.classes), trained=False), arrays)
+        head, released = network_head(build_architecture(spec, width, classes, trained=False), arrays)
         summary: dict[str, Any] = {
             "model": "trees",
             "trees": p.rounds * trees,

@@ -22,12 +22,13 @@ CENTRE_CLIP, CENTRE_COUNT = 0.7, 0.3
 """Norm that a record's features are clipped to for their mean, where sqrt(d) is 1, and weight of the count."""
 
 
-def centre_plan(inputs: Inputs, missing: Missing, clip: float, share: float) -> TaskPlan:
+def centre_plan(inputs: Inputs, missing: Missing, clip: float, share: float, *, classes: bool = False) -> TaskPlan:
     """The release, of the schema's own features or of an encoder's.
 
     Args:
         clip: of an encoder's features, a norm that hardly a record exceeds.
         share: of the budget.
+        classes: whether records are counted by class, which costs nothing more.
     """
     boxed = inputs.encoder is None
     norm = CENTRE_CLIP * (math.sqrt(inputs.width) if boxed else clip / GENEROUS)
@@ -37,13 +38,31 @@ def centre_plan(inputs: Inputs, missing: Missing, clip: float, share: float) -> 
         missing=missing,
         count_weight=CENTRE_COUNT,
         sum_weight=CENTRE_CLIP / norm,
+        classes=classes,
     )
     return TaskPlan(MEANS, "feature-means", means, share=share)
 
 
 def released_centre(release: Release, study: Study) -> Floats:
     """The noised mean (d,), within the bounds of what it is of."""
-    count = max(float(release.values["count"][0]), release.noise_std["count"], 1e-9)
+    counts = release.values["count"]
+    count = max(float(counts.sum()), release.noise_std["count"] * math.sqrt(len(counts)), 1e-9)
     bound = 1.0 if study.encoder is None else float(FeatureMeansParameters.model_validate(study.task(MEANS).parameters).clip)
     centre: Floats = np.clip(release.values["sum"] / count, -bound, bound)
     return centre
+
+
+def rarity_weights(release: Release, power: float) -> Floats:
+    """Weights (K,) of classes by their noised counts: (smallest count / count)^power, the rarest class's being 1.
+
+    The smallest count is taken two standard deviations of its noise larger, so that where classes may well be alike they count
+    alike.
+
+    Args:
+        release: of :func:`centre_plan` by class.
+        power: 1 makes all classes weigh alike, 1/2 goes half of the way.
+    """
+    noise = release.noise_std["count"]
+    counts = np.maximum(release.values["count"], max(noise, 1.0))
+    weights: Floats = np.minimum(1.0, (float(counts.min()) + 2.0 * noise) / counts) ** power
+    return weights

@@ -251,7 +251,7 @@ class LocalRounds:
         """
         self._federation, self._parameters, self._label = federation, parameters, label
         agreed = AgreedStudy(federation.study).task(label)
-        task, declaration = agreed.task, agreed.declaration
+        self._agreed, task, declaration = agreed, agreed.task, agreed.declaration
         if not isinstance(task, LocalTraining):
             raise Misuse(f"The task {label!r} is no local training.")
         self.task = task
@@ -272,7 +272,9 @@ class LocalRounds:
         study, number, shapes = self._federation.study, len(self.changes) + 1, self.task.architecture.shapes()
         order = np.random.default_rng((self._parameters.seed, 1 + number)).integers(2**53, size=study.sites)
         seeds = np.stack([order, self._generated], axis=1).astype(np.float64)
-        arrays = {**(broadcast or {}), **self._part.broadcast(), **to_broadcast(self.model), SEEDS: seeds}
+        sent = self._agreed.as_broadcast(to_broadcast(self.model))
+        self.model = {name: sent[MODEL + name] for name in shapes}  # updates are made from where the sites begin
+        arrays = {**(broadcast or {}), **self._part.broadcast(), **sent, SEEDS: seeds}
         release = self._federation.sum(self._label, arrays, members=members)
         weight = float(release.values[WEIGHT][0])
         if weight <= 0.0:  # without noise alone: no site has records

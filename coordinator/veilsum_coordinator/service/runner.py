@@ -85,7 +85,8 @@ class HubFederation:
         self._results, self._round = results, 0
         self._hub, self._key, self._wait, self._clock = hub, key, wait, clock
         with hub.changed:
-            self._study = hub.studies[key].machine.study
+            self._agreed = hub.studies[key].machine.agreed
+        self._study = self._agreed.study
 
     @property
     def study(self) -> Study:
@@ -110,7 +111,9 @@ class HubFederation:
             RoundLostError: no cohort could be formed, or the round was lost after consent was asked for.
             ReplayError: after a restart, the journal holds another round in this place.
         """
-        encoded = encode_broadcast({**self._encoder, **(broadcast or {})})
+        declared = any(task.label == label for task in self._study.tasks)  # another label ends the study, below
+        singles = self._agreed.task(label).single if declared else ()
+        encoded = encode_broadcast({**self._encoder, **(broadcast or {})}, singles)
         if (release := self._replayed(label, encoded, members)) is not None:
             return release
         while self._returning():

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as parquet
+from numpy.typing import NDArray
 
 from veilsum_node.config import did_you_mean
 from veilsum_node.errors import DataError, Misuse
@@ -27,18 +28,19 @@ SUFFIXES = (".csv", ".parquet", ".pq", ".npz")
 """Files of a folder that are sites; others, such as a schema, are left aside."""
 
 
-def site_files(folder: Path) -> dict[str, Path]:
+def site_files(folder: Path, *, least: int = 2) -> dict[str, Path]:
     """The files of a folder by the names of their sites, which are the files' own.
 
     Raises:
-        DataError: it is no folder, holds fewer than two files of records, or two whose names are alike.
+        DataError: it is no folder, holds fewer than ``least`` files of records, or two whose names are alike.
     """
     if not folder.is_dir():
         raise DataError(f"{folder}: there is no such folder.", "Name a folder with one CSV, Parquet or npz file a site.")
     files = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file())
-    if len(files) < 2:
+    if len(files) < least:
         raise DataError(
-            f"{folder}: holds {len(files)} files of records; a federation has at least two sites.",
+            f"{folder}: holds {len(files)} files of records; {'a federation' if least > 1 else 'a domain'} has at least"
+            f" {'two sites' if least > 1 else 'one'}.",
             "Store one CSV, Parquet or npz file a site in it, or give one file and the column that names the site.",
         )
     names = [site_name(path.stem) for path in files]
@@ -60,7 +62,7 @@ def site_name(text: str) -> str:
 
 
 def read_sites(
-    source: Path, schema: DatasetSchema, *, site_column: str | None = None, subject: str | None = None
+    source: Path, schema: DatasetSchema, *, site_column: str | None = None, subject: str | None = None, least: int = 2
 ) -> dict[str, pa.Table]:
     """Read a folder of one file a site, or one file whose column names the site, as tables by site.
 
@@ -69,6 +71,7 @@ def read_sites(
         schema: of the columns.
         site_column: names the site of each record; needed for a file, and only for that.
         subject: a further column, which tells whose record each is.
+        least: fewest files of a folder.
 
     Raises:
         DataError: a file or column is missing or unreadable, a record names no site, or there are fewer than two sites.
@@ -80,10 +83,12 @@ def read_sites(
                 f"{source} is a folder, whose files are the sites; a site column belongs to one file.",
                 "Leave the site column out, or name one file.",
             )
-        return {name: _read(path, schema, subject) for name, path in site_files(source).items()}
+        return {name: read_records(path, schema, subject) for name, path in site_files(source, least=least).items()}
     if site_column is None:
         raise Misuse(f"{source} is one file.", "Name the column that says which site a record is of, or a folder.")
-    return split_sites(_read(source, schema, subject), read_table(source, schema, subject=site_column).subjects, site_column)
+    return split_sites(
+        read_records(source, schema, subject), read_table(source, schema, subject=site_column).subjects, site_column
+    )
 
 
 def split_sites(table: pa.Table, sites: Any, column: str) -> dict[str, pa.Table]:
@@ -92,16 +97,27 @@ def split_sites(table: pa.Table, sites: Any, column: str) -> dict[str, pa.Table]
     Raises:
         DataError: a record names no site, two sites' names are alike, or there are fewer than two.
     """
-    numbers, missing = number_subjects(sites)
+    return {name: table.take(rows) for name, rows in rows_by_name(sites, column, "site").items()}
+
+
+def rows_by_name(values: Any, column: str, what: str) -> dict[str, NDArray[np.int64]]:
+    """The numbers of the rows of each site or domain, by its name; ``values`` says whose each row is.
+
+    Raises:
+        DataError: a record names none, two names are alike, or there are fewer than two.
+    """
+    numbers, missing = number_subjects(values)
     if missing.any():
-        raise DataError(f"{int(missing.sum())} records name no site in {column!r}.", "Fill the column in, or leave them out.")
+        raise DataError(
+            f"{int(missing.sum())} records name no {what} in {column!r}.", "Fill the column in, or leave them out."
+        )
     _, firsts = np.unique(numbers, return_index=True)
-    originals = [str(sites[int(first)].as_py()) for first in firsts]
+    originals = [str(values[int(first)].as_py()) for first in firsts]
     if len(originals) < 2:
-        raise DataError(f"Column {column!r} names one site; a federation has at least two.", "Name another column.")
+        raise DataError(f"Column {column!r} names one {what}; at least two are needed.", "Name another column.")
     names = [site_name(text) for text in originals]
     _require_distinct(names, originals)
-    parts = {name: table.take(np.flatnonzero(numbers == number)) for number, name in enumerate(names)}
+    parts = {name: np.flatnonzero(numbers == number).astype(np.int64) for number, name in enumerate(names)}
     return dict(sorted(parts.items()))
 
 
@@ -179,7 +195,12 @@ def write_sites(
     return files
 
 
-def _read(path: Path, schema: DatasetSchema, subject: str | None) -> pa.Table:
+def read_records(path: Path, schema: DatasetSchema, subject: str | None) -> pa.Table:
+    """The schema's columns of a file, and the one that tells subjects apart.
+
+    Raises:
+        DataError: it cannot be read, a column is missing, or none of its rows matches the schema.
+    """
     read = read_table(path, schema, subject=subject)
     if read.broken and not read.rows:
         raise DataError(f"{path}: none of its {len(read.broken)} rows matches the schema.", "Separate cells by commas.")

@@ -20,6 +20,7 @@ NOUNS = {
     "demo": Noun(
         "veilsum_deploy.cli.demo", "Run a federation on this machine: a coordinator and four hospitals as real processes."
     ),
+    "images": Noun("veilsum_deploy.cli.images", "Turn folders of images into records."),
     "simulate": Noun("veilsum_deploy.cli.simulate", "Try a study on simulated sites in one process."),
 }
 

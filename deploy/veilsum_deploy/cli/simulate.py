@@ -18,7 +18,7 @@ from veilsum_deploy.simulation.engines import Engine, ProcessEngine, SerialEngin
 from veilsum_deploy.simulation.report import save, summarise
 from veilsum_deploy.simulation.run_store import RunStore
 from veilsum_deploy.simulation.runs import simulate
-from veilsum_deploy.simulation.study import Simulation, draft_of, read_content
+from veilsum_deploy.simulation.study import Simulation, draft_of, read_content, with_stations
 from veilsum_deploy.simulation.sweep import Cell, Source, Sweep, parse_axis, parse_baseline
 from veilsum_node.config import read_toml
 from veilsum_node.errors import Misuse
@@ -31,14 +31,15 @@ app = typer.Typer(add_completion=False)
 _PARTITION = (
     "Split of records; by default iid, or domains where --data has sites of its own. iid: even and mixed. uneven: site i has"
     " a share in proportion to 1/i. dirichlet:ALPHA: each class is split by a Dirichlet draw over the sites. shards:N: N"
-    " classes per site. domains: a domain of the collection, or a site of --data, is a site."
-    " domains+dirichlet:ALPHA: each domain is a site, and for each class one Dirichlet draw over the sites, which sums to 1,"
-    " is the share of its own domain's records of the class that a site keeps; no class is forced on a site."
+    " classes per site. domains: each site has records of one domain of the collection or of --data; one site a domain, or its"
+    " own sites, or with --sites a multiple of the number of domains, which deals each domain's records out evenly."
+    " domains+dirichlet:ALPHA: then for each class one Dirichlet draw over the sites, which sums to 1,"
+    " is the share of its records of the class that a site keeps; no class is forced on a site."
 )
 _VARY = (
     "Sweep: a key of the study by its dotted path, and its values; repeat it for all combinations. none as a privacy.epsilon"
-    " stands for noise = none, default or without as any value for leaving the key out. partition, sites, limit and cap vary"
-    " too; study=NAME,... takes method and parameters of other study files beside the study."
+    " stands for noise = none, default or without as any value for leaving the key out. partition, sites, limit, cap and"
+    " leave_out vary too; study=NAME,... takes method and parameters of other study files beside the study."
 )
 
 
@@ -47,10 +48,17 @@ def simulate_study(
     study: Annotated[Path, typer.Argument(help="The study.toml; with --dataset or --collection it may leave out the schema.")],
     data: Annotated[
         Path | None,
-        typer.Option("--data", help="CSV, Parquet or npz file with all records; or a folder with one such file a site."),
+        typer.Option(
+            "--data",
+            help="CSV, Parquet or npz file with all records; a folder with one such file a site; or a folder of folders, one a"
+            " domain, each with one such file a site.",
+        ),
     ] = None,
     site_column: Annotated[
         str | None, typer.Option("--site-column", help="Column of --data that names the site of each record.")
+    ] = None,
+    domain_column: Annotated[
+        str | None, typer.Option("--domain-column", help="Column of --data that names the domain of each record.")
     ] = None,
     subject: Annotated[
         str | None,
@@ -75,6 +83,12 @@ def simulate_study(
         int | None, typer.Option("--sites", min=2, max=1024, help="Number of simulated sites; 4, or one per domain.")
     ] = None,
     partition: Annotated[str | None, typer.Option("--partition", help=_PARTITION)] = None,
+    leave_out: Annotated[
+        str | None,
+        typer.Option(
+            "--leave-out", metavar="DOMAIN", help="A domain that no site has: it is only tested on, with all its records."
+        ),
+    ] = None,
     limit: Annotated[
         int | None, typer.Option("--limit", min=1, help="Most training records per site, drawn at random before the skew.")
     ] = None,
@@ -147,7 +161,7 @@ def simulate_study(
     With --vary or --seeds a whole evaluation runs, on all cores and without encryption: every combination of values for every
     seed, beside each site alone and pooled records. --out gets each run, the table with paired gains, and plots.
     """
-    source = _source(study, data, dataset, collection, site_column, subject)
+    source = _source(study, data, dataset, collection, site_column, domain_column, subject)
     partition = partition or ("domains" if source.kind == "sites" else "iid")
     if subject is not None and not partition.startswith("domains"):
         raise Misuse(
@@ -161,7 +175,7 @@ def simulate_study(
         raise Misuse("--resume needs --out.", "Name the folder to resume from.")
     place = Place(engine, address, jobs)
     if sweeping:
-        setting = Setting(partition, sites, limit, cap, holdout, split)
+        setting = Setting(partition, sites, limit, cap, holdout, split, leave_out)
         axes = tuple(parse_axis(text) for text in vary or ())
         pair = None if baseline is None else parse_baseline(baseline, axes)
         numbers = tuple(range(seed, seed + (seeds or 1)))
@@ -169,7 +183,7 @@ def simulate_study(
         _sweep(sweep, encryption, repeat, place, out, resume, as_json)
         return
     share = holdout if holdout is not None or source.kind == "collection" else 0.0
-    setting = Setting(partition, sites, limit, cap, share, split)
+    setting = Setting(partition, sites, limit, cap, share, split, leave_out)
     one = Sweep(read_content(study, encoder), study.parent, source, setting, (), (seed,), None, program, baselines)
     _study(study, one, repeat, encryption is not False, place, out, resume, as_json)
 
@@ -199,16 +213,17 @@ def _source(
     dataset: str | None,
     collection: str | None,
     site_column: str | None,
+    domain_column: str | None,
     subject: str | None,
 ) -> Source:
     if sum(item is not None for item in (data, dataset, collection)) != 1:
         raise Misuse("State either --data or --dataset or --collection.", f"Packaged data sets: {', '.join(PACKAGED)}.")
     if data is not None:
         name = str(read_toml(study).get("dataset", data.stem))
-        own = data.is_dir() or site_column is not None
-        return Source("sites" if own else "file", name, data, site_column, subject)
-    if site_column is not None or subject is not None:
-        raise Misuse("--site-column and --subject belong to records of your own.", "Name them with --data.")
+        own = data.is_dir() or site_column is not None or domain_column is not None
+        return Source("sites" if own else "file", name, data, site_column, subject, domain_column)
+    if any(column is not None for column in (site_column, domain_column, subject)):
+        raise Misuse("--site-column, --domain-column and --subject belong to records of your own.", "Name them with --data.")
     if dataset is not None:
         return Source("packaged", dataset)
     name, equals, folder = str(collection).partition("=")
@@ -232,11 +247,14 @@ def _study(
     """One study: ``one`` is a sweep of a single cell."""
     content, source, program, seed = one.content, one.source, one.program, one.seeds[0]
     beside = parse_baselines(one.beside, str(content.get("method")))
-    loaded = None if source.needs_schema else source.load(None)
-    draft = draft_of(content, study.parent, None if loaded is None else loaded.schema, source=str(study), program=program)
-    if loaded is None:
-        loaded = source.load(draft.schema)
-    elif draft.schema != loaded.schema:
+    schema = None
+    if source.needs_schema:
+        plain = {key: value for key, value in one.data_content_of(Cell(())).items() if key != "encoder"}
+        schema = draft_of(plain, study.parent, None, source=str(study)).schema
+    loaded = source.load(schema)
+    content = with_stations(content, loaded, one.setting)
+    draft = draft_of(content, study.parent, loaded.schema, source=str(study), program=program)
+    if draft.schema != loaded.schema:
         loaded = loaded.with_schema(draft.schema)
     plan = Simulation(draft, loaded, one.setting, seed, repeat, encryption, beside)
     identity = f"{one.run_id('cell', Cell(()), seed)} {repeat} {encryption}"

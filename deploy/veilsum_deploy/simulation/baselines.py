@@ -58,16 +58,17 @@ def _central(draft: Draft, study: Study, records: Records, holders: int, dealt: 
 
 
 def _each_alone(draft: Draft, study: Study, dealt: Deal, names: Sequence[str]) -> Beside:
-    """Accuracy of the site's own model on its own domain, or where sites are no domains on each, averaged over sites."""
+    """Accuracy of sites' own models on their domain's test records, or on all of no domain of theirs, averaged over sites."""
     chosen = list(names)
     if len(names) > MOST_ALONE and not dealt.home:
         chosen = [names[index * len(names) // MOST_ALONE] for index in range(MOST_ALONE)]
+        chosen = sorted({*chosen, *(own[0] for own in dealt.sites.values())}, key=str.encode)
     by_site = {name: _central(draft, study, dealt.training[name].records, 1, dealt) for name in chosen}
     if any(found is None for found in by_site.values()):
         return Beside({}, None, _NONE)
     shares = {}
     for domain in dealt.tests:
-        sites = [dealt.home[domain]] if domain in dealt.home else chosen
+        sites = [name for name in dealt.sites_of(domain) if name in by_site]
         shares[domain] = statistics.fmean((by_site[site] or {})[domain] for site in sites)
     note = f"of {len(chosen)} of {len(names)} sites" if len(chosen) < len(names) else ""
     return Beside(shares, None, note)

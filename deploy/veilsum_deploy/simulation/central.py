@@ -99,7 +99,7 @@ class CentralFederation:
         task = plan.task
         if self._released[label] >= plan.declaration.releases:
             raise RoundLostError(f"The releases of {label} are used up.")
-        arrays = decode_broadcast(encode_broadcast({**self._encoder, **(broadcast or {})}))
+        arrays = decode_broadcast(encode_broadcast({**self._encoder, **(broadcast or {})}, task.single), task.single)
         place = SitePlace(0, {}, self._encode, (0,), self._states.get(label, {}), self._random)
         part = compute_sum(plan, self._records, arrays, place)
         if part.state:

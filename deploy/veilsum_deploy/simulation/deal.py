@@ -5,14 +5,15 @@ The same seed gives the same records, whatever is done with them: cells of a swe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from veilsum_deploy.collections import TEST_SHARE, Collection
+from veilsum_deploy.collections import TEST_SHARE, Collection, Domain
 from veilsum_deploy.datasets import Dataset, Rows, concatenate
 from veilsum_deploy.simulation.partition import domain_alpha, hold_out, partition, thin_domains
+from veilsum_node.config import did_you_mean
 from veilsum_node.errors import Misuse
 
 DEFAULT_SITES = 4
@@ -33,6 +34,7 @@ class Setting:
         holdout: share of each class that is tested on where the source has no test records; None for the collection's.
         split: seed of what is held out; None for each run's own. A fixed one keeps the records to test on out of whatever is
             fitted beforehand, as a projection.
+        leave_out: a domain that no site has, and that is only tested on.
     """
 
     partition: str = "iid"
@@ -41,6 +43,7 @@ class Setting:
     cap: int | None = None
     holdout: float | None = None
     split: int | None = None
+    leave_out: str | None = None
 
     @property
     def most_records(self) -> int | None:
@@ -50,7 +53,7 @@ class Setting:
 
     @property
     def by_domain(self) -> bool:
-        """Whether each site is a domain."""
+        """Whether each site has records of one domain."""
         return self.partition.startswith("domains")
 
 
@@ -63,12 +66,20 @@ class Deal:
         tests: records to test on, by domain; without those that have none.
         home: by domain, the site whose alignment its test records go through; empty where sites are no domains.
         forced: sites that got one record because the skew left them none.
+        sites: by domain, its sites, where it has several.
     """
 
     training: dict[str, Dataset]
     tests: dict[str, Dataset]
     home: dict[str, str]
     forced: tuple[str, ...] = ()
+    sites: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def sites_of(self, domain: str) -> list[str]:
+        """The sites whose alignments a domain's test records go through: its own, or all where it has none."""
+        if domain in self.home:
+            return [self.home[domain]]
+        return list(self.sites.get(domain, self.training))
 
 
 def site_names(collection: Collection, setting: Setting, wanted: Sequence[str] = ()) -> list[str]:
@@ -83,13 +94,11 @@ def site_names(collection: Collection, setting: Setting, wanted: Sequence[str] =
     """
     if setting.by_domain:
         domain_alpha(setting.partition)
-        names = [domain.name for domain in collection.domains]
-        if len(names) < 2:
-            raise Misuse(f"{collection.name} has one domain, and the partition asks for one a site.", "Use another partition.")
-        if setting.sites not in (None, len(names)) or (wanted and sorted(wanted) != sorted(names)):
+        names = [name for own in sites_by_domain(collection, setting).values() for name in own]
+        if wanted and sorted(wanted) != sorted(names):
             raise Misuse(
                 f"The sites of the partition {setting.partition} are the domains {', '.join(names)}.",
-                "Leave out --sites, and `participants` in the study.",
+                "Leave `participants` out of the study.",
             )
         return names
     number = DEFAULT_SITES if setting.sites is None else setting.sites
@@ -101,23 +110,68 @@ def site_names(collection: Collection, setting: Setting, wanted: Sequence[str] =
     return list(wanted) or [f"site-{index:0{len(str(number))}d}" for index in range(1, number + 1)]
 
 
+def sites_by_domain(collection: Collection, setting: Setting) -> dict[str, tuple[str, ...]]:
+    """Names of the sites of each domain but the one left out: the source's own, one as the domain, or equally many.
+
+    Raises:
+        Misuse: there is one domain, or the number of sites does not fit.
+    """
+    kept = trained_domains(collection, setting)
+    names = [domain.name for domain in kept]
+    if len(collection.domains) < 2:
+        raise Misuse(f"{collection.name} has one domain, and the partition asks for one a site.", "Use another partition.")
+    own = {domain.name: tuple(domain.sites) or (domain.name,) for domain in kept}
+    if setting.sites in (None, sum(map(len, own.values()))):
+        return own
+    number, rest = divmod(setting.sites or 0, len(names))
+    if rest or any(domain.sites or domain.train.subject is not None for domain in kept):
+        raise Misuse(
+            f"The sites of the partition {setting.partition} are the domains {', '.join(names)}, or as many sites of each.",
+            "Leave out --sites, or ask for a multiple of the number of domains.",
+        )
+    width = len(str(number))
+    return {name: tuple(f"{name[: 63 - width]}-{one:0{width}d}" for one in range(1, number + 1)) for name in names}
+
+
+def trained_domains(collection: Collection, setting: Setting) -> tuple[Domain, ...]:
+    """The domains but the one that is left out.
+
+    Raises:
+        Misuse: no such domain, or nothing else.
+    """
+    names = [domain.name for domain in collection.domains]
+    if setting.leave_out is not None and setting.leave_out not in names:
+        raise Misuse(
+            f"{collection.name} has no domain {setting.leave_out!r} to leave out.", did_you_mean(setting.leave_out, names)
+        )
+    kept = tuple(domain for domain in collection.domains if domain.name != setting.leave_out)
+    if not kept:
+        raise Misuse(f"{collection.name} has one domain, which cannot be left out.")
+    return kept
+
+
 def deal(collection: Collection, setting: Setting, seed: int, names: Sequence[str]) -> Deal:
     """Deal a collection's records to sites of these names, as :func:`site_names` gives them.
 
     Raises:
         Misuse: the partition does not suit the records.
     """
-    training, tests = _test_split(collection, setting, seed)
+    rows, tests = _test_split(collection, setting, seed)
+    training = trained_domains(collection, setting)
     if setting.by_domain:
-        kept = [_limited(training[name], setting.limit, (seed, index)) for index, name in enumerate(names)]
+        by_domain = sites_by_domain(collection, setting)
+        owned = [part for own in training for part in _parts(own, rows[own.name], len(by_domain[own.name]), seed)]
+        kept = [_limited(dataset, setting.limit, (seed, index)) for index, dataset in enumerate(owned)]
         alpha, forced = domain_alpha(setting.partition), list[int]()
         if alpha is not None:
-            rows, forced = thin_domains([dataset.classes for dataset in kept], alpha, seed)
-            kept = [dataset.take(own) for dataset, own in zip(kept, rows, strict=True)]
+            thinned, forced = thin_domains([dataset.classes for dataset in kept], alpha, seed)
+            kept = [dataset.take(own) for dataset, own in zip(kept, thinned, strict=True)]
         kept = [_limited(dataset, setting.cap, (seed, _AFTER + index)) for index, dataset in enumerate(kept)]
-        home = {name: name for name in names}
-        return Deal(dict(zip(names, kept, strict=True)), tests, home, tuple(names[index] for index in forced))
-    parts = list(training.values())
+        home = {domain: own[0] for domain, own in by_domain.items() if len(own) == 1}
+        several = {domain: own for domain, own in by_domain.items() if len(own) > 1}
+        held = dict(zip(names, kept, strict=True))
+        return Deal(held, tests, home, tuple(names[index] for index in forced), several)
+    parts = [_taken(domain.train, rows[domain.name]) for domain in training]
     whole = parts[0] if len(parts) == 1 else concatenate(parts)
     whole = _limited(whole, None if setting.limit is None else setting.limit * len(names), (seed, 0))
     dealt = partition(whole.classes, len(names), setting.partition, seed)
@@ -125,19 +179,39 @@ def deal(collection: Collection, setting: Setting, seed: int, names: Sequence[st
     return Deal(dict(zip(names, shares, strict=True)), tests, {})
 
 
-def _test_split(collection: Collection, setting: Setting, seed: int) -> tuple[dict[str, Dataset], dict[str, Dataset]]:
-    """Training and test records by domain. Records that the source gives for testing are never trained on."""
-    training, tests = {}, {}
+def _test_split(collection: Collection, setting: Setting, seed: int) -> tuple[dict[str, Rows], dict[str, Dataset]]:
+    """By domain, which of its rows are trained on, and records to test on, which never are."""
+    rows, tests = {}, {}
     for domain in collection.domains:
+        kept = np.arange(domain.train.table.num_rows)
         if domain.test is not None:
-            training[domain.name], tests[domain.name] = domain.train, domain.test
-            continue
-        share = TEST_SHARE if setting.holdout is None else setting.holdout
-        kept, held = hold_out(domain.train.classes, share, seed if setting.split is None else setting.split)
-        training[domain.name] = domain.train if share == 0 else domain.train.take(kept)
-        if len(held):
-            tests[domain.name] = domain.train.take(held)
-    return training, tests
+            tests[domain.name] = domain.test
+        elif domain.name == setting.leave_out:
+            tests[domain.name] = domain.train
+        else:
+            share = TEST_SHARE if setting.holdout is None else setting.holdout
+            kept, held = hold_out(domain.train.classes, share, seed if setting.split is None else setting.split)
+            if len(held):
+                tests[domain.name] = domain.train.take(held)
+        rows[domain.name] = kept
+    return rows, tests
+
+
+def _parts(domain: Domain, rows: Rows, number: int, seed: int) -> list[Dataset]:
+    """What each of a domain's sites has of its rows: those that are its own, or an even share at random."""
+    if domain.sites:
+        of_sites = {name: np.intersect1d(site, rows) for name, site in domain.sites.items()}
+        for name, part in of_sites.items():
+            if not len(part):
+                raise Misuse(f"All records of {name} are held out.", "Hold out a smaller share, or leave the site out.")
+        return [domain.train.take(part) for part in of_sites.values()]
+    if number == 1:
+        return [_taken(domain.train, rows)]
+    return [domain.train.take(rows[part]) for part in partition(domain.train.classes[rows], number, "iid", seed)]
+
+
+def _taken(dataset: Dataset, rows: Rows) -> Dataset:
+    return dataset if len(rows) == dataset.table.num_rows else dataset.take(rows)
 
 
 def _limited(dataset: Dataset, limit: int | None, seed: tuple[int, int]) -> Dataset:

@@ -106,6 +106,8 @@ def _about(sweep: Sweep, collection: Collection, complete: bool) -> list[str]:
         parts.append("all records" if setting.limit is None else f"at most {setting.limit} training records a site")
     if "cap" not in varied and setting.cap is not None:
         parts.append(f"at most {setting.cap} after the skew")
+    if "leave_out" not in varied and setting.leave_out is not None:
+        parts.append(f"{setting.leave_out} left out")
     if any(domain.test is None for domain in collection.domains):
         share = TEST_SHARE if setting.holdout is None else setting.holdout
         by = "by seed" if setting.split is None else f"one split for all seeds ({setting.split})"

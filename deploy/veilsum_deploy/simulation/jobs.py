@@ -20,7 +20,7 @@ from veilsum_deploy.simulation.deal import Deal, Setting, deal, site_names
 from veilsum_deploy.simulation.engines import Engine, Shared
 from veilsum_deploy.simulation.runs import run_plain
 from veilsum_deploy.simulation.scores import complete, domain_accuracies
-from veilsum_deploy.simulation.study import Draft, draft_of
+from veilsum_deploy.simulation.study import Draft, draft_of, with_stations
 from veilsum_deploy.simulation.sweep import Cell, Sweep
 from veilsum_node.errors import VeilsumError
 
@@ -147,7 +147,7 @@ class Worker:
 
     def _draft(self, job: Job) -> Draft:
         setting, sweep = self._sweep.setting_of(job.cell), self._sweep
-        content = sweep.content_for(job.kind, job.cell)
+        content = with_stations(sweep.content_for(job.kind, job.cell), self._collection, setting)
         schema = self._collection.schema
         if setting.most_records is not None and setting.most_records < schema.max_records:
             schema = schema.model_copy(update={"max_records": setting.most_records})

@@ -135,8 +135,8 @@ class PlainFederation:
         plan = self._memory.prepared(label, len(cohort)).plan
         if max(self._released[label, name] for name in cohort) >= plan.declaration.releases:
             raise RoundLostError(f"The releases of {label} are used up.")
-        encoded = encode_broadcast({**self._encoder, **(broadcast or {})})
-        arrays = decode_broadcast(encoded)
+        encoded = encode_broadcast({**self._encoder, **(broadcast or {})}, plan.task.single)
+        arrays = decode_broadcast(encoded, plan.task.single)
         own = None if self._recorder is None else RoundRecord(label, places, broadcast_digest(encoded))
         total = None if self._recorder is None or own is None else self._recorder.recorded(own)
         if total is None:

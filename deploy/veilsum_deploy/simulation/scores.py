@@ -1,7 +1,7 @@
 """How good a result's classifier is on each domain's test records, and what sites would reach alone or with pooled records.
 
-Test records of a domain go through the alignment of the domain's own site; where sites are no domains, through each site's in
-turn, and the accuracies are averaged. Nothing here is part of a study.
+Test records of a domain go through the alignment of the domain's own site; where it has several, or none, through that of each
+of these, or of all, in turn, and the accuracies are averaged. Nothing here is part of a study.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def domain_accuracies(
         records = labelled(dataset.records)
         sites: Sequence[str | None] = [None]
         if alignment is not None:
-            sites = [deal.home[domain]] if domain in deal.home else list(deal.training)
+            sites = deal.sites_of(domain)
         shares = []
         for site in sites:
             blocks = kept(site, source) if kept is not None and source is not None and site is not None else None
@@ -75,14 +75,13 @@ def domain_accuracies(
 def alone(deal: Deal, schema: DatasetSchema, encode: Encode) -> dict[str, float]:
     """Accuracy of linear discriminants that each site makes of its own records in the clear, on its own domain.
 
-    Where sites are no domains, each domain's figure is the average over all sites.
+    A domain's figure is the average over its sites, or over all where it has none.
     """
     heads = {site: _head(encode(dataset.records), schema) for site, dataset in deal.training.items()}
     found = {}
     for domain, dataset in deal.tests.items():
         records = encode(labelled(dataset.records))
-        sites = [deal.home[domain]] if domain in deal.home else list(heads)
-        found[domain] = statistics.fmean(head_accuracy(heads[site], records, schema) for site in sites)
+        found[domain] = statistics.fmean(head_accuracy(heads[site], records, schema) for site in deal.sites_of(domain))
     return found
 
 

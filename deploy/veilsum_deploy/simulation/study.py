@@ -14,7 +14,7 @@ from veilsum.request import EVALUATION, ReleasedProjection, with_model, with_pro
 from veilsum_coordinator.results.projections import result_projection
 from veilsum_coordinator.results.released_models import result_model
 from veilsum_deploy.collections import Collection
-from veilsum_deploy.simulation.deal import Deal, Setting
+from veilsum_deploy.simulation.deal import Deal, Setting, sites_by_domain
 from veilsum_deploy.simulation.scores import Encode, Kept, domain_accuracies
 from veilsum_node.config import read_toml, validate
 from veilsum_node.errors import Misuse
@@ -162,6 +162,24 @@ def read_content(path: Path, encoder: Path | None) -> dict[str, Any]:
     """
     content = read_toml(path)
     return content if encoder is None else {**content, "encoder": {"result": str(encoder.resolve())}}
+
+
+def with_stations(content: Mapping[str, Any], collection: Collection, setting: Setting) -> dict[str, Any]:
+    """A study whose stations are the domains, where its method has stations, it names none, and sites are dealt by domain.
+
+    Raises:
+        Misuse: the setting does not fit the collection.
+    """
+    parameters = content.get("parameters", {})
+    if (
+        content.get("method") != "hfedatm"
+        or not setting.by_domain
+        or not isinstance(parameters, Mapping)
+        or "stations" in parameters
+    ):
+        return dict(content)
+    stations = {name: list(own) for name, own in sites_by_domain(collection, setting).items()}
+    return {**content, "parameters": {**parameters, "stations": stations}}
 
 
 def draft_of(

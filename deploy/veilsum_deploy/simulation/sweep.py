@@ -25,7 +25,7 @@ from veilsum_node.errors import ConfigurationError, Misuse
 from veilsum_privacy.results.result import MANIFEST
 from veilsum_privacy.study.schema import DatasetSchema
 
-SETTING_KEYS = ("partition", "sites", "limit", "cap")
+SETTING_KEYS = ("partition", "sites", "limit", "cap", "leave_out")
 """Keys that vary the simulation in place of the study."""
 
 STUDY_KEY = "study"
@@ -46,11 +46,12 @@ class Source:
     """Where records come from.
 
     Attributes:
-        kind: ``packaged``, ``collection``, ``file`` or ``sites``: a folder of one file a site, or a file that names them.
+        kind: ``packaged``, ``collection``, ``file`` or ``sites``: a folder of sites or domains, or a file that names them.
         name: of the packaged data set or the collection; the study's name of the data where it is the user's own.
         path: of the folder or the file.
         site_column: the file's column that names the site of each record.
         subject: the column that tells whose record each is.
+        domain_column: the file's column that names the domain of each record.
     """
 
     kind: str
@@ -58,6 +59,7 @@ class Source:
     path: Path | None = None
     site_column: str | None = None
     subject: str | None = None
+    domain_column: str | None = None
 
     @property
     def needs_schema(self) -> bool:
@@ -67,7 +69,8 @@ class Source:
     @property
     def identity(self) -> list[str]:
         """What a run of it is known by."""
-        own = [f"{key} {value}" for key, value in (("by", self.site_column), ("subject", self.subject)) if value is not None]
+        columns = {"by": self.site_column, "subject": self.subject, "domain": self.domain_column}
+        own = [f"{key} {value}" for key, value in columns.items() if value is not None]
         return [self.kind, self.name, str(self.path and self.path.resolve()), *own]
 
     def load(self, schema: DatasetSchema | None) -> Collection:
@@ -79,7 +82,8 @@ class Source:
         if schema is None or self.path is None:
             raise ConfigurationError("The study has no schema.", 'Add schema = "file.toml" to it.')
         if self.kind == "sites":
-            return own_sites(self.path, schema, self.name, site_column=self.site_column, subject=self.subject)
+            columns = {"site_column": self.site_column, "domain_column": self.domain_column, "subject": self.subject}
+            return own_sites(self.path, schema, self.name, **columns)
         return single(read_dataset(self.path, schema, self.name))
 
 
@@ -195,7 +199,7 @@ class Sweep:
         """
         changes: dict[str, Any] = {key: value for key, value in cell.values if key in SETTING_KEYS}
         for key, value in changes.items():
-            if key == "partition":
+            if key == "partition" or (key == "leave_out" and value not in LEFT_OUT):
                 changes[key] = str(value)
             elif value in LEFT_OUT:
                 changes[key] = None
@@ -245,7 +249,7 @@ class Sweep:
             "study": content,
             "files": [None if name is None else _file_hash(self.base / str(name)) for name in named],
             "source": self.source.identity,
-            "setting": asdict(setting),
+            "setting": {key: value for key, value in asdict(setting).items() if key != "leave_out" or value is not None},
             "seed": seed,
         }
         return hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()[:16]

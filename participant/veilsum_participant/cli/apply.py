@@ -28,7 +28,8 @@ from veilsum_participant.applying.recipe import Maps, OwnAlignment, parse_recipe
 from veilsum_participant.cli.places import CONFIG, load_participant
 from veilsum_participant.data.encode import LocalCounts, encode_table
 from veilsum_participant.data.encoders import find_encoder
-from veilsum_participant.data.readers import read_table
+from veilsum_participant.data.sources import read_table
+from veilsum_participant.query import Source
 from veilsum_privacy.results.result import MANIFEST, load_result
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.schema import DatasetSchema
@@ -143,7 +144,7 @@ def open_model(result: Path, own: Own) -> Model:
     return Model.from_result(bundle, own.encoder)
 
 
-def read_sheet(path: Path, schema: DatasetSchema) -> Sheet:
+def read_sheet(source: Source, schema: DatasetSchema) -> Sheet:
     """Read a file under the model's schema, with the classes where they are in it.
 
     Raises:
@@ -151,12 +152,12 @@ def read_sheet(path: Path, schema: DatasetSchema) -> Sheet:
     """
     reason = "the result names no label" if schema.label is None else None
     try:
-        table = read_table(path, schema)
+        table = read_table(source, schema)
     except DataError as error:
         if schema.label is None:
             raise
         schema = schema.model_copy(update={"label": None})
-        table = read_table(path, schema)  # raises again if it was not for the label
+        table = read_table(source, schema)  # raises again if it was not for the label
         reason = str(error)
     records, counts = encode_table(table, schema)
     every = np.arange(1, table.rows + len(table.broken) + 1, dtype=np.int64)

@@ -16,6 +16,7 @@ from veilsum_node.errors import Misuse
 from veilsum_node.process.console import print_fields, print_json, print_line, print_rows
 from veilsum_participant.applying.measurement import measure
 from veilsum_participant.cli.apply import Own, alignment_inputs, open_model, read_sheet
+from veilsum_participant.query import Source
 
 
 def evaluate_result(
@@ -59,8 +60,8 @@ def evaluate_result(
         print_measures(report)
 
 
-def _records(own: Own, data: Path | None, dataset: str | None) -> Path:
-    """The file to measure on.
+def _records(own: Own, data: Path | None, dataset: str | None) -> Source:
+    """The file, or the query, to measure on.
 
     Raises:
         Misuse: none or two are named, or the site offers no such dataset.
@@ -72,7 +73,7 @@ def _records(own: Own, data: Path | None, dataset: str | None) -> Path:
     offered = own.settings.datasets
     if dataset not in offered:
         raise Misuse(f"Dataset {dataset!r} is not offered here.", did_you_mean(str(dataset), offered))
-    return offered[dataset].path
+    return offered[dataset].origin(str(dataset))
 
 
 def print_measures(report: Mapping[str, Any]) -> None:

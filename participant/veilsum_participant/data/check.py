@@ -1,4 +1,4 @@
-"""Check a site's file against a schema before a study, and name what violates it, with file, row and column.
+"""Check a site's file or query against a schema before a study, and name what violates it, with row and column.
 
 The report is for the site's operator: it names places and what was expected there, never a value, and it is not sent anywhere.
 """
@@ -10,15 +10,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_participant.data.cells import Bools, judge_categories, judge_column, judge_labels
 from veilsum_participant.data.lines import MAX_LINE, Fault, line_numbers
-from veilsum_participant.data.readers import Table, read_table
+from veilsum_participant.data.readers import Table
+from veilsum_participant.data.sources import read_table
 from veilsum_participant.data.subjects import number_subjects
+from veilsum_participant.query import Source
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, DateColumn, NumberColumn
 
 SHOWN = 20
@@ -50,7 +51,7 @@ class FindingKind(StrEnum):
 class Violation:
     """One place of a file: the 1-based data ``row``, the ``line`` of a CSV file, and what is ``expected`` there."""
 
-    path: Path
+    source: Source
     kind: FindingKind
     row: int
     line: int | None
@@ -60,7 +61,7 @@ class Violation:
     def __str__(self) -> str:
         line = f" (line {self.line})" if self.line is not None else ""
         column = f", column {self.column!r}" if self.column is not None else ""
-        return f"{self.path}, row {self.row}{line}{column}: {self.kind}; {self.expected}"
+        return f"{self.source}, row {self.row}{line}{column}: {self.kind}; {self.expected}"
 
 
 @dataclass(frozen=True)
@@ -68,13 +69,13 @@ class CheckReport:
     """What a check found.
 
     Attributes:
-        path: the file.
+        source: the file, or the query.
         records: data rows of the file, broken ones included.
         violations: the first of them in the order of rows, as many as were asked for.
         totals: by column (None for whole rows and the file) and kind, how many there are in all.
     """
 
-    path: Path
+    source: Source
     records: int
     violations: tuple[Violation, ...]
     totals: dict[str | None, dict[FindingKind, int]]
@@ -96,15 +97,16 @@ class _Finding:
 
 
 def check_dataset(
-    path: Path, schema: DatasetSchema, *, shown: int = SHOWN, subject: str | None = None, header: bool | None = None
+    source: Source, schema: DatasetSchema, *, shown: int = SHOWN, subject: str | None = None, header: bool | None = None
 ) -> CheckReport:
     """Compare every cell of the schema's columns with the schema, and look for records without an identifier in ``subject``.
 
     Raises:
         DataError: the file's structure is wrong: missing, unreadable, without a column of the schema or of subjects, or, if
-            its owner says so by ``header``, not with the first line that the schema says.
+            its owner says so by ``header``, not with the first line that the schema says; or the query fails.
+        Unavailable: the database is away.
     """
-    table = read_table(path, schema, subject=subject, header=header)
+    table = read_table(source, schema, subject=subject, header=header)
     findings = [finding for finding in _findings(table, schema, subject) if len(finding.rows)]
     records = table.rows + len(table.broken)
     numbers = _row_numbers(table)
@@ -129,10 +131,10 @@ def check_dataset(
     places.sort(key=lambda place: place[0])
     lines = _lines(table, [place[0] for place in places[:shown]])
     violations = tuple(
-        Violation(path, kind, row, line, column, expected)
+        Violation(source, kind, row, line, column, expected)
         for (row, kind, column, expected), line in zip(places[:shown], lines, strict=True)
     )
-    return CheckReport(path, records, violations, totals)
+    return CheckReport(source, records, violations, totals)
 
 
 def _findings(table: Table, schema: DatasetSchema, subject: str | None) -> Iterator[_Finding]:
@@ -182,7 +184,7 @@ def _row_numbers(table: Table) -> NDArray[np.int64]:
 
 def _lines(table: Table, rows: list[int]) -> list[int | None]:
     """The lines of a CSV file on which data rows stand; None for other formats."""
-    if table.header is None:
+    if table.header is None or table.path is None:
         return [None] * len(rows)
     found = line_numbers(table.path, rows, header=table.header)
     return [found.get(row) for row in rows]

@@ -1,4 +1,4 @@
-"""Turn a site's file into records for a task. In a study nothing raises because of what a record holds.
+"""Turn what a site's file or query holds into records for a task. In a study nothing raises because of what a record holds.
 
 Numbers beyond their bounds are clamped to them; what cannot be understood counts as missing; a missing value is replaced by
 the schema's public impute or marked absent. How often that happened is counted for the site alone and never leaves it.
@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_participant.data.cells import judge_categories, judge_column, judge_labels
-from veilsum_participant.data.readers import Table, read_table
+from veilsum_participant.data.readers import Table
+from veilsum_participant.data.sources import read_table
 from veilsum_participant.data.subjects import number_subjects
+from veilsum_participant.query import Source
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 from veilsum_privacy.tasks.base import Records
 
@@ -49,18 +50,20 @@ class LocalCounts:
 
 
 def load_records(
-    path: Path, schema: DatasetSchema, subject: str | None = None, *, header: bool | None = None
+    source: Source, schema: DatasetSchema, subject: str | None = None, *, header: bool | None = None
 ) -> tuple[Records, LocalCounts]:
-    """Read a file into records; with ``subject``, the column that tells whose record each is, sorted by subject.
+    """Read a file, or a query, into records; with ``subject``, the column that tells whose record each is, sorted by subject.
 
     Records beyond ``schema.max_records`` are used as well. Were only the first of the file used, one more record at its head
     would push another one out, and the sum would change by two. It is the sum that is clamped to what ``max_records`` records
     can reach, which costs no privacy. What the owner of a CSV file says of its ``header`` has to be what the schema says.
 
     Raises:
-        DataError: the file's structure is wrong (missing, unreadable, or without a column of the schema), or it is damaged.
+        DataError: the file's structure is wrong (missing, unreadable, or without a column of the schema), or it is damaged;
+            or the query fails.
+        Unavailable: the database is away.
     """
-    return encode_table(read_table(path, schema, subject=subject, header=header), schema)
+    return encode_table(read_table(source, schema, subject=subject, header=header), schema)
 
 
 def encode_table(table: Table, schema: DatasetSchema) -> tuple[Records, LocalCounts]:

@@ -1,4 +1,4 @@
-"""Read CSV, Parquet and npz files into the columns that a schema names.
+"""Read CSV, Parquet and npz files into the columns that a schema names. Parquet may come in parts: a folder, or a glob.
 
 Whether a file can be read is a matter of its structure: of a CSV file's column names, and of names and types in the others,
 which :func:`check_structure` looks at without reading a record. Beyond it nothing raises because of what a record holds, and
@@ -9,6 +9,7 @@ Nothing is pickled, no code from a file runs, and no column is kept but the sche
 from __future__ import annotations
 
 import os
+import re
 import threading
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,16 +34,17 @@ _CHECK_FORMAT = "Is it really a CSV, Parquet or npz file, and whole?"
 _HEADERS = threading.Lock()
 """While numpy reads the headers of arrays: two threads that parse syntax at once can fail, before Python 3.11.8
 (https://github.com/python/cpython/issues/106905)."""
+_GLOB = re.compile(r"[*?\[]")
 _BLOCK = 1 << 26
 """Bytes of a CSV file that are parsed at a time; any line that is used is shorter, as Latin-1 too."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """The columns of one file.
+    """The columns of one file, or of a query.
 
     Attributes:
-        path: the file.
+        path: the file; None for a query.
         columns: by name, an array of trimmed text (missing cells null or as written) or float64 (missing cells null or NaN).
         rows: number of rows read.
         subjects: the column that tells whose record each row is: trimmed text, or numbers in the file's own type, which keeps
@@ -51,7 +53,7 @@ class Table:
         header: whether the CSV file's first line names its columns; None for other formats.
     """
 
-    path: Path
+    path: Path | None
     columns: dict[str, Any]
     rows: int
     subjects: Any = None
@@ -59,9 +61,34 @@ class Table:
     header: bool | None = None
 
 
+_PARQUET = (".parquet", ".pq")
+
+
 def is_csv(path: Path) -> bool:
-    """Whether a file counts as CSV: all but Parquet and npz files do, by their suffix."""
-    return path.suffix.lower() not in (".parquet", ".pq", ".npz")
+    """Whether a file counts as CSV: all but Parquet and npz files do, by their suffix; a folder holds Parquet."""
+    return path.suffix.lower() not in (*_PARQUET, ".npz") and not path.is_dir()
+
+
+def parquet_parts(path: Path) -> list[Path]:
+    """The Parquet files that a path means, in the order of their names: itself, all in a folder, or all that a glob finds.
+
+    Raises:
+        DataError: there is none.
+    """
+    if path.is_file():
+        return [path]
+    if path.is_dir():
+        found = [part for part in path.rglob("*") if part.suffix.lower() in _PARQUET and part.is_file()]
+        what = "the folder holds no Parquet file"
+    else:
+        start = next((index for index, part in enumerate(path.parts) if _GLOB.search(part)), None)
+        if start is None:
+            raise DataError(f"{path}: there is no such file.", "Check the path.")
+        found = [part for part in Path(*path.parts[:start]).glob(str(Path(*path.parts[start:]))) if part.is_file()]
+        what = "no file has such a name"
+    if not found:
+        raise DataError(f"{path}: {what}.", "Check the path.")
+    return sorted(found)
 
 
 def check_structure(path: Path, schema: DatasetSchema, *, subject: str | None = None, header: bool | None = None) -> None:
@@ -87,7 +114,7 @@ def check_structure(path: Path, schema: DatasetSchema, *, subject: str | None = 
         elif is_csv(path):
             _csv_layout(path, schema, subject, header)
         else:
-            _parquet_names(path, schema, subject)
+            _parquet_layout(path, schema, subject)
 
 
 def read_table(path: Path, schema: DatasetSchema, *, subject: str | None = None, header: bool | None = None) -> Table:
@@ -114,7 +141,7 @@ def read_table(path: Path, schema: DatasetSchema, *, subject: str | None = None,
 def _readable(path: Path) -> Iterator[None]:
     """Turn what reading may raise into a DataError."""
     try:
-        if not path.is_file():
+        if (path.suffix.lower() == ".npz" or is_csv(path)) and not path.is_file():
             raise DataError(f"{path}: there is no such file.", "Check the path.")
         yield
     except OSError as error:
@@ -144,7 +171,38 @@ def header_conflict(schema: DatasetSchema) -> str:
 
 def _read_csv(path: Path, schema: DatasetSchema, subject: str | None, header: bool | None) -> Table:
     names, start = _csv_layout(path, schema, subject, header)
-    positions = {name: str(names.index(name)) for name in _wanted(schema, subject)}
+    read, rows, broken = _parse_csv(path, start, names, _wanted(schema, subject))
+    columns = {name: read[name] for name in _named(schema)}
+    return Table(path, columns, rows, None if subject is None else read[subject], broken, schema.header)
+
+
+def csv_names(path: Path) -> list[str]:
+    """The columns that a CSV file's first line names; no record is read.
+
+    Raises:
+        DataError: the file is missing, or a column stands twice.
+    """
+    with _readable(path):
+        names, _ = read_header(path)
+        _require(path, names, names)
+        return names
+
+
+def read_csv_texts(path: Path) -> Any:
+    """All columns of a CSV file, whose first line names them, as an Arrow table of trimmed texts; broken lines are left out.
+
+    Raises:
+        DataError: as :func:`csv_names`, or the file is damaged.
+    """
+    names = csv_names(path)
+    with _readable(path):
+        read, _, _ = _parse_csv(path, read_header(path)[1], names, names)
+        return pa.table(read)
+
+
+def _parse_csv(path: Path, start: int, names: list[str], wanted: list[str]) -> tuple[dict[str, Any], int, dict[int, Fault]]:
+    """The wanted columns of a CSV file's records, from the byte ``start`` on, as trimmed texts; how many; which are broken."""
+    positions = {name: str(names.index(name)) for name in wanted}
     content, faults = mended(path, start, len(names))
     broken: dict[int, Fault] = {}
 
@@ -175,8 +233,7 @@ def _read_csv(path: Path, schema: DatasetSchema, subject: str | None, header: bo
     except pa.ArrowInvalid:  # a row has too few or too many cells
         table = parse(False, skip)  # on one thread, which numbers the rows as well
     read = {name: pc.utf8_trim_whitespace(table[position].combine_chunks()) for name, position in positions.items()}
-    columns = {name: read[name] for name in _named(schema)}
-    return Table(path, columns, table.num_rows, None if subject is None else read[subject], broken, schema.header)
+    return read, table.num_rows, broken
 
 
 def _open_parquet(path: Path) -> Any:
@@ -195,24 +252,70 @@ def _open_parquet(path: Path) -> Any:
     return parquet.ParquetFile(path, metadata=metadata)
 
 
-def _parquet_names(path: Path, schema: DatasetSchema, subject: str | None) -> list[str]:
-    """The columns to read of a Parquet file, whose types are checked."""
+def parquet_schema(path: Path) -> tuple[list[Path], Any]:
+    """The files that a path of Parquet means, and the columns and types that each of them has; no record is read.
+
+    Raises:
+        DataError: there is none, one is damaged, or they differ.
+    """
+    with _readable(path):
+        parts = parquet_parts(path)
+        schemas = []
+        for part in parts:
+            with _open_parquet(part) as file:
+                schemas.append(file.schema_arrow.remove_metadata())
+        for part, found in zip(parts, schemas, strict=True):
+            if not found.equals(schemas[0]):
+                raise DataError(f"{part}: its columns or their types are not those of {parts[0].name}.", "Write all alike.")
+        return parts, schemas[0]
+
+
+def check_types(source: object, found: Any, schema: DatasetSchema, subject: str | None) -> None:
+    """Check that an Arrow schema ``found`` in ``source`` has the columns to read, of types that can be read.
+
+    Raises:
+        DataError: a column is missing, or of a type that holds neither numbers nor texts.
+    """
     wanted = _wanted(schema, subject)
-    with _open_parquet(path) as file:
-        found = file.schema_arrow
-    _require(path, wanted, found.names)
+    _require(source, wanted, found.names)
     for name in wanted:
         kind = found.field(name).type
         if not (typed.readable(kind) or (typed.is_date(kind) and name in schema.date_columns)):
-            raise _unreadable(path, name, kind, subject)
-    return wanted
+            raise _unreadable(source, name, kind, subject)
+
+
+def _parquet_layout(path: Path, schema: DatasetSchema, subject: str | None) -> tuple[list[Path], list[str], dict[str, Any]]:
+    """The files to read, the columns, and what all files hold in each: a type of :func:`typed.common`."""
+    parts = parquet_parts(path)
+    found = []
+    for part in parts:
+        with _open_parquet(part) as file:
+            found.append(file.schema_arrow)
+    names = _wanted(schema, subject)
+    for part, one in zip(parts, found, strict=True):
+        check_types(part, one, schema, subject)
+    common = {}
+    for name in names:
+        kinds = [one.field(name).type for one in found]
+        common[name] = typed.common(kinds, numbered=name != subject)
+        if common[name] is None:
+            told = " and ".join(sorted({str(kind) for kind in kinds}))
+            raise DataError(f"{path}: column {name!r} holds {told}.", "Store it as the same type in all files.")
+    return parts, names, common
 
 
 def _read_parquet(path: Path, schema: DatasetSchema, subject: str | None) -> Table:
-    wanted = _parquet_names(path, schema, subject)
-    with _open_parquet(path) as file:
-        table = file.read(columns=wanted)
-    return _typed_table(path, schema, subject, {name: table[name] for name in wanted}, table.num_rows)
+    parts, wanted, common = _parquet_layout(path, schema, subject)
+    read: list[Table] = []
+    for part in parts:
+        with _open_parquet(part) as file:
+            table = file.read(columns=wanted)
+        read.append(typed_table(path, schema, subject, table))
+    if len(read) == 1:
+        return read[0]
+    columns = {name: typed.joined([part.columns[name] for part in read], common[name]) for name in _named(schema)}
+    subjects = None if subject is None else typed.joined([part.subjects for part in read], common[subject])
+    return Table(path, columns, sum(part.rows for part in read), subjects)
 
 
 def _npz_layout(path: Path, schema: DatasetSchema, subject: str | None) -> dict[str, tuple[str, int | None]]:
@@ -275,15 +378,17 @@ def _read_npz(path: Path, schema: DatasetSchema, subject: str | None) -> Table:
         name: typed.from_numpy(arrays[array] if column is None else arrays[array][:, column])
         for name, (array, column) in layout.items()
     }
-    return _typed_table(path, schema, subject, columns, len(columns[_named(schema)[0]]))
+    return typed_table(path, schema, subject, columns, len(columns[_named(schema)[0]]))
 
 
-def _typed_table(path: Path, schema: DatasetSchema, subject: str | None, columns: Mapping[str, Any], rows: int) -> Table:
+def typed_table(path: Path | None, schema: DatasetSchema, subject: str | None, columns: Any, rows: int | None = None) -> Table:
+    """The table of chunked columns, by name: an Arrow table, or a mapping with the number of its ``rows``."""
     read = {name: typed.values(columns[name]) for name in _named(schema)}
-    return Table(path, read, rows, None if subject is None else typed.identifiers(columns[subject]))
+    count = columns.num_rows if rows is None else rows
+    return Table(path, read, count, None if subject is None else typed.identifiers(columns[subject]))
 
 
-def _unreadable(path: Path, name: str, kind: object, subject: str | None) -> DataError:
+def _unreadable(path: object, name: str, kind: object, subject: str | None) -> DataError:
     if name == subject:
         told = f"{path}: column {name!r} holds {kind}, by which subjects cannot be told apart."
         return DataError(told, "Store texts or numbers.")
@@ -300,7 +405,7 @@ def _wanted(schema: DatasetSchema, subject: str | None) -> list[str]:
     return list(dict.fromkeys([*_named(schema), subject] if subject is not None else _named(schema)))
 
 
-def _require(path: Path, names: Sequence[str], present: Sequence[str]) -> None:
+def _require(path: object, names: Sequence[str], present: Sequence[str]) -> None:
     """Insist that every named column is there, once."""
     for name in names:
         if name not in present:

@@ -5,6 +5,7 @@ Whether a column can be read is a matter of its type alone. Nothing here raises 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,31 @@ def values(column: Any) -> Any:
 def identifiers(column: Any) -> Any:
     """A chunked column as one array of trimmed text, or of its own numbers: as float64 long ones would run together."""
     return _joined(column, _identifiers)
+
+
+def common(kinds: Sequence[Any], *, numbered: bool) -> Any:
+    """What a column becomes whose parts are of these Arrow types; None where they do not go together.
+
+    Args:
+        kinds: of the parts; one of nothing but nulls goes with any.
+        numbered: whether all numbers are float64 (:func:`values`), or keep their type (:func:`identifiers`).
+    """
+    given = [kind for kind in kinds if not pa.types.is_null(kind)]
+    found = {_becomes(kind, numbered) for kind in given} or {_becomes(pa.null(), numbered)}
+    return found.pop() if len(found) == 1 else None
+
+
+def _becomes(kind: Any, numbered: bool) -> Any:
+    if _is_text(kind) or is_date(kind):
+        return pa.large_string()
+    if numbered:
+        return pa.float64()
+    return pa.float32() if pa.types.is_float16(kind) else kind
+
+
+def joined(arrays: Sequence[Any], kind: Any) -> Any:
+    """The arrays of a column's parts as one, of the type that :func:`common` names."""
+    return pa.concat_arrays([array.cast(kind) for array in arrays])
 
 
 def from_numpy(array: Any) -> Any:

@@ -242,7 +242,7 @@ class Contributions:
         site, study, task = self._site, opened.study, checked.plan.task
         declaration = task.declaration
         try:
-            arrays = decode_broadcast(broadcast)
+            arrays = decode_broadcast(broadcast, task.single)
         except HostileInput as error:
             raise Refusal(RefusalCode.CONTEXT, error.message) from error
         origin = task.kept_origin(checked.assignment.broadcast)

@@ -6,6 +6,7 @@ party computes the same numbers from the same signed bytes; nothing here depends
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
@@ -178,6 +179,17 @@ class AgreedTask:
             self._plans[roster, cohort] = RoundPlan(self, encoding, noise)
         return self._plans[roster, cohort]
 
+    # -- what is broadcast -------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def single(self) -> frozenset[str]:
+        """Names of the arrays that are broadcast in single precision."""
+        return self.task.single_arrays() if self.declaration.single_precision else frozenset()
+
+    def as_broadcast(self, arrays: Mapping[str, Floats]) -> dict[str, Floats]:
+        """Arrays of a broadcast with the values that everyone receives."""
+        return {name: single(array).astype(np.float64) if name in self.single else array for name, array in arrays.items()}
+
     # -- vectors in grid units ---------------------------------------------------------------------------------------------
 
     def blocks(self, vector: Integers) -> dict[str, Floats]:
@@ -221,6 +233,12 @@ class AgreedTask:
             broadcast: the broadcast's digest.
         """
         return digest("veilsum/1/kept", self.digest, broadcast)
+
+
+def single(array: Floats) -> NDArray[np.float32]:
+    """An array in single precision, contiguous; what is beyond its range is infinite, which every site refuses."""
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(array, dtype=np.float32)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from the coordinator's word. Two participants who saw anything different derive 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from veilsum_node.canonical import canonical, digest, parse_canonical
 from veilsum_node.errors import HostileInput
 from veilsum_node.fields import LARGEST
-from veilsum_privacy.securesum.agreed import RoundPlan
+from veilsum_privacy.securesum.agreed import RoundPlan, single
 from veilsum_privacy.securesum.roster import Roster
 
 NONCE_BYTES = 16
@@ -143,20 +143,34 @@ def broadcast_digest(data: bytes) -> bytes:
     return digest("veilsum/1/broadcast", data)
 
 
-def encode_broadcast(arrays: Mapping[str, NDArray[np.float64]]) -> bytes:
-    """Serialise named float64 arrays (safetensors); empty bytes for none."""
+def encode_broadcast(arrays: Mapping[str, NDArray[np.float64]], singles: Collection[str] = ()) -> bytes:
+    """Serialise named arrays (safetensors); empty bytes for none.
+
+    Args:
+        arrays: by name.
+        singles: names of those that are float32; all others are float64.
+    """
     if not arrays:
         return b""
     from safetensors.numpy import save
 
-    return save({name: np.ascontiguousarray(array, dtype=np.float64) for name, array in sorted(arrays.items())})
+    return save(
+        {
+            name: single(array) if name in singles else np.ascontiguousarray(array, dtype=np.float64)
+            for name, array in sorted(arrays.items())
+        }
+    )
 
 
-def decode_broadcast(data: bytes) -> dict[str, NDArray[np.float64]]:
+def decode_broadcast(data: bytes, singles: Collection[str] = ()) -> dict[str, NDArray[np.float64]]:
     """Parse a broadcast.
 
+    Args:
+        data: the bytes.
+        singles: names of the arrays that are float32; all others are float64.
+
     Raises:
-        HostileInput: not safetensors of float64 arrays, or a value is not finite or larger than any that a task takes.
+        HostileInput: not safetensors of arrays of these types, or a value is not finite or larger than any that a task takes.
     """
     if not data:
         return {}
@@ -169,10 +183,12 @@ def decode_broadcast(data: bytes) -> dict[str, NDArray[np.float64]]:
         raise HostileInput("A broadcast is not a valid safetensors file.") from error
     if len(arrays) > MAX_BROADCAST_ARRAYS:
         raise HostileInput("A broadcast holds too many arrays.")
-    for array in arrays.values():
-        if array.dtype != np.float64 or not in_range(array):
-            raise HostileInput(f"A broadcast holds something other than float64 arrays of values up to {LARGEST:g}.")
-    return arrays
+    if any(array.dtype != (np.float32 if name in singles else np.float64) for name, array in arrays.items()):
+        raise HostileInput("A broadcast holds arrays of other types than the study states.")
+    found = {name: array.astype(np.float64, copy=False) for name, array in arrays.items()}
+    if not all(map(in_range, found.values())):
+        raise HostileInput(f"A broadcast holds something other than numbers up to {LARGEST:g}.")
+    return found
 
 
 def in_range(array: NDArray[np.float64]) -> bool:

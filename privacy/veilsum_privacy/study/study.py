@@ -61,6 +61,8 @@ class TaskDeclaration(Frozen):
         local_steps: of a task that trains with noise: it samples and adds noise of ``variance`` so many times a release, and
             no more is added to its vector; 0 for all others.
         resolution: of a task that trains: grid units of the largest value of its vector; 0 for all others.
+        single_precision: whether the arrays of the task's model are broadcast as float32. Studies signed before there was this
+            field do not state it, and broadcast float64; false has no bytes of its own.
     """
 
     label: Name
@@ -76,12 +78,14 @@ class TaskDeclaration(Frozen):
     sampling_rate: Real = Field(default=1.0, gt=0, le=1)
     local_steps: int = Field(default=0, ge=0, le=100_000)
     resolution: int = Field(default=0, ge=0, le=2**40)
+    single_precision: bool = False
 
     @model_serializer(mode="wrap")
     def _without_what_old_studies_lack(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         values: dict[str, Any] = handler(self)
-        if not self.own_noise:
-            values.pop("own_noise", None)
+        for name in ("own_noise", "single_precision"):
+            if not values[name]:
+                del values[name]
         return values
 
     @property

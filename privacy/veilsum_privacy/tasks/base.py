@@ -289,6 +289,8 @@ class Task(ABC, Generic[P]):
         if declared.disclosure not in self.disclosures:
             raise HostileInput(f"{what} cannot be disclosed {declared.disclosure}.")
         self._check_kind(what, declared, noisy=noisy)
+        if declared.single_precision and not self.single_arrays():
+            raise HostileInput(f"{what} broadcasts no model that could be in single precision.")
         if self.weighted() and declared.disclosure != "joint":
             raise HostileInput(f"{what} cannot be weighted: it is no joint sum of one vector a site.")
         if noisy and (reason := self.only_without_noise()) is not None:
@@ -384,6 +386,13 @@ class Task(ABC, Generic[P]):
     def site_arrays(self) -> tuple[str, ...]:
         """Names of broadcast arrays that have one row a study participant; the task is given its own site's row."""
         return ()
+
+    def single_arrays(self) -> frozenset[str]:
+        """Names of broadcast arrays that a study may declare to be in single precision: a model's, and what is as long.
+
+        None whose exact value matters: seeds, weights that a mean is divided by, arrays that a digest names.
+        """
+        return frozenset()
 
     def steers_sites(self) -> bool:
         """Whether what is broadcast for one site acts on its records: a joint sum can then be made to show one site alone.

@@ -1,4 +1,4 @@
-"""The task "feature-means": how many records there are and the sum of their features, from which a mean is computed."""
+"""The task "feature-means": how many records there are, by class if asked for, and the sum of their features."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
+from veilsum_node.errors import Misuse
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Block, FeatureParameters, Floats, Layout, Records, RecordTask, batches
@@ -21,19 +22,21 @@ class FeatureMeansParameters(FeatureParameters):
     Attributes:
         count_weight: weight a of the count.
         sum_weight: weight b of the sum.
+        classes: whether records are counted by class; one without a class does not count.
     """
 
     count_weight: Real = Field(gt=0, le=1e6)
     sum_weight: Real = Field(gt=0, le=1e6)
+    classes: bool = Field(default=False, exclude_if=lambda asked: not asked)  # studies signed before do not state it
 
 
 class FeatureMeans(RecordTask[FeatureMeansParameters]):
-    """The count and the sum of x over all records, with |x|_2 <= C; no label is read.
+    """The count and the sum of x over all records, with |x|_2 <= C.
 
-    Blocks: ``count`` (1,) and ``sum`` (d,). A record that ``missing`` leaves out contributes zeros.
+    Blocks: ``count`` (1,), or (K,) by class, and ``sum`` (d,). A record that ``missing`` leaves out contributes zeros.
 
-    Sensitivity: a record adds a^2 + b^2 |x|^2 to its squared norm, which is largest, and reached, at the largest |x|:
-    sqrt(a^2 + b^2 R^2) with R^2 = min(C^2, d) for the schema's own features and C^2 otherwise.
+    Sensitivity: a record counts once, in one class, so it adds a^2 + b^2 |x|^2 to its squared norm, which is largest, and
+    reached, at the largest |x|: sqrt(a^2 + b^2 R^2) with R^2 = min(C^2, d) for the schema's own features and C^2 otherwise.
     """
 
     name = "feature-means"
@@ -41,10 +44,14 @@ class FeatureMeans(RecordTask[FeatureMeansParameters]):
 
     def __init__(self, parameters: FeatureMeansParameters, schema: DatasetSchema) -> None:
         super().__init__(parameters, schema)
+        if parameters.classes and len(schema.classes) < 2:
+            advice = "Add a [label] table with classes."
+            raise Misuse("The task feature-means counts by class only where there is a label.", advice)
+        self._classes = len(schema.classes) if parameters.classes else None
 
     def layout(self) -> Layout:
         p = self.parameters
-        return Layout((Block("count", (1,), p.count_weight), Block("sum", (self.dimension,), p.sum_weight)))
+        return Layout((Block("count", (self._classes or 1,), p.count_weight), Block("sum", (self.dimension,), p.sum_weight)))
 
     def clip(self) -> float:
         p = self.parameters
@@ -53,6 +60,11 @@ class FeatureMeans(RecordTask[FeatureMeansParameters]):
     def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats]:
         p = self.parameters
         for part in batches(len(records), self.layout().size):
-            used = usable(p, records, part)
+            used = usable(p, records, part, self._classes)
             x = clipped(p, records, part, used)
-            yield np.hstack([used[:, None] * p.count_weight, x * p.sum_weight])
+            counted = used[:, None]
+            if self._classes is not None:
+                if records.labels is None:
+                    raise Misuse("The task feature-means needs labelled records to count by class.")
+                counted = counted & (records.labels[part][:, None] == np.arange(self._classes))
+            yield np.hstack([counted * p.count_weight, x * p.sum_weight])

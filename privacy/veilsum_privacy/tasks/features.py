@@ -32,6 +32,23 @@ def usable(parameters: FeatureParameters, records: Records, part: slice, classes
     return used
 
 
+CLASS_WEIGHTS = "class.weights"
+"""Broadcast array (K,): what a record's clipped gradient is multiplied by, by its class; from 0 to 1."""
+
+
+def class_weights(broadcast: Mapping[str, Floats], labels: NDArray[np.int64], classes: int) -> Floats:
+    """Each record's weight (n,); 0 for one without a class.
+
+    Raises:
+        HostileInput: the broadcast does not hold weights from 0 to 1.
+    """
+    weights = broadcast.get(CLASS_WEIGHTS)
+    if weights is None or weights.shape != (classes,) or not ((weights >= 0.0) & (weights <= 1.0)).all():
+        raise HostileInput(f"The broadcast must hold {CLASS_WEIGHTS} of shape {(classes,)}, from 0 to 1.")
+    found: Floats = np.append(weights, 0.0)[np.where((labels >= 0) & (labels < classes), labels, classes)]
+    return found
+
+
 CENTRE = "features.centre"
 """Broadcast array (d,): of released sums, so that it is a constant for each record."""
 

@@ -14,7 +14,7 @@ from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Block, Floats, Layout, PartParameters, Records, SiteTask
-from veilsum_privacy.tasks.features import CENTRE, centre_of, clipped, usable
+from veilsum_privacy.tasks.features import CENTRE, CLASS_WEIGHTS, centre_of, class_weights, clipped, usable
 from veilsum_privacy.training.arrays import MODEL, from_broadcast, to_broadcast
 from veilsum_privacy.training.gradients import clipped_gradient_sum, summation_slack
 from veilsum_privacy.training.models import ModelSpec, build_architecture, check_resolved
@@ -34,12 +34,14 @@ class GradientParameters(PartParameters):
         gradient_clip: L2 norm C that a record's gradient is scaled down to if it exceeds it.
         centre: whether the broadcast array :data:`CENTRE` is taken off the features.
         count: whether the number of records that count is added up as well; without noise only.
+        class_weights: whether a record's clipped gradient is multiplied by its class's weight, which is broadcast.
     """
 
     model: ModelSpec
     gradient_clip: Real = Field(ge=1e-9, le=1e6)
     centre: bool = False
     count: bool = False
+    class_weights: bool = Field(default=False, exclude_if=lambda asked: not asked)  # studies signed before do not state it
 
 
 class Gradient(SiteTask[GradientParameters]):
@@ -49,9 +51,11 @@ class Gradient(SiteTask[GradientParameters]):
     The broadcast holds the model in arrays of these names.
 
     The sum is over whichever records the framework's Poisson sample took; nothing is divided by their number. A record that
-    does not count, by its label, a missing feature or a gradient that is not finite, adds zero.
+    does not count, by its label, a missing feature or a gradient that is not finite, adds zero. With class weights, which the
+    broadcast holds as :data:`.features.CLASS_WEIGHTS`, a record's clipped gradient is multiplied by its class's.
 
-    Sensitivity: C (1 + s). A record's gradient depends on the record and the broadcast alone, and is no longer than C; s,
+    Sensitivity: C (1 + s). A record's gradient and weight depend on the record and the broadcast alone, its gradient is no
+    longer than C and its weight at most 1; s,
     about 2e-4, is what floating point may add when up to 2^24 of them are summed
     (:class:`veilsum_privacy.training.clipped_sums.ClippedGradients`). A subject's gradients are added and clipped to C again.
     A record whose gradient has a norm of C reaches the bound but for s.
@@ -84,9 +88,13 @@ class Gradient(SiteTask[GradientParameters]):
         longer = math.hypot(1.0, COUNT_WEIGHT) if self.parameters.count else 1.0
         return self.parameters.gradient_clip * longer * (1.0 + summation_slack(self._architecture, LARGEST_SITE))
 
+    def single_arrays(self) -> frozenset[str]:
+        return frozenset(to_broadcast(self._architecture.shapes()))
+
     def example_broadcast(self, sites: int) -> dict[str, Floats]:
         centre = {CENTRE: np.zeros(self.dimension)} if self.parameters.centre else {}
-        return {**to_broadcast(self._architecture.initial(0)), **centre}
+        weights = {CLASS_WEIGHTS: np.ones(self._classes)} if self.parameters.class_weights else {}
+        return {**to_broadcast(self._architecture.initial(0)), **centre, **weights}
 
     def inputs(self, records: Records, broadcast: Mapping[str, Floats]) -> tuple[Floats, NDArray[np.bool_]]:
         """What the model is given (n, d), and which records count (n,); each record's by itself."""
@@ -104,7 +112,10 @@ class Gradient(SiteTask[GradientParameters]):
         arrays = from_broadcast(broadcast, self._architecture.shapes())
         x, used = self.inputs(records, broadcast)
         labels = np.where(used, records.labels, -1)
-        found = clipped_gradient_sum(self._architecture, arrays, x, labels, parameters.gradient_clip, groups=records.subjects)
+        weights = class_weights(broadcast, labels, self._classes) if parameters.class_weights else None
+        found = clipped_gradient_sum(
+            self._architecture, arrays, x, labels, parameters.gradient_clip, groups=records.subjects, weights=weights
+        )
         if not self.parameters.count:
             return found.total
         return np.append(found.total, COUNT_WEIGHT * parameters.gradient_clip * float(used.sum()))

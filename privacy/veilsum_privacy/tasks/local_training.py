@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +59,7 @@ class LocalTrainingParameters(PartParameters):
         gradient_clip: C, L2 norm that a record's gradient is scaled down to, with noise.
         expected_records: records that a site is taken to have: with the sampling rate, what a step's sum is divided by.
         generation: None for none; without noise only.
+        class_weights: (K,), the largest 1, what a record's gradient is multiplied by, clipped before with noise; empty for 1.
     """
 
     model: ModelSpec
@@ -76,6 +77,8 @@ class LocalTrainingParameters(PartParameters):
     gradient_clip: Real = Field(ge=1e-9, le=1e6)
     expected_records: int = Field(ge=1, le=2**40)
     generation: Generation | None = None
+    # studies signed before do not state it
+    class_weights: tuple[Annotated[Real, Field(gt=0, le=1)], ...] = Field(default=(), exclude_if=lambda given: not given)
 
     @property
     def descent(self) -> Descent:
@@ -92,7 +95,8 @@ class LocalTraining(TrainingTask[LocalTrainingParameters]):
 
     Sensitivity, with noise. A step's sum is one of gradients (:func:`.training.gradients.clipped_gradient_sum`) or, once a
     round for objectives that need it, one of rows of norm 1, times C. Whether a record counts, and whether a step samples it,
-    depends on it alone (or on its subject, with all of its records), and what it adds is clipped to C; so one record changes a
+    depends on it alone (or on its subject, with all of its records), and what it adds is clipped to C and multiplied by its
+    class's weight of at most 1; so one record changes a
     step's sum by C at most, and by C (1 + slack) with rounding. Everything else (momentum, decay, pull, the bound on the
     update, the division by the expected number of records) is computed from noised sums, broadcasts and earlier state.
 
@@ -108,6 +112,8 @@ class LocalTraining(TrainingTask[LocalTrainingParameters]):
             advice = "Add a [label] table with classes."
             raise Misuse("The task local-training needs a label with two classes or more.", advice)
         self._classes = len(schema.classes)
+        if parameters.class_weights and len(parameters.class_weights) != self._classes:
+            raise Misuse(f"The task local-training needs a weight for each of {self._classes} classes, or none.")
         self._most = schema.max_records
         width = self.dimension
         check_resolved(parameters.model)
@@ -171,6 +177,9 @@ class LocalTraining(TrainingTask[LocalTrainingParameters]):
         own = self.parameters.alignment
         return (generation is not None and generation.prototypes > 0) or (own is not None and own.kind == "broadcast")
 
+    def single_arrays(self) -> frozenset[str]:
+        return frozenset({*to_broadcast(self.architecture.shapes()), *self.objective.broadcast()})
+
     def example_broadcast(self, sites: int) -> dict[str, Floats]:
         found = {**to_broadcast(self.architecture.initial(0)), SEEDS: np.zeros((sites, 2))}
         found |= {name: np.zeros(shape) for name, shape in self.objective.broadcast().items()}
@@ -208,7 +217,7 @@ class LocalTraining(TrainingTask[LocalTrainingParameters]):
 
     def _plain(self, received: Received, x: Floats, labels: Labels, share: float) -> Trained:
         objective = self.objective.begin(received)
-        gradient = mean_gradient(self.architecture, objective)
+        gradient = mean_gradient(self.architecture, objective, self.parameters.class_weights)
         rng = np.random.default_rng(received.seed)
         found = descend(received.start, x, labels, gradient, objective, self.parameters.descent, rng)
 
@@ -229,7 +238,15 @@ class LocalTraining(TrainingTask[LocalTrainingParameters]):
         if objective.penalty is not None:
             raise Misuse("A penalty on a batch has no gradient by record to clip.")
         found = descend_noised(
-            received.start, sample, self.architecture, objective, descent, p.gradient_clip, steps, p.local_steps
+            received.start,
+            sample,
+            self.architecture,
+            objective,
+            descent,
+            p.gradient_clip,
+            steps,
+            p.local_steps,
+            p.class_weights,
         )
 
         def unit_sum(rows: Callable[[Floats, Labels], Floats], size: int) -> Floats:

@@ -18,16 +18,20 @@ from veilsum_privacy.tasks.base import Block, FeatureParameters, Floats, Layout,
 from veilsum_privacy.tasks.features import usable
 from veilsum_privacy.tasks.newton_step import LARGEST_ENTRY
 from veilsum_privacy.training.arrays import MODEL
-from veilsum_privacy.training.models.trees import BASE, FEATURES, LEAVES, THRESHOLDS
+from veilsum_privacy.training.models.base import Shapes
+from veilsum_privacy.training.models.trees import FEATURES, THRESHOLDS, tree_shapes
 from veilsum_privacy.training.trees import Integers, leaves_of, tree_margin
 
-Loss = Literal["logistic", "squared", "poisson"]
+Loss = Literal["logistic", "softmax", "squared", "poisson"]
 
 GRADIENTS, HESSIANS = "gradients", "hessians"
 """Names of the blocks."""
 
 FREE = {"logistic": 0.83, "poisson": 0.86}
 """kappa: as much Hessian as lengthens no record's vector; of counts where M is half of the largest one."""
+
+OF_CLASSES = (1.0 / math.sqrt(2.0), math.sqrt(2.0))
+"""Weights of the softmax: as much Hessian as lengthens no record's vector."""
 
 COUNTED = 0.5
 """Weight of the Hessian of the squared loss, which is 1: it costs an eighth of the gradient's noise."""
@@ -43,7 +47,7 @@ class TreeGradientsParameters(FeatureParameters):
     """Parameters of :class:`TreeGradients`; all public and independent of the data.
 
     Attributes:
-        loss: ``logistic`` of the label's two classes, ``squared`` or ``poisson`` of a numeric column.
+        loss: ``logistic`` of a label with two classes, ``softmax`` with more, ``squared`` or ``poisson`` of a numeric column.
         outcome: that column; empty for the label.
         most: M, the largest mean of a count: larger ones are taken as M; 1 of the other losses.
         trees: B, which a release is of.
@@ -62,18 +66,24 @@ class TreeGradientsParameters(FeatureParameters):
 class TreeGradients(RecordTask[TreeGradientsParameters]):
     """Sums over the records of each leaf of g = dl/df and h = d2l/df2, of the loss l at the model's prediction f so far.
 
-    Blocks: ``gradients`` (B, 2^D) and ``hessians`` (B, 2^D). The broadcast holds trees as a released model does
+    Blocks: ``gradients`` (B, 2^D) and ``hessians`` (B, 2^D); of a softmax over C classes (B, 2^D, C) each, where h is the
+    diagonal of the Hessian. The broadcast holds trees as a released model does
     (:class:`veilsum_privacy.training.models.trees.Trees`), ``model.<name>``: B of them or more, of which the last B are those
     that the release is of, and have leaves of 0. Their splits are public: they were drawn at random, or made of earlier sums.
 
-    With p, mu the prediction's mean, g = p - y and h = p (1 - p) of an event; g = mu - y and h = mu of a count up to Y, with
-    mu at most M; and of a number scaled to u in [-1, 1] g is f - u cut to [-1, 1], and h = 1.
+    With p, mu the prediction's mean, g = p - y and h = p (1 - p) of an event, and of each class, where y is 1 of the record's
+    own and 0 of others; g = mu - y and h = mu of a count up to Y, with mu at most M; and of a number scaled to u in [-1, 1] g
+    is f - u cut to [-1, 1], and h = 1.
 
-    Sensitivity: sqrt(B) times a factor. A record ends in one leaf of each tree, so its squared norm is B (a^2 g^2 + b^2 h^2).
+    Sensitivity: sqrt(B) times a factor. A record ends in one leaf of each tree, so its squared norm is B (a^2 g^2 + b^2 h^2),
+    of a softmax with the squares summed over classes.
     Of an event, a = 1, b = 4 kappa; of a count, a = 1 / max(Y, M), b = kappa / M: a^2 g^2 + b^2 h^2 <= 1 up to the kappa that
     :class:`veilsum_privacy.tasks.newton_step.NewtonStep` proves for the same residual and variance, and at most
     max(1, max(Y - M, M)^2 / max(Y, M)^2 + kappa^2) of a count with another M. Of a number, a = 1 and b = 1/2: 1 + 1/4.
-    So at equal noise the Hessians of events and counts come free.
+    Of a softmax, a^2 = 1/2, b^2 = 2. With s the sum of p_k^2 and y the label's class, |g|^2 = 1 - 2 p_y + s; and 4 p (1 - p)
+    is at most 1, so 4 |h|^2 <= sum p_k (1 - p_k) = 1 - s. The factor's square, (|g|^2 + 4 |h|^2) / 2, is thus at most 1 - p_y;
+    it is 1 where another class is certain, and where two others have 1/2.
+    So at equal noise the Hessians of events, classes and counts come free.
 
     A record without one of the features under ``skip``, or without its outcome, adds zero; under ``centre`` an absent feature
     is 0. The row depends on the record and the broadcast alone.
@@ -88,11 +98,14 @@ class TreeGradients(RecordTask[TreeGradientsParameters]):
         if parameters.width is not None or parameters.alignment is not None:
             raise Misuse("Trees split the columns themselves; an encoder or an alignment has no public bins.")
         self._column = _outcome(parameters, schema)
-        if (parameters.outcome == "") != (parameters.loss == "logistic"):
-            raise Misuse("The logistic loss is of the label, the others of a numeric column.", "State `outcome` accordingly.")
-        if parameters.loss == "logistic" and len(schema.classes) != 2:
+        if (parameters.outcome == "") != (parameters.loss in ("logistic", "softmax")):
             raise Misuse(
-                f"The task {self.name} needs a label with two classes.", "Merge classes in [label], or use another method."
+                "Logistic and softmax are of the label, other losses of a numeric column.", "State `outcome` accordingly."
+            )
+        classes = len(schema.classes)
+        if (parameters.loss == "logistic" and classes != 2) or (parameters.loss == "softmax" and classes < 3):
+            raise Misuse(
+                f"The logistic loss is of two classes, softmax of more; the label has {classes}.", "State the other loss."
             )
         if parameters.loss == "poisson" and schema.columns[_place(parameters, schema)].low < 0:  # type: ignore[union-attr]
             raise Misuse(f"Counts are not negative; {parameters.outcome!r} may be.", "Correct its bounds, or use squared.")
@@ -105,6 +118,11 @@ class TreeGradients(RecordTask[TreeGradientsParameters]):
     def leaves(self) -> int:
         """Of a tree."""
         return int(2**self.parameters.depth)
+
+    @property
+    def scores(self) -> int:
+        """Predictions of a record: one a class of a softmax, or one."""
+        return len(self.schema.classes) if self.parameters.loss == "softmax" else 1
 
     @property
     def outcome_bounds(self) -> tuple[float, float]:
@@ -120,12 +138,15 @@ class TreeGradients(RecordTask[TreeGradientsParameters]):
         p = self.parameters
         if p.loss == "logistic":
             return 1.0, 4.0 * FREE["logistic"]
+        if p.loss == "softmax":
+            return OF_CLASSES
         if p.loss == "squared":
             return 1.0, COUNTED
         return 1.0 / max(self.outcome_bounds[1], float(p.most)), FREE["poisson"] / float(p.most)
 
     def layout(self) -> Layout:
-        shape, (a, b) = (self.parameters.trees, self.leaves), self.weights
+        (a, b), each = self.weights, () if self.scores == 1 else (self.scores,)
+        shape = (self.parameters.trees, self.leaves, *each)
         return Layout((Block(GRADIENTS, shape, a), Block(HESSIANS, shape, b)))
 
     def clip(self) -> float:
@@ -139,9 +160,7 @@ class TreeGradients(RecordTask[TreeGradientsParameters]):
         return math.sqrt(p.trees) * longest
 
     def example_broadcast(self, sites: int) -> dict[str, Floats]:
-        trees, inner = self.parameters.trees, self.leaves - 1
-        shapes = {FEATURES: (trees, inner), THRESHOLDS: (trees, inner), LEAVES: (trees, self.leaves), BASE: (1,)}
-        return {MODEL + name: np.zeros(shape) for name, shape in shapes.items()}
+        return {MODEL + name: np.zeros(shape) for name, shape in self._shapes(self.parameters.trees).items()}
 
     def model(self, broadcast: Mapping[str, Floats]) -> dict[str, Floats]:
         """The broadcast trees by the names of their arrays.
@@ -153,10 +172,8 @@ class TreeGradients(RecordTask[TreeGradientsParameters]):
         trees = 0 if features is None or features.ndim != 2 else len(features)
         if not self.parameters.trees <= trees <= self.parameters.largest_model:
             raise HostileInput(f"The broadcast must hold {MODEL}{FEATURES} of {self.parameters.trees} trees or more.")
-        inner = self.leaves - 1
-        shapes = {FEATURES: (trees, inner), THRESHOLDS: (trees, inner), LEAVES: (trees, self.leaves), BASE: (1,)}
         found = {}
-        for name, shape in shapes.items():
+        for name, shape in self._shapes(trees).items():
             array = broadcast.get(MODEL + name)
             if array is None or array.shape != shape or not np.isfinite(array).all() or np.abs(array).max() > LARGEST_ENTRY:
                 raise HostileInput(f"The broadcast must hold {MODEL}{name} of shape {shape}, of moderate finite numbers.")
@@ -178,7 +195,7 @@ class TreeGradients(RecordTask[TreeGradientsParameters]):
             last = {name: arrays[name][-self.parameters.trees :] for name in (FEATURES, THRESHOLDS)}
             leaf = leaves_of(x, last[FEATURES], last[THRESHOLDS])
             a, b = self.weights
-            pair = np.column_stack([a * gradient, b * hessian])
+            pair = np.stack([a * gradient, b * hessian], axis=1).reshape(len(x), 2, self.scores)
             pair[~used] = 0.0
             pair[used & ~finite] = np.nan  # counted at the site as invalid, and adds zero
             for rows in batches(len(x), self.layout().size):
@@ -187,7 +204,7 @@ class TreeGradients(RecordTask[TreeGradientsParameters]):
     def _outcomes(self, records: Records, part: slice) -> tuple[NDArray[np.bool_], Floats]:
         """Which records count (b,), and their outcomes in the unit of the loss (b,), 0 where there is none."""
         if self._column is None:
-            used = usable(self.parameters, records, part, 2)
+            used = usable(self.parameters, records, part, len(self.schema.classes))
             labels = np.zeros(len(used)) if records.labels is None else records.labels[part].astype(np.float64)
             return used, np.where(used, labels, 0.0)
         used = usable(self.parameters, records, part) & records.present[part, self._column]
@@ -199,20 +216,37 @@ class TreeGradients(RecordTask[TreeGradientsParameters]):
         return used, low + (scaled + 1.0) * (high / 2.0 - low / 2.0)
 
     def _derivatives(self, margin: Floats, outcome: Floats) -> tuple[Floats, Floats]:
+        """g and h, as the margin (b,) or (b, C)."""
         p = self.parameters
+        if p.loss == "softmax":
+            return softmax_derivatives(margin, outcome.astype(np.int64))
         if p.loss == "squared":
             return np.clip(margin - outcome, -1.0, 1.0), np.ones(len(margin))
         mean, variance = mean_of(p.loss, margin, float(p.most))
         return mean - outcome, variance
 
     def _scattered(self, pair: Floats, leaf: Integers) -> Floats:
-        """Rows (b, 2 B 2^D): the pair of each record at its leaf of every tree."""
+        """Rows (b, 2 B 2^D C): the pair (b, 2, C) of each record at its leaf of every tree."""
         n, trees = leaf.shape
-        rows = np.zeros((n, 2, trees * self.leaves))
+        rows = np.zeros((n, 2, trees * self.leaves, self.scores))
         places = leaf + self.leaves * np.arange(trees)
         rows[np.arange(n)[:, None], 0, places] = pair[:, :1]
         rows[np.arange(n)[:, None], 1, places] = pair[:, 1:]
         return rows.reshape(n, -1)
+
+    def _shapes(self, trees: int) -> Shapes:
+        """Of the arrays of a model of so many trees."""
+        return tree_shapes(trees, self.parameters.depth, max(2, self.scores))
+
+
+def softmax_derivatives(scores: Floats, labels: Integers) -> tuple[Floats, Floats]:
+    """Gradient and diagonal of the Hessian of the cross-entropy, (n, C) each, at scores (n, C); each row by itself."""
+    p = np.exp(scores - scores.max(axis=1, keepdims=True))
+    total = np.zeros(len(p))
+    for place in range(p.shape[1]):
+        total += p[:, place]
+    p /= total[:, None]
+    return p - (np.arange(p.shape[1]) == labels[:, None]), p * (1.0 - p)
 
 
 def _place(parameters: TreeGradientsParameters, schema: DatasetSchema) -> int:

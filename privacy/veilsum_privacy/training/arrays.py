@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from torch import nn
 
 Floats = NDArray[np.float64]
+Value = TypeVar("Value")
 
 MODEL = "model."
 """Names of a model's arrays in broadcasts, layouts and results begin with it."""
 
 
-def to_broadcast(arrays: Mapping[str, Floats]) -> dict[str, Floats]:
-    """The arrays under the names that they have in a broadcast."""
+def to_broadcast(arrays: Mapping[str, Value]) -> dict[str, Value]:
+    """The arrays, or their shapes, under the names that they have in a broadcast."""
     return {MODEL + name: array for name, array in arrays.items()}
 
 

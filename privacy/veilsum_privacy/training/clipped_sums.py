@@ -124,10 +124,11 @@ Part = Rows | Factors
 class ClippedGradients:
     """Takes batches of per-record gradients in the order of the records; sums them, each clipped to a norm of C.
 
-    Sensitivity. Let v_i be what record i adds: its gradient g_i times min(1, C (1 - margin) / |g_i|), or zero if it is
-    invalid. The caller sees to it that g_i is a function of record i and public values, to the last bit. So |v_i| <= C, and
-    without rounding one record would change the sum by C at most. With subjects, v_s is made of the v_i of the subject's
-    records, added in their order, and clipped to C once more; it depends on the records of s alone, and the same holds.
+    Sensitivity. Let v_i be what record i adds: its gradient g_i times min(1, C (1 - margin) / |g_i|), times its weight of at
+    most 1, or zero if it is invalid. The caller sees to it that g_i and the weight are functions of record i and public
+    values, to the last bit. So |v_i| <= C, and without rounding one record would change the sum by C at most. With subjects,
+    v_s is made of the v_i of the subject's records, added in their order, and clipped to C once more; it depends on the
+    records of s alone, and the same holds.
 
     Rounding: :func:`relative_slack`.
     """
@@ -147,28 +148,36 @@ class ClippedGradients:
         self._open: Floats | None = None
         self._clipped = self._invalid = 0
 
-    def add(self, parts: Sequence[Part], usable: Mask) -> None:
+    def add(self, parts: Sequence[Part], usable: Mask, weights: Floats | None = None) -> None:
         """Add a batch.
 
         Args:
             parts: each of b records; together they give every array of the model at most once. One that is left out has no
                 gradient.
             usable: (b,) False where a record is invalid whatever its gradient is.
+            weights: (b,) in [0, 1] of the records, after their gradients are clipped; 1 if None.
+
+        Raises:
+            Misuse: a weight is not in [0, 1].
         """
+        if weights is not None and not ((weights >= 0.0) & (weights <= 1.0)).all():
+            raise Misuse("Weights of records lie between 0 and 1.")
         with np.errstate(over="ignore", invalid="ignore"):
             squares = sum((part.squares() for part in parts), start=np.zeros(len(usable)))
             usable = usable & np.isfinite(squares)
         if not usable.all():
             parts = [part.without(~usable) for part in parts]
             squares = np.where(usable, squares, 0.0)
-        weights, clipped = clip_weights(np.sqrt(squares), self._clip)
+        factors, clipped = clip_weights(np.sqrt(squares), self._clip)
+        if weights is not None:
+            factors = factors * weights
         self._invalid += int((~usable).sum())
         self._clipped += int(clipped.sum())
         if self._groups is None:
-            self._append(self._flat([part.weighted(weights) for part in parts], 1)[0])
+            self._append(self._flat([part.weighted(factors) for part in parts], 1)[0])
         else:
-            self._by_subject(self._flat([part.each() for part in parts], len(weights)) * weights[:, None])
-        self._records += len(weights)
+            self._by_subject(self._flat([part.each() for part in parts], len(factors)) * factors[:, None])
+        self._records += len(factors)
 
     def result(self) -> ClippedSum:
         """The sum of everything added; nothing may be added afterwards.

@@ -7,7 +7,7 @@ public number of records.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -124,6 +124,7 @@ def descend_noised(
     clip: float,
     steps: Steps,
     number: int,
+    class_weights: Sequence[float] = (),
 ) -> Descended:
     """Exactly ``number`` steps of DP-SGD. Nothing but the noised sums of ``steps`` depends on the records.
 
@@ -139,8 +140,9 @@ def descend_noised(
         clip: C.
         steps: the framework's.
         number: of steps.
+        class_weights: (K,) in [0, 1], what a record's clipped gradient is multiplied by; empty for 1.
     """
-    clipped_sum = _clipped_sum(architecture, objective, clip)
+    clipped_sum = _clipped_sum(architecture, objective, clip, class_weights)
     walk, shapes = _Walk(start, descent, objective), architecture.shapes()
     with np.errstate(over="ignore", invalid="ignore"):
         for _ in range(number):
@@ -152,13 +154,15 @@ def descend_noised(
 
 
 def _clipped_sum(
-    architecture: Architecture, objective: LocalObjective, clip: float
+    architecture: Architecture, objective: LocalObjective, clip: float, class_weights: Sequence[float]
 ) -> Callable[[Mapping[str, Floats], Sample], Floats]:
     """A model's arrays and a sample to the sum (P,) of its clipped gradients. A loss's engine is made and checked once."""
-    loss = objective.loss
+    loss, weights_of = objective.loss, _weights_of(class_weights)
     if loss is None:
         return lambda arrays, drawn: (
-            clipped_gradient_sum(architecture, arrays, drawn.x, drawn.labels, clip, groups=drawn.subjects).total
+            clipped_gradient_sum(
+                architecture, arrays, drawn.x, drawn.labels, clip, groups=drawn.subjects, weights=weights_of(drawn.labels)
+            ).total
         )
     from veilsum_privacy.training.per_record import PerRecordGradients  # with Opacus, which takes seconds
 
@@ -168,19 +172,30 @@ def _clipped_sum(
     def clipped_sum(arrays: Mapping[str, Floats], drawn: Sample) -> Floats:
         load(module, arrays)
         names = np.where(drawn.labels < architecture.classes, drawn.labels, -1)
-        return engine.clipped_sum(lambda x, y: loss(module, x, y), drawn.x, names, clip, drawn.subjects).total
+        weights = weights_of(drawn.labels)
+        return engine.clipped_sum(lambda x, y: loss(module, x, y), drawn.x, names, clip, drawn.subjects, weights).total
 
     return clipped_sum
 
 
-def mean_gradient(architecture: Architecture, objective: LocalObjective) -> MeanGradient:
-    """The gradient of the mean loss of a batch, with the objective's loss and penalty."""
+def _weights_of(class_weights: Sequence[float]) -> Callable[[Labels], Floats | None]:
+    """Labels (n,) from 0 to K - 1 to the records' weights (n,); to None where all are 1."""
+    table = np.array(class_weights, dtype=np.float64)
+    return lambda labels: table[labels] if len(table) else None
+
+
+def mean_gradient(architecture: Architecture, objective: LocalObjective, class_weights: Sequence[float] = ()) -> MeanGradient:
+    """The gradient of the mean loss of a batch, with the objective's loss and penalty.
+
+    With ``class_weights`` (K,) a record's loss is multiplied by its class's; the mean is over the records all the same.
+    """
+    weights_of = _weights_of(class_weights)
     if isinstance(architecture, Perceptron) and objective.loss is None and objective.penalty is None:
-        return _perceptron_gradient(architecture)
-    return _network_gradient(architecture, objective)
+        return _perceptron_gradient(architecture, weights_of)
+    return _network_gradient(architecture, objective, weights_of)
 
 
-def _perceptron_gradient(architecture: Perceptron) -> MeanGradient:
+def _perceptron_gradient(architecture: Perceptron, weights_of: Callable[[Labels], Floats | None]) -> MeanGradient:
     shapes, layers = architecture.shapes(), architecture.layers()
 
     def gradient(theta: Floats, x: Floats, labels: Labels) -> Floats:
@@ -188,7 +203,7 @@ def _perceptron_gradient(architecture: Perceptron) -> MeanGradient:
         flat: list[Floats] = []
         for layer in layers:
             flat += [arrays[layer.weight], layer.constant * arrays[layer.bias]]
-        found = gradients(flat, architecture.scale * x, labels)[1]
+        found = gradients(flat, architecture.scale * x, labels, weights_of(labels))[1]
         named: dict[str, Floats] = {}
         for index, layer in enumerate(layers):
             named |= {layer.weight: found[2 * index], layer.bias: layer.constant * found[2 * index + 1]}
@@ -197,7 +212,9 @@ def _perceptron_gradient(architecture: Perceptron) -> MeanGradient:
     return gradient
 
 
-def _network_gradient(architecture: Architecture, objective: LocalObjective) -> MeanGradient:
+def _network_gradient(
+    architecture: Architecture, objective: LocalObjective, weights_of: Callable[[Labels], Floats | None]
+) -> MeanGradient:
     import torch
     from torch.nn import functional
 
@@ -210,9 +227,11 @@ def _network_gradient(architecture: Architecture, objective: LocalObjective) -> 
         given, names = torch.tensor(x, dtype=kind), torch.tensor(labels, dtype=torch.int64)
         with one_thread():
             if objective.loss is None:
-                loss = functional.cross_entropy(module(given), names)
+                losses = functional.cross_entropy(module(given), names, reduction="none")
             else:
-                loss = objective.loss(module, given, names).mean()
+                losses = objective.loss(module, given, names)
+            weights = weights_of(labels)
+            loss = losses.mean() if weights is None else (losses * torch.tensor(weights, dtype=kind)).mean()
             if objective.penalty is not None:
                 loss = loss + objective.penalty(module, given, names)
             found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)

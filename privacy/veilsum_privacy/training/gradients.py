@@ -47,6 +47,7 @@ def clipped_gradient_sum(
     *,
     groups: Integers | None = None,
     loss: Loss | None = None,
+    weights: Floats | None = None,
 ) -> ClippedSum:
     """Sum over records of the loss's gradient by all of the model's values, each record's clipped to an L2 norm of ``clip``.
 
@@ -62,6 +63,8 @@ def clipped_gradient_sum(
         clip: C, from 1e-100 to 1e100.
         groups: (n,) whose record each one is, never descending. A subject's clipped gradients are added and clipped again.
         loss: cross-entropy if None.
+        weights: (n,) in [0, 1], what a record's clipped gradient is multiplied by; a function of the record and public values.
+            1 if None.
 
     Raises:
         Misuse: shapes that do not fit, or a loss that :class:`.PerRecordGradients` refuses.
@@ -70,18 +73,22 @@ def clipped_gradient_sum(
         raise Misuse(f"Records come as rows of {architecture.width} features, with one label each.")
     if groups is not None and groups.shape != labels.shape:
         raise Misuse("Subjects were given for a different number of records.")
+    if weights is not None and weights.shape != labels.shape:
+        raise Misuse("Weights were given for a different number of records.")
     labels = np.where(labels < architecture.classes, labels, -1)
     if loss is None and isinstance(architecture, Perceptron):
-        return _perceptron_sum(architecture, arrays, x, labels, clip, groups)
+        return _perceptron_sum(architecture, arrays, x, labels, clip, groups, weights)
     if loss is None:
         found = engine(architecture)
         load(found.module, arrays)
-        return found.clipped_sum(lambda features, names: cross_entropy(found.module, features, names), x, labels, clip, groups)
+        return found.clipped_sum(
+            lambda features, names: cross_entropy(found.module, features, names), x, labels, clip, groups, weights
+        )
     from veilsum_privacy.training.per_record import PerRecordGradients
 
     own = PerRecordGradients(compute_module(architecture))
     load(own.module, arrays)
-    return own.clipped_sum(lambda features, names: loss(own.module, features, names), x, labels, clip, groups)
+    return own.clipped_sum(lambda features, names: loss(own.module, features, names), x, labels, clip, groups, weights)
 
 
 def summation_slack(architecture: Architecture, max_records: int) -> float:
@@ -123,7 +130,13 @@ _LOCAL = threading.local()
 
 
 def _perceptron_sum(
-    architecture: Perceptron, arrays: Mapping[str, Floats], x: Floats, labels: Integers, clip: float, groups: Integers | None
+    architecture: Perceptron,
+    arrays: Mapping[str, Floats],
+    x: Floats,
+    labels: Integers,
+    clip: float,
+    groups: Integers | None,
+    weights: Floats | None,
 ) -> ClippedSum:
     total = ClippedGradients(architecture.shapes(), clip, groups)
     usable = np.isfinite(x).all(axis=1) & (labels >= 0)
@@ -132,5 +145,6 @@ def _perceptron_sum(
         mine = usable[start : start + step]
         rows = np.where(mine[:, None], x[start : start + step], 0.0)
         names = np.where(mine, labels[start : start + step], 0)
-        total.add(closed_form.factors(architecture, arrays, rows, names), mine)
+        own = None if weights is None else weights[start : start + step]
+        total.add(closed_form.factors(architecture, arrays, rows, names), mine, own)
     return total.result()

@@ -50,8 +50,13 @@ def scores(layers: Layers, x: Floats) -> Floats:
     return x
 
 
-def gradients(layers: Layers, x: Floats, labels: NDArray[np.int64]) -> tuple[float, list[Floats]]:
-    """Mean cross-entropy over (n, d) features with labels (n,), n positive, and its gradient by each of ``layers``."""
+def gradients(
+    layers: Layers, x: Floats, labels: NDArray[np.int64], weights: Floats | None = None
+) -> tuple[float, list[Floats]]:
+    """Mean cross-entropy over (n, d) features with labels (n,), n positive, and its gradient by each of ``layers``.
+
+    With ``weights`` (n,) each record's loss is multiplied by its own; the mean is over n all the same.
+    """
     inputs, z = [x], x
     for index in range(0, len(layers), 2):
         z = inputs[-1] @ layers[index].T + layers[index + 1]
@@ -60,10 +65,11 @@ def gradients(layers: Layers, x: Floats, labels: NDArray[np.int64]) -> tuple[flo
     p = np.exp(z)
     totals = p.sum(axis=1, keepdims=True)
     rows = np.arange(len(x))
-    loss = float(np.mean(np.log(totals[:, 0]) - z[rows, labels]))
+    own = np.ones(len(x)) if weights is None else weights
+    loss = float(np.mean(own * (np.log(totals[:, 0]) - z[rows, labels])))
     p /= totals
     p[rows, labels] -= 1.0
-    error = p / len(x)
+    error = own[:, None] * p / len(x)
     found: list[Floats] = []
     for index in range(len(layers) - 2, -1, -2):
         entering = inputs[index // 2]

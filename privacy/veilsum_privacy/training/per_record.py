@@ -68,7 +68,13 @@ class PerRecordGradients:
             self._hooks = None
 
     def clipped_sum(
-        self, loss_of: LossOf, x: Floats, labels: Integers, clip: float, groups: Integers | None = None
+        self,
+        loss_of: LossOf,
+        x: Floats,
+        labels: Integers,
+        clip: float,
+        groups: Integers | None = None,
+        weights: Floats | None = None,
     ) -> ClippedSum:
         """Sum of the records' gradients, each clipped to an L2 norm of ``clip``, in the order of the network's parameters.
 
@@ -81,6 +87,7 @@ class PerRecordGradients:
             clip: C > 0.
             groups: (n,) whose record each one is, never descending: a subject's sum is clipped again. None where each record
                 is a unit of its own.
+            weights: (n,) in [0, 1], of the clipped gradients; 1 if None.
 
         Raises:
             Misuse: the loss has another shape than (B,), or mixes records; subjects that do not fit.
@@ -95,7 +102,7 @@ class PerRecordGradients:
         for place, rows, names in padded(x, np.where(usable, labels, 0), self.physical):
             count = place.stop - place.start
             parts = [_first(part, count) for part in self._parts(loss_of, rows, names)]
-            total.add(parts, usable[place])
+            total.add(parts, usable[place], None if weights is None else weights[place])
         return total.result()
 
     def check(self, loss_of: LossOf, width: tuple[int, ...]) -> None:

@@ -28,8 +28,8 @@ def leaves_of(x: Floats, features: Floats, thresholds: Floats) -> Integers:
 
 
 def tree_margin(arrays: Mapping[str, Floats], x: Floats) -> Floats:
-    """The base plus each tree's leaf (n,), tree by tree in float32, for records (n, d); trees without a leaf other than 0 are
-    passed over.
+    """The base plus each tree's leaf, tree by tree in float32, for records (n, d): (n,), or (n, C) where leaves have a value a
+    class. Trees without a leaf other than 0 are passed over.
 
     Raises:
         HostileInput: as :func:`leaves_of`, or a leaf beyond float32.
@@ -39,8 +39,9 @@ def tree_margin(arrays: Mapping[str, Floats], x: Floats) -> Floats:
         values, base = arrays[LEAVES].astype(np.float32), arrays[BASE].astype(np.float32)
     if not (np.isfinite(values).all() and np.isfinite(base).all()):
         raise HostileInput("A leaf of the trees does not fit a float32.")
-    total = np.full(len(x), base[0], dtype=np.float32)
-    for tree in np.flatnonzero(values.any(axis=1)):
+    total = np.empty((len(x), *values.shape[2:]), dtype=np.float32)
+    total[:] = base if values.ndim > 2 else base[0]
+    for tree in np.flatnonzero(values.reshape(len(values), -1).any(axis=1)):
         total += values[tree, _leaf(x, named[tree], arrays[THRESHOLDS][tree])]
     return total.astype(np.float64)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from veilsum_node.errors import Misuse
@@ -13,9 +15,12 @@ from veilsum_privacy.training.models.base import Architecture, Shapes
 if TYPE_CHECKING:
     from veilsum_privacy.training.models.networks import Network
 
+Floats = NDArray[np.float64]
+
 FEATURES, THRESHOLDS, LEAVES, BASE = "features", "thresholds", "leaves", "base"
 """Arrays: of K complete trees of depth D the feature (K, 2^D - 1) and the threshold of each inner node, level by level, the
-leaves (K, 2^D) from left to right, and what every sum of leaves begins with (1,)."""
+leaves (K, 2^D) from left to right, and what every sum of leaves begins with (1,). With C classes, three or more, a leaf has a
+value for each: (K, 2^D, C), and (C,)."""
 
 
 class TreesOptions(Frozen):
@@ -31,7 +36,8 @@ class TreesOptions(Frozen):
 
 
 class Trees(Architecture):
-    """Two classes whose scores are 0 and the sum of the leaves that a record reaches (:mod:`veilsum_privacy.training.trees`).
+    """Scores are sums of the leaves that a record reaches (:mod:`veilsum_privacy.training.trees`); of two classes the first
+    scores 0, and leaves are of the second.
 
     A record goes left at a node where its feature is below the threshold.
     """
@@ -40,24 +46,23 @@ class Trees(Architecture):
     Options: ClassVar[type[Frozen]] = TreesOptions
     options: TreesOptions
 
-    def __init__(self, options: Frozen, inputs: tuple[int, ...] | None, width: int, classes: int) -> None:
-        super().__init__(options, inputs, width, classes)
-        if classes != 2:
-            raise Misuse(f"Trees tell two classes apart, not {classes}.", "Use another method, such as fedsgd or fedcgs.")
-
-    @property
-    def nodes(self) -> int:
-        """Inner nodes of a tree."""
-        return int(2**self.options.depth - 1)
-
     def shapes(self) -> Shapes:
-        trees = self.options.trees
-        return {
-            FEATURES: (trees, self.nodes),
-            THRESHOLDS: (trees, self.nodes),
-            LEAVES: (trees, self.nodes + 1),
-            BASE: (1,),
-        }
+        return tree_shapes(self.options.trees, self.options.depth, self.classes)
+
+    def initial(self, seed: int) -> dict[str, Floats]:
+        """Zeros: trees that tell nothing, whatever the seed."""
+        return {name: np.zeros(shape) for name, shape in self.shapes().items()}
 
     def network(self) -> Network:
         raise Misuse("Trees have no gradient by which they could be trained.", "Use the method gbdt.")
+
+
+def tree_shapes(trees: int, depth: int, classes: int) -> Shapes:
+    """Shapes of a model's arrays."""
+    nodes, each = 2**depth - 1, () if classes == 2 else (classes,)
+    return {
+        FEATURES: (trees, nodes),
+        THRESHOLDS: (trees, nodes),
+        LEAVES: (trees, nodes + 1, *each),
+        BASE: each or (1,),
+    }

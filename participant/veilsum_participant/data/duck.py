@@ -1,0 +1,132 @@
+"""Queries on files, by DuckDB within the process: it sees the tables that the configuration names and nothing else.
+
+CSV and ndjson are read line by line as :mod:`veilsum_participant.data.lines` does, never sniffed: were types guessed from
+records, one record could decide whether a query is accepted. A query's columns and types are those of its answer on empty
+tables. Nothing is written, fetched or loaded, and nothing spills to a disk.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from veilsum_node.errors import DataError
+from veilsum_participant.data.lines import as_text
+from veilsum_participant.data.queries import failed, missing_package, slow
+from veilsum_participant.data.readers import csv_names, is_csv, parquet_schema, read_csv_texts
+from veilsum_participant.query import Query
+
+_SETTINGS: dict[str, str | bool | int | float | list[str]] = {
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "allow_community_extensions": "false",
+    "python_enable_replacements": "false",
+    "temp_directory": "",
+}
+
+
+def schema(query: Query) -> Any:
+    """See :func:`veilsum_participant.data.queries.query_schema`."""
+    with _connection() as connection:
+        for name, path in query.files.items():
+            _add_empty(connection, name, path)
+        connection.execute("SET enable_external_access = false")
+        try:
+            return _answer(connection, query).schema
+        except _errors() as error:
+            told = str(error).splitlines()[0].rstrip(".")
+            raise DataError(f"The {query}: {told}.", "Correct the query, or the files that it reads.") from error
+
+
+def rows(query: Query) -> Any:
+    """See :func:`veilsum_participant.data.queries.query_rows`."""
+    with _connection() as connection:
+        for name, path in query.files.items():
+            _add(connection, name, path)
+        connection.execute("SET enable_external_access = false")
+        watch = threading.Timer(query.timeout, connection.interrupt)
+        watch.start()
+        try:
+            return _answer(connection, query)
+        except _errors() as error:  # its words may hold a record's
+            if type(error).__name__ == "InterruptException":
+                raise slow(query) from None
+            raise failed(query, type(error).__name__) from None
+        finally:
+            watch.cancel()
+
+
+@contextmanager
+def _connection() -> Iterator[Any]:
+    try:
+        import duckdb
+    except ImportError as error:
+        raise missing_package("duckdb", "sql") from error
+    connection = duckdb.connect(":memory:", config=_SETTINGS)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def _errors() -> tuple[type[Exception], ...]:
+    import duckdb
+
+    return (duckdb.Error,)
+
+
+def _answer(connection: Any, query: Query) -> Any:
+    """The answer to a query that is one SELECT statement."""
+    import duckdb
+
+    statements = connection.extract_statements(query.text)
+    if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+        raise DataError(f"The {query} must be one SELECT statement.", "A query reads, and does nothing else.")
+    return connection.sql(statements[0]).to_arrow_table()
+
+
+def _add_empty(connection: Any, name: str, path: Path) -> None:
+    """Make a table with the columns of a file and without its records."""
+    if _is_lines(path):
+        if not path.is_file():
+            raise DataError(f"{path}: there is no such file.", "Check the path.")
+        _add_lines(connection, name, [])
+    elif is_csv(path):
+        connection.register(name, pa.table({column: pa.array([], pa.large_string()) for column in csv_names(path)}))
+    else:
+        connection.read_parquet(_parts(path)).limit(0).create(name)
+
+
+def _add(connection: Any, name: str, path: Path) -> None:
+    if _is_lines(path):
+        _add_lines(connection, name, [as_text(line) for line in path.read_bytes().split(b"\n")])
+    elif is_csv(path):
+        connection.register(name, read_csv_texts(path))
+    else:
+        parts = _parts(path)
+        connection.execute("SET allowed_paths = list_concat(current_setting('allowed_paths'), $1)", [parts])
+        connection.read_parquet(parts).create_view(name)
+
+
+def _add_lines(connection: Any, name: str, lines: list[str]) -> None:
+    """Make a table of one column, ``json``, of the lines that are JSON."""
+    texts = connection.from_arrow(pa.table({"json": pa.array(lines, pa.large_string())}))
+    texts.filter("json_valid(json)").project("json::JSON AS json").create(name)
+
+
+def _parts(path: Path) -> list[str]:
+    return [str(part) for part in parquet_schema(path)[0]]
+
+
+def _is_lines(path: Path) -> bool:
+    return path.suffix.lower() in (".ndjson", ".jsonl")
+
+
+def _lines(path: Path) -> list[str]:
+    """The lines of an ndjson file, each as text whatever its bytes."""
+    return [as_text(line) for line in path.read_bytes().split(b"\n")]

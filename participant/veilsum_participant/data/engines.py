@@ -1,0 +1,113 @@
+"""Queries on any other database, by SQLAlchemy. Each cell becomes text by itself, as in a CSV file.
+
+Such a database says what a query yields only by running it, which must not happen before the budget is reserved: the
+configuration names the columns. SQLite opens its file to read only and stops at the timeout. Of another database both are up
+to the role's rights and settings; only SQLite is tested.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+from sqlalchemy import Connection, create_engine
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.pool import NullPool
+
+from veilsum_node.errors import ConfigurationError, DataError, Unavailable
+from veilsum_participant.data.lines import as_text
+from veilsum_participant.data.queries import failed, slow
+from veilsum_participant.query import Query
+
+_BATCH = 10_000
+
+
+def schema(query: Query) -> Any:
+    """See :func:`veilsum_participant.data.queries.query_schema`: the configuration names the columns, all are text."""
+    if not query.columns:
+        raise ConfigurationError(f"The {query} needs `columns`.", "Name what it yields, under datasets in participant.toml.")
+    with _connection(query):
+        return _texts(query)
+
+
+def rows(query: Query) -> Any:
+    """See :func:`veilsum_participant.data.queries.query_rows`."""
+    with _connection(query) as connection:
+        raw = connection.connection.driver_connection
+        ended = threading.Event()
+
+        def stop() -> None:
+            ended.set()
+            raw.interrupt()  # type: ignore[union-attr]
+
+        watch = threading.Timer(query.timeout, stop)
+        if hasattr(raw, "interrupt"):  # SQLite's has it
+            watch.start()
+        try:
+            result = connection.execution_options(stream_results=True).exec_driver_sql(query.text)
+            names = list(result.keys())
+            batches = [_columns(batch, len(names)) for batch in result.partitions(_BATCH)]
+        except DBAPIError as error:  # its words may hold a record's
+            if ended.is_set():
+                raise slow(query) from None
+            if error.connection_invalidated:
+                raise _away(query) from None
+            raise failed(query, type(error.orig).__name__) from None
+        finally:
+            watch.cancel()
+    if tuple(names) != query.columns:
+        raise DataError(f"The {query} yields other columns than `columns` names.", "Name them in the query's order.")
+    return pa.Table.from_batches([pa.RecordBatch.from_arrays(columns, names) for columns in batches], _texts(query))
+
+
+def _texts(query: Query) -> Any:
+    return pa.schema([(name, pa.large_string()) for name in query.columns])
+
+
+@contextmanager
+def _connection(query: Query) -> Iterator[Connection]:
+    try:
+        engine = create_engine(_read_only(make_url(query.url)), poolclass=NullPool)
+    except (ArgumentError, NoSuchModuleError, ImportError) as error:
+        message = f"The database's URL of the {query} names no database that this installation knows."
+        raise ConfigurationError(message, "Use postgresql:// or sqlite:///, or install the driver.") from error
+    try:
+        connection = engine.connect()
+    except DBAPIError:
+        raise _away(query) from None
+    with connection:
+        if connection.dialect.name == "sqlite":
+            connection.connection.driver_connection.text_factory = as_text  # type: ignore[union-attr]  # any bytes are text
+            connection.exec_driver_sql("PRAGMA query_only = ON")
+        yield connection
+
+
+def _read_only(url: URL) -> URL:
+    """SQLite would make a file that is not there."""
+    if url.get_backend_name() != "sqlite" or not url.database:
+        return url
+    return url.set(database=f"file:{url.database}").update_query_dict({"mode": "ro", "uri": "true"})
+
+
+def _away(query: Query) -> Unavailable:
+    return Unavailable(f"The database of the {query} cannot be reached.", "Check that it is there, and the URL in use.")
+
+
+def _columns(batch: Any, width: int) -> list[Any]:
+    cells = zip(*batch, strict=True) if batch else [()] * width
+    return [pa.array(map(_text, column), pa.large_string()) for column in cells]
+
+
+def _text(cell: object) -> str | None:
+    """One cell as a CSV file would hold it."""
+    if cell is None:
+        return None
+    if isinstance(cell, bool):
+        return str(int(cell))
+    if isinstance(cell, bytes | memoryview):
+        return as_text(bytes(cell))
+    return cell if isinstance(cell, str) else str(cell)  # of a float as many digits as it takes; of a date ISO 8601

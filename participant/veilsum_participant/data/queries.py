@@ -1,0 +1,100 @@
+"""Ask the database that a query names, whichever engine it takes.
+
+:func:`query_schema` finds a query's columns and types without a record: PostgreSQL prepares the query, DuckDB answers it on
+empty tables, and of any other database the configuration names the columns. Only :func:`query_rows` reads records. The query
+is the site's and never a study's; it runs in a read-only transaction and for a limited time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+
+from veilsum_node.errors import ConfigurationError, DataError, Unavailable
+from veilsum_participant.query import Query
+
+PAUSES = (1.0, 5.0)
+"""Seconds between the tries of a query whose connection breaks while records are read: what fails after them is charged."""
+
+
+def query_schema(query: Query) -> Any:
+    """The Arrow schema of what a query yields; no record is read, and none changes the outcome.
+
+    Raises:
+        DataError: the database does not accept the query.
+        Unavailable: the database is away.
+        ConfigurationError: its URL, or a package that it needs, is missing.
+    """
+    schema, _ = _engine(query.url)
+    return pa.schema([(part.name, _plain_type(part.type)) for part in schema(query)])
+
+
+def query_rows(query: Query) -> Any:
+    """What a query yields, as an Arrow table. A connection that breaks is tried again after :data:`PAUSES`.
+
+    Raises:
+        DataError: the query fails, or does not end in time; the message says no more than the kind of fault.
+        Unavailable: the database stays away.
+        ConfigurationError: as :func:`query_schema`.
+    """
+    _, rows = _engine(query.url)
+    for pause in PAUSES:
+        try:
+            return _plain(rows(query))
+        except Unavailable:
+            time.sleep(pause)
+    return _plain(rows(query))
+
+
+def _engine(url: str) -> tuple[Callable[[Query], Any], Callable[[Query], Any]]:
+    """What finds the schema of a query and what reads its rows, for the database of a URL."""
+    if not url:
+        from veilsum_participant.data import duck
+
+        return duck.schema, duck.rows
+    if url.partition(":")[0] in ("postgresql", "postgres"):
+        from veilsum_participant.data import postgres
+
+        return postgres.schema, postgres.rows
+    from veilsum_participant.data import engines
+
+    return engines.schema, engines.rows
+
+
+def slow(query: Query) -> DataError:
+    """The error where a query does not end in time."""
+    return DataError(f"The {query} did not end within {query.timeout} s.", "Make it faster, or raise its timeout.")
+
+
+def failed(query: Query, kind: str) -> DataError:
+    """The error where a query fails on records, by the kind of fault alone: what the database says may hold a value."""
+    return DataError(f"The {query} failed ({kind}).", "Run the query yourself. Records that it cannot convert must give NULL.")
+
+
+def missing_package(name: str, extra: str) -> ConfigurationError:
+    """The error where a package of one of the distribution's extras is not installed."""
+    return ConfigurationError(f"The package {name} is not installed.", f"Install veilsum with its extra {extra!r}.")
+
+
+def _plain_type(kind: Any) -> Any:
+    """A type as files have it: of a dictionary its values, of an extension whose storage is text the text."""
+    if pa.types.is_dictionary(kind):
+        return kind.value_type
+    if isinstance(kind, pa.BaseExtensionType) and pa.types.is_string(kind.storage_type):
+        return kind.storage_type  # NUMERIC and JSON of PostgreSQL
+    return kind
+
+
+def _plain(table: Any) -> Any:
+    columns = {}
+    for part in table.schema:
+        column, kind = table[part.name], part.type
+        if pa.types.is_dictionary(kind):
+            column = column.cast(kind.value_type)
+        elif _plain_type(kind) != kind:
+            column = pa.chunked_array([chunk.storage for chunk in column.chunks], kind.storage_type)
+        columns[part.name] = column
+    return pa.table(columns)

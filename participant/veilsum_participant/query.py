@@ -1,0 +1,58 @@
+"""What a dataset is read from: a file, or a query of the operator's own and the database that answers it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+from pydantic import SecretStr
+
+from veilsum_node.errors import ConfigurationError
+from veilsum_node.identity.files import read_private
+
+
+@dataclass(frozen=True)
+class Query:
+    """A query and where it is asked.
+
+    Attributes:
+        dataset: the dataset's name, for messages.
+        text: one SELECT statement.
+        dsn: URL of the database; None for DuckDB on ``files``.
+        dsn_file: private file that holds the URL instead; read for each connection, so that a password can be changed.
+        files: the tables of a DuckDB query by name: Parquet, CSV with a header, or ndjson.
+        columns: what the query yields, where the database cannot say it without a record.
+        timeout: seconds for which it may run.
+    """
+
+    dataset: str
+    text: str = field(repr=False)
+    dsn: SecretStr | None = None
+    dsn_file: Path | None = None
+    files: Mapping[str, Path] = field(default_factory=dict)
+    columns: tuple[str, ...] = ()
+    timeout: int = 300
+
+    def __str__(self) -> str:
+        return f"query of dataset {self.dataset}"
+
+    @property
+    def url(self) -> str:
+        """The database's URL, empty without one; may hold a password.
+
+        Raises:
+            ConfigurationError: its file cannot be read, or others can read it.
+        """
+        if self.dsn_file is None:
+            return "" if self.dsn is None else self.dsn.get_secret_value()
+        data = read_private(self.dsn_file, "database URL")
+        try:
+            return data.decode().strip()
+        except UnicodeDecodeError as error:
+            raise ConfigurationError(f"The database URL {self.dsn_file} is not UTF-8 text.") from error
+
+
+Source: TypeAlias = Path | Query
+"""A file, a folder or a glob of Parquet files; or a query."""

@@ -1,0 +1,329 @@
+"""A site whose records lie in PostgreSQL, on a real server: what is read, what is refused before the budget is touched, and
+what becomes of a round whose query fails after that.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psycopg
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+from pydantic import SecretStr
+
+from support.federation import DATASET, TestBed, make_bed, make_request, schema_of
+from support.network import submit, wired
+from support.postgres import Server
+from support.tables import SCHEMA, rows_of
+from veilsum_coordinator.protocol.members import StudyPhase
+from veilsum_coordinator.service.runner import RoundLostError
+from veilsum_node.errors import ConfigurationError, DataError, Unavailable
+from veilsum_participant import site as site_module
+from veilsum_participant.checks import Check, CheckOutcome, SiteCheck
+from veilsum_participant.config import DatasetConfig
+from veilsum_participant.data import check_structure, queries
+from veilsum_participant.data.sources import read_table
+from veilsum_participant.query import Query
+from veilsum_participant.site import Site
+from veilsum_privacy.ledger.entries import Kind
+from veilsum_privacy.study.schema import DateColumn
+from veilsum_proto import federation_pb2 as pb
+
+SELECT = "SELECT * FROM records"
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[Server]:
+    """A server that tests may halt."""
+    server = Server()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def url(postgres: Server) -> str:
+    return postgres.new_database()
+
+
+def execute(url: str, *statements: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement)  # type: ignore[call-overload]
+
+
+def query(url: str, text: str = SELECT, **changes: Any) -> Query:
+    return Query("records", text, dsn=SecretStr(url), **changes)
+
+
+def test_each_type_becomes_what_a_file_would_hold(url: str, tmp_path: Path) -> None:
+    execute(
+        url,
+        "CREATE TYPE town AS ENUM ('Köln', 'Ulm')",
+        "CREATE TABLE records (who bigint, age numeric(9, 3), town town, ill boolean, day date, at timestamptz)",
+        "INSERT INTO records VALUES (9007199254740993, 61.125, 'Köln', true, '2024-02-29', '2024-02-29 23:30+00'),"
+        " (9007199254740992, NULL, 'Ulm', false, NULL, NULL)",
+    )
+    day, at = (DateColumn(name=name, origin="2024-01-01", low=0, high=366) for name in ("day", "at"))
+    schema = SCHEMA.model_copy(update={"columns": (*SCHEMA.columns, day, at)})
+    asked = query(url, "SELECT who, age, town, ill, day, at FROM records ORDER BY who DESC")
+    check_structure(asked, schema, subject="who")
+    found = read_table(asked, schema, subject="who")
+    table = pa.table({"who": pa.array([2**53 + 1, 2**53], pa.int64()), "age": [61.125, None], "town": ["Köln", "Ulm"]})
+    table = table.append_column("ill", pa.array([True, False]))
+    table = table.append_column("day", pa.array(["2024-02-29", None])).append_column("at", pa.array(["2024-02-29", None]))
+    parquet.write_table(table, tmp_path / "whole.parquet")
+    want = rows_of(read_table(tmp_path / "whole.parquet", schema, subject="who"))
+    assert [(float(row[0]) if row[0] else None, *row[1:]) for row in rows_of(found)] == want  # NUMERIC comes as text
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("SELECT age, town FROM records", "column 'ill' is missing"),
+        ("SELECT nope FROM records", r'column "nope" does not exist \(SQLSTATE 42703\)'),
+        ("SELECT * FROM absent", r"SQLSTATE 42P01"),
+        ("SELEKT", "SQLSTATE 42601"),
+        ("SELECT 1; SELECT 2", "SQLSTATE 42601"),
+        ("SELECT 1 AS age, 'Ulm' AS town, 1 AS ill; COMMIT", "SQLSTATE 42601"),
+        ("DELETE FROM records", "SQLSTATE 42601"),
+        ("INSERT INTO records VALUES (1, 'Ulm', 0) RETURNING age, town, ill", "SQLSTATE 42601"),
+        ("WITH made AS (INSERT INTO records VALUES (1, 'Ulm', 0) RETURNING *) SELECT * FROM made", "SQLSTATE 0A000"),
+        ("SELECT ARRAY[1] AS age, town, ill FROM records", "column 'age' holds list"),
+        ("SELECT interval '1 day' AS age, town, ill FROM records", "column 'age' holds month_day_nano"),
+        ("SELECT point(1, 2) AS age, town, ill FROM records", "column 'age' holds extension"),
+        ("SELECT gen_random_uuid() AS age, town, ill FROM records", "column 'age' holds extension"),
+    ],
+)
+def test_what_the_server_does_not_accept_is_refused_whatever_is_in_it(url: str, text: str, told: str) -> None:
+    execute(url, "CREATE TABLE records (age float8, town text, ill int)")
+    for _ in range(2):
+        with pytest.raises(DataError, match=told):
+            check_structure(query(url, text), SCHEMA)
+        execute(url, "INSERT INTO records VALUES ('NaN', 'x', 0), (NULL, NULL, NULL)")
+    check_structure(query(url, "SELECT age / 0 AS age, town, ill FROM records"), SCHEMA)  # only a record makes that fail
+
+
+@pytest.mark.parametrize("end", [";\n", " -- all of them", "\n-- all of them\n", " ;\n\n", " ORDER BY age"])
+def test_how_a_query_ends_does_not_matter(url: str, end: str) -> None:
+    text = SELECT + end
+    execute(url, "CREATE TABLE records (age float8, town text, ill int)", "INSERT INTO records VALUES (1, 'Ulm', 0)")
+    check_structure(query(url, text), SCHEMA)
+    assert read_table(query(url, text), SCHEMA).rows == 1
+
+
+def test_a_query_writes_nothing(url: str) -> None:
+    execute(
+        url,
+        "CREATE TABLE records (age float8, town text, ill int)",
+        "CREATE FUNCTION log_and_go() RETURNS float8 LANGUAGE sql AS"
+        " 'INSERT INTO records VALUES (1, ''Ulm'', 0) RETURNING age'",
+    )
+    asked = query(url, "SELECT log_and_go() AS age, 'Ulm' AS town, 0 AS ill")
+    check_structure(asked, SCHEMA)
+    with pytest.raises(DataError, match="SQLSTATE 25006"):
+        read_table(asked, SCHEMA)
+    with psycopg.connect(url) as connection:
+        assert connection.execute("SELECT count(*) FROM records").fetchone() == (0,)
+
+
+def test_messages_hold_neither_values_nor_secrets(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    execute(url, "CREATE TABLE records (who text)", "INSERT INTO records VALUES ('Smith')")
+    text = "SELECT who::float8 AS age, 'Ulm' AS town, 0 AS ill FROM records"
+    with pytest.raises(DataError, match="SQLSTATE 22P02") as failed:
+        read_table(query(url, text), SCHEMA)
+    monkeypatch.setattr(queries, "PAUSES", ())
+    away = query("postgresql://reader:hunter2@127.0.0.1:1/clinic")
+    for read in (check_structure, read_table):
+        with pytest.raises(Unavailable, match="cannot be reached") as unreached:
+            read(away, SCHEMA)
+        assert unreached.value.__cause__ is None
+        assert "hunter2" not in f"{unreached.value} {away!r}"
+    assert "Smith" not in str(failed.value)
+    assert failed.value.__cause__ is None
+
+
+def test_a_slow_query_ends_and_is_not_tried_again(url: str) -> None:
+    text = "SELECT 1 AS age, 'Ulm' AS town, 0 AS ill FROM pg_sleep(60)"
+    check_structure(query(url, text, timeout=1), SCHEMA)
+    with pytest.raises(DataError, match="did not end within 1 s"):
+        read_table(query(url, text, timeout=1), SCHEMA)
+
+
+def test_the_url_lies_in_a_private_file(url: str, tmp_path: Path) -> None:
+    execute(url, "CREATE TABLE records (age float8, town text, ill int)")
+    path = tmp_path / "clinic.url"
+    path.write_text(url + "\n")
+    path.chmod(0o640)
+    asked = Query("records", SELECT, dsn_file=path)
+    with pytest.raises(ConfigurationError, match=r"clinic\.url"):
+        check_structure(asked, SCHEMA)
+    path.chmod(0o600)
+    check_structure(asked, SCHEMA)
+
+
+def test_sqlite_by_columns_that_the_site_names(tmp_path: Path) -> None:
+    """Each cell is text by itself, whatever SQLite stored: nothing is run before records may be read."""
+    path = tmp_path / "clinic.db"
+    asked = query(f"sqlite:///{path}", columns=("age", "town", "ill", "who"), text="SELECT age, town, ill, who FROM records")
+    for read in (check_structure, read_table):
+        with pytest.raises(Unavailable):
+            read(asked, SCHEMA)
+    assert not path.exists()
+    with sqlite3.connect(path) as made:
+        made.execute("CREATE TABLE records (age, town, ill, who)")
+        made.execute("INSERT INTO records VALUES (61.1, ' Ulm ', 1, 7), ('60', CAST(X'4BF66C6E' AS TEXT), NULL, '007')")
+    check_structure(asked, SCHEMA, subject="who")
+    assert rows_of(read_table(asked, SCHEMA, subject="who")) == [("61.1", "Ulm", "1", "7"), ("60", "Köln", None, "007")]
+    with pytest.raises(ConfigurationError, match="needs `columns`"):
+        check_structure(query(f"sqlite:///{path}"), SCHEMA)
+    with pytest.raises(DataError, match="column 'ill' is missing"):
+        check_structure(query(f"sqlite:///{path}", columns=("age", "town")), SCHEMA)
+    with pytest.raises(DataError, match="yields other columns"):
+        read_table(query(f"sqlite:///{path}", columns=("ill", "town", "age", "who")), SCHEMA)
+    for text in ("DELETE FROM records", "DROP TABLE records"):
+        with pytest.raises(DataError, match="failed"):
+            read_table(query(f"sqlite:///{path}", text, columns=asked.columns), SCHEMA)
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT sum(i), 1, 1, 1 FROM n"
+    with pytest.raises(DataError, match="did not end within 1 s"):
+        read_table(query(f"sqlite:///{path}", endless, columns=asked.columns, timeout=1), SCHEMA)
+    with pytest.raises(ConfigurationError, match="no database that this installation knows"):
+        check_structure(query("nosuch://x/y", columns=("age",)), SCHEMA)
+
+
+def bed_on(directory: Path, url: str, text: str = SELECT, timeout: int = 300, **options: Any) -> TestBed:
+    """Three sites of ten equal records each; those of a are in PostgreSQL."""
+    features = np.tile([[0.5, -0.5]], (10, 1))
+    bed = make_bed(directory, dict.fromkeys("abc", (features, np.arange(10) % 2)), **options)
+    execute(
+        url,
+        "CREATE TABLE records (x0 float8, x1 float8, y int, seconds float8 DEFAULT 0)",
+        "INSERT INTO records SELECT 0.5, -0.5, i % 2 FROM generate_series(0, 9) i",
+    )
+    site = bed.sites["a"]
+    offered = DatasetConfig(source="sql", dsn=SecretStr(url), query=text, timeout=timeout, joined=False)
+    site.config = site.config.model_copy(update={"datasets": {DATASET: offered}})
+    return bed
+
+
+def kinds(site: Site) -> list[Kind]:
+    return [
+        entry.kind
+        for entry in site.ledger.entries()
+        if entry.kind not in (Kind.GENESIS, Kind.BUDGET, Kind.KEY, Kind.RELEASE_SEEN)
+    ]
+
+
+def total(bed: TestBed) -> float:
+    """Records in the released sum of a study without noise."""
+    local = bed.local
+    key = local.submit(bed.compile(make_request(schema_of(2), epsilon=None)), bed.analyst)
+    values = local.prepare(key).sum("statistics").values
+    return float(values["records/table"][0])
+
+
+def test_the_sum_has_the_databases_records(tmp_path: Path, url: str) -> None:
+    bed = bed_on(tmp_path, url)
+    assert total(bed) == pytest.approx(30, rel=1e-5)
+    assert kinds(bed.sites["a"]) == [Kind.RESERVE, Kind.CHARGE]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT x0, x1, y, pg_sleep(seconds) FROM records",
+        "SELECT x0, x1, y, 1 / (seconds - 9) FROM records",
+        "SELECT CASE WHEN seconds > 0 THEN 'nine'::text::float8 ELSE x0 END AS x0, x1, y FROM records",
+    ],
+)
+def test_a_query_that_one_record_makes_fail_takes_part_and_pays(tmp_path: Path, url: str, text: str) -> None:
+    """With and without that record the same is said, in the same messages and entries but for the site's own note."""
+    bed = bed_on(tmp_path, url, text, timeout=2)
+    execute(url, "INSERT INTO records VALUES (0, 0, 0, 9)")
+    assert total(bed) == pytest.approx(20, rel=1e-5)
+    assert kinds(bed.sites["a"]) == [Kind.RESERVE, Kind.FAULT, Kind.CHARGE]
+
+
+@pytest.mark.parametrize("change", ["DROP COLUMN x1", "ALTER COLUMN x1 TYPE float8[] USING ARRAY[x1]"])
+def test_a_column_that_is_gone_or_changed_is_refused_before_the_budget_is_touched(
+    tmp_path: Path, url: str, change: str
+) -> None:
+    bed = bed_on(tmp_path, url)
+    local = bed.local
+    key = local.submit(bed.compile(make_request(schema_of(2), epsilon=None)), bed.analyst)
+    federation = local.prepare(key)
+    execute(url, f"ALTER TABLE records {change}")
+    with pytest.raises(RoundLostError):
+        federation.sum("statistics")
+    assert [(item.participant, item.code) for item in bed.hub.status(key).refusals] == [("a", "dataset-not-offered")]
+    assert Kind.RESERVE not in kinds(bed.sites["a"])
+
+
+def test_a_database_that_is_away_is_waited_for_and_paid_once(
+    tmp_path: Path, url: str, postgres: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stops as the round's query is tried without a record, and comes back after the site has met that."""
+    calls: list[object] = []
+    away = threading.Event()
+    original = site_module.check_structure
+
+    def watched(source: object, *arguments: Any, **options: Any) -> None:
+        if not isinstance(source, Query):
+            return original(source, *arguments, **options)  # type: ignore[arg-type]
+        calls.append(source)
+        if len(calls) == 2:  # the first is the enrolment's
+            postgres.halt()
+        try:
+            return original(source, *arguments, **options)
+        except Unavailable:
+            away.set()
+            raise
+
+    monkeypatch.setattr(site_module, "check_structure", watched)
+    bed = bed_on(tmp_path, url)
+    with ExitStack() as stack:
+        _, _, stub = stack.enter_context(wired(bed))
+        key = submit(bed, stub, bed.compile(make_request(schema_of(2), epsilon=None)))
+        assert away.wait(60)
+        postgres.resume()
+        phases = [status.phase for status in stub.Watch(pb.ShowRequest(study=key), timeout=60)]
+        status = stub.Show(pb.ShowRequest(study=key))
+    assert phases[-1] == StudyPhase.FINISHED.value, (status.reason, status.refusals)
+    assert len(calls) >= 3
+    assert kinds(bed.sites["a"]) == [Kind.RESERVE, Kind.CHARGE]
+
+
+def test_the_check_says_what_is_wrong_with_a_database(tmp_path: Path, url: str, postgres: Server) -> None:
+    bed = bed_on(tmp_path, url)
+    config = bed.sites["a"].config
+
+    def said(schema: bool = False, **changes: Any) -> Check:
+        offered = config.datasets[DATASET].model_copy(update=changes)
+        asked = config.model_copy(update={"datasets": {DATASET: offered}})
+        schemas = {DATASET: schema_of(2)} if schema else {}
+        checks = SiteCheck(asked, bed.clock, schemas=schemas).run()
+        return next(item for item in checks if item.check == f"dataset {DATASET}")
+
+    assert (said().status, said().detail) == (
+        CheckOutcome.OK, "the query of dataset records is accepted; it yields x0, x1, y, seconds",
+    )  # fmt: skip
+    assert said(schema=True).detail == "10 records"
+    broken = said(query="SELECT nope FROM records")
+    assert (broken.status, "does not exist" in broken.detail) == (CheckOutcome.FAILED, True)
+    execute(url, "INSERT INTO records VALUES (7, 0, 0)")
+    assert said(schema=True).detail == "11 records; out of bounds in 'x0': 1"
+    postgres.halt()
+    try:
+        gone = said()
+    finally:
+        postgres.resume()
+    assert (gone.status, gone.detail) == (
+        CheckOutcome.FAILED,
+        "The database of the query of dataset records cannot be reached.",
+    )

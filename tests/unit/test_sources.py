@@ -1,0 +1,249 @@
+"""Datasets that are not one file: folders and globs of Parquet, and queries on files by DuckDB.
+
+What a query yields is compared with the same records in one file, and every check of structure is repeated on files without
+records and with odd ones: it must say the same.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+
+from support.tables import SCHEMA, groups_of, rows_of
+from veilsum_node.errors import ConfigurationError, DataError, Unavailable
+from veilsum_participant.config import DatasetConfig, load_participant_config
+from veilsum_participant.data import check_dataset, check_structure, load_records, queries
+from veilsum_participant.data.sources import read_table
+from veilsum_participant.query import Query
+from veilsum_privacy.study.schema import DateColumn
+
+ROWS = [("p1", 60.0, "Köln", "0"), ("p2", 61.5, "Ulm", "1"), ("p1", 62.0, None, "1"), ("p3", None, "Ulm", "0")]
+NAMES = ("who", "age", "town", "ill")
+
+
+def table(rows: list[tuple[object, ...]], age: object = None) -> pa.Table:
+    columns = [[row[index] for row in rows] for index in range(4)]
+    types = [pa.string(), age or pa.float64(), pa.string(), pa.string()]
+    return pa.table([pa.array(column, kind) for column, kind in zip(columns, types, strict=True)], names=list(NAMES))
+
+
+def one_file(directory: Path) -> Path:
+    parquet.write_table(table(ROWS), directory / "whole.parquet")
+    return directory / "whole.parquet"
+
+
+def test_a_folder_and_a_glob_of_parquet_are_read_as_one_file(tmp_path: Path) -> None:
+    want = read_table(one_file(tmp_path), SCHEMA, subject="who")
+    months = tmp_path / "months" / "2024"
+    months.mkdir(parents=True)
+    parquet.write_table(table(ROWS[:2]), months / "01.parquet")
+    parquet.write_table(table(ROWS[2:]), months / "02.parquet")
+    (months / "notes.txt").write_text("no records")
+    for path in (tmp_path / "months", tmp_path / "months" / "*" / "0?.parquet", months / "*.parquet"):
+        check_structure(path, SCHEMA, subject="who", header=True)
+        found = read_table(path, SCHEMA, subject="who", header=True)
+        assert rows_of(found) == rows_of(want)
+        assert found.rows == 4
+        assert check_dataset(path, SCHEMA, subject="who").records == 4
+
+
+def test_parts_may_differ_in_how_they_store_numbers_but_not_in_what_a_column_is(tmp_path: Path) -> None:
+    """Months without a missing value are stored as integers, months without any value as nulls."""
+    parquet.write_table(table([("p1", 60, "Ulm", "0")], pa.int64()), tmp_path / "1.parquet")
+    parquet.write_table(table([("p2", 61.5, "Ulm", "1")]), tmp_path / "2.parquet")
+    parquet.write_table(table([("p3", None, "Ulm", "1")], pa.null()), tmp_path / "3.parquet")
+    check_structure(tmp_path, SCHEMA, subject="who")
+    assert read_table(tmp_path, SCHEMA, subject="who").columns["age"].to_pylist() == [60.0, 61.5, None]
+    parquet.write_table(table([("p4", "62", "Ulm", "1")], pa.string()), tmp_path / "4.parquet")
+    for read in (check_structure, read_table):
+        with pytest.raises(DataError, match="column 'age' holds double and int64 and null and string"):
+            read(tmp_path, SCHEMA, subject="who")
+
+
+def test_whom_a_record_is_of_is_told_by_one_type(tmp_path: Path) -> None:
+    """Were 7 and "7" joined, or long numbers made float64, two persons could become one."""
+    for name, kind in (("1", pa.int64()), ("2", pa.int32())):
+        column = pa.array([7], kind)
+        parquet.write_table(table([ROWS[0]]).set_column(0, "who", column), tmp_path / f"{name}.parquet")
+    with pytest.raises(DataError, match="column 'who' holds int32 and int64"):
+        check_structure(tmp_path, SCHEMA, subject="who")
+    check_structure(tmp_path, SCHEMA)
+
+
+@pytest.mark.parametrize("name", ["absent", "absent/*.parquet", "absent.parquet", "empty"])
+def test_no_part_at_all_is_a_fault_of_structure(tmp_path: Path, name: str) -> None:
+    (tmp_path / "empty").mkdir()
+    for read in (check_structure, read_table):
+        with pytest.raises(DataError, match=r"there is no such file|holds no Parquet|no file has such a name"):
+            read(tmp_path / name, SCHEMA)
+
+
+JOINED = """
+WITH visits AS (SELECT who, try_cast(age AS DOUBLE) AS age, town FROM admissions)
+SELECT visits.who, visits.age, visits.town, diagnoses.json->>'$.ill' AS ill
+FROM visits JOIN diagnoses ON diagnoses.json->>'$.who' = visits.who AND CAST(diagnoses.json->>'$.age' AS DOUBLE) = visits.age
+"""
+
+
+def joined(directory: Path, rows: list[tuple[object, ...]], text: str = JOINED, **changes: object) -> Query:
+    """A query that joins a CSV file and an ndjson file of one row for each of ``rows``."""
+    lines = [",".join("" if cell is None else str(cell) for cell in row[:3]) for row in rows]
+    (directory / "admissions.csv").write_text("\n".join(["who,age,town", *lines, ""]))
+    said = [json.dumps({"who": row[0], "age": row[1], "ill": row[3]}) for row in rows]
+    (directory / "diagnoses.ndjson").write_text("\n".join(said))
+    files = {"admissions": directory / "admissions.csv", "diagnoses": directory / "diagnoses.ndjson"}
+    return Query("records", text, files=files, **changes)  # type: ignore[arg-type]
+
+
+def test_a_query_joins_files_and_yields_what_one_file_holds(tmp_path: Path) -> None:
+    rows = [row for row in ROWS if row[1] is not None]
+    parquet.write_table(table(rows), tmp_path / "whole.parquet")
+    query = joined(tmp_path, rows)
+    check_structure(query, SCHEMA, subject="who")
+    assert sorted(groups_of(query, SCHEMA)) == sorted(groups_of(tmp_path / "whole.parquet", SCHEMA))
+    records, counts = load_records(query, SCHEMA, "who")
+    assert (len(records), counts.subjects) == (3, 2)
+
+
+@pytest.mark.parametrize("rows", [[], ROWS, [("", 'x"', "\x00", "?")], [("p", 1e400, "a", {"b": 1})] * 3])
+def test_records_have_no_part_in_whether_a_query_is_accepted(tmp_path: Path, rows: list[tuple[object, ...]]) -> None:
+    """With types guessed from records, a column of digits would be a number, and trim() of it an error."""
+    good = joined(tmp_path, rows, "SELECT trim(who) AS who, age, town, '0' AS ill FROM admissions")
+    check_structure(good, SCHEMA, subject="who")
+    wrong = joined(tmp_path, rows, "SELECT who, age + 1 AS age, town, '0' AS ill FROM admissions")
+    with pytest.raises(DataError, match="The query of dataset records: Binder Error"):
+        check_structure(wrong, SCHEMA, subject="who")
+
+
+def test_a_query_on_parquet_folders(tmp_path: Path) -> None:
+    (tmp_path / "it's").mkdir()
+    parquet.write_table(table(ROWS[:2]), tmp_path / "it's" / "1.parquet")
+    parquet.write_table(table(ROWS[2:]), tmp_path / "it's" / "2.parquet")
+    text = "SELECT who, sum(CAST(age AS INTEGER)) AS age, max(town) AS town, max(ill) AS ill FROM visits GROUP BY who"
+    query = Query("records", text, files={"visits": tmp_path / "it's"})
+    check_structure(query, SCHEMA, subject="who")
+    found = read_table(query, SCHEMA, subject="who")
+    assert sorted(rows_of(found), key=str) == [
+        (122.0, "Köln", "1", "p1"), (62.0, "Ulm", "1", "p2"), (None, "Ulm", "0", "p3"),
+    ]  # fmt: skip
+    parquet.write_table(table(ROWS[2:], pa.float32()), tmp_path / "it's" / "2.parquet")
+    with pytest.raises(DataError, match=r"are not those of 1\.parquet"):
+        check_structure(query, SCHEMA, subject="who")
+
+
+def test_columns_that_no_file_has_become_what_a_file_would_hold(tmp_path: Path) -> None:
+    """Decimals, sums beyond 64 bits, enumerations and dates; a list is refused by its type."""
+    parquet.write_table(table(ROWS[:1]), tmp_path / "1.parquet")
+    text = (
+        "SELECT sum(7::BIGINT) AS age, 'Ulm'::ENUM('Köln', 'Ulm') AS town, true AS ill, uuid() AS who,"
+        " DATE '2024-02-29' AS day FROM t"
+    )
+    query = Query("records", text, files={"t": tmp_path / "1.parquet"})
+    schema = SCHEMA.model_copy(
+        update={"columns": (*SCHEMA.columns, DateColumn(name="day", origin="2024-01-01", low=0, high=366))}
+    )
+    check_structure(query, schema, subject="who")
+    assert rows_of(read_table(query, schema))[0] == (7.0, "Ulm", "2024-02-29", 1.0)
+    records, _ = load_records(query, schema)
+    assert records.present.all()
+    listed = Query("records", text.replace("sum(7::BIGINT)", "[7]"), files=query.files)
+    with pytest.raises(DataError, match=r"The query of dataset records: column 'age' holds list<"):
+        check_structure(listed, SCHEMA)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT * FROM read_csv('{secret}')",
+        "SELECT * FROM '{secret}'",
+        "COPY t TO '{out}'",
+        "SELECT 1; SELECT 2",
+        "",
+        "ATTACH '{out}'",
+        "CREATE TABLE other AS FROM t",
+        "SET enable_external_access = true",
+        "INSTALL httpfs",
+        "SELECT pa FROM pa",
+    ],
+)
+def test_a_query_sees_its_tables_and_writes_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / "secret.csv").write_text("age,town,ill\n1,Ulm,0\n")
+    path = one_file(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    query = Query("records", text.format(secret=tmp_path / "secret.csv", out=tmp_path / "out"), files={"t": path})
+    for read in (check_structure, read_table):
+        with pytest.raises(DataError):
+            read(query, SCHEMA)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_what_fails_on_a_record_says_no_more_than_its_kind(tmp_path: Path) -> None:
+    query = joined(
+        tmp_path, [("Smith", "Jones", "Ulm", "0")], "SELECT CAST(age AS DOUBLE) AS age, town, '0' AS ill FROM admissions"
+    )
+    check_structure(query, SCHEMA)
+    with pytest.raises(DataError) as caught:
+        read_table(query, SCHEMA)
+    assert "ConversionException" in str(caught.value)
+    assert "Jones" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+def test_a_query_ends_in_time(tmp_path: Path) -> None:
+    many = "range(1000000000)"
+    text = f"SELECT 1 AS age, 'Ulm' AS town, '0' AS ill FROM t, {many} a, {many} b WHERE hash(a.range, b.range) = 3"  # noqa: S608
+    query = Query("records", text, files={"t": one_file(tmp_path)}, timeout=1)
+    check_structure(query, SCHEMA)
+    with pytest.raises(DataError, match="did not end within 1 s"):
+        read_table(query, SCHEMA)
+
+
+def test_a_connection_that_breaks_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only where the database is away: a query that fails is not repeated."""
+    tried: list[float] = []
+
+    def away(query: Query) -> pa.Table:
+        tried.append(time.monotonic())
+        raise Unavailable("away") if len(tried) < 3 else DataError("failed")
+
+    monkeypatch.setattr(queries, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(queries, "_engine", lambda url: (away, away))
+    with pytest.raises(DataError, match="failed"):
+        queries.query_rows(Query("records", "SELECT 1"))
+    assert len(tried) == 3
+    with pytest.raises(DataError, match="failed"):
+        queries.query_rows(Query("records", "SELECT 1"))
+    assert len(tried) == 4
+
+
+def test_a_dataset_is_a_file_or_a_query(tmp_path: Path) -> None:
+    path = tmp_path / "participant.toml"
+
+    def load(lines: str) -> DatasetConfig:
+        path.write_text(f'coordinator = "localhost:1"\n[datasets.records]\n{lines}\n')
+        return load_participant_config(path).datasets["records"]
+
+    query = 'source = "sql"\nfiles = {visits = "data/visits"}\n'
+    offered = load(query + 'query_file = "cohort.sql"\nsubject = "who"')
+    (tmp_path / "cohort.sql").write_text("SELECT 1")
+    assert offered.origin("records") == Query("records", "SELECT 1", files={"visits": tmp_path / "data/visits"})
+    assert offered.several_rows
+    assert not load(query + 'query = "SELECT 1"\njoined = false').several_rows
+    assert not load('path = "records.csv"').several_rows
+    assert load('path = "records.csv"').origin("records") == tmp_path / "records.csv"
+    for lines, told in (
+        ("", "needs a path"),
+        ('path = "a.csv"\nquery = "SELECT 1"', 'query is for source = "sql"'),
+        (query, "needs query or query_file"),
+        (query + 'query = "SELECT 1"', "needs the column subject, or joined = false"),
+        (query + 'query = "SELECT 1"\njoined = false\npath = "a.csv"', 'path and header are for source = "file"'),
+        (query + 'query = "SELECT 1"\njoined = false\ndsn = "sqlite:///secret"', "needs one of dsn, dsn_file and files"),
+    ):
+        with pytest.raises(ConfigurationError, match=told) as caught:
+            load(lines)
+        assert "secret" not in str(caught.value)
