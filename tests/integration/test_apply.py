@@ -18,8 +18,7 @@ from torch import nn
 
 from support.commands import shown, veilsum
 from support.federation import make_request, schema_of
-from support.memory import MemoryFederation, split_records
-from support.studies import agreed, complete
+from support.studies import agreed, complete, federation, split_records
 from veilsum_aggregation.alignment import local_map, reference_arrays
 from veilsum_aggregation.gaussian import Gaussian
 from veilsum_coordinator.methods import get_method
@@ -84,8 +83,8 @@ def test_a_studys_result_predicts_as_the_study_found_and_compares(here: Path, ca
     x = np.clip(rng.standard_normal((300, WIDTH)) * 0.4 + np.where(y[:, None] == 1, 0.25, -0.25), -1, 1)
     records = complete(x, y)
     study = agreed(make_request(SCHEMA, "fedcgs", None), SITES)
-    federation = MemoryFederation(study, split_records(records, len(SITES)))
-    save_result(here / "result", get_method("fedcgs").run(federation))
+    plain = federation(study, split_records(records, SITES))
+    save_result(here / "result", get_method("fedcgs").run(plain))
     head = load_model("result").arrays
     scores = x @ head["weights"].T + head["bias"]
     report = shown(capsys, "participant", "apply", "result", "--data", write_csv(here / "new.csv", x, y))

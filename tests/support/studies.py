@@ -134,6 +134,13 @@ def plain_sites(records: Mapping[str, Records], seed: int = 0) -> dict[str, Plai
     return {name: PlainSite(own, SeededRandom(f"{name} {seed}".encode())) for name, own in records.items()}
 
 
+def split_records(records: Records, sites: int | Sequence[str], seed: int = 0) -> dict[str, Records]:
+    """Deal records to sites at random; to so many, or to those of these names."""
+    names = [f"site-{index}" for index in range(sites)] if isinstance(sites, int) else sites
+    parts = np.array_split(np.random.default_rng(seed).permutation(len(records)), len(names))
+    return {name: records.take(part) for name, part in zip(names, parts, strict=True)}
+
+
 class Watched(PlainFederation):
     """Sites in memory, as in :func:`federation`; remembers what was asked of them, what they released, and checkpoints.
 

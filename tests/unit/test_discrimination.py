@@ -10,8 +10,7 @@ from lifelines.utils import concordance_index
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
-from support.memory import MemoryFederation, split_records
-from support.studies import agreed, complete, demand, drafted
+from support.studies import agreed, complete, demand, drafted, federation, split_records
 from veilsum.compile import StudyRequest
 from veilsum_aggregation.concordance import area, concordance
 from veilsum_aggregation.figures import Drowned, Figure
@@ -63,7 +62,7 @@ def request_of(epsilon: float | None, *queries: object) -> StudyRequest:
 
 def answers(records: Records, epsilon: float | None, *queries: object, seed: int = 0) -> dict[str, list[dict[str, object]]]:
     study = agreed(request_of(epsilon, *queries), SITES)
-    return dict(METHODS["statistics"].run(MemoryFederation(study, split_records(records, 4), seed)).summary)
+    return dict(METHODS["statistics"].run(federation(study, split_records(records, 4), seed)).summary)
 
 
 @settings(max_examples=60)

@@ -9,8 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.memory import split_records
-from support.studies import CLASSES, SCHEMA, SITES, WIDTH, compiled, complete, federation, projection, shifted_sites
+from support.studies import (
+    CLASSES,
+    SCHEMA,
+    SITES,
+    WIDTH,
+    compiled,
+    complete,
+    federation,
+    projection,
+    shifted_sites,
+    split_records,
+)
 from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.methods.fedavg import FedAvg, FedAvgParameters
 from veilsum_coordinator.methods.fedsgd import FedSGD, FedSGDParameters
