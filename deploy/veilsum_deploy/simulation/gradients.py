@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from veilsum_node.errors import Misuse
 from veilsum_privacy.tasks.base import Floats, Records, Task
+from veilsum_privacy.tasks.features import class_weights
 from veilsum_privacy.tasks.gradient import COUNT_WEIGHT, Gradient
 from veilsum_privacy.training import closed_form
 from veilsum_privacy.training.arrays import MODEL, from_broadcast
@@ -31,8 +32,8 @@ ROWS = 2**15
 
 
 def perceptron_vectors(task: Task[Any]) -> Vectors | None:
-    """A function that gives the vectors of many sites; None unless the task is "gradient" of a perceptron."""
-    if not isinstance(task, Gradient):
+    """A function that gives the vectors of many sites; None unless the task is "gradient" of a perceptron of classes."""
+    if not isinstance(task, Gradient) or task.parameters.outcome is not None:
         return None
     shapes = {block.name: block.shape for block in task.layout().blocks}
     weight, bias = [name for name in shapes if name.endswith(".weight")], [name for name in shapes if name.endswith(".bias")]
@@ -71,8 +72,9 @@ def _vectors(
         rows = slice(int(offsets[first]), int(offsets[last]))
         own = np.where(used[rows, None], x[rows], 0.0)
         labels = np.where(used[rows], records.labels[rows], 0)
+        weights = class_weights(broadcast, labels, architecture.classes) if task.parameters.class_weights else None
         found[first:last, :size] = _sums(
-            task, architecture, arrays, own, labels, used[rows], offsets[first : last + 1] - offsets[first]
+            task, architecture, arrays, own, labels, used[rows], offsets[first : last + 1] - offsets[first], weights
         )
         first = last
     return found
@@ -86,9 +88,10 @@ def _sums(
     labels: Integers,
     used: NDArray[np.bool_],
     offsets: Integers,
+    own_weights: Floats | None,
 ) -> Floats:
     """The sums (n, P) of n sites over their records x[offsets[i]:offsets[i + 1]], each record's gradient clipped."""
-    parts = closed_form.factors(architecture, arrays, x, labels)
+    parts = closed_form.factors(architecture, arrays, x, lambda z: closed_form.cross_entropy_by_scores(z, labels))
     with np.errstate(over="ignore", invalid="ignore"):
         squares = sum((part.squares() for part in parts), start=np.zeros(len(x)))
         used = used & np.isfinite(squares)
@@ -96,6 +99,7 @@ def _sums(
         parts = [part.without(~used) for part in parts]
         squares = np.where(used, squares, 0.0)
     weights, _ = clip_weights(np.sqrt(squares), task.parameters.gradient_clip)
+    weights = weights if own_weights is None else weights * own_weights
     places, place = {}, 0
     for name, shape in architecture.shapes().items():
         places[name] = slice(place, place + math.prod(shape))

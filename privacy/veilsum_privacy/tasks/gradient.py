@@ -15,9 +15,12 @@ from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Block, Floats, Layout, PartParameters, Records, SiteTask
 from veilsum_privacy.tasks.features import CENTRE, CLASS_WEIGHTS, centre_of, class_weights, clipped, usable
+from veilsum_privacy.tasks.outcomes import Outcome, outcome_model
 from veilsum_privacy.training.arrays import MODEL, from_broadcast, to_broadcast
-from veilsum_privacy.training.gradients import clipped_gradient_sum, summation_slack
+from veilsum_privacy.training.gradients import clipped_gradient_sum, clipped_outcome_sum, summation_slack
+from veilsum_privacy.training.losses import OutcomeLoss
 from veilsum_privacy.training.models import ModelSpec, build_architecture, check_resolved
+from veilsum_privacy.training.models.perceptrons import Perceptron
 
 COUNT_WEIGHT = 2.0**-7
 """Weight of the count against C: small, so that it hardly lengthens a record's vector."""
@@ -34,6 +37,8 @@ class GradientParameters(PartParameters):
         gradient_clip: L2 norm C that a record's gradient is scaled down to if it exceeds it.
         centre: whether the broadcast array :data:`CENTRE` is taken off the features.
         count: whether the number of records that count is added up as well; without noise only.
+        outcome: what is trained on in place of classes, by models linear and mlp of the schema's own features; None for
+            classes.
         class_weights: whether a record's clipped gradient is multiplied by its class's weight, which is broadcast.
     """
 
@@ -41,11 +46,12 @@ class GradientParameters(PartParameters):
     gradient_clip: Real = Field(ge=1e-9, le=1e6)
     centre: bool = False
     count: bool = False
+    outcome: Outcome | None = Field(default=None, exclude_if=lambda stated: stated is None)
     class_weights: bool = Field(default=False, exclude_if=lambda asked: not asked)  # studies signed before do not state it
 
 
 class Gradient(SiteTask[GradientParameters]):
-    """Sum over the sampled records of the gradient of the cross-entropy, each record's clipped to a norm of C.
+    """Sum over the sampled records of the gradient of the cross-entropy, or an outcome's loss, each clipped to a norm of C.
 
     Blocks: the model's arrays, ``model.<name>``, all of weight 1, and ``count`` (1,) if asked for.
     The broadcast holds the model in arrays of these names.
@@ -66,9 +72,15 @@ class Gradient(SiteTask[GradientParameters]):
 
     def __init__(self, parameters: GradientParameters, schema: DatasetSchema) -> None:
         super().__init__(parameters, schema)
-        if len(schema.classes) < 2:
+        outcome = parameters.outcome
+        self._loss: OutcomeLoss | None = None
+        if outcome is not None:
+            self._loss, self.dimension = outcome_model(parameters, outcome, parameters.model, schema)
+            if parameters.class_weights:
+                raise Misuse("The task gradient weighs classes, which an outcome has not.", "Leave class_weights out.")
+        elif len(schema.classes) < 2:
             raise Misuse("The task gradient needs a label with two classes or more.", "Add a [label] table with classes.")
-        self._classes = len(schema.classes)
+        self._classes = len(schema.classes) if self._loss is None else self._loss.scores
         try:
             check_resolved(parameters.model)
             self._architecture = build_architecture(parameters.model, self.dimension, self._classes)
@@ -99,23 +111,41 @@ class Gradient(SiteTask[GradientParameters]):
     def inputs(self, records: Records, broadcast: Mapping[str, Floats]) -> tuple[Floats, NDArray[np.bool_]]:
         """What the model is given (n, d), and which records count (n,); each record's by itself."""
         every = slice(0, len(records))
-        used = usable(self.parameters, records, every, self._classes)
+        used = usable(self.parameters, records, every, self._classes if self._loss is None else None)
         x = clipped(self.parameters, records, every, used)
         if self.parameters.centre:
             x = np.where(used[:, None], x - centre_of(broadcast, x.shape[1]), 0.0)
         return x, used
 
     def vector(self, records: Records, broadcast: Mapping[str, Floats]) -> Floats:
-        if records.labels is None:
-            raise Misuse("The task gradient needs labelled records.")
         parameters = self.parameters
         arrays = from_broadcast(broadcast, self._architecture.shapes())
+        if self._loss is not None and parameters.outcome is not None and isinstance(self._architecture, Perceptron):
+            own, outcomes, known = parameters.outcome.split(records, self.schema)
+            x, used = self.inputs(own, broadcast)
+            found = clipped_outcome_sum(
+                self._architecture,
+                arrays,
+                x,
+                outcomes,
+                used & known,
+                self._loss,
+                parameters.gradient_clip,
+                groups=records.subjects,
+            )
+            return self._counted(found.total, used & known)
+        if records.labels is None:
+            raise Misuse("The task gradient needs labelled records.")
         x, used = self.inputs(records, broadcast)
         labels = np.where(used, records.labels, -1)
         weights = class_weights(broadcast, labels, self._classes) if parameters.class_weights else None
         found = clipped_gradient_sum(
             self._architecture, arrays, x, labels, parameters.gradient_clip, groups=records.subjects, weights=weights
         )
+        return self._counted(found.total, used)
+
+    def _counted(self, total: Floats, used: NDArray[np.bool_]) -> Floats:
+        """The sum, and the number of records if it is asked for."""
         if not self.parameters.count:
-            return found.total
-        return np.append(found.total, COUNT_WEIGHT * parameters.gradient_clip * float(used.sum()))
+            return total
+        return np.append(total, COUNT_WEIGHT * self.parameters.gradient_clip * float(used.sum()))

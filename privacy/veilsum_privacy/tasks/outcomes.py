@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
@@ -12,8 +13,9 @@ from pydantic import Field, model_validator
 from veilsum_node.errors import Misuse
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.study.schema import CategoryColumn, ColumnName, DatasetSchema, NumberColumn
-from veilsum_privacy.tasks.base import Floats, Records
+from veilsum_privacy.tasks.base import FeatureParameters, Floats, Records
 from veilsum_privacy.training.losses import Hazards, Huber, OutcomeLoss, Poisson, Squared, intervals
+from veilsum_privacy.training.models import ModelSpec
 
 HUBER_BEND = 0.1
 """Default of ``bend``, in half ranges of the column."""
@@ -25,7 +27,8 @@ class Outcome(Frozen):
     Attributes:
         column: a numeric column: the number, the count, or the time, whose upper bound is the horizon.
         loss: ``squared`` or ``huber`` of a number, ``poisson`` of a count, ``hazard`` of a time.
-        bend: of ``huber``: the error in the column's unit beyond which the loss is linear; by default a tenth of half its range.
+        bend: of ``huber``: the error, in the column's unit, beyond which the loss is linear; by default a tenth of half its
+            range.
         event: of ``hazard``, the categorical column that tells how the time ended.
         censored: its levels that are no event.
         cuts: of ``hazard``, times between periods whose hazards have scores of their own; none for one period.
@@ -77,7 +80,7 @@ class Outcome(Frozen):
         if not set(event.categories) - set(self.censored):
             raise Misuse(f"All categories of {self.event!r} are censored.", "Leave out those that are events.")
         edges = (0.0, *self.cuts, number.high)
-        if any(low >= high for low, high in zip(edges[:-1], edges[1:], strict=True)):
+        if any(low >= high for low, high in pairwise(edges)):
             raise Misuse("The outcome's cuts must rise between 0 and the column's high.", "Correct them.")
 
     def features(self, schema: DatasetSchema) -> DatasetSchema:
@@ -160,3 +163,19 @@ class Parted(NamedTuple):
     records: Records
     outcomes: Floats
     known: NDArray[np.bool_]
+
+
+def outcome_model(
+    parameters: FeatureParameters, outcome: Outcome, model: ModelSpec, schema: DatasetSchema
+) -> tuple[OutcomeLoss, int]:
+    """The loss of a task that trains a model on an outcome, and how many features the model takes.
+
+    Raises:
+        Misuse: schema, features or model do not suit an outcome.
+    """
+    outcome.check(schema)
+    if parameters.width is not None or parameters.alignment is not None:
+        raise Misuse("A model of an outcome takes the schema's own features.", "Leave out the encoder and the alignment.")
+    if model.name not in ("linear", "mlp"):
+        raise Misuse(f"The model {model.name!r} tells classes apart.", "Take linear or mlp for an outcome.")
+    return outcome.build(schema), len(outcome.places(schema))

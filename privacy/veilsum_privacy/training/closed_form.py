@@ -1,4 +1,4 @@
-"""Gradients by record of perceptrons under cross-entropy, in closed form: the factors of every layer's gradient.
+"""Gradients by record of perceptrons in closed form: the factors of every layer's gradient, of any loss of the scores.
 
 All products go through :func:`veilsum_privacy.mechanism.exact.exact_affine`, and everything else is elementwise or adds along
 a row. So a record's factors depend on that record and the model alone, to the last bit, whatever the number of records or
@@ -7,7 +7,7 @@ threads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,22 +20,20 @@ BATCH = 1024
 """Records at once; public."""
 
 
-def factors(architecture: Perceptron, arrays: Mapping[str, Floats], x: Floats, labels: NDArray[np.int64]) -> list[Factors]:
-    """Factors of each layer's gradient of the cross-entropy.
+def factors(
+    architecture: Perceptron, arrays: Mapping[str, Floats], x: Floats, by_scores: Callable[[Floats], Floats]
+) -> list[Factors]:
+    """Factors of each layer's gradient.
 
-    With softmax p and the label as a unit vector y, the last layer's outputs have the gradient p - y; a layer below has W^T
-    delta, where its output was positive.
+    The last layer's outputs have the gradient delta that the loss gives them; a layer below has W^T delta, where its output
+    was positive.
 
     Args:
         x: (n, width), finite.
-        labels: (n,) from 0 to K - 1.
+        by_scores: scores (n, K) to the derivatives (n, K) of each record's loss by them, each record's by itself.
     """
     inputs, z = _forward(architecture, arrays, x)
-    z = np.ascontiguousarray(z - z.max(axis=1, keepdims=True))
-    p = np.exp(z)
-    p /= np.add.reduce(p, axis=1, keepdims=True)
-    p[np.arange(len(p)), labels] -= 1.0
-    delta, found = p, list[Factors]()
+    delta, found = np.ascontiguousarray(by_scores(z)), list[Factors]()
     layers = architecture.layers()
     for index in range(len(layers) - 1, -1, -1):
         layer = layers[index]
@@ -44,6 +42,15 @@ def factors(architecture: Perceptron, arrays: Mapping[str, Floats], x: Floats, l
             weight = arrays[layer.weight]
             delta = exact_affine(delta, weight.T, np.zeros(weight.shape[1])) * (inputs[index] > 0.0)
     return found[::-1]
+
+
+def cross_entropy_by_scores(z: Floats, labels: NDArray[np.int64]) -> Floats:
+    """Derivatives (n, K) of the cross-entropy by scores (n, K), for labels (n,) from 0 to K - 1: softmax less a unit vector."""
+    z = np.ascontiguousarray(z - z.max(axis=1, keepdims=True))
+    p = np.exp(z)
+    p /= np.add.reduce(p, axis=1, keepdims=True)
+    p[np.arange(len(p)), labels] -= 1.0
+    return p
 
 
 def scores(architecture: Perceptron, arrays: Mapping[str, Floats], x: Floats) -> Floats:

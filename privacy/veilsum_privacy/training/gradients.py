@@ -1,6 +1,7 @@
 """The clipped gradient sum of a named model: what a step of DP-SGD adds up at a site, before noise.
 
-Perceptrons under cross-entropy have their gradients in closed form; every other model, or loss, goes through Opacus. Nothing
+Perceptrons have their gradients in closed form, under cross-entropy and losses of outcomes; other models, and losses of
+networks, go through Opacus. Nothing
 here draws noise or samples records. torch and Opacus are imported where a network is used: they take seconds.
 """
 
@@ -19,6 +20,7 @@ from veilsum_privacy.training import closed_form
 from veilsum_privacy.training.arrays import load
 from veilsum_privacy.training.batches import LARGEST_BATCH, compute_module, physical_batch
 from veilsum_privacy.training.clipped_sums import ClippedGradients, ClippedSum, relative_slack
+from veilsum_privacy.training.losses import OutcomeLoss
 from veilsum_privacy.training.models.base import Architecture
 from veilsum_privacy.training.models.perceptrons import Perceptron
 
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
     from veilsum_privacy.training.per_record import PerRecordGradients
 
-__all__ = ["ClippedSum", "Loss", "clipped_gradient_sum", "cross_entropy", "engine", "summation_slack"]
+__all__ = ["ClippedSum", "Loss", "clipped_gradient_sum", "clipped_outcome_sum", "cross_entropy", "engine", "summation_slack"]
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -77,7 +79,13 @@ def clipped_gradient_sum(
         raise Misuse("Weights were given for a different number of records.")
     labels = np.where(labels < architecture.classes, labels, -1)
     if loss is None and isinstance(architecture, Perceptron):
-        return _perceptron_sum(architecture, arrays, x, labels, clip, groups, weights)
+        usable = labels >= 0
+        names = np.where(usable, labels, 0)
+
+        def by_scores(z: Floats, place: slice) -> Floats:
+            return closed_form.cross_entropy_by_scores(z, names[place])
+
+        return _perceptron_sum(architecture, arrays, x, usable, by_scores, clip, groups, weights)
     if loss is None:
         found = engine(architecture)
         load(found.module, arrays)
@@ -129,22 +137,58 @@ def engine(architecture: Architecture) -> PerRecordGradients:
 _LOCAL = threading.local()
 
 
+def clipped_outcome_sum(
+    architecture: Perceptron,
+    arrays: Mapping[str, Floats],
+    x: Floats,
+    outcomes: Floats,
+    known: NDArray[np.bool_],
+    loss: OutcomeLoss,
+    clip: float,
+    *,
+    groups: Integers | None = None,
+) -> ClippedSum:
+    """As :func:`clipped_gradient_sum`, of a loss of numbers, counts or times; its sensitivity is the same.
+
+    Args:
+        outcomes: (n, t) as the loss takes them.
+        known: (n,) whether a record has its outcome; one that has none contributes zero.
+        loss: of the model's scores.
+
+    Raises:
+        Misuse: shapes that do not fit.
+    """
+    if x.ndim != 2 or x.shape[1] != architecture.width or outcomes.shape != (len(x), loss.outcomes):
+        raise Misuse(f"Records come as rows of {architecture.width} features, with {loss.outcomes} outcomes each.")
+    if architecture.classes != loss.scores or known.shape != (len(x),):
+        raise Misuse(f"The loss takes a model of {loss.scores} scores, and of each record whether its outcome is known.")
+    usable = known & np.isfinite(outcomes).all(axis=1)
+    told = np.where(usable[:, None], outcomes, 0.0)
+
+    def by_scores(z: Floats, place: slice) -> Floats:
+        return loss.gradient(z, told[place])
+
+    return _perceptron_sum(architecture, arrays, x, usable, by_scores, clip, groups, None)
+
+
 def _perceptron_sum(
     architecture: Perceptron,
     arrays: Mapping[str, Floats],
     x: Floats,
-    labels: Integers,
+    usable: NDArray[np.bool_],
+    by_scores: Callable[[Floats, slice], Floats],
     clip: float,
     groups: Integers | None,
     weights: Floats | None,
 ) -> ClippedSum:
+    """The sum of clipped gradients; ``by_scores`` gives the derivatives by the scores of the records at a place."""
     total = ClippedGradients(architecture.shapes(), clip, groups)
-    usable = np.isfinite(x).all(axis=1) & (labels >= 0)
+    usable = np.isfinite(x).all(axis=1) & usable
     step = closed_form.BATCH if groups is None else physical_batch(architecture.size)
     for start in range(0, len(x), step):
-        mine = usable[start : start + step]
-        rows = np.where(mine[:, None], x[start : start + step], 0.0)
-        names = np.where(mine, labels[start : start + step], 0)
-        own = None if weights is None else weights[start : start + step]
-        total.add(closed_form.factors(architecture, arrays, rows, names), mine, own)
+        place = slice(start, start + step)
+        mine = usable[place]
+        rows = np.where(mine[:, None], x[place], 0.0)
+        parts = closed_form.factors(architecture, arrays, rows, lambda z, place=place: by_scores(z, place))  # type: ignore[misc]
+        total.add(parts, mine, None if weights is None else weights[place])
     return total.result()

@@ -52,7 +52,7 @@ class Image(NamedTuple):
 
 
 class Architecture(ABC):
-    """A kind of network for records of ``width`` features and ``classes`` classes.
+    """A kind of network for records of ``width`` features and ``classes`` classes, or so many scores of another outcome.
 
     Every network has two parts, and scores are ``head(features(x))``: ``features`` turns x (B, width) or (B, *inputs) into
     (B, H), ``head`` turns that into scores (B, K).
@@ -75,8 +75,8 @@ class Architecture(ABC):
         Raises:
             Misuse: options, inputs, width and classes do not fit together.
         """
-        if width < 1 or classes < 2:
-            raise Misuse(f"A model takes 1 feature or more and 2 classes or more, not {width} and {classes}.")
+        if width < 1 or classes < 1:
+            raise Misuse(f"A model takes 1 feature or more and gives 1 score or more, not {width} and {classes}.")
         if inputs is not None and math.prod(inputs) != width:
             raise Misuse(
                 f"Inputs of shape {inputs} hold {math.prod(inputs)} values; the records have {width} features.",
