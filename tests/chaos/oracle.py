@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from chaos.federation import Federation
 from chaos.reading import Row
 from support.federation import Data
+from support.studies import complete
 from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.parts.federation import Release
 from veilsum_coordinator.service.runner import read_release
@@ -28,7 +29,6 @@ from veilsum_privacy.results.result import Result, load_result
 from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.securesum.context import broadcast_digest, decode_broadcast, encode_broadcast
 from veilsum_privacy.study.study import Study, TaskDeclaration, parse_study
-from veilsum_privacy.tasks.base import Records
 from veilsum_proto import federation_pb2 as pb
 
 SIGMAS = 6.5
@@ -95,9 +95,7 @@ class Replay:
         self._federation, self._key, self._noise = federation, key, noise
         self._rows, self._roster = list(releases), roster
         self._state: dict[tuple[str, str], Mapping[str, Floats]] = {}
-        self._records = {
-            name: Records(x, np.ones(x.shape, dtype=bool), y.astype(np.int64)) for name, (x, y) in federation.data.items()
-        }
+        self._records = {name: complete(x, y.astype(np.int64)) for name, (x, y) in federation.data.items()}
 
     @property
     def left(self) -> int:

@@ -18,8 +18,7 @@ from torch import nn
 
 from support.commands import shown, veilsum
 from support.federation import make_request, schema_of
-from support.memory import MemoryFederation, split_records
-from support.studies import agreed
+from support.studies import agreed, complete, federation, split_records
 from veilsum_aggregation.alignment import local_map, reference_arrays
 from veilsum_aggregation.gaussian import Gaussian
 from veilsum_coordinator.methods import get_method
@@ -34,7 +33,7 @@ from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Study, parse_study, study_digest
 from veilsum_privacy.tasks import TASKS
-from veilsum_privacy.tasks.base import FeatureParameters, Records
+from veilsum_privacy.tasks.base import FeatureParameters
 from veilsum_privacy.tasks.feature_maps import map_records
 
 WIDTH = 3
@@ -82,10 +81,10 @@ def test_a_studys_result_predicts_as_the_study_found_and_compares(here: Path, ca
     rng = np.random.default_rng(2)
     y = rng.integers(0, 2, 300)
     x = np.clip(rng.standard_normal((300, WIDTH)) * 0.4 + np.where(y[:, None] == 1, 0.25, -0.25), -1, 1)
-    records = Records(x, np.ones_like(x, dtype=np.bool_), y)
+    records = complete(x, y)
     study = agreed(make_request(SCHEMA, "fedcgs", None), SITES)
-    federation = MemoryFederation(study, split_records(records, len(SITES)))
-    save_result(here / "result", get_method("fedcgs").run(federation))
+    plain = federation(study, split_records(records, SITES))
+    save_result(here / "result", get_method("fedcgs").run(plain))
     head = load_model("result").arrays
     scores = x @ head["weights"].T + head["bias"]
     report = shown(capsys, "participant", "apply", "result", "--data", write_csv(here / "new.csv", x, y))
@@ -367,7 +366,7 @@ def test_a_model_maps_records_as_the_study_did_to_the_last_bit(mode: str, refere
     for site in SITES:
         y = rng.integers(0, 2, 300)
         x = rng.standard_normal((300, WIDTH)) * 0.3 + np.where(y[:, None] == 1, 0.2, -0.2) + 0.2 * rng.standard_normal(WIDTH)
-        sites[site] = PlainSite(Records(np.clip(x, -1, 1), np.ones_like(x, dtype=np.bool_), y))
+        sites[site] = PlainSite(complete(np.clip(x, -1, 1), y))
     federation = PlainFederation(study, sites)
     result = get_method("o-fedavg").run(federation)
     model = Model.from_result(result)

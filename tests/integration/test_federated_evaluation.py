@@ -186,9 +186,11 @@ def test_the_last_checkpoint_of_the_last_step_is_the_model(bed: TestBed, tmp_pat
     x = records.features - last.get("features.centre", np.zeros(WIDTH))
     options = study.parameters["model"]["options"]
     scale, constant = (float.fromhex(options[name]) for name in ("scale", "bias"))
-    expected = scale * x @ last["model.head.weight"].T + constant * last["model.head.bias"]
+    weight, bias = last["model.head.weight"], last["model.head.bias"]
+    expected = scale * x @ weight.T + constant * bias
     assert ("features.centre" in last) == centre
-    np.testing.assert_allclose(load_model(directory).scores(records), expected, atol=1e-9)
+    rounded = 2.0**-24 * (np.abs(scale * x) @ np.abs(weight).T + np.abs(constant * bias))  # sites get single precision
+    assert (np.abs(load_model(directory).scores(records) - expected) <= 1.001 * rounded + 1e-9).all()
 
 
 @dataclass

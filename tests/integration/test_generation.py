@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 
 from support.federation import DATASET, make_bed, schema_of
-from support.studies import agreed
+from support.studies import agreed, complete
 from veilsum.compile import PrivacyRequest, StudyRequest
 from veilsum_coordinator.methods import METHODS
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.encoder import Program
-from veilsum_privacy.tasks.base import Records
 
 DIGITS = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "digits4" / "digits4_16.npz"
 DOMAINS = ("mnist", "optdigits", "semeion", "usps")
@@ -51,7 +50,7 @@ def test_an_encrypted_study_gives_the_plain_ones_result(tmp_path: Path, method: 
     )
     local = bed.local
     encrypted = METHODS[method].run(local.prepare(local.submit(study, bed.analyst)))
-    sites = {name: PlainSite(Records(x, np.ones(x.shape, dtype=np.bool_), y)) for name, (x, y) in data.items()}
+    sites = {name: PlainSite(complete(x, y)) for name, (x, y) in data.items()}
     plain = METHODS[method].run(PlainFederation(study, sites))
     assert set(encrypted.arrays) == set(plain.arrays)
     for name, array in plain.arrays.items():
@@ -97,7 +96,7 @@ def run_on_digits(
         order = rng.permutation(len(y))
         classes = [order[y[order] == c] for c in range(10)]
         kept = rng.permutation(np.concatenate([own[: round(share[c] * len(own))] for c, own in enumerate(classes)]))[:limit]
-        sites[name] = PlainSite(Records(x[kept], np.ones((len(kept), WIDTH), dtype=np.bool_), y[kept]))
+        sites[name] = PlainSite(complete(x[kept], y[kept]))
     result = METHODS[method].run(PlainFederation(study, sites))
     return np.array([correct(result, index, x, y) for index, (_, _, x, y) in enumerate(digits.values())])
 

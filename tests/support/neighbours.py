@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from support.studies import complete
 from veilsum_privacy.computation.contribution import compute_sum
 from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, Column, DatasetSchema, LabelColumn, NumberColumn
@@ -201,7 +202,7 @@ def longest(setting: Setting) -> Records:
     task = build_task(setting.task, setting.parameters, setting.schema)
     assert isinstance(task, RecordTask)
     labels = None if setting.schema.label is None else np.array([1])
-    records = [Records(row[None], np.ones((1, width), dtype=np.bool_), labels) for row in rows]
+    records = [complete(row[None], labels) for row in rows]
     return max(records, key=lambda record: float(np.linalg.norm(next(task.vectors(record, setting.seen)))))
 
 
@@ -302,7 +303,7 @@ class _LocalHead(Neighbours):
         return repeated(self._record(1e-3 * float(setting.parameters["clip"]), 1), 5000)
 
     def _record(self, size: float, label: int) -> Records:
-        return Records(np.array([[size, 0.0]]), np.ones((1, 2), dtype=np.bool_), np.array([label]))
+        return complete(np.array([[size, 0.0]]), np.array([label]))
 
 
 class _Gradient(Neighbours):
@@ -327,7 +328,7 @@ class _Gradient(Neighbours):
         return tuple(found)
 
     def worst(self, setting: Setting) -> Records:
-        return Records(np.array([[1.0, -1.0]]), np.ones((1, 2), dtype=np.bool_), np.array([0]))
+        return complete(np.array([[1.0, -1.0]]), np.array([0]))
 
 
 class _Grams(Neighbours):
@@ -347,7 +348,7 @@ class _Grams(Neighbours):
         return tuple(found)
 
     def worst(self, setting: Setting) -> Records:
-        return Records(np.array([[1.0, -1.0]]), np.ones((1, 2), dtype=np.bool_), np.array([0]))
+        return complete(np.array([[1.0, -1.0]]), np.array([0]))
 
 
 _FEATURE_MEANS = (
@@ -389,7 +390,7 @@ class _Evaluation(Neighbours):
         return Setting(name, "evaluation", agreed, {**parameters, **told}, to_broadcast(arrays))
 
     def worst(self, setting: Setting) -> Records:
-        return Records(np.array([[0.5, -0.5]]), np.ones((1, 2), dtype=np.bool_), np.array([0]))
+        return complete(np.array([[0.5, -0.5]]), np.array([0]))
 
 
 class _NewtonStep(Neighbours):

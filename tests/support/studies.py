@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from support.randomness import SeededRandom
 from veilsum.compile import PrivacyRequest, StudyDraft, StudyRequest, draft_study
 from veilsum_coordinator.methods import get_method
+from veilsum_coordinator.parts.federation import Release
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.encoder import Projection, projection_digest
@@ -30,6 +31,34 @@ SCHEMA = DatasetSchema(
 )
 
 
+def complete(x: Floats, y: NDArray[Any] | None = None, subjects: NDArray[np.int64] | None = None) -> Records:
+    """Records (n, d) without a missing value."""
+    return Records(x, np.ones(x.shape, dtype=np.bool_), None if y is None else y.astype(np.int64), subjects)
+
+
+def pooled(sites: Mapping[str, Records]) -> tuple[Floats, NDArray[np.int64]]:
+    """Features and labels of all sites together."""
+    return np.concatenate([own.features for own in sites.values()]), np.concatenate([own.labels for own in sites.values()])
+
+
+def skewed_sites(
+    seed: int,
+    n: int = 300,
+    shares: tuple[float, ...] = (0.8, 0.15, 0.05),
+    sites: Sequence[str] = ("site-0", "site-1", "site-2"),
+    root: float = 0.12,
+) -> dict[str, Records]:
+    """Sites of three classes in four dimensions, each class with a covariance of its own and other ``shares`` at each site."""
+    rng, fixed = np.random.default_rng(seed), np.random.default_rng(11)
+    means, roots = fixed.normal(0, 0.25, (3, 4)), fixed.normal(0, root, (3, 4, 4))
+    found = {}
+    for index, site in enumerate(sites):
+        y = rng.choice(3, n, p=np.roll(shares, index))
+        x = means[y] + np.einsum("nij,nj->ni", roots[y], rng.standard_normal((n, 4)))
+        found[site] = complete(x.clip(-1.0, 1.0), y)
+    return found
+
+
 def shifted_sites(
     n: int = 400, seed: int = 0, sites: tuple[str, ...] = SITES, apart: float = 0.25, shift: float = 0.1
 ) -> dict[str, Records]:
@@ -41,7 +70,7 @@ def shifted_sites(
         y = rng.choice(len(CLASSES), n, p=rng.dirichlet([1.0] * len(CLASSES)))
         spread = 0.08 * (np.eye(WIDTH) + 0.3 * rng.normal(size=(WIDTH, WIDTH)))
         x = means[y] + rng.normal(size=(n, WIDTH)) @ spread.T + rng.normal(0.0, shift, WIDTH)
-        found[site] = Records(x.clip(-1.0, 1.0), np.ones((n, WIDTH), dtype=bool), y)
+        found[site] = complete(x.clip(-1.0, 1.0), y)
     return found
 
 
@@ -97,8 +126,47 @@ def federation(
     study: Study, records: Mapping[str, Records], seed: int = 0, encoder: Mapping[str, Floats] | None = None
 ) -> PlainFederation:
     """Sites in memory with the real grid and noise, reproducible."""
-    sites = {name: PlainSite(own, SeededRandom(f"{name} {seed}".encode())) for name, own in records.items()}
-    return PlainFederation(study, sites, encoder)
+    return PlainFederation(study, plain_sites(records, seed), encoder)
+
+
+def plain_sites(records: Mapping[str, Records], seed: int = 0) -> dict[str, PlainSite]:
+    """Sites whose noise follows from name and seed."""
+    return {name: PlainSite(own, SeededRandom(f"{name} {seed}".encode())) for name, own in records.items()}
+
+
+def split_records(records: Records, sites: int | Sequence[str], seed: int = 0) -> dict[str, Records]:
+    """Deal records to sites at random; to so many, or to those of these names."""
+    names = [f"site-{index}" for index in range(sites)] if isinstance(sites, int) else sites
+    parts = np.array_split(np.random.default_rng(seed).permutation(len(records)), len(names))
+    return {name: records.take(part) for name, part in zip(names, parts, strict=True)}
+
+
+class Watched(PlainFederation):
+    """Sites in memory, as in :func:`federation`; remembers what was asked of them, what they released, and checkpoints.
+
+    Attributes:
+        broadcasts: what was sent for each sum.
+        members: of each sum, None for all.
+        kept: the summaries of checkpoints.
+    """
+
+    def __init__(self, study: Study, records: Mapping[str, Records], seed: int = 0) -> None:
+        super().__init__(study, plain_sites(records, seed))
+        self.broadcasts: list[dict[str, Floats]] = []
+        self.members: list[tuple[str, ...] | None] = []
+        self.releases: list[Release] = []
+        self.kept: list[Mapping[str, Any]] = []
+
+    def sum(
+        self, label: str, broadcast: Mapping[str, Floats] | None = None, *, members: Collection[str] | None = None
+    ) -> Release:
+        self.broadcasts.append(dict(broadcast or {}))
+        self.members.append(None if members is None else tuple(sorted(members)))
+        self.releases.append(super().sum(label, broadcast, members=members))
+        return self.releases[-1]
+
+    def checkpoint(self, arrays: Mapping[str, Floats], summary: Mapping[str, Any]) -> None:
+        self.kept.append(summary)
 
 
 def run(

@@ -20,6 +20,7 @@ from scipy import stats
 from support.audit import COUNT, LEVEL, audit, mu_lower_bound, upper_limits
 from support.neighbours import NEIGHBOURS, SETTINGS, Setting, add_unit, repeated, with_subjects
 from support.randomness import SeededRandom
+from support.studies import complete
 from veilsum_node.randomness import RandomSource
 from veilsum_privacy.ledger.entries import Mechanism
 from veilsum_privacy.mechanism.clipping import site_sum
@@ -217,7 +218,7 @@ def unclipped(path: Path, records: Records, *, site_clips: bool) -> Integers:
 
 def test_a_dropped_clip_is_flagged_and_one_clip_suffices() -> None:
     path = Path(EVEN)
-    full = Records(np.ones((1, 4)), np.ones((1, 4), dtype=np.bool_), np.array([0]))
+    full = complete(np.ones((1, 4)), np.array([0]))
     worlds = add_unit(repeated(full, 5), full, "record", np.random.default_rng(0))
     for site_clips in (False, True):
         release = releases(path, worlds, SeededRandom(4), total=lambda r: unclipped(path, r, site_clips=site_clips))  # noqa: B023

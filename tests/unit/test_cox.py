@@ -11,8 +11,7 @@ import pytest
 import statsmodels.api as sm
 from lifelines import CoxPHFitter
 
-from support.memory import MemoryFederation, split_records
-from support.studies import agreed, demand, drafted
+from support.studies import agreed, demand, drafted, federation, split_records
 from veilsum.compile import StudyRequest
 from veilsum.exports import plot, to_csv
 from veilsum.plan import plan_study
@@ -72,7 +71,7 @@ def compiled(parameters: dict[str, Any], epsilon: float | None) -> Study:
 
 
 def run(study: Study, records: Records, seed: int = 0) -> dict[str, Any]:
-    return dict(METHODS["regression"].run(MemoryFederation(study, split_records(records, 4), seed)).summary)
+    return dict(METHODS["regression"].run(federation(study, split_records(records, 4), seed)).summary)
 
 
 def test_without_noise_it_is_lifelines() -> None:
@@ -103,16 +102,16 @@ def test_without_noise_it_is_a_poisson_regression_of_periods() -> None:
     """Of one row a record and period, with the time at risk for its offset (Holford 1980)."""
     records, terms, time, event = records_of(3000, 4)
     study = compiled(COX, None)
-    federation = MemoryFederation(study, split_records(records, 4))
+    plain = federation(study, split_records(records, 4))
     seen: list[dict[str, np.ndarray]] = []
-    sums = federation.sum
+    sums = plain.sum
 
     def watched(label: str, broadcast: Any = None, **more: Any) -> Any:
         seen.append(dict(broadcast or {}))
         return sums(label, broadcast, **more)
 
-    federation.sum = watched  # type: ignore[method-assign]
-    rows = METHODS["regression"].run(federation).summary["coefficients"]
+    plain.sum = watched  # type: ignore[method-assign]
+    rows = METHODS["regression"].run(plain).summary["coefficients"]
     ends = np.unique(seen[-1][PERIODS]) * HORIZON
     spent = np.clip(time[:, None], ends[:-1], ends[1:]) - ends[:-1]
     last = np.searchsorted(ends, time, side="left") - 1

@@ -10,8 +10,7 @@ from lifelines.utils import concordance_index
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
-from support.memory import MemoryFederation, split_records
-from support.studies import agreed, demand, drafted
+from support.studies import agreed, complete, demand, drafted, federation, split_records
 from veilsum.compile import StudyRequest
 from veilsum_aggregation.concordance import area, concordance
 from veilsum_aggregation.figures import Drowned, Figure
@@ -50,7 +49,7 @@ def cohort(n: int, seed: int = 0) -> tuple[Records, Cells, Cells, NDArray[np.boo
     features[:, 0], features[:, 1] = (age - 20) / 35 - 1, time / 2.5 - 1
     features[np.arange(n), 2 + arm] = 1.0
     features[np.arange(n), 4 + event * (1 + np.arange(n) % 2)] = 1.0
-    return Records(features, np.ones((n, SCHEMA.width), dtype=np.bool_), None), risk, time, event
+    return complete(features), risk, time, event
 
 
 SITES = [f"site-{index}" for index in range(4)]
@@ -63,7 +62,7 @@ def request_of(epsilon: float | None, *queries: object) -> StudyRequest:
 
 def answers(records: Records, epsilon: float | None, *queries: object, seed: int = 0) -> dict[str, list[dict[str, object]]]:
     study = agreed(request_of(epsilon, *queries), SITES)
-    return dict(METHODS["statistics"].run(MemoryFederation(study, split_records(records, 4), seed)).summary)
+    return dict(METHODS["statistics"].run(federation(study, split_records(records, 4), seed)).summary)
 
 
 @settings(max_examples=60)

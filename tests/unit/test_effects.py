@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from support.memory import MemoryFederation, split_records
-from support.studies import agreed, demand, drafted
+from support.studies import agreed, complete, demand, drafted, federation, split_records
 from veilsum.compile import PrivacyRequest, StudyRequest
 from veilsum_aggregation.figures import Drowned, Figure
 from veilsum_aggregation.weighted_means import WeightedSums, difference, ratio
@@ -48,7 +47,7 @@ def ward(n: int, seed: int = 0) -> tuple[Records, Values, Values, NDArray[np.boo
     features = np.zeros((n, SCHEMA.width))
     features[:, 0], features[:, 1] = (age - 20) / 35 - 1, stay / 20 - 1
     features[np.arange(n), 2 + treated], features[np.arange(n), 4 + died] = 1.0, 1.0
-    return Records(features, np.ones((n, SCHEMA.width), dtype=np.bool_), None), odds, stay, treated, died
+    return complete(features), odds, stay, treated, died
 
 
 def request_of(epsilon: float | None, *queries: object, derive: Any = ODDS, records: int = 1250) -> StudyRequest:
@@ -59,7 +58,7 @@ def request_of(epsilon: float | None, *queries: object, derive: Any = ODDS, reco
 
 def answers(records: Records, request: StudyRequest, seed: int = 0) -> dict[str, Any]:
     study = agreed(request, SITES)
-    return dict(METHODS[request.method].run(MemoryFederation(study, split_records(records, 4), seed)).summary)
+    return dict(METHODS[request.method].run(federation(study, split_records(records, 4), seed)).summary)
 
 
 def test_without_noise_it_is_numpys() -> None:

@@ -24,7 +24,7 @@ from sklearn.metrics import (
 from support.commands import veilsum
 from support.federation import make_request, schema_of
 from support.randomness import SeededRandom
-from support.studies import agreed
+from support.studies import agreed, complete
 from veilsum.compile import StudyRequest
 from veilsum.request import load_study_request, with_model
 from veilsum_aggregation.classification import auc_interval
@@ -67,7 +67,7 @@ def network(name: str, width: int, classes: int, seed: int = 1) -> tuple[Archite
 
 def records(n: int, width: int = WIDTH, classes: int = CLASSES, seed: int = 0) -> Records:
     rng = np.random.default_rng(seed)
-    return Records(rng.uniform(-1, 1, (n, width)), np.ones((n, width), dtype=np.bool_), rng.integers(0, classes, n))
+    return complete(rng.uniform(-1, 1, (n, width)), rng.integers(0, classes, n))
 
 
 def task_of(
@@ -416,7 +416,7 @@ def test_without_noise_the_figures_are_those_of_pooled_records(tmp_path: Path, c
     summary = FederatedEvaluation().run(federation(study, data, find_released(tmp_path, study))).summary
     x = np.vstack([own.features for own in data.values()])
     y = np.concatenate([own.labels for own in data.values() if own.labels is not None])
-    z = Model.from_result(result).scores(Records(x, np.ones_like(x, dtype=np.bool_), y))
+    z = Model.from_result(result).scores(complete(x, y))
     said, p = z.argmax(axis=1), softmax(z, axis=1)
     precision, recall, f1, support = precision_recall_fscore_support(y, said, zero_division=0)
     assert summary["records"] == {"value": pytest.approx(len(y), abs=1e-3), "std_error": 0.0}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -12,14 +12,11 @@ import pytest
 from scipy.special import softmax
 
 from support.federation import schema_of
-from support.randomness import SeededRandom
-from support.studies import agreed
+from support.studies import Watched, agreed, complete, pooled, skewed_sites
 from veilsum.compile import PrivacyRequest, StudyRequest
 from veilsum_coordinator.methods import METHODS
-from veilsum_coordinator.parts.federation import Release
 from veilsum_coordinator.parts.local_rounds import LocalRounds
 from veilsum_coordinator.parts.participation import Participation, ParticipationParameters
-from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_node.errors import ConfigurationError
 from veilsum_participant.applying.model import Model
 from veilsum_privacy.accounting.accountant import GaussianEvent, rdp_epsilon
@@ -57,50 +54,8 @@ def compiled(
     return agreed(request, sites)
 
 
-class Watched(PlainFederation):
-    """Remembers what was broadcast, to whom, and checkpoints."""
-
-    def __init__(self, study: Study, sites: Mapping[str, Records], seed: int = 0) -> None:
-        plain = {name: PlainSite(own, SeededRandom(100 * seed + index)) for index, (name, own) in enumerate(sites.items())}
-        super().__init__(study, plain)
-        self.broadcasts: list[dict[str, np.ndarray]] = []
-        self.members: list[tuple[str, ...] | None] = []
-        self.kept: list[Mapping[str, Any]] = []
-
-    def sum(
-        self, label: str, broadcast: Mapping[str, np.ndarray] | None = None, *, members: Collection[str] | None = None
-    ) -> Release:
-        self.broadcasts.append(dict(broadcast or {}))
-        self.members.append(None if members is None else tuple(sorted(members)))
-        return super().sum(label, broadcast, members=members)
-
-    def checkpoint(self, arrays: Mapping[str, np.ndarray], summary: Mapping[str, Any]) -> None:
-        self.kept.append(summary)
-
-
-def records(x: np.ndarray, y: np.ndarray) -> Records:
-    return Records(x.clip(-1.0, 1.0), np.ones(x.shape, dtype=np.bool_), y.astype(np.int64))
-
-
-def skewed(
-    seed: int, n: int = 300, shares: tuple[float, ...] = (0.8, 0.15, 0.05), names: Sequence[str] = SITES
-) -> dict[str, Records]:
-    """Three classes in four dimensions, skewed over sites."""
-    rng, fixed = np.random.default_rng(seed), np.random.default_rng(11)
-    means, roots = fixed.normal(0, 0.25, (K, D)), fixed.normal(0, 0.12, (K, D, D))
-    found = {}
-    for index, name in enumerate(names):
-        y = rng.choice(K, n, p=np.roll(shares, index))
-        found[name] = records(means[y] + np.einsum("nij,nj->ni", roots[y], rng.standard_normal((n, D))), y)
-    return found
-
-
-def pooled(sites: Mapping[str, Records]) -> tuple[np.ndarray, np.ndarray]:
-    return np.concatenate([own.features for own in sites.values()]), np.concatenate([own.labels for own in sites.values()])
-
-
 def run(study: Study, sites: Mapping[str, Records] | None = None, seed: int = 0) -> tuple[Result, Watched]:
-    watched = Watched(study, sites or skewed(0), seed)
+    watched = Watched(study, sites or skewed_sites(0), seed)
     result = METHODS["fedavg"].run(watched)
     json.dumps(result.summary, allow_nan=False)
     return result, watched
@@ -125,8 +80,8 @@ def own_models(watched: Watched, number: int, sites: Mapping[str, Records], desc
 @pytest.mark.parametrize("weighting", ["equal", "records"])
 @pytest.mark.parametrize("model", ["linear", "mlp"])
 def test_two_rounds_are_fedavg_in_plain_numpy(weighting: str, model: str) -> None:
-    sites = skewed(0)
-    sites["site-1"] = records(sites["site-1"].features[:90], sites["site-1"].labels[:90])
+    sites = skewed_sites(0)
+    sites["site-1"] = sites["site-1"].take(slice(90))
     options = {"scale": 1.0, "bias": 1.0} if model == "linear" else {"hidden": 6}
     study = compiled(
         rounds=2, epochs=2, batch=32, learning_rate=0.1, momentum=0.5, weighting=weighting,
@@ -145,8 +100,8 @@ def test_two_rounds_are_fedavg_in_plain_numpy(weighting: str, model: str) -> Non
 
 
 def test_normalised_averaging_is_fednovas() -> None:
-    sites = skewed(0)
-    sites["site-1"] = records(sites["site-1"].features[:64], sites["site-1"].labels[:64])
+    sites = skewed_sites(0)
+    sites["site-1"] = sites["site-1"].take(slice(64))
     study = compiled(rounds=1, epochs=1, batch=32, weighting="records", normalised=True, **CONVEX)
     result, watched = run(study, sites)
     parts = own_models(watched, 0, sites, Descent(1, 32, 0.5))
@@ -160,7 +115,7 @@ def test_normalised_averaging_is_fednovas() -> None:
 @pytest.mark.parametrize("optimiser", ["sgd", "adam", "yogi"])
 def test_fedopt_takes_the_mean_update_for_a_gradient(optimiser: str) -> None:
     """Two rounds against the text's algorithm 2, without its correction for the beginning."""
-    sites = skewed(0)
+    sites = skewed_sites(0)
     server = {"name": optimiser, "learning_rate": 0.3, "momentum": 0.4 if optimiser == "sgd" else 0.0, "tau": 0.01}
     result, watched = run(compiled(rounds=2, server=server, **CONVEX), sites)
     m, v = 0.0, 0.01**2
@@ -180,7 +135,7 @@ def test_fedopt_takes_the_mean_update_for_a_gradient(optimiser: str) -> None:
 
 def test_drift_correction_reaches_the_common_optimum() -> None:
     """With full batches and ten local steps FedAvg stops beside the optimum of all sites together; these two reach it."""
-    sites = skewed(1, 200, (0.97, 0.02, 0.01))
+    sites = skewed_sites(1, 200, (0.97, 0.02, 0.01))
     x, y = pooled(sites)
 
     def gradient(weight: np.ndarray, bias: np.ndarray) -> float:
@@ -207,8 +162,8 @@ def test_every_objective_learns(name: str, epsilon: float | None) -> None:
         return
     model = {"name": "mlp", "options": {"hidden": 8}}
     study = compiled(epsilon=epsilon, rounds=6, objective={"name": name}, model=model, learning_rate=0.5)
-    result, watched = run(study, skewed(0, 120))
-    even = skewed(50, 200, (0.34, 0.33, 0.33))
+    result, watched = run(study, skewed_sites(0, 120))
+    even = skewed_sites(50, 200, (0.34, 0.33, 0.33))
     assert accuracy(result, even) > 0.6
     assert set(result.arrays) >= {"model.head.weight", "model.features.hidden.weight"}
     assert not any("spread" in array for array in result.arrays)
@@ -217,7 +172,7 @@ def test_every_objective_learns(name: str, epsilon: float | None) -> None:
 
 def test_prototypes_come_from_all_sites() -> None:
     study = compiled(rounds=2, objective={"name": "proto"}, model={"name": "mlp", "options": {"hidden": 5}})
-    sites = skewed(0)
+    sites = skewed_sites(0)
     _, watched = run(study, sites)
     assert not watched.broadcasts[0]["proto.known"].any()
     told = watched.broadcasts[1]
@@ -255,7 +210,7 @@ def test_the_study_is_booked_as_the_steps_it_takes() -> None:
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_travel_is_how_far_noise_alone_moves_the_mean_model(momentum: float) -> None:
     """Sites without records, so that nothing but noise moves; (4 + 1) x 3 values from zero on."""
-    nobody = {name: records(np.zeros((0, D)), np.zeros(0)) for name in SITES}
+    nobody = {name: complete(np.zeros((0, D)), np.zeros(0)) for name in SITES}
     study = compiled(epsilon=2.0, rounds=4, local_steps=12, travel=30.0, momentum=momentum, model={"name": "linear"})
     squares = []
     for seed in range(12):
@@ -281,10 +236,10 @@ def test_the_rate_is_stated_or_follows_from_the_travel() -> None:
 
 
 def test_more_epsilon_learns_more() -> None:
-    even, found = skewed(50, 200, (0.34, 0.33, 0.33)), {}
+    even, found = skewed_sites(50, 200, (0.34, 0.33, 0.33)), {}
     for epsilon in (0.05, 20.0):
         study = compiled(schema_of(D, K, 300), epsilon, rounds=5, local_steps=5, model={"name": "linear"})
-        found[epsilon] = np.mean([accuracy(run(study, skewed(0), seed)[0], even) for seed in range(3)])
+        found[epsilon] = np.mean([accuracy(run(study, skewed_sites(0), seed)[0], even) for seed in range(3)])
     assert found[20.0] > 0.75
     assert found[20.0] > found[0.05] + 0.1
 
@@ -348,7 +303,7 @@ def test_a_coordinated_design_meets_any_importance() -> None:
 
 @pytest.mark.parametrize("mode", ["available", "natural", "coordinated"])
 def test_a_round_is_the_weighted_mean_of_its_members(mode: str) -> None:
-    sites = skewed(0, 100, names=FIVE)
+    sites = skewed_sites(0, 100, sites=FIVE)
     importance = dict(zip(FIVE, (0.3, 0.25, 0.2, 0.15, 0.1), strict=True))
     table: dict[str, Any] = {"mode": mode, "importance": importance}
     if mode == "coordinated":
@@ -404,11 +359,11 @@ def test_sites_that_a_table_does_not_know_are_named() -> None:
     for table in ({"importance": {"site-9": 1.0}}, {"importance": dict.fromkeys(SITES[:2], 1.0)}):
         study = compiled(participation={"mode": "coordinated", "size": 2, **table})
         with pytest.raises(ConfigurationError, match="site-"):
-            METHODS["fedavg"].run(Watched(study, skewed(0)))
+            METHODS["fedavg"].run(Watched(study, skewed_sites(0)))
 
 
 def test_sites_without_records_change_nothing() -> None:
-    sites = {name: records(np.zeros((0, D)), np.zeros(0)) for name in SITES}
+    sites = {name: complete(np.zeros((0, D)), np.zeros(0)) for name in SITES}
     for weighting in ("equal", "records"):
         result, _ = run(compiled(rounds=2, weighting=weighting, **CONVEX), sites)
         assert not result.arrays["model.head.weight"].any()

@@ -12,15 +12,14 @@ from hypothesis import strategies as st
 from sklearn.linear_model import LogisticRegression
 
 from support.federation import schema_of
-from support.randomness import SeededRandom
-from support.studies import agreed, demand
+from support.studies import agreed, complete, demand, federation
 from veilsum.compile import StudyRequest
 from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.methods.fedpft import MIXTURES, START
 from veilsum_coordinator.parts.federation import Release
 from veilsum_coordinator.parts.mixtures import Components
 from veilsum_coordinator.parts.server_heads import softmax_head
-from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
+from veilsum_deploy.simulation.plain import PlainFederation
 from veilsum_node.errors import ConfigurationError
 from veilsum_participant.applying.model import Model
 from veilsum_privacy.results.result import Result
@@ -36,15 +35,6 @@ def compiled(schema: DatasetSchema, epsilon: float | None = None, **parameters: 
     return agreed(request, SITES)
 
 
-def federation(study: Study, sites: dict[str, Records], seed: int = 0) -> PlainFederation:
-    noise = {name: SeededRandom(10 * seed + index) for index, name in enumerate(sites)}
-    return PlainFederation(study, {name: PlainSite(records, noise[name]) for name, records in sites.items()})
-
-
-def plain(x: np.ndarray, y: np.ndarray) -> Records:
-    return Records(x.clip(-1.0, 1.0), np.ones(x.shape, dtype=np.bool_), y.astype(np.int64))
-
-
 def skewed(seed: int, n: int = 600, shift: float = 0.15) -> dict[str, Records]:
     """Three classes in four dimensions, skewed over three sites, each with a shift of its own."""
     rng, fixed = np.random.default_rng(seed), np.random.default_rng(7)
@@ -52,7 +42,7 @@ def skewed(seed: int, n: int = 600, shift: float = 0.15) -> dict[str, Records]:
     found = {}
     for index, name in enumerate(SITES):
         y = rng.choice(3, n, p=np.roll([0.8, 0.15, 0.05], index))
-        found[name] = plain(means[y] + shifts[index] + rng.normal(0, 0.12, (n, 4)), y)
+        found[name] = complete((means[y] + shifts[index] + rng.normal(0, 0.12, (n, 4))).clip(-1.0, 1.0), y)
     return found
 
 
@@ -103,7 +93,7 @@ def test_equal_sampling_gives_every_site_that_has_the_class_the_same_part() -> N
     sites = skewed(0)
     lacking = sites["site-1"]
     keep = np.flatnonzero(lacking.labels != 2)
-    sites["site-1"] = plain(lacking.features[keep], lacking.labels[keep])
+    sites["site-1"] = lacking.take(keep)
     found = components_of(compiled(schema_of(4, 3), clip=2.0), sites).mixtures("equal")
     assert [list(np.round(mixture.weights, 9)) for mixture in found if mixture is not None] == [
         [round(1 / 3, 9)] * 3,
@@ -148,7 +138,7 @@ def test_several_components_tell_what_one_cannot() -> None:
         rng = np.random.default_rng(index)
         a, b = rng.choice([-1.0, 1.0], (2, 900))
         x = np.column_stack([a, b]) * 0.5 + rng.normal(0, 0.1, (900, 2))
-        sites[name] = plain(x, (a * b > 0).astype(int))
+        sites[name] = complete(x, (a * b > 0).astype(int))
     study = compiled(schema_of(2, 2), clip=2.0, components=4, rounds=4)
     assert [task.releases for task in study.tasks] == [1, 4]
     broken = federation(study, sites)
@@ -172,7 +162,7 @@ def test_several_components_tell_what_one_cannot() -> None:
 @pytest.mark.parametrize("disclosure", ["joint", "per-site"])
 def test_several_components_stay_finite_when_most_are_empty(disclosure: str) -> None:
     study = compiled(schema_of(4, 3), components=8, disclosure=disclosure)
-    few = {name: plain(records.features[:9], records.labels[:9]) for name, records in skewed(0).items()}
+    few = {name: records.take(slice(9)) for name, records in skewed(0).items()}
     result = METHODS["fedpft"].run(federation(study, few))
     assert np.isfinite(result.arrays["weights"]).all()
 
@@ -223,7 +213,7 @@ def test_a_noised_study_keeps_its_epsilon_and_gives_a_sane_head(parameters: dict
 )
 def test_noise_that_swallows_everything_is_said(parameters: dict[str, Any]) -> None:
     study = compiled(schema_of(4, 3), 0.02, **parameters)
-    few = {name: plain(records.features[:2], records.labels[:2]) for name, records in skewed(0).items()}
+    few = {name: records.take(slice(2)) for name, records in skewed(0).items()}
     said = 0
     for seed in range(4):
         result = METHODS["fedpft"].run(federation(study, few, seed))

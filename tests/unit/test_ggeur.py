@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.federation import schema_of
-from support.randomness import SeededRandom
-from support.studies import agreed, demand
+from support.studies import Watched, agreed, complete, demand, pooled, skewed_sites
 from veilsum.compile import StudyRequest
 from veilsum_aggregation.geometry import ClassGeometry
 from veilsum_coordinator.methods import METHODS
@@ -21,7 +21,6 @@ from veilsum_coordinator.parts.federation import Release
 from veilsum_coordinator.parts.generated import GeneratedFeatures, released_geometry, released_prototypes
 from veilsum_coordinator.parts.generation import GEOMETRY
 from veilsum_coordinator.parts.server_heads import mlp_head
-from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_participant.applying.model import Model, load_model
 from veilsum_privacy.results.result import Result, load_result, save_result
@@ -40,38 +39,7 @@ def compiled(schema: DatasetSchema, epsilon: float | None = None, **parameters: 
     return agreed(request, SITES)
 
 
-class Watched(PlainFederation):
-    """Remembers what was broadcast."""
-
-    def __init__(self, study: Study, sites: Mapping[str, Records], seed: int = 0) -> None:
-        plain = {name: PlainSite(own, SeededRandom(10 * seed + index)) for index, (name, own) in enumerate(sites.items())}
-        super().__init__(study, plain)
-        self.broadcasts: list[tuple[str, dict[str, np.ndarray]]] = []
-
-    def sum(
-        self, label: str, broadcast: Mapping[str, np.ndarray] | None = None, *, members: Collection[str] | None = None
-    ) -> Release:
-        self.broadcasts.append((label, dict(broadcast or {})))
-        return super().sum(label, broadcast, members=members)
-
-
-def records(x: np.ndarray, y: np.ndarray) -> Records:
-    return Records(x.clip(-1.0, 1.0), np.ones(x.shape, dtype=np.bool_), y.astype(np.int64))
-
-
-def skewed(seed: int, n: int = 400, shares: tuple[float, ...] = (0.8, 0.15, 0.05), root: float = 0.08) -> dict[str, Records]:
-    """Three classes in four dimensions, skewed over three sites, each class with a covariance of its own."""
-    rng, fixed = np.random.default_rng(seed), np.random.default_rng(11)
-    means, roots = fixed.normal(0, 0.25, (K, D)), fixed.normal(0, root, (K, D, D))
-    found = {}
-    for index, name in enumerate(SITES):
-        y = rng.choice(K, n, p=np.roll(shares, index))
-        found[name] = records(means[y] + np.einsum("nij,nj->ni", roots[y], rng.standard_normal((n, D))), y)
-    return found
-
-
-def pooled(sites: Mapping[str, Records]) -> tuple[np.ndarray, np.ndarray]:
-    return np.concatenate([own.features for own in sites.values()]), np.concatenate([own.labels for own in sites.values()])
+skewed = partial(skewed_sites, n=400, root=0.08)
 
 
 def accuracy(result: Result, sites: Mapping[str, Records]) -> float:
@@ -191,14 +159,14 @@ def test_noised_prototypes_are_nearer_to_the_truth_than_raw_ones() -> None:
 @pytest.mark.parametrize("hidden", [0, 8])
 def test_two_rounds_are_fedavg_in_plain_numpy(weighting: str, hidden: int) -> None:
     sites = skewed(0)
-    sites["site-1"] = records(sites["site-1"].features[:100], sites["site-1"].labels[:100])
+    sites["site-1"] = sites["site-1"].take(slice(100))
     parameters: dict[str, Any] = {"rounds": 2, "epochs": 2, "batch": 32, "hidden": hidden, "weighting": weighting}
     watched = Watched(compiled(schema_of(D, K), clip=2.0, control="none", **parameters), sites)
     result = METHODS["ggeur"].run(watched)
-    assert [label for label, _ in watched.broadcasts] == ["local-training"] * 2
-    model = [array for name, array in watched.broadcasts[0][1].items() if name.startswith("model.")]
+    assert [release.label for release in watched.releases] == ["local-training"] * 2
+    model = [array for name, array in watched.broadcasts[0].items() if name.startswith("model.")]
     descent = Descent(2, 32, 0.1, 0.9)
-    for _, broadcast in watched.broadcasts:
+    for broadcast in watched.broadcasts:
         seeds = broadcast["training.seeds"][:, 0]
         each = [
             train(model, own.features, own.labels, descent, np.random.default_rng(int(seed)))
@@ -208,9 +176,9 @@ def test_two_rounds_are_fedavg_in_plain_numpy(weighting: str, hidden: int) -> No
         model = [np.average(parts, axis=0, weights=weights) for parts in zip(*each, strict=True)]
     applied, x = Model.from_result(result), pooled(sites)[0]
     np.testing.assert_allclose(
-        applied.scores(records(x, np.zeros(len(x)))), scores(model, x), atol=1e-7
+        applied.scores(complete(x)), scores(model, x), atol=1e-7
     )  # 100 / 2^40 a value and round, grown a little by training on
-    first, second = (broadcast["training.seeds"] for _, broadcast in watched.broadcasts)
+    first, second = (broadcast["training.seeds"] for broadcast in watched.broadcasts)
     assert not np.any(first[:, 0] == second[:, 0])
     np.testing.assert_array_equal(first[:, 1], second[:, 1])  # the same samples in every round
 
@@ -218,12 +186,12 @@ def test_two_rounds_are_fedavg_in_plain_numpy(weighting: str, hidden: int) -> No
 def test_sites_are_told_the_geometry_and_the_prototypes_of_others() -> None:
     sites = skewed(0)
     keep = np.flatnonzero(sites["site-2"].labels != 1)
-    sites["site-2"] = records(sites["site-2"].features[keep], sites["site-2"].labels[keep])
+    sites["site-2"] = sites["site-2"].take(keep)
     study = compiled(schema_of(D, K), clip=2.0, mode="multi-domain", rounds=1)
     watched = Watched(study, sites)
     result = METHODS["ggeur"].run(watched)
     assert [task.disclosure for task in study.tasks] == ["joint", "per-site", "joint"]
-    _, told = watched.broadcasts[-1]
+    told = watched.broadcasts[-1]
     x, y = pooled(sites)
     for c in range(K):
         root = told["geometry.directions"][c]
@@ -245,8 +213,8 @@ def test_the_control_repeats_records_without_deviations() -> None:
     study = compiled(schema_of(D, K), clip=2.0, control="oversample", rounds=1)
     watched = Watched(study, skewed(0))
     METHODS["ggeur"].run(watched)
-    assert [label for label, _ in watched.broadcasts] == ["local-training"]
-    assert not watched.broadcasts[0][1]["geometry.directions"].any()
+    assert [release.label for release in watched.releases] == ["local-training"]
+    assert not watched.broadcasts[0]["geometry.directions"].any()
     assert study.tasks[0].parameters["generation"]["fill"] == 2000
     assert compiled(schema_of(D, K), control="none").tasks[0].parameters["generation"] is None
 
@@ -291,7 +259,7 @@ def test_a_noised_result_is_applied_from_its_bundle(tmp_path: Any) -> None:
 
 def test_noise_that_swallows_everything_is_said() -> None:
     study = compiled(schema_of(D, K), 0.02)
-    few = {name: records(own.features[:2], own.labels[:2]) for name, own in skewed(0).items()}
+    few = {name: own.take(slice(2)) for name, own in skewed(0).items()}
     said = 0
     for seed in range(5):
         result = METHODS["ggeur"].run(Watched(study, few, seed))
@@ -354,7 +322,7 @@ TABLE: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("method", TABLE)
 def test_sites_train_by_any_method_on_what_they_generate(method: str) -> None:
-    even = skewed(50, 100, (0.34, 0.33, 0.33))
+    even = skewed(50, n=100, shares=(0.34, 0.33, 0.33))
     for control in ("none", "geometry"):
         common: dict[str, Any] = {"clip": 2.0, "mode": "multi-domain", "target": 100, "extra": 50, "rounds": 4, "hidden": 8}
         study = compiled(schema_of(D, K), control=control, **common, **TABLE[method])
@@ -371,7 +339,7 @@ def test_one_feature_and_a_site_without_records(epsilon: float | None, mode: str
     sites = {}
     for index, name in enumerate(SITES):
         y = rng.integers(0, 2, 200 if index else 0)
-        sites[name] = records((0.4 * (2 * y - 1) + rng.normal(0, 0.1, len(y)))[:, None], y)
+        sites[name] = complete((0.4 * (2 * y - 1) + rng.normal(0, 0.1, len(y))).clip(-1.0, 1.0)[:, None], y)
     study = compiled(schema, epsilon, mode=mode, target=100, extra=20, rounds=3, hidden=4)
     result = METHODS["ggeur"].run(Watched(study, sites))
     assert accuracy(result, {name: sites[name] for name in SITES[1:]}) > 0.95

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.neighbours import join, schema, take
+from support.studies import complete
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks.base import Floats, Records
@@ -43,7 +44,7 @@ def task(name: str = "mlp", **changes: Any) -> Grams:
 
 def drawn(n: int, width: int = 3, seed: int = 0) -> Records:
     rng = np.random.default_rng(seed)
-    return Records(rng.uniform(-1, 1, (n, width)), np.ones((n, width), dtype=np.bool_), rng.integers(0, 3, n))
+    return complete(rng.uniform(-1, 1, (n, width)), rng.integers(0, 3, n))
 
 
 def by_subject(records: Records, subjects: np.ndarray) -> Records:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,12 @@ from scipy.linalg import lstsq
 
 from evaluations import hfedatm as evaluation
 from support.federation import make_bed, make_request, schema_of
-from support.randomness import SeededRandom
-from support.studies import agreed
+from support.studies import Watched, agreed, complete
 from veilsum.compile import PrivacyRequest, StudyRequest
 from veilsum_aggregation.filters import permute
 from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.methods.hfedatm import GRAMS
-from veilsum_coordinator.parts.federation import Release
 from veilsum_coordinator.parts.local_rounds import LOCAL
-from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_node.errors import ConfigurationError
 from veilsum_privacy.accounting.accountant import rdp_epsilon
 from veilsum_privacy.accounting.prices import declared_event
@@ -64,26 +61,8 @@ def records(width: int = WIDTH, n: int = 60, sites: tuple[str, ...] = SITES) -> 
     for name in sites:
         y = rng.integers(0, K, n)
         x = means[y] + rng.normal(0.0, 0.3, (n, width)) + (0.3 if name in STATIONS["south"] else -0.3)
-        found[name] = Records(x.clip(-1.0, 1.0), np.ones((n, width), dtype=np.bool_), y)
+        found[name] = complete(x.clip(-1.0, 1.0), y)
     return found
-
-
-class Watched(PlainFederation):
-    """Remembers releases and checkpoints."""
-
-    def __init__(self, study: Study, sites: Mapping[str, Records]) -> None:
-        super().__init__(study, {name: PlainSite(own, SeededRandom(name.encode())) for name, own in sites.items()})
-        self.releases: list[Release] = []
-        self.kept: list[Mapping[str, Any]] = []
-
-    def sum(
-        self, label: str, broadcast: Mapping[str, Floats] | None = None, *, members: Collection[str] | None = None
-    ) -> Release:
-        self.releases.append(super().sum(label, broadcast, members=members))
-        return self.releases[-1]
-
-    def checkpoint(self, arrays: Mapping[str, Floats], summary: Mapping[str, Any]) -> None:
-        self.kept.append(summary)
 
 
 def run(study: Study, sites: Mapping[str, Records] | None = None) -> tuple[Result, Watched]:

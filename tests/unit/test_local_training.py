@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from support.neighbours import MAPPED, add_unit, repeated, schema, spoil, take, with_subjects
 from support.randomness import SeededRandom
+from support.studies import complete
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.mechanism.noise import NoisePlan, discrete_gaussian
 from veilsum_privacy.mechanism.steps import Steps
@@ -74,7 +75,7 @@ def drawn(seed: int, n: int) -> Records:
     rng = np.random.default_rng(seed)
     y = rng.integers(0, K, n)
     x = np.array([[1.0, 0], [-0.5, 0.8], [-0.5, -0.8]])[y] + 0.6 * rng.normal(size=(n, D))
-    return Records(x, np.ones((n, D), dtype=np.bool_), y)
+    return complete(x, y)
 
 
 def given_arrays(task: LocalTraining, seed: int = 0) -> dict[str, Floats]:
@@ -247,7 +248,7 @@ def test_one_unit_never_changes_a_step_by_more_than_is_booked(
 @pytest.mark.parametrize("name", ["none", "proto"])
 def test_the_bound_is_reached(name: str) -> None:
     task = training(name, local_steps=1, learning_rate=1e-12)
-    record = Records(np.array([[50.0, -30.0]]), np.ones((1, D), dtype=np.bool_), np.array([1]))
+    record = complete(np.array([[50.0, -30.0]]), np.array([1]))
     both = []
     for times in (0, 1):
         steps = Seen(task)
@@ -289,7 +290,7 @@ def test_without_noise_class_weights_weigh_losses() -> None:
 
 
 def test_subjects_are_sampled_and_clipped_as_one() -> None:
-    records = repeated(Records(np.array([[50.0, -30.0]]), np.ones((1, D), dtype=np.bool_), np.array([1])), 40)
+    records = repeated(complete(np.array([[50.0, -30.0]]), np.array([1])), 40)
     one = replace(records, subjects=np.zeros(40, dtype=np.int64))
     task = training(local_steps=20, learning_rate=1e-12)
     steps = Seen(task, rate=0.5)
@@ -325,7 +326,7 @@ def test_huge_noise_hides_the_records() -> None:
     """Two worlds that differ in all records, at noise a thousand times their sum: updates are alike in distribution."""
     task = training(local_steps=1, hidden=0, norm=1e9)
     std = 1000.0 * 40 * 1000.0
-    far = [drawn(1, 40), repeated(Records(np.array([[50.0, -30.0]]), np.ones((1, D), dtype=np.bool_), np.array([1])), 40)]
+    far = [drawn(1, 40), repeated(complete(np.array([[50.0, -30.0]]), np.array([1])), 40)]
     means = []
     for world, records in enumerate(far):
         updates = [run(task, records, Seen(task, 100 * world + seed, std=std))["model.head.weight"] for seed in range(60)]

@@ -12,8 +12,7 @@ import pytest
 from sklearn.datasets import load_breast_cancer
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
-from support.memory import MemoryFederation, split_records
-from support.studies import agreed, demand, draft
+from support.studies import agreed, demand, draft, federation, split_records
 from veilsum.compile import StudyRequest
 from veilsum.exports import tables_of
 from veilsum_aggregation.heads import LinearHead
@@ -92,7 +91,7 @@ def test_statistics_without_noise_are_numpys(tmp_path: Path) -> None:
     age, bmi, sex, ill = mixed_file(tmp_path / "d.npz", 3000)
     records, _ = load_records(tmp_path / "d.npz", MIXED)
     study = compiled(MIXED, "statistics", None)
-    summary = METHODS["statistics"].run(MemoryFederation(study, split_records(records, 4))).summary
+    summary = METHODS["statistics"].run(federation(study, split_records(records, 4))).summary
     first, second = summary["overview.numbers"]
     (number,) = summary["records"]
     assert (number["count"]["value"], number["count"]["noise_error"]) == (3000, 0)
@@ -111,11 +110,11 @@ def test_statistics_without_noise_are_numpys(tmp_path: Path) -> None:
 def test_noise_errors_of_statistics_are_those_of_the_noise(tmp_path: Path) -> None:
     age, bmi, _, ill = mixed_file(tmp_path / "d.npz", 3000)
     records, _ = load_records(tmp_path / "d.npz", MIXED)
-    federation = MemoryFederation(compiled(MIXED, "statistics", 2.0), split_records(records, 4), seed=2)
+    study, sites = compiled(MIXED, "statistics", 2.0), split_records(records, 4)
     truths = (np.nanmean(age), bmi.mean(), np.nanstd(age), ill.mean())
     errors: list[list[float]] = []
-    for _ in range(200):
-        summary = METHODS["statistics"].run(federation).summary
+    for seed in range(200):
+        summary = METHODS["statistics"].run(federation(study, sites, seed)).summary
         first, second = summary["overview.numbers"]
         found = (first["mean"], second["mean"], first["standard_deviation"], summary["classes"][1]["share"])
         errors.append([(item["value"] - truth) / item["noise_error"] for item, truth in zip(found, truths, strict=True)])
@@ -126,7 +125,7 @@ def test_noise_errors_of_statistics_are_those_of_the_noise(tmp_path: Path) -> No
 def test_fedcgs_without_noise_is_linear_discriminant_analysis(breast_cancer: tuple[DatasetSchema, Records]) -> None:
     schema, records = breast_cancer
     study = compiled(schema, "fedcgs", None, clip=6.0)  # sqrt(30) at most: nothing is clipped
-    result = METHODS["fedcgs"].run(MemoryFederation(study, split_records(records, 4)))
+    result = METHODS["fedcgs"].run(federation(study, split_records(records, 4)))
     assert records.labels is not None
     x, y = records.features, records.labels
     within = sum(np.mean(y == c) * np.cov(x[y == c].T, bias=True) for c in (0, 1))
@@ -151,8 +150,9 @@ def test_fedcgs_on_breast_cancer(breast_cancer: tuple[DatasetSchema, Records], e
     for split in range(6):
         order = np.random.default_rng(split).permutation(len(records))
         train, test = take(records, order[170:]), take(records, order[:170])
-        federation = MemoryFederation(study, split_records(train, 4, split), seed=split)
-        accuracies += [accuracy(schema, METHODS["fedcgs"].run(federation), test) for _ in range(10)]
+        sites = split_records(train, 4, split)
+        runs = [METHODS["fedcgs"].run(federation(study, sites, 10 * split + draw)) for draw in range(10)]
+        accuracies += [accuracy(schema, result, test) for result in runs]
     assert np.mean(accuracies) > least
 
 
@@ -167,7 +167,7 @@ def test_fedcgs_describes_the_columns_by_class_in_their_own_units() -> None:
     present[:40, 0] = False
     frame.loc[:39, "age"] = np.nan
     study = compiled(MIXED, "fedcgs", 5000.0, describe=True, missing="centre")
-    result = METHODS["fedcgs"].run(MemoryFederation(study, split_records(Records(features, present, ill), 4)))
+    result = METHODS["fedcgs"].run(federation(study, split_records(Records(features, present, ill), 4)))
     summary, by = result.summary, frame.groupby(np.where(ill, "yes", "no"))
     assert len(summary["numbers-by-class"]) == len(summary["categories-by-class"]) == 4
     for row in summary["numbers-by-class"]:
@@ -197,10 +197,10 @@ def test_fedcgs_describes_only_what_it_centres_and_records(privacy: dict[str, An
 def test_fedcgs_survives_noise_that_swallows_everything(breast_cancer: tuple[DatasetSchema, Records]) -> None:
     schema, records = breast_cancer
     few = {site: take(part, np.arange(3)) for site, part in split_records(records, 4).items()}
-    federation = MemoryFederation(compiled(schema, "fedcgs", 0.1), few)
+    study = compiled(schema, "fedcgs", 0.1)
     heads = 0
-    for _ in range(200):
-        result = METHODS["fedcgs"].run(federation)
+    for seed in range(200):
+        result = METHODS["fedcgs"].run(federation(study, few, seed))
         json.dumps(result.summary, allow_nan=False)
         if result.arrays:
             heads += 1
@@ -224,7 +224,7 @@ def test_fedcgs_with_missing_labels_a_missing_class_and_a_constant_feature(epsil
     features[:, 3] = 0.25
     records = Records(features, rng.random((4000, 4)) < 0.9, labels)
     study = compiled(schema, "fedcgs", epsilon, priors=priors, missing="centre")
-    result = METHODS["fedcgs"].run(MemoryFederation(study, split_records(records, 4), seed=1))
+    result = METHODS["fedcgs"].run(federation(study, split_records(records, 4), seed=1))
     assert result.application["classes"] == ["a", "b"]
     assert result.summary["classes"][2]["in_head"] is False
     known = take(records, np.flatnonzero(labels >= 0))

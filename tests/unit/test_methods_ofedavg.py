@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from support.studies import SITES, WIDTH, compiled, draft, federation, run, shifted_sites
+from support.studies import SITES, WIDTH, compiled, complete, draft, federation, run, shifted_sites
 from veilsum_coordinator.methods import get_method
 from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_participant.applying.model import Model
@@ -51,7 +51,7 @@ def test_without_noise_it_is_the_mean_of_scikit_learns_heads(disclosure: str) ->
         assert "heads.weights" not in result.arrays
     assert result.application["classes"] == ["p", "q", "r"]
     x = np.vstack([own.features for own in sites.values()])
-    scores = Model.from_result(result).scores(Records(x, np.ones_like(x, dtype=bool), None))
+    scores = Model.from_result(result).scores(complete(x))
     np.testing.assert_allclose(scores, x @ weights.mean(axis=0).T + bias.mean(axis=0), atol=1e-3)
 
 

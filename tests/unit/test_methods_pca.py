@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from sklearn.decomposition import PCA
 
-from support.studies import SCHEMA, WIDTH, compiled, draft, federation, run, shifted_sites
+from support.studies import SCHEMA, WIDTH, compiled, complete, draft, federation, run, shifted_sites
 from veilsum.plan import Verdict, plan_study
 from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.results.projections import result_projection
@@ -53,7 +53,7 @@ def test_it_is_an_encoder_whose_features_are_centred_and_of_norm_about_one(
     assert (projection.inputs, projection.width) == (WIDTH, 4)
     assert loaded.application["encoder"]["sha256"] == projection.sha256
     assert loaded.application["head"] is None
-    pooled = Records(np.vstack([own.features for own in sites.values()]), np.ones((1600, WIDTH), dtype=bool), None)
+    pooled = complete(np.vstack([own.features for own in sites.values()]))
     features = Model.from_result(loaded).features(pooled)
     np.testing.assert_allclose(features, pooled.features @ arrays["encoder.matrix"].T + arrays["encoder.offset"], atol=1e-9)
     rough = 1e-4 if epsilon is None else 0.1

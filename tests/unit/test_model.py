@@ -20,6 +20,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import nn
 
 from support.federation import schema_of
+from support.studies import complete
 from veilsum_aggregation.alignment import local_map, reference_arrays
 from veilsum_aggregation.gaussian import Gaussian
 from veilsum_coordinator.parts.application import application
@@ -48,7 +49,7 @@ WIDTH, SITES = 4, ("berlin", "oslo")
 
 def _records(n: int = 9, seed: int = 0, width: int = WIDTH) -> Records:
     rng = np.random.default_rng(seed)
-    return Records(rng.uniform(-1, 1, (n, width)), np.ones((n, width), dtype=np.bool_), rng.integers(0, 2, n))
+    return complete(rng.uniform(-1, 1, (n, width)), rng.integers(0, 2, n))
 
 
 def _linear(width: int, seed: int = 1) -> dict[str, np.ndarray]:
@@ -91,7 +92,7 @@ def test_a_linear_head_scores_as_scikit_learns_discriminant() -> None:
     labels = np.repeat([0, 1], 200)
     x = np.clip(rng.standard_normal((400, WIDTH)) * 0.2 + np.where(labels[:, None] == 1, 0.3, -0.3), -1, 1)
     x[:, 2:] *= [0.5, 1.0]
-    records = Records(x, np.ones_like(x, dtype=np.bool_), labels)
+    records = complete(x, labels)
     reference = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=None).fit(x, labels)
     weights = np.stack([-reference.coef_[0] / 2, reference.coef_[0] / 2])
     bias = np.array([-reference.intercept_[0] / 2, reference.intercept_[0] / 2])

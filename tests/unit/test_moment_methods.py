@@ -9,8 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.memory import split_records
-from support.studies import CLASSES, SCHEMA, SITES, WIDTH, compiled, federation, projection, shifted_sites
+from support.studies import (
+    CLASSES,
+    SCHEMA,
+    SITES,
+    WIDTH,
+    compiled,
+    complete,
+    federation,
+    projection,
+    shifted_sites,
+    split_records,
+)
 from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.methods.fedavg import FedAvg, FedAvgParameters
 from veilsum_coordinator.methods.fedsgd import FedSGD, FedSGDParameters
@@ -135,7 +145,7 @@ def aligned_by_hand(sites: dict[str, Records], share: float, adjust: str) -> dic
         target = every.mean(axis=0) if adjust != "variance" else kept.mean(axis=0)
         moved = np.clip((x - kept.mean(axis=0)) * np.clip(ratio, 0.2, 5.0) + target, -1.0, 1.0)
         assert own.labels is not None
-        found[name] = Records(moved, np.ones_like(moved, dtype=bool), own.labels[~chosen[name]])
+        found[name] = complete(moved, own.labels[~chosen[name]])
     return found
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from support.neighbours import random_records, spoil, take
 from support.neighbours import schema as small
+from support.studies import complete
 from veilsum_aggregation.feature_moments import REFERENCE_MEAN, moment_terms, moments_of_sums, reference_arrays
 from veilsum_aggregation.moment_alignment import moment_map
 from veilsum_node.errors import HostileInput, Misuse
@@ -105,7 +106,7 @@ def test_a_channel_has_the_moments_of_its_pixels() -> None:
 def test_features_of_an_encoder_are_cut_to_their_bound() -> None:
     rng = np.random.default_rng(2)
     x = 2 * rng.normal(size=(400, 2))
-    records = Records(x, np.ones((400, 2), dtype=np.bool_), None)
+    records = complete(x)
     got = blocks(make({**COMMON, "clip": 3.0, "width": 2}, schema(4, label=False)), records)
     assert np.abs(x).max() > 3
     np.testing.assert_allclose(got["t3"], chebyshev(np.clip(x / 3, -1, 1)).sum(axis=0)[:, 3], rtol=1e-10)
@@ -247,7 +248,7 @@ def test_a_box_is_kept_and_what_is_absent_stays_absent() -> None:
     asked = study([SOURCE, aligned(by_moments())], agreed)
     records = spoil(random_records(rng, 300, agreed), rng)
     narrow, wide = (np.clip(c + s * rng.normal(size=(900, 2)), -1, 1) for c, s in ((0.5, 0.02), (-0.4, 0.4)))
-    own, target = (blocks(make(COMMON, agreed), Records(x, np.ones(x.shape, dtype=np.bool_), None)) for x in (narrow, wide))
+    own, target = (blocks(make(COMMON, agreed), complete(x)) for x in (narrow, wide))
     parameters = FeatureParameters(clip=9.0, missing="centre", alignment=Alignment.model_validate(by_moments()))
     arrays = reference_arrays(moments_of_sums(target, {}))
     got = map_records(asked, parameters, records, arrays, index=0, kept=own, noise_std={})
@@ -275,7 +276,7 @@ def test_features_of_an_encoder_are_aligned_in_units_of_their_bound() -> None:
     for declaration in asked.tasks:
         AgreedTask(AgreedStudy(asked), declaration)
     x = 0.5 + 0.7 * rng.normal(size=(800, 3))
-    records = Records(x, np.ones((800, 3), dtype=np.bool_), None)
+    records = complete(x)
     y = np.clip(-0.1 + 0.2 * rng.normal(size=(800, 3)), -1, 1)
     own = blocks(make({**COMMON, "width": 3, "clip": 4.0}, agreed), records)
     target = moments_of_sums(blocks(make({**COMMON, "width": 3}, agreed), Records(y, records.present, None)), {})

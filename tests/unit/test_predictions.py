@@ -22,8 +22,7 @@ from sklearn.metrics import (
     roc_auc_score,
 )
 
-from support.memory import MemoryFederation, split_records
-from support.studies import agreed, drafted
+from support.studies import agreed, drafted, federation, split_records
 from veilsum.compile import PrivacyRequest, StudyRequest
 from veilsum.plan import plan_study
 from veilsum.request import with_model
@@ -86,7 +85,7 @@ def request_of(method: str, parameters: dict[str, Any], epsilon: float | None, *
 
 
 def run(study: Study, records: Records, seed: int = 0) -> Result:
-    return METHODS[study.method].run(MemoryFederation(study, split_records(records, 4), seed))
+    return METHODS[study.method].run(federation(study, split_records(records, 4), seed))
 
 
 @pytest.fixture(scope="module")

@@ -12,13 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.studies import complete
 from veilsum_coordinator.parts.query_requests import EdgeRange, QueryRequest, expand, weigh
 from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_privacy.mechanism.clipping import site_sum
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.persons import join_records
-from veilsum_privacy.tasks.queries.conditions import LevelCells, NumberCells, evaluate_sum, parse_condition, parse_sum
+from veilsum_privacy.tasks.queries.arithmetic import evaluate_sum, parse_sum
+from veilsum_privacy.tasks.queries.conditions import LevelCells, NumberCells, parse_condition
 from veilsum_privacy.tasks.queries.encodings import build_encoding, build_encodings
 from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn, Query
 from veilsum_privacy.tasks.queries.sensitivity import balance, find_incidence
@@ -519,7 +521,7 @@ def test_a_hostile_analysts_query_takes_no_memory(query: Query) -> None:
 def test_numbers_that_overflow_are_missing() -> None:
     schema = DatasetSchema(columns=(NumberColumn(name="x", low=-1e100, high=1e100),))
     huge = DerivedColumn(name="y", number="x * x * x * x - x * x * x * x", low=0, high=1)
-    records = Records(np.array([[1.0], [0.0]]), np.ones((2, 1), dtype=np.bool_), None)
+    records = complete(np.array([[1.0], [0.0]]))
     cells = Columns(schema, [huge]).cells(records, ["y"])["y"]
     assert isinstance(cells, NumberCells)
     assert cells.present.tolist() == [False, True]

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.memory import MemoryFederation, split_records
-from support.studies import agreed, demand, drafted
+from support.studies import agreed, demand, drafted, federation, split_records
 from veilsum.compile import PrivacyRequest, StudyRequest
 from veilsum.exports import export_result
 from veilsum.plan import plan_study
@@ -80,7 +79,7 @@ def compiled(epsilon: float | None, **more: Any) -> Study:
 
 
 def run(study: Study, records: Records, seed: int = 0) -> dict[str, Any]:
-    result = METHODS["statistics"].run(MemoryFederation(study, split_records(records, 4), seed))
+    result = METHODS["statistics"].run(federation(study, split_records(records, 4), seed))
     assert result_files(result)  # it can be stored
     return dict(json.loads(json.dumps(result.summary)))
 
@@ -202,7 +201,7 @@ def test_small_cells_are_not_printed() -> None:
     assert len([row for row in summary["ages"] if row["count"] == {"below": 30}]) >= 1
     late = [row for row in summary["curve"] if row["at_risk"] is None and row["figure"] == "survival"]
     assert all(row["value"] == {"below": 30} for row in late)
-    assert METHODS["statistics"].run(MemoryFederation(study, split_records(records, 4))).arrays == {}
+    assert METHODS["statistics"].run(federation(study, split_records(records, 4))).arrays == {}
 
 
 def test_no_kind_prints_figures_of_a_small_group() -> None:
@@ -248,8 +247,8 @@ def test_a_bad_study_says_what_to_do() -> None:
 def test_a_synthetic_cohort_has_the_records_pairs(tmp_path: Path) -> None:
     records, data = records_of(4000)
     study = compiled(3.0, query=({"kind": "synthetic", "name": "cohort", "over": ["age_group", "arm", "sex", "stay"]},))
-    federation = MemoryFederation(study, split_records(records, 4), 1)
-    result = METHODS["statistics"].run(federation)
+    plain = federation(study, split_records(records, 4), 1)
+    result = METHODS["statistics"].run(plain)
     codes = result.arrays["cohort records"]
     assert abs(len(codes) - 4000) < 200
     assert np.mean(codes[:, 1] == 1) == pytest.approx(data["arm"].mean(), abs=0.05)
@@ -258,7 +257,7 @@ def test_a_synthetic_cohort_has_the_records_pairs(tmp_path: Path) -> None:
     export_result(result, tmp_path, ["csv"])
     lines = (tmp_path / "cohort-records.csv").read_text().splitlines()
     assert (lines[0], len(lines)) == ("age_group,arm,sex,stay", len(codes) + 1)
-    again = METHODS["statistics"].run(MemoryFederation(study, split_records(records, 4), 1))
+    again = METHODS["statistics"].run(federation(study, split_records(records, 4), 1))
     assert (again.arrays["cohort records"] == codes).all()
     plan = plan_study(drafted(request_of(3.0, query=({"kind": "synthetic"},)), SITES), study)
     assert plan.parts

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import statsmodels.api as sm
 
-from support.memory import MemoryFederation, split_records
-from support.studies import agreed, demand, drafted
+from support.studies import agreed, demand, drafted, federation, split_records
 from veilsum.compile import StudyRequest
 from veilsum.exports import to_csv
 from veilsum.plan import plan_study
@@ -76,8 +75,7 @@ def compiled(parameters: dict[str, Any], epsilon: float | None) -> Study:
 
 
 def run(study: Study, records: Records, seed: int = 0) -> dict[str, Any]:
-    federation = MemoryFederation(study, split_records(records, 4), seed)
-    return dict(METHODS["regression"].run(federation).summary)
+    return dict(METHODS["regression"].run(federation(study, split_records(records, 4), seed)).summary)
 
 
 @pytest.mark.parametrize(("parameters", "name"), [(LOGISTIC, "odds_ratio"), (POISSON, "rate_ratio")])
@@ -122,7 +120,7 @@ def test_a_linear_family_is_the_query_of_that_kind() -> None:
     query = {"kind": "linear", "name": "coefficients", "outcome": "visits", "over": LINEAR["over"]}
     request = request_of({"query": [query]}, None).model_copy(update={"method": "statistics"})
     study = agreed(request, SITES)
-    beside = METHODS["statistics"].run(MemoryFederation(study, split_records(records, 4))).summary
+    beside = METHODS["statistics"].run(federation(study, split_records(records, 4))).summary
     assert alone["coefficients"] == beside["coefficients"]
     assert alone["coefficients tests"] == beside["coefficients tests"]
 

@@ -25,6 +25,7 @@ from support.neighbours import (
     take,
     with_subjects,
 )
+from support.studies import complete
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.accounting.accountant import GaussianEvent
 from veilsum_privacy.computation.contribution import compute_sum
@@ -119,7 +120,7 @@ def test_class_moments_neighbours_stay_within_the_bound(
     clip: float, weights: tuple[float, float, float, float], values: Floats, label: int
 ) -> None:
     task = build_task("class-moments", moments_parameters(clip, *weights), schema(6))
-    both = Records(values, np.ones(values.shape, dtype=np.bool_), np.array([label, (label + 1) % 3]))
+    both = complete(values, np.array([label, (label + 1) % 3]))
     one = Records(values[:1], both.present[:1], np.array([label]))
     change = total(task, both) - total(task, one)
     assert np.linalg.norm(change) <= task.clip() * (1 + 1e-9)
@@ -138,7 +139,7 @@ def test_class_moments_worst_record_reaches_the_bound(clip: float, weights: tupl
     spread = np.full(width, np.sqrt(squared / width))
     reached = []
     for row in (concentrated, spread):
-        record = Records(row[None], np.ones((1, width), dtype=np.bool_), np.array([1]))
+        record = complete(row[None], np.array([1]))
         reached.append(np.linalg.norm(total(task, record)))
     assert max(reached) <= task.clip() * (1 + 1e-12)
     assert max(reached) >= 0.9999 * task.clip()

@@ -12,6 +12,7 @@ from scipy.optimize import minimize
 from sklearn.covariance import ledoit_wolf
 
 from support.neighbours import moments_parameters, random_records, schema, spoil, take
+from support.studies import complete
 from veilsum_aggregation.moments import covariance, symmetric
 from veilsum_aggregation.shrinkage import centred_fourth, shrink_ledoit_wolf
 from veilsum_node.errors import HostileInput
@@ -164,7 +165,7 @@ def test_the_worst_mapped_record_reaches_the_bound(
     more = {"second": second} if name == "class-moments" else {}
     task = make(name, moments_parameters(clip, *weights) | MAPPED | more)
     rows = clip * np.array([np.eye(WIDTH)[0], np.full(WIDTH, WIDTH**-0.5)])
-    records = Records(10 * rows, np.ones(rows.shape, dtype=np.bool_), np.array([0, 2]))
+    records = complete(10 * rows, np.array([0, 2]))
     reached = np.linalg.norm(next(task.vectors(records, {})), axis=1).max()
     assert 0.9999 * task.clip() <= reached <= task.clip() * (1 + 1e-12)
 
@@ -208,7 +209,7 @@ def test_the_component_is_the_same_in_any_company() -> None:
     along -= (np.sum(along * apart, axis=1) / np.sum(apart * apart, axis=1))[:, None] * apart
     x = centres[labels].mean(axis=1) + 0.3 * along
     task = make("class-mixtures", {**MIXED, "clip": 50.0, "components": 2})
-    records = Records(np.asfortranarray(x), np.ones(x.shape, dtype=np.bool_), labels)
+    records = complete(np.asfortranarray(x), labels)
     together = np.concatenate(list(task.vectors(records, {CENTRES: centres})))
     first = together[:, [0, 2, 4]].sum(axis=1) > 0
     assert 0.1 < first.mean() < 0.9, "rounding decides, or the test shows nothing"
@@ -225,7 +226,7 @@ def test_wrong_centres_are_refused(centres: Floats | None) -> None:
 
 
 def test_features_too_long_to_square_do_no_harm() -> None:
-    records = Records(np.array([[1e300, -1e300, 0, 0]]), np.ones((1, WIDTH), dtype=np.bool_), np.array([1]))
+    records = complete(np.array([[1e300, -1e300, 0, 0]]), np.array([1]))
     for name, parameters in (
         ("gaussian-moments", moments_parameters(2, 1, 1, 1, 1)),
         ("class-moments", moments_parameters(2, 1, 1, 1, 1)),

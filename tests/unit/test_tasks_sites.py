@@ -13,6 +13,7 @@ from scipy.special import softmax
 from sklearn.linear_model import LogisticRegression
 
 from support.neighbours import MAPPED, join, repeated, schema, take
+from support.studies import complete
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks.base import Floats, Records
@@ -32,7 +33,7 @@ def drawn(seed: int, n: int) -> Records:
     rng = np.random.default_rng(seed)
     y = rng.integers(0, 3, n)
     x = np.array([[1.0, 0], [-0.5, 0.8], [-0.5, -0.8]])[y] + 0.6 * rng.normal(size=(n, 2))
-    return Records(x, np.ones((n, 2), dtype=np.bool_), y)
+    return complete(x, y)
 
 
 def objective_gradient(v: Floats, records: Records, weights: Floats) -> np.ndarray:
@@ -106,8 +107,8 @@ def test_the_worst_record_comes_as_near_to_the_bound_as_one_likes() -> None:
     near = []
     for number, size in ((2000, 1e-3), (20_000, 2e-4), (400_000, 2e-5)):
         task = head(clip=1.0, ridge=0.2, bias=1e-6)
-        company = repeated(Records(np.array([[size, 0.0]]), np.ones((1, 2), dtype=np.bool_), np.array([1])), number)
-        worst = Records(np.array([[1.0, 0.0]]), np.ones((1, 2), dtype=np.bool_), np.array([0]))
+        company = repeated(complete(np.array([[size, 0.0]]), np.array([1])), number)
+        worst = complete(np.array([[1.0, 0.0]]), np.array([0]))
         change = task.vector(join(company, worst), {}) - task.vector(company, {})
         near.append(float(np.linalg.norm(change)) / task.clip())
     assert near == sorted(near)

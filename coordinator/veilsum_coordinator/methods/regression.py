@@ -24,6 +24,7 @@ from veilsum_aggregation.regression import Fit, too_weak
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.coefficients import coefficients, ratio, score_row, without_interval
 from veilsum_coordinator.parts.expectations import Expectation, released_noise
+from veilsum_coordinator.parts.expected_answers import expected_answers, expected_regression
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.parts.proportional_hazards import (
     ends_request,
@@ -32,7 +33,7 @@ from veilsum_coordinator.parts.proportional_hazards import (
     fit_hazards,
     hazard_step,
 )
-from veilsum_coordinator.parts.query_answers import LinearReader, expected_answers, expected_regression, shown, test_row
+from veilsum_coordinator.parts.query_answers import LinearReader, shown, test_row
 from veilsum_coordinator.parts.query_requests import (
     DeriveRequest,
     EdgeRange,
@@ -53,8 +54,8 @@ from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks.hazard_step import HazardStep, HazardStepParameters
 from veilsum_privacy.tasks.newton_step import POINT, WHITEN, NewtonStep, NewtonStepParameters
 from veilsum_privacy.tasks.persons import Reduction
-from veilsum_privacy.tasks.queries.encodings import LinearEncoding
 from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn, Query, Text
+from veilsum_privacy.tasks.queries.outcome_encodings import LinearEncoding
 
 Floats = NDArray[np.float64]
 Row = dict[str, Any]

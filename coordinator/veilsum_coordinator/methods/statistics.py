@@ -12,8 +12,9 @@ from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, mode
 
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.expectations import Expectation
+from veilsum_coordinator.parts.expected_answers import expected_answers
 from veilsum_coordinator.parts.federation import Federation
-from veilsum_coordinator.parts.query_answers import TABLES, answers, expected_answers
+from veilsum_coordinator.parts.query_answers import TABLES, answers
 from veilsum_coordinator.parts.query_requests import DeriveRequest, QueryRequest, check_persons, expand, overview, weigh
 from veilsum_node.config import explain
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse

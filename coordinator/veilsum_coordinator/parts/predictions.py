@@ -35,7 +35,8 @@ from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.queries.conditions import NumberDomain
-from veilsum_privacy.tasks.queries.encodings import SHIFT, DiscriminationEncoding, Encoding
+from veilsum_privacy.tasks.queries.encoding import Encoding
+from veilsum_privacy.tasks.queries.encodings import SHIFT, DiscriminationEncoding
 from veilsum_privacy.tasks.queries.language import Columns, Text, interval_names
 from veilsum_privacy.tasks.tables import Tables
 

@@ -18,8 +18,8 @@ from veilsum_aggregation.hazards import (
 )
 from veilsum_aggregation.moments import symmetric
 from veilsum_coordinator.parts.expectations import released_noise
+from veilsum_coordinator.parts.expected_answers import expected_blocks
 from veilsum_coordinator.parts.federation import Federation, Release
-from veilsum_coordinator.parts.query_answers import expected_blocks
 from veilsum_coordinator.parts.query_requests import EdgeRange, QueryRequest
 from veilsum_node.errors import ConfigurationError
 from veilsum_privacy.securesum.agreed import AgreedStudy
@@ -33,8 +33,9 @@ from veilsum_privacy.tasks.hazard_step import (
     HazardStepParameters,
 )
 from veilsum_privacy.tasks.queries.conditions import NumberDomain
-from veilsum_privacy.tasks.queries.encodings import LinearEncoding, SurvivalEncoding
+from veilsum_privacy.tasks.queries.encodings import SurvivalEncoding
 from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn, Query
+from veilsum_privacy.tasks.queries.outcome_encodings import LinearEncoding
 from veilsum_privacy.tasks.tables import Tables
 
 Floats = NDArray[np.float64]

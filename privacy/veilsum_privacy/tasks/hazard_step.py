@@ -18,8 +18,8 @@ from veilsum_privacy.tasks.base import Block, Floats, Layout, Records, batches
 from veilsum_privacy.tasks.newton_step import MOST_COEFFICIENTS, broadcast_array, row_products
 from veilsum_privacy.tasks.persons import PersonParameters, PersonTask
 from veilsum_privacy.tasks.queries.conditions import number_cells
-from veilsum_privacy.tasks.queries.encodings import LinearEncoding
 from veilsum_privacy.tasks.queries.language import MAX_QUERIES, Columns, DerivedColumn, Query
+from veilsum_privacy.tasks.queries.outcome_encodings import LinearEncoding
 
 WHITEN, CENTRE, POINT, PERIODS, HAZARDS = "cox.whiten", "cox.centre", "cox.point", "cox.periods", "cox.hazards"
 """Broadcast arrays: W (p, p), the centre (p,), gamma (p,), the ends of the periods (P + 1,) in [0, 1], log hazards (P,)."""

@@ -17,8 +17,8 @@ from veilsum_privacy.mechanism.clipping import row_norms
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Block, Floats, Layout, Records, batches
 from veilsum_privacy.tasks.persons import PersonParameters, PersonTask
-from veilsum_privacy.tasks.queries.encodings import LinearEncoding
 from veilsum_privacy.tasks.queries.language import MAX_QUERIES, Columns, DerivedColumn, Query
+from veilsum_privacy.tasks.queries.outcome_encodings import LinearEncoding
 
 WHITEN, POINT = "newton.whiten", "newton.point"
 """Broadcast arrays: W (p, p) and gamma (p,), of released sums, so that they are constants for each record."""

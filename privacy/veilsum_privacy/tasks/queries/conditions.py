@@ -1,4 +1,4 @@
-"""Conditions on columns, as ``where`` of a query states them, and arithmetic of derived numbers; Python evaluates neither.
+"""Conditions on columns, as ``where`` of a query states them; they are never evaluated by Python.
 
 ``age >= 65 and dx in ('I21', 'I50') and not (icu = 'yes')``: comparisons of a column with a constant (``= != < <= > >=``),
 ``in``, ``is missing``, ``and``, ``or``, ``not`` and parentheses. The logic has two values: a missing value fails every
@@ -8,10 +8,9 @@ and a constant is scaled in the same way: equal values stay equal.
 
 from __future__ import annotations
 
-import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -221,7 +220,9 @@ def parse_condition(text: str, domains: Mapping[str, Domain]) -> Condition:
 
 
 @dataclass(frozen=True)
-class _Lexeme:
+class Lexeme:
+    """A number, text, name, word or sign of a text, and where it begins; the last one is of the kind ``end``."""
+
     kind: str
     text: str
     place: int
@@ -234,7 +235,7 @@ class _Parser:
         if len(text) > MAX_LENGTH:
             raise HostileInput(f"A condition has {len(text)} characters; at most {MAX_LENGTH} are read.")
         self._text, self._domains = text, domains
-        self._lexemes = list(_lexemes_of(text))
+        self._lexemes = list(lexemes_of(text))
         self._next = 0
 
     # -- grammar -----------------------------------------------------------------------------------------------------------
@@ -266,7 +267,7 @@ class _Parser:
         lexeme = self._take("a column")
         if lexeme.kind not in ("word", "quoted"):
             raise self._wrong(lexeme, "a column")
-        name = _unquoted(lexeme)
+        name = unquoted(lexeme)
         domain = self._domains.get(name)
         if domain is None:
             raise HostileInput(
@@ -318,7 +319,7 @@ class _Parser:
         lexeme = self._take("a category")
         if lexeme.kind not in ("text", "quoted", "number"):
             raise self._wrong(lexeme, f"a category of {name!r} in quotes")
-        text = _unquoted(lexeme)
+        text = unquoted(lexeme)
         if text not in domain.levels:
             raise HostileInput(
                 f"{self._text!r}: {text!r} is no category of {name!r}.", f"Categories: {', '.join(domain.levels[:20])}."
@@ -337,10 +338,10 @@ class _Parser:
 
     # -- lexemes ------------------------------------------------------------------------------------------------------------
 
-    def _peek(self) -> _Lexeme:
+    def _peek(self) -> Lexeme:
         return self._lexemes[self._next]
 
-    def _take(self, wanted: str) -> _Lexeme:
+    def _take(self, wanted: str) -> Lexeme:
         lexeme = self._peek()
         if lexeme.kind == "end":
             raise self._wrong(lexeme, wanted)
@@ -367,7 +368,7 @@ class _Parser:
         if self._peek().kind != "end":
             raise self._wrong(self._peek(), "and, or, or the end")
 
-    def _wrong(self, lexeme: _Lexeme, wanted: str, *, after: bool = False) -> HostileInput:
+    def _wrong(self, lexeme: Lexeme, wanted: str, *, after: bool = False) -> HostileInput:
         there = "its end" if lexeme.kind == "end" else f"character {lexeme.place + 1} ({lexeme.text!r})"
         return HostileInput(f"{self._text!r}: at {there} {wanted} is expected{' before it' if after else ''}.")
 
@@ -377,7 +378,12 @@ def _given_and_not(name: str, condition: Condition) -> Condition:
     return Both((Not(Leaf(name, missing=True)), Not(condition)))
 
 
-def _lexemes_of(text: str) -> Iterator[_Lexeme]:
+def lexemes_of(text: str) -> Iterator[Lexeme]:
+    """Cut a text into its lexemes.
+
+    Raises:
+        HostileInput: a character belongs to none.
+    """
     place = 0
     end = len(text.rstrip())
     while place < end:
@@ -386,195 +392,14 @@ def _lexemes_of(text: str) -> Iterator[_Lexeme]:
             start = place + len(text[place:]) - len(text[place:].lstrip())
             raise HostileInput(f"{text!r}: character {start + 1} ({text[start]!r}) belongs to no condition.")
         kind = match.lastgroup
-        yield _Lexeme(kind, match.group(kind), match.start(kind))
+        yield Lexeme(kind, match.group(kind), match.start(kind))
         place = match.end()
-    yield _Lexeme("end", "", len(text))
+    yield Lexeme("end", "", len(text))
 
 
-def _unquoted(lexeme: _Lexeme) -> str:
+def unquoted(lexeme: Lexeme) -> str:
+    """What stands between its quotes, if it has any."""
     if lexeme.kind in ("text", "quoted"):
         quote = lexeme.text[0]
         return lexeme.text[1:-1].replace(quote * 2, quote)
     return lexeme.text
-
-
-# -- arithmetic ------------------------------------------------------------------------------------------------------------
-
-
-FUNCTIONS = ("log", "above")
-
-
-@dataclass(frozen=True)
-class Number:
-    """A column in its unit, or a function of it.
-
-    Attributes:
-        column: name.
-        function: "" for the column itself, "log" for its natural logarithm, "above" for what it exceeds a constant by, or 0.
-        constant: of "above", in the column's unit.
-    """
-
-    column: str
-    function: str = ""
-    constant: float = 0.0
-
-    def of(self, values: Floats) -> Floats:
-        """The values of the column (n,), as the function has them."""
-        if self.function == "log":
-            return np.asarray(np.log(values), dtype=np.float64)
-        return np.maximum(values - self.constant, 0.0) if self.function == "above" else values
-
-
-@dataclass(frozen=True)
-class Product:
-    """``factor`` times the product of numbers, and of conditions, which count as 1 where they hold and else as 0."""
-
-    factor: float
-    numbers: tuple[Number, ...]
-    conditions: tuple[Condition, ...] = ()
-
-    @property
-    def sources(self) -> frozenset[str]:
-        """All columns that it reads."""
-        return frozenset(number.column for number in self.numbers).union(*(each.columns for each in self.conditions))
-
-
-def parse_sum(text: str, domains: Mapping[str, Domain]) -> tuple[Product, ...]:
-    """Read ``weight / 2 - 1.5 * log(height) + above(age, 50) + 2 * (smoker = 'yes')``: a sum of products of numeric columns,
-    functions of one, constants, and conditions in brackets, which count as 1 where they hold.
-
-    Raises:
-        HostileInput: it is something else, or has a column that is no number.
-    """
-    if len(text) > MAX_LENGTH:
-        raise HostileInput(f"An expression has {len(text)} characters; at most {MAX_LENGTH} are read.")
-    return _SumParser(text, domains).parse()
-
-
-class _SumParser:
-    """Reads the lexemes of one expression from left to right."""
-
-    def __init__(self, text: str, domains: Mapping[str, Domain]) -> None:
-        self._text, self._domains, self._lexemes, self._place = text, domains, list(_lexemes_of(text)), 0
-
-    def parse(self) -> tuple[Product, ...]:
-        found = [self._product(self._sign())]
-        while self._lexemes[self._place].kind != "end":
-            if self._lexemes[self._place].text not in ("+", "-"):
-                raise HostileInput(f"{self._text!r}: +, -, * or / is expected, not {self._lexemes[self._place].text!r}.")
-            found.append(self._product(self._sign()))
-        return tuple(found)
-
-    def _sign(self) -> float:
-        text = self._lexemes[self._place].text
-        self._place += text in ("+", "-")
-        return -1.0 if text == "-" else 1.0
-
-    def _product(self, factor: float) -> Product:
-        numbers, conditions, divide = list[Number](), list[Condition](), False
-        while True:
-            lexeme = self._lexemes[self._place]
-            if lexeme.kind == "number":
-                value = self._constant(nonzero=divide)
-                factor = factor / value if divide else factor * value
-            elif lexeme.kind in ("word", "quoted") and not divide:
-                numbers.append(self._number())
-            elif lexeme.text == "(" and not divide:
-                last = _closing(self._lexemes, self._place, self._text)
-                inside = self._text[lexeme.place + 1 : self._lexemes[last].place]
-                conditions.append(parse_condition(inside, self._domains))
-                self._place = last + 1
-            else:
-                raise HostileInput(
-                    f"{self._text!r}: a numeric column or a number is expected, not {lexeme.text or 'the end'!r}.",
-                    "Sums of products of columns, log(column), above(column, number), constants and conditions in brackets "
-                    "can be derived; a column cannot be divided by.",
-                )
-            operator = self._lexemes[self._place].text
-            if operator not in ("*", "/"):
-                return Product(factor, tuple(numbers), tuple(conditions))
-            divide = operator == "/"
-            self._place += 1
-
-    def _constant(self, *, nonzero: bool = False) -> float:
-        lexeme = self._lexemes[self._place]
-        value = float(lexeme.text) if lexeme.kind == "number" else math.nan
-        if not math.isfinite(value) or (nonzero and value == 0.0):
-            raise HostileInput(f"{self._text!r}: {lexeme.text or 'the end'} cannot stand there.")
-        self._place += 1
-        return value
-
-    def _number(self) -> Number:
-        lexeme, after = self._lexemes[self._place], self._lexemes[self._place + 1]
-        self._place += 1
-        if lexeme.kind == "word" and after.text == "(":
-            return self._function(lexeme.text.lower())
-        return Number(self._column(_unquoted(lexeme)))
-
-    def _function(self, name: str) -> Number:
-        if name not in FUNCTIONS:
-            raise HostileInput(f"{self._text!r}: there is no function {name!r}.", f"Functions: {', '.join(FUNCTIONS)}.")
-        self._place += 1
-        column = self._column(_unquoted(self._lexemes[self._place]))
-        self._place += 1
-        constant = 0.0
-        if name == "above":
-            self._want(",")
-            constant = self._sign() * self._constant()
-        self._want(")")
-        domain = self._domains[column]
-        if name == "log" and isinstance(domain, NumberDomain) and domain.low <= 0.0:
-            raise HostileInput(
-                f"{self._text!r}: {column!r} can be {domain.low:g}, which has no logarithm.",
-                "Take a lower bound above 0 in the schema, or derive the column plus a constant first.",
-            )
-        return Number(column, name, constant)
-
-    def _column(self, name: str) -> str:
-        if not isinstance(self._domains.get(name), NumberDomain):
-            raise HostileInput(f"{self._text!r}: {name!r} is no numeric column of the schema.")
-        return name
-
-    def _want(self, sign: str) -> None:
-        if self._lexemes[self._place].text != sign:
-            raise HostileInput(f"{self._text!r}: {sign!r} is expected, not {self._lexemes[self._place].text or 'the end'!r}.")
-        self._place += 1
-
-
-def _closing(lexemes: Sequence[_Lexeme], opening: int, text: str) -> int:
-    """Where the bracket that opens there closes."""
-    depth = 0
-    for place in range(opening, len(lexemes)):
-        depth += (lexemes[place].text == "(") - (lexemes[place].text == ")")
-        if depth == 0:
-            return place
-    raise HostileInput(f"{text!r}: the bracket at character {lexemes[opening].place + 1} is not closed.")
-
-
-def evaluate_sum(
-    terms: Sequence[Product], cells: Mapping[str, Cells], domains: Mapping[str, Domain], count: int
-) -> NumberCells:
-    """The value of an expression for each of so many records, in its own unit, as ``x``; present where all its columns are.
-
-    Numbers are taken back to their units and rounded to 12 digits, so that what scaling did to the last bits does not show.
-    """
-    bounds = {name: (domain.low, domain.high) for name, domain in domains.items() if isinstance(domain, NumberDomain)}
-    total, present = np.zeros(count), np.ones(count, np.bool_)
-    for term in terms:
-        product = np.full(count, term.factor)
-        for number in term.numbers:
-            found, (low, high) = number_cells(cells, number.column), bounds[number.column]
-            values = low + (found.x + 1.0) * (high / 2.0 - low / 2.0)
-            product = product * number.of(np.clip(_rounded(values, max(abs(low), abs(high))), low, high))
-            present = present & found.present
-        for condition in term.conditions:
-            product = product * condition.holds(cells)
-            for name in condition.columns:
-                present = present & cells[name].present
-        total = total + product
-    return NumberCells(total, present)
-
-
-def _rounded(values: Floats, largest: float) -> Floats:
-    step = 10.0 ** (np.floor(np.log10(largest)) - 12.0)
-    return np.asarray(np.rint(values / step) * step, dtype=np.float64)

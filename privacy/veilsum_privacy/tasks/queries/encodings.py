@@ -1,51 +1,34 @@
-"""What a record adds to the sum for a query: small public integers whose norm is known exactly.
-
-An encoding lists the blocks of its part of the vector and gives each record's row, times the query's scale. Rows are integers:
-nothing is truncated, and the largest squared norm of a row, :meth:`Encoding.norm`, is an exact integer. A record that does not
-fulfil the query's condition, or lacks a value that the query needs, has a row of zeros.
-"""
+"""Encodings of each kind of query; what all have in common is in :mod:`veilsum_privacy.tasks.queries.encoding`."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from veilsum_aggregation.contrasts import PairPlan
 from veilsum_aggregation.quantiles import toeplitz_column
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.mechanism.clipping import row_norms
 from veilsum_privacy.tasks.base import Block, Floats
 from veilsum_privacy.tasks.queries.conditions import (
     Cells,
     Condition,
-    NumberCells,
     NumberDomain,
     level_cells,
     number_cells,
     parse_condition,
 )
+from veilsum_privacy.tasks.queries.encoding import Axis, Encoding, Integers, mark_cells
 from veilsum_privacy.tasks.queries.language import Columns, Query, complete_edges, cut, interval_names, scaled
-
-Integers = NDArray[np.int64]
-Bools = NDArray[np.bool_]
-
-MAX_VALUES = 50_000
-"""Values of one query's part of the vector."""
-
-PARTS = 8
-"""Intervals of a number in synthetic records."""
+from veilsum_privacy.tasks.queries.outcome_encodings import EffectEncoding, LinearEncoding
 
 SCORES = 16
 """Intervals of a score."""
 
-LARGEST_LOG_ODDS = 20.0
-"""Of a treatment; weights of larger ones would be those of single records."""
+PARTS = 8
+"""Intervals of a number in synthetic records."""
 
 MAX_CONTRASTS = 4e7
 """Integers that the contrasts of all pairs of columns may take, about (sum of n (n - 1))^2 / 2 for columns of n levels."""
@@ -61,146 +44,6 @@ LINEAR = math.sqrt(1.0 - ((1.0 - SHIFT) * SQUARE) ** 2)
 
 Between, a^2 x^2 + s^2 (x^2 - c)^2 is convex in x^2, and so at most 1.
 """
-
-
-@dataclass(frozen=True)
-class Axis:
-    """One dimension of a table.
-
-    Attributes:
-        column: that it is of.
-        levels: names of its cells; with "missing" at the end where missing values are counted.
-        edges: scaled edges of a numeric column; None of a categorical one.
-        missing: whether missing values have a cell.
-    """
-
-    column: str
-    levels: tuple[str, ...]
-    edges: Floats | None = None
-    missing: bool = False
-
-    def codes(self, cells: Mapping[str, Cells]) -> Integers:
-        """The cell of each record, -1 where it has none."""
-        found = cells[self.column]
-        if isinstance(found, NumberCells):
-            codes = cut(found, np.zeros(2) if self.edges is None else self.edges)
-        else:
-            codes = found.codes
-        return np.where(codes < 0, len(self.levels) - 1, codes) if self.missing else codes
-
-
-class Encoding(ABC):
-    """A query's part of the vector."""
-
-    def __init__(self, query: Query, columns: Columns) -> None:
-        self.query, self.columns = query, columns
-        self.what = f"query {query.name!r}"
-        self.condition: Condition | None = parse_condition(query.where, columns.domains) if query.where.strip() else None
-        if query.where and self.condition is None:
-            raise HostileInput(f"{self.what}: `where` is empty.", "Leave it out to ask about all records.")
-        self.groups = tuple(self._level_axis(name, gaps=not query.part_of) for name in query.by)
-        if len(set(query.by)) != len(query.by) or set(query.by) & set(query.over):
-            raise HostileInput(f"{self.what}: a column stands twice in `by` and `over`.")
-        if self.size > MAX_VALUES:
-            raise HostileInput(
-                f"{self.what} asks for {self.size} values; at most {MAX_VALUES} can be.", "Use fewer levels or edges."
-            )
-
-    # -- of every kind -----------------------------------------------------------------------------------------------------
-
-    @property
-    def group_shape(self) -> tuple[int, ...]:
-        """Cells of each grouping column."""
-        return tuple(len(axis.levels) for axis in self.groups)
-
-    @property
-    def group_count(self) -> int:
-        """Number of groups; 1 without grouping."""
-        return math.prod(self.group_shape)
-
-    @property
-    def size(self) -> int:
-        """Values of the query's part."""
-        return sum(block.size for block in self.blocks())
-
-    @property
-    def reads(self) -> frozenset[str]:
-        """Columns that it is computed from."""
-        condition = frozenset() if self.condition is None else self.condition.columns
-        return (
-            condition
-            | {axis.column for axis in self.groups}
-            | set(self.query.over)
-            | self.explained
-            | ({self.query.event} - {""})
-        )
-
-    @property
-    def explained(self) -> frozenset[str]:
-        """Columns that an outcome is computed from."""
-        return frozenset()
-
-    @abstractmethod
-    def blocks(self) -> tuple[Block, ...]:
-        """Its blocks; a block's weight is what one unit of it counts in the integer row."""
-
-    @abstractmethod
-    def norm(self) -> int:
-        """Largest squared norm of a record's row: an exact integer."""
-
-    @abstractmethod
-    def figures(self) -> int:
-        """How many figures its result has, by which it is weighed against other queries."""
-
-    @abstractmethod
-    def fill(self, cells: Mapping[str, Cells], group: Integers, rows: Integers) -> None:
-        """Write each record's values to zeroed rows (b, size); ``group`` is -1 of a record that is in none."""
-
-    def rows(self, cells: Mapping[str, Cells], count: int) -> Integers:
-        """Rows (b, size) of so many records."""
-        group = np.zeros(count, dtype=np.int64)
-        for axis in self.groups:
-            codes = axis.codes(cells)
-            group = np.where((group < 0) | (codes < 0), -1, group * len(axis.levels) + codes)
-        if self.condition is not None:
-            group = np.where(self.condition.holds(cells), group, -1)
-        rows = np.zeros((count, self.size), dtype=np.int64)
-        self.fill(cells, group, rows)
-        return rows
-
-    # -- for kinds ---------------------------------------------------------------------------------------------------------
-
-    @property
-    def scale(self) -> int:
-        """Integer that stands for 1."""
-        return self.query.scale
-
-    def _level_axis(self, name: str, *, gaps: bool = True) -> Axis:
-        levels = self.columns.levels(name, self.what)
-        gaps = gaps and self.query.missing == "level" and name not in self.columns.imputed
-        return Axis(name, (*levels, "missing") if gaps else levels, missing=gaps)
-
-    def _bin_axis(self, name: str) -> Axis:
-        domain = self.columns.number(name, self.what)
-        edges = complete_edges(self.query.edges, domain, self.what)
-        gaps = self.query.missing == "level" and name not in self.columns.imputed
-        names = interval_names(edges)
-        return Axis(name, (*names, "missing") if gaps else names, scaled(edges, domain), gaps)
-
-    def _one_column(self) -> str:
-        if len(self.query.over) != 1:
-            raise HostileInput(f"{self.what}: a query of kind {self.query.kind} is over one column.")
-        return self.query.over[0]
-
-    def _numbers(self) -> tuple[str, ...]:
-        if not self.query.over:
-            raise HostileInput(f"{self.what}: `over` names no column.")
-        for name in self.query.over:
-            self.columns.number(name, self.what)
-        return self.query.over
-
-    def _name(self, part: str) -> str:
-        return f"{self.query.name}/{part}"
 
 
 class TableEncoding(Encoding):
@@ -231,7 +74,7 @@ class TableEncoding(Encoding):
         for axis in self.axes:
             codes = axis.codes(cells)
             cell = np.where((cell < 0) | (codes < 0), -1, cell * len(axis.levels) + codes)
-        _place(rows, cell, self.scale)
+        mark_cells(rows, cell, self.scale)
 
 
 class SurvivalEncoding(Encoding):
@@ -286,7 +129,7 @@ class SurvivalEncoding(Encoding):
         known = (group >= 0) & times.present & (ends.present | beyond)
         inside = group * per + interval * kinds + self._kind_of[np.maximum(ends.codes, 0)]
         cell = np.where(beyond, self.group_count * per + group, inside)
-        _place(rows, np.where(known, cell, -1), self.scale)
+        mark_cells(rows, np.where(known, cell, -1), self.scale)
 
 
 class QuantileEncoding(Encoding):
@@ -396,7 +239,7 @@ class MeanEncoding(Encoding):
         groups, m, gaps = self.group_count, len(self._over), len(self.open)
         if self.single:
             group = np.where(cells[self._over[0]].present, group, -1)
-        _place(rows, group, round(self._weights[0]))
+        mark_cells(rows, group, round(self._weights[0]))
         known = np.flatnonzero(group >= 0)
         at = group[known]
         for place, name in enumerate(self.open):
@@ -459,96 +302,6 @@ class CorrelationEncoding(Encoding):
         rows[:, d:] = np.rint(self._cross * columns[:, upper[0]] * columns[:, upper[1]]) * known[:, None]
 
 
-class LinearEncoding(Encoding):
-    """z z' of z = c (1, terms, outcome), as of correlations, of records that have them all; and who is at the bounds.
-
-    Terms are numbers in [-1, 1], and an indicator of each level of a category but the first. c = min(1, C / |(1, terms)|)
-    shortens by the terms alone, so the regression stays unbiased (design: statistics.md, section 5). The norm of z z' is
-    |z|^2 <= C^2 + 1; rounding adds half a unit a value at most.
-    """
-
-    def __init__(self, query: Query, columns: Columns) -> None:
-        self.query, self.columns, self.what = query, columns, f"query {query.name!r}"
-        self.outcome, self.event = _outcome(query, columns)
-        if not query.over or self.explained & set(query.over) or len(set(query.over)) != len(query.over):
-            raise HostileInput(
-                f"{self.what}: `over` names the terms that explain {query.outcome!r}, each once.", 'over = ["age", "sex"]'
-            )
-        if query.by:
-            raise HostileInput(
-                f"{self.what}: a regression is not given by group.", "Name the group among the terms, or use `where`."
-            )
-        domains = [columns.domains.get(name) or columns.number(name, self.what) for name in query.over]
-        self.terms = tuple(
-            (name, level)
-            for name, domain in zip(query.over, domains, strict=True)
-            for level in ("",) * isinstance(domain, NumberDomain) + columns.level_names(name)[1:]
-        )
-        numbers = sum(isinstance(domain, NumberDomain) for domain in domains)
-        self.longest = math.sqrt(1.0 + numbers / 3.0 + (len(domains) - numbers) / 2.0)
-        super().__init__(query, columns)
-
-    @property
-    def explained(self) -> frozenset[str]:
-        return frozenset({self.query.outcome}) if self.event is None else self.event.columns
-
-    @property
-    def _entries(self) -> int:
-        return (len(self.terms) + 2) * (len(self.terms) + 3) // 2
-
-    def blocks(self) -> tuple[Block, ...]:
-        size = len(self.terms) + 2
-        return (
-            Block(self._name("diagonal"), (size,), float(self.scale)),
-            Block(self._name("cross"), (size * (size - 1) // 2,), self.scale * math.sqrt(2.0)),
-            Block(self._name("bounds"), (1,), float(self._light)),
-        )
-
-    @property
-    def _light(self) -> int:
-        return max(1, round(self.scale / 2))
-
-    def norm(self) -> int:
-        reach = self.scale * (self.longest**2 + 1.0) + math.sqrt(self._entries) / 2.0
-        return math.floor(reach * reach) + self._light**2
-
-    def figures(self) -> int:
-        return len(self.terms)
-
-    def design(self, cells: Mapping[str, Cells], group: Integers) -> tuple[Floats, Floats, Bools]:
-        """(1, terms) as (b, p), the outcome in [-1, 1] as (b,), and which records have them all; 0 in those that lack one."""
-        known = group >= 0
-        z = np.ones((len(group), len(self.terms) + 1))
-        for place, (name, level) in enumerate(self.terms, 1):
-            if level:
-                found = level_cells(cells, name)
-                z[:, place] = found.codes == self.columns.level_names(name).index(level)
-                known = known & found.present
-            else:
-                number = number_cells(cells, name)
-                z[:, place] = number.x
-                known = known & number.present
-        for name in self.explained:
-            known = known & cells[name].present
-        if self.event is None:
-            outcome = number_cells(cells, self.query.outcome).x
-        else:
-            outcome = np.where(self.event.holds(cells), 1.0, -1.0)
-        return z * known[:, None], outcome * known, known
-
-    def fill(self, cells: Mapping[str, Cells], group: Integers, rows: Integers) -> None:
-        z, outcome, known = self.design(cells, group)
-        short = np.minimum(1.0, self.longest / np.maximum(row_norms(z), 1.0))
-        rotated = np.hstack([z, outcome[:, None]]) * short[:, None]
-        size = rotated.shape[1]
-        upper = np.triu_indices(size, 1)
-        rows[:, :size] = np.rint(self.scale * rotated * rotated)
-        cross = self.scale * math.sqrt(2.0)
-        rows[:, size:-1] = np.rint(cross * rotated[:, upper[0]] * rotated[:, upper[1]])
-        if self.event is None:
-            rows[:, -1] = self._light * (known & (np.abs(outcome) >= 1.0))
-
-
 class MissingEncoding(Encoding):
     """By group: records, and for each column whether its value is missing. A record may lack them all."""
 
@@ -579,7 +332,7 @@ class MissingEncoding(Encoding):
         return self.group_count * len(self.query.over)
 
     def fill(self, cells: Mapping[str, Cells], group: Integers, rows: Integers) -> None:
-        _place(rows, group, self.scale)
+        mark_cells(rows, group, self.scale)
         known, m = np.flatnonzero(group >= 0), len(self.query.over)
         for place, name in enumerate(self.query.over):
             rows[known, self.group_count + group[known] * m + place] = self.scale * ~cells[name].present[known]
@@ -680,7 +433,7 @@ class DiscriminationEncoding(Encoding):
     def fill(self, cells: Mapping[str, Cells], group: Integers, rows: Integers) -> None:
         score, end = self.score.codes(cells), self._end(cells, len(group))
         known = (group >= 0) & (score >= 0) & (end >= 0)
-        _place(rows, np.where(known, (group * len(self.score.levels) + score) * self.ends + end, -1), self.scale)
+        mark_cells(rows, np.where(known, (group * len(self.score.levels) + score) * self.ends + end, -1), self.scale)
 
     def _end(self, cells: Mapping[str, Cells], count: int) -> Integers:
         """What happened to each record; -1 where that is missing."""
@@ -693,75 +446,6 @@ class DiscriminationEncoding(Encoding):
         if self.times is not None:
             self.times.fill(cells, np.zeros(count, dtype=np.int64), rows)
         return np.where(rows.any(axis=1), rows.argmax(axis=1), -1)
-
-
-class EffectEncoding(Encoding):
-    """By treatment w (1, y) and w^2 (1, y, y^2) of each record: w its inverse-probability weight as a share of the largest.
-
-    The score in ``over`` is the log odds of the treatment's second level; its bounds bound the weights. Outcomes y are numbers
-    in [-1, 1], or 1 with the event and 0 without. With w and y at 1 a row has two values of ``scale`` and three of 2/5 of it.
-    """
-
-    def __init__(self, query: Query, columns: Columns) -> None:
-        self.query, self.columns, self.what = query, columns, f"query {query.name!r}"
-        self.outcome, self.event = _outcome(query, columns)
-        self.odds = columns.number(self._one_column(), f"{self.what}, over")
-        if len(query.by) != 1 or len(columns.levels(query.by[0], f"{self.what}, by")) != 2:
-            raise HostileInput(
-                f"{self.what}: `by` names the treatment, a category of two levels.", "The second is the treated."
-            )
-        self.largest = 1.0 + math.exp(min(max(abs(self.odds.low), abs(self.odds.high)), LARGEST_LOG_ODDS))
-        super().__init__(query, columns)
-
-    @property
-    def explained(self) -> frozenset[str]:
-        return frozenset({self.query.outcome}) if self.event is None else self.event.columns
-
-    @property
-    def light(self) -> int:
-        """What 1 counts among the squares."""
-        return max(1, round(0.4 * self.scale))
-
-    def blocks(self) -> tuple[Block, ...]:
-        return (Block(self._name("sums"), (2, 2), float(self.scale)), Block(self._name("squares"), (2, 3), float(self.light)))
-
-    def norm(self) -> int:
-        return 2 * self.scale**2 + 3 * self.light**2
-
-    def figures(self) -> int:
-        return 4
-
-    def fill(self, cells: Mapping[str, Cells], group: Integers, rows: Integers) -> None:
-        odds = number_cells(cells, self.query.over[0])
-        known = (group >= 0) & odds.present
-        for name in self.explained:
-            known = known & cells[name].present
-        log_odds = self.odds.low + (odds.x + 1.0) * (self.odds.high / 2.0 - self.odds.low / 2.0)
-        against = np.clip(np.where(group == 1, -log_odds, log_odds), -LARGEST_LOG_ODDS, LARGEST_LOG_ODDS)
-        w = np.minimum((1.0 + np.exp(against)) / self.largest, 1.0)
-        y = number_cells(cells, self.query.outcome).x if self.event is None else self.event.holds(cells).astype(np.float64)
-        values = [self.scale * w, self.scale * w * y, *(self.light * w * w * power for power in (1.0, y, y * y))]
-        places = np.array([[0, 1, 4, 5, 6], [2, 3, 7, 8, 9]])[np.where(known, group, 0)]
-        chosen = np.flatnonzero(known)
-        rows[chosen[:, None], places[chosen]] = np.rint(np.stack(values, axis=1))[chosen]
-
-
-def _outcome(query: Query, columns: Columns) -> tuple[NumberDomain, Condition | None]:
-    """The domain of a query's outcome, and the condition if it is an event."""
-    if query.outcome in columns.domains and not columns.level_names(query.outcome):
-        return columns.number(query.outcome, f"query {query.name!r}, outcome"), None
-    if query.outcome in columns.domains or not query.outcome.strip():
-        raise HostileInput(
-            f"query {query.name!r}: the outcome {query.outcome!r} is neither a number nor a condition.",
-            "For an event: outcome = \"died = 'yes'\".",
-        )
-    return NumberDomain(0.0, 1.0), parse_condition(query.outcome, columns.domains)
-
-
-def _place(rows: Integers, cell: Integers, value: int) -> None:
-    """Write a value at each row's cell, where it has one."""
-    known = np.flatnonzero(cell >= 0)
-    rows[known, cell[known]] = value
 
 
 ENCODINGS: Mapping[str, type[Encoding]] = {

@@ -14,6 +14,7 @@ from veilsum_node.errors import HostileInput
 from veilsum_node.fields import Frozen, Name, Real
 from veilsum_privacy.study.schema import ColumnName, DatasetSchema, NumberColumn
 from veilsum_privacy.tasks.base import Floats, Records
+from veilsum_privacy.tasks.queries.arithmetic import Product, evaluate_sum, parse_sum
 from veilsum_privacy.tasks.queries.conditions import (
     MAX_LENGTH,
     Bools,
@@ -23,10 +24,7 @@ from veilsum_privacy.tasks.queries.conditions import (
     LevelDomain,
     NumberCells,
     NumberDomain,
-    Product,
-    evaluate_sum,
     number_cells,
-    parse_sum,
 )
 
 MAX_QUERIES = 512
@@ -47,7 +45,7 @@ class DerivedColumn(Frozen):
         name: new in the schema.
         of: numeric column that is cut at ``edges`` into a category.
         edges: in the column's unit, ascending, within its bounds.
-        number: an expression such as ``systolic - diastolic`` (:func:`~veilsum_privacy.tasks.queries.conditions.parse_sum`),
+        number: an expression such as ``systolic - diastolic`` (:func:`~veilsum_privacy.tasks.queries.arithmetic.parse_sum`),
         which is
             clamped to ``low`` and ``high``.
         unit: of the number.

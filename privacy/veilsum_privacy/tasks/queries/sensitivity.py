@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from veilsum_privacy.tasks.base import Floats
 from veilsum_privacy.tasks.queries.conditions import Cells, Leaf, LevelCells, LevelDomain, NumberCells, number_cells
-from veilsum_privacy.tasks.queries.encodings import Encoding, Integers
+from veilsum_privacy.tasks.queries.encoding import Encoding, Integers
 from veilsum_privacy.tasks.queries.language import Columns
 
 Bools = NDArray[np.bool_]

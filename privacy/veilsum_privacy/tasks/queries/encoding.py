@@ -1,0 +1,178 @@
+"""What a record adds to the sum for a query: small public integers whose norm is known exactly.
+
+An encoding lists the blocks of its part of the vector and gives each record's row, times the query's scale. Rows are integers:
+nothing is truncated, and the largest squared norm of a row, :meth:`Encoding.norm`, is an exact integer. A record that does not
+fulfil the query's condition, or lacks a value that the query needs, has a row of zeros.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum_node.errors import HostileInput
+from veilsum_privacy.tasks.base import Block, Floats
+from veilsum_privacy.tasks.queries.conditions import (
+    Cells,
+    Condition,
+    NumberCells,
+    parse_condition,
+)
+from veilsum_privacy.tasks.queries.language import Columns, Query, complete_edges, cut, interval_names, scaled
+
+Integers = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+MAX_VALUES = 50_000
+"""Values of one query's part of the vector."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One dimension of a table.
+
+    Attributes:
+        column: that it is of.
+        levels: names of its cells; with "missing" at the end where missing values are counted.
+        edges: scaled edges of a numeric column; None of a categorical one.
+        missing: whether missing values have a cell.
+    """
+
+    column: str
+    levels: tuple[str, ...]
+    edges: Floats | None = None
+    missing: bool = False
+
+    def codes(self, cells: Mapping[str, Cells]) -> Integers:
+        """The cell of each record, -1 where it has none."""
+        found = cells[self.column]
+        if isinstance(found, NumberCells):
+            codes = cut(found, np.zeros(2) if self.edges is None else self.edges)
+        else:
+            codes = found.codes
+        return np.where(codes < 0, len(self.levels) - 1, codes) if self.missing else codes
+
+
+class Encoding(ABC):
+    """A query's part of the vector."""
+
+    def __init__(self, query: Query, columns: Columns) -> None:
+        self.query, self.columns = query, columns
+        self.what = f"query {query.name!r}"
+        self.condition: Condition | None = parse_condition(query.where, columns.domains) if query.where.strip() else None
+        if query.where and self.condition is None:
+            raise HostileInput(f"{self.what}: `where` is empty.", "Leave it out to ask about all records.")
+        self.groups = tuple(self._level_axis(name, gaps=not query.part_of) for name in query.by)
+        if len(set(query.by)) != len(query.by) or set(query.by) & set(query.over):
+            raise HostileInput(f"{self.what}: a column stands twice in `by` and `over`.")
+        if self.size > MAX_VALUES:
+            raise HostileInput(
+                f"{self.what} asks for {self.size} values; at most {MAX_VALUES} can be.", "Use fewer levels or edges."
+            )
+
+    # -- of every kind -----------------------------------------------------------------------------------------------------
+
+    @property
+    def group_shape(self) -> tuple[int, ...]:
+        """Cells of each grouping column."""
+        return tuple(len(axis.levels) for axis in self.groups)
+
+    @property
+    def group_count(self) -> int:
+        """Number of groups; 1 without grouping."""
+        return math.prod(self.group_shape)
+
+    @property
+    def size(self) -> int:
+        """Values of the query's part."""
+        return sum(block.size for block in self.blocks())
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """Columns that it is computed from."""
+        condition = frozenset() if self.condition is None else self.condition.columns
+        return (
+            condition
+            | {axis.column for axis in self.groups}
+            | set(self.query.over)
+            | self.explained
+            | ({self.query.event} - {""})
+        )
+
+    @property
+    def explained(self) -> frozenset[str]:
+        """Columns that an outcome is computed from."""
+        return frozenset()
+
+    @abstractmethod
+    def blocks(self) -> tuple[Block, ...]:
+        """Its blocks; a block's weight is what one unit of it counts in the integer row."""
+
+    @abstractmethod
+    def norm(self) -> int:
+        """Largest squared norm of a record's row: an exact integer."""
+
+    @abstractmethod
+    def figures(self) -> int:
+        """How many figures its result has, by which it is weighed against other queries."""
+
+    @abstractmethod
+    def fill(self, cells: Mapping[str, Cells], group: Integers, rows: Integers) -> None:
+        """Write each record's values to zeroed rows (b, size); ``group`` is -1 of a record that is in none."""
+
+    def rows(self, cells: Mapping[str, Cells], count: int) -> Integers:
+        """Rows (b, size) of so many records."""
+        group = np.zeros(count, dtype=np.int64)
+        for axis in self.groups:
+            codes = axis.codes(cells)
+            group = np.where((group < 0) | (codes < 0), -1, group * len(axis.levels) + codes)
+        if self.condition is not None:
+            group = np.where(self.condition.holds(cells), group, -1)
+        rows = np.zeros((count, self.size), dtype=np.int64)
+        self.fill(cells, group, rows)
+        return rows
+
+    # -- for kinds ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def scale(self) -> int:
+        """Integer that stands for 1."""
+        return self.query.scale
+
+    def _level_axis(self, name: str, *, gaps: bool = True) -> Axis:
+        levels = self.columns.levels(name, self.what)
+        gaps = gaps and self.query.missing == "level" and name not in self.columns.imputed
+        return Axis(name, (*levels, "missing") if gaps else levels, missing=gaps)
+
+    def _bin_axis(self, name: str) -> Axis:
+        domain = self.columns.number(name, self.what)
+        edges = complete_edges(self.query.edges, domain, self.what)
+        gaps = self.query.missing == "level" and name not in self.columns.imputed
+        names = interval_names(edges)
+        return Axis(name, (*names, "missing") if gaps else names, scaled(edges, domain), gaps)
+
+    def _one_column(self) -> str:
+        if len(self.query.over) != 1:
+            raise HostileInput(f"{self.what}: a query of kind {self.query.kind} is over one column.")
+        return self.query.over[0]
+
+    def _numbers(self) -> tuple[str, ...]:
+        if not self.query.over:
+            raise HostileInput(f"{self.what}: `over` names no column.")
+        for name in self.query.over:
+            self.columns.number(name, self.what)
+        return self.query.over
+
+    def _name(self, part: str) -> str:
+        return f"{self.query.name}/{part}"
+
+
+def mark_cells(rows: Integers, cell: Integers, value: int) -> None:
+    """Write a value at each row's cell, where it has one."""
+    known = np.flatnonzero(cell >= 0)
+    rows[known, cell[known]] = value
