@@ -33,7 +33,7 @@ from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.data import check_dataset
 from veilsum_participant.data.encoders import file_digest
 from veilsum_participant.data.queries import query_schema
-from veilsum_participant.data.readers import parquet_parts
+from veilsum_participant.data.readers import file_parts
 from veilsum_participant.ledgers import epsilon_text
 from veilsum_participant.policy import invited_faults, term_faults
 from veilsum_participant.protocol.books import open_books
@@ -331,7 +331,7 @@ class SiteCheck:
         if isinstance(source, Query):
             names = query_schema(source).names
             return Check(label, CheckOutcome.OK, f"the {source} is accepted; it yields {', '.join(names)}")
-        if source.is_file() or parquet_parts(source):
+        if source.is_file() or file_parts(source):
             return Check(label, CheckOutcome.OK, f"{source} is there; give a schema to check what it holds")
         return Check(label, CheckOutcome.FAILED, f"{source} is not there", "Check the path in participant.toml.")
 
