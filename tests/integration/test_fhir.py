@@ -201,7 +201,7 @@ ODD: list[Any] = [
         "component": [None, 3, {"code": 5}], "period": {"start": "2021-99-99", "end": "infinity"},
     },
     {"status": "final", "subject": {"reference": "Patient/"}, "period": {"start": "infinity", "end": "-infinity"}},
-    {"id": "pat-0", "subject": {"reference": "Patient/pat-0"}, "period": {"start": "290309-12-22 (BC)", "end": "587489-01-01"}},
+    {"id": "pat-0", "subject": {"reference": "Patient/pat-0"}, "period": {"start": "290309-12-22 (BC)", "end": "58748-01-01"}},
 ]  # fmt: skip
 
 
