@@ -32,14 +32,15 @@ from veilsum_node.transport.route import unused_proxy_variables
 from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.data import check_dataset
 from veilsum_participant.data.encoders import file_digest
+from veilsum_participant.data.images import check_packages
 from veilsum_participant.data.queries import query_schema
-from veilsum_participant.data.readers import parquet_parts
+from veilsum_participant.data.readers import file_parts
 from veilsum_participant.ledgers import epsilon_text
 from veilsum_participant.policy import invited_faults, term_faults
 from veilsum_participant.protocol.books import open_books
 from veilsum_participant.protocol.budgets import Books, budget_faults, promised
 from veilsum_participant.protocol.cohorts import FORGOTTEN, joining_faults, remembered
-from veilsum_participant.query import Query, Source
+from veilsum_participant.query import Images, Query, Source
 from veilsum_participant.site import COMPLETE, RESTORED
 from veilsum_participant.telemetry.shared_metrics import SHARED
 from veilsum_privacy.backup.restored import read_mark
@@ -328,10 +329,17 @@ class SiteCheck:
     @staticmethod
     def _there(label: str, source: Source) -> Check:
         """What can be said of a dataset without a schema and without a record."""
+        if isinstance(source, Images):
+            check_packages()
+            if not source.folder.is_dir():
+                return Check(
+                    label, CheckOutcome.FAILED, f"{source.folder} is no folder", "Check the path in participant.toml."
+                )
+            source = source.table
         if isinstance(source, Query):
             names = query_schema(source).names
             return Check(label, CheckOutcome.OK, f"the {source} is accepted; it yields {', '.join(names)}")
-        if source.is_file() or parquet_parts(source):
+        if source.is_file() or file_parts(source):
             return Check(label, CheckOutcome.OK, f"{source} is there; give a schema to check what it holds")
         return Check(label, CheckOutcome.FAILED, f"{source} is not there", "Check the path in participant.toml.")
 

@@ -5,6 +5,7 @@ The policy is the site's own word: nothing that a coordinator or a study says lo
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Literal, Self, get_args
 
@@ -30,9 +31,11 @@ from veilsum_node.telemetry.logs import LogSettings
 from veilsum_node.telemetry.monitoring import MetricsSettings
 from veilsum_node.transport.route import Route
 from veilsum_node.transport.route_settings import RouteSettings
-from veilsum_participant.query import Query, Source
+from veilsum_participant.query import Images, Query, Source
 from veilsum_privacy.study.schema import ColumnName
 from veilsum_privacy.study.study import Disclosure, Unit
+
+Side = Annotated[StrictInt, Field(ge=1, le=4096)]
 
 TableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}$")]
 
@@ -60,6 +63,27 @@ def _epsilon(value: object) -> object:
     return value
 
 
+class ImagesConfig(Frozen):
+    """Images of a dataset, which become its columns ``pixel0``, ``pixel1`` and so on.
+
+    Attributes:
+        folder: where the files are: PNG, JPEG, DICOM (.dcm) or NIfTI (.nii, .nii.gz).
+        column: the dataset's column that names each record's file, relative to the folder.
+        shape: channels or slices, rows and columns; every image is brought to it.
+    """
+
+    folder: Path
+    column: ColumnName = "file"
+    shape: tuple[Side, Side, Side]
+
+    @field_validator("shape")
+    @classmethod
+    def _columns(cls, value: tuple[int, int, int]) -> tuple[int, int, int]:
+        if math.prod(value) > 4096:
+            raise ValueError("a schema has at most 4096 columns, one a pixel")
+        return value
+
+
 class DatasetConfig(Frozen):
     """A dataset that the site offers: a file, or what a query of the site's own yields.
 
@@ -79,6 +103,7 @@ class DatasetConfig(Frozen):
         timeout: seconds for which a query may run.
         joined: whether a person may have several of a query's rows, as where tables are joined. Then the dataset needs
             ``subject``, and studies must have the unit "subject". The default of a query is true.
+        images: files that the records name, whose pixels are further columns.
     """
 
     source: Literal["file", "sql"] = "file"
@@ -94,6 +119,7 @@ class DatasetConfig(Frozen):
     columns: tuple[ColumnName, ...] = ()
     timeout: StrictInt = Field(default=300, ge=1, le=86400)
     joined: StrictBool | None = None
+    images: ImagesConfig | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -124,6 +150,10 @@ class DatasetConfig(Frozen):
         Raises:
             ConfigurationError: the file of the query cannot be read.
         """
+        table = self._table(name)
+        return table if self.images is None else Images(table, self.images.folder, self.images.column, self.images.shape)
+
+    def _table(self, name: str) -> Path | Query:
         if self.path is not None:
             return self.path
         text = self.query or ""
@@ -318,4 +348,6 @@ def load_participant_config(path: Path) -> ParticipantConfig:
 def _resolved(dataset: DatasetConfig, base: Path) -> DatasetConfig:
     named = {name: getattr(dataset, name) for name in ("path", "dsn_file", "query_file")}
     paths: dict[str, object] = {name: base / path for name, path in named.items() if path is not None}
+    if dataset.images is not None:
+        paths["images"] = dataset.images.model_copy(update={"folder": base / dataset.images.folder})
     return dataset.model_copy(update=paths | {"files": {name: base / path for name, path in dataset.files.items()}})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,5 +55,30 @@ class Query:
             raise ConfigurationError(f"The database URL {self.dsn_file} is not UTF-8 text.") from error
 
 
-Source: TypeAlias = Path | Query
-"""A file, a folder or a glob of Parquet files; or a query."""
+@dataclass(frozen=True)
+class Images:
+    """Images that a table names, one a record.
+
+    Attributes:
+        table: what is read for all columns but the pixels.
+        folder: where the files are.
+        column: the table's column that names each record's file, relative to the folder.
+        shape: channels or slices, rows and columns that every image is brought to.
+    """
+
+    table: Path | Query
+    folder: Path
+    column: str
+    shape: tuple[int, int, int]
+
+    def __str__(self) -> str:
+        return f"{self.table} with the images of {self.folder}"
+
+
+def pixel_names(shape: tuple[int, int, int]) -> list[str]:
+    """Names of the columns of an image's pixels, ``pixel0`` first; the last axis runs fastest."""
+    return [f"pixel{place}" for place in range(math.prod(shape))]
+
+
+Source: TypeAlias = Path | Query | Images
+"""A file, a folder or a glob of Parquet files; a query; or either with images."""

@@ -36,7 +36,8 @@ state = "participant.db"      # protocol state and privacy ledger; of an older c
 # [metrics]                   # for Prometheus; on loopback, or with certificate, key and token_file: docs/metrics.md
 # listen = "127.0.0.1:9465"
 
-# Datasets that this site offers, by the name that studies use. CSV, Parquet or npz.
+# Datasets that this site offers, by the name that studies use: a file (CSV, Parquet or npz), a folder of Parquet, or with
+# source = "sql" what a query of your own yields, from files or a database: docs/deployment/sources.md.
 [datasets.records]
 path = "data/records.csv"
 # population = "records"      # whose records they are; all datasets of one population share one budget

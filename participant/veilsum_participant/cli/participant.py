@@ -94,6 +94,19 @@ add_operations(
 
 
 @app.command()
+def recipe(
+    name: Annotated[str, typer.Argument(help="omop or fhir.", metavar="NAME")],
+    directory: Annotated[Path, typer.Argument(help="Where the files go.", metavar="DIRECTORY")],
+    as_json: JsonOption = False,
+) -> None:
+    """Write queries and schemas for a data model that many hospitals share, to adapt: OMOP CDM 5.4, or FHIR R4."""
+    from veilsum_participant.recipes import write_recipe
+
+    written = write_recipe(name, directory)
+    print_rows([{"file": str(path)} for path in written], title=f"Recipe {name}", as_json=as_json)
+
+
+@app.command()
 def check(
     ctx: typer.Context,
     config: ConfigOption = CONFIG,

@@ -18,7 +18,7 @@ import pyarrow as pa
 from veilsum_node.errors import DataError
 from veilsum_participant.data.lines import as_text
 from veilsum_participant.data.queries import failed, missing_package, slow
-from veilsum_participant.data.readers import csv_names, is_csv, parquet_schema, read_csv_texts
+from veilsum_participant.data.readers import csv_names, file_parts, is_csv, parquet_schema, read_csv_texts
 from veilsum_participant.query import Query
 
 _SETTINGS: dict[str, str | bool | int | float | list[str]] = {
@@ -93,8 +93,7 @@ def _answer(connection: Any, query: Query) -> Any:
 def _add_empty(connection: Any, name: str, path: Path) -> None:
     """Make a table with the columns of a file and without its records."""
     if _is_lines(path):
-        if not path.is_file():
-            raise DataError(f"{path}: there is no such file.", "Check the path.")
+        file_parts(path)
         _add_lines(connection, name, [])
     elif is_csv(path):
         connection.register(name, pa.table({column: pa.array([], pa.large_string()) for column in csv_names(path)}))
@@ -104,7 +103,8 @@ def _add_empty(connection: Any, name: str, path: Path) -> None:
 
 def _add(connection: Any, name: str, path: Path) -> None:
     if _is_lines(path):
-        _add_lines(connection, name, [as_text(line) for line in path.read_bytes().split(b"\n")])
+        lines = [as_text(line) for part in file_parts(path) for line in part.read_bytes().split(b"\n")]
+        _add_lines(connection, name, lines)
     elif is_csv(path):
         connection.register(name, read_csv_texts(path))
     else:

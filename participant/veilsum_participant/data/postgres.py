@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 from veilsum_node.errors import DataError, Unavailable, VeilsumError
 from veilsum_participant.data.queries import failed, missing_package, slow
@@ -91,5 +91,5 @@ def _raise_away(query: Query, error: Any) -> None:
 
 def _with_parameters(url: str) -> str:
     parts = urlsplit(url)
-    given = dict(parse_qsl(parts.query, keep_blank_values=True))
-    return urlunsplit(parts._replace(query=urlencode(_PARAMETERS | given)))
+    given = dict(parse_qsl(parts.query.replace("+", "%2B"), keep_blank_values=True))  # libpq knows no + for a space
+    return urlunsplit(parts._replace(query=urlencode(_PARAMETERS | given, quote_via=quote)))

@@ -69,8 +69,8 @@ def is_csv(path: Path) -> bool:
     return path.suffix.lower() not in (*_PARQUET, ".npz") and not path.is_dir()
 
 
-def parquet_parts(path: Path) -> list[Path]:
-    """The Parquet files that a path means, in the order of their names: itself, all in a folder, or all that a glob finds.
+def file_parts(path: Path) -> list[Path]:
+    """The files that a path means, in the order of their names: itself, all Parquet files in a folder, or all of a glob.
 
     Raises:
         DataError: there is none.
@@ -259,7 +259,7 @@ def parquet_schema(path: Path) -> tuple[list[Path], Any]:
         DataError: there is none, one is damaged, or they differ.
     """
     with _readable(path):
-        parts = parquet_parts(path)
+        parts = file_parts(path)
         schemas = []
         for part in parts:
             with _open_parquet(part) as file:
@@ -286,7 +286,7 @@ def check_types(source: object, found: Any, schema: DatasetSchema, subject: str 
 
 def _parquet_layout(path: Path, schema: DatasetSchema, subject: str | None) -> tuple[list[Path], list[str], dict[str, Any]]:
     """The files to read, the columns, and what all files hold in each: a type of :func:`typed.common`."""
-    parts = parquet_parts(path)
+    parts = file_parts(path)
     found = []
     for part in parts:
         with _open_parquet(part) as file:

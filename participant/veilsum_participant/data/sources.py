@@ -1,14 +1,16 @@
-"""Where a dataset comes from, a file or a query: both give the same typed columns, held against the schema in the same way."""
+"""Read a dataset, whatever it comes from: all sources give the same typed columns, held against the schema in the same way."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from veilsum_participant.data import readers
+from veilsum_participant.data.images import check_packages, pixel_columns
 from veilsum_participant.data.queries import query_rows, query_schema
 from veilsum_participant.data.readers import Table, check_types, typed_table
-from veilsum_participant.query import Source
-from veilsum_privacy.study.schema import DatasetSchema
+from veilsum_participant.query import Images, Source, pixel_names
+from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
 
 
 def check_structure(source: Source, schema: DatasetSchema, *, subject: str | None = None, header: bool | None = None) -> None:
@@ -24,7 +26,10 @@ def check_structure(source: Source, schema: DatasetSchema, *, subject: str | Non
         Unavailable: the database is away.
         ConfigurationError: the database's URL, or a package that it needs, is missing.
     """
-    if isinstance(source, Path):
+    if isinstance(source, Images):
+        check_packages()
+        check_structure(source.table, _beside_pixels(source, schema), subject=subject, header=header)
+    elif isinstance(source, Path):
         readers.check_structure(source, schema, subject=subject, header=header)
     else:
         check_types(f"The {source}", query_schema(source), schema, subject)
@@ -39,8 +44,27 @@ def read_table(source: Source, schema: DatasetSchema, *, subject: str | None = N
     Raises:
         DataError, Unavailable, ConfigurationError: as :func:`check_structure`, or the file is damaged, or the query fails.
     """
+    if isinstance(source, Images):
+        return _read_images(source, schema, subject, header)
     if isinstance(source, Path):
         return readers.read_table(source, schema, subject=subject, header=header)
     found = query_rows(source)
     check_types(f"The {source}", found.schema, schema, subject)
     return typed_table(None, schema, subject, found)
+
+
+def _beside_pixels(images: Images, schema: DatasetSchema) -> DatasetSchema:
+    """The schema of what is read from the table itself: no pixels, and the column that names files."""
+    pixels = set(pixel_names(images.shape))
+    columns = [column for column in schema.columns if column.name not in pixels]
+    if images.column not in {column.name for column in columns}:
+        columns.append(CategoryColumn(name=images.column, categories=("a file", "another")))  # a text, whatever it says
+    return schema.model_copy(update={"columns": tuple(columns)})
+
+
+def _read_images(images: Images, schema: DatasetSchema, subject: str | None, header: bool | None) -> Table:
+    """The table's columns, and the pixels of the image that each record names."""
+    table = read_table(images.table, _beside_pixels(images, schema), subject=subject, header=header)
+    wanted = [name for name in schema.file_columns if name not in table.columns]
+    columns = table.columns | pixel_columns(images, table.columns[images.column], wanted)
+    return replace(table, columns={name: columns[name] for name in schema.file_columns})

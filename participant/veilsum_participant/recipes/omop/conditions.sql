@@ -1,0 +1,26 @@
+-- OMOP CDM 5.4: one row a person who was observed, and which of these conditions were ever recorded, with all descendants:
+--   diabetes: 201820, diabetes mellitus
+--   hypertension: 316866, hypertensive disorder
+--   heart_failure: 316139, heart failure
+--   copd: 255573, chronic obstructive pulmonary disease
+WITH conditions AS (
+    SELECT
+        condition_occurrence.person_id,
+        max(CASE WHEN concept_ancestor.ancestor_concept_id = 201820 THEN 1 ELSE 0 END) AS diabetes,
+        max(CASE WHEN concept_ancestor.ancestor_concept_id = 316866 THEN 1 ELSE 0 END) AS hypertension,
+        max(CASE WHEN concept_ancestor.ancestor_concept_id = 316139 THEN 1 ELSE 0 END) AS heart_failure,
+        max(CASE WHEN concept_ancestor.ancestor_concept_id = 255573 THEN 1 ELSE 0 END) AS copd
+    FROM condition_occurrence
+    JOIN concept_ancestor ON concept_ancestor.descendant_concept_id = condition_occurrence.condition_concept_id
+    WHERE concept_ancestor.ancestor_concept_id IN (201820, 316866, 316139, 255573)
+    GROUP BY condition_occurrence.person_id
+)
+SELECT
+    person.person_id,
+    CASE WHEN conditions.diabetes = 1 THEN 'yes' ELSE 'no' END AS diabetes,
+    CASE WHEN conditions.hypertension = 1 THEN 'yes' ELSE 'no' END AS hypertension,
+    CASE WHEN conditions.heart_failure = 1 THEN 'yes' ELSE 'no' END AS heart_failure,
+    CASE WHEN conditions.copd = 1 THEN 'yes' ELSE 'no' END AS copd
+FROM person
+JOIN (SELECT DISTINCT person_id FROM observation_period) AS observed ON observed.person_id = person.person_id
+LEFT JOIN conditions ON conditions.person_id = person.person_id

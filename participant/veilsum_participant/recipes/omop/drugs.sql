@@ -1,0 +1,23 @@
+-- OMOP CDM 5.4: one row a person who was observed, and which of these drugs were ever recorded, with all descendants:
+--   metformin: 1503297, metformin
+--   insulin: 21600713, ATC A10A, insulins and analogues
+--   statin: 21601855, ATC C10AA, HMG CoA reductase inhibitors
+WITH drugs AS (
+    SELECT
+        drug_exposure.person_id,
+        max(CASE WHEN concept_ancestor.ancestor_concept_id = 1503297 THEN 1 ELSE 0 END) AS metformin,
+        max(CASE WHEN concept_ancestor.ancestor_concept_id = 21600713 THEN 1 ELSE 0 END) AS insulin,
+        max(CASE WHEN concept_ancestor.ancestor_concept_id = 21601855 THEN 1 ELSE 0 END) AS statin
+    FROM drug_exposure
+    JOIN concept_ancestor ON concept_ancestor.descendant_concept_id = drug_exposure.drug_concept_id
+    WHERE concept_ancestor.ancestor_concept_id IN (1503297, 21600713, 21601855)
+    GROUP BY drug_exposure.person_id
+)
+SELECT
+    person.person_id,
+    CASE WHEN drugs.metformin = 1 THEN 'yes' ELSE 'no' END AS metformin,
+    CASE WHEN drugs.insulin = 1 THEN 'yes' ELSE 'no' END AS insulin,
+    CASE WHEN drugs.statin = 1 THEN 'yes' ELSE 'no' END AS statin
+FROM person
+JOIN (SELECT DISTINCT person_id FROM observation_period) AS observed ON observed.person_id = person.person_id
+LEFT JOIN drugs ON drugs.person_id = person.person_id

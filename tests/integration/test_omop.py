@@ -1,0 +1,238 @@
+"""The shipped queries for OMOP CDM 5.4, on a small database of that layout in PostgreSQL and on its tables as Parquet files.
+
+What they yield is worked out again, person by person, in plain Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any, cast
+
+import psycopg
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+from pydantic import SecretStr
+from typer.testing import CliRunner
+
+from support.omop import CONDITIONS, DRUGS, LAYOUT, MEASURES, TABLES, VISITS, Rows, descendant, make_persons
+from support.postgres import server
+from veilsum_participant.cli.participant import app
+from veilsum_participant.data import check_dataset, check_structure, load_records
+from veilsum_participant.data.sources import read_table
+from veilsum_participant.query import Query
+from veilsum_privacy.study.schema import DatasetSchema
+from veilsum_privacy.study.schema_file import load_schema
+
+PERSONS = 200
+QUERIES = ("persons", "conditions", "drugs", "measurements", "visits", "cohort")
+Row = dict[str, Any]
+Ask = Callable[[str], Query]
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("recipe")
+    ran = CliRunner().invoke(app, ["recipe", "omop", str(directory)])
+    assert ran.exit_code == 0, ran.output
+    assert {path.name for path in directory.iterdir()} == {f"{name}.{end}" for name in QUERIES for end in ("sql", "toml")}
+    return directory
+
+
+@pytest.fixture(scope="module")
+def rows() -> Rows:
+    return make_persons(PERSONS)
+
+
+@pytest.fixture(scope="module")
+def database(rows: Rows) -> str:
+    """A database whose tables are in a schema of their own; its URL says so."""
+    url = server().new_database()
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE SCHEMA cdm54")
+        connection.execute("SET search_path = cdm54")
+        connection.execute(LAYOUT.encode())
+        for table in TABLES:
+            names = list(dict.fromkeys(name for row in rows[table] for name in row))
+            with connection.cursor().copy(f"COPY {table} ({', '.join(names)}) FROM STDIN".encode()) as copy:
+                for row in rows[table]:
+                    copy.write_row([row.get(name) for name in names])
+    return f"{url}&options=-c%20search_path%3Dcdm54"
+
+
+@pytest.fixture(scope="module")
+def export(database: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same tables as Parquet files."""
+    directory = tmp_path_factory.mktemp("cdm")
+    from adbc_driver_postgresql import dbapi
+
+    with dbapi.connect(database) as connection, connection.cursor() as cursor:
+        for table in TABLES:
+            cursor.execute(f"SELECT * FROM {table}")  # noqa: S608
+            found = cursor.fetch_arrow_table()
+            storage = [
+                pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
+                if isinstance(column.type, pa.BaseExtensionType)
+                else column
+                for column in found.columns
+            ]
+            numbers = [
+                column.cast(pa.float64()) if name in ("value_as_number", "quantity", "range_low", "range_high") else column
+                for name, column in zip(found.column_names, storage, strict=True)
+            ]
+            parquet.write_table(pa.table(numbers, names=found.column_names), directory / f"{table}.parquet")
+    return directory
+
+
+@pytest.fixture(params=["postgres", "parquet"])
+def ask(request: pytest.FixtureRequest, recipe: Path, database: str, export: Path) -> Ask:
+    def asked(name: str) -> Query:
+        text = (recipe / f"{name}.sql").read_text()
+        if request.param == "postgres":
+            return Query(name, text, dsn=SecretStr(database))
+        return Query(name, text, files={table: export / f"{table}.parquet" for table in TABLES})
+
+    return asked
+
+
+def expected(name: str, rows: Rows) -> list[Row]:
+    """What a query should yield, by its own words."""
+    persons = {cast(int, row["person_id"]): row for row in rows["person"]}
+    of = {
+        table: {who: [row for row in rows[table] if row["person_id"] == who] for who in persons}
+        for table in (
+            "observation_period",
+            "condition_occurrence",
+            "drug_exposure",
+            "measurement",
+            "visit_occurrence",
+            "death",
+        )
+    }
+    if name == "visits":
+        return [
+            {
+                "person_id": row["person_id"],
+                "kind": VISITS.get(cast(int, row["visit_concept_id"])),
+                "days": (cast(date, row["visit_end_date"]) - cast(date, row["visit_start_date"])).days,
+                "age": age(persons, row, "visit_start_date"),
+            }
+            for row in rows["visit_occurrence"]
+        ]
+    kinds = {pair: kind for kind, pair in MEASURES.items()}
+    measured = [
+        (row, kinds[pair])
+        for row in rows["measurement"]
+        if (pair := (cast(int, row["measurement_concept_id"]), cast(int, row["unit_concept_id"]))) in kinds
+    ]
+    if name == "measurements":
+        return [
+            {
+                "person_id": row["person_id"], "kind": kind, "value": row["value_as_number"],
+                "age": age(persons, row, "measurement_date"),
+            }
+            for row, kind in measured
+        ]  # fmt: skip
+    found = []
+    for who, periods in of["observation_period"].items():
+        if not periods:
+            continue
+        begins = min(cast(date, row["observation_period_start_date"]) for row in periods)
+        ends = max(cast(date, row["observation_period_end_date"]) for row in periods)
+        person: Row = {
+            "age": begins.year - cast(int, persons[who]["year_of_birth"]),
+            "sex": {8507: "male", 8532: "female"}.get(cast(int, persons[who]["gender_concept_id"])),
+            "days_observed": (ends - begins).days,
+        }
+        ill = flags(CONDITIONS, [row["condition_concept_id"] for row in of["condition_occurrence"][who]])
+        takes = flags(DRUGS, [row["drug_concept_id"] for row in of["drug_exposure"][who]])
+        died = {"died": "yes" if of["death"][who] else "no"}
+        means: Row = {}
+        for kind in MEASURES:
+            values = [
+                cast(float, row["value_as_number"])
+                for row, which in measured
+                if row["person_id"] == who and which == kind and row["value_as_number"] is not None
+            ]
+            means[kind] = sum(values) / len(values) if values else None
+        stays = [VISITS.get(cast(int, row["visit_concept_id"])) for row in of["visit_occurrence"][who]]
+        counts = {"stays": stays.count("inpatient"), "emergencies": stays.count("emergency")}
+        parts = {
+            "persons": {**person, **died}, "conditions": ill, "drugs": takes,
+            "cohort": {**person, **ill, **takes, **means, **counts, **died},
+        }  # fmt: skip
+        found.append({"person_id": who, **parts[name]})
+    return found
+
+
+def age(persons: dict[int, dict[str, object]], row: dict[str, object], when: str) -> int:
+    return cast(date, row[when]).year - cast(int, persons[cast(int, row["person_id"])]["year_of_birth"])
+
+
+def flags(known: dict[str, int], codes: list[object]) -> Row:
+    return {name: "yes" if {code, descendant(code)} & {*codes} else "no" for name, code in known.items()}
+
+
+def plain(schema: DatasetSchema, rows: list[Row]) -> list[tuple[object, ...]]:
+    """Rows in the schema's columns, numbers as rounded floats, in an order that both sides share."""
+    texts = {column.name for column in schema.columns if column.kind == "category"} | {"died"}
+    names = [*schema.file_columns, "person_id"]
+    found = [
+        tuple(
+            row[name] if name in texts or row[name] is None else round(float(row[name]), 9) for name in names
+        )
+        for row in rows
+    ]  # fmt: skip
+    return sorted(found, key=repr)
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_a_query_yields_what_it_says(ask: Ask, recipe: Path, rows: Rows, name: str) -> None:
+    schema = load_schema(recipe / f"{name}.toml")
+    query = ask(name)
+    check_structure(query, schema, subject="person_id")
+    table = read_table(query, schema, subject="person_id")
+    read = {**{column: array.to_pylist() for column, array in table.columns.items()}, "person_id": table.subjects.to_pylist()}
+    found = [dict(zip(read, values, strict=True)) for values in zip(*read.values(), strict=True)]
+    want = expected(name, rows)
+    assert plain(schema, found) == plain(schema, want)
+    assert len(want) > PERSONS / 2
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_its_schema_fits_what_it_yields(ask: Ask, recipe: Path, rows: Rows, name: str) -> None:
+    """Columns vary within their bounds, and nothing is wrong but what was made up outside of them."""
+    schema = load_schema(recipe / f"{name}.toml")
+    report = check_dataset(ask(name), schema, subject="person_id")
+    assert report.totals.get("person_id") is None
+    wrong = {column for column, kinds in report.totals.items() if any(kind != "missing value" for kind in kinds)}
+    assert wrong <= {"systolic", "bmi", "creatinine", "hba1c"}, "the made-up measurements are all between 4 and 15"
+    records, counts = load_records(ask(name), schema, "person_id")
+    assert counts.subjects is not None
+    assert (counts.subjects < len(records)) == (name in ("measurements", "visits")), "joined = false suits the others"
+    assert (records.features.max(axis=0) > records.features.min(axis=0)).all() or name == "measurements"
+
+
+def test_no_record_makes_a_query_fail(recipe: Path) -> None:
+    """Numbers at the ends of their types, dates that never end, and nothing at all."""
+    url = server().new_database()
+    ends = {
+        "integer": ["-2147483648", "2147483647", "0"],
+        "date": ["'infinity'", "'-infinity'", "'4713-01-01 BC'"],
+        "numeric": ["'NaN'", "1e300", "-1e300"],
+    }
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(LAYOUT.encode())
+        for table, columns in TABLES.items():
+            for place in range(3):
+                values = {name: ends[kind][place] for name, kind in columns.items() if kind in ends}
+                if "person_id" in values:
+                    values["person_id"] = "1"
+                text = f"INSERT INTO {table} ({', '.join(values)}) VALUES ({', '.join(values.values())})"  # noqa: S608
+                connection.execute(text.encode())
+            connection.execute(f"INSERT INTO {table} DEFAULT VALUES".encode())
+    for name in QUERIES:
+        query = Query(name, (recipe / f"{name}.sql").read_text(), dsn=SecretStr(url))
+        load_records(query, load_schema(recipe / f"{name}.toml"), "person_id")

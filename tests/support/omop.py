@@ -1,0 +1,76 @@
+"""A small OMOP CDM 5.4 database: the tables that the recipes read, with all of their columns, and made-up persons."""
+
+from __future__ import annotations
+
+import random
+import re
+from datetime import date, datetime, time, timedelta
+from pathlib import Path
+
+Rows = dict[str, list[dict[str, object]]]
+
+LAYOUT = (Path(__file__).parents[1] / "data" / "omop_cdm54.sql").read_text()
+TABLES: dict[str, dict[str, str]] = {
+    table: dict(line.strip().rstrip(",").split(" ", 1) for line in body.strip().splitlines())  # type: ignore[misc]
+    for table, body in re.findall(r"CREATE TABLE (\w+) \((.*?)\n\);", LAYOUT, re.DOTALL)
+}
+"""Names and types of the columns by table."""
+
+CONDITIONS = {"diabetes": 201820, "hypertension": 316866, "heart_failure": 316139, "copd": 255573}
+DRUGS = {"metformin": 1503297, "insulin": 21600713, "statin": 21601855}
+MEASURES = {"hba1c": (3004410, 8554), "creatinine": (3016723, 8840), "systolic": (3004249, 8876), "bmi": (3038553, 9531)}
+VISITS = {9201: "inpatient", 9202: "outpatient", 9203: "emergency", 262: "emergency"}
+ANCESTORS = (*CONDITIONS.values(), *DRUGS.values())
+
+
+def descendant(ancestor: int) -> int:
+    """A made-up concept below another one, as a code that is really recorded is."""
+    return ancestor + 1_000_000_000
+
+
+def make_persons(count: int, seed: int = 5) -> Rows:
+    """Persons with what a hospital has of them: unknown sex, no observation period, other units, unknown codes."""
+    draw = random.Random(seed)
+    rows: Rows = {name: [] for name in TABLES}
+    for ancestor in ANCESTORS:
+        rows["concept_ancestor"] += [
+            {"ancestor_concept_id": ancestor, "descendant_concept_id": below} for below in (ancestor, descendant(ancestor))
+        ]
+
+    def day(start: int = 0) -> date:
+        return date(2010, 1, 1) + timedelta(days=start + draw.randrange(2000))
+
+    def add(table: str, **values: object) -> None:
+        rows[table].append({f"{table}_id": len(rows[table]) + 1, **values} if table not in ("person", "death") else values)
+
+    for person in range(1, count + 1):
+        sex = draw.choice([8507, 8532, 8532, 8507, 0])
+        born = draw.randrange(1920, 2009)
+        add("person", person_id=person, gender_concept_id=sex, year_of_birth=born, race_concept_id=0, ethnicity_concept_id=0)
+        for _ in range(draw.choice([0, 1, 1, 1, 2])):
+            begins = day()
+            ends = begins + timedelta(days=draw.randrange(1500))
+            add("observation_period", person_id=person, observation_period_start_date=begins, observation_period_end_date=ends,
+                period_type_concept_id=32817)  # fmt: skip
+        for _ in range(draw.randrange(4)):
+            start = day()
+            kind = draw.choice([*VISITS, 581477])
+            add("visit_occurrence", person_id=person, visit_concept_id=kind, visit_start_date=start,
+                visit_end_date=start + timedelta(days=draw.randrange(30)), visit_type_concept_id=32817)  # fmt: skip
+        for _ in range(draw.randrange(4)):
+            code = draw.choice([0, *CONDITIONS.values(), *map(descendant, CONDITIONS.values())])
+            add("condition_occurrence", person_id=person, condition_concept_id=code, condition_start_date=day())
+        for _ in range(draw.randrange(4)):
+            code, start = draw.choice([0, *DRUGS.values(), *map(descendant, DRUGS.values())]), day()
+            add("drug_exposure", person_id=person, drug_concept_id=code, drug_exposure_start_date=start,
+                drug_exposure_end_date=start)  # fmt: skip
+        for _ in range(draw.randrange(6)):
+            concept, unit = draw.choice(list(MEASURES.values()))
+            taken = day()
+            value = draw.choice([None, round(draw.uniform(4, 15), 1), round(draw.uniform(4, 15), 1)])
+            add("measurement", person_id=person, measurement_concept_id=concept, measurement_date=taken,
+                measurement_datetime=datetime.combine(taken, time(8)), value_as_number=value,
+                unit_concept_id=draw.choice([unit, unit, unit, 0]), value_source_value="as written")  # fmt: skip
+        if draw.random() < 0.2:
+            add("death", person_id=person, death_date=day(2000))
+    return rows
