@@ -158,20 +158,25 @@ def areas(table: Table, fit: Fit, seeds: int) -> NDArray[np.float64]:
     return 100.0 * found
 
 
+def figure(found: NDArray[np.float64]) -> str:
+    """Mean and standard error over seeds."""
+    told = found[np.isfinite(found)]
+    missing = f" ({len(found) - len(told)} not estimable)" if len(told) < len(found) else ""
+    if len(told) < 2:
+        return "–" + missing
+    return f"{told.mean():.1f} ± {told.std(ddof=1) / np.sqrt(len(told)):.1f}{missing}"
+
+
 def rows(asked: argparse.Namespace) -> Iterator[str]:
-    """A row for each table and model."""
+    """A row for each table and epsilon, and one without noise."""
     for name in asked.tables:
         table = TABLES[name](asked.heart)
-        models: list[tuple[str, str, Fit]] = [("XGBoost, pooled", "none", xgboost_of)]
+        blank = " | ".join("" for _ in range(len(METHODS_TRIED) + asked.ebm))
+        yield f"| {name} | none | {blank} | {figure(areas(table, xgboost_of, asked.seeds))} |"
         for epsilon in EPSILONS:
-            models += [(f"`{method}`", f"{epsilon:g}", study_of(method, epsilon)) for method in METHODS_TRIED]
-            if asked.ebm:
-                models.append(("DP-EBM, pooled", f"{epsilon:g}", ebm_of(epsilon)))
-        for model, spent, fit in models:
-            found = areas(table, fit, asked.seeds)
-            told = found[np.isfinite(found)]
-            figure = f"{told.mean():.1f} ± {told.std(ddof=1) / np.sqrt(len(told)):.1f}" if len(told) > 1 else "not estimable"
-            yield f"| {name} | {spent} | {model} | {figure} | {len(told)} |"
+            fits = [study_of(method, epsilon) for method in METHODS_TRIED] + ([ebm_of(epsilon)] if asked.ebm else [])
+            cells = " | ".join(figure(areas(table, fit, asked.seeds)) for fit in fits)
+            yield f"| {name} | {epsilon:g} | {cells} |  |"
 
 
 def main() -> None:
@@ -181,8 +186,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--tables", nargs="*", default=list(TABLES), choices=list(TABLES))
     parser.add_argument("--ebm", action="store_true", help="explainable boosting too: pip install interpret-core")
-    print("| data | epsilon | model | area | runs |\n| --- | --- | --- | ---: | ---: |")
-    for row in rows(parser.parse_args()):
+    asked = parser.parse_args()
+    named = [*(f"`{method}`" for method in METHODS_TRIED), *(["DP-EBM, pooled"] if asked.ebm else []), "XGBoost, pooled"]
+    print(f"| data | epsilon | {' | '.join(named)} |\n| --- | --- |{' ---: |' * len(named)}")
+    for row in rows(asked):
         print(row, flush=True)
 
 

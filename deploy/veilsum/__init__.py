@@ -22,7 +22,7 @@ from veilsum_node.transport import tls13 as _tls13  # first: it must come before
 if TYPE_CHECKING:
     from veilsum.api.datasets import Dataset
     from veilsum.api.federation import Federation, attach, connect, simulate
-    from veilsum.api.models import Classifier, Encoder
+    from veilsum.api.models import Classifier, Encoder, Regressor
     from veilsum.api.plans import Plan
     from veilsum.api.results import StudyResult, open_result
     from veilsum.api.studies import Run, Study
@@ -33,6 +33,7 @@ _PLACES = {
     "Encoder": "models",
     "Federation": "federation",
     "Plan": "plans",
+    "Regressor": "models",
     "Run": "studies",
     "Study": "studies",
     "StudyResult": "results",
@@ -48,6 +49,7 @@ __all__ = [
     "Encoder",
     "Federation",
     "Plan",
+    "Regressor",
     "Run",
     "Study",
     "StudyResult",

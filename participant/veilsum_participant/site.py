@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import NamedTuple
 
 from cryptography import x509
 from sqlalchemy import Connection
@@ -24,6 +25,7 @@ from veilsum_participant import store
 from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.data import check_structure, load_records
 from veilsum_participant.data.encoders import find_encoder
+from veilsum_participant.data.snapshot import records_digest
 from veilsum_participant.observer import SiteObserver
 from veilsum_participant.policy import analyst_faults, refuse
 from veilsum_participant.store import TAKING_PART, StudyRow
@@ -54,6 +56,13 @@ COMPLETE = (
     "Run `veilsum ledger recover --from` with another site's export; or, to take the coordinator's word for it,"
     " `veilsum ledger recover --trust-coordinator`."
 )
+
+
+class Snapshot(NamedTuple):
+    """A dataset as it was when it was read; ``digest`` is that of a query's records, 32 bytes, and None for a file."""
+
+    records: Records
+    digest: bytes | None
 
 
 @dataclass
@@ -87,8 +96,8 @@ class Site:
     elapsed: Callable[[], int] | None = None
     nonce: bytes = field(init=False)
     agreed: Callable[[bytes], AgreedStudy] = field(init=False, repr=False)
-    _records: dict[tuple[str, str], Records] = field(init=False, default_factory=dict, repr=False)
-    _latest: tuple[str, DatasetSchema, Records] | None = field(init=False, default=None, repr=False)
+    _records: dict[tuple[str, str], Snapshot] = field(init=False, default_factory=dict, repr=False)
+    _latest: tuple[str, DatasetSchema, Snapshot] | None = field(init=False, default=None, repr=False)
     _encoders: dict[Program, Encode] = field(init=False, default_factory=dict, repr=False)
     _caches: threading.Lock = field(init=False, default_factory=threading.Lock, repr=False)
 
@@ -160,21 +169,26 @@ class Site:
 
     def records(self, dataset: str, schema: DatasetSchema) -> Records:
         """The dataset under the study's schema; read once for each schema."""
+        return self.read(dataset, schema).records
+
+    def read(self, dataset: str, schema: DatasetSchema) -> Snapshot:
+        """:meth:`records`, and of a query what they were then."""
         with self._caches:
             if (known := self._known(dataset, schema)) is not None:
                 return known
             key = (dataset, schema.model_dump_json())
-            records = self._records.get(key)
-            if records is None:
+            found = self._records.get(key)
+            if found is None:
                 offered = self.config.datasets[dataset]
                 records, counts = load_records(offered.origin(dataset), schema, offered.subject, header=offered.header)
                 LOG.info("dataset %s is read", dataset)
                 LOG.debug("dataset %s: %s", dataset, counts)
-                self._records = {key: records}
-            self._latest = (dataset, schema, records)
-            return records
+                found = Snapshot(records, records_digest(records) if offered.source == "sql" else None)
+                self._records = {key: found}
+            self._latest = (dataset, schema, found)
+            return found
 
-    def _known(self, dataset: str, schema: DatasetSchema) -> Records | None:
+    def _known(self, dataset: str, schema: DatasetSchema) -> Snapshot | None:
         latest = self._latest
         same = latest is not None and latest[0] == dataset and latest[1] is schema  # the very same schema needs no comparison
         return latest[2] if latest is not None and same else None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,9 @@ def _beside(directory: Path, first: TestBed) -> TestBed:
         datasets = {DATASET: site.config.datasets[DATASET].model_copy(update={"path": own / "records.npz"})}
         config = site.config.model_copy(update={"state": own / "participant.db", "datasets": datasets})
         sites[name] = open_test_site(config, first.clock, SYSTEM_RANDOM, (None, 1e-5))
-    return replace(first, sites=sites)
+    beside = copy(first)
+    beside.sites = sites
+    return beside
 
 
 def _outline(answer: Any) -> tuple[Any, ...]:

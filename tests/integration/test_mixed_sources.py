@@ -4,6 +4,7 @@ own, gives the integers that one process gives on the same records in plain file
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,12 +13,14 @@ import psycopg
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
+from typer.testing import CliRunner
 
 from support.federation import DATASET, make_bed, make_request, schema_of
 from support.postgres import server
 from support.processes import Processes
 from veilsum.compile import StudyRequest
 from veilsum_coordinator.protocol.settings import Waits
+from veilsum_participant.cli.participant import app
 from veilsum_participant.config import DatasetConfig
 from veilsum_privacy.ledger.entries import Kind
 
@@ -127,6 +130,22 @@ def test_sites_with_other_sources_give_the_integers_of_one_process(tmp_path: Pat
     for name in SITES:
         kinds = [entry.kind for entry in processes.entries(name, key)]
         assert (kinds.count(Kind.RESERVE), kinds.count(Kind.CHARGE), kinds.count(Kind.FAULT)) == (1, 1, 0)
+        assert kinds.count(Kind.SNAPSHOT) == (name != "csv")
         log = (processes.directory(name) / "log").read_text()
         assert url not in log
         assert "person 1" not in log
+    processes.stop()
+    for name, expected in (("postgres", True), ("files", True)):
+        assert told(processes, name, 0) == [expected]
+    assert told(processes, "csv", 0) == []
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("DELETE FROM visit WHERE ctid = (SELECT min(ctid) FROM visit)")
+    assert told(processes, "postgres", 1) == [False]
+
+
+def told(processes: Processes, name: str, status: int) -> list[bool | None]:
+    """What the command says of a site's snapshots, and how it ends."""
+    config = processes.directory(name) / "participant.toml"
+    ran = CliRunner().invoke(app, ["snapshots", "--config", str(config), "--json"])
+    assert ran.exit_code == status, ran.output
+    return [item["same"] for item in json.loads(ran.stdout)]

@@ -208,9 +208,14 @@ def test_it_declares_what_its_packages_import_as_the_platform_does() -> None:
     outside = {name for name in imported if name not in sys.stdlib_module_names and not name.startswith("veilsum_")}
     by_module = packages_distributions()
     needed = {canonical(by_module[name][0]) for name in outside}
-    declared = [Requirement(text) for text in settings(ROOT / "participant" / "pyproject.toml")["dependencies"]]
-    assert {canonical(item.name) for item in declared} == needed
-    platform = {canonical(item.name): item for item in map(Requirement, settings(ROOT / "pyproject.toml")["dependencies"])}
+    own, whole = settings(ROOT / "participant" / "pyproject.toml"), settings(ROOT / "pyproject.toml")
+    declared = [Requirement(text) for text in own["dependencies"]]
+    extras = own["optional-dependencies"]
+    assert extras == {name: whole["optional-dependencies"][name] for name in extras}
+    optional = {canonical(Requirement(text).name) for extra in extras.values() for text in extra}
+    assert {canonical(item.name) for item in declared} == needed - optional
+    assert optional <= needed
+    platform = {canonical(item.name): item for item in map(Requirement, whole["dependencies"])}
     assert {item.name: str(item.specifier) for item in declared} == {
         item.name: str(platform[canonical(item.name)].specifier) for item in declared
     }

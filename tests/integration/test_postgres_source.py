@@ -32,6 +32,7 @@ from veilsum_participant.data import check_structure, queries
 from veilsum_participant.data.sources import read_table
 from veilsum_participant.query import Query
 from veilsum_participant.site import Site
+from veilsum_participant.snapshots import compare_snapshots
 from veilsum_privacy.ledger.entries import Kind
 from veilsum_privacy.study.schema import DateColumn
 from veilsum_proto import federation_pb2 as pb
@@ -231,7 +232,30 @@ def total(bed: TestBed) -> float:
 def test_the_sum_has_the_databases_records(tmp_path: Path, url: str) -> None:
     bed = bed_on(tmp_path, url)
     assert total(bed) == pytest.approx(30, rel=1e-5)
-    assert kinds(bed.sites["a"]) == [Kind.RESERVE, Kind.CHARGE]
+    assert kinds(bed.sites["a"]) == [Kind.RESERVE, Kind.SNAPSHOT, Kind.CHARGE]
+
+
+def test_the_site_can_tell_which_records_a_release_was_computed_from(tmp_path: Path, url: str) -> None:
+    bed = bed_on(tmp_path, url, f"{SELECT} ORDER BY ctid DESC")
+    site = bed.sites["a"]
+    total(bed)
+    total(bed)
+    (one, two) = site.ledger.entries(kind=Kind.SNAPSHOT)
+    assert one.detail != two.detail, "an export does not show that nothing changed"
+
+    def compared() -> list[bool | None]:
+        reopened = Site(site.config, site.credentials, site.database, site.ledger, site.clock, site.random)
+        return [item.same for item in compare_snapshots(reopened)]
+
+    execute(url, "UPDATE records SET seconds = 1 WHERE y = 0")  # moves rows; no study's column
+    assert compared() == [True, True]
+    execute(url, "UPDATE records SET x0 = 0.25 WHERE ctid = (SELECT max(ctid) FROM records)")
+    assert compared() == [False, False]
+    execute(url, "UPDATE records SET x0 = 0.5")
+    assert compared() == [True, True]
+    execute(url, "DROP TABLE records")
+    assert compared() == [None, None]
+    assert list(compare_snapshots(bed.sites["b"])) == []
 
 
 @pytest.mark.parametrize(
@@ -296,7 +320,7 @@ def test_a_database_that_is_away_is_waited_for_and_paid_once(
         status = stub.Show(pb.ShowRequest(study=key))
     assert phases[-1] == StudyPhase.FINISHED.value, (status.reason, status.refusals)
     assert len(calls) >= 3
-    assert kinds(bed.sites["a"]) == [Kind.RESERVE, Kind.CHARGE]
+    assert kinds(bed.sites["a"]) == [Kind.RESERVE, Kind.SNAPSHOT, Kind.CHARGE]
 
 
 def test_the_check_says_what_is_wrong_with_a_database(tmp_path: Path, url: str, postgres: Server) -> None:

@@ -222,7 +222,7 @@ def test_a_computation_that_fails_is_on_record_at_the_site_alone(
     site, heard = attack.bed.sites["a"], Heard()
     site.observer = heard
     if fails:
-        monkeypatch.setattr(Site, "records", lambda *_: {}["no such column"])
+        monkeypatch.setattr(Site, "read", lambda *_: {}["no such column"])
     assert attack.assign("a", attack.assignment()).call == "upload"
     found = [(entry.context, entry.detail["cause"]) for entry in site.ledger.entries(kind=Kind.FAULT)]
     assert found == [(context_of(attack.payloads["a", 1].receipt), "KeyError")] * fails
@@ -338,7 +338,7 @@ def test_what_is_over_when_it_is_computed_leaves_no_payload(fresh: Adversary, wh
     [
         (Payload, {"ciphertexts"}),
         (contributions._Ready, {"arrays", "place", "kept"}),
-        (contributions._Computed, {"values", "noised", "state", "fault"}),
+        (contributions._Computed, {"values", "noised", "state", "fault", "digest"}),
         (Opened, {"words"}),
     ],
 )

@@ -363,7 +363,7 @@ for method, label, parameters in (("fedsgd", "gradient", {"steps": 2}), ("fedavg
         task = AgreedStudy(study).task(label)
         plan, blocks = task.plan(4, 4), task.task.layout().blocks
         arrays = {block.name: np.zeros(block.shape) for block in blocks}
-        arrays |= {"training.seeds": np.zeros((4, 2)), "features.centre": np.zeros(6)}
+        arrays |= {"training.seeds": np.zeros((4, 2)), "features.centre": np.zeros(6), "class.weights": np.ones(3)}
         compute_sum(plan, shifted_sites(20)["a"], arrays, SitePlace(0))
 print(*(name for name in ("torch", "opacus") if name in sys.modules))
 """

@@ -36,7 +36,7 @@ from veilsum_privacy.results.result import Result
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Records
-from veilsum_privacy.tasks.features import CENTRE
+from veilsum_privacy.tasks.features import CENTRE, CLASS_WEIGHTS
 
 SITES = tuple("abcdefg")
 
@@ -168,6 +168,7 @@ def test_gradients_of_many_sites_are_the_tasks_own_vectors() -> None:
         rng = np.random.default_rng(1)
         broadcast = {block.name: rng.normal(size=block.shape) for block in task.layout().blocks}
         broadcast[CENTRE] = rng.normal(0.0, 0.1, SCHEMA.width)
+        broadcast[CLASS_WEIGHTS] = rng.uniform(0.1, 1.0, len(SCHEMA.classes))
         found = vectors(whole, offsets, broadcast)
         each = np.stack([task.vector(part, broadcast) for part in records])  # type: ignore[attr-defined]
         np.testing.assert_array_equal(found, each)

@@ -17,7 +17,7 @@ from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_participant.applying.model import Model
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.tasks import build_task
-from veilsum_privacy.tasks.base import Records
+from veilsum_privacy.tasks.base import Records, RecordTask
 from veilsum_privacy.tasks.tree_gradients import softmax_derivatives
 
 SCHEMA = DatasetSchema(
@@ -163,6 +163,47 @@ def test_losses_suit_the_label() -> None:
             build_task("tree-gradients", {**common, "loss": loss}, schema)
     with pytest.raises(ConfigurationError, match="label"):
         compiled("gbdt", schema=SCHEMA.model_copy(update={"label": None}))
+
+
+@pytest.mark.parametrize("loss", ["squared", "poisson"])
+def test_sums_of_numbers_and_counts_are_derivatives_of_their_loss(loss: str) -> None:
+    """By differences of the loss, of a column that the trees do not split; a record without it adds nothing."""
+    columns = (SCHEMA.columns[0], NumberColumn(name="n", low=0, high=8), *SCHEMA.columns[2:])
+    schema = DatasetSchema(columns=columns, max_records=400)
+    common = {"clip": 1e6, "missing": "skip", "trees": 2, "depth": 2, "largest_model": 3, "loss": loss, "outcome": "n"}
+    task = build_task("tree-gradients", {**common, "most": 4.0}, schema)
+    assert isinstance(task, RecordTask)
+    records = replace(some_records(4, 60), labels=None)
+    records.present[::7, 1] = False
+    rng = np.random.default_rng(8)
+    arrays = {
+        "features": rng.integers(0, 4, (3, 3)).astype(np.float64),  # x, and the three categories
+        "thresholds": rng.uniform(-0.5, 0.5, (3, 3)),
+        "leaves": np.array([[-0.5, -0.25, -0.75, 0.0], *np.zeros((2, 4))]),
+        "base": np.array([-0.125]),
+    }
+    found = task.layout().split(
+        np.sum([rows.sum(axis=0) for rows in task.vectors(records, {f"model.{k}": v for k, v in arrays.items()})], axis=0)
+    )
+
+    def value(f: float, y: float) -> float:
+        return (f - y) ** 2 / 2.0 if loss == "squared" else float(np.exp(f)) - (y + 1.0) * f  # counts in half ranges
+
+    gradients, hessians, step = np.zeros((2, 4)), np.zeros((2, 4)), 1e-4
+    for row, known in zip(records.features, records.present[:, 1], strict=True):
+        x, y = np.delete(row, 1), row[1]
+        leaf = [walk(x, arrays["features"][k], arrays["thresholds"][k]) for k in range(3)]
+        f = arrays["base"][0] + arrays["leaves"][0, leaf[0]]
+        if not known:
+            continue
+        if loss == "squared":
+            y = f + np.clip(y - f, -1.0, 1.0)  # the gradient is cut to 1
+        below, at, above = (value(f + shift, y) for shift in (-step, 0.0, step))
+        for tree in range(2):
+            gradients[tree, leaf[tree + 1]] += (above - below) / (2.0 * step)
+            hessians[tree, leaf[tree + 1]] += (above - 2.0 * at + below) / step**2
+    np.testing.assert_allclose(found["gradients"], gradients, atol=1e-6)
+    np.testing.assert_allclose(found["hessians"], hessians, atol=1e-4)
 
 
 def evenly(classes: int, n: int = 200) -> dict[str, Records]:

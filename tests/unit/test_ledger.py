@@ -220,6 +220,34 @@ def test_illegal_transitions(ledger: Ledger) -> None:
     assert ledger.head() == before
 
 
+def test_what_a_release_was_computed_from_is_recorded_once(ledger: Ledger) -> None:
+    read, charged, freed, new = (make_reservation(number, multiplier=20.0) for number in range(1, 5))
+    for item in (read, charged, freed):
+        reserve(ledger, item)
+    digest = bytes(range(32))
+
+    def snapshot(item: Reservation, data: bytes) -> int:
+        with ledger.database.transaction() as connection:
+            return ledger.snapshot(connection, item.context, data)
+
+    number = snapshot(read, digest)
+    assert snapshot(read, bytes(32)) == number
+    (entry,) = ledger.entries(kind=Kind.SNAPSHOT)
+    assert (entry.seq, entry.reservation, entry.detail) == (number, read, {"digest": digest.hex()})
+    assert ledger.spending("heart").reserved == rdp_epsilon([read.mechanism.event] * 3, DELTA), "it stays open"
+    charge(ledger, charged)
+    free(ledger, freed)
+    before = ledger.head()
+    with pytest.raises(Misuse, match="32 bytes"):
+        snapshot(charged, b"short")
+    for item, message in [(charged, "not computed any more"), (freed, "not computed any more"), (new, "Nothing is reserved")]:
+        with pytest.raises(StateError, match=message):
+            snapshot(item, digest)
+    assert ledger.head() == before
+    charge(ledger, read)
+    assert ledger.verify().entries == len(ledger.entries())
+
+
 def test_a_computation_that_failed_is_recorded_once(ledger: Ledger) -> None:
     """While its reservation is open: what was charged or freed is not computed any more."""
     failed, charged, freed, recovered, new = (make_reservation(number, multiplier=20.0) for number in range(1, 6))

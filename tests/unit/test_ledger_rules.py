@@ -155,6 +155,30 @@ def test_a_computation_fails_once_and_while_it_is_reserved(book: Book) -> None:
             book.write(Kind.FAULT, release, cause)
 
 
+def test_what_a_release_was_computed_from_is_recorded_once_and_while_it_is_reserved(book: Book) -> None:
+    digest = {"digest": "ab" * 32}
+    first, second, third = (make_reservation(number, multiplier=20.0) for number in (1, 2, 3))
+    with refuses("it names no reservation"):
+        book.write(Kind.SNAPSHOT, first, digest)
+    for release in (first, second, third):
+        book.write(Kind.RESERVE, release)
+    for detail in ({}, {"digest": 5}, {"digest": "ab" * 31}):
+        with refuses("it holds no digest"):
+            book.write(Kind.SNAPSHOT, first, detail)
+    with refuses("not the one that was reserved"):
+        book.write(Kind.SNAPSHOT, replace(first, dataset="x"), digest)
+    book.write(Kind.SNAPSHOT, first, digest)
+    with refuses("was recorded before"):
+        book.write(Kind.SNAPSHOT, first, digest)
+    book.write(Kind.FAULT, first, {"cause": "ValueError"})
+    book.write(Kind.CHARGE, first)
+    book.write(Kind.CHARGE, second)
+    book.write(Kind.FREE, third)
+    for release in (second, third):
+        with refuses("its reservation was charged or freed before"):
+            book.write(Kind.SNAPSHOT, release, digest)
+
+
 @pytest.mark.parametrize("kind", [Kind.RECEIPTS, Kind.CONSENT])
 def test_what_only_a_mirror_holds(book: Book, kind: Kind) -> None:
     with refuses("only a coordinator's mirror has entries of this kind"):

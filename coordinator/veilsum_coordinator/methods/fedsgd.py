@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from veilsum_coordinator.parts.application import study_application, study_arrays
+from veilsum_coordinator.parts.application import outcome_application, study_application, study_arrays
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.centring import MEANS, centre_plan, rarity_weights, released_centre
 from veilsum_coordinator.parts.expectations import Z95, Expectation, released_noise
@@ -36,6 +36,15 @@ from veilsum_coordinator.parts.moment_alignment import (
 )
 from veilsum_coordinator.parts.moment_plans import Missing, need_label, resolved_clip
 from veilsum_coordinator.parts.networks import network_head, resolved_model
+from veilsum_coordinator.parts.outcomes import (
+    PREDICTION,
+    SCORE,
+    constant_scores,
+    predicts,
+    refuse_for_outcomes,
+    resolved_outcome,
+    score_rows,
+)
 from veilsum_coordinator.parts.server_optimisers import OptimiserParameters, ServerOptimiser
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen, Name, Real
@@ -45,9 +54,11 @@ from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.features import CENTRE, CLASS_WEIGHTS
 from veilsum_privacy.tasks.gradient import GradientParameters
+from veilsum_privacy.tasks.outcomes import Outcome
 from veilsum_privacy.tasks.power_moments import columns_of_moments
 from veilsum_privacy.training.arrays import MODEL, to_broadcast
 from veilsum_privacy.training.models import ModelSpec, build_architecture
+from veilsum_privacy.training.models.perceptrons import Perceptron
 
 Floats = NDArray[np.float64]
 
@@ -67,6 +78,7 @@ class FedSGDParameters(Frozen):
             With ``moments`` it is the mean that these give, which costs nothing more.
         centre_share: part of the budget that this release takes.
         moments: alignment of the sites' features by their moments in front (FedAlign); None for none.
+        outcome: a number, count or time to predict in place of classes, by a model linear or mlp of the schema's own columns.
         class_weights: what a record's clipped gradient is multiplied by: ``balanced``, the frequency of the rarest class over
             that of its own; ``sqrt``, the root of that; ``none``; or a table by class, of which only the proportions count.
             Frequencies are released with the centre, at no cost. By default ``sqrt`` where there is a centre to release:
@@ -92,6 +104,7 @@ class FedSGDParameters(Frozen):
     centre: bool | None = None
     centre_share: Real = Field(default=0.1, gt=0, lt=1)
     moments: MomentAlignment | None = None
+    outcome: Outcome | None = Field(default=None, exclude_if=lambda stated: stated is None)
     class_weights: Literal["none", "sqrt", "balanced"] | dict[Name, Annotated[Real, Field(gt=0, le=1e6)]] | None = None
     steps: int = Field(default=100, ge=1, le=100_000)
     sampling_rate: Real = Field(default=1.0, gt=0, le=1)
@@ -114,9 +127,18 @@ class FedSGD(Method):
     def resolve(self, parameters: Frozen, inputs: Inputs) -> Frozen:
         if not isinstance(parameters, FedSGDParameters):
             return parameters
-        need_label(inputs, "the method fedsgd")
+        if parameters.outcome is None:
+            need_label(inputs, "the method fedsgd", ", or name an outcome in [parameters.outcome]")
+        outcome, inputs, scores = resolved_outcome(parameters.outcome, inputs, "fedsgd")
         clip = parameters.clip or feature_clip(inputs)
         centre = parameters.centre
+        if outcome is not None:
+            asked = {
+                "moments": parameters.moments is not None,
+                "class_weights": parameters.class_weights not in (None, "none"),
+                "centre = false": centre is False,
+            }
+            refuse_for_outcomes(asked, "fedsgd")
         model = parameters.model or default_model(inputs, clip, centred=centre is not False)
         convex = model.name == "linear"
         if centre and model.name not in ("linear", "mlp"):
@@ -133,21 +155,24 @@ class FedSGD(Method):
                 raise ConfigurationError(
                     "fedsgd's travel is only for the optimiser sgd in a study with noise.", "Leave it out."
                 )
-            rate = default_rate(optimiser, convex=convex)
+            rate = default_rate(optimiser, convex=convex) if outcome is None else OUTCOME_RATE
             optimiser = optimiser.model_copy(update={"learning_rate": rate})
         elif optimiser.learning_rate is None:
-            travel = travel or ((CONVEX_TRAVEL if len(inputs.classes) > 2 else TWO_CLASS_TRAVEL) if convex else TRAVEL)
-        model = resolved_model(model, inputs.width, len(inputs.classes), "fedsgd, parameters.model")
+            travel = travel or default_travel(outcome, scores, convex=convex)
+        model = resolved_model(model, inputs.width, scores, "fedsgd, parameters.model")
         moments = None if parameters.moments is None else resolve_moments(parameters.moments, inputs, model.inputs)
         centred = model.name in ("linear", "mlp") if centre is None else centre
         filled = {
             "moments": moments,
             "centre": centred,
-            "class_weights": resolved_class_weights(parameters.class_weights, inputs, counted=centred and moments is None),
+            "class_weights": resolved_class_weights(
+                parameters.class_weights, inputs, counted=centred and moments is None and outcome is None
+            ),
+            "outcome": outcome,
             "travel": travel,
             "clip": clip,
             "model": model,
-            "gradient_clip": parameters.gradient_clip or (CONVEX_CLIP if convex else 1.0),
+            "gradient_clip": parameters.gradient_clip or default_gradient_clip(outcome, convex=convex),
             "optimiser": optimiser,
             "records": parameters.records or training_records(moments, inputs.records * inputs.sites),
         }
@@ -165,6 +190,7 @@ class FedSGD(Method):
             centre=bool(parameters.centre),
             count=not inputs.private,
             class_weights=parameters.class_weights not in (None, "none"),
+            outcome=parameters.outcome,
             **aligned_parameters(parameters.moments),
         )
         moments, rate = parameters.moments, float(parameters.sampling_rate)
@@ -195,7 +221,10 @@ class FedSGD(Method):
         study = federation.study
         parameters = FedSGDParameters.model_validate(study.parameters)
         width = study.data.width if study.encoder is None else study.encoder.width
-        architecture = build_architecture(parameters.model or ModelSpec(name="linear"), width, len(study.data.classes))
+        outcome, scores = parameters.outcome, len(study.data.classes)
+        if outcome is not None:
+            width, scores = outcome.features(study.data).width, outcome.build(study.data).scores
+        architecture = build_architecture(parameters.model or ModelSpec(name="linear"), width, scores)
         model, shapes = architecture.initial(parameters.seed), architecture.shapes()
         private = study.privacy.noise != "none"
         noise = released_noise(study, GRADIENT, study.sites)[MODEL + next(iter(shapes))]
@@ -215,6 +244,10 @@ class FedSGD(Method):
                 centre = released_centre(means, study)
             else:
                 centre = aligned_centre(moments, study)
+        if outcome is not None and centre is not None and isinstance(architecture, Perceptron):
+            constant = architecture.layers()[-1].constant
+            model["head.bias"] = constant_scores(outcome, study.data, centre) / constant
+            centre = centre[outcome.places(study.data)]
         weights = weights_of_classes(parameters.class_weights, study.data.classes, means)
         common = {**({} if centre is None else {CENTRE: centre}), **({} if moments is None else moments.broadcast)}
         if weights is not None:
@@ -253,6 +286,12 @@ class FedSGD(Method):
         if moments is not None:
             summary["moments"], summary["epsilon"] = dict(moments.summary), epsilon_parts(study, [GRADIENT])
         head, arrays = network_head(architecture, final, centre)
+        if outcome is not None:
+            applied = outcome_application(study.data, outcome, missing=parameters.missing, head=head)
+            if architecture.name == "linear" and centre is not None:
+                summary[PREDICTION] = predicts(outcome)
+                summary[SCORE] = list(score_rows(outcome, study.data, (arrays["weights"], arrays["bias"]), centre))
+            return Result(self.name, summary, arrays, applied)
         applied = study_application(federation, parameters.missing, moments, head, study.data.classes)
         return Result(self.name, summary, {**study_arrays(federation, moments), **arrays}, applied)
 
@@ -269,6 +308,26 @@ RARITY = {"sqrt": 0.5, "balanced": 1.0}
 
 NETWORK_RATE, TRAVEL = 4.0, 15.0
 """Learning rate without noise, and travel, of other models at a gradient norm of 1."""
+
+
+OUTCOME_CLIP, OUTCOME_TRAVEL, OUTCOME_RATE = 0.3, 10.0, 1.0
+"""Gradient norm, travel and, without noise, learning rate of models of outcomes: from sweeps in decision 55."""
+
+
+def default_gradient_clip(outcome: Outcome | None, *, convex: bool) -> float:
+    """Gradient norm where none is stated."""
+    if outcome is not None:
+        return OUTCOME_CLIP
+    return CONVEX_CLIP if convex else 1.0
+
+
+def default_travel(outcome: Outcome | None, scores: int, *, convex: bool) -> float:
+    """Travel where none is stated."""
+    if outcome is not None:
+        return OUTCOME_TRAVEL
+    if not convex:
+        return TRAVEL
+    return CONVEX_TRAVEL if scores > 2 else TWO_CLASS_TRAVEL
 
 
 def feature_clip(inputs: Inputs) -> float:

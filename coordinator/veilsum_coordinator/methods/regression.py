@@ -26,6 +26,7 @@ from veilsum_coordinator.parts.coefficients import coefficients, ratio, score_ro
 from veilsum_coordinator.parts.expectations import Expectation, released_noise
 from veilsum_coordinator.parts.expected_answers import expected_answers, expected_regression
 from veilsum_coordinator.parts.federation import Federation, Release
+from veilsum_coordinator.parts.outcomes import PREDICTION, SCORE
 from veilsum_coordinator.parts.proportional_hazards import (
     ends_request,
     event_condition,
@@ -60,8 +61,8 @@ from veilsum_privacy.tasks.queries.outcome_encodings import LinearEncoding
 Floats = NDArray[np.float64]
 Row = dict[str, Any]
 
-MOMENTS, QUERY, SCORE = "moments", "coefficients", "score"
-"""Label of the first release, name of its query and of the result's table, and of that of the predictor."""
+MOMENTS, QUERY = "moments", "coefficients"
+"""Label of the first release, and name of its query and of the result's table."""
 
 STEPS = ("newton-1", "newton-2", "newton-3")
 """Labels of the others."""
@@ -71,9 +72,6 @@ SHARES = (0.20, 0.15, 0.20, 0.45)
 
 FREE_INFORMATION = {"logistic": 0.83, "poisson": 0.86}
 """kappa: as much information as lengthens no record's vector (:class:`~veilsum_privacy.tasks.newton_step.NewtonStep`)."""
-
-PREDICTION = "prediction"
-"""Name in a result of what its score predicts."""
 
 PREDICTS = {"linear": "number", "logistic": "probability", "poisson": "rate", "cox": "hazard"}
 

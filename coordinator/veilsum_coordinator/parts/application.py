@@ -19,6 +19,7 @@ from veilsum_coordinator.parts.moment_plans import Missing
 from veilsum_privacy.study.encoder import Encoder, Program, Projection
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
 from veilsum_privacy.tasks.feature_maps import ENCODER_MATRIX, ENCODER_OFFSET
+from veilsum_privacy.tasks.outcomes import Outcome
 
 Floats = NDArray[np.float64]
 
@@ -72,6 +73,21 @@ def application(
         "scores": "" if head is None else _SCORES[str(head["kind"])],
     }
 
+
+def outcome_application(
+    schema: DatasetSchema, outcome: Outcome, *, missing: Missing, head: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The application of a model of a number, a count or a time: it reads all columns but the outcome's."""
+    found = application(outcome.features(schema), missing=missing, head=head)
+    return {**found, "outcome": outcome.told(schema), "scores": _OUTCOMES[outcome.loss]}
+
+
+_OUTCOMES = {
+    "squared": "score s of the head; the number is low + (s + 1) (high - low) / 2",
+    "huber": "score s of the head; the number is low + (s + 1) (high - low) / 2",
+    "poisson": "score s of the head; the mean count is exp(s) (high - low) / 2",
+    "hazard": "score s_j of the head for each period, which end at the cuts and at high; the hazard is exp(s_j) / high",
+}
 
 _SCORES = {
     "linear": "features @ weights.T + bias; the class with the largest score",

@@ -66,6 +66,11 @@ def result_model(result: Result) -> ReleasedModel:
         older = "Run its study again, or ask the method statistics about its `score`, by kind discrimination or linear."
         advice = older if "score" in result.summary else "Name a result that does."
         raise Misuse(f"The result of {result.method} holds no classifier.", advice)
+    if told.get("outcome") is not None:
+        raise Misuse(
+            f"The result of {result.method} predicts an outcome by a model that is no formula of columns.",
+            "Evaluate a linear model, or compare predictions of `veilsum participant apply` with the column.",
+        )
     if told.get("alignment") is not None:
         raise Misuse(
             "The result aligns features at each site; a federated evaluation has no alignment.",

@@ -135,6 +135,33 @@ class Classifier(_Applied):
         )
 
 
+class Regressor(_Applied):
+    """A released model of a number, a count or a time. ``X`` as for a :class:`Classifier`."""
+
+    _estimator_type = "regressor"
+
+    def predict(self, X: Any) -> Floats:  # noqa: N803
+        """Numbers or mean counts (n,) in the column's unit, or probabilities of the event by the horizon."""
+        return self.released.estimates(self._records(X))
+
+    def score(self, X: Any, y: Any) -> float:  # noqa: N803
+        """R squared of records with a prediction."""
+        found, truth = self.predict(X), np.asarray(y, dtype=np.float64)
+        used = np.isfinite(found) & np.isfinite(truth)
+        error, spread = found[used] - truth[used], truth[used] - truth[used].mean()
+        return float(1.0 - (error @ error) / (spread @ spread))
+
+    def __sklearn_tags__(self) -> Any:
+        from sklearn.utils import InputTags, RegressorTags, Tags, TargetTags
+
+        return Tags(
+            estimator_type="regressor",
+            target_tags=TargetTags(required=False),
+            regressor_tags=RegressorTags(),
+            input_tags=InputTags(allow_nan=True, string=True),
+        )
+
+
 class Encoder(_Applied):
     """A released projection, such as the components of ``pca``: columns to features."""
 
@@ -159,11 +186,13 @@ class Encoder(_Applied):
         )
 
 
-def open_model(result: Result, *, site: str | None, encoder: Path | None) -> Classifier | Encoder:
+def open_model(result: Result, *, site: str | None, encoder: Path | None) -> Classifier | Regressor | Encoder:
     """The model of a result.
 
     Raises:
         Misuse: the result holds none.
     """
     released = Model.from_result(result, encoder)
+    if released.recipe.outcome is not None:
+        return Regressor(released, site)
     return Encoder(released, site) if released.recipe.head is None else Classifier(released, site)

@@ -22,7 +22,7 @@ from veilsum_privacy.results.result import MANIFEST, Result, load_result
 
 if TYPE_CHECKING:
     from veilsum.api.federation import Federation
-    from veilsum.api.models import Classifier, Encoder
+    from veilsum.api.models import Classifier, Encoder, Regressor
     from veilsum.verification import Verified
 
 ASKED = "queries"
@@ -127,7 +127,7 @@ class StudyResult:
         shutil.copytree(self.directory, target)
         return StudyResult(target, self.authority, self.cost)
 
-    def model(self, *, site: str | None = None, encoder: str | Path | None = None) -> Classifier | Encoder:
+    def model(self, *, site: str | None = None, encoder: str | Path | None = None) -> Classifier | Regressor | Encoder:
         """The model that the result holds, with scikit-learn's interface.
 
         Args:

@@ -53,7 +53,7 @@ def domain_accuracies(
     if source is not None and kept is None:
         return None
     model = Model.from_result(result, program)
-    if model.recipe.head is None:
+    if model.recipe.head is None or model.recipe.outcome is not None:
         return None
     # The last entry is what -1, no class, becomes.
     indices = np.array([*(schema.classes.index(name) for name in model.classes), -1])

@@ -12,6 +12,7 @@ from enum import StrEnum
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, utils
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
 from veilsum_node.canonical import digest
@@ -75,6 +76,12 @@ class SigningKey:
     def sign(self, label: Label, data: bytes) -> bytes:
         """Return the DER signature of ``data`` under ``label``."""
         return self._key.sign(digest(label, data), _ALGORITHM)
+
+    def secret(self, purpose: str) -> bytes:
+        """32 secret bytes for one purpose (HKDF-SHA256 of the private key, RFC 5869): the same while the key is."""
+        scalar = self._key.private_numbers().private_value.to_bytes(32, "big")
+        info = f"veilsum/1/secret/{purpose}".encode()
+        return HKDF(algorithm=hashes.SHA256(), length=32, salt=None, info=info).derive(scalar)
 
     def __repr__(self) -> str:
         return f"SigningKey({self.fingerprint[:16]})"

@@ -156,7 +156,7 @@ class Model:
         if head is None:
             raise Misuse("This result computes features and holds no classifier.", "Ask for features instead.")
         x = self.features(records, site, kept, noise_std)
-        return head_scores(head, self.arrays, x, len(self.classes))
+        return head_scores(head, self.arrays, x, self.recipe.scores)
 
     def predict(
         self,
@@ -165,8 +165,23 @@ class Model:
         kept: Mapping[str, Floats] | None = None,
         noise_std: Mapping[str, float] | None = None,
     ) -> NDArray[np.int64]:
-        """Indices (n,) into ``classes``; -1 for a record without scores. Raises as :meth:`scores`."""
+        """Indices (n,) into ``classes``; -1 for a record without scores. Raises as :meth:`scores`, and for an outcome."""
+        if self.recipe.outcome is not None:
+            raise Misuse("This model predicts an outcome and tells no classes apart.", "Ask for its estimates.")
         return best_class(self.scores(records, site, kept, noise_std))
+
+    def estimates(self, records: Records) -> Floats:
+        """What a model of an outcome predicts (n,): the number or mean count, or the probability of the event by the horizon.
+
+        NaN for a record that the missing rule leaves out.
+
+        Raises:
+            Misuse: the model tells classes apart.
+        """
+        outcome = self.recipe.outcome
+        if outcome is None:
+            raise Misuse("This model tells classes apart.", "Ask for its classes or scores.")
+        return outcome.estimates(self.scores(records))
 
     def with_schema(self, schema: DatasetSchema) -> Model:
         """The model reading files as another schema says: names of columns, bounds and categories must be the same.

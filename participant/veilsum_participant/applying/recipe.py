@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from itertools import pairwise
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
 from veilsum_aggregation.feature_moments import MOMENT_REFERENCE
 from veilsum_node.config import explain
@@ -24,6 +25,7 @@ from veilsum_privacy.study.encoder import Program, Projection, check_projection
 from veilsum_privacy.study.schema import Column, ColumnName, DatasetSchema, LabelColumn
 from veilsum_privacy.tasks.base import MomentUse
 from veilsum_privacy.tasks.power_moments import columns_of_moments
+from veilsum_privacy.training.losses import LARGEST_EXPONENT
 
 Floats = NDArray[np.float64]
 
@@ -75,6 +77,39 @@ class FileForm(Frozen):
     missing: tuple[str, ...] = DatasetSchema.model_fields["missing"].default
 
 
+class OutcomeForm(Frozen):
+    """What a head's scores predict that tells no classes apart (:class:`veilsum_privacy.tasks.outcomes.Outcome`)."""
+
+    column: ColumnName
+    loss: Literal["squared", "huber", "poisson", "hazard"]
+    low: Real
+    high: Real
+    unit: str = ""
+    event: ColumnName | None = None
+    censored: tuple[str, ...] = ()
+    cuts: tuple[Real, ...] = Field(default=(), max_length=64)
+
+    @model_validator(mode="after")
+    def _bounds(self) -> Self:
+        edges = (0.0, *self.cuts, self.high) if self.loss == "hazard" else (self.low, self.high)
+        if any(low >= high for low, high in pairwise(edges)):
+            raise ValueError("its bounds and cuts must rise")
+        return self
+
+    def estimates(self, scores: Floats) -> Floats:
+        """Scores (n, k) to numbers or mean counts (n,) in the column's unit, or probabilities of the event by the horizon."""
+        half = self.high / 2.0 - self.low / 2.0
+        if self.loss in ("squared", "huber"):
+            return self.low + (np.clip(scores[:, 0], -1.0, 1.0) + 1.0) * half
+        rates = np.exp(np.minimum(scores, LARGEST_EXPONENT))
+        if self.loss == "poisson":
+            means: Floats = rates[:, 0] * half
+            return means
+        lengths = np.diff([0.0, *self.cuts, self.high]) / self.high
+        risks: Floats = -np.expm1(-(rates @ lengths))
+        return risks
+
+
 def _alignment_kind(value: Any) -> str:
     kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
     return "maps" if kind == "maps" else "own"
@@ -96,6 +131,7 @@ class _Application(BaseModel):
     ) = None
     head: Annotated[Head, Field(discriminator="kind")] | None = None
     classes: tuple[Name, ...] = ()
+    outcome: OutcomeForm | None = None
     scores: str = ""
 
 
@@ -109,6 +145,7 @@ class Recipe:
         encoder: None where the scaled columns are the features.
         alignment, head: None for none.
         classes: names of the head's classes.
+        outcome: what the head's scores predict in place of classes; None for classes.
         width: features that the alignment and the head take.
     """
 
@@ -119,6 +156,12 @@ class Recipe:
     head: Head | None
     classes: tuple[Name, ...]
     width: int
+    outcome: OutcomeForm | None = None
+
+    @property
+    def scores(self) -> int:
+        """How many scores the head gives."""
+        return len(self.classes) if self.outcome is None else len(self.outcome.cuts) + 1
 
 
 def parse_recipe(result: Result) -> tuple[Recipe, dict[str, Floats]]:
@@ -162,6 +205,7 @@ def parse_recipe(result: Result) -> tuple[Recipe, dict[str, Floats]]:
         head=parsed.head,
         classes=parsed.classes,
         width=width,
+        outcome=parsed.outcome,
     )
     return recipe, arrays.taken
 
@@ -250,16 +294,19 @@ def aligned_columns(schema: DatasetSchema, width: int | None, use: MomentUse) ->
 
 
 def _check_head(parsed: _Application, width: int, arrays: _Arrays) -> None:
-    head, classes = parsed.head, parsed.classes
+    head, classes, outcome = parsed.head, parsed.classes, parsed.outcome
+    if outcome is not None and (head is None or classes):
+        raise HostileInput("The result predicts an outcome without a model, or classes beside it.", _AGAIN)
     if head is None:
         return
-    if not classes or len(set(classes)) != len(classes):
+    if outcome is None and (not classes or len(set(classes)) != len(classes)):
         raise HostileInput("The result has a classifier without distinct classes.", _AGAIN)
+    scores = len(classes) if outcome is None else len(outcome.cuts) + 1
     if isinstance(head, NetworkHead):
-        for name, shape in head.architecture(width, len(classes)).shapes().items():
+        for name, shape in head.architecture(width, scores).shapes().items():
             arrays.take(head.prefix + name, *shape)
         return
-    for weight, bias, rows in _layers(head, len(classes)):
+    for weight, bias, rows in _layers(head, scores):
         width = len(arrays.take(bias, len(arrays.take(weight, rows, width))))
 
 

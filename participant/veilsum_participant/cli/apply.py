@@ -113,6 +113,12 @@ def apply_result(result: Path, data: Path, own: Own, *, schema: Path | None, out
         names = [f"feature_{number}" for number in range(1, model.width + 1)]
         write_table(out, ["row", *names], zip(sheet.rows, values, strict=True), force=force)
         shown: dict[str, Any] = {"features": model.width}
+    elif model.recipe.outcome is not None:
+        values = model.estimates(sheet.records)[:, None]
+        event, column = model.recipe.outcome.event, model.recipe.outcome.column
+        name = column if event is None else f"probability_{event}"
+        write_table(out, ["row", name], zip(sheet.rows, values, strict=True), force=force)
+        shown = {"outcome": name}
     else:
         values = model.scores(sheet.records, site, kept, noise_std)
         names = [f"probability_{name}" for name in model.classes]

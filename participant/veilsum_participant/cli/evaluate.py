@@ -31,6 +31,11 @@ def evaluate_result(
     model = open_model(result, own)
     if model.recipe.head is None:
         raise Misuse("This result computes features and holds no classifier.", "There is nothing in it to measure.")
+    if model.recipe.outcome is not None:
+        raise Misuse(
+            f"This result predicts {model.recipe.outcome.column!r} and tells no classes apart.",
+            "Write its predictions with `veilsum participant apply`, and compare them with the column.",
+        )
     if schema is not None:
         from veilsum_privacy.study.schema_file import load_schema
 

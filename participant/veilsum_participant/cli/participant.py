@@ -174,6 +174,26 @@ def leave(study: StudyArgument, config: ConfigOption = CONFIG, as_json: JsonOpti
 
 
 @app.command()
+def snapshots(config: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
+    """Say which releases were computed from the records that the site's queries yield now; status 1 if one was not."""
+    from veilsum_participant.snapshots import compare_snapshots
+
+    with _site(config) as site:
+        found = [(item.entry.seq, item.entry.reservation, item.same, item.why) for item in compare_snapshots(site)]
+    rows: list[dict[str, Any]] = []
+    for number, release, same, why in found:
+        said = {True: "the records of now", False: "other records", None: f"cannot be told: {why}"}[same]
+        where = {"no.": number, "study": release.study.hex()[: None if as_json else 12], "round": release.round}
+        told = {"same": same, "why": why} if as_json else {"computed from": said}
+        rows.append({**where, "dataset": release.dataset, **told})
+    if as_json:
+        print_json(rows)
+    else:
+        print_rows(rows, title="Snapshots", as_json=False, empty="No release was computed from a query.")
+    raise typer.Exit(1 if any(same is False for _, _, same, _ in found) else 0)
+
+
+@app.command()
 def apply(
     result: Annotated[Path, typer.Argument(help="Directory of the result: manifest.json and its arrays.", metavar="RESULT")],
     data: Annotated[Path, typer.Option("--data", help="File of records: CSV, Parquet or npz.")],

@@ -20,6 +20,7 @@ from veilsum_node.database import after_commit
 from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_node.telemetry.logs import about
 from veilsum_participant import store
+from veilsum_participant.data.snapshot import KEY_PURPOSE, snapshot
 from veilsum_participant.observer import AttemptOutcome, SiteStep
 from veilsum_participant.policy import member_faults, noise_faults, refuse
 from veilsum_participant.protocol.budgets import record_refused_release
@@ -51,7 +52,7 @@ from veilsum_privacy.securesum.contribution import (
     payload_digest,
 )
 from veilsum_privacy.securesum.roster import Roster
-from veilsum_privacy.tasks.base import Floats
+from veilsum_privacy.tasks.base import Floats, Records
 
 
 @dataclass(frozen=True)
@@ -122,12 +123,14 @@ class _Computed:
         noised: whether its noise is in it already.
         state: what was trained for the next round, encoded.
         fault: what went wrong while it was computed.
+        digest: of the records that it was computed from, where they came from a query.
     """
 
     values: Integers = field(repr=False)
     noised: bool = field(repr=False)
     state: bytes = field(default=b"", repr=False)
     fault: Exception | None = field(default=None, repr=False)
+    digest: bytes | None = field(default=None, repr=False)
 
 
 _MOST_TRIED = 1024
@@ -291,7 +294,14 @@ class Contributions:
         if ready.kept is not None:
             return _Computed(ready.kept, True)
         place = ready.place
-        part = contribute(plan, lambda: site.records(study.dataset, study.data), ready.arrays, place)
+        digests: list[bytes | None] = []
+
+        def load() -> Records:
+            read = site.read(study.dataset, study.data)
+            digests.append(read.digest)
+            return read.records
+
+        part = contribute(plan, load, ready.arrays, place)
         trained = place.state if part.fault is not None and not part.state else part.state
         state = encode_broadcast({**trained, **kept_weights(plan.task, ready.arrays, place)})
         fields = about(
@@ -311,7 +321,7 @@ class Contributions:
         LOG.info("study %s: round %d (%s) is computed", study.name, task.round, task.label, extra=fields)
         # how many records there are is the site's own business: only who asks for it finds it in the log
         LOG.debug("task %s: %d clipped, %d invalid", task.label, part.clipped, part.invalid, extra=fields)
-        return _Computed(part.total, False, state, part.fault)
+        return _Computed(part.total, False, state, part.fault, digests[0] if digests else None)
 
     def _reserve(self, connection: Connection, opened: OpenStudy, checked: _Checked, data: bytes) -> None:
         site, assignment = self._site, checked.assignment
@@ -378,6 +388,9 @@ class Contributions:
                     store.keep_state(connection, opened.digest, assignment.attempt, task.label, computed.state)
                 if computed.fault is not None:
                     site.ledger.fault(connection, context, type(computed.fault).__name__)
+                if computed.digest is not None:
+                    key = site.credentials.signing_key.secret(KEY_PURPOSE)
+                    site.ledger.snapshot(connection, context, snapshot(computed.digest, key, context))
                 number = row.receipts + 1
                 receipt = Receipt(
                     study=opened.digest,

@@ -32,6 +32,7 @@ class Kind(StrEnum):
     RECOVERY = "recovery"
     FREE = "free"
     FAULT = "fault"
+    SNAPSHOT = "snapshot"
     RELEASE_SEEN = "release-seen"
     REFUSAL = "refusal"
     CHECKPOINT = "checkpoint"

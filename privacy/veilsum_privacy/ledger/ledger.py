@@ -222,6 +222,26 @@ class Ledger(LedgerReader):
             raise StateError("A release that was charged or freed is not computed any more.")
         return self._chain.append(connection, Kind.FAULT, _release_columns(reserved), {"cause": cause[:LONGEST_TEXT]}).seq
 
+    def snapshot(self, connection: Connection, context: bytes, digest: bytes) -> int:
+        """Record which records a reserved release was computed from. Returns the entry's number, that of the first call if
+        repeated.
+
+        Args:
+            digest: 32 bytes that tell nothing without a secret of the site's: an export holds the entry.
+
+        Raises:
+            StateError: nothing is reserved for the context, or it was charged or freed.
+        """
+        found = self._about(connection, context)
+        reserved = _reserved(found)
+        if Kind.SNAPSHOT in found:
+            return int(found[Kind.SNAPSHOT]["seq"])
+        if len(digest) != 32:
+            raise Misuse("A snapshot is named by 32 bytes.")
+        if Kind.FREE in found or any(kind in found for kind in _PAID):
+            raise StateError("A release that was charged or freed is not computed any more.")
+        return self._chain.append(connection, Kind.SNAPSHOT, _release_columns(reserved), {"digest": digest}).seq
+
     def release_seen(self, connection: Connection, context: bytes, digest: bytes | None = None) -> int:
         """Record that the release paid for was seen, and the digest of what was shown; later calls change nothing.
 

@@ -12,6 +12,7 @@ from veilsum_privacy.accounting.accountant import PRV_ERROR
 from veilsum_privacy.ledger.entries import Budget, Entry, Kind, Mechanism, Reservation
 from veilsum_privacy.ledger.faults import require
 from veilsum_privacy.ledger.receipts import Receipt
+from veilsum_privacy.ledger.rows import unhex
 from veilsum_privacy.ledger.totals import BudgetStep, ReleaseStep, Standing, Sum, Totals
 
 TOLERANCE = 1e-6
@@ -44,6 +45,7 @@ class SiteRules:
         self._ended: dict[bytes, Entry] = {}  # by its charge, recovery or freeing
         self._seen: set[bytes] = set()
         self._faulty: set[bytes] = set()
+        self._read: set[bytes] = set()
         self._attempts: set[tuple[bytes, int, int]] = set()
         self._charged: set[tuple[bytes, int]] = set()
         self._sources: set[bytes] = set()  # studies with a paid release whose noise was the site's own alone
@@ -75,6 +77,8 @@ class SiteRules:
                 self._end(entry)
             case Kind.FAULT:
                 self._fault(entry)
+            case Kind.SNAPSHOT:
+                self._snapshot(entry)
             case Kind.RECOVERY:
                 self._recover(entry)
             case Kind.RELEASE_SEEN:
@@ -125,6 +129,14 @@ class SiteRules:
         require(release.context not in self._faulty, "its computation failed before")
         require(isinstance(entry.detail.get("cause"), str), "it names no cause")
         self._faulty.add(release.context)
+
+    def _snapshot(self, entry: Entry) -> None:
+        release = self._known(entry)
+        require(release.context not in self._ended, "its reservation was charged or freed before")
+        require(release.context not in self._read, "what it was computed from was recorded before")
+        found = entry.detail.get("digest")
+        require(isinstance(found, str) and len(unhex(found)) == 32, "it holds no digest")
+        self._read.add(release.context)
 
     def _recover(self, entry: Entry) -> None:
         release = entry.reservation

@@ -7,16 +7,16 @@ from collections.abc import Iterator, Mapping
 from typing import ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from veilsum_aggregation.newton import mean_of
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.fields import Frozen, Real
-from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
+from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Block, FeatureParameters, Floats, Layout, Records, RecordTask, batches
 from veilsum_privacy.tasks.features import usable
 from veilsum_privacy.tasks.newton_step import LARGEST_ENTRY
+from veilsum_privacy.tasks.outcomes import Outcome
 from veilsum_privacy.training.arrays import MODEL
 from veilsum_privacy.training.models.base import Shapes
 from veilsum_privacy.training.models.trees import FEATURES, THRESHOLDS, tree_shapes
@@ -48,8 +48,8 @@ class TreeGradientsParameters(FeatureParameters):
 
     Attributes:
         loss: ``logistic`` of a label with two classes, ``softmax`` with more, ``squared`` or ``poisson`` of a numeric column.
-        outcome: that column; empty for the label.
-        most: M, the largest mean of a count: larger ones are taken as M; 1 of the other losses.
+        outcome: that column, which then is no feature; empty for the label.
+        most: M, the largest mean of a count, in the column's unit: larger ones are taken as M; 1 of the other losses.
         trees: B, which a release is of.
         depth: D; a tree has 2^D leaves.
         largest_model: most trees that a broadcast may hold, the B included.
@@ -72,8 +72,9 @@ class TreeGradients(RecordTask[TreeGradientsParameters]):
     that the release is of, and have leaves of 0. Their splits are public: they were drawn at random, or made of earlier sums.
 
     With p, mu the prediction's mean, g = p - y and h = p (1 - p) of an event, and of each class, where y is 1 of the record's
-    own and 0 of others; g = mu - y and h = mu of a count up to Y, with mu at most M; and of a number scaled to u in [-1, 1] g
-    is f - u cut to [-1, 1], and h = 1.
+    own and 0 of others; g = mu - y and h = mu of a count up to Y, with mu at most M, all in half ranges of the column
+    (:class:`veilsum_privacy.tasks.outcomes.Outcome`); and of a number scaled to u in [-1, 1] g is f - u cut to [-1, 1], and
+    h = 1.
 
     Sensitivity: sqrt(B) times a factor. A record ends in one leaf of each tree, so its squared norm is B (a^2 g^2 + b^2 h^2),
     of a softmax with the squares summed over classes.
@@ -97,7 +98,6 @@ class TreeGradients(RecordTask[TreeGradientsParameters]):
         super().__init__(parameters, schema)
         if parameters.width is not None or parameters.alignment is not None:
             raise Misuse("Trees split the columns themselves; an encoder or an alignment has no public bins.")
-        self._column = _outcome(parameters, schema)
         if (parameters.outcome == "") != (parameters.loss in ("logistic", "softmax")):
             raise Misuse(
                 "Logistic and softmax are of the label, other losses of a numeric column.", "State `outcome` accordingly."
@@ -107,8 +107,12 @@ class TreeGradients(RecordTask[TreeGradientsParameters]):
             raise Misuse(
                 f"The logistic loss is of two classes, softmax of more; the label has {classes}.", "State the other loss."
             )
-        if parameters.loss == "poisson" and schema.columns[_place(parameters, schema)].low < 0:  # type: ignore[union-attr]
-            raise Misuse(f"Counts are not negative; {parameters.outcome!r} may be.", "Correct its bounds, or use squared.")
+        self._outcome: Outcome | None = None
+        self._width = schema.width
+        if parameters.loss in ("squared", "poisson"):
+            self._outcome = Outcome(column=parameters.outcome, loss=parameters.loss)
+            self._outcome.check(schema)
+            self._width = self._outcome.features(schema).width
         if parameters.largest_model < parameters.trees:
             raise Misuse("The largest model has fewer trees than a release.")
         if self.layout().size > MOST_VALUES:
@@ -125,12 +129,13 @@ class TreeGradients(RecordTask[TreeGradientsParameters]):
         return len(self.schema.classes) if self.parameters.loss == "softmax" else 1
 
     @property
-    def outcome_bounds(self) -> tuple[float, float]:
-        """Of a numeric outcome, in its own unit; 0 and 1 of an event."""
-        if self._column is None:
-            return 0.0, 1.0
-        column = self.schema.columns[_place(self.parameters, self.schema)]
-        return float(column.low), float(column.high)  # type: ignore[union-attr]
+    def _counts(self) -> tuple[float, float]:
+        """Y and M of a count, in half ranges of its column; 1 and 1 of other outcomes."""
+        if self._outcome is None or self.parameters.loss != "poisson":
+            return 1.0, 1.0
+        column = self._outcome.number(self.schema)
+        half = column.high / 2.0 - column.low / 2.0
+        return column.high / half, float(self.parameters.most) / half
 
     @property
     def weights(self) -> tuple[float, float]:
@@ -142,7 +147,7 @@ class TreeGradients(RecordTask[TreeGradientsParameters]):
             return OF_CLASSES
         if p.loss == "squared":
             return 1.0, COUNTED
-        return 1.0 / max(self.outcome_bounds[1], float(p.most)), FREE["poisson"] / float(p.most)
+        return 1.0 / max(self._counts), FREE["poisson"] / self._counts[1]
 
     def layout(self) -> Layout:
         (a, b), each = self.weights, () if self.scores == 1 else (self.scores,)
@@ -155,7 +160,7 @@ class TreeGradients(RecordTask[TreeGradientsParameters]):
         if p.loss == "squared":
             longest = math.hypot(1.0, COUNTED)
         elif p.loss == "poisson":
-            most, high = float(p.most), self.outcome_bounds[1]
+            high, most = self._counts
             longest = max(1.0, math.hypot(max(high - most, most) / max(high, most), FREE["poisson"]))
         return math.sqrt(p.trees) * longest
 
@@ -178,16 +183,16 @@ class TreeGradients(RecordTask[TreeGradientsParameters]):
             if array is None or array.shape != shape or not np.isfinite(array).all() or np.abs(array).max() > LARGEST_ENTRY:
                 raise HostileInput(f"The broadcast must hold {MODEL}{name} of shape {shape}, of moderate finite numbers.")
             found[name] = np.asarray(array, dtype=np.float64)
-        leaves_of(np.zeros((1, self.schema.width)), found[FEATURES], found[THRESHOLDS])
+        leaves_of(np.zeros((1, self._width)), found[FEATURES], found[THRESHOLDS])
         return found
 
     def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats]:
-        if self._column is None and records.labels is None:
-            raise Misuse(f"The task {self.name} needs labelled records.")
         arrays = self.model(broadcast)
+        records, classes, outcomes = self._parted(records)
         for start in range(0, len(records), CHUNK):
             part = slice(start, min(start + CHUNK, len(records)))
-            used, outcome = self._outcomes(records, part)
+            used = usable(self.parameters, records, part, classes) & np.isfinite(outcomes[part])
+            outcome = np.where(used, outcomes[part], 0.0)
             x = np.clip(records.features[part], -1.0, 1.0)
             finite = np.isfinite(x).all(axis=1)
             x = np.where(records.present[part] & (used & finite)[:, None], x, 0.0)
@@ -201,19 +206,14 @@ class TreeGradients(RecordTask[TreeGradientsParameters]):
             for rows in batches(len(x), self.layout().size):
                 yield self._scattered(pair[rows], leaf[rows])
 
-    def _outcomes(self, records: Records, part: slice) -> tuple[NDArray[np.bool_], Floats]:
-        """Which records count (b,), and their outcomes in the unit of the loss (b,), 0 where there is none."""
-        if self._column is None:
-            used = usable(self.parameters, records, part, len(self.schema.classes))
-            labels = np.zeros(len(used)) if records.labels is None else records.labels[part].astype(np.float64)
-            return used, np.where(used, labels, 0.0)
-        used = usable(self.parameters, records, part) & records.present[part, self._column]
-        scaled = records.features[part, self._column]
-        scaled = np.where(used & np.isfinite(scaled), np.clip(scaled, -1.0, 1.0), 0.0)
-        if self.parameters.loss == "squared":
-            return used, scaled
-        low, high = self.outcome_bounds
-        return used, low + (scaled + 1.0) * (high / 2.0 - low / 2.0)
+    def _parted(self, records: Records) -> tuple[Records, int | None, Floats]:
+        """The records with their features alone, how many classes there are, and outcomes (n,); NaN where there is none."""
+        if self._outcome is None:
+            if records.labels is None:
+                raise Misuse(f"The task {self.name} needs labelled records.")
+            return records, len(self.schema.classes), records.labels.astype(np.float64)
+        own, outcomes, known = self._outcome.split(records, self.schema)
+        return own, None, np.where(known, outcomes[:, 0], np.nan)
 
     def _derivatives(self, margin: Floats, outcome: Floats) -> tuple[Floats, Floats]:
         """g and h, as the margin (b,) or (b, C)."""
@@ -222,7 +222,7 @@ class TreeGradients(RecordTask[TreeGradientsParameters]):
             return softmax_derivatives(margin, outcome.astype(np.int64))
         if p.loss == "squared":
             return np.clip(margin - outcome, -1.0, 1.0), np.ones(len(margin))
-        mean, variance = mean_of(p.loss, margin, float(p.most))
+        mean, variance = mean_of(p.loss, margin, self._counts[1])
         return mean - outcome, variance
 
     def _scattered(self, pair: Floats, leaf: Integers) -> Floats:
@@ -247,22 +247,3 @@ def softmax_derivatives(scores: Floats, labels: Integers) -> tuple[Floats, Float
         total += p[:, place]
     p /= total[:, None]
     return p - (np.arange(p.shape[1]) == labels[:, None]), p * (1.0 - p)
-
-
-def _place(parameters: TreeGradientsParameters, schema: DatasetSchema) -> int:
-    """The outcome among the schema's columns."""
-    return [column.name for column in schema.columns].index(parameters.outcome)
-
-
-def _outcome(parameters: TreeGradientsParameters, schema: DatasetSchema) -> int | None:
-    """The outcome among the features; None for the label.
-
-    Raises:
-        Misuse: there is no such numeric column.
-    """
-    if not parameters.outcome:
-        return None
-    numbers = [column.name for column in schema.columns if isinstance(column, NumberColumn)]
-    if parameters.outcome not in numbers:
-        raise Misuse(f"There is no numeric column {parameters.outcome!r}.", f"Numeric columns: {', '.join(numbers)}.")
-    return sum(column.width for column in schema.columns[: _place(parameters, schema)])

@@ -45,7 +45,7 @@ def factors(
 
 
 def cross_entropy_by_scores(z: Floats, labels: NDArray[np.int64]) -> Floats:
-    """Derivatives (n, K) of the cross-entropy by scores (n, K), for labels (n,) from 0 to K - 1: softmax less a unit vector."""
+    """Derivatives (n, K) of the cross-entropy by scores, for labels (n,) from 0 to K - 1: softmax less unit vectors."""
     z = np.ascontiguousarray(z - z.max(axis=1, keepdims=True))
     p = np.exp(z)
     p /= np.add.reduce(p, axis=1, keepdims=True)

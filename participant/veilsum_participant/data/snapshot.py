@@ -1,0 +1,44 @@
+"""Which records a release was computed from: a digest that the site can make again, and that tells nobody else anything.
+
+A ledger is exported, and whoever knows all records but one could try a plain hash. So the digest is keyed with a secret of the
+site's, and bound to the release: two releases of the same records do not show that nothing changed between them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterator
+
+import numpy as np
+
+from veilsum_privacy.tasks.base import Records
+
+KEY_PURPOSE = "snapshot"
+
+
+def records_digest(records: Records) -> bytes:
+    """SHA-256 of the records as the study's schema reads them (32 bytes), whatever order a database gives them in.
+
+    Each record is hashed, a person's hashes are sorted and hashed, and so are all persons'; without subjects each record is a
+    person's.
+    """
+    singles = [hashlib.sha256(row).digest() for row in _rows(records)]
+    if records.subjects is not None:
+        parts: dict[int, list[bytes]] = {}
+        for subject, single in zip(records.subjects.tolist(), singles, strict=True):
+            parts.setdefault(subject, []).append(single)
+        singles = [hashlib.sha256(b"".join(sorted(part))).digest() for part in parts.values()]
+    return hashlib.sha256(b"".join(sorted(singles))).digest()
+
+
+def snapshot(digest: bytes, key: bytes, context: bytes) -> bytes:
+    """HMAC-SHA256 of a release's context (32 bytes) and the digest of its records, under the site's secret."""
+    return hmac.digest(key, context + digest, "sha256")
+
+
+def _rows(records: Records) -> Iterator[bytes]:
+    labels = np.full(len(records), -2) if records.labels is None else records.labels
+    features, present = records.features.astype("<f8"), records.present.astype(np.uint8)
+    for values, known, label in zip(features, present, labels.astype("<i8"), strict=True):
+        yield values.tobytes() + known.tobytes() + label.tobytes()

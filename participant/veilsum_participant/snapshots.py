@@ -1,0 +1,56 @@
+"""Whether the records that a query yields now are those that a release was computed from, told from the site's own ledger."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from veilsum_node.errors import VeilsumError
+from veilsum_participant import store
+from veilsum_participant.data.snapshot import KEY_PURPOSE, snapshot
+from veilsum_participant.site import Site
+from veilsum_privacy.ledger.entries import Entry, Kind
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A release's snapshot beside the dataset of today.
+
+    Attributes:
+        entry: of the ledger.
+        same: whether it names the records that the query yields now; None where that cannot be told.
+        why: why not.
+    """
+
+    entry: Entry
+    same: bool | None
+    why: str = ""
+
+
+def compare_snapshots(site: Site) -> Iterator[Compared]:
+    """Compare every snapshot of the ledger with its dataset as it is now; a dataset is read once for each schema."""
+    key = site.credentials.signing_key.secret(KEY_PURPOSE)
+    keys = site.ledger.entries(kind=Kind.KEY)
+    since = keys[-1].seq if keys else 0
+    for entry in site.ledger.entries(kind=Kind.SNAPSHOT):
+        release = entry.reservation
+        with site.database.reading() as connection:
+            row = store.find_study(connection, release.study)
+        if entry.seq < since:
+            yield Compared(entry, None, "written under an earlier key of the site")
+        elif row is None:
+            yield Compared(entry, None, "its study is not known")
+        elif release.dataset not in site.config.datasets:
+            yield Compared(entry, None, "its dataset is no longer offered")
+        else:
+            try:
+                digest = site.read(release.dataset, site.agreed(row.study).study.data).digest
+            except VeilsumError as error:
+                yield Compared(entry, None, error.message)
+                continue
+            if digest is None:
+                yield Compared(entry, None, "its dataset is a file now")
+            else:
+                told = snapshot(digest, key, release.context).hex()
+                yield Compared(entry, hmac.compare_digest(told, str(entry.detail["digest"])))
