@@ -110,12 +110,15 @@ class StudyDraft:
                 )
                 continue
             shares = 1 if plan.keep or plan.own_noise else honest
+            unrounded = isinstance(built, SiteTask) and own is not None
             values = built.layout().size if isinstance(built, SiteTask) else 0
             grid = plan_grid(
                 max_records=schema.max_records, participants=members, multiplier=own, honest=shares, values=values,
-                norm=built.integer_norm(),
+                norm=built.integer_norm(), unrounded=unrounded,
             )  # fmt: skip
-            tasks.append(plan.declaration(grid=grid.grid, variance=grid.variance, single_precision=single))
+            tasks.append(
+                plan.declaration(grid=grid.grid, variance=grid.variance, single_precision=single, unrounded=unrounded)
+            )
         # The noised vector of one site must not show by subtraction.
         derived = any(plan.derived or plan.keep for plan in self.plans)
         privacy = {

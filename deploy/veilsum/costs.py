@@ -43,6 +43,7 @@ class TaskCost:
 
     Attributes:
         values: length of the vector.
+        lane_bits: bits that a value of the sum takes, noise and all; ``lanes`` of them lie in a slot of a ciphertext.
         clip: L2 bound on what one record contributes, in the task's units.
         noise: standard deviation of the released sum's noise by block, in the block's units.
         upload: bytes of ciphertexts that one participant sends over all releases.
@@ -55,6 +56,8 @@ class TaskCost:
     disclosure: str
     releases: int
     values: int
+    lane_bits: int
+    lanes: int
     clip: float
     noise: dict[str, float]
     upload: int
@@ -125,6 +128,8 @@ class StudyCost:
                     "disclosure": task.disclosure,
                     "releases": task.releases,
                     "values": task.values,
+                    "lane_bits": task.lane_bits,
+                    "lanes": task.lanes,
                     "clip": task.clip,
                     "noise_std": task.noise,
                     "upload_bytes": task.upload,
@@ -161,6 +166,8 @@ def study_cost(study: Study, records: int | None = None) -> StudyCost:
                 disclosure=declaration.disclosure,
                 releases=declaration.releases,
                 values=plan.encoding.size,
+                lane_bits=plan.encoding.width,
+                lanes=plan.encoding.lanes,
                 clip=task.task.clip(),
                 noise=task.block_std(math.sqrt(task.released_variance(cohort))),
                 upload=declaration.releases * upload,

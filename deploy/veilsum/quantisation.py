@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from veilsum_node.errors import ConfigurationError
+from veilsum_privacy.mechanism.noise import CENTRE_BITS, LARGEST_CENTRE
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study
 
@@ -25,6 +26,9 @@ ROUNDING = 0.01
 
 SMALLEST_SHARE = 8
 """Standard deviation in grid units that one participant's noise share keeps at least; below 4 noise is refused."""
+
+UNROUNDED_SHARE = 40
+"""What it keeps, where that fits, of a vector that is not rounded: the 16 that its variance grows by are 1% of it then."""
 
 NOISE_TAILS = 12
 """Standard deviations of each participant's noise that a lane has room for."""
@@ -50,7 +54,14 @@ class GridPlan:
 
 
 def plan_grid(
-    *, max_records: int, participants: int, multiplier: float | None, honest: int = 1, values: int = 0, norm: int = 0
+    *,
+    max_records: int,
+    participants: int,
+    multiplier: float | None,
+    honest: int = 1,
+    values: int = 0,
+    norm: int = 0,
+    unrounded: bool = False,
 ) -> GridPlan:
     """Choose the grid of a sum of per-record vectors: a power of two, or a multiple of the norm of vectors of integers.
 
@@ -59,7 +70,8 @@ def plan_grid(
     at least what leaves a noise share of z c / sqrt(h) 8 units; but never more than a lane holds,
     2 n (M c + 12 z c) < 2^47, nor 2^26, nor S above 2^31. Where the 1% asks for more than fits, what fits is taken and
     ``rounding`` says what it costs. Without noise the finest grid that fits is taken. A site's own vector of d values is
-    rounded, which takes sqrt(d) units of c: there c is at least 100 sqrt(d), so that noise grows by 1% at most.
+    rounded, which takes sqrt(d) units of c: there c is at least 100 sqrt(d), so that noise grows by 1% at most. One that is
+    not rounded takes 2^-20 sqrt(d): there c is the smallest that leaves a noise share 40 units, for the narrowest lanes.
 
     Args:
         max_records: M.
@@ -69,6 +81,7 @@ def plan_grid(
         values: d of a vector that is rounded; 0 for vectors that are truncated.
         norm: of vectors of integers, which are neither truncated nor rounded: the grid is its smallest multiple that leaves a
             noise share 8 units. 0 of all others.
+        unrounded: whether a site draws around its own vector as it is; of vectors with noise.
 
     Raises:
         NoGridError: no grid fits.
@@ -79,10 +92,7 @@ def plan_grid(
     if z:
         finest = min(finest, int(2.0 ** math.floor(math.log2(LARGEST_STD / z))))
     if not finest or (z and z * finest / math.sqrt(honest) < SMALLEST_SHARE):
-        raise NoGridError(
-            f"No grid fits {max_records} records at each of {participants} participants with this noise.",
-            "Lower the schema's max_records, or ask for a smaller epsilon.",
-        )
+        raise _no_grid(max_records, participants)
     if norm:
         grid = norm * (max(1, math.ceil(SMALLEST_SHARE * math.sqrt(honest) / (z * norm))) if z else 1)
         if grid > finest:
@@ -92,12 +102,26 @@ def plan_grid(
             )
         return GridPlan(grid, math.ceil((Fraction(z) * grid) ** 2), 0.0)
     worst = participants * max_records
+    if unrounded and z:
+        slack = math.sqrt(values) * 2.0**-CENTRE_BITS / ROUNDING
+        least = math.ceil(max(UNROUNDED_SHARE * math.sqrt(honest) / z, slack))
+        grid = min(least, finest, LARGEST_CENTRE // max_records)
+        if z * grid / math.sqrt(honest) >= SMALLEST_SHARE:
+            return GridPlan(grid, math.ceil((Fraction(z) * grid) ** 2), 0.0)
+        raise _no_grid(max_records, participants)
     if not z:
         return GridPlan(finest, 0, worst / finest)
     needed = max(worst / (ROUNDING * z), SMALLEST_SHARE * math.sqrt(honest) / z, math.sqrt(values) / ROUNDING, 1.0)
     grid = min(2 ** math.ceil(math.log2(needed)), finest)
     variance = math.ceil((Fraction(z) * grid) ** 2)
     return GridPlan(grid, variance, worst / (z * grid))
+
+
+def _no_grid(max_records: int, participants: int) -> NoGridError:
+    return NoGridError(
+        f"No grid fits {max_records} records at each of {participants} participants with this noise.",
+        "Lower the schema's max_records, or ask for a smaller epsilon.",
+    )
 
 
 def derived_grid(participants: int) -> int:
@@ -115,10 +139,10 @@ def training_resolution(participants: int, *, private: bool) -> int:
 def rounding_share(study: Study) -> float:
     """What truncation to the grid adds at most to a value of a compiled study's sums, as a share of the noise S.
 
-    Without noise: as a share of the clip norm. Of the task where it is largest; 0 of vectors that are integers.
+    Without noise: as a share of the clip norm. Of the task where it is largest; 0 of vectors that are integers or not rounded.
     """
     worst = len(study.participants) * study.data.max_records
     private = study.privacy.noise != "none"
-    tasks = [agreed for agreed in AgreedStudy(study).tasks if not agreed.task.integer_norm()]
-    priced = [agreed.declaration for agreed in tasks if not private or agreed.declaration.variance]
+    tasks = [agreed.declaration for agreed in AgreedStudy(study).tasks if not agreed.task.integer_norm()]
+    priced = [declared for declared in tasks if not private or (declared.variance and not declared.unrounded)]
     return max((worst / (math.sqrt(task.variance) if task.variance else task.grid) for task in priced), default=0.0)

@@ -18,6 +18,7 @@ from veilsum_node.errors import HostileInput, Refusal, VeilsumError
 from veilsum_participant.policy import study_faults
 from veilsum_privacy.computation.contribution import SitePart, SitePlace, contribute
 from veilsum_privacy.computation.rehearsal import made_up_statistics, rehearse
+from veilsum_privacy.mechanism.noise import CENTRE_BITS
 from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.securesum.context import decode_broadcast
 from veilsum_privacy.study.study import Study, parse_study
@@ -121,7 +122,8 @@ class Judge:
         if declaration.sampling_rate == 1.0 and not isinstance(AgreedTask(AgreedStudy(study), declaration).task, TrainingTask):
             free = declaration.source is not None and declaration.variance == 0 and study.privacy.noise != "none"
             for first, second in ((0, 1), (2, 3)):
-                _check_step(parts[first], parts[second], 0 if free else declaration.grid)
+                unit = 2**CENTRE_BITS if declaration.unrounded else 1
+                _check_step(parts[first], parts[second], 0 if free else unit * declaration.grid)
 
     def _carry(self, study: Study, example: Example, rng: np.random.Generator) -> None:
         d, labels = rng.uniform(-1, 1, (5, WIDTH)), rng.integers(0, 2, 5)

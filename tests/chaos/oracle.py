@@ -25,6 +25,7 @@ from veilsum_coordinator.parts.federation import Release
 from veilsum_coordinator.service.runner import read_release
 from veilsum_node.errors import VeilsumError
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum
+from veilsum_privacy.mechanism.noise import CENTRE_BITS
 from veilsum_privacy.results.result import Result, load_result
 from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.securesum.context import broadcast_digest, decode_broadcast, encode_broadcast
@@ -67,7 +68,8 @@ def declared_variance(study: Study, task: TaskDeclaration, cohort: int) -> float
     if privacy.noise == "none" or task.variance == 0:
         return 0.0
     alone = task.keep or privacy.noise == "local"
-    return task.variance * cohort / (1 if alone else max(1, cohort - privacy.assumed_colluders))
+    share = task.variance / (1 if alone else max(1, cohort - privacy.assumed_colluders))
+    return cohort * (share + (16 if task.unrounded else 0))
 
 
 def numpy_statistics(data: Data, cohort: Collection[str]) -> dict[str, Floats]:
@@ -121,7 +123,8 @@ class Replay:
         values = np.frombuffer(row["values"], "<i8").astype(np.int64)
         plan = AgreedStudy(self.study).task(label).plan(self._roster, len(cohort))
         true = sum((self._contribution(name, label, cohort, encoded) for name in cohort), np.zeros_like(values))
-        self._compare(row["round"], label, cohort, values, true)
+        whole = 2.0**CENTRE_BITS if plan.declaration.unrounded else 1
+        self._compare(row["round"], label, cohort, values, true / whole)
         if self.study.method == "statistics":
             self._compare_with_numpy(label, cohort, values)
         return read_release(plan, values, row["round"], cohort, bytes(row["digest"]))
@@ -150,7 +153,7 @@ class Replay:
         (row,) = self._federation.at_site(name, query, self._key, label)
         return np.frombuffer(row["vector"], "<i8").astype(np.int64)
 
-    def _compare(self, number: int, label: str, cohort: tuple[str, ...], values: Integers, true: Integers) -> None:
+    def _compare(self, number: int, label: str, cohort: tuple[str, ...], values: Integers, true: Floats) -> None:
         task = self.study.task(label)
         if task.keep and (values != np.sum([self._kept(name, label) for name in cohort], axis=0)).any():
             raise WrongError(f"what the sites kept of round {number} is not what was summed")

@@ -25,7 +25,7 @@ DOMAINS, CLASSES, EACH = ("ink", "chalk", "pencil"), ("bar", "post", "dot"), 20
 LINEAR = 'model = { name = "linear", options = { scale = 1.0 } }'
 METHODS = {
     "fedcgs": '[parameters]\nclip = 1.0\n[parameters.alignment]\nmode = "iterated"',
-    "o-fedavg": '[parameters]\nclip = 1.0\n[parameters.alignment]\nmode = "one-shot"\nreference = "paper"',
+    "o-fedavg": '[parameters]\nclip = 1.0\n[parameters.alignment]\nmode = "one-shot"\nreference = "barycenter"',
     "fedpft": "[parameters]\nclip = 1.0",
     "ggeur": '[parameters]\nclip = 1.0\nmode = "multi-domain"\ntarget = 40\nextra = 20\nrounds = 3',
     "fedavg": f"[parameters]\n{LINEAR}\nclip = 1.0\nrounds = 6\nepochs = 5\nbatch = 4\nlearning_rate = 2.0\nnorm = 20.0\n"

@@ -21,7 +21,7 @@ from veilsum_coordinator.service.runner import RoundLostError
 from veilsum_privacy.accounting.accountant import GaussianEvent, rdp_epsilon
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.ledger import Kind
-from veilsum_privacy.mechanism.noise import discrete_gaussian
+from veilsum_privacy.mechanism.noise import discrete_gaussian, gaussian_around
 from veilsum_privacy.mechanism.steps import poisson_sample
 from veilsum_privacy.results.result import Result, load_result
 from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
@@ -88,7 +88,7 @@ def test_encrypted_steps_are_those_of_central_dp_sgd(bed: TestBed, rate: float, 
     records = {name: site.records("records", study.data) for name, site in bed.sites.items()}
     weight, bias = np.zeros((CLASSES, WIDTH)), np.zeros(CLASSES)
     size = weight.size + bias.size
-    sigma = unit * math.sqrt(task.variance * len(SITES) / (len(SITES) - 1))
+    sigma = unit * math.sqrt(len(SITES) * (share + 16))
     learning_rate = parameters.travel / (sigma * math.sqrt(12 * size))
     centre, weights = np.zeros(WIDTH), np.ones(CLASSES)
     if centred:
@@ -112,11 +112,11 @@ def test_encrypted_steps_are_those_of_central_dp_sgd(bed: TestBed, rate: float, 
             rows = softmax_rows(own.features[taken] - centre, own.labels[taken], weight, bias, scale, constant)
             norms = np.linalg.norm(rows, axis=1)
             own_weights = weights[own.labels[taken]]
-            central += (rows * (own_weights * np.minimum(1.0, clip / np.maximum(norms, 1e-300)))[:, None]).sum(axis=0)
-            central += discrete_gaussian(share, size, sources[name]) * unit
+            total = (rows * (own_weights * np.minimum(1.0, clip / np.maximum(norms, 1e-300)))[:, None]).sum(axis=0)
+            centres = np.rint(total / unit * 2**20).astype(np.int64)
+            central += gaussian_around(centres, share + 16, sources[name]) * unit
         released = np.concatenate([release.values["model.head.weight"].ravel(), release.values["model.head.bias"]])
-        # Each site's sum is rounded by half a unit at most; norms are clipped 1.5e-8 short of C.
-        assert np.abs(released - central).max() <= len(SITES) * unit / 2 + 1e-6 * clip
+        np.testing.assert_allclose(released / unit, central / unit, atol=1e-6)  # whole grid units, and the same ones
         step = learning_rate * released
         weight, bias = weight - step[: weight.size].reshape(weight.shape), bias - step[weight.size :]
         models.append(np.concatenate([weight.ravel(), bias]))
@@ -200,9 +200,11 @@ def test_a_site_that_is_away_for_some_steps_costs_them_only(bed: TestBed) -> Non
     without = federation.sum("gradient", model, members=set("abc"))
     again = federation.sum("gradient", model)
     assert (whole.cohort, without.cohort, again.cohort) == (tuple("abcd"), tuple("abc"), tuple("abcd"))
-    # What the three honest shares of a whole cohort reach, two of a smaller one reach as well: S, each by sqrt(n / h).
+    # What the three honest shares of a whole cohort reach, two of a smaller one reach as well: S, each by sqrt(n / h); each
+    # share has a variance of 16 more, for its vector is not rounded.
+    variance = study.task("gradient").variance
     assert whole.noise_std["model.head.bias"] / without.noise_std["model.head.bias"] == pytest.approx(
-        math.sqrt((4 / 3) / (3 / 2)), rel=1e-9
+        math.sqrt(4 * (variance / 3 + 16) / (3 * (variance / 2 + 16))), rel=1e-9
     )
     local.settle()
     assert [len(bed.sites[name].ledger.entries(kind=Kind.CHARGE)) for name in "abcd"] == [3, 3, 3, 2]

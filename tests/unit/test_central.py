@@ -59,9 +59,11 @@ def test_the_noise_is_the_whole_once() -> None:
     task = study.task("gradient")
     assert stats.kstest(drawn / std, "norm").pvalue > 1e-4
     assert releases[0].cohort == SITES
-    # All four sites' shares, of which three are counted, are 4/3 of the variance.
+    # All four sites' shares, of which three are counted, are 4/3 of the variance; and 16 a share, as none is rounded.
     apart = PlainFederation(study, {name: PlainSite(empty) for name in SITES}).sum("gradient", broadcast)
-    assert apart.noise_std["model.head.weight"] / std == pytest.approx(math.sqrt(4 / 3), rel=1e-9)
+    assert apart.noise_std["model.head.weight"] / std == pytest.approx(
+        math.sqrt(4 * (task.variance / 3 + 16) / (task.variance + 16)), rel=1e-9
+    )
     assert std == pytest.approx(math.sqrt(task.variance) / task.grid * 0.3, rel=1e-2)
     central.sum("gradient", broadcast)
     with pytest.raises(RoundLostError, match="used up"):

@@ -207,8 +207,9 @@ def test_a_station_is_summed_by_itself_and_pays_for_its_own_rounds_alone(noise: 
         return
     grams = [release for release in watched.releases if release.label == GRAMS]
     stds = {release.cohort: release.noise_std["diagonal.features.hidden"] for release in grams}
-    # Honest shares are 1 of 2 and 2 of 3: sums carry variances of 2 and 3 / 2 in units of S^2.
-    assert stds["a", "b"] / stds["c", "d", "e"] == pytest.approx(np.sqrt(2 / 1.5))
+    # Honest shares are 1 of 2 and 2 of 3: sums carry variances of 2 and 3 / 2 in units of S^2, and 16 a share.
+    variance = study.task(GRAMS).variance
+    assert stds["a", "b"] / stds["c", "d", "e"] == pytest.approx(np.sqrt(2 * (variance + 16) / (3 * (variance / 2 + 16))))
 
 
 def test_the_budget_is_split_as_stated_and_told_in_separate_fields() -> None:

@@ -19,14 +19,14 @@ from veilsum_privacy.tasks import build_task
 
 
 def alignment(mode: str = "one-shot", **more: Any) -> dict[str, Any]:
-    return {"alignment": {"mode": mode, **more}}
+    return {"alignment": {"mode": mode, "reference": "slopes", **more}}
 
 
-def test_slopes_are_the_default() -> None:
-    assert AlignmentParameters().reference == "slopes"
-    for mode in ("one-shot", "iterated"):
-        study = compiled("slot-align", alignment(mode))
-        assert study.parameters["alignment"]["reference"] == "slopes"
+def test_the_release_chooses_by_default_and_where_none_is_seen_it_is_slopes() -> None:
+    assert AlignmentParameters().reference == "auto"
+    for mode, reference in (("one-shot", "auto"), ("iterated", "slopes")):
+        study = compiled("slot-align", {"alignment": {"mode": mode}})
+        assert study.parameters["alignment"]["reference"] == reference
         assert study.parameters["alignment"]["rounds"] == 10
 
 

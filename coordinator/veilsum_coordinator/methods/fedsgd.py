@@ -39,11 +39,12 @@ from veilsum_coordinator.parts.networks import network_head, resolved_model
 from veilsum_coordinator.parts.outcomes import (
     PREDICTION,
     SCORE,
-    constant_scores,
+    beginning,
     predicts,
     refuse_for_outcomes,
     resolved_outcome,
     score_rows,
+    spread,
 )
 from veilsum_coordinator.parts.server_optimisers import OptimiserParameters, ServerOptimiser
 from veilsum_node.errors import ConfigurationError
@@ -150,15 +151,17 @@ class FedSGD(Method):
             raise ConfigurationError(
                 "fedsgd takes either a learning rate or a travel, which determines it.", "Leave one of them out."
             )
-        if optimiser.learning_rate is None and (optimiser.name != "sgd" or not inputs.private):
+        if outcome is not None and optimiser == OptimiserParameters(momentum=optimiser.momentum):
+            travel = (travel or OUTCOME_TRAVEL) if inputs.private else None
+        elif optimiser.learning_rate is None and (optimiser.name != "sgd" or not inputs.private):
             if travel is not None:
                 raise ConfigurationError(
                     "fedsgd's travel is only for the optimiser sgd in a study with noise.", "Leave it out."
                 )
-            rate = default_rate(optimiser, convex=convex) if outcome is None else OUTCOME_RATE
+            rate = default_rate(optimiser, convex=convex)
             optimiser = optimiser.model_copy(update={"learning_rate": rate})
         elif optimiser.learning_rate is None:
-            travel = travel or default_travel(outcome, scores, convex=convex)
+            travel = travel or default_travel(scores, convex=convex)
         model = resolved_model(model, inputs.width, scores, "fedsgd, parameters.model")
         moments = None if parameters.moments is None else resolve_moments(parameters.moments, inputs, model.inputs)
         centred = model.name in ("linear", "mlp") if centre is None else centre
@@ -245,9 +248,17 @@ class FedSGD(Method):
             else:
                 centre = aligned_centre(moments, study)
         if outcome is not None and centre is not None and isinstance(architecture, Perceptron):
-            constant = architecture.layers()[-1].constant
-            model["head.bias"] = constant_scores(outcome, study.data, centre) / constant
+            begin = beginning(outcome, study.data, centre)
+            model["head.bias"] = begin.scores / architecture.layers()[-1].constant
             centre = centre[outcome.places(study.data)]
+            if parameters.optimiser.learning_rate is None:
+                total = float(means.values["count"].sum()) if means is not None else 1.0
+                count = total * float(parameters.sampling_rate) if private else 1.0
+                stable = stable_rate(architecture, begin.curvature, spread(outcome.features(study.data), centre), count)
+                rate = stable * (1.0 - parameters.optimiser.momentum) * (expected if private else 1.0)
+                if rule.learning_rate is not None:
+                    rate = min(rate, rule.learning_rate)
+                optimiser = ServerOptimiser(rule.model_copy(update={"learning_rate": rate}), shapes)
         weights = weights_of_classes(parameters.class_weights, study.data.classes, means)
         common = {**({} if centre is None else {CENTRE: centre}), **({} if moments is None else moments.broadcast)}
         if weights is not None:
@@ -310,8 +321,8 @@ NETWORK_RATE, TRAVEL = 4.0, 15.0
 """Learning rate without noise, and travel, of other models at a gradient norm of 1."""
 
 
-OUTCOME_CLIP, OUTCOME_TRAVEL, OUTCOME_RATE = 0.3, 10.0, 1.0
-"""Gradient norm, travel and, without noise, learning rate of models of outcomes: from sweeps in decision 55."""
+OUTCOME_CLIP, OUTCOME_TRAVEL = 0.3, 10.0
+"""Gradient norm and travel of models of outcomes: from sweeps in decision 55."""
 
 
 def default_gradient_clip(outcome: Outcome | None, *, convex: bool) -> float:
@@ -321,10 +332,23 @@ def default_gradient_clip(outcome: Outcome | None, *, convex: bool) -> float:
     return CONVEX_CLIP if convex else 1.0
 
 
-def default_travel(outcome: Outcome | None, scores: int, *, convex: bool) -> float:
+def stable_rate(architecture: Perceptron, curvature: float, spread: float, count: float) -> float:
+    """Learning rate on a sum over so many records at which gradient descent is stable.
+
+    It is 1 over the number of records, the loss's curvature and the squared norm of what all layers are given: features of
+    mean square ``spread``, and of a hidden layer what random weights make of them.
+    """
+    squares = architecture.scale**2 * spread
+    given = 0.0
+    for layer in architecture.layers():
+        given += squares + layer.constant**2
+        outputs, inputs = architecture.shapes()[layer.weight]
+        squares *= outputs / inputs
+    return 1.0 / (max(count, 1.0) * max(curvature, 1e-6) * given)
+
+
+def default_travel(scores: int, *, convex: bool) -> float:
     """Travel where none is stated."""
-    if outcome is not None:
-        return OUTCOME_TRAVEL
     if not convex:
         return TRAVEL
     return CONVEX_TRAVEL if scores > 2 else TWO_CLASS_TRAVEL

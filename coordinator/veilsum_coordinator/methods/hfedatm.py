@@ -267,7 +267,8 @@ def epsilons(study: Study) -> dict[str, float | None]:
 
 def _noise(study: Study, release: Release, layer: str) -> float:
     """Standard deviation of the noise on the diagonal of a layer's Gram, and of the members' rounding to the grid."""
-    unit = AgreedStudy(study).task(GRAMS).block_std(1.0)[DIAGONAL + layer]
+    agreed = AgreedStudy(study).task(GRAMS)
+    unit = 0.0 if agreed.declaration.unrounded else agreed.block_std(1.0)[DIAGONAL + layer]
     return math.hypot(release.noise_std[DIAGONAL + layer], unit * math.sqrt(len(release.cohort) / 12.0))
 
 

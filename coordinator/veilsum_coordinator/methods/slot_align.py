@@ -71,7 +71,7 @@ class SlotAlign(Method):
         parameters = SlotAlignParameters.model_validate(federation.study.parameters)
         aligned = align(federation, parameters.alignment)
         summary: dict[str, Any] = {"cohort": len(aligned.release.cohort), **aligned.summary}
-        if not aligned.reference:
+        if "not_estimable" in aligned.summary:
             return Result(self.name, summary)
         return Result(
             self.name,

@@ -2,9 +2,9 @@
 
 ``one-shot``: one release per site; reference and maps are computed here, and every site fetches its own. ``iterated``: each
 site keeps its own noised moments, the reference is found over secure sums of what sites compute from these, and each site
-makes its own map. Both cost one release and give the same reference. After SLOT-Align (reference "barycenter"), and
-with references that tell class means and site effects apart (:mod:`veilsum_aggregation.two_way`): shifts (reference
-"two-way"), or shifts and slopes (reference "slopes").
+makes its own map. Both cost one release and give the same reference. After SLOT-Align (reference "barycenter"), and with
+references that tell class means and site effects apart (:mod:`veilsum_aggregation.two_way`): shifts (reference "two-way"), or
+shifts and slopes (reference "slopes"). With reference "auto" the release itself chooses (:mod:`.reference_choice`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from veilsum_coordinator.parts.base import Inputs, TaskPlan
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.parts.iteration import iterate, step_plans
 from veilsum_coordinator.parts.moment_plans import Missing, Split, class_moments, gaussian_moments, need_label
+from veilsum_coordinator.parts.reference_choice import Choice, choose_reference, usual_reference
 from veilsum_coordinator.parts.references import Reference, barycenter_reference, maps_arrays, two_way_reference, unaligned_row
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen, Real
@@ -48,8 +49,9 @@ class AlignmentParameters(Frozen):
     Attributes:
         reference: ``slopes`` and ``two-way`` fit class means and what sites do to them together, so that a site's mix of
             classes is not taken for it; they need a label. With ``two-way`` a site shifts all classes alike, with ``slopes``
-            it also turns and stretches them about their centre. ``barycenter`` is the Wasserstein barycenter of the sites'
-            pooled features (SLOT-Align).
+            it also turns and stretches them about their centre. ``auto`` takes ``slopes``, or for two classes ``two-way``, or
+            none where the released moments say so; they are not seen in iterated mode.
+            ``barycenter`` is the Wasserstein barycenter of the sites' pooled features (SLOT-Align).
         mode: ``one-shot`` releases each site's moments per site, noised; ``iterated`` releases sums only.
         tau: how far covariances (``barycenter``: means as well) move to the reference, in [0, 1]; by default 0.4.
         rounds: of the fit of ``slopes`` and ``two-way``, by default 10; of the barycenter's fixed point, by default 200 in
@@ -59,7 +61,7 @@ class AlignmentParameters(Frozen):
         share: part of the budget that the alignment's release takes where the method makes releases of its own; 0 to 1.
     """
 
-    reference: Annotated[Kind, BeforeValidator(_renamed)] = "slopes"
+    reference: Annotated[Literal["auto"] | Kind, BeforeValidator(_renamed)] = "auto"
     mode: Literal["one-shot", "iterated"] = "one-shot"
     tau: Real = Field(default=0.4, ge=0, le=1)
     rounds: int | None = Field(default=None, ge=1, le=1000)
@@ -105,6 +107,8 @@ def resolve_alignment(parameters: AlignmentParameters, inputs: Inputs, *, classe
     if by_class:
         need_label(inputs, f'alignment with reference = "{parameters.reference}"', ', or state reference = "barycenter"')
     _check_shrinkage(parameters, inputs, classes or by_class)
+    if parameters.reference == "auto" and parameters.mode == "iterated":
+        parameters = parameters.model_copy(update={"reference": usual_reference(len(inputs.classes))})
     if parameters.rounds is not None:
         return parameters
     rounds = 10 if by_class else 200 if parameters.mode == "one-shot" else 20
@@ -136,7 +140,7 @@ def task_alignment(parameters: AlignmentParameters | None) -> tuple[Alignment | 
         return None, None
     if parameters.mode == "one-shot":
         return Alignment(kind="broadcast", tau=parameters.tau), None
-    return Alignment(kind=parameters.reference, tau=parameters.tau), LABEL
+    return Alignment(kind=_kind(parameters), tau=parameters.tau), LABEL
 
 
 def alignment_plans(
@@ -167,7 +171,7 @@ def alignment_plans(
     if parameters.mode == "one-shot":
         return (TaskPlan(LABEL, task, values, disclosure="per-site", share=share),)
     kept = TaskPlan(LABEL, task, values, keep=True, share=share)
-    return kept, *step_plans(parameters.reference, inputs, clip, LABEL, parameters.rounds or 1)
+    return kept, *step_plans(_kind(parameters), inputs, clip, LABEL, parameters.rounds or 1)
 
 
 def align(federation: Federation, parameters: AlignmentParameters) -> Aligned:
@@ -180,14 +184,14 @@ def align(federation: Federation, parameters: AlignmentParameters) -> Aligned:
     summary: dict[str, Any] = {"reference": parameters.reference, "mode": parameters.mode, "tau": parameters.tau}
     if parameters.mode == "one-shot":
         return _one_shot(release, federation.study.participants, parameters, summary)
-    reference, convergence = iterate(parameters.reference, federation, release, parameters.rounds or 1)
+    reference, convergence = iterate(_kind(parameters), federation, release, parameters.rounds or 1)
     summary |= convergence
     if not reference:
         return Aligned({}, release, (), {}, None, {}, summary)
     # The sum holds one site's own noise for each member.
     noise = {name: std / len(release.cohort) ** 0.5 for name, std in release.noise_std.items()}
     application = {
-        "kind": parameters.reference,
+        "kind": _kind(parameters),
         "source": LABEL,
         "tau": parameters.tau,
         "reference": {name: name for name in reference},
@@ -199,12 +203,28 @@ def align(federation: Federation, parameters: AlignmentParameters) -> Aligned:
 def _one_shot(
     release: Release, participants: tuple[str, ...], parameters: AlignmentParameters, summary: dict[str, Any]
 ) -> Aligned:
+    if parameters.reference == "auto":
+        chosen, why = _choice(release, parameters)
+        summary |= {"chosen": chosen, **why}
+        if chosen == "none":
+            return _unaligned(release, participants, summary)
+        parameters = parameters.model_copy(update={"reference": chosen})
     found = _reference(release, parameters)
     if found is None:
         summary["not_estimable"] = NOTHING_ALIGNED
-        width = release.values["squares"].shape[-1]
-        maps = tuple(AffineMap.identity(width) for _ in release.cohort)
-        found = Reference({}, maps, {}, [unaligned_row(name) for name in release.cohort])
+        return _unaligned(release, participants, summary)
+    return _with_maps(release, participants, found, summary)
+
+
+def _unaligned(release: Release, participants: tuple[str, ...], summary: dict[str, Any]) -> Aligned:
+    """Maps that leave everything as it is."""
+    width = release.values["squares"].shape[-1]
+    maps = tuple(AffineMap.identity(width) for _ in release.cohort)
+    found = Reference({}, maps, {}, [unaligned_row(name) for name in release.cohort])
+    return _with_maps(release, participants, found, summary)
+
+
+def _with_maps(release: Release, participants: tuple[str, ...], found: Reference, summary: dict[str, Any]) -> Aligned:
     absent = [unaligned_row(name) for name in participants if name not in release.cohort]
     summary |= {**found.convergence, "sites": found.rows + absent}
     matrix, offset = maps_arrays(participants, release.cohort, found.maps)
@@ -217,6 +237,19 @@ def _reference(release: Release, parameters: AlignmentParameters) -> Reference |
     rounds, tau = parameters.rounds or 1, parameters.tau
     if parameters.reference == "barycenter":
         return barycenter_reference(release, tau=tau, shrinkage=parameters.shrinkage, rounds=rounds)
-    if parameters.shrinkage == "ledoit-wolf":  # resolved parameters do not say so
+    kind = _kind(parameters)
+    if parameters.shrinkage == "ledoit-wolf" or kind == "barycenter":  # resolved parameters do not say so
         raise ConfigurationError("Ledoit-Wolf shrinkage takes moments that are pooled over the classes.")
-    return two_way_reference(release, tau=tau, shrinkage=parameters.shrinkage, rounds=rounds, kind=parameters.reference)
+    return two_way_reference(release, tau=tau, shrinkage=parameters.shrinkage, rounds=rounds, kind=kind)
+
+
+def _choice(release: Release, parameters: AlignmentParameters) -> tuple[Choice, dict[str, Any]]:
+    if parameters.shrinkage == "ledoit-wolf":
+        raise ConfigurationError("Ledoit-Wolf shrinkage takes moments that are pooled over the classes.")
+    return choose_reference(release, tau=parameters.tau, shrinkage=parameters.shrinkage, rounds=parameters.rounds or 1)
+
+
+def _kind(parameters: AlignmentParameters) -> Kind:
+    if parameters.reference == "auto":
+        raise ConfigurationError("An alignment over sums states its reference.", "Compile the study anew.")
+    return parameters.reference

@@ -72,7 +72,9 @@ class TaskPlan:
         """Whether a site adds noise to its own block alone, where there is noise to add."""
         return self.disclosure == "per-site" and not self.trains
 
-    def declaration(self, *, grid: int, variance: int, resolution: int = 0, single_precision: bool = False) -> TaskDeclaration:
+    def declaration(
+        self, *, grid: int, variance: int, resolution: int = 0, single_precision: bool = False, unrounded: bool = False
+    ) -> TaskDeclaration:
         """The plan as a study states it; parameters in their JSON form, floats in hexadecimal, as in the signed bytes."""
         return TaskDeclaration.model_validate(
             {
@@ -90,6 +92,7 @@ class TaskPlan:
                 "local_steps": self.local_steps if variance else 0,
                 "resolution": resolution,
                 "single_precision": single_precision,
+                "unrounded": unrounded,
             }
         )
 

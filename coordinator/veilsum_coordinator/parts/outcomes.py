@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,12 +61,20 @@ def refuse_for_outcomes(asked: dict[str, bool], method: str) -> None:
         raise ConfigurationError(f"{method} of an outcome has no {wrong[0]}.", f"Leave out {' and '.join(wrong)}.")
 
 
-def constant_scores(outcome: Outcome, schema: DatasetSchema, means: Floats) -> Floats:
-    """Scores (k,) of the constant prediction that released means of all columns suggest: where a model begins.
+class Beginning(NamedTuple):
+    """Where training begins, by released means.
 
-    Args:
-        means: (d,) of the schema's features, the outcome's columns among them.
+    Attributes:
+        scores: (k,) of the best constant prediction.
+        curvature: of the loss there, an average over records.
     """
+
+    scores: Floats
+    curvature: float
+
+
+def beginning(outcome: Outcome, schema: DatasetSchema, means: Floats) -> Beginning:
+    """The constant prediction that released means (d,) of all columns suggest, the outcome's among them."""
     number, first = outcome.number(schema), 0
     scaled, events = 0.0, 0.0
     for column in schema.columns:
@@ -81,12 +89,25 @@ def constant_scores(outcome: Outcome, schema: DatasetSchema, means: Floats) -> F
     half = number.high / 2.0 - number.low / 2.0
     value = max(number.low + (scaled + 1.0) * half, 0.0)
     loss = outcome.build(schema)
-    if outcome.loss in ("squared", "huber"):
-        return loss.constant(np.array([scaled]))
-    if outcome.loss == "poisson":
-        return loss.constant(np.array([value / half]))
-    at_risk = max(value, 1e-3 * number.high) / number.high
-    return np.full(loss.scores, math.log(max(events, 1e-3) / at_risk))
+    if outcome.loss == "hazard":  # one hazard for all periods, as nothing more is known
+        at_risk = max(value / number.high, 1e-3)
+        expected = np.repeat([at_risk, max(events, 1e-3)], loss.scores)
+    else:
+        expected = np.array([scaled if outcome.loss != "poisson" else max(value / half, 1e-3)])
+    return Beginning(loss.constant(expected), loss.curvature(expected))
+
+
+def spread(schema: DatasetSchema, centre: Floats) -> float:
+    """Squared norm that scaled features have on average once their means (d,) are off, at most."""
+    found, first = 0.0, 0
+    for column in schema.columns:
+        own = centre[first : first + column.width]
+        number = isinstance(column, NumberColumn)
+        found += float(
+            np.sum(np.maximum(1.0 - own**2, 0.0) if number else np.clip(own, 0.0, 1.0) * (1.0 - np.clip(own, 0.0, 1.0)))
+        )
+        first += column.width
+    return found
 
 
 def score_rows(

@@ -49,7 +49,9 @@ def _asks(plan: StudyPlan) -> dict[str, object]:
     return {
         "participants": _listed(cost.participants),
         "smallest cohort": cost.min_cohort,
-        "computes": ", ".join(f"{task.task} ({task.values:,} values, {task.disclosure})" for task in cost.tasks),
+        "computes": ", ".join(
+            f"{task.task} ({task.values:,} values of {task.lane_bits} bits, {task.disclosure})" for task in cost.tasks
+        ),
         "noise": _NOISE["training" if any(task.local_steps for task in plan.study.tasks) else cost.noise],
         "guarantee": guarantee or "none: exact sums, released without noise",
         "each sends": sends,

@@ -104,7 +104,7 @@ class CentralFederation:
         part = compute_sum(plan, self._records, arrays, place)
         if part.state:
             self._states[label] = part.state
-        total = part.total + plan.noise.draw(plan.encoding.size, self._random)
+        total = plan.noised(part.total, 0, self._random)
         self._released[label] += 1
         if self._watch is not None:
             self._watch(label)
@@ -112,7 +112,7 @@ class CentralFederation:
         cohort = self._study.participants[: self._holders if additive else 1]
         number = self._released.total()
         digest = release_digest(self._key, number, number, total.astype("<i8").tobytes())
-        std = task.block_std(math.sqrt(plan.noise.total_variance(1)))
+        std = task.block_std(math.sqrt(plan.spread if plan.noise.drawn else 0))
         return Release(label, number, task.blocks(total), std, tuple(cohort), digest)
 
     def checkpoint(self, arrays: Mapping[str, Floats], summary: Mapping[str, Any]) -> None:

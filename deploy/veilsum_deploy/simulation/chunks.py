@@ -22,9 +22,9 @@ from veilsum_deploy.simulation.trainer import SiteTraining, site_training
 from veilsum_deploy.simulation.walk import of_system
 from veilsum_node.errors import Misuse
 from veilsum_node.randomness import RandomSource
-from veilsum_privacy.computation.contribution import SitePlace, compute_sum
+from veilsum_privacy.computation.contribution import SitePlace, compute_sum, on_grid
 from veilsum_privacy.mechanism.clipping import scattered_sum, site_sum
-from veilsum_privacy.mechanism.noise import NoisePlan, discrete_gaussian
+from veilsum_privacy.mechanism.noise import NoisePlan, discrete_gaussian, gaussian_around
 from veilsum_privacy.mechanism.steps import poisson_sample
 from veilsum_privacy.mechanism.weights import cohort_factors
 from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask, RoundPlan
@@ -189,14 +189,14 @@ def compute_members(memory: Remembered, chunk: Chunk) -> Part:
     task, plan = own.task, own.plan
     total: Integers | None = None
     if chunk.batched and own.together:
-        if own.vectors is not None:
+        if own.vectors is not None and _in_one_call(chunk, plan):
             total = _site_sums(memory, chunk, own, own.vectors, broadcast)
         elif isinstance(task, RecordTask) and _unclamped(memory, chunk):
             total = _record_sum(memory, chunk, own, task, broadcast)
     elif chunk.batched and chunk.rounded and own.training is not None and _in_one_call(chunk, plan):
         total = _trained_sum(memory, chunk, own, own.training, broadcast)
     if total is not None:
-        return Part(total + _all_noise(plan, chunk), chunk.sources, chunk.states)
+        return Part(_all_noised(plan, chunk, total), chunk.sources, chunk.states)
     total = np.zeros(plan.encoding.size, dtype=np.int64)
     states, kept = [], []
     once = all(map(of_system, chunk.sources)) and not plan.declaration.keep
@@ -207,12 +207,12 @@ def compute_members(memory: Remembered, chunk: Chunk) -> Part:
         if once:
             total += part.total
             continue
-        noised = part.total + plan.draw_noise(place, source)
+        noised = plan.noised(part.total, place, source)
         total += noised
         if plan.declaration.keep:
             kept.append(plan.task.kept_part(noised, place))
     if once:
-        total += _all_noise(plan, chunk)
+        total = _all_noised(plan, chunk, total)
     return Part(total, chunk.sources, tuple(states), tuple(kept))
 
 
@@ -227,8 +227,21 @@ def _memory(sites: Sites) -> Remembered:
 
 
 def _in_one_call(chunk: Chunk, plan: RoundPlan) -> bool:
-    """Whether sites that train may draw together: seeded sources give each site its own numbers only if it draws by itself."""
-    return plan.noise.kind != "training" or all(map(of_system, chunk.sources))
+    """Whether sites may draw together what depends on their records: from seeded sources each draws its own, by itself."""
+    apart = plan.noise.kind == "training" or plan.declaration.unrounded
+    return not apart or all(map(of_system, chunk.sources))
+
+
+def _all_noised(plan: RoundPlan, chunk: Chunk, total: Integers) -> Integers:
+    """The members' parts with their noise, in grid units, from the sum of :attr:`SitePart.total`.
+
+    Of unrounded vectors the sum is drawn at once around the real sum, from the system's source: that it is distributed alike
+    is proven at :func:`veilsum_privacy.mechanism.noise.gaussian_around`.
+    """
+    if not plan.declaration.unrounded:
+        return total + _all_noise(plan, chunk)
+    shares = 1 if plan.declaration.own_noise else len(chunk.members)
+    return gaussian_around(total, shares * plan.spread, chunk.sources[0])
 
 
 def _all_noise(plan: RoundPlan, chunk: Chunk) -> Integers:
@@ -312,7 +325,7 @@ def _site_sums(
     records, task, plan = _features(memory, chunk, own, broadcast), own.task, own.plan
     count, size = len(chunk.members), task.layout().size
     offsets, factors = _offsets(records, count), _factors(memory, chunk, task, broadcast)
-    plain, unit, bound = replace(records, subjects=None), plan.task.unit, plan.encoding.bound
+    plain, unit = replace(records, subjects=None), plan.task.unit
     total = np.zeros(size, dtype=np.int64)
     step = max(1, LARGEST_STACK // size)
     for start in range(0, count, step):
@@ -323,7 +336,7 @@ def _site_sums(
         if vectors.shape != (stop - start, size) or not np.isfinite(vectors).all():
             raise Misuse("A task gave a vector that is not finite or has the wrong length.")
         scaled = factors[start:stop, None] * vectors / unit
-        total += np.rint(np.clip(scaled, -bound, bound)).astype(np.int64).sum(axis=0)
+        total += on_grid(plan, scaled).sum(axis=0)
     return total
 
 

@@ -366,7 +366,7 @@ class Contributions:
         secret, tag = opened.keys(len(checked.roster.members))
         self_seed = site.random.bytes(SECRET_BYTES)
         if not computed.noised:
-            values = values + plan.draw_noise(opened.study.participants.index(site.name), site.noise_random)
+            values = plan.noised(values, opened.study.participants.index(site.name), site.noise_random)
         words = masked_words(values, plan.encoding, context, site.name, assignment.names, opened.seeds, self_seed)
         ciphertexts = list(encrypt_contribution(words, context, site.name, secret, tag))
         consent = consent_key(self_seed, context)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_privacy.mechanism.clipping import scattered_sum, site_sum
+from veilsum_privacy.mechanism.noise import CENTRE_BITS
 from veilsum_privacy.mechanism.steps import Steps, poisson_sample
 from veilsum_privacy.mechanism.weights import cohort_factors
 from veilsum_privacy.securesum.agreed import AgreedTask, RoundPlan
@@ -56,7 +57,7 @@ class SitePart(NamedTuple):
     """A site's part of a round.
 
     Attributes:
-        total: the vector as it is summed, in grid units, (size,) int64.
+        total: the vector as it is summed, (size,) int64, in grid units; in 2^-20 of them where the study leaves it unrounded.
         clipped: how many rows were scaled down.
         invalid: how many rows were not finite and counted as zero.
         state: what the site keeps of its training until the round is paid for.
@@ -209,11 +210,18 @@ def _train(
 def _site_vector(
     plan: RoundPlan, task: SiteTask[Any], records: Records, broadcast: Mapping[str, Floats], factor: float
 ) -> SitePart:
-    subjects, bound = _unit_subjects(plan.task.study, records), plan.encoding.bound
+    subjects = _unit_subjects(plan.task.study, records)
     scaled = factor * task.vector(replace(records, subjects=subjects), broadcast) / plan.task.unit
     if scaled.shape != (task.layout().size,) or not np.isfinite(scaled).all():
         raise Misuse("A task gave a vector that is not finite or has the wrong length.")
-    return SitePart(np.rint(np.clip(scaled, -bound, bound)).astype(np.int64))
+    return SitePart(on_grid(plan, scaled))
+
+
+def on_grid(plan: RoundPlan, scaled: Floats) -> Integers:
+    """Vectors of sites in grid units, clamped, as :attr:`SitePart.total` has them."""
+    finer = 2.0**CENTRE_BITS if plan.declaration.unrounded else 1.0
+    clamped = np.clip(scaled, -plan.encoding.bound, plan.encoding.bound)
+    return np.rint(clamped * finer).astype(np.int64)
 
 
 def _add_up(

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from veilsum_node.canonical import canonical, digest
 from veilsum_node.errors import HostileInput
 from veilsum_node.randomness import RandomSource
-from veilsum_privacy.mechanism.noise import NoisePlan, task_noise
+from veilsum_privacy.mechanism.noise import ROUNDING_VARIANCE, NoisePlan, gaussian_around, task_noise
 from veilsum_privacy.securesum.parameters import BfvParameters, EncodingPlan, choose_parameters, plan_encoding
 from veilsum_privacy.study.study import Study, TaskDeclaration, parse_study, study_digest
 from veilsum_privacy.tasks import build_task
@@ -161,7 +161,8 @@ class AgreedTask:
         Raises:
             Misuse: a noise share is below 4 grid units.
         """
-        return self.noise(cohort).total_variance(1 if self.declaration.own_noise else cohort)
+        noise, shares = self.noise(cohort), 1 if self.declaration.own_noise else cohort
+        return noise.total_variance(shares) + (shares * ROUNDING_VARIANCE if self.declaration.unrounded else 0)
 
     def plan(self, roster: int, cohort: int) -> RoundPlan:
         """The plan of a round.
@@ -259,6 +260,27 @@ class RoundPlan:
     def declaration(self) -> TaskDeclaration:
         """What the study says of the round's task."""
         return self.task.declaration
+
+    @property
+    def spread(self) -> Fraction:
+        """Variance of what a site draws for a value, in grid units squared."""
+        return self.noise.share_variance + (ROUNDING_VARIANCE if self.declaration.unrounded else 0)
+
+    def noised(self, total: Integers, index: int, source: RandomSource) -> Integers:
+        """A site's part of the sum with its noise: (size,) int64, in grid units.
+
+        Args:
+            total: :attr:`~veilsum_privacy.computation.contribution.SitePart.total` of the site.
+            index: its place among the study's participants.
+            source: where its noise comes from.
+        """
+        if not self.declaration.unrounded:
+            return total + self.draw_noise(index, source)
+        if not self.declaration.own_noise:
+            return gaussian_around(total, self.spread, source)
+        whole = np.zeros((self.task.study.sites, self.encoding.size // self.task.study.sites), dtype=np.int64)
+        whole[index] = gaussian_around(total.reshape(whole.shape)[index], self.spread, source)
+        return whole.ravel()
 
     def draw_noise(self, index: int, source: RandomSource) -> Integers:
         """Draw what the site at a place among the participants adds to its vector: (size,) int64, in grid units.

@@ -63,6 +63,9 @@ class TaskDeclaration(Frozen):
         resolution: of a task that trains: grid units of the largest value of its vector; 0 for all others.
         single_precision: whether the arrays of the task's model are broadcast as float32. Studies signed before there was this
             field do not state it, and broadcast float64; false has no bytes of its own.
+        unrounded: of a task of one vector a site, with noise: what a site sends is drawn around its real vector, which is not
+            rounded to the grid before. Studies signed before there was this field do not state it, and round; false has no
+            bytes of its own.
     """
 
     label: Name
@@ -79,11 +82,12 @@ class TaskDeclaration(Frozen):
     local_steps: int = Field(default=0, ge=0, le=100_000)
     resolution: int = Field(default=0, ge=0, le=2**40)
     single_precision: bool = False
+    unrounded: bool = False
 
     @model_serializer(mode="wrap")
     def _without_what_old_studies_lack(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         values: dict[str, Any] = handler(self)
-        for name in ("own_noise", "single_precision"):
+        for name in ("own_noise", "single_precision", "unrounded"):
             if not values[name]:
                 del values[name]
         return values

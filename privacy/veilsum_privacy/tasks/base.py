@@ -23,6 +23,7 @@ from pydantic import Field, model_validator
 
 from veilsum_node.errors import HostileInput
 from veilsum_node.fields import LARGEST, SMALLEST, Frozen, Real
+from veilsum_privacy.mechanism.noise import CENTRE_BITS, LARGEST_CENTRE
 from veilsum_privacy.mechanism.steps import Steps
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Disclosure, Study, TaskDeclaration
@@ -291,6 +292,8 @@ class Task(ABC, Generic[P]):
         self._check_kind(what, declared, noisy=noisy)
         if declared.single_precision and not self.single_arrays():
             raise HostileInput(f"{what} broadcasts no model that could be in single precision.")
+        if declared.unrounded and not (noisy and isinstance(self, SiteTask)):
+            raise HostileInput(f"{what} is no vector of a site with noise, which alone may stay unrounded.")
         if self.weighted() and declared.disclosure != "joint":
             raise HostileInput(f"{what} cannot be weighted: it is no joint sum of one vector a site.")
         if noisy and (reason := self.only_without_noise()) is not None:
@@ -438,8 +441,13 @@ class SiteTask(Task[P]):
 
     def unit(self, declared: TaskDeclaration) -> float:
         """A site's vector is rounded, which moves each of its d values by half a unit at most: two such vectors that differ
-        by C come to differ by at most C / u + sqrt(d) units, which is the grid c for u = C / (c - sqrt(d))."""
-        left = declared.grid - math.sqrt(self.layout().size)
+        by C come to differ by at most C / u + sqrt(d) units, which is the grid c for u = C / (c - sqrt(d)).
+
+        Where it stays unrounded a value moves by 2^-21 units, as its centre has 20 binary places, and by the rounding of two
+        floating-point operations, 2^-51 of the clamp B: less than sqrt(d) (2^-20 + 2^-50 B) for two vectors.
+        """
+        moved = 2.0**-CENTRE_BITS + 2.0**-50 * self.largest(declared) if declared.unrounded else 1.0
+        left = declared.grid - moved * math.sqrt(self.layout().size)
         if left < declared.grid / 2:
             raise HostileInput(f"Task {declared.label!r} has too coarse a grid for a vector of {self.layout().size} values.")
         return self.clip() / left
@@ -448,6 +456,8 @@ class SiteTask(Task[P]):
         super()._check_kind(what, declared, noisy=noisy)
         if declared.keep:
             raise HostileInput(f"{what} cannot be kept: it is no sum over records.")
+        if noisy and declared.unrounded and self.largest(declared) > LARGEST_CENTRE:
+            raise HostileInput(f"{what} reaches beyond 2^30 grid units, which an unrounded vector may not.")
 
 
 class DerivedTask(Task[P]):

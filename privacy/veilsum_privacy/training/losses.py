@@ -41,6 +41,10 @@ class OutcomeLoss(ABC):
     def constant(self, means: Floats) -> Floats:
         """Scores (k,) of the best constant prediction where outcomes have these means (t,)."""
 
+    @abstractmethod
+    def curvature(self, means: Floats) -> float:
+        """Largest second derivative by a score, on average over records, at the best constant prediction."""
+
 
 class Squared(OutcomeLoss):
     """(z - y)^2 / 2: the score is the mean."""
@@ -54,6 +58,9 @@ class Squared(OutcomeLoss):
 
     def constant(self, means: Floats) -> Floats:
         return means
+
+    def curvature(self, means: Floats) -> float:
+        return 1.0
 
 
 class Huber(OutcomeLoss):
@@ -73,6 +80,9 @@ class Huber(OutcomeLoss):
     def constant(self, means: Floats) -> Floats:
         return means
 
+    def curvature(self, means: Floats) -> float:
+        return 1.0
+
 
 class Poisson(OutcomeLoss):
     """exp(z) - y z, in a unit of u: the score is the logarithm of the mean count over u, and y the count over u."""
@@ -86,6 +96,9 @@ class Poisson(OutcomeLoss):
 
     def constant(self, means: Floats) -> Floats:
         return np.log(np.maximum(means, 1e-6))
+
+    def curvature(self, means: Floats) -> float:
+        return max(float(means[0]), 1e-6)
 
 
 class Hazards(OutcomeLoss):
@@ -111,6 +124,9 @@ class Hazards(OutcomeLoss):
     def constant(self, means: Floats) -> Floats:
         at_risk, events = means[: self.scores], means[self.scores :]
         return np.log(np.maximum(events, 1e-6) / np.maximum(at_risk, 1e-6))
+
+    def curvature(self, means: Floats) -> float:
+        return max(float(means[self.scores :].max()), 1e-6)
 
 
 def intervals(times: Floats, events: NDArray[np.bool_], edges: Sequence[float]) -> Floats:
