@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
-from support.federation import make_bed, make_request, open_test_site, schema_of
-from support.hostile import Adversary, altered, make_adversary, make_data
+from support.federation import make_bed, make_data, make_request, open_test_site, schema_of
+from support.hostile import Adversary, altered, make_adversary
 from support.network import running_client, running_server, submit, wait_for
 from support.processes import Processes, running_processes
 from veilsum_coordinator.protocol.settings import Waits

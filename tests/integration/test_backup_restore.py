@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from support import commands
 from support.federation import DATASET, TestBed, make_bed, make_data, make_request, schema_of
 from support.network import wait_for
 from support.postgres import server
@@ -19,7 +20,6 @@ from support.processes import Processes, count, running_processes
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_coordinator.service.hub import Hub
 from veilsum_coordinator.storage.journal import SqlJournal
-from veilsum_deploy import cli
 from veilsum_node.database import open_database
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_privacy.ledger import Kind, LedgerFault, LedgerReader
@@ -38,10 +38,8 @@ def veilsum(capsys: pytest.CaptureFixture[str]) -> Command:
     """Runs a command; its status, and what it printed as JSON."""
 
     def run(*arguments: object) -> tuple[int, dict[str, Any]]:
-        with pytest.raises(SystemExit) as caught:
-            cli.main([*map(str, arguments), "--json"])
-        printed = capsys.readouterr()
-        return int(caught.value.code or 0), json.loads(printed.out or printed.err)
+        status, out, err = commands.veilsum(capsys, *arguments, "--json")
+        return status, json.loads(out or err)
 
     return run
 

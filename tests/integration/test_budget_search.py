@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from support.federation import DATASET, make_bed, make_request, schema_of
-from support.hostile import Adversary, altered, make_data
+from support.federation import DATASET, make_bed, make_data, make_request, schema_of
+from support.hostile import Adversary, altered
 from veilsum_node.errors import RefusalCode
 from veilsum_node.identity import Authority, Credentials, Role, load_credentials, new_key_and_csr
 from veilsum_node.identity.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from sqlalchemy import select
 
-from support.federation import DATASET, TestBed, make_bed, make_request, open_test_site, schema_of
-from support.hostile import Adversary, altered, make_adversary, make_data
+from support.federation import DATASET, TestBed, make_bed, make_data, make_request, open_test_site, schema_of
+from support.hostile import Adversary, altered, make_adversary
 from support.network import submit, wait_for, wired
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_deploy.cli.additions import RequestedStudy

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from support.federation import DATASET, make_bed, make_request, schema_of
-from support.hostile import Adversary, altered, make_data
+from support.federation import DATASET, make_bed, make_data, make_request, schema_of
+from support.hostile import Adversary, altered
 from veilsum_node.errors import RefusalCode
 from veilsum_node.identity import Role
 from veilsum_participant.checks import Check, CheckOutcome, SiteCheck

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from veilsum_deploy import cli
+from support.commands import veilsum
 from veilsum_deploy.collections import own_sites
 from veilsum_deploy.images import Network, Shape, read_image, write_records
 from veilsum_deploy.simulation.deal import Deal, Setting, deal, site_names, sites_by_domain
@@ -70,13 +70,6 @@ def features(photos: Path) -> Path:
     counts = write_records(photos / "images", photos / "features", shape, Network(photos / "net.pt", "torchscript"))
     assert counts == dict.fromkeys(sorted(DOMAINS), EACH * len(CLASSES))
     return photos / "features"
-
-
-def veilsum(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as stopped:
-        cli.main([str(argument) for argument in arguments])
-    captured = capsys.readouterr()
-    return int(stopped.value.code or 0), captured.out, captured.err
 
 
 def study(folder: Path, text: str, privacy: str = 'noise = "none"') -> Path:

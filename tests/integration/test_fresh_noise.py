@@ -16,8 +16,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from support.federation import TestBed, make_bed, make_request, schema_of
-from support.hostile import NAMES, Adversary, altered, encoded, make_data
+from support.federation import TestBed, make_bed, make_data, make_request, schema_of
+from support.hostile import NAMES, Adversary, altered, encoded
 from support.opening import own_vector, plan_of
 from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.study.study import Study

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.federation import make_bed, make_request, open_test_site, schema_of
-from support.hostile import LABEL, NAMES, Adversary, altered, context_of, make_adversary, make_data
+from support.federation import make_bed, make_data, make_request, open_test_site, schema_of
+from support.hostile import LABEL, NAMES, Adversary, altered, context_of, make_adversary
 from veilsum_node.errors import RefusalCode
 from veilsum_node.identity import Authority, Credentials, Role, load_credentials, new_key_and_csr
 from veilsum_node.identity.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE

@@ -15,8 +15,8 @@ from analyst.judging import Judge
 from analyst.worlds import SITES, World
 
 from support.durable_studies import ODDS
-from support.federation import TestBed, make_bed, make_request, schema_of
-from support.hostile import Adversary, Said, encoded, make_data
+from support.federation import TestBed, make_bed, make_data, make_request, schema_of
+from support.hostile import Adversary, Said, encoded
 from veilsum_node.canonical import canonical, parse_canonical
 from veilsum_node.errors import HostileInput, RefusalCode
 from veilsum_participant import site as site_module

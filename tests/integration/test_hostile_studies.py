@@ -101,11 +101,7 @@ def test_study_of_another_federation_coordinator_or_time(attack: Adversary) -> N
 
 def test_study_signed_by_no_analyst(attack: Adversary) -> None:
     """A participant's or an impostor's signature under a study is none."""
-    data = attack.study.to_bytes()
-    site = attack.bed.sites["b"].credentials
-    signed = pb.StudyObject(
-        study=data, signature=site.signing_key.sign(Label.STUDY, data), certificate=site.identity.certificate
-    )
+    signed = attack.bed.signed(attack.study, attack.bed.sites["b"].credentials)
     assert attack.enrol("a", signed.SerializeToString()).refused is RefusalCode.STUDY_SIGNATURE
     assert attack.enrol("a", b"\xff\xff").refused is RefusalCode.INTERNAL
     assert attack.enrol("a", b"").call == "refuse"

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from support.federation import TestBed, make_bed, make_request, schema_of
-from support.hostile import Adversary, altered, make_adversary, make_data
+from support.federation import TestBed, make_bed, make_data, make_request, schema_of
+from support.hostile import Adversary, altered, make_adversary
 from veilsum_coordinator.parts.local_rounds import LOCAL
 from veilsum_coordinator.service.runner import HubFederation, RoundLostError
 from veilsum_node.errors import HostileInput, RefusalCode

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 from support.certificates import DAY
-from support.federation import make_bed, make_request, schema_of
-from support.hostile import HostileChannel, make_data
+from support.federation import make_bed, make_data, make_request, schema_of
+from support.hostile import HostileChannel
 from support.network import running_client, running_server, submit, wait_for
 from veilsum.local.federation import LocalFederation
 from veilsum_coordinator.protocol.machine import StudyMachine

@@ -12,8 +12,8 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509 import load_pem_x509_certificate
 
-from support.federation import TestBed, make_bed, make_request, schema_of
-from support.hostile import NAMES, HostileChannel, altered, make_data
+from support.federation import TestBed, make_bed, make_data, make_request, schema_of
+from support.hostile import NAMES, HostileChannel, altered
 from veilsum.local.federation import LocalChannel
 from veilsum_coordinator.protocol.machine import StudyMachine
 from veilsum_coordinator.protocol.members import StudyPhase
@@ -58,13 +58,10 @@ def _finishes(bed: TestBed, key: bytes) -> tuple[str, ...]:
 
 
 def _signed(bed: TestBed, agreed: Study, **changes: bytes) -> pb.StudyObject:
-    data = agreed.to_bytes()
-    values = {
-        "study": data,
-        "signature": bed.analyst.signing_key.sign(Label.STUDY, data),
-        "certificate": bed.analyst.identity.certificate,
-    }
-    return pb.StudyObject(**(values | changes))
+    found = bed.signed(agreed)
+    for name, value in changes.items():
+        setattr(found, name, value)
+    return found
 
 
 def test_submissions(bed: TestBed) -> None:
@@ -74,12 +71,7 @@ def test_submissions(bed: TestBed) -> None:
     data = study.to_bytes()
     cases: list[tuple[str, pb.StudyObject]] = [
         ("other", _signed(bed, study)),
-        (
-            "a",
-            pb.StudyObject(
-                study=data, signature=site.signing_key.sign(Label.STUDY, data), certificate=site.identity.certificate
-            ),
-        ),
+        ("a", bed.signed(study, site)),
         ("analyst", _signed(bed, study, signature=b"")),
         ("analyst", _signed(bed, study, signature=bed.analyst.signing_key.sign(Label.RECEIPT, data))),
         ("analyst", _signed(bed, study, study=data + b" ")),

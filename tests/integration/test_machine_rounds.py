@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.federation import TestBed, make_bed, make_request, schema_of
-from support.hostile import NAMES, HostileChannel, make_data
+from support.federation import TestBed, make_bed, make_data, make_request, schema_of
+from support.hostile import NAMES, HostileChannel
 from support.proving import signed_words
 from veilsum_coordinator.parts.federation import Release
 from veilsum_coordinator.protocol.accumulator import OutOfOrder

@@ -13,8 +13,8 @@ from typing import Any
 import grpc
 import pytest
 
-from support.federation import DATASET, TestBed, make_bed, make_request, open_test_site, schema_of
-from support.hostile import Adversary, altered, context_of, make_adversary, make_data
+from support.federation import DATASET, TestBed, make_bed, make_data, make_request, open_test_site, schema_of
+from support.hostile import Adversary, altered, context_of, make_adversary
 from support.network import PATIENCE, running_client, running_server, submit, wait_for
 from veilsum.local.federation import LocalChannel
 from veilsum_coordinator.protocol.settings import Waits

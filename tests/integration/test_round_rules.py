@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from sqlalchemy import delete
 
-from support.federation import make_bed, make_request, schema_of
-from support.hostile import LABEL, NAMES, Adversary, Said, altered, context_of, encoded, make_adversary, make_data
+from support.federation import make_bed, make_data, make_request, schema_of
+from support.hostile import LABEL, NAMES, Adversary, Said, altered, context_of, encoded, make_adversary
 from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_node.identity import Authority, Role, load_credentials
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource

@@ -7,8 +7,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from support.federation import TestBed, make_bed
-from support.hostile import make_data
+from support.federation import TestBed, make_bed, make_data
 from veilsum_node.driver_faults import DatabaseAwayError
 from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_node.process.steady_clock import RETURN_SECONDS

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.federation import TestBed, make_bed, make_request, schema_of
-from support.hostile import NAMES, make_data
+from support.federation import TestBed, make_bed, make_data, make_request, schema_of
+from support.hostile import NAMES
 from veilsum.local.federation import LocalChannel
 from veilsum_coordinator.protocol.machine import StudyMachine
 from veilsum_coordinator.protocol.members import Members, StudyPhase

@@ -160,11 +160,11 @@ class Parties:
         }
         return compile_study(request, **(given | setting))
 
-    def signed(self, study: Study | bytes) -> pb.StudyObject:
-        """A study as the analyst signs it."""
-        data = study if isinstance(study, bytes) else study.to_bytes()
-        signature = self.analyst.signing_key.sign(Label.STUDY, data)
-        return pb.StudyObject(study=data, signature=signature, certificate=self.analyst.identity.certificate)
+    def signed(self, study: Study | bytes, by: Credentials | None = None, label: Label = Label.STUDY) -> pb.StudyObject:
+        """A study as the analyst signs it, or another party."""
+        data, signer = study if isinstance(study, bytes) else study.to_bytes(), by or self.analyst
+        signature = signer.signing_key.sign(label, data)
+        return pb.StudyObject(study=data, signature=signature, certificate=signer.identity.certificate)
 
 
 class TestBed(Parties):

@@ -183,12 +183,7 @@ class Adversary:
 
     def study_object(self, data: bytes | None = None, label: Label = Label.STUDY) -> bytes:
         """The study as the analyst signs it."""
-        data = self.study.to_bytes() if data is None else data
-        analyst = self.bed.analyst
-        signed = pb.StudyObject(
-            study=data, signature=analyst.signing_key.sign(label, data), certificate=analyst.identity.certificate
-        )
-        return signed.SerializeToString()
+        return self.bed.signed(self.study if data is None else data, label=label).SerializeToString()
 
     def enrol(self, name: str, data: bytes | None = None) -> Said:
         """Ask one site to enrol."""

@@ -542,14 +542,15 @@ def with_subjects(records: Records, rng: np.random.Generator) -> Records:
 
 def repeated(record: Records, times: int) -> Records:
     """The same record ``times`` over."""
-    return take(record, np.zeros(times, dtype=np.intp))
+    return record.take(np.zeros(times, dtype=np.intp))
 
 
-def take(records: Records, rows: NDArray[np.intp]) -> Records:
-    """The records at these rows, in this order."""
-    labels = None if records.labels is None else records.labels[rows]
-    subjects = None if records.subjects is None else records.subjects[rows]
-    return Records(records.features[rows], records.present[rows], labels, subjects)
+def check_rows_stand_alone(task: RecordTask[Any], records: Records, seen: Mapping[str, Floats]) -> None:
+    """Insist that a record's row is the same to the last bit beside all others and alone, as products of BLAS are not."""
+    together = np.concatenate(list(task.vectors(records, seen)))
+    for row in range(0, len(records), 7):
+        alone = next(task.vectors(records.take(slice(row, row + 1)), seen))
+        np.testing.assert_array_equal(together[row : row + 1], alone)
 
 
 def join(first: Records, second: Records) -> Records:
@@ -560,7 +561,7 @@ def join(first: Records, second: Records) -> Records:
     if first.subjects is None or second.subjects is None:
         return Records(features, present, labels)
     subjects = np.concatenate([first.subjects, second.subjects])
-    return take(Records(features, present, labels, subjects), np.argsort(subjects, kind="stable"))
+    return Records(features, present, labels, subjects).take(np.argsort(subjects, kind="stable"))
 
 
 def add_unit(base: Records, added: Records, unit: Unit, rng: np.random.Generator) -> tuple[Records, Records]:
@@ -571,7 +572,7 @@ def add_unit(base: Records, added: Records, unit: Unit, rng: np.random.Generator
     if unit == "record":
         assert len(added) == 1
         both = join(base, added)
-        return base, take(both, np.insert(np.arange(len(base)), int(rng.integers(0, len(base) + 1)), len(base)))
+        return base, both.take(np.insert(np.arange(len(base)), int(rng.integers(0, len(base) + 1)), len(base)))
     without = with_subjects(base, rng)
     new = int(2 * rng.integers(-1, len(base) + 1) + 1)
     return without, join(without, replace(added, subjects=np.full(len(added), new, dtype=np.int64)))

@@ -93,7 +93,7 @@ def test_local_training_of_pooled_records_is_one_sites_with_all_of_them() -> Non
     study = compiled("fedavg", options)
     whole = pool(list(records().values()))
     central = get_method("fedavg").run(CentralFederation(study, whole))
-    empty = Records(whole.features[:0], whole.present[:0], None if whole.labels is None else whole.labels[:0])
+    empty = whole.take(slice(0))
     sites = {name: PlainSite(whole if name == SITES[0] else empty) for name in SITES}
     apart = get_method("fedavg").run(PlainFederation(study, sites))
     np.testing.assert_allclose(model_of(central), model_of(apart), atol=2e-4)

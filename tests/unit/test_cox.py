@@ -11,6 +11,7 @@ import pytest
 import statsmodels.api as sm
 from lifelines import CoxPHFitter
 
+from support.neighbours import check_rows_stand_alone
 from support.studies import agreed, demand, drafted, federation, split_records
 from veilsum.compile import StudyRequest
 from veilsum.exports import plot, to_csv
@@ -263,11 +264,7 @@ def test_a_broadcast_that_is_no_point_is_refused(name: str, wrong: str) -> None:
 
 def test_rows_do_not_depend_on_their_neighbours() -> None:
     task, (records, *_) = task_of(COX), records_of(3000)
-    rng = np.random.default_rng(0)
-    broadcast = point_of(task, rng, 1.0, 1.0)
-    rows = np.vstack(list(task.vectors(records, broadcast)))
-    some = rng.permutation(3000)[:700]
-    assert (np.vstack(list(task.vectors(records.take(some), broadcast))) == rows[some]).all()
+    check_rows_stand_alone(task, records, point_of(task, np.random.default_rng(0), 1.0, 1.0))
 
 
 def test_who_lacks_a_value_adds_nothing_and_persons_have_one_row() -> None:

@@ -175,7 +175,7 @@ def test_a_row_does_not_depend_on_its_company(name: str, width: int) -> None:
     data = records(130, width)
     together = np.vstack(list(task.vectors(data, broadcast)))
     for index in (0, 63, 64, 129):
-        one = Records(data.features[[index]], data.present[[index]], data.labels[[index]])  # type: ignore[index]
+        one = data.take(slice(index, index + 1))
         (alone,) = task.vectors(one, broadcast)
         assert alone[0].tobytes() == together[index].tobytes()
 
@@ -556,7 +556,7 @@ def test_the_command_measures_a_result(held_out: tuple[Path, Model, Records], ca
     report = json.loads(out)
     assert report["left_out"] == {"without_class": 1, "without_features": 1, "broken_rows": 1}
     assert report["evaluated"] == 37
-    kept = Records(data.features[3:], data.present[3:], data.labels[3:])  # type: ignore[index]
+    kept = data.take(slice(3, None))
     assert report["accuracy"]["value"] == pytest.approx(np.mean(model.predict(kept) == kept.labels))
     code, out, _ = command(capsys, "model", "--data", "held.csv")
     assert code == 0

@@ -10,7 +10,7 @@ import scipy.special
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.studies import SITES, compiled, draft, run
+from support.studies import SITES, compiled, complete, draft, run
 from veilsum.xgboost_model import xgboost_json
 from veilsum_aggregation.boosting import LeafSums, SplitColumn, newton_leaves, random_trees, split_gains
 from veilsum_node.errors import ConfigurationError, HostileInput
@@ -36,7 +36,7 @@ def some_records(seed: int, n: int = 150) -> Records:
     x, k = rng.uniform(-1, 1, (n, 2)), np.eye(3)[rng.integers(0, 3, n)]
     odds = 3.0 * np.sign(x[:, 0] * x[:, 1]) + 2.0 * k[:, 0]
     label = (rng.random(n) < 1.0 / (1.0 + np.exp(-odds))).astype(np.int64)
-    return Records(np.hstack([x, k]), np.ones((n, 5), dtype=np.bool_), label)
+    return complete(np.hstack([x, k]), label)
 
 
 CLASSES = SCHEMA.model_copy(
@@ -80,7 +80,7 @@ def test_without_noise_trees_are_those_of_plain_boosting_of_all_records() -> Non
                 step[own] += value
         margin += step
     model = Model.from_result(result)
-    records = Records(x, np.ones(x.shape, dtype=np.bool_), y)
+    records = complete(x, y)
     scores = model.scores(records)
     np.testing.assert_allclose(scores[:, 1] - scores[:, 0], margin, atol=1e-3)
     assert np.mean(model.predict(records) == y) > 0.7
@@ -114,7 +114,7 @@ def test_without_noise_leaves_of_classes_are_those_of_plain_boosting() -> None:
                     assert arrays["leaves"][tree, place, k] == pytest.approx(value, abs=1e-4)
                     scores[own, k] += value
     model = Model.from_result(result)
-    records = Records(x, np.ones(x.shape, dtype=np.bool_), y)
+    records = complete(x, y)
     np.testing.assert_allclose(model.scores(records), scores, atol=1e-3)
     assert np.mean(model.predict(records) == y) > 0.7
     assert result.summary["importance"][0]["column"] == "k"

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.neighbours import join, schema, take
+from support.neighbours import join, schema
 from support.studies import complete
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.tasks import build_task
@@ -118,13 +118,13 @@ def test_records_that_do_not_count_add_nothing() -> None:
     features, present = records.features.copy(), records.present.copy()
     features[1, 0], features[2, 1], present[3, 2] = np.nan, np.inf, False
     spoilt = Records(features, present, np.array([-1, 0, 0, 0, 1, 2]))
-    whole = found.vector(take(records, np.array([0, 2, 4, 5])), broadcast)
-    at_a_bound = take(records, np.array([2]))
+    whole = found.vector(records.take(np.array([0, 2, 4, 5])), broadcast)
+    at_a_bound = records.take(np.array([2]))
     at_a_bound.features[0] = [records.features[2, 0], 1.0, records.features[2, 2]]
-    rest = found.vector(take(records, np.array([0, 4, 5])), broadcast) + found.vector(at_a_bound, broadcast)
+    rest = found.vector(records.take(np.array([0, 4, 5])), broadcast) + found.vector(at_a_bound, broadcast)
     np.testing.assert_allclose(found.vector(spoilt, broadcast), rest, rtol=1e-12, atol=1e-15)
     assert not np.allclose(whole, rest)
-    assert not found.vector(take(records, np.zeros(0, dtype=np.intp)), broadcast).any()
+    assert not found.vector(records.take(np.zeros(0, dtype=np.intp)), broadcast).any()
     centred = task(gram_clip=0.9, missing="centre").vector(spoilt, broadcast)
     assert np.linalg.norm(centred) > np.linalg.norm(rest)
 
@@ -147,11 +147,11 @@ def test_a_unit_moves_the_sum_within_the_bound(seed: int, n: int, clip: float, a
     found, broadcast = task(name, gram_clip=clip), to_broadcast(built(name)[1])
     rng = np.random.default_rng(seed)
     both = drawn(n + added, width, seed)
-    one = take(both, np.delete(np.arange(n + added), rng.integers(0, n + added)))
+    one = both.take(np.delete(np.arange(n + added), rng.integers(0, n + added)))
     assert np.linalg.norm(found.vector(both, broadcast) - found.vector(one, broadcast)) <= found.clip()
     subjects = np.concatenate([np.arange(n), np.full(added, n)])
     with_it = by_subject(both, subjects)
-    moved = found.vector(with_it, broadcast) - found.vector(take(with_it, np.arange(n)), broadcast)
+    moved = found.vector(with_it, broadcast) - found.vector(with_it.take(np.arange(n)), broadcast)
     assert np.linalg.norm(moved) <= found.clip()
 
 
@@ -169,10 +169,10 @@ def test_a_subject_counts_as_one_record_at_most_and_order_is_of_no_account() -> 
     records = drawn(40)
     alone = by_subject(records, np.arange(40))
     np.testing.assert_allclose(found.vector(alone, broadcast), found.vector(records, broadcast), rtol=1e-7, atol=1e-7)
-    thrice = by_subject(take(records, np.repeat(np.arange(40), 3)), np.repeat(np.arange(40), 3))
+    thrice = by_subject(records.take(np.repeat(np.arange(40), 3)), np.repeat(np.arange(40), 3))
     np.testing.assert_allclose(found.vector(thrice, broadcast), found.vector(records, broadcast), rtol=1e-7, atol=1e-7)
     order = np.random.default_rng(0).permutation(40)
-    turned = found.vector(take(records, order), broadcast)
+    turned = found.vector(records.take(order), broadcast)
     np.testing.assert_allclose(turned, found.vector(records, broadcast), rtol=1e-12, atol=1e-14)
 
 

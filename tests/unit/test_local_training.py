@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.neighbours import MAPPED, add_unit, repeated, schema, spoil, take, with_subjects
+from support.neighbours import MAPPED, add_unit, repeated, schema, spoil, with_subjects
 from support.randomness import SeededRandom
 from support.studies import complete
 from veilsum_node.errors import HostileInput, Misuse
@@ -144,7 +144,7 @@ def test_an_update_is_no_longer_than_its_norm_and_what_is_not_finite_is_none() -
     diverging = training(learning_rate=1e6, epochs=50)
     found = run(diverging, records)
     assert not any(values.any() for name, values in found.items() if name.startswith("model."))
-    nobody = run(diverging, take(records, np.zeros(0, dtype=np.intp)))
+    nobody = run(diverging, records.take(np.zeros(0, dtype=np.intp)))
     for name, values in found.items():
         np.testing.assert_array_equal(nobody[name], values)
 
@@ -190,7 +190,7 @@ def test_exactly_the_declared_steps_are_taken(name: str, rate: float) -> None:
     assert steps.taken == steps.number == task.noised_sums() == 3 + (name == "proto")
     assert all(len(total) <= task.step_size() for total in steps.sums)
     nobody = Seen(task)
-    run(task, take(drawn(1, 1), np.zeros(0, dtype=np.intp)), nobody)
+    run(task, drawn(1, 1).take(np.zeros(0, dtype=np.intp)), nobody)
     assert nobody.taken == nobody.number  # an empty site takes and pays its steps as any other
     assert not any(total.any() for total in nobody.sums)
     with pytest.raises(Misuse, match="noised steps"):
@@ -312,7 +312,7 @@ def test_everything_but_noised_sums_is_the_same_in_two_worlds(name: str) -> None
             return fixed[self.taken - 1][: total.size]
 
     found = []
-    for records in (drawn(1, 40), drawn(2, 7), take(drawn(1, 1), np.zeros(0, dtype=np.intp))):
+    for records in (drawn(1, 40), drawn(2, 7), drawn(1, 1).take(np.zeros(0, dtype=np.intp))):
         state = {"previous": np.full(task.objective.size, 0.1), "control": np.full(task.objective.size, 0.2)}
         found.append(task.train(records, given_arrays(task), state, Fixed(task, rate=0.7)))
     for other in found[1:]:
@@ -339,7 +339,7 @@ def test_huge_noise_hides_the_records() -> None:
 
 def test_noise_has_the_stated_size() -> None:
     task = training(local_steps=1, hidden=0, norm=1e9)
-    nobody = take(drawn(0, 1), np.zeros(0, dtype=np.intp))
+    nobody = drawn(0, 1).take(np.zeros(0, dtype=np.intp))
     values = np.concatenate([run(task, nobody, Seen(task, seed))["model.head.weight"].ravel() for seed in range(200)])
     expected = 0.1 / 50 * task.step_clip() * 4000.0 / (1000 - np.sqrt(9))
     assert values.std() == pytest.approx(expected, rel=0.1)
@@ -348,7 +348,7 @@ def test_noise_has_the_stated_size() -> None:
 
 def test_a_rate_that_follows_the_noise_moves_values_as_stated() -> None:
     task = training(local_steps=1, hidden=0, norm=1e9, noise_step=0.02, learning_rate=7.0)
-    nobody = take(drawn(0, 1), np.zeros(0, dtype=np.intp))
+    nobody = drawn(0, 1).take(np.zeros(0, dtype=np.intp))
     for rate in (1.0, 0.2):
         updates = [run(task, nobody, Seen(task, seed, rate=rate))["model.head.weight"].ravel() for seed in range(200)]
         assert np.concatenate(updates).std() == pytest.approx(0.02, rel=0.1)
@@ -417,7 +417,7 @@ def directions(seed: int = 0) -> Floats:
 def test_filling_gives_each_class_that_is_there_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     found = drawn(10, 90)
     assert found.labels is not None
-    records = take(found, np.flatnonzero((found.labels < 1) | (np.arange(90) < 9) & (found.labels == 1)))
+    records = found.take(np.flatnonzero((found.labels < 1) | (np.arange(90) < 9) & (found.labels == 1)))
     assert records.labels is not None
     few = int((records.labels == 1).sum())
     repeats, labels = generated(monkeypatch, records, {DIRECTIONS: np.zeros((3, 2, 2))}, fill=20)
@@ -430,7 +430,7 @@ def test_filling_gives_each_class_that_is_there_its_number(monkeypatch: pytest.M
 
 
 def test_copies_spread_as_the_directions_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    records = take(drawn(11, 1), np.array([0]))
+    records = drawn(11, 1).take(np.array([0]))
     assert records.labels is not None
     x, labels = generated(monkeypatch, records, {DIRECTIONS: directions()}, copies=10_000)
     assert len(x) == 10_001
@@ -444,7 +444,7 @@ def test_prototypes_are_surrounded_where_the_site_is_told(monkeypatch: pytest.Mo
     prototypes = np.random.default_rng(1).normal(size=(2, 3, 2))
     use = np.array([[1.0, 0, 0], [1, 1, 0]])
     broadcast = {DIRECTIONS: np.zeros((3, 2, 2)), PROTOTYPES: prototypes, USE: use}
-    nobody = take(drawn(0, 1), np.zeros(0, dtype=np.intp))
+    nobody = drawn(0, 1).take(np.zeros(0, dtype=np.intp))
     x, labels = generated(monkeypatch, nobody, broadcast, prototypes=5)
     np.testing.assert_array_equal(np.bincount(labels, minlength=3), [10, 5, 0])
     np.testing.assert_array_equal(x, np.repeat([prototypes[0, 0], prototypes[1, 0], prototypes[1, 1]], 5, axis=0))

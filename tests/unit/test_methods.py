@@ -45,11 +45,6 @@ def breast_cancer(tmp_path_factory: pytest.TempPathFactory) -> tuple[DatasetSche
     return schema, records
 
 
-def take(records: Records, rows: np.ndarray) -> Records:
-    assert records.labels is not None
-    return Records(records.features[rows], records.present[rows], records.labels[rows])
-
-
 def head_of(result: Result) -> LinearHead:
     return LinearHead(result.arrays["weights"], result.arrays["bias"], tuple(result.application["classes"]))
 
@@ -149,7 +144,7 @@ def test_fedcgs_on_breast_cancer(breast_cancer: tuple[DatasetSchema, Records], e
     accuracies = []
     for split in range(6):
         order = np.random.default_rng(split).permutation(len(records))
-        train, test = take(records, order[170:]), take(records, order[:170])
+        train, test = records.take(order[170:]), records.take(order[:170])
         sites = split_records(train, 4, split)
         runs = [METHODS["fedcgs"].run(federation(study, sites, 10 * split + draw)) for draw in range(10)]
         accuracies += [accuracy(schema, result, test) for result in runs]
@@ -196,7 +191,7 @@ def test_fedcgs_describes_only_what_it_centres_and_records(privacy: dict[str, An
 
 def test_fedcgs_survives_noise_that_swallows_everything(breast_cancer: tuple[DatasetSchema, Records]) -> None:
     schema, records = breast_cancer
-    few = {site: take(part, np.arange(3)) for site, part in split_records(records, 4).items()}
+    few = {site: part.take(np.arange(3)) for site, part in split_records(records, 4).items()}
     study = compiled(schema, "fedcgs", 0.1)
     heads = 0
     for seed in range(200):
@@ -227,7 +222,7 @@ def test_fedcgs_with_missing_labels_a_missing_class_and_a_constant_feature(epsil
     result = METHODS["fedcgs"].run(federation(study, split_records(records, 4), seed=1))
     assert result.application["classes"] == ["a", "b"]
     assert result.summary["classes"][2]["in_head"] is False
-    known = take(records, np.flatnonzero(labels >= 0))
+    known = records.take(np.flatnonzero(labels >= 0))
     assert accuracy(schema, result, known) > 0.7
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.neighbours import random_records, spoil, take
+from support.neighbours import random_records, spoil
 from support.neighbours import schema as small
 from support.studies import complete
 from veilsum_aggregation.feature_moments import REFERENCE_MEAN, moment_terms, moments_of_sums, reference_arrays
@@ -124,9 +124,9 @@ def test_no_record_is_longer_than_the_bound_and_rows_stand_alone(
     lengths = np.linalg.norm(found, axis=1)
     assert np.nanmax(lengths) <= task.clip() * (1 + 1e-12)
     order_of = rng.permutation(40)
-    np.testing.assert_array_equal(rows(task, take(records, order_of)), found[order_of])
+    np.testing.assert_array_equal(rows(task, records.take(order_of)), found[order_of])
     for row in range(0, 40, 7):
-        np.testing.assert_array_equal(rows(task, take(records, np.array([row])))[0], found[row])
+        np.testing.assert_array_equal(rows(task, records.take(np.array([row])))[0], found[row])
 
 
 def test_parameters_that_cannot_be() -> None:
@@ -147,8 +147,8 @@ def test_a_part_is_a_function_of_each_record_alone() -> None:
     picked = in_statistics_part(records, 0.3)
     assert abs(picked.mean() - 0.3) < 4 * (0.21 / 4000) ** 0.5
     order = rng.permutation(4000)
-    np.testing.assert_array_equal(in_statistics_part(take(records, order), 0.3), picked[order])
-    np.testing.assert_array_equal(in_statistics_part(take(records, np.arange(50)), 0.3), picked[:50])
+    np.testing.assert_array_equal(in_statistics_part(records.take(order), 0.3), picked[order])
+    np.testing.assert_array_equal(in_statistics_part(records.take(np.arange(50)), 0.3), picked[:50])
     assert (in_statistics_part(records, 0.5) >= picked).all()
     same = replace(records, features=np.where(records.present, records.features, np.nan))
     np.testing.assert_array_equal(in_statistics_part(same, 0.3), picked)
@@ -258,7 +258,7 @@ def test_a_box_is_kept_and_what_is_absent_stays_absent() -> None:
     assert np.nanmax(np.abs(present)) == 1.0
     np.testing.assert_array_equal(np.isnan(present), np.isnan(records.features[records.present]))
     order = rng.permutation(300)
-    again = map_records(asked, parameters, take(records, order), arrays, index=0, kept=own, noise_std={})
+    again = map_records(asked, parameters, records.take(order), arrays, index=0, kept=own, noise_std={})
     np.testing.assert_array_equal(again.features, got.features[order])
     broadcast = parameters.model_copy(update={"alignment": Alignment(kind="broadcast", tau=1.0)})
     with pytest.raises(HostileInput, match="by moments only"):

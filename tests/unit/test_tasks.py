@@ -16,13 +16,13 @@ from support.neighbours import (
     SETTINGS,
     Setting,
     add_unit,
+    check_rows_stand_alone,
     exact_norm,
     join,
     moments_parameters,
     random_records,
     repeated,
     schema,
-    take,
     with_subjects,
 )
 from support.studies import complete
@@ -253,14 +253,14 @@ def test_nothing_that_a_record_holds_raises(setting: Setting, unit: Unit) -> Non
     )
     whole = setting.total(study, records)
     for value in (np.nan, np.inf, -np.inf, 1.7e308):
-        odd = replace(take(records, np.array([0])), features=np.full((1, width), value), subjects=np.array([99]))
+        odd = replace(records.take(np.array([0])), features=np.full((1, width), value), subjects=np.array([99]))
         change = setting.total(study, join(records, odd)) - whole
         assert exact_norm(change) <= 2**20
         if np.isnan(value):
             assert not change.any()
     missing = replace(records, present=np.zeros_like(records.present), features=np.zeros_like(records.features))
     setting.total(study, missing)
-    nobody = setting.total(study, take(records, np.zeros(0, dtype=np.intp)))
+    nobody = setting.total(study, records.take(np.zeros(0, dtype=np.intp)))
     assert not nobody.any()
 
 
@@ -279,10 +279,7 @@ def test_a_row_is_the_same_in_any_company(setting: Setting, layout: str) -> None
     assert isinstance(task, RecordTask)
     records = random_records(np.random.default_rng(4), 300, setting.schema, complete=True)
     records = replace(records, features=np.array(records.features, order=layout))
-    together = np.concatenate(list(task.vectors(records, setting.seen)))
-    for row in range(0, 300, 7):
-        alone = next(task.vectors(take(records, np.array([row])), setting.seen))
-        np.testing.assert_array_equal(together[row : row + 1], alone)
+    check_rows_stand_alone(task, records, setting.seen)
 
 
 @EVERY

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 from sklearn.covariance import ledoit_wolf
 
-from support.neighbours import moments_parameters, random_records, schema, spoil, take
+from support.neighbours import moments_parameters, random_records, schema, spoil
 from support.studies import complete
 from veilsum_aggregation.moments import covariance, symmetric
 from veilsum_aggregation.shrinkage import centred_fourth, shrink_ledoit_wolf
@@ -214,7 +214,7 @@ def test_the_component_is_the_same_in_any_company() -> None:
     first = together[:, [0, 2, 4]].sum(axis=1) > 0
     assert 0.1 < first.mean() < 0.9, "rounding decides, or the test shows nothing"
     for order in (np.arange(n)[::-1], rng.permutation(n), *np.arange(0, n, 23)[:, None]):
-        rows = np.concatenate(list(task.vectors(take(records, order), {CENTRES: centres})))
+        rows = np.concatenate(list(task.vectors(records.take(order), {CENTRES: centres})))
         np.testing.assert_array_equal(rows, together[order])
 
 

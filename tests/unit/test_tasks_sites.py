@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.special import softmax
 from sklearn.linear_model import LogisticRegression
 
-from support.neighbours import MAPPED, join, repeated, schema, take
+from support.neighbours import MAPPED, join, repeated, schema
 from support.studies import complete
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.tasks import build_task
@@ -73,18 +73,18 @@ def test_the_gradient_left_is_below_what_is_charged() -> None:
 def test_the_order_of_records_changes_no_more_than_the_solver_may() -> None:
     records, task = drawn(2, 1000), head()
     order = np.random.default_rng(0).permutation(1000)
-    change = task.vector(take(records, order), {}) - task.vector(records, {})
+    change = task.vector(records.take(order), {}) - task.vector(records, {})
     assert np.linalg.norm(change) <= 2 * task.gamma / 0.5
 
 
 def test_a_site_without_usable_records_gives_zeros_and_absent_classes_take_part() -> None:
     task = head()
     nobody = Records(np.ones((3, 2)), np.array([[True, False]] * 3), np.array([0, 1, 2]))
-    for records in (take(drawn(0, 3), np.zeros(0, dtype=np.intp)), nobody):
+    for records in (drawn(0, 3).take(np.zeros(0, dtype=np.intp)), nobody):
         assert not task.vector(records, {}).any()
     found = drawn(3, 200)
     assert found.labels is not None
-    two = as_matrix(task.vector(take(found, np.flatnonzero(found.labels < 2)), {}))
+    two = as_matrix(task.vector(found.take(np.flatnonzero(found.labels < 2)), {}))
     assert (two[2] != 0).any(), "a class that the site lacks is made unlikely"
     np.testing.assert_allclose(two.sum(axis=0), 0, atol=1e-4)
 
@@ -96,7 +96,7 @@ def test_a_subjects_records_weigh_one_together() -> None:
     weights = 1.0 / np.bincount(subjects)[subjects]
     assert np.linalg.norm(objective_gradient(as_matrix(found), records, weights)) <= task.gamma
     once = drawn(5, 30)
-    thrice = take(once, np.repeat(np.arange(30), 3))
+    thrice = once.take(np.repeat(np.arange(30), 3))
     by_subject = Records(thrice.features, thrice.present, thrice.labels, np.repeat(np.arange(30), 3))
     change = task.vector(by_subject, {}) - task.vector(once, {})
     assert np.linalg.norm(change) <= 2 * task.gamma / 0.5
@@ -124,7 +124,7 @@ def test_a_unit_moves_the_head_within_the_bound(seed: int, n: int, ridge: float,
     both = Records(both.features * rng.choice([0.01, 1, 100], (n + added, 1)), both.present, both.labels)
     subjects = np.concatenate([np.arange(n), np.full(added, n)])
     with_it = Records(both.features, both.present, both.labels, subjects)
-    without = take(with_it, np.arange(n))
+    without = with_it.take(np.arange(n))
     assert np.linalg.norm(task.vector(with_it, {}) - task.vector(without, {})) <= task.clip()
 
 

@@ -22,7 +22,7 @@ from veilsum_coordinator.service.guard import Guard
 from veilsum_coordinator.service.metrics import Metrics
 from veilsum_coordinator.service.runner import run_study
 from veilsum_coordinator.service.studies import Studies
-from veilsum_node.identity import Credentials, Label
+from veilsum_node.identity import Credentials
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.session.channel import GrpcChannel
 from veilsum_proto import federation_pb2 as pb
@@ -168,10 +168,7 @@ class Stage:
         for name, core in self.cores.items():  # who was pushed out of its session is back
             self.hub.connect(name, core.site.nonce)
         self._drive(lambda: False)
-        study = self.bed.compile(make_request(schema_of(self.width), epsilon=None)).to_bytes()
-        signature = self.bed.analyst.signing_key.sign(Label.STUDY, study)
-        certificate = self.bed.analyst.identity.certificate
-        signed = pb.StudyObject(study=study, signature=signature, certificate=certificate)
+        signed = self.bed.signed(self.bed.compile(make_request(schema_of(self.width), epsilon=None)))
         self.key, self.phase = self.hub.submit("analyst", signed), phase
         machine = self.hub.studies[self.key].machine
         if phase == "enrolling":
