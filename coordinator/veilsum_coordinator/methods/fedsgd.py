@@ -320,15 +320,14 @@ RARITY = {"sqrt": 0.5, "balanced": 1.0}
 NETWORK_RATE, TRAVEL = 4.0, 15.0
 """Learning rate without noise, and travel, of other models at a gradient norm of 1."""
 
-
-OUTCOME_CLIP, OUTCOME_TRAVEL = 0.3, 10.0
-"""Gradient norm and travel of models of outcomes: from sweeps in decision 55."""
+OUTCOME_CLIP, COUNT_CLIP, OUTCOME_TRAVEL = 0.2, 0.3, 10.0
+"""Gradient norm of models of numbers and times, of counts, whose tails are longer, and their travel (decision 55)."""
 
 
 def default_gradient_clip(outcome: Outcome | None, *, convex: bool) -> float:
     """Gradient norm where none is stated."""
     if outcome is not None:
-        return OUTCOME_CLIP
+        return COUNT_CLIP if outcome.loss == "poisson" else OUTCOME_CLIP
     return CONVEX_CLIP if convex else 1.0
 
 
