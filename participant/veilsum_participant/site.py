@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+import pyarrow
 from cryptography import x509
 from sqlalchemy import Connection
 
@@ -97,6 +98,8 @@ class Site:
         self.agreed = lru_cache(maxsize=MOST_STUDIES)(AgreedStudy.parse)
         self.ledger_known.set()
         store.create_tables(self.database)
+        # Arrow's first conversion imports pandas where that is installed: not while records are read, nor in a thread.
+        pyarrow.array([])
 
     @property
     def name(self) -> str:
