@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
+import pyarrow
 from cryptography import x509
 from sqlalchemy import Connection
 
@@ -106,6 +107,8 @@ class Site:
         self.agreed = lru_cache(maxsize=MOST_STUDIES)(AgreedStudy.parse)
         self.ledger_known.set()
         store.create_tables(self.database)
+        # Arrow's first conversion imports pandas where that is installed: not while records are read, nor in a thread.
+        pyarrow.array([])
 
     @property
     def name(self) -> str:

@@ -123,8 +123,8 @@ class Replay:
         values = np.frombuffer(row["values"], "<i8").astype(np.int64)
         plan = AgreedStudy(self.study).task(label).plan(self._roster, len(cohort))
         true = sum((self._contribution(name, label, cohort, encoded) for name in cohort), np.zeros_like(values))
-        whole = 2.0**CENTRE_BITS if plan.declaration.unrounded else 1
-        self._compare(row["round"], label, cohort, values, true / whole)
+        centre = true / 2.0**CENTRE_BITS if plan.declaration.unrounded else true
+        self._compare(row["round"], label, cohort, values, centre)
         if self.study.method == "statistics":
             self._compare_with_numpy(label, cohort, values)
         return read_release(plan, values, row["round"], cohort, bytes(row["digest"]))
@@ -153,7 +153,7 @@ class Replay:
         (row,) = self._federation.at_site(name, query, self._key, label)
         return np.frombuffer(row["vector"], "<i8").astype(np.int64)
 
-    def _compare(self, number: int, label: str, cohort: tuple[str, ...], values: Integers, true: Floats) -> None:
+    def _compare(self, number: int, label: str, cohort: tuple[str, ...], values: Integers, true: Integers | Floats) -> None:
         task = self.study.task(label)
         if task.keep and (values != np.sum([self._kept(name, label) for name in cohort], axis=0)).any():
             raise WrongError(f"what the sites kept of round {number} is not what was summed")

@@ -26,6 +26,7 @@ from veilsum_privacy.accounting.accountant import GaussianEvent, rdp_epsilon
 from veilsum_privacy.ledger.entries import Mechanism
 from veilsum_privacy.mechanism.noise import NoisePlan
 from veilsum_privacy.results.result import Result
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.tasks import build_task
 from veilsum_proto import federation_pb2 as pb
@@ -66,6 +67,17 @@ def test_announced_noise_and_epsilon_agree(participants: int) -> None:
         assert std == pytest.approx(expected, rel=1e-3)
     assert cost.epsilon == pytest.approx(rdp_epsilon([GaussianEvent(declared.grid, declared.variance)], 1e-5), rel=1e-9)  # type: ignore[arg-type]
     assert cost.upload == task.upload > 0
+
+
+def test_a_plan_shows_how_wide_a_value_is(capsys: pytest.CaptureFixture[str]) -> None:
+    draft = drafted()
+    study = draft.compile()
+    plan = plan_study(draft, study)
+    encoding = AgreedStudy(study).tasks[0].plan(study.sites, study.sites).encoding
+    (shown,) = plan.to_json()["cost"]["tasks"]
+    assert (shown["lane_bits"], shown["lanes"]) == (encoding.width, encoding.lanes)
+    print_plan(plan)
+    assert f"{encoding.size:,} values of {encoding.width} bits, joint" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_study_without_noise_says_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -150,7 +150,7 @@ class StudyResult:
             manifest = json.loads((self.directory / MANIFEST).read_bytes())
         except (OSError, ValueError) as error:
             raise HostileInput(f"{self.directory}: holds no readable result.", "Check the path.") from error
-        from veilsum_node.process.commands import installed_version
+        from veilsum_node.process.software import installed_version
 
         return {
             "study": manifest["study"].get("name"),

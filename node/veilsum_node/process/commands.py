@@ -13,7 +13,6 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -44,16 +43,10 @@ class Noun:
     help: str
 
 
-def installed_version() -> str:
-    """Version of the distribution that is installed: the whole platform's, or else the participant's."""
-    try:
-        return version("veilsum")
-    except PackageNotFoundError:
-        return version("veilsum-participant")
-
-
 def _show_version(wanted: bool) -> None:
     if wanted:
+        from veilsum_node.process.software import installed_version  # what --help does without
+
         typer.echo(f"{PROGRAM} {installed_version()}")
         raise typer.Exit
 

@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from veilsum_node.driver_faults import fault_count
 from veilsum_node.errors import RefusalCode
 from veilsum_node.identity import Credentials
-from veilsum_node.process.commands import installed_version
+from veilsum_node.process.software import installed_version
 
 DECODE_STAGES = ("message", "sum")
 

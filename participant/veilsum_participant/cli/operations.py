@@ -12,7 +12,6 @@ import typer
 
 from veilsum_node.errors import StateError
 from veilsum_node.identity import Role
-from veilsum_node.process.commands import installed_version
 from veilsum_node.process.console import JsonOption, moment, print_fields, print_json, print_line
 
 if TYPE_CHECKING:
@@ -89,6 +88,7 @@ def add_operations(
 
 def _backup(party: BackupOwner, file: Path, *, with_identity: bool, force: bool, as_json: bool) -> None:
     """Make a backup and say what is in it."""
+    from veilsum_node.process.software import installed_version
     from veilsum_privacy.backup.backup import back_up
 
     software = f"veilsum {installed_version()}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy.special import log_ndtr, ndtr
 
 from veilsum_node.errors import Misuse
 
@@ -24,6 +23,7 @@ def analytic_gaussian_epsilon(ratio: float, delta: float) -> float:
     if ratio == 0:
         return 0.0
     mu = math.sqrt(ratio)
+    from scipy.special import log_ndtr, ndtr  # a seventh of a participant's start
 
     def profile(epsilon: float) -> float:
         return float(ndtr(mu / 2 - epsilon / mu) - np.exp(epsilon + log_ndtr(-mu / 2 - epsilon / mu)))

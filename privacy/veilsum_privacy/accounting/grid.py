@@ -10,7 +10,6 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
 
 from veilsum_privacy.accounting.inversion import Line
 from veilsum_privacy.accounting.losses import Direction, LossSteps, plan_quadrature, window
@@ -104,6 +103,8 @@ def _masses(rate: float, shift: float, direction: Direction, width: float, place
 
 def _normal_masses(x: Floats) -> Floats:
     """A standard normal's mass between neighbouring points, without cancellation in either tail."""
+    from scipy.special import ndtr  # a seventh of a participant's start
+
     lower, upper = x[:-1], x[1:]
     masses: Floats = np.where(lower > 0, ndtr(-lower) - ndtr(-upper), ndtr(upper) - ndtr(lower))
     return masses

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import gammaln
 
 Floats = NDArray[np.float64]
 
@@ -111,6 +110,8 @@ class _Binomials(NamedTuple):
 
 @cache
 def _binomials() -> _Binomials:
+    from scipy.special import gammaln  # a seventh of a participant's start, which sampled releases alone need
+
     orders = ORDERS[_WHOLE].astype(np.int64)
     a = np.repeat(orders, orders - 1).astype(np.float64)
     k = np.concatenate([np.arange(2, order + 1) for order in orders]).astype(np.float64)

@@ -1,0 +1,44 @@
+"""What a process loads when it starts: nothing that only some studies, or other processes, need."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+
+def loaded(code: str) -> set[str]:
+    """Names of the top-level packages in a fresh interpreter after ``code``."""
+    show = "\nimport json, sys; print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
+    done = subprocess.run([sys.executable, "-c", code + show], check=True, capture_output=True, text=True)
+    found: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return set(found)
+
+
+HELP = """
+import contextlib, io, sys
+from veilsum_deploy.cli import main
+sys.argv = ["veilsum", "--help"]
+with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
+    main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "needed", "without"),
+    [
+        (
+            "import veilsum_participant.session.client",
+            {"grpc", "numpy", "pyarrow", "sqlalchemy", "tenseal"},
+            {"scipy", "pandas", "torch", "sklearn", "opacus", "typer", "rich", "matplotlib"},
+        ),
+        (HELP, {"typer"}, {"numpy", "pydantic", "sqlalchemy", "grpc", "torch", "tenseal", "pyarrow", "scipy", "pandas"}),
+    ],
+    ids=["participant", "help"],
+)
+def test_what_starts_loads_what_it_uses(code: str, needed: set[str], without: set[str]) -> None:
+    found = loaded(code)
+    assert needed <= found
+    assert not without & found
