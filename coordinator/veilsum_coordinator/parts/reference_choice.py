@@ -26,7 +26,7 @@ from veilsum_coordinator.parts.references import site_blocks, two_way_reference
 Floats = NDArray[np.float64]
 Shrinkage = Literal["auto", "oas", "noised", "ridge"]
 
-SPLITS = 10
+SPLITS = 20
 """How often a release is split where two classes are told apart."""
 
 RATIO = 0.5
