@@ -19,7 +19,7 @@ diverge, p~ tends to the reachable distribution of least KL(p~ | p), and order b
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,6 +43,15 @@ CONJUGATE_STEPS = 200
 """Bounds the work on one Newton step; a step that needs more is damped more."""
 SUM_SLACK = 1e-9
 """How far the sum of importances or probabilities may be from 1 before they are divided by it."""
+PATIENCE = 3
+"""Steps in which the gap has to halve where p cannot be reached; else the blocking sets are approached from afar."""
+PRICES = tuple(10.0 ** (power / 2) for power in range(11))
+"""Prices of missing p, of which each is far above what the last one decided."""
+PRICED_STEPS = 30
+"""Newton steps at a price, at most; it takes two or three but at the first."""
+
+Watch = Callable[[int, float, float], bool]
+"""Told after each Newton step: its number, a bound below which no plan's residual is, and the gap; False ends the search."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +171,13 @@ def pair_probabilities(rates: Floats) -> Floats:
 
 
 def solve(
-    importance: Floats, subsets: Subsets, probabilities: Floats, tolerance: float = 1e-10, *, max_iterations: int = 200
+    importance: Floats,
+    subsets: Subsets,
+    probabilities: Floats,
+    tolerance: float = 1e-10,
+    *,
+    max_iterations: int = 200,
+    watch: Watch | None = None,
 ) -> MaskedPlan:
     """Scores whose weights give every site its importance on average, or come as near as can be.
 
@@ -173,6 +188,9 @@ def solve(
     which a plan reaches, bounds it from above: where the two are equal, both are the solution. The steps are then taken
     towards this distribution in place of p, so that scores settle where p would have them diverge.
 
+    Which sets these are the scores must first show. Where there are many, of slopes close to each other, as with importance of
+    heavy tails, steps stop short of it; then the sets are approached by :func:`_approach`, which knows none of them.
+
     A site of no importance has a score :data:`LARGEST_GAP` below all others. A subset of such sites alone weighs them alike;
     it makes p unreachable.
 
@@ -182,6 +200,7 @@ def solve(
         probabilities: (M,) q, not negative, sum 1.
         tolerance: of the sum of absolute differences. Below about 1e-12 rounding may leave the answer undecided.
         max_iterations: Newton steps.
+        watch: told of each step, and asked whether to go on; where it is not, the plan and its certificate are those so far.
 
     Raises:
         ValueError: the arguments are not as stated.
@@ -197,17 +216,27 @@ def solve(
     alive = p > 0.0
     u = dual.start()
     point = dual.at(u)
-    damping, smallest = DAMPING, math.inf
-    for iteration in range(max_iterations + 1):
+    damping, smallest, gaps = DAMPING, math.inf, list[float]()
+    iteration, approached = 0, False
+    while True:
         sweep = dual.sweep(u)
         residual = float(np.abs(point.reached - p).sum())
         infeasible = 2.0 * sweep.excess > tolerance
         slopes = dual.slopes(sweep) if infeasible else np.ones(len(p))
         target = np.where(alive, p * slopes, point.reached) if infeasible else p
         gap = float(np.abs(point.reached - target).sum())
-        if gap <= tolerance or iteration == max_iterations:
+        gaps.append(gap)
+        if gap <= tolerance or iteration >= max_iterations:
             break
-        step, solved = dual.newton(point, target, damping, gap)
+        if watch is not None and not watch(iteration, 2.0 * sweep.excess if infeasible else 0.0, gap):
+            break
+        if infeasible and not approached and len(gaps) > PATIENCE and gap > gaps[-1 - PATIENCE] / 2.0:
+            u, taken = _approach(dual, max_iterations - iteration)
+            iteration, approached, damping = iteration + taken, True, DAMPING
+            u = dual.closed(u)
+            point = dual.at(u)
+            continue
+        step, solved = dual.newton(point, target, gap, damping * p)
         u, point, damping = _descend(dual, u, point, target, step, damping, solved)
         lifts = dual.lifts(sweep, slopes, min(SEPARATION, gap**0.5), -1.0 if infeasible else tolerance / (2 * len(p)))
         if lifts.any() and gap < smallest:  # of an order that is still wrong they could go round in circles
@@ -215,6 +244,7 @@ def solve(
             u = dual.closed(u)
             point = dual.at(u)
         smallest = min(gap, smallest)
+        iteration += 1
     blocking = tuple(sorted(sweep.order[: sweep.size].tolist())) if infeasible else ()
     return MaskedPlan(
         scores=u - u.max(),
@@ -300,14 +330,21 @@ class _Dual:
         matrix = scipy.sparse.csr_array((weights, self.indices, self.indptr), shape=(len(self.q), len(u)))
         return _Point(value, matrix, reached, slack)
 
-    def newton(self, point: _Point, aim: Floats, damping: float, gap: float) -> tuple[Floats, bool]:
-        """Solve (H + damping diag(p)) d = aim - p~ by conjugate gradients, and tell if they came within a fraction of the gap.
+    def priced(self, u: Floats, price: float) -> tuple[Floats, float]:
+        """p exp(-u / w) scaled to sum 1, and w log of its sum before."""
+        logs = np.where(self.alive, np.log(np.where(self.alive, self.p, 1.0)) - u / price, -np.inf)
+        top = float(logs.max())
+        grown = np.exp(logs - top)
+        total = float(grown.sum())
+        return grown / total, price * (math.log(total) + top)
+
+    def newton(self, point: _Point, aim: Floats, gap: float, ridge: Floats) -> tuple[Floats, bool]:
+        """Solve (H + diag(ridge)) d = aim - p~ by conjugate gradients, and tell if they came within a fraction of the gap.
 
         H = diag(p~) - Y^T diag(q) Y, preconditioned by its diagonal.
         """
         y, y_t = point.weights, point.weights.T
         within = np.bincount(self.indices, weights=self.mass * y.data * (1.0 - y.data), minlength=len(self.p))
-        ridge = damping * self.p
         inverse = np.where(self.alive, 1.0 / np.where(self.alive, within + ridge, 1.0), 0.0)
         enough = max(min(0.1, gap), 0.01) * gap
         d = np.zeros(len(self.p))
@@ -366,6 +403,46 @@ class _Dual:
         result = np.zeros(len(self.p))
         result[sweep.order] = slopes
         return result
+
+
+def _approach(dual: _Dual, most: int) -> tuple[Floats, int]:
+    """Scores in the order of the blocking sets, by plans for which p may be missed at a price; and the Newton steps taken.
+
+    At a price w sought is the plan of least KL(T | q_j / |A_j|) + w KL(p~ | p). There always is one, and its scores minimise
+
+        sum_j q_j log sum_{i in A_j} exp u_i + w log sum_i p_i exp(-u_i / w),
+
+    whose gradient is p~ less p exp(-u / w) scaled to sum 1. As w grows p~ tends to the reachable distribution of least KL: a
+    block of sites with p~ = s p has scores near -w log s, so that blocks part by themselves, and from one price to the next
+    scores move by the difference of prices times -log s, with the slopes s of the sets that the order shows.
+    """
+    taken, last, u = 0, 0.0, dual.start()
+    point = dual.at(u)
+    for price in PRICES:
+        if last:
+            slopes = dual.slopes(dual.sweep(u))
+            u = u - np.where(dual.alive, (price - last) * np.log(np.maximum(slopes, 1e-300)), 0.0)
+            point = dual.at(u)
+        last = price
+        for _ in range(PRICED_STEPS):
+            aim, value = dual.priced(u, price)
+            gap = float(np.abs(point.reached - aim).sum())
+            if gap < min(1e-3, 0.1 / price):
+                break
+            if taken >= most:
+                return u, taken
+            step, _ = dual.newton(point, aim, gap, aim / price + SMALLEST_DAMPING * dual.p)
+            step *= min(1.0, max(LARGEST_LIFT, price) / max(float(np.ptp(step[dual.alive])), 1e-300))
+            slope, start, length = float((point.reached - aim) @ step), point.value + float(dual.p @ u) + value, 1.0
+            for _ in range(40):
+                moved = u + length * step
+                at = dual.at(moved)
+                reached = at.value + float(dual.p @ moved) + dual.priced(moved, price)[1]
+                if reached <= start + 1e-4 * length * slope + at.slack + point.slack:
+                    break
+                length /= 2.0
+            u, point, taken = moved, at, taken + 1
+    return u, taken
 
 
 def _descend(

@@ -51,6 +51,8 @@ def tens(sites: int, number: int) -> list[tuple[str, Floats, Subsets, Floats]]:
     return [
         ("p of random shares", _scaled(reachable), subsets, q),
         ("p exp(-i/N)", _scaled(np.exp(-np.arange(sites) / sites)), subsets, q),
+        ("infeasible, p lognormal", _scaled(np.exp(2.0 * random.standard_normal(sites))), subsets, q),
+        ("infeasible, p i^-1.5", _scaled(np.arange(1.0, sites + 1) ** -1.5), subsets, q),
     ]
 
 

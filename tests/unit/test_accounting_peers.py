@@ -11,11 +11,14 @@ import math
 import random
 import subprocess
 import sys
+from fractions import Fraction
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import brentq
+from scipy.special import logsumexp
 
 from support.releases import FIFTY, ONE, SAMPLED, event
 from veilsum_privacy.accounting.accountant import (
@@ -187,3 +190,36 @@ def test_accounting_loads_no_torch() -> None:
         "sys.exit('torch' in sys.modules or 'opacus' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def discrete(variance: float, sensitivity: int, reach: int = 2000) -> tuple[np.ndarray, np.ndarray]:
+    """Logarithms of the probabilities of a discrete Gaussian about 0 and about the sensitivity."""
+    y = np.arange(-reach, reach + 1)
+    logs = (-((y - place) ** 2) / (2 * variance) for place in (0, sensitivity))
+    first, second = (own - logsumexp(own) for own in logs)
+    return first, second
+
+
+@pytest.mark.parametrize(("variance", "sensitivity", "rate"), [(100.0, 10, 0.1), (400.0, 10, 0.02), (64.0, 8, 0.5)])
+def test_between_whole_orders_a_sampled_discrete_gaussian_costs_no_more_than_16_of_its_variance_less(
+    variance: float, sensitivity: int, rate: float
+) -> None:
+    """Summed over the integers; at whole orders no variance has to be taken off."""
+    p, q = discrete(variance, sensitivity)
+    ratio = np.log1p(rate * np.expm1(np.minimum(q - p, 700.0)))
+    whole, less = (sampled_curve(rate, sensitivity**2 / own) for own in (variance, variance - 16.0))
+    for index, order in enumerate(ORDERS[:120]):
+        found = float(logsumexp(p + order * ratio)) / (order - 1)
+        assert found <= (whole if order == int(order) else less)[index] * (1 + 1e-9)
+
+
+def test_the_estimate_is_below_a_discrete_gaussians_only_where_the_grid_is_coarse() -> None:
+    def gap(variance: int, sensitivity: int) -> float:
+        p, q = discrete(variance, sensitivity)
+        exact = brentq(lambda epsilon: float(np.maximum(np.exp(p) - np.exp(epsilon + q), 0.0).sum()) - DELTA, 0.0, 20.0)
+        estimate = estimated_epsilon([GaussianEvent(sensitivity, Fraction(variance))], DELTA)
+        assert estimate is not None
+        return exact - estimate
+
+    assert gap(16, 4) == pytest.approx(0.013, abs=0.0005)
+    assert gap(16 * 2500, 200) < 1e-4

@@ -280,3 +280,45 @@ def test_arguments_that_do_not_fit() -> None:
         Subsets.all_pairs(1)
     with pytest.raises(IndexError):
         pairs[3]
+
+
+def heavy_tails(sites: int, kind: str) -> tuple[np.ndarray, Subsets, np.ndarray]:
+    """Importance of heavy tails, and ten subsets of ten for each site."""
+    rng = np.random.default_rng(0)
+    members = np.array([rng.choice(sites, 10, replace=False) for _ in range(10 * sites)])
+    q = rng.random(len(members)) + 0.1
+    drawn = {"lognormal": np.exp(2 * rng.standard_normal(sites)), "power": 1 / np.arange(1, sites + 1) ** 1.5}[kind]
+    return drawn / drawn.sum(), Subsets(np.arange(0, 10 * len(members) + 1, 10), members.ravel()), q / q.sum()
+
+
+@pytest.mark.parametrize("kind", ["lognormal", "power"])
+def test_heavy_tails_end_in_few_steps_at_the_nearest_that_can_be_reached(kind: str) -> None:
+    """Steps alone took 151 of these, or none of 200 sufficed. By KKT each subset gives only to those it serves worst."""
+    p, subsets, q = heavy_tails(1500, kind)
+    steps: list[tuple[int, float, float]] = []
+    plan = solve(p, subsets, q, 1e-8, watch=lambda *told: steps.append(told) is None)
+    assert plan.feasible is False
+    assert plan.gap <= 1e-8
+    assert plan.iterations < 50
+    assert plan.residual == pytest.approx(2 * plan.excess, abs=1e-7)
+    covered = np.zeros(len(q), dtype=bool)
+    covered[np.repeat(np.arange(len(q)), subsets.sizes)[np.isin(subsets.indices, plan.blocking)]] = True
+    assert plan.excess == pytest.approx(p[list(plan.blocking)].sum() - q[covered].sum(), abs=1e-12)
+    served = plan.reached / p
+    for number in range(0, len(subsets), 7):
+        members = subsets[number]
+        given = served[members][plan.weights(members) > 1e-4]
+        assert given.max() <= served[members].min() * (1 + 1e-4)
+    assert [number for number, _, _ in steps] == sorted({number for number, _, _ in steps})
+    assert max(bound for _, bound, _ in steps) <= plan.residual + 1e-9
+
+
+def test_a_search_that_is_ended_has_its_certificate() -> None:
+    p, subsets, q = heavy_tails(300, "power")
+    plan = solve(p, subsets, q, 1e-8, watch=lambda number, bound, gap: number < 2)
+    assert plan.iterations == 2
+    assert plan.feasible is False
+    assert plan.gap > 1e-8
+    whole = solve(p, subsets, q, 1e-8)
+    assert 0 < plan.excess <= whole.excess + 1e-12
+    assert whole.residual <= plan.residual

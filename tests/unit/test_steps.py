@@ -155,6 +155,17 @@ def test_without_noise_there_are_no_noised_steps() -> None:
     assert make_steps(variance=10_000, grid=4000, clip=0.5).std == pytest.approx(0.5 * 100 / 4000)
 
 
+@pytest.mark.parametrize("values", [9, 400, 3600])
+def test_the_stated_noise_of_a_step_is_that_of_its_values(values: int) -> None:
+    """To a chi-square test; without sqrt(P) it would be stated as 1.5% too small for 3600 values on a grid of 4000."""
+    rounds = 60_000 // values
+    steps = make_steps(number=rounds, variance=10_000, grid=4000, clip=0.5)
+    assert steps.std_of(values) == pytest.approx(0.5 * 100 / (4000 - values**0.5))
+    drawn = np.concatenate([steps.noised(np.zeros(values)) for _ in range(rounds)])
+    statistic = float(np.sum(drawn**2)) / steps.std_of(values) ** 2
+    assert 1e-6 < stats.chi2.cdf(statistic, drawn.size) < 1 - 1e-6
+
+
 def test_the_samples_of_steps_have_their_rate_and_subjects() -> None:
     steps, subjects = make_steps(), np.repeat(np.arange(4000), 2)
     taken = steps.sample(8000, subjects)

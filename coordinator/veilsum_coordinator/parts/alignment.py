@@ -49,8 +49,8 @@ class AlignmentParameters(Frozen):
     Attributes:
         reference: ``slopes`` and ``two-way`` fit class means and what sites do to them together, so that a site's mix of
             classes is not taken for it; they need a label. With ``two-way`` a site shifts all classes alike, with ``slopes``
-            it also turns and stretches them about their centre. ``auto`` takes ``slopes``, or for two classes ``two-way``, or
-            none where the released moments say so; they are not seen in iterated mode.
+            it also turns and stretches them about their centre. ``auto`` takes ``slopes``, for two classes either of them, or
+            none, as the released moments say; in iterated mode, where they are not seen, ``slopes`` or ``two-way``.
             ``barycenter`` is the Wasserstein barycenter of the sites' pooled features (SLOT-Align).
         mode: ``one-shot`` releases each site's moments per site, noised; ``iterated`` releases sums only.
         tau: how far covariances (``barycenter``: means as well) move to the reference, in [0, 1]; by default 0.4.

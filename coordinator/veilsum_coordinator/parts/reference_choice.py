@@ -26,7 +26,7 @@ from veilsum_coordinator.parts.references import site_blocks, two_way_reference
 Floats = NDArray[np.float64]
 Shrinkage = Literal["auto", "oas", "noised", "ridge"]
 
-SPLITS = 10
+SPLITS = 20
 """How often a release is split where two classes are told apart."""
 
 RATIO = 0.5
@@ -36,9 +36,11 @@ SEED = 59
 
 Choice = Literal["none", "two-way", "slopes"]
 
+REFERENCES: tuple[Literal["two-way", "slopes"], ...] = ("two-way", "slopes")
+
 
 def usual_reference(classes: int) -> Literal["two-way", "slopes"]:
-    """The reference where there is one: with two classes hardly anything tells a slope from a shift."""
+    """The reference where nothing else is known: with two classes hardly anything tells a slope from a shift."""
     return "slopes" if classes > 2 else "two-way"
 
 
@@ -67,7 +69,8 @@ def choose_reference(release: Release, *, tau: float, shrinkage: Shrinkage, roun
         return usual, {}
     if shares is None:
         return usual, {}
-    return "none" if shares["none"] > shares["two-way"] else usual, {"estimated_accuracies": shares}
+    better: Choice = "slopes" if shares["slopes"] > shares["two-way"] else "two-way"
+    return "none" if shares["none"] > shares["two-way"] else better, {"estimated_accuracies": shares}
 
 
 def _accuracies(
@@ -79,27 +82,29 @@ def _accuracies(
     shrinkage: Shrinkage,
     rounds: int,
 ) -> dict[Choice, float] | None:
-    """Of heads without an alignment and after a two-way one, over splits; None where no part tells both classes."""
+    """Of heads without an alignment and after each reference, over splits; None where no part tells both classes."""
     pooled = pooled_within(np.array([own.within for own in known]), np.array([own.degrees for own in known]))
     width, sites, rng = len(pooled), site_blocks(release), np.random.default_rng(SEED)
     counts = np.array([np.zeros(2) if own is None else own.counts for own in statistics])
     spreads = [
         pooled if own is None else (own.degrees * own.within + width * pooled) / (own.degrees + width) for own in statistics
     ]
-    found: dict[Choice, list[float]] = {"none": [], "two-way": []}
+    found: dict[Choice, list[float]] = {"none": [], "two-way": [], "slopes": []}
     for _ in range(SPLITS):
         parts = split(sites, release.noise_std, pooled, RATIO, rng)
         values = {name: np.array([blocks[name] for blocks in parts.fit]) for name in release.values}
         own_part = replace(release, values=values, noise_std=parts.noise)
-        fitted = two_way_reference(own_part, tau=tau, shrinkage=shrinkage, rounds=rounds)
         identity = tuple(AffineMap.identity(width) for _ in sites)
-        maps = {"none": identity, "two-way": identity if fitted is None else fitted.maps}
+        maps: dict[Choice, tuple[AffineMap, ...]] = {"none": identity}
+        for kind in REFERENCES:
+            fitted = two_way_reference(own_part, tau=tau, shrinkage=shrinkage, rounds=rounds, kind=kind)
+            maps[kind] = identity if fitted is None else fitted.maps
         heads = {choice: _head(joined(own_part, own)) for choice, own in maps.items()}
         for choice, shares in found.items():
             head = heads[choice]
             if head is not None:
                 shares.append(two_class_accuracy(head, maps[choice], parts.tried, counts, spreads))
-    # Counts decide whether there is a head, and an alignment leaves these as they are: both have equally many.
+    # Counts decide whether there is a head, and an alignment leaves these as they are: all have equally many.
     return {choice: float(np.mean(shares)) for choice, shares in found.items()} if found["none"] else None
 
 

@@ -145,7 +145,7 @@ class SiteTraining:
         p = self._task.parameters
         descent, expected = p.descent, max(1.0, steps.rate * p.expected_records)
         if p.noise_step is not None:
-            descent = replace(descent, learning_rate=float(p.noise_step) * expected / steps.std)
+            descent = replace(descent, learning_rate=float(p.noise_step) * expected / steps.std_of(start.size))
         ends = np.tile(start, (len(sources), 1))
         for members, _ in self._stacks(sites.counts, empty=True):
             own, counts = [sources[member] for member in members], sites.counts[members]

@@ -42,10 +42,9 @@ class NoisedSteps:
     clip: float
     bound: int
 
-    @property
-    def std(self) -> float:
-        """Standard deviation of the noise of a step's sum."""
-        return self.clip * self.plan.share_std / self.grid
+    def std_of(self, values: int) -> float:
+        """Standard deviation of the noise of a step's sum of so many values."""
+        return self.clip * self.plan.share_std / (self.grid - float(np.sqrt(values)))
 
     def sample(self, counts: Integers, sources: Sequence[RandomSource]) -> NDArray[np.bool_]:
         """Poisson samples of sites with ``counts`` records, one after the other; in one call from the system's source."""

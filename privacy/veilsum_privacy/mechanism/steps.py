@@ -103,5 +103,9 @@ class Steps:
 
     @property
     def std(self) -> float:
-        """Standard deviation of the noise of a step's sum, in its own units; for sums much shorter than the grid squared."""
-        return self.clip * self.plan.share_std / self.grid if self.private else 0.0
+        """Standard deviation of the noise of a step's sum of few values, in its own units; see :meth:`std_of`."""
+        return self.std_of(0)
+
+    def std_of(self, values: int) -> float:
+        """Standard deviation of the noise of a step's sum of P values, in its own units: C S / (c - sqrt(P))."""
+        return self.clip * self.plan.share_std / (self.grid - math.sqrt(values)) if self.private else 0.0

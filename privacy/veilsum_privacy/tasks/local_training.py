@@ -234,7 +234,7 @@ class LocalTraining(TrainingTask[LocalTrainingParameters]):
         p, objective = self.parameters, self.objective.begin(received)
         descent = p.descent
         if p.noise_step is not None:
-            descent = replace(descent, learning_rate=float(p.noise_step) * sample.expected / steps.std)
+            descent = replace(descent, learning_rate=float(p.noise_step) * sample.expected / steps.std_of(received.start.size))
         if objective.penalty is not None:
             raise Misuse("A penalty on a batch has no gradient by record to clip.")
         found = descend_noised(

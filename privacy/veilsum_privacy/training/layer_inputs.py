@@ -44,10 +44,11 @@ def constants(architecture: Architecture) -> dict[str, float]:
 def layer_inputs(
     architecture: Architecture, arrays: Mapping[str, Floats], x: Floats, layers: Sequence[str]
 ) -> Iterator[LayerInputs]:
-    """Inputs of these layers by features (n, width), in batches of 64 records, in order.
+    """Inputs of these layers by features (n, width), in batches of 64 records at most, in order.
 
     Perceptrons are computed row by row exactly. Other networks run in batches of one padded size, on one thread and in the
-    architecture's precision, so that a record's inputs do not depend on others. A record that is not finite enters as zeros.
+    architecture's precision, so that a record's inputs do not depend on others (checked by :mod:`.places`). A record
+    that is not finite enters as zeros.
 
     Raises:
         Misuse: features of another width, or a layer that the network has not, or uses more than once.
@@ -90,19 +91,20 @@ def _by_network(
 
     from veilsum_privacy.training.arrays import load
     from veilsum_privacy.training.batches import compute_module, one_thread, padded, precision
+    from veilsum_privacy.training.places import records_at_once
 
     module = compute_module(architecture)
     load(module, arrays)
     seen: dict[str, list[Tensor]] = {name: [] for name in layers}
     for name in layers:
         module.get_submodule(name).register_forward_pre_hook(_noting(seen[name]))
-    kind = precision(module)
-    for place, rows, _ in padded(x, np.zeros(len(x), dtype=np.int64), BATCH):
+    kind, size = precision(module), records_at_once(architecture)
+    for place, rows, _ in padded(x, np.zeros(len(x), dtype=np.int64), size):
         with one_thread(), torch.inference_mode():
             module(torch.tensor(rows, dtype=kind))
         given: dict[str, Floats] = {}
         for name, noted in seen.items():
-            if len(noted) != 1 or noted[0].shape != (BATCH, arrays[f"{name}.weight"].shape[1]):
+            if len(noted) != 1 or noted[0].shape != (size, arrays[f"{name}.weight"].shape[1]):
                 raise Misuse(f"The layer {name!r} does not take exactly one vector of each record.", "Leave it out.")
             given[name] = noted[0][: place.stop - place.start].double().numpy()
             noted.clear()

@@ -16,15 +16,12 @@ from veilsum_privacy.training.trees import tree_margin
 
 Floats = NDArray[np.float64]
 
-BATCH = 64
-"""Records that go through a network at once; public."""
-
 
 def scores(architecture: Architecture, arrays: Mapping[str, Floats], x: Floats) -> Floats:
     """Scores (n, K) of features (n, width); a record that is not finite gets NaN.
 
     Perceptrons and trees are computed row by row exactly. Other networks run in batches of one padded size, on one thread and
-    in the architecture's precision, so that a record's scores do not depend on others.
+    in the architecture's precision, so that a record's scores do not depend on others; checked by :mod:`.places`.
 
     Raises:
         Misuse: features of another width.
@@ -58,13 +55,14 @@ def _by_network(architecture: Architecture, arrays: Mapping[str, Floats], x: Flo
 
     from veilsum_privacy.training.arrays import load
     from veilsum_privacy.training.batches import compute_module, one_thread, padded, precision
+    from veilsum_privacy.training.places import records_at_once
 
     module = compute_module(architecture)
     load(module, arrays)
     width = architecture.shapes()["head.weight"][1] if representation else architecture.classes
     found = np.zeros((len(x), width))
     with one_thread(), torch.inference_mode():
-        for place, rows, _ in padded(x, np.zeros(len(x), dtype=np.int64), BATCH):
+        for place, rows, _ in padded(x, np.zeros(len(x), dtype=np.int64), records_at_once(architecture)):
             given = torch.tensor(rows, dtype=precision(module))
             outputs = module.features(given) if representation else module(given)
             found[place] = outputs[: place.stop - place.start].double().numpy()
