@@ -176,7 +176,7 @@ def test_a_connection_that_breaks_while_records_are_read_is_tried_again(
                     "SELECT pid, pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
                     " AND pid <> pg_backend_pid() AND query LIKE '%pg_sleep%' AND state = 'active' AND query LIKE 'COPY%'"
                 ).fetchall()
-                ended |= {pid for pid, _ in found}
+                ended.update(pid for pid, _ in found)
                 time.sleep(0.01)
 
     slow = query(url, "SELECT age, town, ill FROM records, pg_sleep(2)")
