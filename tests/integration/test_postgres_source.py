@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 from pydantic import SecretStr
+from typer.testing import CliRunner
 
 from support.federation import DATASET, TestBed, make_bed, make_request, schema_of
 from support.network import submit, wired
@@ -27,7 +29,8 @@ from veilsum_coordinator.service.runner import RoundLostError
 from veilsum_node.errors import ConfigurationError, DataError, Unavailable
 from veilsum_participant import site as site_module
 from veilsum_participant.checks import Check, CheckOutcome, SiteCheck
-from veilsum_participant.config import DatasetConfig
+from veilsum_participant.cli.participant import app
+from veilsum_participant.config import DatasetConfig, load_participant_config
 from veilsum_participant.data import check_structure, queries
 from veilsum_participant.data.sources import read_table
 from veilsum_participant.query import Query
@@ -157,6 +160,38 @@ def test_a_slow_query_ends_and_is_not_tried_again(url: str) -> None:
         read_table(query(url, text, timeout=1), SCHEMA)
 
 
+@pytest.mark.parametrize("breaks", [2, 3])
+def test_a_connection_that_breaks_while_records_are_read_is_tried_again(
+    url: str, monkeypatch: pytest.MonkeyPatch, breaks: int
+) -> None:
+    """The server ends the query's session so many times, as when it restarts; three tries are all."""
+    monkeypatch.setattr(queries, "PAUSES", (0.0, 0.0))
+    execute(url, "CREATE TABLE records (age float8, town text, ill int)", "INSERT INTO records VALUES (1, 'Ulm', 0)")
+    ended = set[int]()
+
+    def end_sessions() -> None:
+        with psycopg.connect(url, autocommit=True) as connection:
+            while len(ended) < breaks:
+                found = connection.execute(
+                    "SELECT pid, pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+                    " AND pid <> pg_backend_pid() AND query LIKE '%pg_sleep%' AND state = 'active' AND query LIKE 'COPY%'"
+                ).fetchall()
+                ended.update(pid for pid, _ in found)
+                time.sleep(0.01)
+
+    slow = query(url, "SELECT age, town, ill FROM records, pg_sleep(2)")
+    check_structure(slow, SCHEMA)
+    ending = threading.Thread(target=end_sessions)
+    ending.start()
+    if breaks < 3:
+        assert read_table(slow, SCHEMA).rows == 1
+    else:
+        with pytest.raises(Unavailable, match=r"answers with SQLSTATE 57P01|cannot be reached"):
+            read_table(slow, SCHEMA)
+    ending.join()
+    assert len(ended) == breaks
+
+
 def test_the_url_lies_in_a_private_file(url: str, tmp_path: Path) -> None:
     execute(url, "CREATE TABLE records (age float8, town text, ill int)")
     path = tmp_path / "clinic.url"
@@ -167,6 +202,26 @@ def test_the_url_lies_in_a_private_file(url: str, tmp_path: Path) -> None:
         check_structure(asked, SCHEMA)
     path.chmod(0o600)
     check_structure(asked, SCHEMA)
+
+
+def test_the_environment_names_the_url_and_nothing_shows_it(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "participant.toml"
+    path.write_text('coordinator = "localhost:1"\n[datasets.records]\nsource = "sql"\nquery = "SELECT 1"\njoined = false\n')
+    monkeypatch.setenv("VEILSUM__DATASETS__RECORDS__DSN", "postgresql://reader:hunter2@db/clinic")
+    offered = load_participant_config(path).datasets["records"]
+    source = offered.origin("records")
+    assert isinstance(source, Query)
+    assert source.url == "postgresql://reader:hunter2@db/clinic"
+    shown = CliRunner().invoke(app, ["config", "--config", str(path)])
+    assert (shown.exit_code, "(hidden)" in shown.output, "hunter2" in shown.output) == (0, True, False)
+    assert "hunter2" not in f"{offered!r} {source!r} {source}"
+    monkeypatch.delenv("VEILSUM__DATASETS__RECORDS__DSN")
+    monkeypatch.setenv("VEILSUM__DATASETS__RECORDS__DSN_FILE", "clinic.url")
+    (tmp_path / "clinic.url").write_text(url)
+    (tmp_path / "clinic.url").chmod(0o600)
+    asked = load_participant_config(path).datasets["records"].origin("records")
+    assert isinstance(asked, Query)
+    assert asked.url == url
 
 
 def test_sqlite_by_columns_that_the_site_names(tmp_path: Path) -> None:
