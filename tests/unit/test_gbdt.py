@@ -430,3 +430,26 @@ def test_xgboost_reads_a_model_of_classes_and_adds_up_the_same_float32() -> None
     np.testing.assert_array_equal(booster.predict(given, output_margin=True), scores.astype(np.float32))
     np.testing.assert_allclose(booster.predict(given), scipy.special.softmax(scores, axis=1), atol=1e-6)
     assert booster.num_boosted_rounds() == 5 * 16
+
+
+@pytest.mark.parametrize("loss", ["squared", "poisson"])
+def test_xgboost_reads_a_model_of_an_outcome_and_adds_up_the_same_float32(loss: str) -> None:
+    xgboost = pytest.importorskip("xgboost")
+    sites = {name: of_counts(index) for index, name in enumerate(SITES)}
+    result = run("gbdt", {"outcome": {"column": "n", "loss": loss}, "rounds": 5}, sites, schema=NUMBERS, epsilon=8.0)
+    assert result.arrays["model.base"][0] != 0.0
+    booster = xgboost.Booster()
+    booster.load_model(bytearray(xgboost_json(result)))
+    model, records = Model.from_result(result), some_records(9, 500)
+    given = xgboost.DMatrix(model.features(records).astype(np.float32), feature_names=list(model.schema.feature_names))
+    np.testing.assert_array_equal(booster.predict(given, output_margin=True), model.scores(records)[:, 0].astype(np.float32))
+    told = booster.attributes()
+    low, high, found = float(told["low"]), float(told["high"]), booster.predict(given)
+    assert (told["column"], told["unit"]) == ("n", "visits")
+    wanted = (
+        low + (found + 1.0) * (high - low) / 2.0
+        if loss == "squared"
+        else np.minimum(found * (high - low) / 2.0, float(told["most"]))
+    )
+    np.testing.assert_allclose(model.estimates(records), np.clip(wanted, low, high), rtol=1e-5)
+    assert booster.num_boosted_rounds() == 5 * 16 + 1
