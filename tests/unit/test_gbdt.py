@@ -399,6 +399,40 @@ def test_the_plan_prices_the_noise_that_models_have(
     assert stated.half_width / 1.96 == pytest.approx(simulated, rel=0.25)
 
 
+@pytest.mark.parametrize(
+    ("loss", "epsilon", "parameters"),
+    [
+        ("squared", 4.0, {"rounds": 10}),
+        ("squared", 1.0, {"rounds": 10, "ridge": 1.0, "trees": 40, "depth": 3}),
+        ("squared", 8.0, {"rounds": 1}),
+        ("poisson", 8.0, {"rounds": 10}),
+        ("poisson", 2.0, {"rounds": 6, "ridge": 1.0, "most": 3.0}),
+    ],
+)
+def test_the_plan_prices_the_noise_that_predictions_have(loss: str, epsilon: float, parameters: dict[str, float]) -> None:
+    """As of classes: models that differ by their noise alone, of outcomes that the features do not tell."""
+    rng, schema = np.random.default_rng(3), NUMBERS.model_copy(update={"max_records": 300})
+    mean = float(parameters.get("most", 4.0)) / 2.0
+    records = {}
+    for index, name in enumerate(SITES):
+        own = of_counts(index, 300)
+        count = np.minimum(rng.poisson(mean, 300), 8) / 4.0 - 1.0
+        own.features[:, 2] = rng.uniform(-0.5, 0.5, 300) if loss == "squared" else count
+        records[name] = replace(own, present=np.ones(own.present.shape, dtype=np.bool_))
+    asked: dict[str, Any] = {"outcome": {"column": "n", "loss": loss}, **parameters}
+    given = some_records(9, 300)
+    scores = []
+    for seed in range(6):
+        model = Model.from_result(run("gbdt", asked, records, seed, schema=schema, epsilon=epsilon))
+        scores.append(model.scores(given)[:, 0])
+    simulated = float(np.sqrt(np.var(scores, axis=0, ddof=1).mean()))
+    wanted = draft("gbdt", asked, schema=schema, expected=300, epsilon=epsilon)
+    (stated,) = wanted.expectations(wanted.compile())
+    unit = 4.0 if loss == "squared" else 1.0
+    assert stated.half_width / 1.96 / unit == pytest.approx(simulated, rel=0.25)
+    assert stated.unit == ("visits" if loss == "squared" else "")
+
+
 def test_noise_is_priced() -> None:
     study = compiled("gbdt", schema=SCHEMA, epsilon=3.0)
     assert study.tasks[0].releases == 30

@@ -54,8 +54,9 @@ def noise_of_scores(
     features, thresholds = random_trees(rng, columns, pool, depth, bins)
     leaves = leaves_of(_points(rng, columns), features, thresholds).T
     of_round = min(trees, pool, MOST_TREES)
-    # Fewer trees of which each is less noisy have the same noise in their mean.
-    empty = LeafSums(np.zeros(0), np.zeros(0), *(std * math.sqrt(of_round / trees) for std in stds))
+    # Fewer trees of which each is less noisy have the same noise in their mean; the ridge stays as long.
+    fewer = math.sqrt(of_round / trees)
+    empty = LeafSums(np.zeros(0), np.zeros(0), *(std * fewer for std in stds))
     scores, outcome = np.zeros((POINTS, max(1, classes))), loss in ("squared", "poisson")
     for number in range(rounds):
         own = leaves[rng.choice(pool, of_round, replace=False)]
@@ -70,7 +71,7 @@ def noise_of_scores(
         if number == 0 and outcome:
             base, sums = first_base(sums, "squared" if loss == "squared" else "poisson", most)
             scores += base
-        steps = newton_leaves(sums, rate, ridge)
+        steps = newton_leaves(sums, rate, ridge / fewer)
         if loss == "logistic":
             steps = np.stack([np.zeros_like(steps), steps], axis=2)
         scores += steps.reshape(shape)[np.arange(of_round)[:, None], own].sum(axis=0)
