@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,9 @@ LONGEST_STEP = 4.0
 
 INDICATOR = 0.5
 """Threshold of an indicator that is 0 or 1."""
+
+SMALLEST_MEAN = 1e-3
+"""Of counts to begin with, as a share of the largest mean."""
 
 TRIES = 16
 """Draws of a column that has something left to split, before a node stays without effect."""
@@ -103,6 +107,40 @@ def random_trees(
                 features[tree, node], thresholds[tree, node] = columns[0].feature, 2.0  # every record goes left
             cells[2 * node + 1], cells[2 * node + 2] = left, right
     return features, thresholds
+
+
+def first_base(sums: LeafSums, loss: Literal["squared", "poisson"], most: float) -> tuple[float, LeafSums]:
+    """The best constant prediction b that a first round tells, whose sums are of predictions 0, and these sums at b.
+
+    Each tree's leaves add up to the sums G and H over all records; their mean over B trees has 2^D / B of a leaf's variance.
+    Of the squared loss b = -G / H, and a leaf's gradient becomes G + b H, in which no record's is cut. Of counts, H is the
+    number of records times mu = min(1, M), and H - G the sum of counts: b is the logarithm of their mean, H becomes
+    H e^b / mu, and G grows as H does. What is within its noise is taken as large as the noise. b is rounded to float32.
+
+    Args:
+        sums: (B, 2^D).
+        most: M, the largest mean of a count.
+    """
+    trees, leaves = sums.gradients.shape
+    gradient, hessian = float(sums.gradients.sum()) / trees, float(sums.hessians.sum()) / trees
+    gradient_std, hessian_std = (std * math.sqrt(leaves / trees) for std in (sums.gradient_std, sums.hessian_std))
+    records = max(hessian, 2.0 * hessian_std, 1e-9)
+    if loss == "squared":
+        base = float(np.float32(min(max(-gradient / records, -1.0), 1.0)))
+        growth, added = 1.0, base
+    else:
+        begin = min(1.0, most)
+        counts = max(hessian - gradient, math.hypot(gradient_std, hessian_std))
+        mean = min(max(begin * counts / records, SMALLEST_MEAN * most), most)
+        base = float(np.float32(math.log(mean)))
+        growth = math.exp(base) / begin
+        added = growth - 1.0
+    return base, LeafSums(
+        gradients=sums.gradients + added * sums.hessians,
+        hessians=growth * sums.hessians,
+        gradient_std=math.hypot(sums.gradient_std, added * sums.hessian_std),
+        hessian_std=growth * sums.hessian_std,
+    )
 
 
 def newton_leaves(sums: LeafSums, rate: float, ridge: float) -> Floats:

@@ -2,7 +2,11 @@
 
 XGBoost is given the features as trees split them, in float32 and in the order of ``feature_names``: numbers scaled by their
 public bounds to [-1, 1], categories as indicators (``Model.features`` makes them). A tree whose leaves have a value a
-class becomes one tree a class.
+class becomes one tree a class. A base is a first tree whose leaves all are it, since XGBoost's own base score is not rounded
+as the sum is.
+
+Of a number the predictions are s as in low + (s + 1) (high - low) / 2, of a count its mean over (high - low) / 2; the model's
+attributes have these bounds, and ``most``, which XGBoost does not cut means at.
 """
 
 from __future__ import annotations
@@ -16,7 +20,12 @@ from veilsum_node.errors import Misuse
 from veilsum_participant.applying.heads import NetworkHead
 from veilsum_participant.applying.recipe import parse_recipe
 from veilsum_privacy.results.result import Result
-from veilsum_privacy.training.models.trees import FEATURES, LEAVES, THRESHOLDS, Trees
+from veilsum_privacy.training.models.trees import BASE, FEATURES, LEAVES, THRESHOLDS, Trees
+
+_OBJECTIVES: dict[str, dict[str, Any]] = {
+    "squared": {"name": "reg:squarederror", "reg_loss_param": {"scale_pos_weight": "1"}},
+    "poisson": {"name": "count:poisson", "poisson_regression_param": {"max_delta_step": "0.7"}},
+}
 
 
 def xgboost_json(result: Result) -> bytes:
@@ -32,6 +41,9 @@ def xgboost_json(result: Result) -> bytes:
         raise Misuse(f"A result of {result.method} holds no trees.", "XGBoost reads results of the method gbdt.")
     features, thresholds, leaves = (arrays[head.prefix + name] for name in (FEATURES, THRESHOLDS, LEAVES))
     names = list(recipe.schema.feature_names)
+    if (base := arrays[head.prefix + BASE]).any():
+        features, thresholds = (np.concatenate([np.zeros_like(nodes[:1]), nodes]) for nodes in (features, thresholds))
+        leaves = np.concatenate([np.zeros_like(leaves[:1]) + base, leaves])
     inner = features.shape[1]
     classes = leaves.shape[2] if leaves.ndim > 2 else 1
     children, nodes = np.arange(inner), 2 * inner + 1
@@ -66,6 +78,12 @@ def xgboost_json(result: Result) -> bytes:
     objective: dict[str, Any] = {"name": "binary:logistic", "reg_loss_param": {"scale_pos_weight": "1"}}
     if classes > 1:
         objective = {"name": "multi:softprob", "softmax_multiclass_param": {"num_class": str(classes)}}
+    base_score, attributes = "5E-1" if classes == 1 else "0E0", dict[str, str]()
+    if recipe.outcome is not None:  # base scores of which the margin is 0
+        counts = recipe.outcome.loss == "poisson"
+        objective, base_score = _OBJECTIVES[recipe.outcome.loss], "1E0" if counts else "0E0"
+        told = {name: getattr(recipe.outcome, name) for name in ("column", "low", "high", "unit", "most")}
+        attributes = {name: str(value) for name, value in told.items() if value is not None}
     model = {
         "gbtree_model_param": {"num_parallel_tree": "1", "num_trees": str(len(trees))},
         "iteration_indptr": list(range(0, len(trees) + 1, classes)),
@@ -73,12 +91,12 @@ def xgboost_json(result: Result) -> bytes:
         "trees": trees,
     }
     learner = {
-        "attributes": {},
+        "attributes": attributes,
         "feature_names": names,
         "feature_types": ["float"] * len(names),
         "gradient_booster": {"model": model, "name": "gbtree"},
         "learner_model_param": {
-            "base_score": "5E-1" if classes == 1 else "0E0",
+            "base_score": base_score,
             "boost_from_average": "0",
             "num_class": "0" if classes == 1 else str(classes),
             "num_feature": str(len(names)),

@@ -32,6 +32,8 @@ from veilsum_privacy.tasks.base import Records
 
 Floats = NDArray[np.float64]
 WIDTH, SITES, DEPTH, TREES, ROUNDS = 4, "abcd", 2, 3, 3
+NUMBER = 1
+"""In place of how many classes there are: the last column is predicted."""
 PARAMETERS = {"rounds": ROUNDS, "trees": TREES, "depth": DEPTH}
 
 
@@ -55,12 +57,14 @@ def bed(tmp_path: Path, classes: int) -> TestBed:
 
 
 def compiled(bed: TestBed, classes: int, epsilon: float | None, **parameters: Any) -> Study:
-    request = make_request(schema_of(WIDTH, classes, 200), "gbdt", epsilon)
+    request = make_request(schema_of(WIDTH, max(2, classes), 200), "gbdt", epsilon)
+    if classes == NUMBER:
+        parameters["outcome"] = {"column": f"x{WIDTH - 1}", "loss": "squared"}
     return bed.compile(request.model_copy(update={"parameters": {**PARAMETERS, **parameters}}))
 
 
 def all_records(bed: TestBed, classes: int) -> dict[str, Records]:
-    return {name: site.records(DATASET, schema_of(WIDTH, classes, 200)) for name, site in bed.sites.items()}
+    return {name: site.records(DATASET, schema_of(WIDTH, max(2, classes), 200)) for name, site in bed.sites.items()}
 
 
 def walk(row: Floats, features: Floats, thresholds: Floats) -> int:
@@ -74,13 +78,16 @@ def walk(row: Floats, features: Floats, thresholds: Floats) -> int:
 def sums_of(records: Records, broadcast: dict[str, Floats], classes: int) -> tuple[Floats, Floats]:
     """Gradients and Hessians of one site's records by leaf of the last trees, (B, 2^D) or (B, 2^D, C): written out."""
     features, thresholds, leaves, base = (broadcast["model." + n] for n in ("features", "thresholds", "leaves", "base"))
-    each = () if classes == 2 else (classes,)
+    each = () if classes <= 2 else (classes,)
     gradients, hessians = np.zeros((TREES, 2**DEPTH, *each)), np.zeros((TREES, 2**DEPTH, *each))
     assert records.labels is not None
     for row, label in zip(records.features, records.labels, strict=True):
         margin = base + np.sum([leaves[k][walk(row, features[k], thresholds[k])] for k in range(len(features))], axis=0)
-        if classes == 2:
-            p: Any = float(scipy.special.expit(margin[0]))
+        p: Any
+        if classes == NUMBER:
+            p, error = 0.5, np.clip(margin[0] - row[-1], -1.0, 1.0)
+        elif classes == 2:
+            p = float(scipy.special.expit(margin[0]))
             error = p - label
         else:
             p = scipy.special.softmax(margin)
@@ -88,11 +95,11 @@ def sums_of(records: Records, broadcast: dict[str, Floats], classes: int) -> tup
         for tree in range(TREES):
             leaf = walk(row, features[tree - TREES], thresholds[tree - TREES])
             gradients[tree, leaf] += error
-            hessians[tree, leaf] += p * (1.0 - p)
+            hessians[tree, leaf] += 1.0 if classes == NUMBER else p * (1.0 - p)
     return gradients, hessians
 
 
-@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("classes", [2, 3, NUMBER])
 def test_encrypted_releases_are_sums_of_all_records_and_the_noise_of_the_sites(bed: TestBed, classes: int) -> None:
     study = compiled(bed, classes, 8.0)
     key = bed.local.submit(study, bed.analyst)
@@ -124,13 +131,19 @@ def test_encrypted_releases_are_sums_of_all_records_and_the_noise_of_the_sites(b
 
 
 def _leaves_follow_from_the_releases(recorder: Recorder, result: Result, classes: int) -> None:
-    """Newton steps with a ridge of 1 and the noise's deviation, written out: post-processing of what was released alone."""
+    """Newton steps with a ridge of 1 and the noise's deviation, of a number six of it: post-processing alone."""
     for place, (_, release) in enumerate(recorder.steps):
         gradient, std, shorter = release.values["gradients"], release.noise_std["gradients"], 1.0
+        ridge = 6.0 if classes == NUMBER else 1.0
+        if classes == NUMBER and place == 0:
+            hessian = release.values["hessians"]
+            base = -gradient.sum() / hessian.sum()
+            assert result.arrays["model.base"] == pytest.approx(base, rel=1e-6)
+            gradient, std = gradient + base * hessian, math.hypot(std, base * release.noise_std["hessians"])
         if classes > 2:
             gradient, shorter = gradient - gradient.mean(axis=2, keepdims=True), 1.0 - 1.0 / classes
             std *= math.sqrt(shorter)
-        step = -shorter * gradient / (np.maximum(release.values["hessians"], 0.0) + 1.0 + std)
+        step = -shorter * gradient / (np.maximum(release.values["hessians"], 0.0) + 1.0 + ridge * std)
         own = slice(place * TREES, (place + 1) * TREES)
         np.testing.assert_allclose(result.arrays["model.leaves"][own], np.clip(step, -4, 4) / TREES, rtol=1e-6, atol=1e-9)
 

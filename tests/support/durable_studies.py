@@ -112,6 +112,12 @@ STUDIES: dict[str, Compile] = {
     "fedavg aligned": partial(_local, moments={}),
     "hfedatm": partial(_plain, method="hfedatm", epsilon=None, min_cohort=2, parameters={**STATIONS, **STATION_MODEL}),
     "federated-evaluation": _evaluation,
+    "gbdt of a number": partial(
+        _plain,
+        method="gbdt",
+        epsilon=4.0,
+        parameters={"rounds": 2, "depth": 2, "outcome": {"column": "x2", "loss": "squared"}},
+    ),
     "gbdt of classes": partial(_plain, method="gbdt", epsilon=4.0, parameters={"rounds": 2, "depth": 2}, classes=3),
 }
 """By the method's name, with a word more for a way of its own."""

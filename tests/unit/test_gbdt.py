@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from support.studies import SITES, compiled, complete, draft, run
 from veilsum.xgboost_model import xgboost_json
-from veilsum_aggregation.boosting import LeafSums, SplitColumn, newton_leaves, random_trees, split_gains
+from veilsum_aggregation.boosting import LeafSums, SplitColumn, first_base, newton_leaves, random_trees, split_gains
 from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_participant.applying.model import Model
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, LabelColumn, NumberColumn
@@ -206,6 +207,166 @@ def test_sums_of_numbers_and_counts_are_derivatives_of_their_loss(loss: str) -> 
     np.testing.assert_allclose(found["hessians"], hessians, atol=1e-4)
 
 
+NUMBERS = DatasetSchema(
+    columns=(*SCHEMA.columns[:2], NumberColumn(name="n", low=0, high=8, unit="visits"), SCHEMA.columns[2]), max_records=400
+)
+"""The outcome lies between the features."""
+
+
+def of_counts(seed: int, n: int = 150) -> Records:
+    """Counts and numbers alike; every ninth record has none."""
+    rng, records = np.random.default_rng((seed, 4)), some_records(seed, n)
+    x = records.features
+    y = np.minimum(rng.poisson(np.exp(0.2 + 0.6 * np.sign(x[:, 0] * x[:, 1]) + 0.5 * x[:, 2])), 8)
+    features = np.insert(x, 2, y / 4.0 - 1.0, axis=1)
+    present = np.ones(features.shape, dtype=np.bool_)
+    present[::9, 2] = False
+    return Records(features, present, None)
+
+
+def plain_outcome_boosting(arrays: dict[str, np.ndarray], x: np.ndarray, y: np.ndarray, loss: str) -> tuple[float, np.ndarray]:
+    """Base (of outcomes y in half ranges) and leaves (12, 8) of four rounds of three trees, written out.
+
+    A mean count is at most 1, and no residual of a number longer, but in the first round, whose sums are of predictions 0.
+    """
+    base = float(y.mean() if loss == "squared" else np.log(y.mean()))
+    f, leaves = np.full(len(x), base), np.zeros((12, 8))
+    for first in range(0, 12, 3):
+        mean = f.copy() if loss == "squared" else np.minimum(np.exp(f), 1.0)
+        longest = 1.0 if loss == "squared" and first > 0 else np.inf
+        residual = np.clip(y - mean, -longest, longest)
+        curvature = np.ones(len(x)) if loss == "squared" else mean
+        for tree in range(first, first + 3):
+            leaf = np.array([walk(row, arrays["features"][tree], arrays["thresholds"][tree]) for row in x])
+            for place in range(8):
+                own = leaf == place
+                leaves[tree, place] = np.clip(residual[own].sum() / (curvature[own].sum() + 1.0), -4.0, 4.0) / 3.0
+                f[own] += leaves[tree, place]
+    return base, leaves
+
+
+@pytest.mark.parametrize("loss", ["squared", "poisson"])
+def test_without_noise_trees_of_an_outcome_are_those_of_plain_boosting(loss: str) -> None:
+    """From the mean of all records that have the outcome on; what the model predicts is in the column's unit."""
+    sites = {name: of_counts(index) for index, name in enumerate(SITES)}
+    asked = {"outcome": {"column": "n", "loss": loss}, "rounds": 4, "trees": 3, "depth": 3}
+    result = run("gbdt", asked, sites, schema=NUMBERS)
+    arrays = {name.removeprefix("model."): array for name, array in result.arrays.items()}
+    features = np.concatenate([site.features[site.present[:, 2]] for site in sites.values()])
+    x, scaled = np.delete(features, 2, axis=1), features[:, 2]
+    base, leaves = plain_outcome_boosting(arrays, x, scaled if loss == "squared" else scaled + 1.0, loss)
+    assert arrays["base"].shape == (1,)
+    assert arrays["base"][0] == pytest.approx(base, abs=1e-5)
+    np.testing.assert_allclose(arrays["leaves"], leaves, atol=1e-4)
+    model = Model.from_result(result)
+    assert model.schema.feature_names == ("x", "z", "k=a", "k=b", "k=c")
+    found = model.estimates(Records(x, np.ones(x.shape, dtype=np.bool_), None))
+    f = base + np.array(
+        [sum(leaves[t, walk(row, arrays["features"][t], arrays["thresholds"][t])] for t in range(12)) for row in x]
+    )
+    wanted = (f + 1.0) * 4.0 if loss == "squared" else np.exp(f) * 4.0
+    np.testing.assert_allclose(found, wanted, atol=4e-3)
+    assert np.corrcoef(found, scaled)[0, 1] > 0.4
+    assert {row["column"] for row in result.summary["importance"]} == {"x", "z", "k"}
+
+
+def test_a_mean_count_is_at_most_what_the_study_states() -> None:
+    """Above it training pushes scores on and on; predictions stay."""
+    rng = np.random.default_rng(2)
+    x = rng.uniform(-1.0, 1.0, (100, 2))
+    records = Records(
+        np.column_stack([x, np.where(x[:, 0] > 0.0, 0.5, -0.75), np.eye(3)[rng.integers(0, 3, 100)]]),
+        np.ones((100, 6), dtype=np.bool_),
+        None,
+    )
+    asked: dict[str, Any] = {"outcome": {"column": "n", "loss": "poisson"}, "depth": 1, "rounds": 60}
+    given = Records(np.delete(records.features, 2, axis=1), np.ones((100, 5), dtype=np.bool_), None)
+    model = Model.from_result(run("gbdt", asked, dict.fromkeys(SITES, records), schema=NUMBERS))
+    found = model.estimates(given)
+    assert model.scores(given).max() > 1.0  # e times half of the range
+    assert found[x[:, 0] > 0.1].max() == 4.0  # of 6: no more than half of the bound
+    wide = Model.from_result(run("gbdt", {**asked, "most": 7.0}, dict.fromkeys(SITES, records), schema=NUMBERS))
+    assert wide.estimates(given)[x[:, 0] > 0.1].mean() == pytest.approx(6.0, rel=0.05)
+
+
+def test_noise_in_the_first_round_is_told_at_the_base() -> None:
+    """The sums' deviation about those without noise, where the base is the same."""
+    rng, (b, leaves, n) = np.random.default_rng(6), (4000, 8, 4000.0)
+    for loss, gradient, hessian, most in (("squared", -0.4, 1.0, 1.0), ("poisson", 0.8, 1.0, 1.0)):
+        std = 3.0, 5.0
+        exact = np.full((b, leaves), n / leaves)
+        noised = LeafSums(
+            gradient * exact + std[0] * rng.normal(size=exact.shape),
+            hessian * exact + std[1] * rng.normal(size=exact.shape),
+            *std,
+        )
+        base, moved = first_base(noised, "squared" if loss == "squared" else "poisson", most)
+        assert base == pytest.approx(0.4 if loss == "squared" else np.log(0.2), abs=1e-3)
+        assert moved.gradients.mean() == pytest.approx(0.0, abs=0.5)
+        assert moved.hessians.mean() == pytest.approx(n / leaves * (1.0 if loss == "squared" else 0.2), rel=1e-3)
+        assert moved.gradients.std() == pytest.approx(moved.gradient_std, rel=0.02)
+        assert moved.hessians.std() == pytest.approx(moved.hessian_std, rel=0.02)
+
+
+def test_drowned_first_rounds_begin_within_bounds() -> None:
+    """Whatever noise says of the number of records and the sum of counts."""
+    for sign in (-1.0, 1.0):
+        sums = LeafSums(np.full((2, 4), 50.0 * sign), np.full((2, 4), -20.0), 30.0, 30.0)
+        assert abs(first_base(sums, "squared", 1.0)[0]) <= 1.0
+        base, moved = first_base(sums, "poisson", 0.5)
+        assert np.log(0.5e-3) - 1e-6 <= base <= np.log(0.5) + 1e-6
+        assert np.isfinite(moved.gradients).all()
+
+
+def test_outcomes_are_numbers_and_counts() -> None:
+    for loss, more in (("huber", {}), ("hazard", {"event": "k"})):
+        with pytest.raises(ConfigurationError, match=f'no loss "{loss}"') as refused:
+            compiled("gbdt", {"outcome": {"column": "n", "loss": loss, **more}}, schema=NUMBERS)
+        assert "fedsgd" in str(refused.value.advice)
+    number, count = {"column": "n", "loss": "squared"}, {"column": "n", "loss": "poisson"}
+    with pytest.raises(ConfigurationError, match="no numeric column"):
+        compiled("gbdt", {"outcome": {"column": "k", "loss": "squared"}}, schema=NUMBERS)
+    with pytest.raises(ConfigurationError, match="largest mean"):
+        compiled("gbdt", {"outcome": number, "most": 3.0}, schema=NUMBERS)
+    with pytest.raises(ConfigurationError, match="No mean exceeds"):
+        compiled("gbdt", {"outcome": count, "most": 9.0}, schema=NUMBERS)
+    with pytest.raises(ConfigurationError, match="name an outcome"):
+        compiled("gbdt", schema=NUMBERS)
+    stated = compiled("gbdt", {"outcome": count}, schema=NUMBERS).parameters
+    assert float.fromhex(str(stated["most"])) == 4.0
+    assert not {"outcome", "most"} & set(compiled("gbdt", schema=SCHEMA).parameters)
+
+
+def test_trees_of_a_number_predict_records_that_no_site_has() -> None:
+    """scikit-learn's diabetes: four sites have 83 of the 442 records each, and 110 are held out."""
+    from sklearn.datasets import load_diabetes
+    from sklearn.metrics import r2_score
+
+    x, y = load_diabetes(return_X_y=True, scaled=False)
+    low = np.array([18.0, 1, 18, 60, 90, 30, 20, 2, 3, 55, 25])
+    high = np.array([80.0, 2, 42, 135, 305, 245, 100, 10, 6.5, 125, 350])
+    schema = DatasetSchema(
+        columns=tuple(
+            NumberColumn(name=f"c{place}", low=a, high=b) for place, (a, b) in enumerate(zip(low, high, strict=True))
+        ),
+        max_records=100,
+    )
+    scaled = 2.0 * (np.clip(np.column_stack([x, y]), low, high) - low) / (high - low) - 1.0
+    order = np.random.default_rng(0).permutation(len(y))
+    held, rest = order[:110], order[110:]
+    sites = {
+        name: Records(scaled[own], np.ones((len(own), 11), dtype=np.bool_), None)
+        for name, own in zip(SITES, np.array_split(rest, 4), strict=True)
+    }
+    asked = {"outcome": {"column": "c10", "loss": "squared"}}
+    given = Records(scaled[held, :10], np.ones((110, 10), dtype=np.bool_), None)
+    found = []
+    for seed in range(2):
+        model = Model.from_result(run("gbdt", asked, sites, seed, schema=schema, epsilon=8.0))
+        found.append(r2_score(y[held], model.estimates(given)))
+    assert min(found) > 0.3
+
+
 def evenly(classes: int, n: int = 200) -> dict[str, Records]:
     """Sites whose labels tell nothing of their features."""
     rng = np.random.default_rng(3)
@@ -236,6 +397,40 @@ def test_the_plan_prices_the_noise_that_models_have(
     wanted = draft("gbdt", parameters, schema=agreed, epsilon=epsilon)
     (stated,) = wanted.expectations(wanted.compile())
     assert stated.half_width / 1.96 == pytest.approx(simulated, rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("loss", "epsilon", "parameters"),
+    [
+        ("squared", 4.0, {"rounds": 10}),
+        ("squared", 1.0, {"rounds": 10, "ridge": 1.0, "trees": 40, "depth": 3}),
+        ("squared", 8.0, {"rounds": 1}),
+        ("poisson", 8.0, {"rounds": 10}),
+        ("poisson", 2.0, {"rounds": 6, "ridge": 1.0, "most": 3.0}),
+    ],
+)
+def test_the_plan_prices_the_noise_that_predictions_have(loss: str, epsilon: float, parameters: dict[str, float]) -> None:
+    """As of classes: models that differ by their noise alone, of outcomes that the features do not tell."""
+    rng, schema = np.random.default_rng(3), NUMBERS.model_copy(update={"max_records": 300})
+    mean = float(parameters.get("most", 4.0)) / 2.0
+    records = {}
+    for index, name in enumerate(SITES):
+        own = of_counts(index, 300)
+        count = np.minimum(rng.poisson(mean, 300), 8) / 4.0 - 1.0
+        own.features[:, 2] = rng.uniform(-0.5, 0.5, 300) if loss == "squared" else count
+        records[name] = replace(own, present=np.ones(own.present.shape, dtype=np.bool_))
+    asked: dict[str, Any] = {"outcome": {"column": "n", "loss": loss}, **parameters}
+    given = some_records(9, 300)
+    scores = []
+    for seed in range(6):
+        model = Model.from_result(run("gbdt", asked, records, seed, schema=schema, epsilon=epsilon))
+        scores.append(model.scores(given)[:, 0])
+    simulated = float(np.sqrt(np.var(scores, axis=0, ddof=1).mean()))
+    wanted = draft("gbdt", asked, schema=schema, expected=300, epsilon=epsilon)
+    (stated,) = wanted.expectations(wanted.compile())
+    unit = 4.0 if loss == "squared" else 1.0
+    assert stated.half_width / 1.96 / unit == pytest.approx(simulated, rel=0.25)
+    assert stated.unit == ("visits" if loss == "squared" else "")
 
 
 def test_noise_is_priced() -> None:
@@ -269,3 +464,26 @@ def test_xgboost_reads_a_model_of_classes_and_adds_up_the_same_float32() -> None
     np.testing.assert_array_equal(booster.predict(given, output_margin=True), scores.astype(np.float32))
     np.testing.assert_allclose(booster.predict(given), scipy.special.softmax(scores, axis=1), atol=1e-6)
     assert booster.num_boosted_rounds() == 5 * 16
+
+
+@pytest.mark.parametrize("loss", ["squared", "poisson"])
+def test_xgboost_reads_a_model_of_an_outcome_and_adds_up_the_same_float32(loss: str) -> None:
+    xgboost = pytest.importorskip("xgboost")
+    sites = {name: of_counts(index) for index, name in enumerate(SITES)}
+    result = run("gbdt", {"outcome": {"column": "n", "loss": loss}, "rounds": 5}, sites, schema=NUMBERS, epsilon=8.0)
+    assert result.arrays["model.base"][0] != 0.0
+    booster = xgboost.Booster()
+    booster.load_model(bytearray(xgboost_json(result)))
+    model, records = Model.from_result(result), some_records(9, 500)
+    given = xgboost.DMatrix(model.features(records).astype(np.float32), feature_names=list(model.schema.feature_names))
+    np.testing.assert_array_equal(booster.predict(given, output_margin=True), model.scores(records)[:, 0].astype(np.float32))
+    told = booster.attributes()
+    low, high, found = float(told["low"]), float(told["high"]), booster.predict(given)
+    assert (told["column"], told["unit"]) == ("n", "visits")
+    wanted = (
+        low + (found + 1.0) * (high - low) / 2.0
+        if loss == "squared"
+        else np.minimum(found * (high - low) / 2.0, float(told["most"]))
+    )
+    np.testing.assert_allclose(model.estimates(records), np.clip(wanted, low, high), rtol=1e-5)
+    assert booster.num_boosted_rounds() == 5 * 16 + 1

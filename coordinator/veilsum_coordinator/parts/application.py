@@ -75,11 +75,21 @@ def application(
 
 
 def outcome_application(
-    schema: DatasetSchema, outcome: Outcome, *, missing: Missing, head: Mapping[str, Any]
+    schema: DatasetSchema, outcome: Outcome, *, missing: Missing, head: Mapping[str, Any], most: float | None = None
 ) -> dict[str, Any]:
-    """The application of a model of a number, a count or a time: it reads all columns but the outcome's."""
+    """The application of a model of a number, a count or a time: it reads all columns but the outcome's.
+
+    Args:
+        schema: of the study.
+        outcome: what is predicted.
+        missing, head: as of :func:`application`.
+        most: of counts, what larger predictions are taken as, in the column's unit.
+    """
     found = application(outcome.features(schema), missing=missing, head=head)
-    return {**found, "outcome": outcome.told(schema), "scores": _OUTCOMES[outcome.loss]}
+    told, scores = outcome.told(schema), _OUTCOMES[outcome.loss]
+    if most is not None:
+        told, scores = {**told, "most": most}, f"{scores}, at most `most`"
+    return {**found, "outcome": told, "scores": scores}
 
 
 _OUTCOMES = {

@@ -10,8 +10,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_aggregation.boosting import LeafSums, SplitColumn, newton_leaves, random_trees
-from veilsum_privacy.tasks.tree_gradients import softmax_derivatives
+from veilsum_aggregation.boosting import LeafSums, SplitColumn, first_base, newton_leaves, random_trees
+from veilsum_aggregation.newton import mean_of
+from veilsum_privacy.tasks.tree_gradients import Loss, softmax_derivatives
 from veilsum_privacy.training.trees import leaves_of
 
 Floats = NDArray[np.float64]
@@ -22,8 +23,10 @@ POINTS, NODES, MOST_TREES = 1024, 4096, 16
 
 def noise_of_scores(
     columns: Sequence[SplitColumn],
+    loss: Loss,
     records: int,
     classes: int,
+    most: float,
     trees: int,
     rounds: int,
     depth: int,
@@ -33,12 +36,16 @@ def noise_of_scores(
     stds: tuple[float, float],
     seed: int,
 ) -> float:
-    """Standard deviation that noise gives a record's log odds between two classes.
+    """Standard deviation that noise gives a record's score: of its log odds between two classes where there are classes.
 
-    Records are taken to lie evenly between all bounds, with every class equally frequent everywhere.
+    Records are taken to lie evenly between all bounds, with every class equally frequent everywhere, numbers 0 and counts of
+    mean M / 2.
 
     Args:
+        loss: of the task.
         records: of all sites.
+        classes: 0 for an outcome.
+        most: M, in half ranges.
         trees: of a round.
         stds: of the noise in a leaf's gradient and Hessian.
     """
@@ -47,22 +54,30 @@ def noise_of_scores(
     features, thresholds = random_trees(rng, columns, pool, depth, bins)
     leaves = leaves_of(_points(rng, columns), features, thresholds).T
     of_round = min(trees, pool, MOST_TREES)
-    # Fewer trees of which each is less noisy have the same noise in their mean.
-    empty = LeafSums(np.zeros(0), np.zeros(0), *(std * math.sqrt(of_round / trees) for std in stds))
-    scores = np.zeros((POINTS, classes))
-    for _ in range(rounds):
+    # Fewer trees of which each is less noisy have the same noise in their mean; the ridge stays as long.
+    fewer = math.sqrt(of_round / trees)
+    empty = LeafSums(np.zeros(0), np.zeros(0), *(std * fewer for std in stds))
+    scores, outcome = np.zeros((POINTS, max(1, classes))), loss in ("squared", "poisson")
+    for number in range(rounds):
         own = leaves[rng.choice(pool, of_round, replace=False)]
-        gradient, hessian = _expected(scores, records)
-        shape = (of_round, 2**depth, classes)
+        gradient, hessian = (values * (records / POINTS) for values in _expected(loss, scores, most))
+        shape = (of_round, 2**depth, scores.shape[1])
         sums = replace(
             empty,
             gradients=_by_leaf(own, gradient, shape) + empty.gradient_std * rng.normal(size=shape),
             hessians=_by_leaf(own, hessian, shape) + empty.hessian_std * rng.normal(size=shape),
         )
-        steps = newton_leaves(sums if classes > 2 else _one_score(sums), rate, ridge)
-        steps = steps if classes > 2 else np.stack([np.zeros_like(steps), steps], axis=2)
-        scores += steps[np.arange(of_round)[:, None], own].sum(axis=0)
-    return math.sqrt(float(np.mean((scores[:, 1] - scores[:, 0]) ** 2)))
+        sums = sums if loss == "softmax" else _one_score(sums)
+        if number == 0 and outcome:
+            base, sums = first_base(sums, "squared" if loss == "squared" else "poisson", most)
+            scores += base
+        steps = newton_leaves(sums, rate, ridge / fewer)
+        if loss == "logistic":
+            steps = np.stack([np.zeros_like(steps), steps], axis=2)
+        scores += steps.reshape(shape)[np.arange(of_round)[:, None], own].sum(axis=0)
+    truth = math.log(most / 2.0) if loss == "poisson" else 0.0
+    error = scores[:, 0] - truth if outcome else scores[:, 1] - scores[:, 0]
+    return math.sqrt(float(np.mean(error**2)))
 
 
 def _points(rng: np.random.Generator, columns: Sequence[SplitColumn]) -> Floats:
@@ -76,11 +91,16 @@ def _points(rng: np.random.Generator, columns: Sequence[SplitColumn]) -> Floats:
     return np.hstack(found)
 
 
-def _expected(scores: Floats, records: int) -> tuple[Floats, Floats]:
-    """What gradients and Hessians (POINTS, C) are where all classes are equally frequent."""
+def _expected(loss: Loss, scores: Floats, most: float) -> tuple[Floats, Floats]:
+    """What gradients and Hessians (POINTS, C) are on average where nothing predicts the outcome."""
+    if loss == "squared":
+        return np.clip(scores, -1.0, 1.0), np.ones_like(scores)
+    if loss == "poisson":
+        mean, variance = mean_of("poisson", scores, most)
+        return mean - most / 2.0, variance
     gradient, hessian = softmax_derivatives(scores, np.zeros(len(scores), dtype=np.int64))
     gradient[:, 0] += 1.0
-    return (gradient - 1.0 / scores.shape[1]) * (records / POINTS), hessian * (records / POINTS)
+    return gradient - 1.0 / scores.shape[1], hessian
 
 
 def _by_leaf(leaves: NDArray[np.int64], values: Floats, shape: tuple[int, int, int]) -> Floats:
@@ -94,5 +114,5 @@ def _by_leaf(leaves: NDArray[np.int64], values: Floats, shape: tuple[int, int, i
 
 
 def _one_score(sums: LeafSums) -> LeafSums:
-    """Of two classes, the second's."""
-    return replace(sums, gradients=sums.gradients[:, :, 1], hessians=sums.hessians[:, :, 1])
+    """Of two classes, the second's; or the only one."""
+    return replace(sums, gradients=sums.gradients[:, :, -1], hessians=sums.hessians[:, :, -1])

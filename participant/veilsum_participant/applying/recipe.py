@@ -88,12 +88,15 @@ class OutcomeForm(Frozen):
     event: ColumnName | None = None
     censored: tuple[str, ...] = ()
     cuts: tuple[Real, ...] = Field(default=(), max_length=64)
+    most: Real | None = Field(default=None, gt=0)
 
     @model_validator(mode="after")
     def _bounds(self) -> Self:
         edges = (0.0, *self.cuts, self.high) if self.loss == "hazard" else (self.low, self.high)
         if any(low >= high for low, high in pairwise(edges)):
             raise ValueError("its bounds and cuts must rise")
+        if self.most is not None and self.loss != "poisson":
+            raise ValueError("only counts have a largest mean, `most`")
         return self
 
     def estimates(self, scores: Floats) -> Floats:
@@ -104,7 +107,7 @@ class OutcomeForm(Frozen):
         rates = np.exp(np.minimum(scores, LARGEST_EXPONENT))
         if self.loss == "poisson":
             means: Floats = rates[:, 0] * half
-            return means
+            return means if self.most is None else np.minimum(means, self.most)
         lengths = np.diff([0.0, *self.cuts, self.high]) / self.high
         risks: Floats = -np.expm1(-(rates @ lengths))
         return risks

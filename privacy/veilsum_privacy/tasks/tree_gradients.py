@@ -56,8 +56,8 @@ class TreeGradientsParameters(FeatureParameters):
     """
 
     loss: Loss
-    outcome: str = ""
-    most: Real = Field(default=1.0, gt=0, le=1e6)
+    outcome: str = Field(default="", exclude_if=lambda column: not column)
+    most: Real = Field(default=1.0, gt=0, le=1e100, exclude_if=lambda stated: stated == 1.0)
     trees: int = Field(ge=1, le=4096)
     depth: int = Field(ge=1, le=8)
     largest_model: int = Field(ge=1, le=100_000)

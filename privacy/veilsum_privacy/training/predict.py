@@ -41,7 +41,9 @@ def _through(architecture: Architecture, arrays: Mapping[str, Floats], x: Floats
     x = np.where(finite[:, None], x, 0.0)
     if isinstance(architecture, Trees):
         margin = tree_margin(arrays, x)
-        found = margin if margin.ndim > 1 else np.column_stack([np.zeros(len(x)), margin])
+        found = margin if margin.ndim > 1 else margin[:, None]
+        if architecture.classes == 2:
+            found = np.column_stack([np.zeros(len(x)), margin])
     elif isinstance(architecture, Perceptron):
         found = (closed_form.representations if representation else closed_form.scores)(architecture, arrays, x)
     else:

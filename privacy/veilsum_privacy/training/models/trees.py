@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 FEATURES, THRESHOLDS, LEAVES, BASE = "features", "thresholds", "leaves", "base"
 """Arrays: of K complete trees of depth D the feature (K, 2^D - 1) and the threshold of each inner node, level by level, the
 leaves (K, 2^D) from left to right, and what every sum of leaves begins with (1,). With C classes, three or more, a leaf has a
-value for each: (K, 2^D, C), and (C,)."""
+value for each: (K, 2^D, C), and (C,). Of an outcome's one score they are as with two classes."""
 
 
 class TreesOptions(Frozen):
@@ -37,7 +37,7 @@ class TreesOptions(Frozen):
 
 class Trees(Architecture):
     """Scores are sums of the leaves that a record reaches (:mod:`veilsum_privacy.training.trees`); of two classes the first
-    scores 0, and leaves are of the second.
+    scores 0, and leaves are of the second; of an outcome there is one score.
 
     A record goes left at a node where its feature is below the threshold.
     """
@@ -59,7 +59,7 @@ class Trees(Architecture):
 
 def tree_shapes(trees: int, depth: int, classes: int) -> Shapes:
     """Shapes of a model's arrays."""
-    nodes, each = 2**depth - 1, () if classes == 2 else (classes,)
+    nodes, each = 2**depth - 1, () if classes <= 2 else (classes,)
     return {
         FEATURES: (trees, nodes),
         THRESHOLDS: (trees, nodes),
