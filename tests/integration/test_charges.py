@@ -19,6 +19,8 @@ from veilsum_privacy.accounting.accountant import ORDERS
 from veilsum_privacy.computation import contribution, rehearsal
 from veilsum_privacy.ledger import Kind, Mechanism
 from veilsum_privacy.mechanism import noise, steps
+from veilsum_privacy.mechanism.noise import ROUNDING_VARIANCE
+from veilsum_privacy.securesum import agreed
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.training.objectives import OBJECTIVES
 
@@ -72,6 +74,13 @@ class Drawn:
             self._count(monkeypatch, module, "discrete_gaussian", self.variances)
         for module in (contribution, steps):
             self._count(monkeypatch, module, "poisson_sample", self.rates)
+        around = agreed.gaussian_around
+
+        def drawn(centres: Any, variance: Fraction, source: Any) -> Any:
+            self.variances[variance - ROUNDING_VARIANCE] += not self._rehearsing
+            return around(centres, variance, source)
+
+        monkeypatch.setattr(agreed, "gaussian_around", drawn)
 
     def _count(self, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, counter: Counter[Any]) -> None:
         real: Callable[..., Any] = getattr(module, name)

@@ -52,6 +52,8 @@ HARMLESS: dict[str, str] = {
     f"{_PARTICIPANT}/protocol/budgets.py::_price: noise.kind == 'distributed' -> noise.kind != 'distributed'": (
         "the two are told apart either way"
     ),
+    "privacy/veilsum_privacy/securesum/agreed.py::RoundPlan.noised: total + self.draw_noise(index, source) "
+    "-> total - self.draw_noise(index, source)": "noise is symmetric",
     f"{_PARTICIPANT}/protocol/budgets.py::_used: 0 -> 1": "attempts of all rounds are counted, whichever is told apart",
     (
         f"{_PARTICIPANT}/protocol/budgets.py::record_refused_study: site.ledger.entries(kind=Kind.REFUSAL, study=key, "
@@ -62,11 +64,6 @@ HARMLESS: dict[str, str] = {
     f"{_PARTICIPANT}/protocol/contributions.py::Contributions._prepare: state or b'' -> state": (
         "nothing is decoded to nothing, whichever of the two it is"
     ),
-    (
-        f"{_PARTICIPANT}/protocol/contributions.py::Contributions._seal: values + plan.draw_noise("
-        "opened.study.participants.index(site.name), site.noise_random) -> values - plan.draw_noise("
-        "opened.study.participants.index(site.name), site.noise_random)"
-    ): "noise is symmetric",
     (
         f"{_PARTICIPANT}/protocol/contributions.py::_resume: row.context != checked.context or row.round != "
         "checked.assignment.round -> row.context != checked.context"
@@ -335,11 +332,11 @@ HARMLESS: dict[str, str] = {
         "wider for the first block, and wide enough for the next two; beyond, what is lost falls with exp(-x)"
     ),
     f"{_MECHANISM}/noise.py::_Sampler._enclose: np.minimum(x >> 20, _TOP << 8) -> np.minimum(_TOP << 8, x >> 20)": _EITHER,
-    f"{_MECHANISM}/noise.py::_Sampler._enclose: self._r <= 26 -> self._r < 26": _BOTH_SHIFTS,
-    f"{_MECHANISM}/noise.py::_Sampler.propose: 7 -> 6": "the three factors lose less than five",
-    f"{_MECHANISM}/noise.py::_Sampler.propose: 7 -> 8": _WIDER,
-    (f"{_MECHANISM}/noise.py::_Sampler.propose: accept_bits < floor + 7 -> accept_bits <= floor + 7"): _WIDER,
-    (f"{_MECHANISM}/noise.py::_Sampler.propose: accept_bits < floor - width -> accept_bits <= floor - width"): _ROOM,
+    f"{_MECHANISM}/noise.py::_Sampler._enclose: places <= 26 -> places < 26": _BOTH_SHIFTS,
+    f"{_MECHANISM}/noise.py::_Sampler._try: 7 -> 6": "the three factors lose less than five",
+    f"{_MECHANISM}/noise.py::_Sampler._try: 7 -> 8": _WIDER,
+    (f"{_MECHANISM}/noise.py::_Sampler._try: accept_bits < floor + 7 -> accept_bits <= floor + 7"): _WIDER,
+    (f"{_MECHANISM}/noise.py::_Sampler._try: accept_bits < floor - width -> accept_bits <= floor - width"): _ROOM,
     (
         f"{_MECHANISM}/noise.py::discrete_gaussian: min(_CHUNK, (size - done) * 9 // 4 + 16) "
         "-> max(_CHUNK, (size - done) * 9 // 4 + 16)"

@@ -325,10 +325,21 @@ class _Gradient(Neighbours):
                 "weighted", "gradient", schema(2), weighted, {**found[0].broadcast, CLASS_WEIGHTS: np.array([1.0, 0.2, 0.0])}
             )
         )
+        for name, loss, columns in (
+            ("number", {"column": "n2", "loss": "squared"}, ()),
+            ("count", {"column": "n2", "loss": "poisson"}, ()),
+            ("time", {"column": "n2", "loss": "hazard", "event": "k0", "censored": ["a"], "cuts": [0.5]}, (2,)),
+        ):
+            model = hidden if name == "count" else linear
+            arrays = build_architecture(ModelSpec.model_validate(model), 2, 2 if columns else 1).initial(1)
+            arrays["head.bias"] = np.full(len(arrays["head.bias"]), 5.0)
+            stated = {**common, "model": model, "outcome": loss}
+            found.append(Setting(name, "gradient", schema(3, categories=columns), stated, to_broadcast(arrays)))
         return tuple(found)
 
     def worst(self, setting: Setting) -> Records:
-        return complete(np.array([[1.0, -1.0]]), np.array([0]))
+        own = np.array([[1.0, -1.0, -0.4 if setting.name != "time" else 0.9, 0.0, 1.0]])[:, : setting.schema.width]
+        return complete(own, np.array([0]))
 
 
 class _Grams(Neighbours):

@@ -16,12 +16,26 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from pydantic import Field
 
-from veilsum_coordinator.methods.fedsgd import default_model, feature_clip, stated_weights
-from veilsum_coordinator.parts.application import study_application, study_arrays
+from veilsum_coordinator.methods.fedsgd import (
+    OUTCOME_TRAVEL,
+    default_gradient_clip,
+    default_model,
+    feature_clip,
+    stable_rate,
+    stated_weights,
+)
+from veilsum_coordinator.parts.application import outcome_application, study_application, study_arrays
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.expectations import Z95, Expectation
 from veilsum_coordinator.parts.federation import Federation
-from veilsum_coordinator.parts.local_rounds import LOCAL, LocalRounds, TrainingParameters, resolved_training, training_plan
+from veilsum_coordinator.parts.local_rounds import (
+    LOCAL,
+    PULLING,
+    LocalRounds,
+    TrainingParameters,
+    resolved_training,
+    training_plan,
+)
 from veilsum_coordinator.parts.moment_alignment import (
     LABEL,
     MomentAlignment,
@@ -35,13 +49,17 @@ from veilsum_coordinator.parts.moment_alignment import (
 )
 from veilsum_coordinator.parts.moment_plans import Missing, need_label, typical_norm
 from veilsum_coordinator.parts.networks import network_head, resolved_model
+from veilsum_coordinator.parts.outcomes import refuse_for_outcomes, resolved_outcome
 from veilsum_coordinator.parts.participation import Participation, ParticipationParameters
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen, Name, Real
 from veilsum_privacy.results.result import Result
+from veilsum_privacy.study.schema import NumberColumn
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.training.models import ModelSpec
-from veilsum_privacy.training.models.perceptrons import LinearOptions
+from veilsum_privacy.tasks.local_training import OF_OUTCOMES
+from veilsum_privacy.tasks.outcomes import Outcome
+from veilsum_privacy.training.models import ModelSpec, build_architecture
+from veilsum_privacy.training.models.perceptrons import LinearOptions, Perceptron
 from veilsum_privacy.training.objectives import OBJECTIVES
 
 
@@ -54,6 +72,8 @@ class FedAvgParameters(TrainingParameters):
         missing: ``skip`` leaves a record with an absent feature out, ``centre`` takes the middle of the bounds.
         moments: alignment of the sites' features by their moments in front (FedAlign); None for none.
         participation: who takes part, with which weight; None for all, alike.
+        outcome: a number, count or time to predict in place of classes, by a model linear or mlp of the schema's own columns,
+            under the objectives none, prox, scaffold and dyn.
         class_weights: by class, what a record's gradient is multiplied by, after it is clipped where there is noise; of which
             only the proportions count. None for alike.
         average: share of the rounds, from the last backwards, whose models' mean is the result; 0 takes the last one. By
@@ -65,6 +85,7 @@ class FedAvgParameters(TrainingParameters):
     missing: Missing = "skip"
     moments: MomentAlignment | None = None
     participation: ParticipationParameters | None = None
+    outcome: Outcome | None = Field(default=None, exclude_if=lambda stated: stated is None)
     class_weights: dict[Name, Annotated[Real, Field(gt=0, le=1e6)]] | None = None
     average: Real | None = Field(default=None, ge=0, le=1)
 
@@ -78,18 +99,32 @@ class FedAvg(Method):
     def resolve(self, parameters: Frozen, inputs: Inputs) -> Frozen:
         if not isinstance(parameters, FedAvgParameters):
             return parameters
-        need_label(inputs, "the method fedavg")
+        if parameters.outcome is None:
+            need_label(inputs, "the method fedavg", ", or name an outcome in [parameters.outcome]")
+        outcome, inputs, scores = resolved_outcome(parameters.outcome, inputs, "fedavg")
+        if outcome is not None:
+            other = parameters.objective.name not in OF_OUTCOMES
+            refuse_for_outcomes(
+                {
+                    "moments": parameters.moments is not None,
+                    "class_weights": parameters.class_weights is not None,
+                    f'objective "{parameters.objective.name}"': other,
+                },
+                "fedavg",
+            )
         clip = parameters.clip or feature_clip(inputs)
         model = parameters.model
         if model == ModelSpec(name="linear"):
             model = default_model(inputs, clip, centred=False)
         convex = model.name == "linear"
-        model = resolved_model(model, inputs.width, len(inputs.classes), "fedavg, parameters.model")
+        model = resolved_model(model, inputs.width, scores, "fedavg, parameters.model")
         scale = float(LinearOptions.model_validate(model.options).scale) if convex else 1.0
         norm = scale * min(clip, typical_norm(inputs, clip))
         moments = None if parameters.moments is None else resolve_moments(parameters.moments, inputs, model.inputs)
         filled = {
             **resolved_training(parameters, inputs, convex=convex, norm=norm),
+            **outcome_rates(parameters, outcome, inputs, model, scores),
+            "outcome": outcome,
             "clip": clip,
             "average": (0.25 if inputs.private else 0.0) if parameters.average is None else parameters.average,
             "model": model,
@@ -120,6 +155,7 @@ class FedAvg(Method):
             raise ConfigurationError("The method fedavg needs its own parameters, with defaults resolved.")
         public = parameters.participation is not None
         moments = parameters.moments
+        _, features, scores = resolved_outcome(parameters.outcome, inputs, "fedavg")
         plan = training_plan(
             parameters,
             inputs,
@@ -127,6 +163,8 @@ class FedAvg(Method):
             parameters.clip,
             parameters.missing,
             public_weights=public,
+            size=build_architecture(parameters.model, features.width, scores).size,
+            outcome=parameters.outcome,
             class_weights=stated_weights(parameters.class_weights, inputs.classes, "fedavg"),
             **aligned_parameters(moments),
         )
@@ -161,6 +199,7 @@ class FedAvg(Method):
     def run(self, federation: Federation) -> Result:
         study = federation.study
         parameters = FedAvgParameters.model_validate(study.parameters)
+        outcome = parameters.outcome
         moments = None if parameters.moments is None else align_moments(federation, parameters.moments)
         reference, able = ({}, None) if moments is None else (moments.broadcast, set(moments.cohort))
         rounds = LocalRounds(federation, parameters)
@@ -194,8 +233,34 @@ class FedAvg(Method):
         if moments is not None:
             summary["moments"], summary["epsilon"] = dict(moments.summary), epsilon_parts(study, [LOCAL])
         head, arrays = network_head(architecture, final)
+        if outcome is not None:
+            applied = outcome_application(study.data, outcome, missing=parameters.missing, head=head)
+            return Result(self.name, summary, arrays, applied)
         applied = study_application(federation, parameters.missing, moments, head, study.data.classes)
         return Result(self.name, summary, {**study_arrays(federation, moments), **arrays}, applied)
+
+
+def outcome_rates(
+    parameters: FedAvgParameters, outcome: Outcome | None, inputs: Inputs, model: ModelSpec, scores: int
+) -> dict[str, Any]:
+    """What is left open of training on an outcome, in place of what classes need; nothing of classes.
+
+    A site's rate is stable for features spread evenly and a curvature of 1: that of numbers, which others hardly exceed.
+    """
+    if outcome is None:
+        return {}
+    architecture = build_architecture(model, inputs.width, scores)
+    if not isinstance(architecture, Perceptron):
+        raise ConfigurationError("fedavg predicts an outcome by a model linear or mlp.", "Take one of them.")
+    numbers = sum(isinstance(column, NumberColumn) for column in inputs.schema.columns)
+    spread = numbers / 3.0 + (len(inputs.schema.columns) - numbers) / 2.0
+    own = inputs.private and parameters.travel is None and parameters.learning_rate is None
+    pulling = parameters.objective.name in PULLING
+    return {
+        "gradient_clip": parameters.gradient_clip or default_gradient_clip(outcome, convex=model.name == "linear"),
+        "learning_rate": parameters.learning_rate or stable_rate(architecture, 1.0, spread, 1.0) * (1.0 - parameters.momentum),
+        "travel": OUTCOME_TRAVEL if own and not pulling else parameters.travel,
+    }
 
 
 def local_expectations(study: Study, cohort: int, records: int, label: str = LOCAL) -> Sequence[Expectation]:

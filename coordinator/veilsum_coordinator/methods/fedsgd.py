@@ -236,7 +236,7 @@ class FedSGD(Method):
         else:  # the unit of a step's sum is its noise
             rate = parameters.travel / math.sqrt(parameters.steps * architecture.size) * (1.0 - parameters.optimiser.momentum)
             rule, expected = parameters.optimiser.model_copy(update={"learning_rate": rate}), noise
-        optimiser, steps = ServerOptimiser(rule, shapes), AgreedStudy(study).task(GRADIENT)
+        steps = AgreedStudy(study).task(GRADIENT)
         moments = None if parameters.moments is None else align_moments(federation, parameters.moments)
         members = None if moments is None else moments.cohort
         centre: Floats | None = None
@@ -249,6 +249,7 @@ class FedSGD(Method):
                 centre = aligned_centre(moments, study)
         if outcome is not None and centre is not None and isinstance(architecture, Perceptron):
             begin = beginning(outcome, study.data, centre)
+            model["head.weight"] = np.zeros(shapes["head.weight"])
             model["head.bias"] = begin.scores / architecture.layers()[-1].constant
             centre = centre[outcome.places(study.data)]
             if parameters.optimiser.learning_rate is None:
@@ -258,7 +259,8 @@ class FedSGD(Method):
                 rate = stable * (1.0 - parameters.optimiser.momentum) * (expected if private else 1.0)
                 if rule.learning_rate is not None:
                     rate = min(rate, rule.learning_rate)
-                optimiser = ServerOptimiser(rule.model_copy(update={"learning_rate": rate}), shapes)
+                rule = rule.model_copy(update={"learning_rate": rate})
+        optimiser = ServerOptimiser(rule, shapes)
         weights = weights_of_classes(parameters.class_weights, study.data.classes, means)
         common = {**({} if centre is None else {CENTRE: centre}), **({} if moments is None else moments.broadcast)}
         if weights is not None:

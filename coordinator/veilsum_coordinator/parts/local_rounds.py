@@ -165,6 +165,7 @@ def training_plan(
     public_weights: bool = False,
     generation: Generation | None = None,
     label: str = LOCAL,
+    size: int | None = None,
     **features: Any,
 ) -> TaskPlan:
     """The release of rounds of local training.
@@ -177,12 +178,14 @@ def training_plan(
         public_weights: whether the broadcast weighs the sites.
         generation: of samples to train on beside the records.
         label: of the releases.
+        size: values of the model; None for one of the inputs' features and classes.
         features: further parameters of the task, as of an alignment.
 
     Raises:
         ConfigurationError: the task cannot be built, or needs a study without noise.
     """
     names = ("epochs", "batch", "momentum", "decay", "norm", "normalised", "local_steps", "objective")
+    values = size or build_architecture(model, inputs.width, len(inputs.classes)).size
     task = LocalTrainingParameters.model_validate(
         {
             "width": None if inputs.encoder is None else inputs.width,
@@ -191,7 +194,7 @@ def training_plan(
             "model": model,
             "weighting": "public" if public_weights else parameters.weighting,
             "learning_rate": parameters.learning_rate or 0.1,
-            "noise_step": _noise_step(parameters, inputs, model),
+            "noise_step": _noise_step(parameters, inputs, values),
             "gradient_clip": parameters.gradient_clip or CLIP,
             "expected_records": parameters.records or inputs.records,
             "generation": generation,
@@ -211,7 +214,7 @@ def training_plan(
     )
 
 
-def _noise_step(parameters: TrainingParameters, inputs: Inputs, model: ModelSpec) -> float | None:
+def _noise_step(parameters: TrainingParameters, inputs: Inputs, values: int) -> float | None:
     """What one step's noise may move a value by at a site, for all steps to move the mean of the sites' models by ``travel``.
 
     Sites have noise of their own, so their mean moves 1 / sqrt(n) as far, and independent steps by the root of their number.
@@ -219,7 +222,6 @@ def _noise_step(parameters: TrainingParameters, inputs: Inputs, model: ModelSpec
     """
     if parameters.travel is None:
         return None
-    values = build_architecture(model, inputs.width, len(inputs.classes)).size
     steps = parameters.rounds * parameters.local_steps
     return float(parameters.travel) * (1.0 - parameters.momentum) * math.sqrt(inputs.sites / (steps * values))
 

@@ -79,6 +79,8 @@ def result_model(result: Result) -> ReleasedModel:
     try:
         columns = TypeAdapter(tuple[Column, ...]).validate_python(told["features"])
         classes, missing = tuple(str(name) for name in told["classes"]), str(told["missing_rule"])
+        if len(classes) < 2:
+            raise ValueError("a classifier tells two classes apart, or more")
         spec, arrays = _head(told["head"], result.arrays)
         encoder = _encoder(told.get("encoder"), result)
         width = sum(column.width for column in columns) if encoder is None else encoder.width

@@ -194,6 +194,8 @@ def site_training(agreed: AgreedTask) -> SiteTraining | None:
         return None
     if declaration.disclosure != "joint" or declaration.keep or declaration.source:
         return None
+    if task.parameters.outcome is not None or task.parameters.class_weights:
+        return None
     return SiteTraining(agreed, task, task.architecture)
 
 

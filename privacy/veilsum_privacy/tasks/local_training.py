@@ -24,10 +24,12 @@ from veilsum_privacy.tasks.base import Block, Floats, Layout, PartParameters, Re
 from veilsum_privacy.tasks.features import clipped, usable
 from veilsum_privacy.tasks.generation import DIRECTIONS, MOST_GENERATED, PROTOTYPES, USE, Generation, finite_array, generate
 from veilsum_privacy.tasks.gradient import LARGEST_SITE
+from veilsum_privacy.tasks.outcomes import Outcome, outcome_model
 from veilsum_privacy.training import closed_form
 from veilsum_privacy.training.arrays import MODEL, flatten, from_broadcast, to_broadcast
 from veilsum_privacy.training.clipped_sums import ClippedGradients, Rows, relative_slack
-from veilsum_privacy.training.descent import Descended, Sample, descend, descend_noised, mean_gradient
+from veilsum_privacy.training.descent import Descended, Sample, Targets, descend, descend_noised, mean_gradient
+from veilsum_privacy.training.losses import OutcomeLoss
 from veilsum_privacy.training.mlp import Descent
 from veilsum_privacy.training.models import ModelSpec, build_architecture, check_resolved
 from veilsum_privacy.training.objectives import ObjectiveSpec, build_objective
@@ -35,6 +37,9 @@ from veilsum_privacy.training.objectives.base import Done, LocalOutcome, Receive
 
 SEEDS = "training.seeds"
 """Broadcast array (sites, 2): each site's seed of the order of records, and its seed of generation; whole numbers."""
+
+OF_OUTCOMES = ("none", "prox", "scaffold", "dyn")
+"""Objectives that outcomes are trained under: those whose loss is the record's own."""
 
 WEIGHT, STEPS = "weight", "steps"
 """Blocks (1,): the site's weight, and that weight times how many steps it took, where updates are normalised."""
@@ -59,6 +64,8 @@ class LocalTrainingParameters(PartParameters):
         gradient_clip: C, L2 norm that a record's gradient is scaled down to, with noise.
         expected_records: records that a site is taken to have: with the sampling rate, what a step's sum is divided by.
         generation: None for none; without noise only.
+        outcome: what is trained on in place of classes; as of :class:`.gradient.GradientParameters`. The learning rate is then
+            the largest that a noised step takes.
         class_weights: (K,), the largest 1, what a record's gradient is multiplied by, clipped before with noise; empty for 1.
     """
 
@@ -77,7 +84,8 @@ class LocalTrainingParameters(PartParameters):
     gradient_clip: Real = Field(ge=1e-9, le=1e6)
     expected_records: int = Field(ge=1, le=2**40)
     generation: Generation | None = None
-    # studies signed before do not state it
+    # studies signed before do not state these
+    outcome: Outcome | None = Field(default=None, exclude_if=lambda stated: stated is None)
     class_weights: tuple[Annotated[Real, Field(gt=0, le=1)], ...] = Field(default=(), exclude_if=lambda given: not given)
 
     @property
@@ -108,10 +116,16 @@ class LocalTraining(TrainingTask[LocalTrainingParameters]):
 
     def __init__(self, parameters: LocalTrainingParameters, schema: DatasetSchema) -> None:
         super().__init__(parameters, schema)
-        if len(schema.classes) < 2:
+        self._loss: OutcomeLoss | None = None
+        if parameters.outcome is not None:
+            self._loss, self.dimension = outcome_model(parameters, parameters.outcome, parameters.model, schema)
+            if parameters.class_weights or parameters.generation or parameters.objective.name not in OF_OUTCOMES:
+                advice = f"Take an objective of {', '.join(OF_OUTCOMES)}, and neither class weights nor generated samples."
+                raise Misuse("The task local-training knows outcomes under few objectives only.", advice)
+        elif len(schema.classes) < 2:
             advice = "Add a [label] table with classes."
             raise Misuse("The task local-training needs a label with two classes or more.", advice)
-        self._classes = len(schema.classes)
+        self._classes = len(schema.classes) if self._loss is None else self._loss.scores
         if parameters.class_weights and len(parameters.class_weights) != self._classes:
             raise Misuse(f"The task local-training needs a weight for each of {self._classes} classes, or none.")
         self._most = schema.max_records
@@ -193,7 +207,13 @@ class LocalTraining(TrainingTask[LocalTrainingParameters]):
         return found
 
     def train(self, records: Records, broadcast: Mapping[str, Floats], state: Mapping[str, Floats], steps: Steps) -> Trained:
-        if records.labels is None:
+        targets: Targets
+        if self.parameters.outcome is not None:
+            parted = self.parameters.outcome.split(records, self.schema)
+            records, targets, known = parted.records, parted.outcomes, parted.known
+        elif records.labels is not None:
+            targets, known = records.labels, np.ones(len(records), dtype=np.bool_)
+        else:
             raise Misuse("The task local-training needs labelled records.")
         if steps.private and steps.number != self.noised_sums():
             raise Misuse(f"The task local-training takes {self.noised_sums()} noised steps a round, not {steps.number}.")
@@ -202,22 +222,23 @@ class LocalTraining(TrainingTask[LocalTrainingParameters]):
         order, generated = (_seed(seed) for seed in finite_array(broadcast, SEEDS, (2,)))
         received = Received(start, broadcast, state, order)
         every = slice(0, len(records))
-        used = usable(p, records, every, self._classes)
+        used = known & usable(p, records, every, self._classes if self._loss is None else None)
         x = clipped(p, records, every, used)
         used &= np.isfinite(x).all(axis=1)
-        x, labels = x[used], records.labels[used]
+        x, labels = x[used], targets[used]
         subjects = None if records.subjects is None else records.subjects[used]
         if steps.private:
             sample = Sample(x, labels, subjects, max(1.0, steps.rate * p.expected_records))
             return self._noised(received, sample, steps)
         share = len(x) / self._most if p.weighting == "records" else 1.0
         if p.generation is not None:
-            x, labels = generate(p.generation, x, labels, self._classes, broadcast, np.random.default_rng(generated))
+            names = labels.astype(np.int64, copy=False)  # of an outcome nothing is generated
+            x, labels = generate(p.generation, x, names, self._classes, broadcast, np.random.default_rng(generated))
         return self._plain(received, x, labels, share)
 
-    def _plain(self, received: Received, x: Floats, labels: Labels, share: float) -> Trained:
+    def _plain(self, received: Received, x: Floats, labels: Targets, share: float) -> Trained:
         objective = self.objective.begin(received)
-        gradient = mean_gradient(self.architecture, objective, self.parameters.class_weights)
+        gradient = mean_gradient(self.architecture, objective, self.parameters.class_weights, self._loss)
         rng = np.random.default_rng(received.seed)
         found = descend(received.start, x, labels, gradient, objective, self.parameters.descent, rng)
 
@@ -234,7 +255,8 @@ class LocalTraining(TrainingTask[LocalTrainingParameters]):
         p, objective = self.parameters, self.objective.begin(received)
         descent = p.descent
         if p.noise_step is not None:
-            descent = replace(descent, learning_rate=float(p.noise_step) * sample.expected / steps.std_of(received.start.size))
+            rate = float(p.noise_step) * sample.expected / steps.std_of(received.start.size)
+            descent = replace(descent, learning_rate=rate if p.outcome is None else min(rate, descent.learning_rate))
         if objective.penalty is not None:
             raise Misuse("A penalty on a batch has no gradient by record to clip.")
         found = descend_noised(
@@ -247,6 +269,7 @@ class LocalTraining(TrainingTask[LocalTrainingParameters]):
             steps,
             p.local_steps,
             p.class_weights,
+            self._loss,
         )
 
         def unit_sum(rows: Callable[[Floats, Labels], Floats], size: int) -> Floats:
@@ -273,7 +296,7 @@ class LocalTraining(TrainingTask[LocalTrainingParameters]):
         finish: Callable[[Done], LocalOutcome],
         unit_sum: UnitSum,
         x: Floats,
-        labels: Labels,
+        labels: Targets,
     ) -> Trained:
         """The vector and the state. ``found.end`` is bounded; ``x`` and ``labels`` are empty with noise."""
         p = self.parameters

@@ -8,23 +8,29 @@ public number of records.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_node.errors import Misuse
 from veilsum_privacy.mechanism.steps import Mask, Steps
+from veilsum_privacy.training import closed_form
 from veilsum_privacy.training.arrays import flatten, load, unflatten
 from veilsum_privacy.training.batches import compute_module, one_thread, precision
-from veilsum_privacy.training.gradients import clipped_gradient_sum
+from veilsum_privacy.training.gradients import clipped_gradient_sum, clipped_outcome_sum
+from veilsum_privacy.training.losses import OutcomeLoss
 from veilsum_privacy.training.mlp import Descent, gradients
 from veilsum_privacy.training.models.base import Architecture
 from veilsum_privacy.training.models.perceptrons import Perceptron
 from veilsum_privacy.training.objectives.base import Floats, LocalObjective
 
 Labels = NDArray[np.int64]
-MeanGradient = Callable[[Floats, Floats, Labels], Floats]
-"""A model (P,), features (n, d) and labels (n,), n positive, to the gradient (P,) of the mean loss."""
+Targets = NDArray[Any]
+"""Labels (n,) int64 from 0 to K - 1, or outcomes (n, t) float64."""
+
+MeanGradient = Callable[[Floats, Floats, Targets], Floats]
+"""A model (P,), features (n, d) and targets of n records, n positive, to the gradient (P,) of the mean loss."""
 
 
 class Descended(NamedTuple):
@@ -45,13 +51,13 @@ class Sample(NamedTuple):
     """The records of a site that take part in training, and how a step draws from them.
 
     Attributes:
-        x, labels: (n, d), (n,).
+        x, labels: (n, d), and :data:`Targets`.
         subjects: (n,), where the unit of privacy is the subject.
         expected: public number of records that a step is expected to draw.
     """
 
     x: Floats
-    labels: Labels
+    labels: Targets
     subjects: Labels | None
     expected: float
 
@@ -89,7 +95,7 @@ class _Walk:
 def descend(
     start: Floats,
     x: Floats,
-    labels: Labels,
+    labels: Targets,
     gradient: MeanGradient,
     objective: LocalObjective,
     descent: Descent,
@@ -99,7 +105,7 @@ def descend(
 
     Args:
         start: the model (P,).
-        x, labels: the records (n, d), (n,).
+        x, labels: the records (n, d), and :data:`Targets`.
         gradient: from :func:`mean_gradient`.
         objective: of the round; of it the pull is used here.
         descent: how to train.
@@ -125,6 +131,7 @@ def descend_noised(
     steps: Steps,
     number: int,
     class_weights: Sequence[float] = (),
+    outcome: OutcomeLoss | None = None,
 ) -> Descended:
     """Exactly ``number`` steps of DP-SGD. Nothing but the noised sums of ``steps`` depends on the records.
 
@@ -141,8 +148,9 @@ def descend_noised(
         steps: the framework's.
         number: of steps.
         class_weights: (K,) in [0, 1], what a record's clipped gradient is multiplied by; empty for 1.
+        outcome: the loss, where the sample has outcomes in place of labels.
     """
-    clipped_sum = _clipped_sum(architecture, objective, clip, class_weights)
+    clipped_sum = _clipped_sum(architecture, objective, clip, class_weights, outcome)
     walk, shapes = _Walk(start, descent, objective), architecture.shapes()
     with np.errstate(over="ignore", invalid="ignore"):
         for _ in range(number):
@@ -154,9 +162,27 @@ def descend_noised(
 
 
 def _clipped_sum(
-    architecture: Architecture, objective: LocalObjective, clip: float, class_weights: Sequence[float]
+    architecture: Architecture,
+    objective: LocalObjective,
+    clip: float,
+    class_weights: Sequence[float],
+    outcome: OutcomeLoss | None,
 ) -> Callable[[Mapping[str, Floats], Sample], Floats]:
     """A model's arrays and a sample to the sum (P,) of its clipped gradients. A loss's engine is made and checked once."""
+    if outcome is not None:
+        perceptron = _perceptron_of_outcomes(architecture, objective)
+        return lambda arrays, drawn: (
+            clipped_outcome_sum(
+                perceptron,
+                arrays,
+                drawn.x,
+                drawn.labels,
+                np.ones(len(drawn.x), dtype=np.bool_),
+                outcome,
+                clip,
+                groups=drawn.subjects,
+            ).total
+        )
     loss, weights_of = objective.loss, _weights_of(class_weights)
     if loss is None:
         return lambda arrays, drawn: (
@@ -184,15 +210,41 @@ def _weights_of(class_weights: Sequence[float]) -> Callable[[Labels], Floats | N
     return lambda labels: table[labels] if len(table) else None
 
 
-def mean_gradient(architecture: Architecture, objective: LocalObjective, class_weights: Sequence[float] = ()) -> MeanGradient:
-    """The gradient of the mean loss of a batch, with the objective's loss and penalty.
+def _perceptron_of_outcomes(architecture: Architecture, objective: LocalObjective) -> Perceptron:
+    if not isinstance(architecture, Perceptron) or objective.loss is not None or objective.penalty is not None:
+        raise Misuse("Outcomes are trained on by models linear and mlp, under objectives without a loss of their own.")
+    return architecture
+
+
+def mean_gradient(
+    architecture: Architecture,
+    objective: LocalObjective,
+    class_weights: Sequence[float] = (),
+    outcome: OutcomeLoss | None = None,
+) -> MeanGradient:
+    """The gradient of the mean loss of a batch, with the objective's loss and penalty, or of an outcome's loss.
 
     With ``class_weights`` (K,) a record's loss is multiplied by its class's; the mean is over the records all the same.
     """
+    if outcome is not None:
+        return _outcome_gradient(_perceptron_of_outcomes(architecture, objective), outcome)
     weights_of = _weights_of(class_weights)
     if isinstance(architecture, Perceptron) and objective.loss is None and objective.penalty is None:
         return _perceptron_gradient(architecture, weights_of)
     return _network_gradient(architecture, objective, weights_of)
+
+
+def _outcome_gradient(architecture: Perceptron, outcome: OutcomeLoss) -> MeanGradient:
+    shapes = architecture.shapes()
+
+    def gradient(theta: Floats, x: Floats, outcomes: Targets) -> Floats:
+        arrays = unflatten(theta, shapes)
+        parts = closed_form.factors(architecture, arrays, x, lambda scores: outcome.gradient(scores, outcomes))
+        alike = np.full(len(x), 1.0 / len(x))
+        named = {name: values.reshape(shapes[name]) for part in parts for name, values in part.weighted(alike).items()}
+        return flatten(named, shapes)
+
+    return gradient
 
 
 def _perceptron_gradient(architecture: Perceptron, weights_of: Callable[[Labels], Floats | None]) -> MeanGradient:
