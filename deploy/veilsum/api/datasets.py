@@ -239,18 +239,20 @@ class Dataset:
     def train(self, method: str = "fedsgd", parameters: Mapping[str, Any] | None = None, **options: Unpack[Options]) -> Study:
         """A classifier of the schema's label: trained (``fedsgd``, ``fedavg``) or made of a few sums (``fedcgs``, ...).
 
+        With ``outcome`` among the parameters of ``fedsgd``, ``fedavg`` and ``gbdt`` a model of a number, a count or a time.
+
         Args:
             method: any that makes a model; docs/methods.md compares them.
             parameters: of the method.
             options: of the study.
 
         Raises:
-            ConfigurationError: the schema has no label.
+            ConfigurationError: the schema has no label, and no outcome is named.
         """
-        if self.schema.label is None:
+        if self.schema.label is None and "outcome" not in (parameters or {}):
             raise ConfigurationError(
                 "The schema has no label, and a classifier learns one.",
-                "Add a [label] to it; for a number as outcome use linear, for a time cox, for a count poisson.",
+                "Add a [label] to it, or name an outcome in the parameters; to explain one use linear, poisson or cox.",
             )
         return self.study(method, parameters, **options)
 
