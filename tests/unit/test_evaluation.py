@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import log_softmax, softmax
+from sklearn.dummy import DummyClassifier
 from sklearn.metrics import (
     accuracy_score,
     balanced_accuracy_score,
@@ -421,6 +422,8 @@ def test_without_noise_the_figures_are_those_of_pooled_records(tmp_path: Path, c
     precision, recall, f1, support = precision_recall_fscore_support(y, said, zero_division=0)
     assert summary["records"] == {"value": pytest.approx(len(y), abs=1e-3), "std_error": 0.0}
     assert summary["accuracy"]["value"] == pytest.approx(accuracy_score(y, said))
+    guess = DummyClassifier(strategy="most_frequent").fit(y[:, None], y)
+    assert summary["accuracy_of_constant_guess"]["value"] == pytest.approx(guess.score(y[:, None], y))
     assert summary["log_loss"]["value"] == pytest.approx(log_loss(y, p), rel=1e-4)
     for index, row in enumerate(summary["classes"]):
         assert row["records"]["value"] == pytest.approx(support[index], abs=1e-3)
@@ -500,6 +503,8 @@ def test_local_figures_are_those_of_scikit_learn(classes: int) -> None:
     found = measure(z, y, names, names)
     said, p = z.argmax(axis=1), softmax(z, axis=1)
     assert found["accuracy"]["value"] == pytest.approx(accuracy_score(y, said))
+    guess = DummyClassifier(strategy="most_frequent").fit(y[:, None], y)
+    assert found["accuracy_of_constant_guess"]["value"] == pytest.approx(guess.score(y[:, None], y))
     assert found["balanced_accuracy"]["value"] == pytest.approx(balanced_accuracy_score(y, said))
     assert found["log_loss"]["value"] == pytest.approx(log_loss(y, p))
     assert found["confusion"]["counts"] == confusion_matrix(y, said).tolist()
@@ -516,6 +521,7 @@ def test_local_figures_are_those_of_scikit_learn(classes: int) -> None:
 def test_what_cannot_be_measured_is_left_open() -> None:
     nothing = measure(np.zeros((0, 2)), np.zeros(0, dtype=np.int64), ["a", "b"], ["a", "b"])
     assert nothing["accuracy"] is None
+    assert nothing["accuracy_of_constant_guess"] is None
     assert nothing["auc"] is None
     assert nothing["calibration"] == []
     unknown = measure(np.array([[1.0, 0.0]] * 3), np.array([2, 0, 0]), ["a", "b", "z"], ["a", "b"])

@@ -216,12 +216,22 @@ class Reader:
         self._right = np.array([[own == said for said in self._named] for own in self._classes])
 
     def overall(self, values: Mapping[str, Floats], noise: Mapping[str, float]) -> dict[str, Any]:
-        """Records, accuracy, log loss, area and calibration, as JSON."""
+        """Records, area and calibration, accuracy, that of the constant guess, and log loss, as JSON.
+
+        The constant guess is the class that most records have: where its accuracy is close to the model's, that says little.
+        """
         counts, std = values[CONFUSION], noise[CONFUSION]
         number, cells = float(counts.sum()), (int(self._right.sum()), int((~self._right).sum()))
         accuracy = classification.noised_share(float(counts[self._right].sum()), float(counts[~self._right].sum()), cells, std)
         whole_std = std * math.sqrt(counts.size)
-        found: dict[str, Any] = {"records": plain(moments.count(number, whole_std)), "accuracy": plain(accuracy)}
+        found: dict[str, Any] = {"records": plain(moments.count(number, whole_std))}
+        if SCORES in values:
+            found |= self._of_scores(values[SCORES], noise[SCORES])
+        found["accuracy"] = plain(accuracy)
+        own = counts.sum(axis=1)
+        guess, columns = float(own.max()), counts.shape[1]
+        cells = (columns, counts.size - columns)
+        found["accuracy_of_constant_guess"] = plain(classification.noised_share(guess, number - guess, cells, std))
         if isinstance(accuracy, Estimate):
             low, high = classification.widened(accuracy, number)
             found["accuracy_95"] = {"low": low, "high": high}  # the chance of the sample is in it as well
@@ -229,8 +239,6 @@ class Reader:
             most = float(self._parameters.largest_loss or 0.0)
             loss = moments.mean(float(values[LOSS][0]), number, noise[LOSS], whole_std, low=0.0, high=most)
             found["log_loss"] = plain(loss)
-        if SCORES in values:
-            found |= self._of_scores(values[SCORES], noise[SCORES])
         return found
 
     def _of_scores(self, histogram: Floats, std: float) -> dict[str, Any]:

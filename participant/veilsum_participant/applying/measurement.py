@@ -43,7 +43,12 @@ def measure(scores: Floats, truth: Integers, names: Sequence[str], classes: Sequ
     right = own == predicted
     counts = np.zeros((len(names), m), dtype=np.int64)
     np.add.at(counts, (truth, predicted), 1)
-    found: dict[str, Any] = {"evaluated": n, "accuracy": _proportion(float(right.sum()), n)}
+    guess = float(np.bincount(truth, minlength=1).max()) if n else 0.0  # of the class that most records have
+    found: dict[str, Any] = {
+        "evaluated": n,
+        "accuracy": _proportion(float(right.sum()), n),
+        "accuracy_of_constant_guess": _proportion(guess, n),
+    }
     table = list(_by_class(counts, names, classes))
     known = [row for row in table if row["recall"] is not None]
     hits = np.array([row["recall"]["value"] * row["records"] for row in known])

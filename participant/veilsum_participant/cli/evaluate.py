@@ -90,11 +90,12 @@ def print_measures(report: Mapping[str, Any]) -> None:
         "evaluated": report["evaluated"],
         "left out": reasons or "none",
         **({} if report["site"] is None else {"site": report["site"]}),
-        "accuracy": _percent(report["accuracy"]),
-        "balanced accuracy": _percent(report["balanced_accuracy"]),
-        "log loss": _figure(report["log_loss"]),
         **({} if report["auc"] is None else {"area under the ROC curve": _figure(report["auc"])}),
         "calibration error": _percent(report["calibration_error"]),
+        "accuracy": _percent(report["accuracy"]),
+        "accuracy of the constant guess": _percent(report["accuracy_of_constant_guess"]),
+        "balanced accuracy": _percent(report["balanced_accuracy"]),
+        "log loss": _figure(report["log_loss"]),
     }
     print_fields(fields, title=f"{report['result']} on {report['data']}", as_json=False)
     rows = [
