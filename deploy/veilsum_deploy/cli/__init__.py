@@ -17,6 +17,7 @@ NOUNS = {
     "analyst": Noun("veilsum_deploy.cli.analyst", "Set up an analyst."),
     "study": Noun("veilsum_deploy.cli.study", "Submit studies, watch them, fetch their results."),
     "ledger": Noun("veilsum_participant.cli.ledger", "What was spent: show it, verify it, set budgets."),
+    "schema": Noun("veilsum_participant.cli.schema", "Draft a schema of a data dictionary or of public records."),
     "demo": Noun(
         "veilsum_deploy.cli.demo", "Run a federation on this machine: a coordinator and four hospitals as real processes."
     ),

@@ -12,6 +12,7 @@ from veilsum_node.process.commands import Noun, command_line, run
 NOUNS = {
     "participant": Noun("veilsum_participant.cli.participant", "Set up, check and run a participant."),
     "ledger": Noun("veilsum_participant.cli.ledger", "What was spent: show it, verify it, set budgets."),
+    "schema": Noun("veilsum_participant.cli.schema", "Draft a schema of a data dictionary or of public records."),
 }
 
 app = command_line("A site of a federation: runs its participant, audits its ledger.", NOUNS)

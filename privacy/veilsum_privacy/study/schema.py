@@ -7,16 +7,35 @@ Features are scaled to [-1, 1] by these bounds. This module describes; reading f
 from __future__ import annotations
 
 from datetime import date
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
 from veilsum_node.fields import SMALLEST, Frozen, Name, Real
 
-ColumnName = Annotated[str, StringConstraints(min_length=1, max_length=128)]
+MAX_NAME = 128
+"""Characters of a column's name."""
+
+ColumnName = Annotated[str, StringConstraints(min_length=1, max_length=MAX_NAME)]
 
 
-class NumberColumn(Frozen):
+class _Fillable(Frozen):
+    """A column of which a draft may leave keys open, for a person to fill in."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, value: Any) -> Any:
+        if not isinstance(value, dict) or not value.keys() <= cls.model_fields.keys():
+            return value  # an unknown key may be a misspelt one: pydantic says both
+        if not isinstance(value.get("name"), str) or len(value["name"]) > MAX_NAME:
+            return value
+        missing = [key for key, field in cls.model_fields.items() if field.is_required() and key not in value]
+        if missing:
+            raise ValueError(f"column {value['name']!r}: to be filled in: {', '.join(missing)}")
+        return value
+
+
+class NumberColumn(_Fillable):
     """A numeric feature with public bounds ``low < high``, in the column's own unit.
 
     ``impute`` is the public value that stands in for a missing one; without it a record with a missing value contributes
@@ -66,7 +85,7 @@ class DateColumn(NumberColumn):
             return None
 
 
-class CategoryColumn(Frozen):
+class CategoryColumn(_Fillable):
     """A categorical feature: an indicator for each of at least two categories. Values compare as text, numbers by value."""
 
     kind: Literal["category"] = "category"

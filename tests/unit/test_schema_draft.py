@@ -1,0 +1,203 @@
+"""Drafts of schemas: by the command, of dictionaries and of records, and refused until a person has set what is open."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.commands import shown, veilsum
+from veilsum_node.errors import ConfigurationError, DataError
+from veilsum_participant.cli.schema import GIVES_AWAY, LEAST, draft_dictionary
+from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, DateColumn, NumberColumn
+from veilsum_privacy.study.schema_file import load_schema
+
+REDCAP = (
+    '"Variable / Field Name","Form Name","Section Header","Field Type","Field Label",'
+    '"Choices, Calculations, OR Slider Labels","Field Note",'
+    '"Text Validation Type OR Show Slider Number","Text Validation Min","Text Validation Max","Identifier?"\n'
+    "record_id,base,,text,Record,,,,,,\n"
+    "surname,base,,text,Surname,,,,,,y\n"
+    "age,base,,text,Age in years,,,integer,18,120,\n"
+    'crp,base,,text,"C-reactive\nprotein",,mg/l,number_1dp_comma_decimal,"0,5",,\n'
+    "born,base,,text,Day of birth,,,date_ymd,1900-01-01,today,\n"
+    'sex,base,,radio,Sex,"1, Female | 2, Male | 3, Other, or not said",,,,,\n'
+    "smoker,base,,yesno,Smokes,,,,,,\n"
+    'drug,base,,checkbox,Drugs,"1, Statin | -9, Unknown",,,,,\n'
+    'bmi,base,,calc,BMI,"[weight] / ([height]^2)",,,,,\n'
+    "remarks,base,,notes,Remarks,,,,,,\n"
+)
+
+
+def fill(path: Path) -> DatasetSchema:
+    """Complete a draft as a person would and read it."""
+    text = path.read_text("utf-8")
+    for open_key, value in (("low = ", "low = -1e100"), ("high = ", "high = 1e100"), ('origin = ""', 'origin = "2000-01-01"')):
+        text = re.sub(rf"^# {re.escape(open_key)}$", value, text, flags=re.MULTILINE)
+    text = re.sub(r"^# categories = \[.*\]$", 'categories = ["a", "b"]', text, flags=re.MULTILINE)
+    filled = path.with_name("filled.toml")
+    filled.write_text(text, "utf-8")
+    return load_schema(filled)
+
+
+def test_a_redcap_dictionary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "dictionary.csv").write_text(REDCAP)
+    report = shown(capsys, "schema", "draft", tmp_path / "dictionary.csv", "--out", tmp_path / "s.toml")
+    assert report["open"] == ["crp", "born", "bmi"]
+    assert set(report["left out"]) == {"record_id", "surname", "remarks"}
+    read = {column.name: column for column in fill(tmp_path / "s.toml").columns}
+    assert list(read) == ["age", "crp", "born", "sex", "smoker", "drug___1", "drug____9", "bmi"]
+    assert read["age"] == NumberColumn(name="age", low=18.0, high=120.0)
+    assert read["crp"] == NumberColumn(name="crp", low=0.5, high=1e100)
+    assert isinstance(read["born"], DateColumn)
+    assert read["sex"] == CategoryColumn(name="sex", categories=("1", "2", "3"))
+    assert read["smoker"] == CategoryColumn(name="smoker", categories=("0", "1"))
+    assert read["drug____9"] == CategoryColumn(name="drug____9", categories=("0", "1"))
+    assert "3 = Other, or not said" in (tmp_path / "s.toml").read_text()
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+@pytest.mark.parametrize(
+    "choices",
+    ["1=no; 2=yes; 3=unknown", "1, no | 2, yes | 3, unknown", "1: no, 2: yes, 3: unknown", "1, 2, 3", "[1, 2, 3]", "1\n2\n3"],
+)
+def test_common_spellings_of_a_dictionary(tmp_path: Path, separator: str, choices: str) -> None:
+    file = io.StringIO()
+    writer = csv.writer(file, delimiter=separator)
+    writer.writerow(["Name", "Data Type", "Units", "Min. value", "MAXIMUM", "Permissible values"])
+    writer.writerow(["hb", "Decimal", "g/dl", "2", "25", ""])
+    writer.writerow(["stage", "Categorical", "", "", "", choices])
+    (tmp_path / "d.csv").write_text("\ufeff" + file.getvalue(), "utf-8")
+    hb, stage = draft_dictionary(tmp_path / "d.csv").columns
+    assert (hb.low, hb.high, hb.unit) == (2.0, 25.0, "g/dl")
+    assert stage.categories == ("1", "2", "3")
+
+
+def test_an_open_schema_is_refused_by_its_columns_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "d.csv").write_text("name,type,categories\nage,number,\nsex,category,\nborn,date,\nill,category,0|1\n")
+    veilsum(capsys, "schema", "draft", tmp_path / "d.csv", "--out", tmp_path / "schema.toml")
+    with pytest.raises(ConfigurationError) as caught:
+        load_schema(tmp_path / "schema.toml")
+    message = caught.value.message
+    assert "column 'age': to be filled in: low, high" in message
+    assert "column 'sex': to be filled in: categories" in message
+    assert "column 'born': to be filled in: low, high, origin" in message
+    assert "'ill'" not in message
+    (tmp_path / "study.toml").write_text(
+        'name = "s"\nmethod = "statistics"\ndataset = "d"\nschema = "schema.toml"\n[privacy]\nepsilon = 1.0\n'
+    )
+    code, _, err = veilsum(capsys, "study", "plan", tmp_path / "study.toml", "--participants", 3)
+    assert (code, "column 'age'" in err) == (2, True), err
+    fill(tmp_path / "schema.toml")
+
+
+def records(path: Path) -> Path:
+    """120 records: a rare town, a unique name, numbers, codes and days."""
+    towns = ["Jena"] * 60 + ["Gera"] * 48 + ["Rare"] * (LEAST - 1) + ["?"] * 3
+    rows = {
+        "town": towns,
+        "person": [f"Person {index}" for index in range(120)],
+        "weight": [40.25 + index for index in range(120)],
+        "grade": [float(1 + index % 3) for index in range(119)] + [9.0],
+        "seen": [f"2024-01-{1 + index % 28:02d}" for index in range(120)],
+    }
+    if path.suffix == ".parquet":
+        table = pa.table(rows)
+        days = pa.array(rows["seen"]).cast(pa.date32())
+        parquet.write_table(table.set_column(4, "seen", days), path)
+    else:
+        lines = [",".join(map(str, row)) for row in zip(*rows.values(), strict=True)]
+        path.write_text("\n".join([",".join(rows), *lines]) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("name", ["r.csv", "r.parquet"])
+@pytest.mark.parametrize(("flag", "rare"), [("--public", True), ("--local", False)])
+def test_records(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, flag: str, rare: bool) -> None:
+    report = shown(capsys, "schema", "draft", records(tmp_path / name), flag, "--out", tmp_path / "s.toml")
+    text = (tmp_path / "s.toml").read_text()
+    assert report["open"] == ["weight", "seen"]
+    assert list(report["left out"]) == ["person"]
+    assert not re.search(
+        r"40\.25|159\.25|2024-01|Person|^low|^high|Rare" if not rare else r"40\.25|159\.25|2024-01|Person ",
+        text.replace("2024-02-29", ""),
+        re.MULTILINE,
+    )
+    read = {column.name: column for column in fill(tmp_path / "s.toml").columns}
+    assert read["town"] == CategoryColumn(name="town", categories=("Gera", "Jena", *(["Rare"] if rare else [])))
+    assert read["grade"] == CategoryColumn(name="grade", categories=("1", "2", "3", *(["9"] if rare else [])))
+    assert isinstance(read["weight"], NumberColumn)
+    assert isinstance(read["seen"], DateColumn)
+    assert (GIVES_AWAY in text, report.get("gives away") == GIVES_AWAY) == (not rare, not rare)
+
+
+def test_the_tenth_record_names_a_category(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for count, named in ((LEAST - 1, False), (LEAST, True)):
+        (tmp_path / "r.csv").write_text("town\n" + "Jena\n" * 30 + "Gera\n" * 30 + "Rare\n" * count)
+        out = tmp_path / f"{count}.toml"
+        code, told, _ = veilsum(capsys, "schema", "draft", tmp_path / "r.csv", "--local", "--out", out)
+        assert (code, GIVES_AWAY in told, "Rare" in out.read_text()) == (0, True, named)
+
+
+def test_records_without_a_word_are_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records(tmp_path / "plain.csv")
+    records(tmp_path / "plain.parquet")
+    (tmp_path / "alike.csv").write_text("name,type\nHenrietta,inpatient\n")
+    (tmp_path / "headless.csv").write_text("Henrietta,71\nAnna,54\n")
+    for name, flags in (("plain.csv", ()), ("plain.parquet", ()), ("alike.csv", ()), ("headless.csv", ("--local",))):
+        code, _, err = veilsum(capsys, "schema", "draft", tmp_path / name, *flags, "--out", tmp_path / "s.toml")
+        assert code == 2
+        assert not re.search("Henrietta|inpatient|Jena|town|71", err)
+        assert not (tmp_path / "s.toml").exists()
+    code, _, err = veilsum(capsys, "schema", "draft", tmp_path / "plain.csv", "--local", "--public")
+    assert (code, "exclude" in err) == (2, True)
+
+
+def test_a_file_that_is_there_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "d.csv").write_text("name,type\nage,number\n")
+    (tmp_path / "s.toml").write_text("mine")
+    code, _, _ = veilsum(capsys, "schema", "draft", tmp_path / "d.csv", "--out", tmp_path / "s.toml")
+    assert (code, (tmp_path / "s.toml").read_text()) == (2, "mine")
+
+
+@pytest.mark.parametrize("row", ["age,number\nage,number", "age,text\nage,text", ",number", "age,nonsense", '"age,number'])
+def test_what_is_no_dictionary(tmp_path: Path, row: str) -> None:
+    (tmp_path / "d.csv").write_text(f"name,type\n{row}\nsex,yesno\n")
+    with pytest.raises(DataError):
+        draft_dictionary(tmp_path / "d.csv")
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+TYPES = st.sampled_from(["number", "radio", "date", "text", "checkbox", "calc", "yesno"])
+
+
+@given(
+    rows=st.lists(
+        st.tuples(TEXT, TYPES, TEXT, TEXT | st.floats().map(str), TEXT | st.floats().map(str), TEXT, TEXT), max_size=4
+    )
+)
+def test_every_draft_that_is_filled_in_is_a_schema(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, ...]]
+) -> None:
+    folder = tmp_path_factory.mktemp("draft")
+    file = io.StringIO(newline="")
+    csv.writer(file).writerows(
+        [("name", "type", "unit", "min", "max", "choices", "label"), *rows, ("last", "number", *[""] * 5)]
+    )
+    (folder / "d.csv").write_bytes(file.getvalue().encode())
+    try:
+        found = draft_dictionary(folder / "d.csv")
+    except DataError:
+        assert any(not row[0].strip() for row in rows) or len({row[0].strip() for row in rows} | {"last"}) <= len(rows)
+        return
+    (folder / "s.toml").write_bytes(found.text().encode())
+    with pytest.raises(ConfigurationError, match="'last': to be filled in"):
+        load_schema(folder / "s.toml")
+    assert [column.name for column in fill(folder / "s.toml").columns] == [column.name for column in found.columns]
