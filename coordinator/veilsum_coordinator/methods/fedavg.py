@@ -16,16 +16,9 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from pydantic import Field
 
-from veilsum_coordinator.methods.fedsgd import (
-    OUTCOME_TRAVEL,
-    default_gradient_clip,
-    default_model,
-    feature_clip,
-    stable_rate,
-    stated_weights,
-)
 from veilsum_coordinator.parts.application import outcome_application, study_application, study_arrays
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
+from veilsum_coordinator.parts.class_weights import stated_weights
 from veilsum_coordinator.parts.expectations import Z95, Expectation
 from veilsum_coordinator.parts.federation import Federation
 from veilsum_coordinator.parts.local_rounds import (
@@ -51,6 +44,13 @@ from veilsum_coordinator.parts.moment_plans import Missing, need_label, typical_
 from veilsum_coordinator.parts.networks import network_head, resolved_model
 from veilsum_coordinator.parts.outcomes import refuse_for_outcomes, resolved_outcome
 from veilsum_coordinator.parts.participation import Participation, ParticipationParameters
+from veilsum_coordinator.parts.training_defaults import (
+    OUTCOME_TRAVEL,
+    default_gradient_clip,
+    default_model,
+    feature_clip,
+    stable_rate,
+)
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen, Name, Real
 from veilsum_privacy.results.result import Result

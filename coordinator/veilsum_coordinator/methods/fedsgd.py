@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -19,7 +18,8 @@ from pydantic import Field
 
 from veilsum_coordinator.parts.application import outcome_application, study_application, study_arrays
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
-from veilsum_coordinator.parts.centring import MEANS, centre_plan, rarity_weights, released_centre
+from veilsum_coordinator.parts.centring import MEANS, centre_plan, released_centre
+from veilsum_coordinator.parts.class_weights import RARITY, resolved_class_weights, weights_of_classes
 from veilsum_coordinator.parts.expectations import Z95, Expectation, released_noise
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.parts.moment_alignment import (
@@ -34,7 +34,7 @@ from veilsum_coordinator.parts.moment_alignment import (
     resolve_moments,
     training_records,
 )
-from veilsum_coordinator.parts.moment_plans import Missing, need_label, resolved_clip
+from veilsum_coordinator.parts.moment_plans import Missing, need_label
 from veilsum_coordinator.parts.networks import network_head, resolved_model
 from veilsum_coordinator.parts.outcomes import (
     PREDICTION,
@@ -47,11 +47,19 @@ from veilsum_coordinator.parts.outcomes import (
     spread,
 )
 from veilsum_coordinator.parts.server_optimisers import OptimiserParameters, ServerOptimiser
+from veilsum_coordinator.parts.training_defaults import (
+    OUTCOME_TRAVEL,
+    default_gradient_clip,
+    default_model,
+    default_rate,
+    default_travel,
+    feature_clip,
+    stable_rate,
+)
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen, Name, Real
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.securesum.agreed import AgreedStudy
-from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.features import CENTRE, CLASS_WEIGHTS
 from veilsum_privacy.tasks.gradient import GradientParameters
@@ -309,124 +317,6 @@ class FedSGD(Method):
         return Result(self.name, summary, {**study_arrays(federation, moments), **arrays}, applied)
 
 
-CONVEX_CLIP, CONVEX_BIAS, CENTRED_BIAS, CONVEX_TRAVEL = 0.1, 0.3, 0.1, 50.0
-"""Gradient norm, constant of the bias and travel of linear models on features of norm 1 at most: the best of sweeps over four
-data sets and several epsilons (docs/results.md). A small clip leaves of the gradient little more than its direction."""
-
-TWO_CLASS_TRAVEL = 30.0
-"""Of linear models of two classes: by area under the ROC curve, over eleven data sets (docs/results.md)."""
-
-RARITY = {"sqrt": 0.5, "balanced": 1.0}
-"""Powers of :func:`.rarity_weights`, by what a study asks for."""
-
-NETWORK_RATE, TRAVEL = 4.0, 15.0
-"""Learning rate without noise, and travel, of other models at a gradient norm of 1."""
-
-OUTCOME_CLIP, COUNT_CLIP, OUTCOME_TRAVEL = 0.2, 0.3, 10.0
-"""Gradient norm of models of numbers and times, of counts, whose tails are longer, and their travel (decision 55)."""
-
-
-def default_gradient_clip(outcome: Outcome | None, *, convex: bool) -> float:
-    """Gradient norm where none is stated."""
-    if outcome is not None:
-        return COUNT_CLIP if outcome.loss == "poisson" else OUTCOME_CLIP
-    return CONVEX_CLIP if convex else 1.0
-
-
-def stable_rate(architecture: Perceptron, curvature: float, spread: float, count: float) -> float:
-    """Learning rate on a sum over so many records at which gradient descent is stable.
-
-    It is 1 over the number of records, the loss's curvature and the squared norm of what all layers are given: features of
-    mean square ``spread``, and of a hidden layer what random weights make of them.
-    """
-    squares = architecture.scale**2 * spread
-    given = 0.0
-    for layer in architecture.layers():
-        given += squares + layer.constant**2
-        outputs, inputs = architecture.shapes()[layer.weight]
-        squares *= outputs / inputs
-    return 1.0 / (max(count, 1.0) * max(curvature, 1e-6) * given)
-
-
-def default_travel(scores: int, *, convex: bool) -> float:
-    """Travel where none is stated."""
-    if not convex:
-        return TRAVEL
-    return CONVEX_TRAVEL if scores > 2 else TWO_CLASS_TRAVEL
-
-
-def feature_clip(inputs: Inputs) -> float:
-    """A norm that hardly a record's features exceed, with noise or without.
-
-    Raises:
-        ConfigurationError: a program makes the features, whose scale nobody can know.
-    """
-    return resolved_clip(None, replace(inputs, private=False))
-
-
-def resolved_class_weights(
-    asked: str | Mapping[str, float] | None, inputs: Inputs, *, counted: bool
-) -> str | Mapping[str, float]:
-    """Class weights as a compiled study states them.
-
-    Args:
-        asked: the parameter.
-        counted: whether a centre is released, with which classes are counted.
-
-    Raises:
-        ConfigurationError: a table of other classes, or frequencies that no release tells.
-    """
-    if asked is None:
-        return "sqrt" if counted else "none"
-    if isinstance(asked, str):
-        if asked in RARITY and not counted:
-            raise ConfigurationError(
-                f"fedsgd's class_weights = \"{asked}\" needs the classes' frequencies, which come with a centre.",
-                "State the weights in a table by class, or leave them out.",
-            )
-        return asked
-    stated_weights(asked, inputs.classes, "fedsgd")
-    return asked
-
-
-def stated_weights(asked: Mapping[str, float] | None, classes: Sequence[str], method: str) -> tuple[float, ...]:
-    """A table of class weights in the order of the classes, its largest 1; empty without one.
-
-    Raises:
-        ConfigurationError: it is of other classes.
-    """
-    if asked is None:
-        return ()
-    if set(asked) != set(classes):
-        raise ConfigurationError(
-            f"The table class_weights of {method} must give each class of the label a weight.",
-            f"Give one to each of {', '.join(classes)}." if classes else "Add a [label] table with classes.",
-        )
-    return tuple(float(asked[name]) / max(map(float, asked.values())) for name in classes)
-
-
-def weights_of_classes(
-    asked: str | Mapping[str, float] | None, classes: Sequence[str], means: Release | None
-) -> Floats | None:
-    """Weights (K,) from 0 to 1, or None where all records count alike.
-
-    Args:
-        asked: resolved.
-        means: of :func:`.centre_plan`, by class, where weights follow from frequencies.
-    """
-    if asked is None or asked == "none":
-        return None
-    if isinstance(asked, str):
-        return None if means is None else rarity_weights(means, RARITY[asked])
-    return np.array(stated_weights(asked, classes, "fedsgd"))
-
-
-def default_model(inputs: Inputs, clip: float, *, centred: bool) -> ModelSpec:
-    """A linear softmax classifier on features scaled to a norm of about 1."""
-    scale = 1.0 / clip if inputs.encoder is None or isinstance(inputs.encoder, Program) else 1.0
-    return ModelSpec(name="linear", options={"scale": scale, "bias": CENTRED_BIAS if centred else CONVEX_BIAS})
-
-
 def aligned_centre(moments: MomentReference, study: Study) -> Floats:
     """The mean (d,) of features aligned by their moments, which is that of the reference: of a feature, or of its channel.
 
@@ -439,13 +329,6 @@ def aligned_centre(moments: MomentReference, study: Study) -> Floats:
     mean = moments.moments.mean * float(use["bound"])
     centre[columns] = np.repeat(mean, len(columns) // len(mean))
     return centre
-
-
-def default_rate(optimiser: OptimiserParameters, *, convex: bool) -> float:
-    """Learning rate on the mean clipped gradient where none is stated."""
-    if optimiser.name != "sgd":
-        return 0.05
-    return (256.0 if convex else NETWORK_RATE) * (1.0 - optimiser.momentum)
 
 
 def _norm(arrays: Mapping[str, Floats]) -> float:

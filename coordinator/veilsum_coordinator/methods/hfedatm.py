@@ -20,7 +20,6 @@ from pydantic import Field
 from veilsum_aggregation.filters import convolutions
 from veilsum_aggregation.regmean import Merged, merge_stations
 from veilsum_coordinator.methods.fedavg import local_expectations
-from veilsum_coordinator.methods.fedsgd import feature_clip
 from veilsum_coordinator.parts.application import study_application, study_arrays
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.expectations import Z95, Expectation, released_noise
@@ -29,6 +28,7 @@ from veilsum_coordinator.parts.local_rounds import LOCAL, TrainingParameters, re
 from veilsum_coordinator.parts.moment_plans import Missing, need_label
 from veilsum_coordinator.parts.networks import network_head, resolved_model
 from veilsum_coordinator.parts.stations import Station, adopt, begin, check_study, check_table, moved
+from veilsum_coordinator.parts.training_defaults import feature_clip
 from veilsum_node.errors import ConfigurationError, Misuse
 from veilsum_node.fields import Frozen, Name, Real
 from veilsum_privacy.accounting.prices import study_epsilon

@@ -50,19 +50,3 @@ def released_centre(release: Release, study: Study) -> Floats:
     bound = 1.0 if study.encoder is None else float(FeatureMeansParameters.model_validate(study.task(MEANS).parameters).clip)
     centre: Floats = np.clip(release.values["sum"] / count, -bound, bound)
     return centre
-
-
-def rarity_weights(release: Release, power: float) -> Floats:
-    """Weights (K,) of classes by their noised counts: (smallest count / count)^power, the rarest class's being 1.
-
-    The smallest count is taken two standard deviations of its noise larger, so that where classes may well be alike they count
-    alike.
-
-    Args:
-        release: of :func:`centre_plan` by class.
-        power: 1 makes all classes weigh alike, 1/2 goes half of the way.
-    """
-    noise = release.noise_std["count"]
-    counts = np.maximum(release.values["count"], max(noise, 1.0))
-    weights: Floats = np.minimum(1.0, (float(counts.min()) + 2.0 * noise) / counts) ** power
-    return weights

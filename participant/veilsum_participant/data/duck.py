@@ -125,8 +125,3 @@ def _parts(path: Path) -> list[str]:
 
 def _is_lines(path: Path) -> bool:
     return path.suffix.lower() in (".ndjson", ".jsonl")
-
-
-def _lines(path: Path) -> list[str]:
-    """The lines of an ndjson file, each as text whatever its bytes."""
-    return [as_text(line) for line in path.read_bytes().split(b"\n")]
