@@ -224,7 +224,8 @@ def test_the_environment_names_the_url_and_nothing_shows_it(url: str, tmp_path: 
     assert asked.url == url
 
 
-def test_sqlite_by_columns_that_the_site_names(tmp_path: Path) -> None:
+def test_sqlite_by_columns_that_the_site_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queries, "PAUSES", (0.0, 0.0))
     """Each cell is text by itself, whatever SQLite stored: nothing is run before records may be read."""
     path = tmp_path / "clinic.db"
     asked = query(f"sqlite:///{path}", columns=("age", "town", "ill", "who"), text="SELECT age, town, ill, who FROM records")

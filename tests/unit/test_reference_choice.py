@@ -170,7 +170,7 @@ def released(train: dict[str, tuple[Floats, NDArray[np.int64]]], std: float = 0.
     return Release("alignment", 1, values, dict.fromkeys(values, std), tuple(train), b"")
 
 
-@pytest.mark.parametrize("std", [0.0, 6.0])
+@pytest.mark.parametrize("std", [pytest.param(0.0, marks=pytest.mark.system), 6.0])
 @pytest.mark.parametrize(("kind", "right"), [("instruments", "aligned"), ("patients", "none")])
 def test_two_classes_are_aligned_where_that_tells_them_better(kind: str, right: str, std: float) -> None:
     """In most draws, and what is chosen is what scikit-learn's discriminant does better on records that were not used."""
