@@ -12,7 +12,7 @@ _SECURESUM = (
     *(f"tests/unit/test_securesum_{part}.py" for part in _PARTS.split()),
     "tests/integration/test_hostile_rounds.py",
 )
-_NOISE = ("tests/unit/test_noise.py", "tests/unit/test_steps.py")
+_NOISE = ("tests/unit/test_noise.py", "tests/unit/test_steps.py", "tests/unit/test_unrounded.py")
 _CLIPPING = ("tests/unit/test_clipping.py", "tests/unit/test_tasks_moments.py")
 _ACCOUNTING = ("tests/unit/test_composition.py", "tests/unit/test_accounting.py")
 _LEDGER = {
@@ -35,6 +35,7 @@ JUDGES: dict[str, tuple[str, ...]] = {
         "tests/unit/test_securesum_context.py",
         "tests/unit/test_securesum_agreement.py",
         "tests/unit/test_power_moments.py",
+        "tests/unit/test_unrounded.py",
         "tests/integration/test_kept.py",
     ),
     "privacy/veilsum_privacy/mechanism/noise.py": _NOISE,
@@ -54,6 +55,9 @@ JUDGES: dict[str, tuple[str, ...]] = {
         for module, parts in _LEDGER.items()
     },
     **{f"participant/veilsum_participant/protocol/{part}.py": _ROUNDS for part in ("contributions", "openings")},
+    "privacy/veilsum_privacy/training/clipped_sums.py": ("tests/unit/test_gradients.py", "tests/unit/test_local_training.py"),
+    "privacy/veilsum_privacy/training/losses.py": ("tests/unit/test_outcomes.py",),
+    "privacy/veilsum_privacy/tasks/outcomes.py": ("tests/unit/test_outcomes.py",),
     "participant/veilsum_participant/policy.py": ("tests/unit/test_policy.py", "tests/unit/test_noise_shares.py"),
     "participant/veilsum_participant/protocol/limits.py": ("tests/unit/test_round_limits.py",),
     "participant/veilsum_participant/protocol/budgets.py": ("tests/unit/test_promised_releases.py",),
