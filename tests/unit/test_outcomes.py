@@ -138,6 +138,69 @@ def test_hazards_are_those_of_lifelines() -> None:
     np.testing.assert_allclose(Hazards(3).constant(told.mean(axis=0)) - math.log(30.0), theirs, atol=2e-3)
 
 
+def test_an_event_at_the_horizon_is_none_and_at_a_cut_is_of_the_period_it_ends() -> None:
+    told = intervals(np.array([30.0, 10.0, 12.0]), np.array([True, True, False]), (0.0, 10.0, 30.0))
+    np.testing.assert_allclose(told, [[1 / 3, 2 / 3, 0, 0], [1 / 3, 0, 1, 0], [1 / 3, 2 / 30, 0, 0]], atol=1e-15)
+
+
+def test_an_outcome_by_hand() -> None:
+    """Columns on either side, bounds other than 0, values out of bounds, missing features, and a label."""
+    schema = DatasetSchema(
+        columns=(
+            CategoryColumn(name="ward", categories=("north", "south")),
+            CategoryColumn(name="end", categories=("home", "died", "moved")),
+            NumberColumn(name="dose", low=-5, high=5),
+            NumberColumn(name="stay", low=4, high=20, unit="days"),
+            NumberColumn(name="age", low=20, high=80),
+        ),
+        label={"column": "sex", "classes": [{"name": "f", "values": ["f"]}, {"name": "m", "values": ["m"]}]},
+        max_records=10,
+    )
+    features = np.array(
+        [
+            [1, 0, 0, 1, 0, 0.5, 0.0, 0.1],  # died after 12 days
+            [0, 1, 1, 0, 0, 0.2, 1.5, 0.2],  # home, later than the highest
+            [0, 1, 0, 0, 1, 0.3, -2.0, 0.3],  # moved, before the lowest
+        ]
+    )
+    present = np.ones(features.shape, dtype=np.bool_)
+    present[:, [0, 5, 7]] = False  # features that are missing are no outcome's business
+    records = Records(features, present, np.array([0, 1, 0]))
+    died = {"column": "stay", "loss": "hazard", "event": "end", "censored": ["home", "moved"], "cuts": [0.5, 10.0]}
+    outcome = Outcome.model_validate(died)
+    outcome.check(schema)
+    parted = outcome.split(records, schema)
+    expected = [[0.5, 9.5, 2, 0, 0, 1], [0.5, 9.5, 10, 0, 0, 0], [0.5, 3.5, 0, 0, 0, 0]]
+    np.testing.assert_allclose(parted.outcomes, np.array(expected) / [[20, 20, 20, 1, 1, 1]])
+    np.testing.assert_array_equal(parted.records.features, features[:, [0, 1, 5, 7]])
+    np.testing.assert_array_equal(parted.records.present, present[:, [0, 1, 5, 7]])
+    assert parted.records.labels is None
+    assert parted.known.dtype == np.bool_
+    assert parted.known.all()
+    assert outcome.features(schema).label is None
+    assert [column.name for column in outcome.features(schema).columns] == ["ward", "dose", "age"]
+    bounds = {"column": "stay", "low": 4.0, "high": 20.0, "unit": "days"}
+    event = {"event": "end", "censored": ["home", "moved"], "cuts": [0.5, 10.0]}
+    assert outcome.told(schema) == {**bounds, **event, "loss": "hazard"}
+    count = Outcome.model_validate({"column": "stay", "loss": "poisson"})
+    assert count.told(schema) == {**bounds, "loss": "poisson"}
+    np.testing.assert_allclose(count.split(records, schema).outcomes[:, 0], np.array([12, 20, 4]) / 8)
+    number = Outcome.model_validate({"column": "stay", "loss": "huber", "bend": 2.0})
+    np.testing.assert_array_equal(number.split(records, schema).outcomes[:, 0], [0.0, 1.0, -1.0])
+    errors = np.array([[5.0]]), np.array([[0.0]])
+    assert number.build(schema).gradient(*errors) == pytest.approx(2.0 / 8)
+    tenth = number.model_copy(update={"bend": None}).build(schema)
+    assert tenth.gradient(*errors) == pytest.approx(0.1)
+    assert tenth.curvature(np.zeros(1)) == 1.0
+
+
+def test_an_outcome_may_be_negative_but_must_have_something_to_be_predicted_from() -> None:
+    dose = Outcome.model_validate({"column": "dose", "loss": "squared"})
+    dose.check(SCHEMA)
+    with pytest.raises(Misuse, match="no columns beside"):
+        dose.check(DatasetSchema(columns=(NumberColumn(name="dose", low=-5, high=5),), max_records=10))
+
+
 # -- the task ----------------------------------------------------------------------------------------------------------------
 
 
@@ -292,6 +355,8 @@ def test_what_a_perceptron_of_outcomes_releases_is_applied_only() -> None:
         ({**TIME, "event": "ward"}, {}, "has no category"),
         ({**TIME, "censored": ["home", "died", "moved"]}, {}, "censored"),
         ({**TIME, "cuts": [50.0]}, {}, "rise between"),
+        ({**TIME, "cuts": [10.0, 10.0]}, {}, "rise between"),
+        ({**TIME, "event": "age", "censored": []}, {}, "no categorical column"),
         (NUMBER, {"class_weights": "balanced"}, "has no class_weights"),
         (NUMBER, {"centre": False}, "has no centre"),
         (NUMBER, {"moments": {}}, "has no moments"),
@@ -303,7 +368,9 @@ def test_what_is_refused(outcome: dict[str, Any], more: dict[str, Any], message:
         compiled("fedsgd", {"outcome": outcome, **more}, schema=SCHEMA, sites=SITES)
 
 
-@pytest.mark.parametrize("wrong", [{"loss": "hazard"}, {"event": "end"}, {"cuts": [1.0]}, {"bend": 1.0}])
+@pytest.mark.parametrize(
+    "wrong", [{"loss": "hazard"}, {"event": "end"}, {"cuts": [1.0]}, {"censored": ["home"]}, {"bend": 1.0}]
+)
 def test_an_outcome_states_what_its_loss_has(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"outcome|loss"):
         FedSGDParameters.model_validate({"outcome": {**NUMBER, **wrong}})
