@@ -45,8 +45,41 @@ _EQUAL = "whether two are equal does not depend on which is first"
 _TOLERANCE = "on the very border of what is allowed for rounding"
 _COUNTED = "there are as many of the one as of the other: that was checked just before"
 _COMMITTED = "what is looked for was committed long before this transaction began"
+_FLOOR = "keeps a logarithm or a step finite: any small number does"
+_UNKNOWN = "of a record whose outcome is unknown, which adds nothing"
+_OUTCOMES = "privacy/veilsum_privacy/tasks/outcomes.py::Outcome"
+_LOSSES = "privacy/veilsum_privacy/training/losses.py"
 
 HARMLESS: dict[str, str] = {
+    f"{_LOSSES}::Huber.gradient: np.clip(scores - outcomes, -self.bend, self.bend) "
+    "-> np.clip(-self.bend, scores - outcomes, self.bend)": _MIDDLE,
+    f"{_LOSSES}::Huber.values: error <= self.bend -> error < self.bend": "both forms have the same value there",
+    f"{_LOSSES}::Poisson.gradient: np.minimum(scores, LARGEST_EXPONENT) -> np.minimum(LARGEST_EXPONENT, scores)": _EITHER,
+    f"{_LOSSES}::Poisson.values: np.minimum(scores, LARGEST_EXPONENT) -> np.minimum(LARGEST_EXPONENT, scores)": _EITHER,
+    f"{_LOSSES}::Poisson.constant: np.maximum(means, 1e-06) -> np.maximum(1e-06, means)": _EITHER,
+    f"{_LOSSES}::Poisson.constant: 1e-06 -> 2e-06": _FLOOR,
+    f"{_LOSSES}::Poisson.curvature: 1e-06 -> 2e-06": _FLOOR,
+    f"{_LOSSES}::Hazards.gradient: np.minimum(scores, LARGEST_EXPONENT) -> np.minimum(LARGEST_EXPONENT, scores)": _EITHER,
+    f"{_LOSSES}::Hazards.values: np.minimum(scores, LARGEST_EXPONENT) -> np.minimum(LARGEST_EXPONENT, scores)": _EITHER,
+    f"{_LOSSES}::Hazards.constant: np.maximum(events, 1e-06) -> np.maximum(1e-06, events)": _EITHER,
+    f"{_LOSSES}::Hazards.constant: 1e-06 -> 2e-06": _FLOOR,
+    f"{_LOSSES}::Hazards.constant: np.maximum(at_risk, 1e-06) -> np.maximum(1e-06, at_risk)": _EITHER,
+    f"{_LOSSES}::Hazards.constant: 1e-06 -> 2e-06 (2)": _FLOOR,
+    f"{_LOSSES}::Hazards.curvature: 1e-06 -> 2e-06": _FLOOR,
+    f"{_LOSSES}::intervals: np.clip(times[:, None] - starts, 0.0, ends - starts) "
+    "-> np.clip(0.0, times[:, None] - starts, ends - starts)": _MIDDLE,
+    f"{_OUTCOMES}.places: np.array(kept, dtype=np.intp) -> np.array(kept)": _INT64,
+    f"{_OUTCOMES}.number: column.name == self.column and isinstance(column, NumberColumn) "
+    "-> column.name == self.column": _TYPE,
+    f"{_OUTCOMES}.split: np.clip(records.features, -1.0, 1.0) -> np.clip(-1.0, records.features, 1.0)": _MIDDLE,
+    f"{_OUTCOMES}.split: np.zeros(len(records), dtype=np.bool_) -> np.zeros(len(records))": (
+        "a loss that reads events has a column of them"
+    ),
+    f"{_OUTCOMES}.split: own.name == self.event and isinstance(own, CategoryColumn) -> own.name == self.event": _TYPE,
+    f"{_OUTCOMES}.split: features[:, counted] > 0.5 -> features[:, counted] >= 0.5": "a category's feature is 0 or 1",
+    f"{_OUTCOMES}.split: 0.0 -> 1.0": _UNKNOWN,
+    f"{_OUTCOMES}._outcomes: np.maximum(number.low + (scaled + 1.0) * half, 0.0) "
+    "-> np.maximum(0.0, number.low + (scaled + 1.0) * half)": _EITHER,
     f"{_PARTICIPANT}/policy.py::_epsilon_faults: cost > privacy.epsilon * (1 + 1e-09) "
     "-> cost >= privacy.epsilon * (1 + 1e-09)": _TOLERANCE,
     f"{_PARTICIPANT}/protocol/budgets.py::_price: noise.kind == 'distributed' -> noise.kind != 'distributed'": (

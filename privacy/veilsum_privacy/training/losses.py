@@ -138,6 +138,5 @@ def intervals(times: Floats, events: NDArray[np.bool_], edges: Sequence[float]) 
     starts, ends = np.array(edges[:-1]), np.array(edges[1:])
     horizon = ends[-1]
     at_risk = np.clip(times[:, None] - starts, 0.0, ends - starts) / horizon
-    place = np.minimum(np.searchsorted(ends, times, side="left"), len(ends) - 1)
-    fell = (place[:, None] == np.arange(len(ends))) & (events & (times < horizon))[:, None]
+    fell = (np.searchsorted(ends, times)[:, None] == np.arange(len(ends))) & (events & (times < horizon))[:, None]
     return np.concatenate([at_risk, fell.astype(np.float64)], axis=1)
