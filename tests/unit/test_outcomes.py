@@ -20,7 +20,7 @@ from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.methods.fedsgd import FedSGDParameters
 from veilsum_coordinator.parts.predictions import Prediction
 from veilsum_coordinator.results.released_models import result_model, result_prediction
-from veilsum_node.errors import ConfigurationError, Misuse
+from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
 from veilsum_participant.applying.model import Model
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
@@ -147,24 +147,24 @@ def test_an_outcome_by_hand() -> None:
     """Columns on either side, bounds other than 0, values out of bounds, missing features, and a label."""
     schema = DatasetSchema(
         columns=(
-            CategoryColumn(name="ward", categories=("north", "south")),
-            CategoryColumn(name="end", categories=("home", "died", "moved")),
-            NumberColumn(name="dose", low=-5, high=5),
-            NumberColumn(name="stay", low=4, high=20, unit="days"),
             NumberColumn(name="age", low=20, high=80),
+            CategoryColumn(name="end", categories=("home", "died", "moved")),
+            NumberColumn(name="stay", low=4, high=20, unit="days"),
+            NumberColumn(name="dose", low=-5, high=5),
+            CategoryColumn(name="ward", categories=("north", "south")),
         ),
         label={"column": "sex", "classes": [{"name": "f", "values": ["f"]}, {"name": "m", "values": ["m"]}]},
         max_records=10,
     )
     features = np.array(
         [
-            [1, 0, 0, 1, 0, 0.5, 0.0, 0.1],  # died after 12 days
-            [0, 1, 1, 0, 0, 0.2, 1.5, 0.2],  # home, later than the highest
-            [0, 1, 0, 0, 1, 0.3, -2.0, 0.3],  # moved, before the lowest
+            [0.1, 0, 1, 0, 0.0, 0.5, 1, 0],  # died after 12 days
+            [0.2, 1, 0, 0, 1.5, 0.2, 0, 1],  # home, later than the highest
+            [0.3, 0, 0, 1, -2.0, 0.3, 0, 1],  # moved, before the lowest
         ]
     )
     present = np.ones(features.shape, dtype=np.bool_)
-    present[:, [0, 5, 7]] = False  # features that are missing are no outcome's business
+    present[:, [0, 5, 6, 7]] = False  # features that are missing are no outcome's business
     records = Records(features, present, np.array([0, 1, 0]))
     died = {"column": "stay", "loss": "hazard", "event": "end", "censored": ["home", "moved"], "cuts": [0.5, 10.0]}
     outcome = Outcome.model_validate(died)
@@ -172,13 +172,13 @@ def test_an_outcome_by_hand() -> None:
     parted = outcome.split(records, schema)
     expected = [[0.5, 9.5, 2, 0, 0, 1], [0.5, 9.5, 10, 0, 0, 0], [0.5, 3.5, 0, 0, 0, 0]]
     np.testing.assert_allclose(parted.outcomes, np.array(expected) / [[20, 20, 20, 1, 1, 1]])
-    np.testing.assert_array_equal(parted.records.features, features[:, [0, 1, 5, 7]])
-    np.testing.assert_array_equal(parted.records.present, present[:, [0, 1, 5, 7]])
+    np.testing.assert_array_equal(parted.records.features, features[:, [0, 5, 6, 7]])
+    np.testing.assert_array_equal(parted.records.present, present[:, [0, 5, 6, 7]])
     assert parted.records.labels is None
     assert parted.known.dtype == np.bool_
     assert parted.known.all()
     assert outcome.features(schema).label is None
-    assert [column.name for column in outcome.features(schema).columns] == ["ward", "dose", "age"]
+    assert [column.name for column in outcome.features(schema).columns] == ["age", "dose", "ward"]
     bounds = {"column": "stay", "low": 4.0, "high": 20.0, "unit": "days"}
     event = {"event": "end", "censored": ["home", "moved"], "cuts": [0.5, 10.0]}
     assert outcome.told(schema) == {**bounds, **event, "loss": "hazard"}
@@ -242,6 +242,24 @@ def test_a_record_without_its_outcome_or_event_adds_nothing() -> None:
     spoilt = records.features.copy()
     spoilt[2, 3] = np.nan
     assert not Outcome.model_validate(TIME).split(Records(spoilt, records.present, None), SCHEMA).known[2]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"model": {"name": "lenet5", "inputs": [1, 28, 28]}}, "tells classes apart"),
+        ({"width": 4}, "the schema's own features"),
+        (
+            {"alignment": {"kind": "moments", "tau": 1.0, "moments": {"order": 2, "adjust": "both"}}},
+            "the schema's own features",
+        ),
+        ({"outcome": {"column": "ward", "loss": "squared"}}, "no numeric column"),
+    ],
+)
+def test_a_task_of_an_outcome_is_refused_by_a_site_too(more: dict[str, Any], message: str) -> None:
+    parameters = {"clip": 1.0, "missing": "skip", "model": {"name": "linear"}, "gradient_clip": 0.4, "outcome": NUMBER}
+    with pytest.raises(HostileInput, match=message):
+        build_task("gradient", {**parameters, **more}, SCHEMA)
 
 
 # -- methods -----------------------------------------------------------------------------------------------------------------
