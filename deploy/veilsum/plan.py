@@ -13,6 +13,7 @@ Everything comes from public values. Whether a site will agree, and how much of 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -27,6 +28,7 @@ from veilsum_coordinator.parts.expected_moments import DIRECTIONS
 from veilsum_privacy.accounting.accountant import rdp_epsilon
 from veilsum_privacy.accounting.prices import declared_event
 from veilsum_privacy.ledger.entries import Mechanism
+from veilsum_privacy.mechanism.noise import task_noise
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import TASKS
 from veilsum_privacy.tasks.base import DerivedTask
@@ -132,6 +134,16 @@ class StudyPlan:
     notes: tuple[str, ...] = ()
 
     @property
+    def colluder_cost(self) -> float | None:
+        """By how much sums are noisier because k participants' shares are not counted: sqrt(n / h) - 1.
+
+        All n add shares of which h reach the noise that is charged for. None where no noise is shared.
+        """
+        plans = [task_noise(self.study, task, self.study.sites) for task in self.study.tasks]
+        ratios = [plan.total_variance(self.study.sites) / plan.variance for plan in plans if plan.kind == "distributed"]
+        return math.sqrt(max(ratios)) - 1.0 if ratios else None
+
+    @property
     def coarse(self) -> bool:
         """Whether truncation to the grid can add more than 1% of the noise."""
         return self.cost.epsilon is not None and self.cost.rounding > ROUNDING
@@ -147,6 +159,7 @@ class StudyPlan:
                 "against_coordinator_and_readers": self.cost.epsilon,
                 "colluding_participants": self.study.privacy.assumed_colluders,
                 "against_all_others_together": self.alone,
+                "noise_added_for_colluders": self.colluder_cost,
             },
             "participants": None if self.losses is None else [loss.to_json() for loss in self.losses],
             "records_per_site": {"expected": self.records, "stated": self.records_stated},

@@ -43,7 +43,7 @@ from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_node.fields import Frozen
 from veilsum_privacy.accounting.accountant import GaussianEvent, rdp_epsilon
 from veilsum_privacy.ledger.entries import Mechanism
-from veilsum_privacy.mechanism.noise import NoisePlan
+from veilsum_privacy.mechanism.noise import NoisePlan, task_noise
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import build_task
@@ -390,6 +390,23 @@ def test_two_guarantees(sites: int, colluders: int, honest: int) -> None:
     assert epsilon_alone(draft(sites=sites, noise="none").compile()) is None
 
 
+@pytest.mark.parametrize(
+    ("sites", "colluders", "wider"), [(4, 1, 0.1547), (16, 1, 0.0328), (9, 2, 0.1339), (4, 3, 1.0), (2, 1, 0.4142)]
+)
+def test_a_plan_says_what_assumed_colluders_cost(sites: int, colluders: int, wider: float) -> None:
+    """The shares that all sites really draw, against the noise that epsilon counts."""
+    asked = draft(sites=sites, assumed_colluders=colluders)
+    planned = plan_study(asked, asked.compile())
+    assert planned.colluder_cost == pytest.approx(wider, abs=1e-4)
+    (task,) = planned.study.tasks
+    noise = task_noise(planned.study, task, sites)
+    draws = np.sum([noise.draw(4000, SeededRandom(f"colluder {name}".encode())) for name in range(sites)], axis=0)
+    assert draws.std() / math.sqrt(task.variance) == pytest.approx(1 + wider, rel=0.05)
+    assert planned.to_json()["guarantees"]["noise_added_for_colluders"] == planned.colluder_cost
+    local = draft(sites=sites, assumed_colluders=colluders, noise="local")
+    assert plan_study(local, local.compile()).colluder_cost is None
+
+
 def test_losses_compose_with_what_was_spent() -> None:
     study = draft().compile()
     (task,) = study.tasks
@@ -582,6 +599,7 @@ def test_the_screen_says_it_in_words_and_fits(
         "To tell all means of overview to within 10% of their expected size",
     ):
         assert expected in words, text
+    assert "a share of it; not counting 1 of 4 shares makes it 15% wider" in re.sub(r"[│\s]+", " ", text)
     assert "enyi" not in text
 
 

@@ -52,7 +52,7 @@ def _asks(plan: StudyPlan) -> dict[str, object]:
         "computes": ", ".join(
             f"{task.task} ({task.values:,} values of {task.lane_bits} bits, {task.disclosure})" for task in cost.tasks
         ),
-        "noise": _NOISE["training" if any(task.local_steps for task in plan.study.tasks) else cost.noise],
+        "noise": _noise(plan),
         "guarantee": guarantee or "none: exact sums, released without noise",
         "each sends": sends,
         "takes": f"{_rounds(cost.rounds)}, {_duration(cost.seconds)} at 10 Mbit/s once every site answers",
@@ -65,6 +65,14 @@ _NOISE = {
     "none": "none",
     "training": "local, in training: every site adds all that its records need in each of its steps",
 }
+
+
+def _noise(plan: StudyPlan) -> str:
+    text = _NOISE["training" if any(task.local_steps for task in plan.study.tasks) else plan.cost.noise]
+    if plan.colluder_cost is None:
+        return text
+    number, sites = plan.study.privacy.assumed_colluders, plan.study.sites
+    return f"{text}; not counting {number} of {sites} shares makes it {_percent(plan.colluder_cost)} wider"
 
 
 def _print_guarantees(plan: StudyPlan) -> None:
