@@ -26,6 +26,7 @@ from veilsum_node.process.software import installed_version
 from veilsum_participant.applying.heads import LinearArrays, MlpHead, NetworkHead
 from veilsum_participant.applying.model import Model
 from veilsum_participant.applying.recipe import Maps, OutcomeForm, ProjectionArrays
+from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, DateColumn, NumberColumn
 from veilsum_privacy.training.losses import LARGEST_EXPONENT
 from veilsum_privacy.training.models.trees import BASE, FEATURES, LEAVES, THRESHOLDS, Trees
@@ -55,6 +56,19 @@ def write_onnx(
     except OSError as error:
         raise Unavailable(f"{path}: cannot be written ({error.strerror}).", "Check path and space.") from error
     return path
+
+
+def exported_model(result: Result) -> Model:
+    """The model of a result, also where its frozen program is not at hand.
+
+    Raises:
+        Misuse: the result holds none.
+    """
+    return Model.from_result(result, _outside)
+
+
+def _outside(values: Floats) -> Floats:
+    raise Misuse("A model that was opened for export is not applied.", "Open it with its encoder's file.")
 
 
 def onnx_bytes(model: Model, about: Mapping[str, Any], *, site: str | None = None, from_features: bool = False) -> bytes:
