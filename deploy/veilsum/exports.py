@@ -1,7 +1,8 @@
 """A result's tables as CSV, LaTeX and HTML, and its figures as pictures, for papers and slides.
 
-Tables are the lists of rows in a result's summary. A figure with its interval becomes one cell, ``61.2 (59.8 to 62.7)``, but
-in CSV, where value, errors and ends have columns of their own. Pictures need matplotlib (``pip install veilsum[plots]``).
+Tables are the lists of rows in a result's summary; what else it tells is one more, ``summary``. A figure with its interval
+becomes one cell, ``61.2 (59.8 to 62.7)``, but in CSV, where value, errors and ends have columns of their own. Pictures need
+matplotlib (``pip install veilsum[plots]``).
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import hashlib
 import html
 import io
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from veilsum_coordinator.parts.query_answers import NOISE, PAIRS, RECORDS, SCALE
 from veilsum_node.errors import ConfigurationError, Unavailable
 from veilsum_privacy.results.result import Result
 
-FORMATS = ("csv", "html", "latex", "svg", "png", "xgboost")
+FORMATS = ("csv", "html", "latex", "svg", "png", "xgboost", "onnx")
 
 MODELS = ("tree", "graph")
 """Of synthetic records: the result's own, of a tree of pairs; or new ones of a Markov random field, veilsum[synthetic]."""
@@ -32,12 +34,24 @@ PARTS = ("value", "noise_error", "sampling_error", "low", "high", "std_error")
 DRAWN = ("odds_ratio", "rate_ratio", "hazard_ratio", "coefficient", "mean", "value", "share", "count", "correlation")
 """Figures that a picture can be of, the first one that a table has."""
 
+SUMMARY = "summary"
+"""The table of what a result tells outside of its tables."""
+
 RATIOS = ("odds_ratio", "rate_ratio", "hazard_ratio")
 
 Row = Mapping[str, Any]
 
 
-def export_result(result: Result, directory: Path, formats: Sequence[str], model: str = "tree") -> list[Path]:
+def export_result(
+    result: Result,
+    directory: Path,
+    formats: Sequence[str],
+    model: str = "tree",
+    *,
+    about: Mapping[str, Any] | None = None,
+    site: str | None = None,
+    from_features: bool = False,
+) -> list[Path]:
     """Write every table of a result, and a picture of each that has one, into a directory; returns the files.
 
     Args:
@@ -45,9 +59,12 @@ def export_result(result: Result, directory: Path, formats: Sequence[str], model
         directory: of the files.
         formats: of :data:`FORMATS`.
         model: of synthetic records, of :data:`MODELS`: those of the result, or new ones of its released sums.
+        about: what files say of the study: its digest, epsilon and delta.
+        site, from_features: of an ONNX file (:func:`veilsum.onnx_model.onnx_bytes`).
 
     Raises:
-        ConfigurationError: an unknown format or model, pictures without matplotlib, or a graph without mbi.
+        ConfigurationError: an unknown format or model, pictures without matplotlib, a graph without mbi, or ONNX without onnx.
+        Misuse: the result holds no model of the kind that a format writes.
         Unavailable: the directory cannot be written.
     """
     if unknown := [name for name in formats if name not in FORMATS]:
@@ -55,7 +72,7 @@ def export_result(result: Result, directory: Path, formats: Sequence[str], model
     if model not in MODELS:
         raise ConfigurationError(f"There is no model {model!r} of synthetic records.", f"Models: {', '.join(MODELS)}.")
     files: dict[str, bytes] = {}
-    for name, rows in tables_of(result).items():
+    for name, rows in all_tables(result).items():
         stem = name.replace(" ", "-").replace("/", "-")
         if "csv" in formats:
             files[f"{stem}.csv"] = to_csv(rows).encode()
@@ -69,9 +86,13 @@ def export_result(result: Result, directory: Path, formats: Sequence[str], model
             codes = result.arrays[name] if model == "tree" else _graph_records(result, name, rows)
             files[f"{name.replace(' ', '-')}.csv"] = records_csv(codes, rows).encode()
     if "html" in formats:
-        files["result.html"] = to_html(result).encode()
+        files["result.html"] = to_html(result, about).encode()
     if "xgboost" in formats:
         files["model.json"] = xgboost_json(result)
+    if "onnx" in formats:
+        from veilsum.onnx_model import exported_model, onnx_bytes
+
+        files["model.onnx"] = onnx_bytes(exported_model(result), about or {}, site=site, from_features=from_features)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for name, data in files.items():
@@ -88,6 +109,23 @@ def tables_of(result: Result) -> dict[str, list[Row]]:
         for name, rows in result.summary.items()
         if isinstance(rows, Sequence) and not isinstance(rows, str) and rows and all(isinstance(row, Mapping) for row in rows)
     }
+
+
+def figures_of(result: Result) -> list[Row]:
+    """What a result's summary tells outside of its tables, a row each: its name, and its value."""
+    rows: list[Row] = []
+    for name, value in result.summary.items():
+        told = isinstance(value, Mapping) and not {"value", "below", "not_estimable"} & value.keys()
+        for inner, part in value.items() if told else [("", value)]:
+            if isinstance(part, str | float | int | None) or (isinstance(part, Mapping) and cell(part) != str(dict(part))):
+                rows.append({"name": f"{name} {inner}".strip(), "value": part})
+    return rows
+
+
+def all_tables(result: Result) -> dict[str, list[Row]]:
+    """The tables of a result by name, and what else it tells as :data:`SUMMARY`, unless a table has that name."""
+    tables, figures = tables_of(result), figures_of(result)
+    return tables if not figures or SUMMARY in tables else {**tables, SUMMARY: figures}
 
 
 def to_csv(rows: Sequence[Row]) -> str:
@@ -177,8 +215,8 @@ def to_latex(rows: Sequence[Row], caption: str) -> str:
     names = list(dict.fromkeys(name for row in rows for name in row))
     lines = [
         r"\begin{table}", rf"\caption{{{_tex(caption)}}}", rf"\begin{{tabular}}{{{'l' * len(names)}}}", r"\toprule",
-        " & ".join(_tex(name.replace("_", " ")) for name in names) + r" \\", r"\midrule",
-        *(" & ".join(_tex(cell(row.get(name))) for name in names) + r" \\" for row in rows),
+        _tex_row(name.replace("_", " ") for name in names), r"\midrule",
+        *(_tex_row(cell(row.get(name)) for name in names) for row in rows),
         r"\bottomrule", r"\end{tabular}", r"\end{table}",
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
@@ -195,8 +233,16 @@ _TEX = {
 _TEX |= {letter: f"\\{letter}" for letter in "&%$#_{}"} | {"±": r"$\pm$"}
 
 
+def _tex_row(cells: Iterable[str]) -> str:
+    """A row; one that begins with a bracket would be taken for an option of the command before it."""
+    text = " & ".join(map(_tex, cells))
+    return ("{[}" + text[1:] if text.startswith("[") else text) + r" \\"
+
+
 def _tex(text: str) -> str:
-    return "".join(_TEX.get(letter, letter) for letter in text)
+    """Text as TeX shows it, on one line: an empty one would end the paragraph. Hyphens and quotes stay as they are."""
+    apart = re.sub(r"(?<=([-`'?!]))(?=[-`'])", "\0", " ".join(text.split()))
+    return "".join("{}" if letter == "\0" else _TEX.get(letter, letter) for letter in apart)
 
 
 _STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a}
@@ -205,12 +251,15 @@ table{border-collapse:collapse;margin:0 0 2rem}th,td{text-align:left;padding:.25
 .5rem} p{color:#555}svg{max-width:100%;height:auto}"""
 
 
-def to_html(result: Result) -> str:
-    """One page with every table, and the pictures where matplotlib is installed."""
+def to_html(result: Result, about: Mapping[str, Any] | None = None) -> str:
+    """One page with every table, and the pictures where matplotlib is installed; ``about`` is what it says of the study."""
     parts = [f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{html.escape(result.method)}</title>"]
     parts += [f"<style>{_STYLE}</style><body><h1>Result of {html.escape(result.method)}</h1>"]
+    if about:
+        told = ", ".join(f"{key} {cell(value)}" for key, value in about.items() if value is not None and key != "method")
+        parts.append(f"<p>{html.escape(told)}</p>")
     parts.append("<p>In brackets 95% intervals for the population: sampling and noise together.</p>")
-    for name, rows in tables_of(result).items():
+    for name, rows in all_tables(result).items():
         parts.append(f"<h2>{html.escape(name)}</h2>")
         picture = _picture_if_possible(name, rows)
         if picture:

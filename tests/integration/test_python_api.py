@@ -27,7 +27,7 @@ from veilsum.api.datasets import Dataset
 from veilsum.local.tables import deal_rows
 from veilsum.request import StudyRequest
 from veilsum_node.config import validate
-from veilsum_node.errors import ConfigurationError, DataError, HostileInput, Misuse, StateError
+from veilsum_node.errors import ConfigurationError, DataError, HostileInput, Misuse, StateError, Unavailable
 from veilsum_participant.applying.model import load_model, probabilities
 from veilsum_privacy.results.proof_check import ProofFault
 from veilsum_privacy.results.proof_files import round_file
@@ -259,6 +259,38 @@ def test_a_model_is_one_of_scikit_learns(trained: veilsum.StudyResult, tmp_path:
         model.predict(np.zeros((2, 7)))
 
 
+def test_a_model_goes_to_other_programs(federation: veilsum.Federation, trained: veilsum.StudyResult, tmp_path: Path) -> None:
+    """As an ONNX file of the study; also from files that were kept, and of a checkpoint."""
+    import onnxruntime
+    from sklearn.base import clone
+
+    def told(path: Path) -> dict[str, str]:
+        return dict(onnxruntime.InferenceSession(path).get_modelmeta().custom_metadata_map)
+
+    model = trained.model()
+    assert isinstance(model, veilsum.Classifier)
+    given = {"numbers": FRAME[["age", "score", "time"]].to_numpy(float), "categories": FRAME[["sex"]].to_numpy(object)}
+    found = onnxruntime.InferenceSession(model.to_onnx(tmp_path / "a.onnx")).run(["probabilities"], given)[0]
+    assert np.allclose(found, model.predict_proba(FRAME), atol=1e-5)
+    about = told(tmp_path / "a.onnx")
+    assert about["veilsum.study"] == trained.provenance["digest"]
+    assert "veilsum.epsilon" not in about
+    assert told(clone(model).to_onnx(tmp_path / "b.onnx")) == about
+
+    run = federation.dataset(epsilon=8.0).train("fedsgd", {"steps": 4, "checkpoint_every": 2}).submit()
+    result = run.result(tmp_path / "result")
+    about = told(veilsum.open_result(tmp_path / "result").to_onnx(tmp_path / "c.onnx"))
+    assert (about["veilsum.study"], float(about["veilsum.epsilon"])) == (run.id, result.cost["epsilon"])
+    assert result.cost["epsilon"] == pytest.approx(8.0, rel=0.01)
+    assert float(about["veilsum.delta"]) == result.cost["delta"] > 0
+    assert told(*result.export(tmp_path / "files", ["onnx"])) == about
+    halfway = told(run.checkpoint().to_onnx(tmp_path / "d.onnx"))
+    assert halfway["veilsum.round"] == str(max(run.status().checkpoints))
+    assert 0 < float(halfway["veilsum.epsilon"]) < 8.0
+    with pytest.raises(Unavailable, match="cannot be written"):
+        model.to_onnx(tmp_path / "nowhere" / "a.onnx")
+
+
 def test_components_and_their_measure(exact: Dataset, trained: veilsum.StudyResult) -> None:
     encoder = exact.components(2).run().model()
     assert isinstance(encoder, veilsum.Encoder)
@@ -299,6 +331,9 @@ def test_a_frozen_network_makes_features(tmp_path: Path) -> None:
         assert model.predict_proba(FRAME).shape == (600, 2)
         with pytest.raises(Misuse, match="needs the frozen program"):
             result.model()
+        with pytest.raises(Misuse, match="file of its own"):
+            result.to_onnx(tmp_path / "model.onnx")
+        assert result.to_onnx(tmp_path / "head.onnx", from_features=True).stat().st_size > 0
 
 
 def test_a_trained_model_and_one_on_its_way(federation: veilsum.Federation) -> None:

@@ -17,7 +17,7 @@ from veilsum_coordinator.parts.federation import Federation
 from veilsum_coordinator.parts.moment_alignment import MomentReference
 from veilsum_coordinator.parts.moment_plans import Missing
 from veilsum_privacy.study.encoder import Encoder, Program, Projection
-from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
+from veilsum_privacy.study.schema import DatasetSchema, DateColumn, NumberColumn
 from veilsum_privacy.tasks.feature_maps import ENCODER_MATRIX, ENCODER_OFFSET
 from veilsum_privacy.tasks.outcomes import Outcome
 
@@ -52,6 +52,8 @@ def application(
             shape = {"low": column.low, "high": column.high, "unit": column.unit}
         else:
             shape = {"categories": list(column.categories)}
+        if isinstance(column, DateColumn):
+            shape["origin"] = column.origin
         columns.append({"kind": column.kind, "name": column.name, **shape, "impute": column.impute})
     label = None if schema.label is None else schema.label.model_dump(mode="json")
     rest = "a record without one has no scores" if missing == "skip" else "where there is none, 0"

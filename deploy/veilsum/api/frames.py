@@ -28,7 +28,11 @@ def arrow_table(rows: Sequence[Mapping[str, Any]]) -> Any:
     """Rows as an Arrow table, which polars, DuckDB and others take as it is."""
     import pyarrow as pa
 
-    return pa.Table.from_pylist([_told(row) for row in flat_rows(rows)])
+    flat = [_told(row) for row in flat_rows(rows)]
+    mixed = {name for name in (flat[0] if flat else ()) if len({_kind(row[name]) for row in flat} - {""}) > 1}
+    return pa.Table.from_pylist(
+        [{name: _text(value) if name in mixed else value for name, value in row.items()} for row in flat]
+    )
 
 
 def _told(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -37,3 +41,14 @@ def _told(row: Mapping[str, Any]) -> dict[str, Any]:
         name: value if value is None or isinstance(value, bool | int | float | str) else str(value)
         for name, value in row.items()
     }
+
+
+def _kind(value: Any) -> str:
+    """What a column holds one of: truths, numbers or texts; empty for None."""
+    if value is None:
+        return ""
+    return "truth" if isinstance(value, bool) else "number" if isinstance(value, int | float) else "text"
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,10 +29,12 @@ class _Applied:
     Attributes:
         released: the model.
         site: whose alignment is applied; None where there is none.
+        about: what exported files say of the study.
     """
 
     released: Model = field(repr=False)
     site: str | None = None
+    about: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def feature_names_in_(self) -> NDArray[np.object_]:
@@ -44,8 +47,8 @@ class _Applied:
         return len(self.released.schema.columns)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The model and the site whose alignment it applies."""
-        return {"released": self.released, "site": self.site}
+        """The model, the site whose alignment it applies, and where it comes from."""
+        return {"released": self.released, "site": self.site, "about": self.about}
 
     def set_params(self, **parameters: Any) -> _Applied:
         """Set the site.
@@ -53,7 +56,7 @@ class _Applied:
         Raises:
             Misuse: another parameter: a released model is what it is.
         """
-        if wrong := sorted(parameters.keys() - {"released", "site"}):
+        if wrong := sorted(parameters.keys() - {"released", "site", "about"}):
             raise Misuse(f"A released model has no parameter {wrong[0]!r} to set.", "It has `site`.")
         for name, value in parameters.items():
             setattr(self, name, value)
@@ -69,6 +72,21 @@ class _Applied:
 
     def __sklearn_is_fitted__(self) -> bool:
         return True
+
+    def to_onnx(self, path: str | Path, *, from_features: bool = False) -> Path:
+        """Write the model as an ONNX file, which takes columns in their own units (:mod:`veilsum.onnx_model`).
+
+        Args:
+            path: of the file.
+            from_features: begin behind the encoder, with features in place of columns.
+
+        Raises:
+            Misuse: a step of the model has no form in ONNX; the message says what to do.
+            ConfigurationError: onnx is not installed.
+        """
+        from veilsum.onnx_model import write_onnx
+
+        return write_onnx(self.released, Path(path), self.about, site=self.site, from_features=from_features)
 
     def _records(self, X: Any) -> Records:  # noqa: N803
         schema = self.released.schema.model_copy(update={"label": None})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -15,10 +14,22 @@ from cryptography import x509
 
 from veilsum.api.frames import arrow_table, pandas_frame
 from veilsum.api.notebook import enable_figures
-from veilsum.exports import cell, draw, export_result, table_html, tables_of, to_csv, to_html, to_latex
+from veilsum.exports import (
+    SUMMARY,
+    cell,
+    draw,
+    export_result,
+    figures_of,
+    table_html,
+    tables_of,
+    to_csv,
+    to_html,
+    to_latex,
+)
+from veilsum.provenance import read_manifest, stated_cost, stated_study
 from veilsum_node.config import did_you_mean
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, StateError
-from veilsum_privacy.results.result import MANIFEST, Result, load_result
+from veilsum_privacy.results.result import Result, load_result
 
 if TYPE_CHECKING:
     from veilsum.api.federation import Federation
@@ -63,10 +74,13 @@ class StudyResult:
     def rows(self, table: str | None = None) -> Sequence[Mapping[str, Any]]:
         """The rows of a table; its name may be left out where one question was asked: then it is the first.
 
+        ``summary`` has what the result tells outside of its tables, such as how many records there were: name and value.
+
         Raises:
             Misuse: there is no such table, or several questions were asked and none is named.
         """
-        return self.tables[self._named(table)]
+        name = self._named(table)
+        return self.tables[name] if name in self.tables else figures_of(self.content)
 
     def to_pandas(self, table: str | None = None) -> Any:
         """A table as a pandas frame; a figure becomes columns ``mean``, ``mean_low``, ``mean_high``, ``mean_noise_error``, ...
@@ -90,12 +104,11 @@ class StudyResult:
 
     def to_latex(self, table: str | None = None) -> str:
         """A table for a paper, with ``booktabs`` rules; a figure is one cell, ``61.2 (59.8 to 62.7)``."""
-        name = self._named(table)
-        return to_latex(self.tables[name], name)
+        return to_latex(self.rows(table), self._named(table))
 
-    def to_html(self) -> str:
-        """A page with every table and picture."""
-        return to_html(self.content)
+    def to_html(self, table: str | None = None) -> str:
+        """A page with every table and picture, and the study; with ``table`` that one alone, a ``<table>`` to paste."""
+        return to_html(self.content, self.about) if table is None else table_html(self.rows(table))
 
     def plot(self, table: str | None = None) -> Any:
         """A table as a matplotlib figure: survival curves with bands, or figures with their intervals.
@@ -111,9 +124,37 @@ class StudyResult:
         enable_figures()
         return figure
 
-    def export(self, directory: str | Path, formats: Sequence[str] = ("csv", "html")) -> list[Path]:
-        """Write all tables and pictures: ``csv``, ``html``, ``latex``, ``svg``, ``png``; returns the files."""
-        return export_result(self.content, Path(directory), list(formats))
+    def export(
+        self, directory: str | Path, formats: Sequence[str] = ("csv", "html"), *, site: str | None = None
+    ) -> list[Path]:
+        """Write all tables and pictures: ``csv``, ``html``, ``latex``, ``svg``, ``png``; or the model: ``onnx``, ``xgboost``.
+
+        Args:
+            directory: of the files.
+            formats: which of them.
+            site: whose alignment an ONNX file applies, of a result with one for each site.
+
+        Returns:
+            The files.
+        """
+        return export_result(self.content, Path(directory), list(formats), about=self.about, site=site)
+
+    def to_onnx(self, path: str | Path, *, site: str | None = None, from_features: bool = False) -> Path:
+        """Write the model that the result holds as an ONNX file; its metadata name study, epsilon and delta.
+
+        Args:
+            path: of the file.
+            site: whose alignment is applied, of a result with one for each site.
+            from_features: begin behind the encoder, with features in place of columns, where that is a frozen program.
+
+        Raises:
+            Misuse: the result holds no model, or one with a step that ONNX does not have; the message says what to do.
+            ConfigurationError: onnx is not installed.
+        """
+        from veilsum.onnx_model import exported_model, write_onnx
+
+        model = exported_model(self.content)
+        return write_onnx(model, Path(path), self.about, site=site, from_features=from_features)
 
     def save(self, directory: str | Path) -> StudyResult:
         """Copy the result's files, with their proof, to a new directory.
@@ -139,19 +180,23 @@ class StudyResult:
         """
         from veilsum.api.models import open_model
 
-        return open_model(self.content, site=site, encoder=None if encoder is None else Path(encoder))
+        model = open_model(self.content, site=site, encoder=None if encoder is None else Path(encoder))
+        model.about = self.about
+        return model
 
     # -- where it comes from -----------------------------------------------------------------------------------------------
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """Study, name and method, and what it cost, as far as known: what exported files say of where they come from."""
+        return {**stated_study(self.directory), **self.cost}
 
     @cached_property
     def provenance(self) -> dict[str, Any]:
         """What a paper should state: study, its digest, method, what it cost, each sum's cohort and who decrypted it."""
-        try:
-            manifest = json.loads((self.directory / MANIFEST).read_bytes())
-        except (OSError, ValueError) as error:
-            raise HostileInput(f"{self.directory}: holds no readable result.", "Check the path.") from error
         from veilsum_node.process.software import installed_version
 
+        manifest = read_manifest(self.directory)
         return {
             "study": manifest["study"].get("name"),
             "digest": manifest["study"].get("digest"),
@@ -207,7 +252,7 @@ class StudyResult:
         known = ", ".join(self.tables) or "none: it holds a model, see model()"
         if table is None:
             raise Misuse(f"The result has {len(self.tables)} tables.", f"Name one: {known}.")
-        if table not in self.tables:
+        if table not in self.tables and (table != SUMMARY or not figures_of(self.content)):
             raise Misuse(f"The result has no table {table!r}.", did_you_mean(table, self.tables) or f"Tables: {known}.")
         return table
 
@@ -240,7 +285,8 @@ def open_result(directory: str | Path, authority: str | Path | None = None) -> S
     place = Path(directory)
     if not place.is_dir():
         raise ConfigurationError(f"{place} is not a directory.", "Name the directory that holds manifest.json.")
-    result = StudyResult(place, None if authority is None else load_authority(Path(authority)))
+    certificate = None if authority is None else load_authority(Path(authority))
+    result = StudyResult(place, certificate, stated_cost(place))
     _ = result.content
     return result
 

@@ -14,6 +14,7 @@ from veilsum.api.options import Question
 from veilsum.api.plans import Plan
 from veilsum.api.results import StudyResult, fetched_result
 from veilsum.drafts import draft_connected, plan_connected
+from veilsum.provenance import stated_cost
 from veilsum.request import StudyRequest
 from veilsum_node.errors import StateError
 
@@ -152,7 +153,7 @@ class Run:
         temporary = tempfile.TemporaryDirectory(prefix="veilsum-") if directory is None else None
         place = Path(temporary.name if temporary else str(directory))
         self.federation.coordinator.fetch_checkpoint(self.key, place, number)
-        return StudyResult(place, keeps=temporary)
+        return StudyResult(place, cost=stated_cost(place), keeps=temporary)
 
     def __repr__(self) -> str:
         return f"<Run {self.id[:12]}>"

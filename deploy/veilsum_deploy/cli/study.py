@@ -220,7 +220,7 @@ def export(
     result: Annotated[Path, typer.Argument(metavar="RESULT", help="Directory of a result.")],
     out: Annotated[Path, typer.Option("--out", help="Directory for the files.")],
     formats: Annotated[
-        str, typer.Option("--formats", help="Of csv, html, latex, svg, png, xgboost, with commas.")
+        str, typer.Option("--formats", help="Of csv, html, latex, svg, png, onnx, xgboost, with commas.")
     ] = "csv,html",
     synthetic: Annotated[
         str,
@@ -230,13 +230,25 @@ def export(
             help="Synthetic records of the result's tree of pairs, or of a graph of many pairs (veilsum[synthetic]).",
         ),
     ] = "tree",
+    site: Annotated[
+        str | None, typer.Option("--site", help="Whose alignment an ONNX file applies, of a result with one for each site.")
+    ] = None,
+    from_features: Annotated[
+        bool, typer.Option("--from-features", help="Begin an ONNX file behind the encoder: for a frozen program of your own.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a result's tables and pictures for papers and slides; pictures need matplotlib, veilsum[plots]."""
+    """Write a result's tables and pictures for papers and slides, or its model for other programs.
+
+    Pictures need matplotlib, veilsum[plots]; ONNX files need onnx, veilsum[onnx].
+    """
     from veilsum.exports import export_result
+    from veilsum.provenance import stated_cost, stated_study
     from veilsum_privacy.results.result import load_result
 
-    files = export_result(load_result(result), out, [name.strip() for name in formats.split(",") if name.strip()], synthetic)
+    names, content = [name.strip() for name in formats.split(",") if name.strip()], load_result(result)
+    about = {**stated_study(result), **stated_cost(result)}
+    files = export_result(content, out, names, synthetic, about=about, site=site, from_features=from_features)
     print_fields({"result": str(result), "files": [str(file) for file in files]}, title="Exported", as_json=as_json)
 
 

@@ -34,10 +34,10 @@ class Scale(nn.Module):
 
     def __init__(self, width: int, scale: float) -> None:
         super().__init__()
-        self._width, self._scale = width, scale
+        self.width, self.scale = width, scale
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.reshape(-1, self._width) * self._scale
+        return x.reshape(-1, self.width) * self.scale
 
 
 class Reshape(nn.Module):
@@ -45,10 +45,10 @@ class Reshape(nn.Module):
 
     def __init__(self, *shape: int) -> None:
         super().__init__()
-        self._shape = shape
+        self.shape = shape
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.reshape(len(x), *self._shape)
+        return x.reshape(len(x), *self.shape)
 
 
 class ScaledBias(nn.Linear):
@@ -56,10 +56,10 @@ class ScaledBias(nn.Linear):
 
     def __init__(self, inputs: int, outputs: int, constant: float) -> None:
         super().__init__(inputs, outputs)
-        self._constant = constant
+        self.constant = constant
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return nn.functional.linear(x, self.weight, self._constant * self.bias)
+        return nn.functional.linear(x, self.weight, self.constant * self.bias)
 
 
 class Residual(nn.Module):

@@ -1,0 +1,180 @@
+"""Results as CSV, LaTeX and HTML are read back by other programs: every name and number arrives, whatever is in it."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import lxml.html
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pylatexenc.latex2text import LatexNodes2Text
+from pylatexenc.latexwalker import LatexEnvironmentNode, LatexWalker
+
+from support.commands import shown
+from support.studies import run, shifted_sites
+from veilsum.api.results import StudyResult, open_result
+from veilsum.exports import all_tables, export_result, figures_of, to_csv, to_latex
+from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
+from veilsum_privacy.results.result import Result, save_result
+
+ODD = [
+    "plain",
+    "<script>alert('x')</script> & \"more\"",
+    r"100% of $5_a #1 {b} ~c ^d \input{e}",
+    "[0, 10)",
+    "two\nlines,\tand; commas",
+    "öst – ≤ 3 … ±",
+    "]]> --> \\\\ & &amp;",
+]
+
+
+def figure(value: float) -> dict[str, float]:
+    return {"value": value, "noise_error": 0.5, "sampling_error": 0.25, "low": value - 1.5, "high": value + 1.5}
+
+
+ROWS: list[dict[str, Any]] = [
+    *({"level": name, "mean": figure(10.0 + place), "known": place % 2 == 0} for place, name in enumerate(ODD)),
+    {"level": "rare", "mean": {"below": 5}, "known": None},
+    {"level": "none", "mean": {"not_estimable": "no <events>"}, "known": None},
+]
+RESULT = Result(
+    "statistics",
+    {
+        "means <b> & more": ROWS,
+        "records": {"value": 812.0, "std_error": 2.5},
+        "weights": {"share_of_noise": 0.03, "notes": ["a"]},
+        "model": "mlp <1>",
+        "names": ["a", "b"],
+        "converged": True,
+    },
+)
+SHOWN = {"records": "812 ± 2.5", "weights share_of_noise": "0.03", "model": "mlp <1>", "converged": "yes"}
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> StudyResult:
+    save_result(tmp_path / "result", RESULT, study={"name": "trial <i>", "digest": "ab" * 32})
+    return open_result(tmp_path / "result")
+
+
+def test_csv_has_every_name_and_number() -> None:
+    read = list(csv.DictReader(io.StringIO(to_csv(ROWS))))
+    assert [row["level"] for row in read] == [*ODD, "rare", "none"]
+    assert [float(row["mean_low"]) for row in read[: len(ODD)]] == [8.5 + place for place in range(len(ODD))]
+    assert (read[-2]["mean"], read[-2]["mean_note"]) == ("", "< 5")
+    assert read[-1]["mean_note"] == "not estimable: no <events>"
+    again = pd.read_csv(io.StringIO(to_csv(figures_of(RESULT)))).set_index("name")
+    assert set(again.index) == set(SHOWN)
+    assert float(again.loc["records", "value"]) == 812.0
+    assert again.loc["records", "value_std_error"] == 2.5
+
+
+def latex_rows(text: str) -> list[list[str]]:
+    """The cells of a document's one table, as a LaTeX parser finds them and as they would be shown."""
+    nodes, _, _ = LatexWalker(text, tolerant_parsing=False).get_latex_nodes()
+    (table,) = (node for node in nodes if isinstance(node, LatexEnvironmentNode))
+    (tabular,) = (node for node in table.nodelist if isinstance(node, LatexEnvironmentNode))
+    assert (table.environmentname, tabular.environmentname) == ("table", "tabular")
+    body = "".join(node.latex_verbatim() for node in tabular.nodelist).partition(r"\toprule")[2]
+    show = LatexNodes2Text(strict_latex_spaces=True, math_mode="text").latex_to_text
+    rows = []
+    for line in body.partition(r"\bottomrule")[0].replace(r"\midrule", "").split("\n"):
+        if not line:
+            continue
+        assert line.endswith(r" \\")
+        cells, _, _ = LatexWalker(line.removesuffix(r" \\"), tolerant_parsing=False).get_latex_nodes()
+        parts = [""]
+        for node in cells:
+            if node.latex_verbatim() == "&":
+                parts.append("")
+            else:
+                parts[-1] += node.latex_verbatim()
+        rows.append([show(part).strip() for part in parts])
+    return rows
+
+
+def test_latex_shows_every_name_as_it_is() -> None:
+    text = to_latex(ROWS, RESULT.method + " 100% & <more>")
+    rows = latex_rows(text)
+    assert rows[0] == ["level", "mean", "known"]
+    names = [row[0].replace("…", "...").replace("ˆ", "^") for row in rows[1:]]
+    assert names == [one_line(name).replace("…", "...") for name in [*ODD, "rare", "none"]]
+    assert rows[1][1] == "10 (8.5 to 11.5)"
+    assert rows[-1][1] == "not estimable: no <events>"
+    assert r"\caption{statistics 100\% \& $<$more$>$}" in text
+
+
+def test_a_row_that_begins_with_a_bracket_is_no_option_of_the_rule_before_it() -> None:
+    lines = to_latex([{"range": "[0, 10)"}, {"range": "[10, 20)"}], "ranges").splitlines()
+    assert not [line for line in lines if line.startswith("[")]
+
+
+@pytest.mark.filterwarnings("ignore:Glyph 9")  # of the picture
+def test_html_holds_names_as_text_and_no_element_of_their_making(kept: StudyResult) -> None:
+    page = lxml.html.document_fromstring(kept.to_html())
+    assert {element.tag for element in page.iter() if isinstance(element.tag, str)} <= {
+        "html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "table", "thead", "tbody", "tr", "th", "td",
+    } | {element.tag for svg in page.iter("svg") for element in svg.iter() if isinstance(element.tag, str)}  # fmt: skip
+    assert not list(page.iter("script"))
+    means, summary = page.iter("table")
+    cells = [[cell.text_content() for cell in row.iter("td")] for row in means.iter("tr")][1:]
+    assert [row[0] for row in cells] == [*ODD, "rare", "none"]
+    assert cells[0][1:] == ["10 (8.5 to 11.5)", "yes"]
+    assert [heading.text_content() for heading in page.iter("h2")] == ["means <b> & more", "summary"]
+    pairs = [tuple(cell.text_content() for cell in row.iter("td")) for row in summary.iter("tr")][1:]
+    assert pairs == list(SHOWN.items())
+    told = next(page.iter("p")).text_content()
+    assert "name trial <i>" in told
+    assert "ab" * 32 in told
+    one = lxml.html.fragment_fromstring(kept.to_html("means <b> & more"))
+    assert one.tag == "table"
+    assert len(list(one.iter("tr"))) == len(ROWS) + 1
+
+
+def test_what_stands_outside_of_tables_is_a_table_of_its_own(kept: StudyResult, tmp_path: Path) -> None:
+    assert {row["name"]: row["value"] for row in kept.rows("summary")} == {
+        "records": {"value": 812.0, "std_error": 2.5},
+        "weights share_of_noise": 0.03,
+        "model": "mlp <1>",
+        "converged": True,
+    }
+    assert kept.to_pandas("summary").set_index("name").loc["records", "value_std_error"] == 2.5
+    assert kept.to_arrow("summary").column("value").type == pa.string()
+    assert "812 $\\pm$ 2.5" in kept.to_latex("summary")
+    assert "summary" not in kept.tables
+    with pytest.raises(Misuse, match="no table"):
+        open_result(save_result(tmp_path / "bare", Result("x", {"a": ROWS})).parent).rows("summary")
+    named = Result("x", {"summary": [{"a": 1}], "records": 3})
+    assert all_tables(named) == {"summary": [{"a": 1}]}
+
+
+def test_a_models_result_is_written_by_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It has few tables or none: what it tells is in its figures."""
+    result = run("fedcgs", {}, shifted_sites(150), epsilon=4.0)
+    save_result(tmp_path / "result", result, study={"name": "trial", "digest": "cd" * 32})
+    words = ["study", "export", str(tmp_path / "result"), "--out", str(tmp_path / "out"), "--formats", "csv,latex,html,onnx"]
+    files = {Path(name).name for name in shown(capsys, *words)["files"]}
+    assert files == {"classes.csv", "classes.tex", "summary.csv", "summary.tex", "result.html", "model.onnx"}
+    read = pd.read_csv(tmp_path / "out" / "summary.csv").set_index("name")["value"]
+    assert float(read["cohort"]) == 4
+    assert float(read["weights share_of_noise"]) == pytest.approx(result.summary["weights"]["share_of_noise"])
+    assert latex_rows((tmp_path / "out" / "classes.tex").read_text())[0][0] == "class"
+
+
+def test_what_cannot_be_written_is_refused(kept: StudyResult, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="no format 'docx'"):
+        export_result(RESULT, tmp_path / "out", ["docx"])
+    with pytest.raises(Misuse, match="only read"):
+        kept.export(tmp_path / "out", ["onnx"])
+    assert not (tmp_path / "out").exists()
+    (kept.directory / "manifest.json").write_text("{}")
+    with pytest.raises(HostileInput, match="no readable result"):
+        _ = kept.about
