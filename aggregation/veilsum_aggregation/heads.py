@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import scipy.linalg
@@ -20,21 +20,33 @@ class LinearHead:
         weights: (K, d).
         bias: (K,).
         classes: K names.
+        centre: (d,), taken off the features first.
+        clip: L2 norm that features are then scaled down to, as those were that the head was made of; None for neither.
     """
 
     weights: Floats
     bias: Floats
     classes: tuple[str, ...]
+    centre: Floats | None = None
+    clip: float | None = None
 
     def __post_init__(self) -> None:
         if self.weights.ndim != 2 or self.bias.shape != (len(self.weights),) or len(self.classes) != len(self.weights):
             raise ValueError(
                 f"weights {self.weights.shape}, bias {self.bias.shape} and {len(self.classes)} classes do not fit"
             )
+        if (self.centre is None) != (self.clip is None) or (
+            self.centre is not None and self.centre.shape != self.weights.shape[1:]
+        ):
+            raise ValueError("a head has a centre of its features and a clip, or neither")
 
     def scores(self, features: Floats) -> Floats:
         """Scores (n, K) of features (n, d)."""
-        result: Floats = features @ self.weights.T + self.bias
+        x = features
+        if self.centre is not None and self.clip is not None:
+            x = x - self.centre
+            x = x * (self.clip / np.maximum(np.linalg.norm(x, axis=1), self.clip))[:, None]
+        result: Floats = x @ self.weights.T + self.bias
         return result
 
     def predict(self, features: Floats) -> NDArray[np.int64]:
@@ -65,6 +77,21 @@ def lda_head(means: Floats, covariance: Floats, priors: Floats, classes: tuple[s
         raise ValueError("the covariance is not positive definite") from error
     bias = -0.5 * np.einsum("kd,kd->k", means, weights) + np.log(priors / priors.sum())
     return LinearHead(weights, bias, classes)
+
+
+def unbiased_intercepts(head: LinearHead, counts: Floats, covariance: Floats, sums_std: float) -> LinearHead:
+    """A head of :func:`lda_head` whose intercepts do not know the noise of its class means.
+
+    Noise of t_c = sums_std / n_c a coordinate makes mu_c . S^-1 mu_c larger by t_c^2 tr S^-1 in expectation, most where a
+    class is rarest; half of that is given back.
+
+    Args:
+        counts: (K,) positive released counts.
+        covariance: (d, d) positive definite S of the head.
+        sums_std: noise of one entry of the class sums.
+    """
+    excess = (sums_std / counts) ** 2 * float(np.trace(np.linalg.inv(covariance)))
+    return replace(head, bias=head.bias + 0.5 * excess)
 
 
 @dataclass(frozen=True)

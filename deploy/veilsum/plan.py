@@ -7,6 +7,8 @@ noise alone causes, as a share of the size that the quantity is expected to have
   looks alike.
 - It is weak if the interval of more than half of them exceeds a quarter of their size, and good otherwise.
 - A study is judged by its main part, which its method names: one that tells nothing is not worth its epsilon.
+- Where all that is known in advance is the noise of one step of training, nothing is forecast of the model: neither a verdict
+  nor the epsilon for an error.
 
 Everything comes from public values. Whether a site will agree, and how much of its budget is left, only the site knows.
 """
@@ -25,6 +27,8 @@ from veilsum.quantisation import ROUNDING
 from veilsum.spending import ParticipantLoss, epsilon_alone, participant_losses
 from veilsum_coordinator.parts.expectations import Expectation, finite
 from veilsum_coordinator.parts.expected_moments import DIRECTIONS
+from veilsum_coordinator.parts.moment_alignment import LABEL as POWER_MOMENTS
+from veilsum_coordinator.parts.moment_alignment import records_to_align
 from veilsum_privacy.accounting.accountant import rdp_epsilon
 from veilsum_privacy.accounting.prices import declared_event
 from veilsum_privacy.ledger.entries import Mechanism
@@ -50,6 +54,7 @@ class Outlook(StrEnum):
     GOOD = "good"
     WEAK = "weak"
     NOTHING = "tells nothing"
+    NOT_FORECAST = "not forecast"
 
 
 class Verdict(StrEnum):
@@ -59,6 +64,7 @@ class Verdict(StrEnum):
     WORTH = "worth it"
     WEAK = "weak"
     NOT_WORTH = "not worth its epsilon"
+    NOT_FORECAST = "not forecast"
 
 
 _VERDICTS = {
@@ -66,6 +72,7 @@ _VERDICTS = {
     Outlook.GOOD: Verdict.WORTH,
     Outlook.WEAK: Verdict.WEAK,
     Outlook.NOTHING: Verdict.NOT_WORTH,
+    Outlook.NOT_FORECAST: Verdict.NOT_FORECAST,
 }
 
 
@@ -116,7 +123,7 @@ class StudyPlan:
         parts: of the result, in order.
         verdict: by the rule.
         error: that was asked about.
-        error_epsilon: smallest epsilon of the whole study that reaches it; None where none does.
+        error_epsilon: smallest epsilon of the whole study that reaches it; None where none does, or nothing is forecast.
         losses: of each participant, by this coordinator's studies of the dataset; None where that is not known.
         notes: what else must be known before it is signed, in sentences.
     """
@@ -193,9 +200,14 @@ def plan_study(
     """
     draft.method.check_federation(study)
     wanted = error or draft.request.privacy.error or WANTED_ERROR
-    reached = study if wanted == draft.request.privacy.error else draft.compile_for(wanted)
     expectations = draft.expectations(study)
     parts = divide(expectations)
+    verdict = _VERDICTS[outlook([item for item in expectations if item.main])] if study.privacy.epsilon else Verdict.EXACT
+    reached: Study | None = None
+    if wanted == draft.request.privacy.error:
+        reached = study
+    elif all(item.forecast for item in expectations if item.main):
+        reached = draft.compile_for(wanted)
     return StudyPlan(
         study=study,
         records=draft.records,
@@ -203,16 +215,20 @@ def plan_study(
         cost=study_cost(study, draft.records),
         alone=epsilon_alone(study),
         parts=parts,
-        verdict=_VERDICTS[outlook([item for item in expectations if item.main])] if study.privacy.epsilon else Verdict.EXACT,
+        verdict=verdict,
         error=wanted,
         error_epsilon=None if reached is None else reached.privacy.epsilon,
         losses=None if spent is None else participant_losses(study, spent),
-        notes=tuple(notes(study, parts)),
+        notes=tuple(notes(study, parts, draft.records)),
     )
 
 
-def notes(study: Study, parts: Sequence[PlannedPart]) -> Iterator[str]:
-    """Sentences on what a study shows of single sites, and on covariances that drown in the noise."""
+def notes(study: Study, parts: Sequence[PlannedPart], records: int) -> Iterator[str]:
+    """Sentences on what a study shows of single sites, on covariances that drown in the noise, and on alignment in vain.
+
+    Args:
+        records: expected of each site.
+    """
     private = study.privacy.noise != "none"
     apart = [task.label for task in study.tasks if task.disclosure == "per-site"]
     if apart:
@@ -246,6 +262,15 @@ def notes(study: Study, parts: Sequence[PlannedPart]) -> Iterator[str]:
             "Every site keeps its own noised moments, with all the noise that its records need; the steps computed from them"
             " cost nothing more. Sums of several steps may show these noised moments of a site, and no more."
         )
+    if private and any(task.label == POWER_MOMENTS for task in study.tasks):
+        needed = records_to_align(study)
+        if needed is None or records < needed:
+            found = "however many it has" if needed is None else f"with fewer than about {needed:,}"
+            yield (
+                f"Alignment by moments will not pay: a site of {records:,} records cannot tell its variances from the"
+                f" noise, {found}. It then leaves the features as they are, and the release of moments is spent in vain."
+                " Leave out [parameters.moments], or state a larger share."
+            )
     for part in parts:
         if part.name == DIRECTIONS and part.outlook in (Outlook.NOTHING, Outlook.WEAK):
             drowned = "drown in the noise" if part.outlook is Outlook.NOTHING else "stand little above the noise"
@@ -302,6 +327,8 @@ def outlook(expectations: Sequence[Expectation]) -> Outlook:
     """What these quantities will tell together, by the module's rule."""
     if all(item.half_width == 0 for item in expectations):
         return Outlook.EXACT
+    if not all(item.forecast for item in expectations):
+        return Outlook.NOT_FORECAST
     share = typical_share(expectations)
     if share > NOTHING_SHARE:
         return Outlook.NOTHING

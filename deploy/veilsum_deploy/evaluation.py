@@ -55,7 +55,9 @@ def result_head(result: Result) -> LinearHead | None:
     """The linear classifier of a result, or None where it holds none."""
     if not {"weights", "bias"} <= set(result.arrays):
         return None
-    return LinearHead(result.arrays["weights"], result.arrays["bias"], tuple(result.application["classes"]))
+    clip = result.application["head"].get("clip")
+    classes = tuple(result.application["classes"])
+    return LinearHead(result.arrays["weights"], result.arrays["bias"], classes, result.arrays.get("centre"), clip)
 
 
 def accuracy(head: LinearHead | None, records: Records, schema: DatasetSchema) -> float:

@@ -59,7 +59,9 @@ def network(name: str, width: int, classes: int, seed: int = 1) -> tuple[Archite
     """A model whose scores differ between records."""
     options = {"hidden": 8} if name == "mlp" else {}
     inputs = (1, 16, 16) if name == "lenet5" else None
-    architecture = build_architecture(resolve_model(ModelSpec(name=name, inputs=inputs, options=options)), width, classes)
+    options = {"clip": 0.9} if name == "discriminant" else options
+    spec = resolve_model(ModelSpec(name=name, inputs=inputs, options=options))
+    architecture = build_architecture(spec, width, classes, trained=False)
     rng = np.random.default_rng(seed)
     shapes = architecture.shapes()
     arrays = {key: rng.normal(size=shape) * (0.1 if key == "head.bias" else 1.0) for key, shape in shapes.items()}
@@ -169,7 +171,7 @@ def test_records_that_cannot_be_scored_add_nothing() -> None:
     assert not any(len(batch) for batch in skip.vectors(records(0), broadcast))
 
 
-@pytest.mark.parametrize(("name", "width"), [("mlp", WIDTH), ("lenet5", 256)])
+@pytest.mark.parametrize(("name", "width"), [("mlp", WIDTH), ("lenet5", 256), ("discriminant", WIDTH)])
 def test_a_row_does_not_depend_on_its_company(name: str, width: int) -> None:
     architecture, arrays = network(name, width, CLASSES)
     task, broadcast = task_of(architecture, arrays, schema_of(width, CLASSES), bins=4, largest_loss=50.0)
@@ -257,6 +259,30 @@ def test_a_results_model_scores_as_the_result_does(name: str) -> None:
     data = records(20, schema.width)
     own = Model.from_result(result).scores(data)
     np.testing.assert_allclose(own, plain_scores(architecture, arrays, data.features), rtol=1e-4, atol=1e-4)
+
+
+def test_a_discriminant_is_evaluated_clipped_as_it_is_applied() -> None:
+    architecture, arrays = network("discriminant", WIDTH, CLASSES)
+    given = {"weights": arrays["head.weight"], "bias": arrays["head.bias"], "centre": arrays["features.centre"]}
+    head = {"kind": "linear", "weights": "weights", "bias": "bias", "centre": "centre", "clip": 0.9}
+    result = Result("fedcgs", {}, given, application(SCHEMA, missing="skip", head=head, classes=SCHEMA.classes))
+    found = result_model(result)
+    assert (found.model.name, found.sha256) == ("discriminant", model_digest(architecture, arrays))
+    data = records(200)
+    apart = data.features - arrays["features.centre"]
+    lengths = np.linalg.norm(apart, axis=1, keepdims=True)
+    assert (lengths > 0.9).any()
+    assert (lengths < 0.9).any()
+    expected = np.where(lengths > 0.9, 0.9 * apart / lengths, apart) @ arrays["head.weight"].T + arrays["head.bias"]
+    np.testing.assert_allclose(Model.from_result(result).scores(data), expected, atol=1e-12)
+    task, _ = task_of(architecture, arrays, SCHEMA)
+    total = np.vstack(list(task.vectors(data, dict(found.arrays)))).sum(axis=0)
+    counts = task.layout().split(total)["confusion"]
+    for row in range(CLASSES):
+        predicted = expected[np.asarray(data.labels) == row].argmax(axis=1)
+        np.testing.assert_array_equal(counts[row], np.bincount(predicted, minlength=CLASSES))
+    with pytest.raises(HostileInput, match="not trained by gradients"):
+        build_architecture(found.model, WIDTH, CLASSES)
 
 
 def test_results_without_such_a_model_are_refused() -> None:

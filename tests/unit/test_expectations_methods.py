@@ -8,12 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.studies import CLASSES, SCHEMA, WIDTH, compiled, draft, federation, projection, shifted_sites
+from support.studies import CLASSES, SCHEMA, SITES, WIDTH, compiled, draft, federation, projection, shifted_sites
 from veilsum.plan import Outlook, Verdict, plan_study
+from veilsum_aggregation.feature_moments import moments_of_sums
+from veilsum_coordinator.methods import METHODS
+from veilsum_coordinator.parts.expectations import released_noise
 from veilsum_coordinator.parts.expected_moments import DIRECTIONS, Noised, direction_expectations
 from veilsum_coordinator.parts.joint_moments import joined
+from veilsum_coordinator.parts.moment_alignment import records_to_align
 from veilsum_deploy.cli.planned import print_plan
-from veilsum_privacy.study.schema import DatasetSchema, LabelColumn, NumberColumn
+from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, LabelColumn, NumberColumn
 
 DRAWS = 60
 
@@ -127,6 +131,96 @@ def test_every_method_says_what_matters_most_and_gets_there_by_an_error(method: 
     assert max(item.share for item in by_error.expectations(study) if item.main) <= 0.5
     exact = draft(method, parameters)
     assert all(item.half_width == 0 for item in exact.expectations(exact.compile()))
+
+
+SURVEY = SCHEMA.model_copy(
+    update={"columns": (*SCHEMA.columns, CategoryColumn(name="event", categories=("no", "yes")))},
+)
+LOGISTIC = {"family": "logistic", "outcome": "event = 'yes'", "over": ["x0", "x1"]}
+NET = {"model": {"name": "linear"}, "learning_rate": 0.2}
+PLANNED: dict[str, dict[str, Any]] = {
+    "statistics": {},
+    "regression": LOGISTIC,
+    "pca": {},
+    "slot-align": {},
+    "o-fedavg": {},
+    "fedcgs": {},
+    "fedpft": {},
+    "gbdt": {},
+    "fedsgd": {},
+    "fedavg": NET,
+    "hfedatm": {**NET, "model": {"name": "mlp", "options": {"hidden": 4}}, "stations": {"x": SITES[:2], "y": SITES[2:]}},
+    "ggeur": {},
+    "federated-evaluation": {
+        "model": {"name": "linear", "options": {"scale": 1.0, "bias": 1.0}},
+        "sha256": "0" * 64,
+        "classes": CLASSES,
+    },
+}
+STEPWISE = {"fedsgd", "fedavg", "hfedatm"}
+"""Methods of which nothing but the noise of one step is known in advance."""
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("expected", [20, 800])
+def test_of_every_method_a_verdict_on_the_models_figures_or_none(
+    method: str, expected: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options: dict[str, Any] = {"epsilon": 2.0, **({"min_cohort": 2} if method == "hfedatm" else {})}
+    options |= {"noise": "local"} if method in ("fedavg", "hfedatm") else {}
+    asked = draft(method, PLANNED[method], SURVEY, expected=expected, **options)
+    plan = plan_study(asked, asked.compile())
+    print_plan(plan)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"Verdict: {plan.verdict.value}" in printed
+    main = [part for part in plan.parts if part.main]
+    assert main
+    if method in STEPWISE:
+        assert (plan.verdict, {part.outlook for part in main}) == (Verdict.NOT_FORECAST, {Outlook.NOT_FORECAST})
+        assert plan.error_epsilon is None
+        assert "veilsum simulate" in printed
+        assert "of their expected size" not in printed.split("Verdict:")[1]
+        exact = draft(method, PLANNED[method], SURVEY, expected=expected, **{**options, "epsilon": None, "noise": "none"})
+        assert plan_study(exact, exact.compile()).verdict is Verdict.EXACT
+    else:
+        assert plan.verdict in (Verdict.WORTH, Verdict.WEAK, Verdict.NOT_WORTH)
+        assert all(item.forecast for part in plan.parts for item in part.expectations)
+    assert {item["forecast"] for item in plan.to_json()["quantities"] if item["main"]} == {method not in STEPWISE}
+
+
+@pytest.mark.parametrize("share", [0.1, 0.6])
+@pytest.mark.parametrize("moments", [{}, {"records": 1.0}, {"order": 4}])
+def test_a_plan_says_when_alignment_by_moments_is_in_vain(share: float, moments: dict[str, Any]) -> None:
+    """Against whole studies of normal features: below the number of the plan sites stay as they are, above it they align."""
+    schema = wide(4, 2**20)
+    parameters = {"moments": {"share": share, **moments}, "steps": 5}
+    study = draft("fedsgd", parameters, schema, epsilon=2.0, expected=1000).compile()
+    needed = records_to_align(study)
+    assert needed is not None
+
+    def vain(records: int) -> bool:
+        asked = draft("fedsgd", parameters, schema, epsilon=2.0, expected=records)
+        return any("will not pay" in note for note in plan_study(asked, asked.compile()).notes)
+
+    assert vain(needed - 1)
+    assert not vain(needed)
+    noise = {name: std / 2.0 for name, std in released_noise(study, "power-moments", len(SITES)).items()}
+    part = moments.get("records", 0.5)
+
+    def told(records: int) -> float:
+        rng, aligned = np.random.default_rng(0), 0
+        for _ in range(200):
+            number = round(part * records)
+            x = np.clip(1 / 3 + rng.standard_normal((number, 4)) / 3, -1, 1)
+            sums = {"count": np.array([float(number)]), "t1": x.sum(axis=0), "t2": (2 * x**2 - 1).sum(axis=0)}
+            noised = {name: values + noise[name] * rng.standard_normal(values.shape) for name, values in sums.items()}
+            aligned += int((moments_of_sums(noised, noise).order >= 2).sum())
+        return aligned / 800
+
+    assert told(needed // 3) < 0.3
+    assert told(3 * needed) > 0.9
+    plain = draft("fedsgd", {"steps": 5}, schema, epsilon=2.0, expected=10)
+    assert not any("will not pay" in note for note in plan_study(plain, plain.compile()).notes)
 
 
 def test_an_aligned_discriminant_is_expected_to_be_known_as_well_as_its_release() -> None:

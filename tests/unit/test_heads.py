@@ -10,7 +10,7 @@ from scipy.stats import multivariate_normal
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from veilsum_aggregation import moments
-from veilsum_aggregation.heads import LinearHead, average_heads, lda_head, noise_in_weights
+from veilsum_aggregation.heads import LinearHead, average_heads, lda_head, noise_in_weights, unbiased_intercepts
 
 RNG = np.random.default_rng(11)
 
@@ -132,3 +132,33 @@ def test_heads_that_cannot_be_averaged_are_refused() -> None:
     for weights in (np.ones(3), np.array([1.0, -1.0]), np.array([1.0, np.nan]), np.ones((2, 3))):
         with pytest.raises(ValueError, match="weights"):
             average_heads([head, head], weights)
+
+
+def test_a_clipped_head_scores_shortened_features() -> None:
+    weights, bias, centre, clip = RNG.standard_normal((3, 5)), RNG.standard_normal(3), RNG.standard_normal(5), 0.8
+    x = np.vstack([centre, centre + 0.1, RNG.standard_normal((6, 5))])
+    head = LinearHead(weights, bias, ("a", "b", "c"), centre, clip)
+    for row, scores in zip(x, head.scores(x), strict=True):
+        apart = row - centre
+        length = float(np.sqrt(apart @ apart))
+        short = apart if length <= clip else apart / length * clip
+        np.testing.assert_allclose(scores, weights @ short + bias, atol=1e-12)
+    for wrong in ({"centre": centre}, {"clip": clip}, {"centre": centre[:4], "clip": clip}):
+        with pytest.raises(ValueError, match="or neither"):
+            LinearHead(weights, bias, ("a", "b", "c"), **wrong)  # type: ignore[arg-type]
+
+
+def test_intercepts_do_not_know_the_noise_of_the_class_means() -> None:
+    counts, std, d = np.array([20.0, 200.0, 60.0]), 6.0, 5
+    sums, spread = RNG.standard_normal((3, d)) * counts[:, None], RNG.standard_normal((d, d))
+    covariance = spread @ spread.T + np.eye(d)
+    clean = lda_head(sums / counts[:, None], covariance, counts, ("a", "b", "c"))
+    biases, raw = np.zeros((4000, 3)), np.zeros((4000, 3))
+    for draw in range(4000):
+        noised = sums + std * RNG.standard_normal((3, d))
+        head = lda_head(noised / counts[:, None], covariance, counts, ("a", "b", "c"))
+        raw[draw] = head.bias
+        biases[draw] = unbiased_intercepts(head, counts, covariance, std).bias
+    errors = biases.std(axis=0) / np.sqrt(len(biases))
+    assert (np.abs(biases.mean(axis=0) - clean.bias) < 4.5 * errors).all()
+    assert raw.mean(axis=0)[0] < clean.bias[0] - 4.5 * errors[0]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from sklearn.datasets import load_breast_cancer
+from sklearn.datasets import load_breast_cancer, load_digits
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from support.studies import agreed, demand, draft, federation, split_records
@@ -17,7 +17,9 @@ from veilsum.compile import StudyRequest
 from veilsum.exports import tables_of
 from veilsum_aggregation.heads import LinearHead
 from veilsum_coordinator.methods import METHODS, get_method
+from veilsum_coordinator.methods.fedcgs import FedCGSParameters
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
+from veilsum_participant.applying.model import Model
 from veilsum_participant.data import load_records
 from veilsum_privacy.results.result import Result, load_result, save_result
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, LabelColumn, NumberColumn
@@ -46,7 +48,10 @@ def breast_cancer(tmp_path_factory: pytest.TempPathFactory) -> tuple[DatasetSche
 
 
 def head_of(result: Result) -> LinearHead:
-    return LinearHead(result.arrays["weights"], result.arrays["bias"], tuple(result.application["classes"]))
+    arrays, told = result.arrays, result.application
+    return LinearHead(
+        arrays["weights"], arrays["bias"], tuple(told["classes"]), arrays.get("centre"), told["head"].get("clip")
+    )
 
 
 def accuracy(schema: DatasetSchema, result: Result, records: Records) -> float:
@@ -178,6 +183,52 @@ def test_fedcgs_describes_the_columns_by_class_in_their_own_units() -> None:
     assert "numbers-by-class" in tables_of(result)
     plain = LinearDiscriminantAnalysis().fit(features[:, :3], ill).predict(features[:, :3])
     assert np.mean(head_of(result).predict(features) == plain) > 0.97
+
+
+def test_fedcgs_scores_records_as_short_as_those_it_is_made_of() -> None:
+    """Handwritten eights against the rest: clipping to a third of the norm must not move the threshold."""
+    bunch = load_digits()
+    data, labels = bunch.data / 8.0 - 1.0, (bunch.target == 8).astype(np.int64)
+    columns = tuple(NumberColumn(name=f"x{index}", low=0, high=16) for index in range(64))
+    classes = tuple(ClassValues(name=name, values=(name,)) for name in ("rest", "eight"))
+    schema = DatasetSchema(columns=columns, label=LabelColumn(column="y", classes=classes), max_records=2000)
+    order = np.random.default_rng(0).permutation(len(labels))
+    everyone = Records(data, np.ones(data.shape, dtype=np.bool_), labels)
+    train, test = everyone.take(order[540:]), everyone.take(order[:540])
+    guess = 1.0 - float(np.mean(test.labels))
+    found = {}
+    for scored in ("clipped", "whole"):
+        study = compiled(schema, "fedcgs", 3.0, scored=scored)
+        runs = [METHODS["fedcgs"].run(federation(study, split_records(train, 4), seed)) for seed in range(5)]
+        found[scored] = np.mean([accuracy(schema, result, test) for result in runs])
+        for result in runs:
+            own = Model.from_result(result)
+            np.testing.assert_array_equal(own.predict(test), head_of(result).predict(test.features))
+    assert found["clipped"] > guess + 0.03
+    assert found["whole"] < guess
+    older = study.model_copy(update={"parameters": {k: v for k, v in study.parameters.items() if k != "scored"}})
+    assert "centre" not in METHODS["fedcgs"].run(federation(older, split_records(train, 4), 0)).arrays
+
+
+def test_fedcgs_states_what_its_defaults_depend_on(breast_cancer: tuple[DatasetSchema, Records]) -> None:
+    def shares(study: Study) -> list[float]:
+        split = FedCGSParameters.model_validate(study.parameters).split
+        assert split is not None
+        return [split.counts, split.sums, split.second]
+
+    schema, _ = breast_cancer
+    study = compiled(schema, "fedcgs", 1.0)
+    assert shares(study) == [0.1, 0.55, 0.35]
+    assert study.parameters["scored"] == "clipped"
+    for plain in (compiled(schema, "fedcgs", 1.0, centre=False), compiled(schema, "fedcgs", None)):
+        assert shares(plain) == [0.15, 0.65, 0.2]
+        assert "scored" not in plain.parameters
+    asked = compiled(schema, "fedcgs", 1.0, split={"counts": 1, "sums": 2, "second": 1})
+    assert shares(asked) == [1, 2, 1]
+    three = LabelColumn(column="y", classes=tuple(ClassValues(name=n, values=(n,)) for n in "abc"))
+    assert shares(compiled(schema.model_copy(update={"label": three}), "fedcgs", 1.0)) == [0.15, 0.65, 0.2]
+    with pytest.raises(ConfigurationError, match="clipped about their centre"):
+        compiled(schema, "fedcgs", 1.0, centre=False, scored="clipped")
 
 
 @pytest.mark.parametrize(

@@ -336,6 +336,7 @@ def _with(name: str, value: Any) -> Callable[[], Result]:
     return build
 
 
+_LINEAR = {"kind": "linear", "weights": "weights", "bias": "bias"}
 _MLP = {"kind": "mlp", "layers": [["a", "b"], ["c", "d"]], "activation": "relu"}
 _MALFORMED: dict[str, tuple[Callable[[], Result], str]] = {
     "unknown key": (lambda: _change(_result(), normalise=True), "normalise: unknown key"),
@@ -349,6 +350,12 @@ _MALFORMED: dict[str, tuple[Callable[[], Result], str]] = {
     "unknown rule": (lambda: _change(_result(), missing_rule="drop"), "missing_rule"),
     "unknown head": (lambda: _change(_result(), head={"kind": "tree"}), "head"),
     "unknown alignment": (lambda: _change(_result(), alignment={"kind": "shift"}), "alignment"),
+    "a clip without a centre": (lambda: _change(_result(), head={**_LINEAR, "clip": 1.0}), "go together"),
+    "a clip that is none": (lambda: _change(_result(), head={**_LINEAR, "clip": 0.0, "centre": "bias"}), "clip"),
+    "a centre of other features": (
+        lambda: _change(_result(), head={**_LINEAR, "clip": 1.0, "centre": "bias"}),
+        "'bias' is float64 of shape",
+    ),
     "classes twice": (lambda: _change(_result(), classes=["no", "no"]), "distinct classes"),
     "classes absent": (lambda: _change(_result(), classes=[]), "distinct classes"),
     "classes too many": (lambda: _change(_result(), classes=["no", "yes", "so"]), "'weights' is float64 of shape"),

@@ -271,4 +271,5 @@ def local_expectations(study: Study, cohort: int, records: int, label: str = LOC
     number = max(1.0, declaration.sampling_rate * records)
     what = "mean clipped gradient of a step over all sites, along any one direction"
     basis = "the clip norm, reached if all records' gradients agree"
-    return [Expectation(label, what, clip, Z95 * std * math.sqrt(cohort) / number, basis=basis, main=True)]
+    width = Z95 * std * math.sqrt(cohort) / number
+    return [Expectation(label, what, clip, width, basis=basis, main=True, forecast=False)]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from veilsum_aggregation import moments
-from veilsum_aggregation.heads import LinearHead, NoiseInWeights, lda_head, noise_in_weights
+from veilsum_aggregation.heads import LinearHead, NoiseInWeights, lda_head, noise_in_weights, unbiased_intercepts
 from veilsum_aggregation.shrinkage import noise_ridge, shrink_ridge
 from veilsum_coordinator.parts.alignment import (
     LABEL,
@@ -27,7 +27,7 @@ from veilsum_coordinator.parts.alignment import (
     resolve_alignment,
     task_alignment,
 )
-from veilsum_coordinator.parts.application import LINEAR, application, linear_arrays, study_application, study_arrays
+from veilsum_coordinator.parts.application import application, linear_arrays, linear_form, study_application, study_arrays
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan, plain
 from veilsum_coordinator.parts.centring import MEANS, centre_plan, released_centre
 from veilsum_coordinator.parts.class_tables import COLUMNS, class_tables, columns_plan, released_means
@@ -41,6 +41,7 @@ from veilsum_coordinator.parts.iteration import ROOM
 from veilsum_coordinator.parts.joint_moments import joined, mapped_at_sites
 from veilsum_coordinator.parts.moment_plans import (
     DEFAULT_SPLIT,
+    TWO_CLASSES_SPLIT,
     Split,
     centred_clip,
     class_moments,
@@ -81,9 +82,12 @@ class FedCGSParameters(Frozen):
         priors: class probabilities of the discriminant, ``released`` (from the noised counts) or ``equal``.
         disclosure: ``joint`` releases the sum over all sites, ``per-site`` each site's own moments. An alignment's mode says
             it in its place.
-        split: of the release's cost among counts, sums and second moments; by default 15, 65 and 20 of 100.
+        split: of the release's cost among counts, sums and second moments; by default 15, 65 and 20 of 100, and of centred
+            features of two classes 10, 55 and 35.
         shrinkage: of the covariance under noise: ``noised`` weighs variances and covariances by what is known of their noise,
             ``ridge`` adds what the noise can add to a direction. Without noise it is OAS.
+        scored: whether the head scores records ``clipped`` about the centre, as those were that it is made of, or ``whole``.
+            By default clipped where there is a centre; studies signed before do not state it, and are scored whole.
         alignment: of the sites' features; its release is then the only one.
         generation: of features from class geometries; the discriminant is that of infinitely many of them.
     """
@@ -95,8 +99,9 @@ class FedCGSParameters(Frozen):
     missing: Literal["skip", "centre"] = "skip"
     priors: Literal["released", "equal"] = "released"
     disclosure: Disclosure = "joint"
-    split: Split = DEFAULT_SPLIT
+    split: Split | None = None
     shrinkage: Literal["noised", "ridge"] = "noised"
+    scored: Literal["clipped", "whole"] | None = Field(default=None, exclude_if=lambda scored: scored is None)
     alignment: AlignmentParameters | None = None
     generation: GenerationParameters | None = None
 
@@ -127,8 +132,20 @@ class FedCGS(Method):
                 "fedcgs describes the columns where it centres them: in studies with noise and of joint moments alone.",
                 'Leave `describe` out, and ask the method statistics (kind = "table-one", by the label).',
             )
+        if parameters.scored == "clipped" and not centre:
+            raise ConfigurationError(
+                "fedcgs scores records clipped about their centre, where it takes one off.", "Leave `scored` out."
+            )
         clip = parameters.clip or (centred_clip(inputs.schema) if centre else None)
-        return parameters.model_copy(update={"clip": resolved_clip(clip, inputs), "alignment": alignment, "centre": centre})
+        default = TWO_CLASSES_SPLIT if centre and len(inputs.classes) == 2 else DEFAULT_SPLIT
+        resolved = {
+            "clip": resolved_clip(clip, inputs),
+            "alignment": alignment,
+            "centre": centre,
+            "split": parameters.split or default,
+            "scored": parameters.scored or ("clipped" if centre else None),
+        }
+        return parameters.model_copy(update=resolved)
 
     def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
         if not isinstance(parameters, FedCGSParameters) or parameters.clip is None:
@@ -222,7 +239,9 @@ class FedCGS(Method):
         if noise.explains:
             summary["not_estimable"] = NO_HEAD
             return Result(self.name, summary)
-        if centre is not None:
+        if centre is not None and parameters.scored == "clipped":
+            head = replace(head, centre=centre, clip=parameters.clip)
+        elif centre is not None:
             head = replace(head, bias=head.bias - head.weights @ centre)
         return self._result(federation, parameters, summary, head, aligned)
 
@@ -272,7 +291,7 @@ class FedCGS(Method):
         aligned: Aligned | None,
     ) -> Result:
         arrays = {**study_arrays(federation, aligned), **linear_arrays(head)}
-        applied = study_application(federation, parameters.missing, aligned, LINEAR, head.classes)
+        applied = study_application(federation, parameters.missing, aligned, linear_form(head), head.classes)
         return Result(self.name, summary, arrays=arrays, application=applied)
 
 
@@ -282,7 +301,8 @@ def discriminant(
     """The head over the classes ``known``, whose released counts are beyond their noise; and how much of it noise explains.
 
     Without noise the covariance is shrunk by OAS; with noise as the parameters say. Second
-    moments are pooled over all classes, so those that a left-out class put in stay in, as a little extra spread.
+    moments are pooled over all classes, so those that a left-out class put in stay in, as a little extra spread. Where records
+    are scored clipped, scores are no longer than noise in the intercepts, which is given back.
     """
     values, std = release.values, release.noise_std
     counts, sums = values["counts"][known], values["sums"][known]
@@ -299,6 +319,8 @@ def discriminant(
     priors = counts if parameters.priors == "released" else np.ones(len(known))
     classes = tuple(schema.classes[index] for index in known)
     head = lda_head(sums / counts[:, None], covariance, priors, classes)
+    if parameters.scored == "clipped":
+        head = unbiased_intercepts(head, counts, covariance, std["sums"])
     return head, noise_in_weights(counts, sums, covariance, std["sums"])
 
 

@@ -226,7 +226,7 @@ class FedSGD(Method):
         clip, number = float(parameters.gradient_clip or 1.0), max(1.0, float(parameters.sampling_rate) * trained)
         what = "mean clipped gradient of a step, along any one direction"
         basis = "the clip norm, reached if all records' gradients agree"
-        return [Expectation(GRADIENT, what, clip, Z95 * noise / number, basis=basis, main=True)]
+        return [Expectation(GRADIENT, what, clip, Z95 * noise / number, basis=basis, main=True, forecast=False)]
 
     def run(self, federation: Federation) -> Result:
         study = federation.study

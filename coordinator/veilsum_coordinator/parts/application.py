@@ -72,7 +72,7 @@ def application(
         "alignment": None if alignment is None else dict(alignment),
         "head": None if head is None else dict(head),
         "classes": list(classes),
-        "scores": "" if head is None else _SCORES[str(head["kind"])],
+        "scores": "" if head is None else _CLIPPED if "clip" in head else _SCORES[str(head["kind"])],
     }
 
 
@@ -100,6 +100,8 @@ _OUTCOMES = {
     "poisson": "score s of the head; the mean count is exp(s) (high - low) / 2",
     "hazard": "score s_j of the head for each period, which end at the cuts and at high; the hazard is exp(s_j) / high",
 }
+
+_CLIPPED = "features less centre, scaled down to a norm of clip, @ weights.T + bias; the class with the largest score"
 
 _SCORES = {
     "linear": "features @ weights.T + bias; the class with the largest score",
@@ -143,5 +145,10 @@ def study_arrays(federation: Federation, aligned: Aligned | MomentReference | No
 
 
 def linear_arrays(head: LinearHead) -> dict[str, Floats]:
-    """The arrays of a linear head, by the names in :data:`LINEAR`."""
-    return {"weights": head.weights, "bias": head.bias}
+    """The arrays of a linear head, by the names in :func:`linear_form`."""
+    return {"weights": head.weights, "bias": head.bias, **({} if head.centre is None else {"centre": head.centre})}
+
+
+def linear_form(head: LinearHead) -> dict[str, Any]:
+    """A linear head as an application says it."""
+    return dict(LINEAR) if head.clip is None else {**LINEAR, "centre": "centre", "clip": head.clip}

@@ -43,6 +43,8 @@ class Expectation:
         basis: where the size comes from ("half of 20 to 90").
         number: how many quantities this stands for.
         main: whether the method is run for it.
+        forecast: whether it says how good the result will be. The noise of one step of training does not: what many steps
+            leave of it depends on the records.
     """
 
     block: str
@@ -53,6 +55,7 @@ class Expectation:
     basis: str = ""
     number: int = 1
     main: bool = False
+    forecast: bool = True
 
     @property
     def share(self) -> float:
@@ -71,6 +74,7 @@ class Expectation:
             "half_width_95": finite(self.half_width),
             "share": finite(self.share),
             "main": self.main,
+            "forecast": self.forecast,
         }
 
 

@@ -9,6 +9,7 @@ is charged for both in full. This module trains nothing.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,6 +21,7 @@ from pydantic import Field
 from veilsum_aggregation.feature_moments import FeatureMoments, mean_of_moments, moments_of_sums, reference_arrays
 from veilsum_aggregation.moment_alignment import moment_map
 from veilsum_coordinator.parts.base import Inputs, TaskPlan
+from veilsum_coordinator.parts.expectations import OFFSET, SPREAD, released_noise
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.parts.moment_plans import Missing, task_parameters
 from veilsum_node.errors import ConfigurationError, Misuse
@@ -204,6 +206,27 @@ def training_records(parameters: MomentAlignment | None, records: int) -> int:
     if parameters is None or parameters.records == 1.0:
         return records
     return max(1, round(records * (1.0 - parameters.records)))
+
+
+def records_to_align(study: Study) -> int | None:
+    """How many records a site needs so that the noise it keeps leaves it a feature's variance; None where none do.
+
+    A site whose variances are within their noise leaves its features as they are: the release of moments is in vain. By
+    :func:`.moments_of_sums` of a feature as :data:`.OFFSET` and :data:`.SPREAD` have it, without a draw of the noise.
+    """
+    declaration = study.task(LABEL)
+    cohort = len(study.participants)
+    noise = {name: std / math.sqrt(cohort) for name, std in released_noise(study, LABEL, cohort).items()}
+    square = OFFSET**2 + SPREAD**2
+    part = float.fromhex(declaration.parameters["part_share"]) if declaration.parameters["part"] == "statistics" else 1.0
+
+    def told(records: int) -> bool:
+        number = part * records
+        sums = {"count": [number], "t1": [OFFSET * number], "t2": [(2.0 * square - 1.0) * number]}
+        return bool(moments_of_sums({name: np.array(values) for name, values in sums.items()}, noise).order[0] >= 2)
+
+    most = 2**40
+    return bisect_left(range(most), True, key=told) if told(most) else None
 
 
 def epsilon_parts(study: Study, training: Sequence[str]) -> dict[str, float | None]:

@@ -24,6 +24,7 @@ from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.evaluation import Evaluation, EvaluationParameters
 from veilsum_privacy.training.arrays import to_broadcast
 from veilsum_privacy.training.models import ModelSpec, build_architecture, resolve_model
+from veilsum_privacy.training.models.discriminants import CENTRE
 from veilsum_privacy.training.released import model_digest
 
 Floats = NDArray[np.float64]
@@ -158,6 +159,9 @@ def _head(head: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> tuple[
         raise Misuse("The result's classifier has more than one hidden layer.", "Name it as a network in the result.")
     taken = [(_real(arrays[weight]), _real(arrays[bias])) for weight, bias in layers]
     last = {"head.weight": taken[-1][0], "head.bias": taken[-1][1]}
+    if len(taken) == 1 and head.get("clip") is not None:
+        named = {CENTRE: _real(arrays[head["centre"]]), **last}
+        return ModelSpec(name="discriminant", options={"clip": float(head["clip"])}), named
     if len(taken) == 1:
         return ModelSpec(name="linear", options={"scale": 1.0, "bias": 1.0}), last
     hidden = {"features.hidden.weight": taken[0][0], "features.hidden.bias": taken[0][1]}

@@ -9,7 +9,7 @@ from typing import Any
 from veilsum.api.frames import pandas_frame
 from veilsum.api.notebook import fields_html
 from veilsum.exports import table_html
-from veilsum.plan import StudyPlan
+from veilsum.plan import StudyPlan, Verdict
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,10 @@ class Plan:
 
     @property
     def verdict(self) -> str:
-        """``worth it``, ``weak``, ``not worth its epsilon``, or that the study is exact and has no guarantee."""
+        """``worth it``, ``weak``, ``not worth its epsilon``, or that the study is exact and has no guarantee.
+
+        ``not forecast`` where only the noise of one step of training is known in advance.
+        """
         return self.details.verdict.value
 
     @property
@@ -79,6 +82,9 @@ class Plan:
     def _fields(self) -> dict[str, str]:
         cost = self.details.cost
         asked = "none: exact sums, without any guarantee"
+        wanted: dict[str, str] = {}
+        if cost.epsilon is not None and self.details.verdict is not Verdict.NOT_FORECAST:
+            wanted["for an error of " + f"{self.details.error:.0%}"] = _wanted(self.details)
         if cost.epsilon is not None:
             asked = f"epsilon {cost.epsilon:.4g} at delta {cost.delta:g} for one {cost.unit}"
         return {
@@ -86,7 +92,7 @@ class Plan:
             "sites": ", ".join(self.participants),
             "guarantee": asked,
             "verdict": self.verdict,
-            **({"for an error of " + f"{self.details.error:.0%}": _wanted(self.details)} if cost.epsilon is not None else {}),
+            **wanted,
         }
 
     def __str__(self) -> str:

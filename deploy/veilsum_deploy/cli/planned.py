@@ -167,6 +167,12 @@ def _conclusions(plan: StudyPlan) -> list[str]:
     if plan.verdict is Verdict.EXACT:
         return [f"Verdict: {plan.verdict.value}. Nothing bounds what the exact sums tell about one {plan.cost.unit}."]
     main = _and([part.name for part in plan.parts if part.main])
+    if plan.verdict is Verdict.NOT_FORECAST:
+        return [
+            f"Verdict: {plan.verdict.value}. The figures of {main} are the noise of one step; what many steps leave of it in"
+            " the model depends on the records. Try it on public or made records of the same size: veilsum simulate.",
+            *_coarse(plan),
+        ]
     lost = [part.name for part in plan.parts if part.outlook is Outlook.NOTHING and not part.main]
     verdict = f"Verdict: {plan.verdict.value}{'' if plan.records_stated else f', if every site has {plan.records:,} records'}."
     if plan.verdict is Verdict.NOT_WORTH:
@@ -179,10 +185,14 @@ def _conclusions(plan: StudyPlan) -> list[str]:
         f"{_percent(NOTHING_SHARE)} of their expected size, and is weak above {_percent(WEAK_SHARE)}; what decides: {main}.",
         _wanted(plan, main),
     ]
+    return [*lines, *_coarse(plan)]
+
+
+def _coarse(plan: StudyPlan) -> list[str]:
     if plan.coarse:
         added = f"truncation to it can add up to {_percent(plan.cost.rounding)} of the noise's standard deviation to a sum"
-        lines.append(f"The grid is coarse: {added}, which no interval above contains. A smaller max_records makes it finer.")
-    return lines
+        return [f"The grid is coarse: {added}, which no interval above contains. A smaller max_records makes it finer."]
+    return []
 
 
 def _wanted(plan: StudyPlan, main: str) -> str:

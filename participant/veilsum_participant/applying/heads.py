@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.metadata import entry_points
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from veilsum_node.errors import Misuse
-from veilsum_node.fields import Frozen
+from veilsum_node.fields import Frozen, Real
+from veilsum_privacy.mechanism.clipping import clipped_about
 from veilsum_privacy.training.models import GROUP, MODELS, RELEASED, Architecture, ModelSpec, build_architecture
 from veilsum_privacy.training.predict import scores
 
@@ -21,11 +22,22 @@ Array = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class LinearArrays(Frozen):
-    """Scores features @ weights.T + bias: ``weights`` (K, m), ``bias`` (K,)."""
+    """Scores x @ weights.T + bias: ``weights`` (K, m), ``bias`` (K,).
+
+    x are the features, or with ``centre`` (m,) the features less it, scaled down to an L2 norm of ``clip``.
+    """
 
     kind: Literal["linear"]
     weights: Array
     bias: Array
+    centre: Array | None = None
+    clip: Real | None = Field(default=None, gt=0)
+
+    @model_validator(mode="after")
+    def _together(self) -> Self:
+        if (self.centre is None) != (self.clip is None):
+            raise ValueError("a centre and a clip go together")
+        return self
 
 
 class MlpHead(Frozen):
@@ -76,5 +88,7 @@ def head_scores(head: Head, arrays: Mapping[str, Floats], x: Floats, classes: in
             x = np.maximum(x, 0.0) if index else x
             x = x @ arrays[weight].T + arrays[bias]
         return x
+    if head.centre is not None and head.clip is not None:
+        x = clipped_about(x, arrays[head.centre], head.clip)
     result: Floats = x @ arrays[head.weights].T + arrays[head.bias]
     return result

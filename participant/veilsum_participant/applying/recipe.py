@@ -309,6 +309,8 @@ def _check_head(parsed: _Application, width: int, arrays: _Arrays) -> None:
         for name, shape in head.architecture(width, scores).shapes().items():
             arrays.take(head.prefix + name, *shape)
         return
+    if isinstance(head, LinearArrays) and head.centre is not None:
+        arrays.take(head.centre, width)
     for weight, bias, rows in _layers(head, scores):
         width = len(arrays.take(bias, len(arrays.take(weight, rows, width))))
 

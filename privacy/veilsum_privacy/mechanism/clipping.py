@@ -130,6 +130,13 @@ def row_norms(rows: Floats) -> Floats:
     return cast(Floats, np.sqrt(np.add.reduce(squares, axis=1)))
 
 
+def clipped_about(rows: Floats, centre: Floats, clip: float) -> Floats:
+    """Rows (b, d) less ``centre`` (d,), scaled down to an L2 norm of ``clip``; each by itself, as :func:`row_norms` has it."""
+    moved = rows - centre
+    clipped: Floats = moved * (clip / np.maximum(row_norms(moved), clip))[:, None]
+    return clipped
+
+
 class _Subjects:
     """Sums rows by subject, batch after batch; the subject that a batch ends in is carried over to the next."""
 

@@ -8,8 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_node.errors import Misuse
+from veilsum_privacy.mechanism.clipping import clipped_about
 from veilsum_privacy.training import closed_form
 from veilsum_privacy.training.models.base import Architecture
+from veilsum_privacy.training.models.discriminants import CENTRE, Discriminant
 from veilsum_privacy.training.models.perceptrons import Perceptron
 from veilsum_privacy.training.models.trees import Trees
 from veilsum_privacy.training.trees import tree_margin
@@ -20,8 +22,8 @@ Floats = NDArray[np.float64]
 def scores(architecture: Architecture, arrays: Mapping[str, Floats], x: Floats) -> Floats:
     """Scores (n, K) of features (n, width); a record that is not finite gets NaN.
 
-    Perceptrons and trees are computed row by row exactly. Other networks run in batches of one padded size, on one thread and
-    in the architecture's precision, so that a record's scores do not depend on others; checked by :mod:`.places`.
+    Perceptrons, discriminants and trees are computed row by row exactly. Other networks run in batches of one padded size, on
+    one thread and in the architecture's precision, so that scores do not depend on other records; checked by :mod:`.places`.
 
     Raises:
         Misuse: features of another width.
@@ -44,6 +46,9 @@ def _through(architecture: Architecture, arrays: Mapping[str, Floats], x: Floats
         found = margin if margin.ndim > 1 else margin[:, None]
         if architecture.classes == 2:
             found = np.column_stack([np.zeros(len(x)), margin])
+    elif isinstance(architecture, Discriminant):
+        x = clipped_about(x, arrays[CENTRE], architecture.options.clip)
+        found = x if representation else closed_form.scores(architecture.linear, arrays, x)
     elif isinstance(architecture, Perceptron):
         found = (closed_form.representations if representation else closed_form.scores)(architecture, arrays, x)
     else:
