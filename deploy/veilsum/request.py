@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from veilsum_coordinator.results.projections import result_projection
-from veilsum_coordinator.results.released_models import result_model, result_prediction
+from veilsum_coordinator.results.released_models import result_model, result_prediction, result_predictor
 from veilsum_node.config import load_toml
-from veilsum_node.errors import ConfigurationError, HostileInput, VeilsumError
+from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, VeilsumError
 from veilsum_node.fields import Frozen, Name
 from veilsum_privacy.results.result import load_result
 from veilsum_privacy.study.encoder import Program, Projection
@@ -164,6 +164,9 @@ def with_projection(request: StudyRequest, base: Path) -> StudyRequest:
     return request.model_copy(update={"encoder": projection})
 
 
+_SAME = "Use the schema of the study that released it."
+
+
 def with_model(request: StudyRequest, base: Path) -> StudyRequest:
     """The request with the digest of the model that it evaluates, and that model's encoder, in place of the result.
 
@@ -184,13 +187,16 @@ def with_model(request: StudyRequest, base: Path) -> StudyRequest:
         result = load_result(base / str(request.parameters["result"]))
         if (prediction := result_prediction(result)) is not None:
             return request.model_copy(update={"parameters": {**given, "prediction": prediction}})
+        if (predictor := result_predictor(result)) is not None:
+            if request.data is not None and not predictor.fits(request.data):
+                raise Misuse("the model or its outcome has other columns or bounds than the schema.", _SAME)
+            told = predictor.prediction.model_dump(mode="json", exclude_defaults=True)
+            return request.model_copy(update={"parameters": {**given, "prediction": told}})
         released = result_model(result)
     except VeilsumError as error:
         raise ConfigurationError(f"{what}: {error.message}", error.advice) from error
     if request.data is not None and request.data.columns != released.columns:
-        raise ConfigurationError(
-            f"{what}: the model reads other columns than the schema has.", "Use the schema of the study that released it."
-        )
+        raise ConfigurationError(f"{what}: the model reads other columns than the schema has.", _SAME)
     if request.encoder not in (None, released.encoder):
         raise ConfigurationError(
             f"{what}: the model's features are made by another encoder.", "Leave out [encoder]: the result names it."

@@ -24,6 +24,7 @@ from veilsum_privacy.results.result import ARRAYS, MANIFEST, Result, load_result
 from veilsum_privacy.study.encoder import Projection
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.evaluation import Evaluation
+from veilsum_privacy.tasks.model_tables import ModelTables
 
 Floats = NDArray[np.float64]
 
@@ -246,7 +247,7 @@ def _replay(
 
 def _encoder(study: Study, result: Result, uses: Path | None) -> tuple[Mapping[str, Floats], bool]:
     """Arrays that every round broadcasts, and whether they are all there."""
-    evaluates = any(declaration.task == Evaluation.name for declaration in study.tasks)
+    evaluates = any(declaration.task in (Evaluation.name, ModelTables.name) for declaration in study.tasks)
     if uses is not None:
         return find_released(uses, study), True
     if not isinstance(study.encoder, Projection):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sklearn.metrics import confusion_matrix
+from sklearn.metrics import confusion_matrix, mean_squared_error, r2_score
 
 from support.federation import DATASET, TestBed, make_bed, make_clusters, make_request, schema_of
 from support.network import running_client, running_server
@@ -32,10 +32,12 @@ from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.results.result import Result, load_result, save_result
 from veilsum_privacy.study.study import Study, study_digest
+from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.training.models import ModelSpec, build_architecture
 
 WIDTH, CLASSES, SITES = 3, 3, "abcd"
 SCHEMA = schema_of(WIDTH, CLASSES, 200)
+MLP = {"name": "mlp", "options": {"hidden": 4}}
 
 
 def training(steps: int = 5, **parameters: Any) -> StudyRequest:
@@ -266,3 +268,30 @@ def test_a_study_of_the_models_alignment_is_not_evaluated(tmp_path: Path) -> Non
     save_result(tmp_path / "aligned", Result("fedcgs", {}, arrays, {**applied, "alignment": maps}))
     with pytest.raises(ConfigurationError, match="aligns features at each site"):
         evaluation(tmp_path / "aligned", 1.0)
+
+
+@pytest.mark.parametrize("method", ["gbdt", "fedsgd"])
+def test_a_model_of_a_number_is_trained_and_evaluated_over_the_protocol(bed: TestBed, tmp_path: Path, method: str) -> None:
+    """Trees' and a perceptron's R squared and error for the last column: scikit-learn's, nearly without noise."""
+    results, number = tmp_path / "results", {"column": f"x{WIDTH - 1}", "loss": "squared"}
+    asked = {"gbdt": {"rounds": 3, "trees": 4, "depth": 2}, "fedsgd": {"steps": 12, "model": MLP}}[method]
+    request = make_request(SCHEMA, method, 400.0, min_cohort=3)
+    trains = bed.compile(request.model_copy(update={"parameters": {"outcome": number, **asked}}))
+    bed.local.run(trains, bed.analyst, results)
+    directory = results_directory(results, _digest(trains))
+    model = load_model(directory)
+
+    study = bed.compile(evaluation(directory, 400.0))
+    bed.local.run(study, bed.analyst, results)
+    found = load_result(results_directory(results, _digest(study)))
+    records = [site.records(DATASET, SCHEMA) for site in bed.sites.values()]
+    truth = np.concatenate([own.features[:, -1] for own in records])
+    kept = [Records(own.features[:, :-1], own.present[:, :-1], None) for own in records]
+    said = np.concatenate([model.estimates(own) for own in kept])
+    told = {row["measure"]: row["value"] for row in found.summary["measures"]}
+    assert told["R squared"]["value"] == pytest.approx(r2_score(truth, said), abs=0.02)
+    wanted = mean_squared_error(truth, said) ** 0.5
+    assert told["root mean squared error"]["value"] == pytest.approx(wanted, rel=0.02)
+    assert told["R squared"]["low"] < told["R squared"]["value"] < told["R squared"]["high"]
+    for site in bed.sites.values():
+        assert [entry.study for entry in site.ledger.entries(kind=Kind.CHARGE)].count(_digest(study)) == 1

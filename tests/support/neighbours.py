@@ -404,6 +404,45 @@ class _Evaluation(Neighbours):
         return complete(np.array([[0.5, -0.5]]), np.array([0]))
 
 
+class _ModelTables(Neighbours):
+    """Tables by the prediction of a tree, of a perceptron, and of a time, whose norm is 256: the worst record is in all."""
+
+    def settings(self) -> tuple[Setting, ...]:
+        trees = {"name": "trees", "inputs": None, "options": {"trees": 2, "depth": 1}}
+        hidden = {"name": "mlp", "inputs": None, "options": {"hidden": 3, "scale": 1.0}}
+        time = {"column": "n1", "loss": "hazard", "event": "k0", "censored": ("a",), "cuts": (0.5,)}
+        return (
+            self._setting("trees", trees, {"column": "n1", "loss": "squared"}, 3, 1, {"missing": "centre"}),
+            self._setting("count", hidden, {"column": "n1", "loss": "poisson"}, 3, 1, {"missing": "skip", "most": 0.8}),
+            self._setting("time", hidden, time, 1, 2, {"missing": "centre"}),
+        )
+
+    def _setting(
+        self, name: str, model: dict[str, Any], outcome: dict[str, Any], width: int, scores: int, more: dict[str, object]
+    ) -> Setting:
+        architecture = build_architecture(ModelSpec.model_validate(model), width, scores, trained=False)
+        rng = np.random.default_rng(3)
+        arrays = {key: rng.normal(size=shape) for key, shape in architecture.shapes().items()}
+        if "features" in arrays:
+            arrays["features"] = np.array([[0.0], [2.0]])
+        asked = (
+            {"name": "level", "kind": "count", "over": ("level",)},
+            {"name": "outcome", "kind": "histogram", "over": ("n1",), "edges": (0.5,), "by": ("k0",)},
+            {"name": "both", "kind": "histogram", "over": ("prediction",), "edges": (0.0, 0.5), "by": ("k0",)},
+            {"name": "high", "kind": "count", "over": ("k0",), "where": "not (prediction is missing)"},
+        )
+        derived = ({"name": "level", "of": "prediction", "edges": (0.0, 0.5)},)
+        told = {"model": model, "sha256": model_digest(architecture, arrays), "outcome": outcome, "low": -1.0, "high": 1.0}
+        queries = [{**query, "scale": 128} for query in asked]
+        parameters = {"queries": queries, "derived": derived, "sensitivity": 256, **told, **more}
+        return Setting(name, "model-tables", schema(2, categories=(2,)), parameters, to_broadcast(arrays))
+
+    def worst(self, setting: Setting) -> Records:
+        record = random_records(np.random.default_rng(0), 1, setting.schema, complete=True)
+        record.features[:] = [[0.5, 1.0, 1.0, 0.0]]
+        return record
+
+
 class _NewtonStep(Neighbours):
     """The worst record has the least likely outcome at a point that is sure of the other one."""
 
@@ -498,6 +537,7 @@ NEIGHBOURS: Mapping[str, Neighbours] = {
     "hazard-step": _HazardStep(),
     "newton-step": _NewtonStep(),
     "evaluation": _Evaluation(),
+    "model-tables": _ModelTables(),
     "feature-means": _Moments(_FEATURE_MEANS),
     "gradient": _Gradient(),
     "grams": _Grams(),

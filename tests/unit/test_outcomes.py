@@ -354,12 +354,12 @@ def test_the_score_is_the_models_prediction(outcome: dict[str, Any], kind: str) 
     assert inside.mean() > 0.95
 
 
-def test_what_a_perceptron_of_outcomes_releases_is_applied_only() -> None:
+def test_what_a_perceptron_of_outcomes_releases_is_no_formula() -> None:
     result = trained(
         NUMBER, drawn("number", 200), epsilon=8.0, parameters={"model": {"name": "mlp", "options": {"hidden": 4}}}
     )
     assert result_prediction(result) is None
-    with pytest.raises(Misuse, match="no formula of columns"):
+    with pytest.raises(Misuse, match="predicts an outcome"):
         result_model(result)
     with pytest.raises(Misuse, match="tells no classes apart"):
         Model.from_result(result).predict(complete(drawn("number", 5).features[:, [0, 1, 2, 4, 5, 6, 7]]))

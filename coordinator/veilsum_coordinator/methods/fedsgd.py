@@ -40,6 +40,7 @@ from veilsum_coordinator.parts.outcomes import (
     PREDICTION,
     SCORE,
     beginning,
+    bound_rows,
     predicts,
     refuse_for_outcomes,
     resolved_outcome,
@@ -309,9 +310,12 @@ class FedSGD(Method):
         head, arrays = network_head(architecture, final, centre)
         if outcome is not None:
             applied = outcome_application(study.data, outcome, missing=parameters.missing, head=head)
-            if architecture.name == "linear" and centre is not None:
+            if centre is not None:
                 summary[PREDICTION] = predicts(outcome)
-                summary[SCORE] = list(score_rows(outcome, study.data, (arrays["weights"], arrays["bias"]), centre))
+                rows: list[dict[str, Any]] = []
+                if architecture.name == "linear":
+                    rows = list(score_rows(outcome, study.data, (arrays["weights"], arrays["bias"]), centre))
+                summary[SCORE] = rows or list(bound_rows(outcome, study.data, architecture, final, centre))
             return Result(self.name, summary, arrays, applied)
         applied = study_application(federation, parameters.missing, moments, head, study.data.classes)
         return Result(self.name, summary, {**study_arrays(federation, moments), **arrays}, applied)

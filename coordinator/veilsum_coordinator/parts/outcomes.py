@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -15,6 +15,8 @@ from veilsum_node.errors import ConfigurationError, Misuse
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
 from veilsum_privacy.tasks.outcomes import HUBER_BEND, Outcome
 from veilsum_privacy.tasks.queries.conditions import MAX_LENGTH
+from veilsum_privacy.training.models import Architecture
+from veilsum_privacy.training.models.trees import BASE, Trees
 
 Floats = NDArray[np.float64]
 
@@ -59,6 +61,10 @@ def refuse_for_outcomes(asked: dict[str, bool], method: str) -> None:
     """
     if wrong := [name for name, stated in asked.items() if stated]:
         raise ConfigurationError(f"{method} of an outcome has no {wrong[0]}.", f"Leave out {' and '.join(wrong)}.")
+
+
+MADE_UP = 4096
+"""Records by which the bounds of a model's predictions are found."""
 
 
 class Beginning(NamedTuple):
@@ -158,3 +164,76 @@ def predicts(outcome: Outcome) -> dict[str, Any]:
     if outcome.event is not None:
         about |= {"event": outcome.event, **({"censored": list(outcome.censored)} if outcome.censored else {})}
     return about
+
+
+def predictor_bounds(
+    outcome: Outcome,
+    schema: DatasetSchema,
+    architecture: Architecture,
+    arrays: Mapping[str, Floats],
+    *,
+    most: float | None = None,
+    means: Floats | None = None,
+    centred: bool = False,
+) -> tuple[float, float]:
+    """Bounds of what a released model predicts: three standard deviations about its mean, for made-up records.
+
+    Their features are independent: numbers have a beta distribution with the released mean, even where that is the middle, and
+    categories their released frequencies. Of trees the mean is what every sum of leaves begins with, about that of the
+    records that they were made of. No record has a part in it.
+
+    Args:
+        outcome: what is predicted.
+        schema: of the study.
+        architecture, arrays: of the model.
+        most: of counts, what larger predictions are taken as.
+        means: (d,) released means of the features; None where none are known.
+        centred: whether the model is one of features less these means.
+
+    Raises:
+        Misuse: the model predicts the same for all of them.
+    """
+    from veilsum_privacy.training.predict import scores
+
+    rng, columns, first = np.random.default_rng(0), list[Floats](), 0
+    for column in outcome.features(schema).columns:
+        own = None if means is None else means[first : first + column.width]
+        if isinstance(column, NumberColumn):
+            mean = 0.0 if own is None else min(max(float(own[0]), -0.99), 0.99)
+            columns.append(2.0 * rng.beta(1.0 + mean, 1.0 - mean, (MADE_UP, 1)) - 1.0)
+        else:
+            shares = np.ones(column.width) if own is None else np.clip(own, 1e-3, 1.0)
+            level = rng.choice(column.width, MADE_UP, p=shares / shares.sum())
+            columns.append((level[:, None] == np.arange(column.width)).astype(np.float64))
+        first += column.width
+    x = np.hstack(columns)
+    if centred and means is not None:
+        x = x - means
+    found = outcome.predictor(scores(architecture, arrays, x), schema, most)
+    middle, reach = float(found.mean()), 3.0 * float(found.std())
+    if isinstance(architecture, Trees):
+        middle = float(outcome.predictor(arrays[BASE][None], schema, most)[0])
+    low, high = float(f"{middle - reach:.4g}"), float(f"{middle + reach:.4g}")
+    if outcome.loss in ("squared", "huber"):
+        number = outcome.number(schema)
+        low, high = max(low, number.low), min(high, number.high)
+    if not (math.isfinite(low) and low < high):
+        raise Misuse("The model predicts the same for every record.", "Train it on more records, or with more epsilon.")
+    return low, high
+
+
+def bound_rows(
+    outcome: Outcome, schema: DatasetSchema, architecture: Architecture, arrays: Mapping[str, Floats], centre: Floats
+) -> Iterator[dict[str, Any]]:
+    """What :func:`score_rows` says of a model that is no formula: its bounds alone; none where it predicts nothing.
+
+    Args:
+        outcome, schema: of the study.
+        architecture, arrays: of the model, on features less the centre.
+        centre: (d,) released means of the features.
+    """
+    try:
+        low, high = predictor_bounds(outcome, schema, architecture, arrays, means=centre, centred=True)
+    except Misuse:
+        return
+    yield {"low": low, "high": high}

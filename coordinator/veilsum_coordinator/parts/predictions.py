@@ -1,4 +1,4 @@
-"""Evaluating predictions that are formulas of columns: what is asked of the sites, and the measures that the sums tell.
+"""Evaluating predictions, formulas of columns or models: what is asked of the sites, and the measures that the sums tell.
 
 What is measured follows from what is predicted, a number, a probability, a rate or a hazard, and not from the method that
 made the prediction. One query by level of the prediction tells all of it, with the encodings of the method statistics.
@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from veilsum_aggregation import tables
 from veilsum_aggregation.figures import Answer, Drowned
 from veilsum_aggregation.group_means import NumberSums, mean
-from veilsum_aggregation.prediction_levels import Levels, Outcome, event_levels, number_levels, rate_levels
+from veilsum_aggregation.prediction_levels import Levels, event_levels, number_levels, rate_levels
+from veilsum_aggregation.prediction_levels import Outcome as Range
 from veilsum_aggregation.prediction_quality import (
     event_measures,
     expit,
@@ -27,6 +28,7 @@ from veilsum_aggregation.prediction_quality import (
 )
 from veilsum_coordinator.parts.base import Inputs, TaskPlan
 from veilsum_coordinator.parts.expectations import SPREAD, Expectation, released_noise
+from veilsum_coordinator.parts.moment_plans import Missing
 from veilsum_coordinator.parts.proportional_hazards import all_times
 from veilsum_coordinator.parts.query_answers import shown
 from veilsum_coordinator.parts.query_requests import DeriveRequest, EdgeRange, Names, QueryRequest, expand, weigh
@@ -34,11 +36,15 @@ from veilsum_node.errors import HostileInput
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks import build_task
+from veilsum_privacy.tasks.model_tables import SCORE, ModelTables, ModelTablesParameters, scored_schema
+from veilsum_privacy.tasks.outcomes import Outcome
 from veilsum_privacy.tasks.queries.conditions import NumberDomain
 from veilsum_privacy.tasks.queries.encoding import Encoding
 from veilsum_privacy.tasks.queries.encodings import SHIFT, DiscriminationEncoding
 from veilsum_privacy.tasks.queries.language import Columns, Text, interval_names
-from veilsum_privacy.tasks.tables import Tables
+from veilsum_privacy.tasks.tables import Tables, TableTask
+from veilsum_privacy.training.models import ModelSpec
 
 Floats = NDArray[np.float64]
 Row = dict[str, Any]
@@ -46,8 +52,11 @@ Row = dict[str, Any]
 LABEL = "predictions"
 """Of the release, and of its query."""
 
-SCORE, LEVEL, ABOVE, PRODUCT = "prediction", "prediction level", "outcome above 0", "outcome log outcome"
-"""Names of derived columns: the linear predictor, its levels, and for counts y + a hair and y log y."""
+LEVEL, ABOVE, PRODUCT = "prediction level", "outcome above 0", "outcome log outcome"
+"""Names of derived columns: the linear predictor's levels, and for counts y + a hair and y log y."""
+
+LOSSES = {"number": "squared", "rate": "poisson", "hazard": "hazard"}
+"""By what a model predicts, the loss that says so."""
 
 PRODUCTS = "products"
 """Name of the query for the sum of y log y."""
@@ -69,13 +78,29 @@ LEAST_PRODUCT = -0.37
 """y log y is not below -1/e."""
 
 
+class Predictor(Frozen):
+    """A released model that predicts an outcome, as the task "model-tables" takes it.
+
+    Attributes:
+        model, sha256, missing, most: as of :class:`~veilsum_privacy.tasks.model_tables.ModelTablesParameters`.
+        cuts: of a hazard, as of :class:`~veilsum_privacy.tasks.outcomes.Outcome`.
+    """
+
+    model: ModelSpec
+    sha256: str
+    missing: Missing
+    most: Real | None = Field(default=None, gt=0, le=1e100, exclude_if=lambda stated: stated is None)
+    cuts: tuple[Real, ...] = Field(default=(), max_length=64, exclude_if=lambda stated: not stated)
+
+
 class Prediction(Frozen):
-    """A released prediction as a formula of columns.
+    """A released prediction as a formula of columns, or by a model.
 
     Attributes:
         predicts: what of: a ``number``, the ``probability`` of an event, a ``rate`` (mean of a count), or a ``hazard``.
         number, low, high: the linear predictor as a derived number and its bounds: the prediction itself, the log odds, the
             logarithm of the mean, the logarithm of the relative hazard.
+        by: in place of ``number`` the model; of a hazard then the logarithm of that up to the horizon is bounded.
         outcome: what happened: a numeric column; of a probability a condition; of a hazard the time.
         event, censored, edges: of a hazard, as a regression states them.
         where: which records, a condition.
@@ -83,7 +108,7 @@ class Prediction(Frozen):
     """
 
     predicts: Literal["number", "probability", "rate", "hazard"]
-    number: Text
+    number: Text = Field(default="", exclude_if=lambda stated: not stated)
     low: Real
     high: Real
     outcome: Text
@@ -92,6 +117,23 @@ class Prediction(Frozen):
     edges: tuple[Real, ...] | EdgeRange = ()
     where: Text = ""
     derive: dict[str, DeriveRequest] = Field(default_factory=dict)
+    by: Predictor | None = Field(default=None, exclude_if=lambda stated: stated is None)
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Self:
+        if bool(self.number) == (self.by is not None):
+            raise ValueError("a prediction is either a formula, `number`, or made by a model")
+        if self.by is not None and self.predicts == "probability":
+            raise ValueError("a model that tells classes apart is evaluated as such")
+        return self
+
+    def of_model(self) -> Outcome:
+        """What a model predicts, as tasks state it."""
+        told: dict[str, Any] = {"column": self.outcome, "loss": LOSSES[self.predicts]}
+        if self.predicts == "hazard":
+            cuts = () if self.by is None else self.by.cuts
+            told |= {"event": self.event, "censored": self.censored, "cuts": cuts}
+        return Outcome.model_validate(told)
 
 
 def prediction_plan(prediction: Prediction, inputs: Inputs, persons: Mapping[str, Any]) -> TaskPlan:
@@ -104,10 +146,14 @@ def prediction_plan(prediction: Prediction, inputs: Inputs, persons: Mapping[str
         HostileInput: the schema lacks a column, or has one of a name that is used here.
     """
     derived = [request.column(name) for name, request in prediction.derive.items()]
-    derived.append(DeriveRequest(number=prediction.number, low=prediction.low, high=prediction.high).column(SCORE))
+    schema = inputs.schema
+    if prediction.by is None:
+        derived.append(DeriveRequest(number=prediction.number, low=prediction.low, high=prediction.high).column(SCORE))
+    else:
+        schema = scored_schema(schema, prediction.low, prediction.high)
     cuts = np.linspace(prediction.low, prediction.high, LEVELS + 1)[1:-1]
     derived.append(DeriveRequest(of=SCORE, edges=tuple(float(f"{cut:.12g}") for cut in cuts)).column(LEVEL))
-    columns = Columns(inputs.schema, derived)
+    columns = Columns(schema, derived)
     asked: dict[str, Any] = {"name": LABEL, "where": prediction.where}
     if prediction.predicts in ("number", "rate"):
         domain = columns.number(prediction.outcome, "the prediction's outcome")
@@ -115,7 +161,7 @@ def prediction_plan(prediction: Prediction, inputs: Inputs, persons: Mapping[str
             if domain.low < 0.0:
                 raise HostileInput(f"A rate is of a count; {prediction.outcome!r} can be {domain.low:g}.")
             derived += [request.column(name) for name, request in _products(prediction.outcome, domain)]
-            columns = Columns(inputs.schema, derived)
+            columns = Columns(schema, derived)
         asked |= {"kind": "compare", "over": (prediction.outcome,), "by": (LEVEL,)}
     else:
         asked |= {"kind": "discrimination", "over": (LEVEL,), "outcome": prediction.outcome}
@@ -130,7 +176,14 @@ def prediction_plan(prediction: Prediction, inputs: Inputs, persons: Mapping[str
     queries = expand(requests, columns)
     largest = inputs.sites * inputs.schema.max_records
     weighed = weigh(queries, derived, columns, largest=largest, fine=min(FINE, MOST_STEPS / math.sqrt(largest)))
-    return TaskPlan(LABEL, "tables", weighed.model_copy(update=dict(persons)))
+    weighed = weighed.model_copy(update=dict(persons))
+    if prediction.by is None:
+        return TaskPlan(LABEL, Tables.name, weighed)
+    of_model = {name: getattr(prediction.by, name) for name in ("model", "sha256", "missing", "most")}
+    bounds = {"low": prediction.low, "high": prediction.high, "outcome": prediction.of_model()}
+    task = ModelTablesParameters.model_validate({**dict(weighed), **of_model, **bounds})
+    build_task(ModelTables.name, task.model_dump(mode="json"), inputs.schema)
+    return TaskPlan(LABEL, ModelTables.name, task)
 
 
 def _products(outcome: str, domain: NumberDomain) -> Iterator[tuple[str, DeriveRequest]]:
@@ -161,7 +214,7 @@ class _Reader:
 
     def __init__(self, study: Study, values: Mapping[str, Floats], noise: Mapping[str, float]) -> None:
         task = AgreedStudy(study).task(LABEL).task
-        encodings: tuple[Encoding, ...] = task.encodings if isinstance(task, Tables) else ()
+        encodings: tuple[Encoding, ...] = task.encodings if isinstance(task, TableTask) else ()
         self._encoding = encodings[0]
         self._columns = encodings[0].columns
         self._values, self._noise = values, noise
@@ -203,10 +256,10 @@ class _Reader:
         bins = 1 if times is None else times.bins
         return table[:, :-1].reshape(len(table), bins, -1), table[:, -1]
 
-    def _outcome(self, name: str) -> Outcome:
+    def _outcome(self, name: str) -> Range:
         domain = self._columns.number(name, LABEL)
         half = domain.high / 2.0 - domain.low / 2.0
-        return Outcome(domain.low + half, half)
+        return Range(domain.low + half, half)
 
     def _numbers(self) -> Levels:
         sums = np.column_stack([self._block("records"), self._block("sum")[:, 0], self._block("square")[:, 0]])
@@ -274,7 +327,7 @@ def _expected(study: Study, records: int) -> Mapping[str, Floats]:
     """The blocks of so many records."""
     prediction = Prediction.model_validate(study.parameters["prediction"])
     task = AgreedStudy(study).task(LABEL).task
-    encodings: tuple[Encoding, ...] = task.encodings if isinstance(task, Tables) else ()
+    encodings: tuple[Encoding, ...] = task.encodings if isinstance(task, TableTask) else ()
     encoding = encodings[0]
     low, high = float(prediction.low), float(prediction.high)
     h = low + (high - low) * (np.arange(LEVELS) + 0.5) / LEVELS

@@ -1,4 +1,4 @@
-"""Released models by their digest: a result whose classifier a later study evaluates (the method "federated-evaluation").
+"""Released models by their digest: a result whose model a later study evaluates (the method "federated-evaluation").
 
 A study names architecture and digest; the coordinator finds the arrays among its results, the checkpoints included, and every
 round broadcasts them, as it does a released projection.
@@ -15,15 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
+from veilsum_coordinator.parts.outcomes import PREDICTION, SCORE, predictor_bounds, predicts
+from veilsum_coordinator.parts.predictions import Prediction, Predictor
 from veilsum_coordinator.results.projections import find_projection, result_projection
 from veilsum_node.errors import HostileInput, Misuse, StateError, VeilsumError
 from veilsum_privacy.results.result import MANIFEST, Result, load_result
 from veilsum_privacy.study.encoder import Encoder, Program
-from veilsum_privacy.study.schema import Column
+from veilsum_privacy.study.schema import CategoryColumn, Column, DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks.evaluation import Evaluation, EvaluationParameters
+from veilsum_privacy.tasks.evaluation import Evaluation
+from veilsum_privacy.tasks.model_tables import ModelTables
+from veilsum_privacy.tasks.outcomes import Outcome
 from veilsum_privacy.training.arrays import to_broadcast
-from veilsum_privacy.training.models import ModelSpec, build_architecture, resolve_model
+from veilsum_privacy.training.models import Architecture, ModelSpec, build_architecture, resolve_model
 from veilsum_privacy.training.models.discriminants import CENTRE
 from veilsum_privacy.training.released import model_digest
 
@@ -69,8 +73,7 @@ def result_model(result: Result) -> ReleasedModel:
         raise Misuse(f"The result of {result.method} holds no classifier.", advice)
     if told.get("outcome") is not None:
         raise Misuse(
-            f"The result of {result.method} predicts an outcome by a model that is no formula of columns.",
-            "Evaluate a linear model, or compare predictions of `veilsum participant apply` with the column.",
+            f"The result of {result.method} predicts an outcome and tells no classes apart.", "Evaluate its prediction."
         )
     if told.get("alignment") is not None:
         raise Misuse(
@@ -82,16 +85,94 @@ def result_model(result: Result) -> ReleasedModel:
         classes, missing = tuple(str(name) for name in told["classes"]), str(told["missing_rule"])
         if len(classes) < 2:
             raise ValueError("a classifier tells two classes apart, or more")
-        spec, arrays = _head(told["head"], result.arrays)
         encoder = _encoder(told.get("encoder"), result)
         width = sum(column.width for column in columns) if encoder is None else encoder.width
-        spec = resolve_model(spec)
-        architecture = build_architecture(spec, width, len(classes), trained=False)
+        spec, architecture, arrays = _built(told["head"], result.arrays, width, len(classes))
         sha256 = model_digest(architecture, arrays)
     except (KeyError, TypeError, ValueError) as error:
         raise HostileInput("The result's application is malformed.", _AGAIN) from error
-    named = {name: arrays[name] for name in architecture.shapes()}
-    return ReleasedModel(spec, sha256, classes, missing, columns, encoder, to_broadcast(named))
+    return ReleasedModel(spec, sha256, classes, missing, columns, encoder, to_broadcast(arrays))
+
+
+@dataclass(frozen=True)
+class ReleasedPredictor:
+    """A model of an outcome as an evaluation takes it.
+
+    Attributes:
+        prediction: parameters of the evaluation (:class:`veilsum_coordinator.parts.predictions.Prediction`).
+        columns: that the model reads.
+        bounds: of the outcome's column, in which the model's scores are scaled.
+        arrays: by their names in a broadcast.
+    """
+
+    prediction: Prediction
+    columns: tuple[Column, ...]
+    bounds: tuple[float, float]
+    arrays: Mapping[str, Floats]
+
+    def fits(self, schema: DatasetSchema) -> bool:
+        """Whether the model reads a schema's columns but its outcome's, and the outcome is in the bounds that it knows.
+
+        Raises:
+            Misuse: the schema has no such outcome.
+        """
+        outcome = self.prediction.of_model()
+        outcome.check(schema)
+        number = outcome.number(schema)
+        return outcome.features(schema).columns == self.columns and (number.low, number.high) == self.bounds
+
+
+def result_predictor(result: Result) -> ReleasedPredictor | None:
+    """The model of an outcome that a result released; None where it released none.
+
+    Raises:
+        Misuse: the model predicts the same for every record, or has more than one hidden layer.
+        HostileInput: the result is malformed.
+    """
+    told = result.application
+    if not isinstance(told, Mapping) or not told.get("head") or not told.get("outcome"):
+        return None
+    try:
+        about = dict(told["outcome"])
+        columns = TypeAdapter(tuple[Column, ...]).validate_python(told["features"])
+        low, high, most = float(about.pop("low")), float(about.pop("high")), about.pop("most", None)
+        outcome = Outcome.model_validate({name: value for name, value in about.items() if name != "unit"})
+        schema = _read_schema(columns, outcome, low, high)
+        outcome.check(schema)
+        width, scores = sum(column.width for column in columns), outcome.build(schema).scores
+        spec, architecture, arrays = _built(told["head"], result.arrays, width, scores)
+        by = Predictor(
+            model=spec,
+            sha256=model_digest(architecture, arrays),
+            missing=told["missing_rule"],
+            most=most,
+            cuts=outcome.cuts,
+        )
+        ends = _score_row(result)
+        if ends is None:
+            ends = predictor_bounds(outcome, schema, architecture, arrays, most=most)
+        prediction = Prediction.model_validate({**predicts(outcome), "low": ends[0], "high": ends[1], "by": by})
+    except (KeyError, TypeError, ValueError, Misuse) as error:
+        if isinstance(error, Misuse):
+            raise
+        raise HostileInput("The result's application is malformed.", _AGAIN) from error
+    return ReleasedPredictor(prediction, columns, (low, high), to_broadcast(arrays))
+
+
+def _read_schema(columns: tuple[Column, ...], outcome: Outcome, low: float, high: float) -> DatasetSchema:
+    """A schema of the model's columns and its outcome's; of an event only its levels that are known."""
+    own: list[Column] = [*columns, NumberColumn(name=outcome.column, low=low, high=high)]
+    if outcome.event is not None:
+        own.append(CategoryColumn(name=outcome.event, categories=(*outcome.censored, "event")))
+    return DatasetSchema(columns=tuple(own), max_records=1)
+
+
+def _score_row(result: Result) -> tuple[float, float] | None:
+    """The bounds of its predictions, where a result says them without a formula."""
+    score = result.summary.get(SCORE)
+    if not isinstance(score, list) or len(score) != 1 or not isinstance(score[0], Mapping) or "number" in score[0]:
+        return None
+    return float(score[0]["low"]), float(score[0]["high"])
 
 
 def result_prediction(result: Result) -> dict[str, Any] | None:
@@ -100,15 +181,30 @@ def result_prediction(result: Result) -> dict[str, Any] | None:
     Raises:
         Misuse: its model was not estimable, so that it predicts nothing.
     """
-    about = result.summary.get("prediction")
+    about = result.summary.get(PREDICTION)
     if not isinstance(about, Mapping):
         return None
-    score = result.summary.get("score")
-    if not isinstance(score, list) or len(score) != 1 or not isinstance(score[0], Mapping):
+    score = result.summary.get(SCORE)
+    if not isinstance(score, list) or len(score) != 1 or not isinstance(score[0], Mapping) or "number" not in score[0]:
+        if isinstance(result.application, Mapping) and result.application.get("outcome"):
+            return None  # its model says more
         raise Misuse(
             f"The result of {result.method} predicts nothing.", "Its terms explain nothing, or are too many to write down."
         )
     return {**about, **{name: score[0].get(name) for name in ("number", "low", "high")}}
+
+
+def released_arrays(result: Result) -> tuple[str, Mapping[str, Floats]]:
+    """Digest and arrays, by their names in a broadcast, of the model that a result released, of classes or of an outcome.
+
+    Raises:
+        Misuse, HostileInput: as :func:`result_model` and :func:`result_predictor`.
+    """
+    predictor = result_predictor(result)
+    if predictor is not None and predictor.prediction.by is not None:
+        return predictor.prediction.by.sha256, predictor.arrays
+    released = result_model(result)
+    return released.sha256, released.arrays
 
 
 def find_released(results: Path, study: Study) -> Mapping[str, Floats]:
@@ -122,20 +218,19 @@ def find_released(results: Path, study: Study) -> Mapping[str, Floats]:
     """
     found = dict(find_projection(results, study.encoder))
     for declaration in study.tasks:
-        if declaration.task == Evaluation.name:
-            wanted = EvaluationParameters.model_validate(dict(declaration.parameters))
-            found |= _find_model(results, wanted)
+        if declaration.task in (Evaluation.name, ModelTables.name):
+            found |= _find_model(results, str(declaration.parameters["sha256"]))
     return found
 
 
-def _find_model(results: Path, wanted: EvaluationParameters) -> Mapping[str, Floats]:
+def _find_model(results: Path, wanted: str) -> Mapping[str, Floats]:
     for directory in _bundles(results):
         try:
-            released = result_model(load_result(directory))
+            sha256, arrays = released_arrays(load_result(directory))
         except VeilsumError:
             continue
-        if released.sha256 == wanted.sha256:
-            return released.arrays
+        if sha256 == wanted:
+            return arrays
     raise StateError(
         "No result at this coordinator released the model that the study names.",
         "Run the study that releases it at this coordinator first, and keep its result.",
@@ -146,6 +241,16 @@ def _bundles(results: Path) -> Iterator[Path]:
     """Directories of results, then of their checkpoints, from the newest."""
     for pattern in (f"*/{MANIFEST}", f"*/checkpoints/*/{MANIFEST}"):
         yield from (path.parent for path in sorted(results.glob(pattern), reverse=True))
+
+
+def _built(
+    head: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], width: int, scores: int
+) -> tuple[ModelSpec, Architecture, dict[str, Floats]]:
+    """A head as a model with every option stated, its architecture, and its arrays."""
+    spec, own = _head(head, arrays)
+    spec = resolve_model(spec)
+    architecture = build_architecture(spec, width, scores, trained=False)
+    return spec, architecture, {name: own[name] for name in architecture.shapes()}
 
 
 def _head(head: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> tuple[ModelSpec, dict[str, Floats]]:

@@ -12,7 +12,7 @@ import numpy as np
 from veilsum.compile import StudyRequest, compile_study
 from veilsum.request import EVALUATION, ReleasedProjection, with_model, with_projection
 from veilsum_coordinator.results.projections import result_projection
-from veilsum_coordinator.results.released_models import result_model
+from veilsum_coordinator.results.released_models import released_arrays
 from veilsum_deploy.collections import Collection
 from veilsum_deploy.simulation.deal import Deal, Setting, sites_by_domain
 from veilsum_deploy.simulation.scores import Encode, Kept, domain_accuracies
@@ -62,7 +62,7 @@ class Draft:
     @property
     def broadcast(self) -> dict[str, Floats]:
         """The arrays of the projection and of a model to evaluate, which every round broadcasts."""
-        model = {} if self.model is None else result_model(self.model).arrays
+        model = {} if self.model is None else released_arrays(self.model)[1]
         return {**self._projection, **model}
 
     @property
@@ -208,7 +208,7 @@ def draft_of(
         request = request.model_copy(update={"schema_file": None, "data": load_schema(base / request.schema_file)})
     named = asked.parameters.get("result") if asked.method == EVALUATION else None
     request = with_model(request, base)
-    model = None if named is None or "prediction" in request.parameters else load_result(base / str(named))
+    model = None if named is None or _by_formula(request.parameters) else load_result(base / str(named))
     if projection is None and isinstance(request.encoder, Projection):  # the model's own
         projection = model
     if not isinstance(request.encoder, FrozenProgram):
@@ -216,6 +216,12 @@ def draft_of(
     if program is None:
         raise Misuse("The study's encoder is a frozen program.", "Name its file with --program.")
     return Draft(request, None, load_encoder(program, request.encoder), model)
+
+
+def _by_formula(parameters: Mapping[str, Any]) -> bool:
+    """Whether an evaluation is of a prediction that needs no model."""
+    prediction = parameters.get("prediction")
+    return isinstance(prediction, Mapping) and "by" not in prediction
 
 
 def compiled(draft: Draft, federation: str, names: Sequence[str], clock: Callable[[], int]) -> Study:

@@ -23,6 +23,7 @@ from veilsum_privacy.tasks.grams import Grams
 from veilsum_privacy.tasks.hazard_step import HazardStep
 from veilsum_privacy.tasks.local_head import LocalHead
 from veilsum_privacy.tasks.local_training import LocalTraining
+from veilsum_privacy.tasks.model_tables import ModelTables
 from veilsum_privacy.tasks.newton_step import NewtonStep
 from veilsum_privacy.tasks.power_moments import PowerMoments
 from veilsum_privacy.tasks.prototypes import Prototypes
@@ -53,6 +54,7 @@ _ALL: tuple[type[Task[Any]], ...] = (
     PowerMoments,
     WithinMoments,
     Evaluation,
+    ModelTables,
 )
 
 TASKS: Mapping[str, type[Task[Any]]] = {task.name: task for task in _ALL}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, Self
@@ -110,6 +111,28 @@ class Outcome(Frozen):
             half = number.high / 2.0 - number.low / 2.0
             return Huber(HUBER_BEND if self.bend is None else float(self.bend) / half)
         return Poisson() if self.loss == "poisson" else Hazards(len(self.cuts) + 1)
+
+    def predictor(self, scores: Floats, schema: DatasetSchema, most: float | None = None) -> Floats:
+        """What scores (n, k) predict, (n,): the number, or the logarithm of the mean count or of the cumulative hazard.
+
+        Numbers and counts are in the column's unit; the hazard is that up to the horizon.
+
+        Args:
+            scores: of a model, finite.
+            schema: of the study.
+            most: of counts, what larger means are taken as.
+        """
+        number = self.number(schema)
+        half = number.high / 2.0 - number.low / 2.0
+        if self.loss in ("squared", "huber"):
+            return number.low + (np.clip(scores[:, 0], -1.0, 1.0) + 1.0) * half
+        if self.loss == "poisson":
+            logarithm: Floats = scores[:, 0] + math.log(half)
+            return logarithm if most is None else np.minimum(logarithm, math.log(most))
+        lengths = np.diff([0.0, *self.cuts, number.high]) / number.high
+        largest: Floats = scores.max(axis=1)
+        parts = np.ascontiguousarray(np.exp(scores - largest[:, None]) * lengths)
+        return np.asarray(largest + np.log(np.add.reduce(parts, axis=1)), dtype=np.float64)
 
     def told(self, schema: DatasetSchema) -> dict[str, Any]:
         """How a result says what its scores predict, as JSON."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 from pydantic import Field
@@ -13,6 +13,7 @@ from veilsum_node.fields import Frozen
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Floats, Integers, Layout, Records, batches
 from veilsum_privacy.tasks.persons import PersonParameters, PersonTask
+from veilsum_privacy.tasks.queries.encoding import Bools
 from veilsum_privacy.tasks.queries.encodings import build_encodings
 from veilsum_privacy.tasks.queries.language import MAX_QUERIES, Columns, DerivedColumn, Query
 
@@ -35,7 +36,10 @@ class TablesParameters(PersonParameters):
     sensitivity: int = Field(ge=1, le=2**26)
 
 
-class Tables(PersonTask[TablesParameters]):
+T = TypeVar("T", bound=TablesParameters)
+
+
+class TableTask(PersonTask[T]):
     """Sums over records of each query's encoding (:mod:`veilsum_privacy.tasks.queries.encodings`), in integers.
 
     Blocks: those of the queries, in order, named ``QUERY/BLOCK``.
@@ -45,13 +49,12 @@ class Tables(PersonTask[TablesParameters]):
     A person whose records count at most m times changes the sum by m D.
     """
 
-    name = "tables"
     disclosures = ("joint",)
-    Parameters: ClassVar[type[Frozen]] = TablesParameters
 
-    def __init__(self, parameters: TablesParameters, schema: DatasetSchema) -> None:
+    def __init__(self, parameters: T, schema: DatasetSchema, read: DatasetSchema | None = None) -> None:
+        """See the base; ``read`` is the schema of what queries read, where that is more than the records."""
         super().__init__(parameters, schema)
-        self._columns = Columns(schema, parameters.derived)
+        self._columns = Columns(schema if read is None else read, parameters.derived)
         self.encodings = build_encodings(parameters.queries, self._columns)
         self._reads = sorted(frozenset().union(*(encoding.reads for encoding in self.encodings)))
         self._layout = Layout(tuple(block for encoding in self.encodings for block in encoding.blocks()))
@@ -70,10 +73,20 @@ class Tables(PersonTask[TablesParameters]):
     def integer_norm(self) -> int:
         return self.parameters.sensitivity * self.most_rows
 
-    def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Integers]:
-        records, counted = self.counted(records)
+    def _rows(self, records: Records, counted: Bools) -> Iterator[Integers]:
+        """Rows of records as queries read them; zeros of those that do not count."""
         for part in batches(len(records), self._layout.size):
             taken = records.take(part)
             cells = self._columns.cells(taken, self._reads)
             rows = np.hstack([encoding.rows(cells, len(taken)) for encoding in self.encodings])
             yield rows * counted[part, None]
+
+
+class Tables(TableTask[TablesParameters]):
+    """Tables of the records themselves."""
+
+    name = "tables"
+    Parameters: ClassVar[type[Frozen]] = TablesParameters
+
+    def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Integers]:
+        yield from self._rows(*self.counted(records))
