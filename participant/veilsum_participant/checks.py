@@ -22,19 +22,20 @@ from veilsum_node.errors import HostileInput, Refusal, VeilsumError
 from veilsum_node.identity import Credentials, Role, load_credentials
 from veilsum_node.identity.certificate import certificate_end, moment
 from veilsum_node.identity.files import open_to_others
-from veilsum_node.identity.renewal import DAY, FEW_DAYS, expiry_warning
+from veilsum_node.identity.renewal import DAY, FEW_DAYS, days_text, expiry_warning
 from veilsum_node.identity.tls import KEY_FILE
 from veilsum_node.telemetry.logs import printable
 from veilsum_node.telemetry.monitoring import MetricsServer
 from veilsum_node.transport.channel import open_channel
 from veilsum_node.transport.connection import explain, hello, probe_tcp, probe_tls
 from veilsum_node.transport.route import unused_proxy_variables
-from veilsum_participant.config import ParticipantConfig
+from veilsum_participant.config import ParticipantConfig, Policy
 from veilsum_participant.data import check_dataset
 from veilsum_participant.data.encoders import file_digest
 from veilsum_participant.data.images import check_packages
 from veilsum_participant.data.queries import query_schema
 from veilsum_participant.data.readers import file_parts
+from veilsum_participant.directory import with_pins
 from veilsum_participant.ledgers import epsilon_text
 from veilsum_participant.policy import invited_faults, term_faults
 from veilsum_participant.protocol.books import open_books
@@ -127,6 +128,7 @@ class SiteCheck:
             ("protocol", self._hello),
             ("ledger", self._ledger),
             ("budgets", self._budgets),
+            ("directory", self._directory),
             ("policy", self._policy),
             ("cohorts", self._cohorts),
             ("metrics", self._metrics),
@@ -166,7 +168,9 @@ class SiteCheck:
         self._credentials = load_credentials(self._config.identity, now, Role.PARTICIPANT)
         identity = self._credentials.identity
         days = (identity.not_after - now) // DAY
-        detail = f"{identity.name}, fingerprint {identity.fingerprint}, until {moment(identity.not_after)}, {days} days left"
+        detail = (
+            f"{identity.name}, fingerprint {identity.fingerprint}, until {moment(identity.not_after)}, {days_text(days)} left"
+        )
         if days < FEW_DAYS:
             yield Check(
                 "certificate", CheckOutcome.WARNING, detail, "Have the authority sign the request again before it expires."
@@ -256,8 +260,31 @@ class SiteCheck:
             return Check(label, CheckOutcome.WARNING, detail, "Nothing is left: every study is refused.")
         return Check(label, CheckOutcome.OK, detail)
 
+    def _directory(self) -> Iterator[Check]:
+        if self._config.policy.directory is None:
+            return
+        if self._credentials is None:
+            yield Check("directory", CheckOutcome.FAILED, "cannot be verified without a valid identity")
+            return
+        self._config, directory = with_pins(self._config, self._credentials, self._clock())
+        assert directory is not None  # noqa: S101  the policy names one
+        detail = f"version {directory.version}, confirmed, until {moment(directory.expires)}"
+        if soon := expiry_warning("the federation", directory.expires, self._clock(), "directory"):
+            advice = "Ask the authority's operator for a new one, and confirm it."
+            yield Check("directory", CheckOutcome.WARNING, f"{detail}: {soon}", advice)
+        else:
+            yield Check("directory", CheckOutcome.OK, detail)
+
     def _policy(self) -> Iterator[Check]:
         policy = self._config.policy
+        if policy.directory is None or policy.trusted:  # else the check of the directory says why there are none
+            yield from self._pins(policy)
+        if policy.analysts:
+            yield Check("analysts", CheckOutcome.OK, ", ".join(policy.analysts))
+        else:
+            yield Check("analysts", CheckOutcome.WARNING, "none: every study is refused", "Name them under policy.analysts.")
+
+    def _pins(self, policy: Policy) -> Iterator[Check]:
         pinned = sorted(policy.trusted)
         own = None if self._credentials is None else self._credentials.identity
         if own is not None and policy.trusted.get(own.name, own.fingerprint) != own.fingerprint:
@@ -266,17 +293,13 @@ class SiteCheck:
         peers = [name for name in pinned if own is None or name != own.name]
         detail = f"{len(peers)}: {', '.join(peers)}" if peers else "none"
         if len(peers) + 1 < policy.min_trusted:
-            advice = "Pin more peers under [policy.trusted], or lower min_trusted."
+            advice = "Pin more peers under [policy.trusted] or by a directory, or lower min_trusted."
             yield Check("pinned peers", CheckOutcome.FAILED, f"{detail}; min_trusted is {policy.min_trusted}", advice)
         elif not peers and "distributed" in policy.noise:
-            advice = "Pin peers' key fingerprints, or expect to join studies with local noise only."
+            advice = "Pin peers' keys, or confirm the federation's directory, or expect to join studies with local noise only."
             yield Check("pinned peers", CheckOutcome.WARNING, f"{detail}: nobody else's noise counts", advice)
         else:
             yield Check("pinned peers", CheckOutcome.OK, detail)
-        if policy.analysts:
-            yield Check("analysts", CheckOutcome.OK, ", ".join(policy.analysts))
-        else:
-            yield Check("analysts", CheckOutcome.WARNING, "none: every study is refused", "Name them under policy.analysts.")
 
     def _cohorts(self) -> Iterator[Check]:
         config = self._config

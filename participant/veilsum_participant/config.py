@@ -219,6 +219,9 @@ class Policy(Frozen):
         tasks: what may be computed on its records; a method's name alone binds nothing.
         analysts: certified names whose studies it accepts; "*" accepts every analyst of the federation.
         trusted: pinned peers, name -> key fingerprint; only pinned peers' noise counts.
+        directory: instead of ``trusted``, the authority's file of all members' keys, once the operator has confirmed it
+            (:mod:`veilsum_participant.directory`); its participants become ``trusted``.
+        not_trusted: participants of the directory that are not pinned all the same.
         min_cohort: smallest cohort of any sum, this site included.
         min_trusted: how many of a cohort must be trusted, this site included.
         noise: kinds of noise it accepts; ``none`` gives exact sums without any privacy guarantee.
@@ -248,6 +251,8 @@ class Policy(Frozen):
     tasks: tuple[Name, ...] = Field(default_factory=every_task)
     analysts: tuple[StrictStr, ...] = ()
     trusted: dict[Name, Hex32] = Field(default_factory=dict)
+    directory: Path | None = None
+    not_trusted: tuple[Name, ...] = ()
     min_cohort: StrictInt = Field(default=3, ge=2, le=1024)
     min_trusted: StrictInt = Field(default=1, ge=1, le=1024)
     noise: tuple[Literal["distributed", "local", "none"], ...] = ("distributed", "local")
@@ -270,6 +275,14 @@ class Policy(Frozen):
         if value is True:
             raise ValueError(f"name what is shared, of {', '.join(get_args(ShareGroup))}")
         return () if value is False else value
+
+    @model_validator(mode="after")
+    def _one_source_of_pins(self) -> Self:
+        if self.directory is not None and self.trusted:
+            raise ValueError("needs trusted or directory, one of them")
+        if self.directory is None and self.not_trusted:
+            raise ValueError("not_trusted is for members of a directory; without one, leave them out of trusted")
+        return self
 
 
 class ParticipantConfig(RouteSettings):
@@ -332,6 +345,9 @@ def load_participant_config(path: Path) -> ParticipantConfig:
     base = path.resolve().parent
     datasets = {name: _resolved(dataset, base) for name, dataset in config.datasets.items()}
     encoders = {name: EncoderConfig(path=base / encoder.path) for name, encoder in config.encoders.items()}
+    policy = config.policy
+    if policy.directory is not None:
+        policy = policy.model_copy(update={"directory": base / policy.directory})
     return config.model_copy(
         update={
             "identity": base / config.identity,
@@ -341,6 +357,7 @@ def load_participant_config(path: Path) -> ParticipantConfig:
             "metrics": None if config.metrics is None else config.metrics.resolved(base),
             "datasets": datasets,
             "encoders": encoders,
+            "policy": policy,
         }
     )
 

@@ -21,6 +21,7 @@ from veilsum_node.database import Database
 from veilsum_node.errors import ConfigurationError, DataError, HostileInput, Refusal, RefusalCode, StateError, VeilsumError
 from veilsum_node.identity import Credentials, Role, key_fingerprint, verify_certificate
 from veilsum_node.identity.certificate import load_certificate, p256_key
+from veilsum_node.identity.directory import Directory
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_participant import store
 from veilsum_participant.config import ParticipantConfig
@@ -78,6 +79,7 @@ class Site:
         mirror_read: set once the coordinator's mirror was read and settled by this process.
         elapsed: seconds that pass whatever becomes of the clock, from the time of day at the start; None stands for the clock.
         patience: how long a payload that is drawn waits, in seconds, for a disk that takes nothing.
+        directory: what the pins of ``config`` come from, if it is a confirmed directory.
         nonce: the session nonce, drawn when the process starts; a restarted process has another.
         agreed: the study of signed bytes; remembered, for every message of a study needs it.
     """
@@ -95,6 +97,7 @@ class Site:
     mirror_read: bool = False
     patience: float = 0.0
     elapsed: Callable[[], int] | None = None
+    directory: Directory | None = None
     nonce: bytes = field(init=False)
     agreed: Callable[[bytes], AgreedStudy] = field(init=False, repr=False)
     _records: dict[tuple[str, str], Snapshot] = field(init=False, default_factory=dict, repr=False)
@@ -323,17 +326,31 @@ def _secrets(stored: bytes | None) -> dict[str, bytes]:
 
 
 def check_certificates(members: Sequence[Member], site: Site) -> None:
-    """Check that a cohort's certificates are valid now.
+    """Check that a cohort's certificates are valid now, and the directory that the pins come from.
 
     Raises:
         Refusal: one is not.
     """
+    check_directory(site)
     now = site.clock()
     try:
         for member in members:
             verify_certificate(member.enrolment.certificate, site.credentials.authority, now, Role.PARTICIPANT)
     except HostileInput as error:
         raise Refusal(RefusalCode.ROSTER, error.message) from error
+
+
+def check_directory(site: Site) -> None:
+    """Check that the directory that the pins come from, if one is used, has not ended since the start.
+
+    Raises:
+        Refusal: it has; nobody is pinned any more.
+    """
+    if site.directory is not None:
+        try:
+            site.directory.check_time(site.clock())
+        except HostileInput as error:
+            raise Refusal(RefusalCode.COHORT_TRUST, error.message, error.advice) from error
 
 
 def load_open_study(connection: Connection, site: Site, digest: bytes) -> OpenStudy:

@@ -79,6 +79,8 @@ attempt_hours = 24            # how long a reservation stays open at most
 max_budget_answers = 8        # how often a day an analyst is told whether a budget allows a study that does not pay all of it
 approval = "policy"           # "manual": every study waits for `veilsum participant approve`
 share_metrics = []            # told to the coordinator, of "software", "budget", "ledger", "timings", "certificate"
+# directory = "directory.json"  # instead of [policy.trusted]: all members' keys; `veilsum participant directory confirm` first
+# not_trusted = ["other-site"]  # of the directory, whom this site does not pin all the same
 
 # Peers that this site trusts, by key fingerprint; ask their operators. Only pinned peers' noise counts: studies with
 # distributed noise need every other site of the cohort here, studies with local noise need nobody.

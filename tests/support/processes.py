@@ -374,7 +374,7 @@ def command(role: str, config: Path) -> list[str]:
 
 def write_participant(parties: Parties, name: str, coordinator: str, budget: tuple[float | None, float]) -> None:
     """Write a site's ``participant.toml``; its budget is epsilon, None for no bound, and delta."""
-    agreed = parties.policy.model_dump(mode="json")
+    agreed = parties.policy.model_dump(mode="json", exclude_none=True)
     tables = {
         "": {"coordinator": coordinator},
         f"datasets.{DATASET}": {"path": "records.npz"},

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from veilsum_node.identity import DEFAULT_DAYS, Authority, IssuedRecord, Role, verify_certificate
-from veilsum_node.identity.files import read_file, read_private
+from veilsum_node.identity.directory import parse_directory
+from veilsum_node.identity.files import read_file, read_private, replace_file
 from veilsum_node.identity.provision import TRIAL_HOSTS, install, make_kit
 from veilsum_node.process.console import JsonOption, moment, print_fields, print_line, print_rows
 
@@ -23,7 +24,7 @@ PassphraseFile = Annotated[
 
 @app.callback()
 def federation() -> None:
-    """The certificate authority: set up, sign, list."""
+    """The certificate authority: set up, sign, list, publish the directory."""
 
 
 @app.command()
@@ -87,6 +88,37 @@ def list_issued(directory: AuthorityDirectory = Path("authority"), as_json: Json
         for entry in IssuedRecord(directory).entries()
     ]
     print_rows(rows, title="Issued certificates", as_json=as_json, empty="No certificate was signed yet.")
+
+
+@app.command()
+def directory(
+    authority: AuthorityDirectory = Path("authority"),
+    out: Annotated[Path, typer.Option("--out", help="Where the directory goes, for all sites.")] = Path("directory.json"),
+    days: Annotated[int, typer.Option("--days", help="How long the directory is valid.")] = DEFAULT_DAYS,
+    without: Annotated[
+        list[str] | None, typer.Option("--without", help="Leave a party out, whose certificate is still valid; repeatable.")
+    ] = None,
+    passphrase_file: PassphraseFile = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Sign a directory of all participants and analysts, which sites confirm by one fingerprint instead of one a member."""
+    opened = Authority.load(authority, _now, passphrase=_passphrase(passphrase_file))
+    made = parse_directory(opened.sign_directory(days=days, without=without or ()), opened.certificate)
+    replace_file(out, made.data)
+    fields = {
+        "directory": str(out),
+        "version": made.version,
+        "expires": moment(made.expires),
+        "participants": sorted(made.keys(Role.PARTICIPANT)),
+        "analysts": sorted(made.keys(Role.ANALYST)),
+        "root": made.root.hex(),
+    }
+    print_fields(fields, title="Directory", as_json=as_json)
+    if not as_json:
+        print_line(
+            "Send it to every site, by any channel. Sites compare its words with each other (`veilsum participant directory"
+            " show`), not with you: their agreement keeps the authority out of sums."
+        )
 
 
 @app.command()

@@ -6,6 +6,7 @@ revocation list and takes no part in studies. Keys and serial numbers come from 
     key.pem              private key, mode 0600, encrypted if a passphrase was given
     certificate.pem      what every party of the federation trusts
     issued/index.jsonl   one line for each certificate, written before it is handed out
+    directories/N.json   every directory of the federation that it signed, by version
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from cryptography.x509.oid import NameOID
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
 from veilsum_node.identity import certificate as certificates
 from veilsum_node.identity.certificate import NAME_PATTERN, Role, key_fingerprint
+from veilsum_node.identity.directory import build_directory
 from veilsum_node.identity.files import MAX_FILE_BYTES, read_file, read_private, write_new
 from veilsum_node.identity.record import Issued, IssuedRecord
 from veilsum_node.identity.signing import SigningKey
@@ -223,12 +225,43 @@ class Authority:
         """
         return self._record.entries()
 
-    def _expiry(self, now: int, days: int) -> int:
+    def sign_directory(self, *, days: int = DEFAULT_DAYS, without: Sequence[str] = ()) -> bytes:
+        """Sign the federation's directory as it is now, under the next version, and keep it on record.
+
+        Args:
+            days: how long it is valid, 1 to 3653, and not beyond the authority's own certificate.
+            without: names to leave out, though their certificates are valid.
+
+        Returns:
+            The bytes of the file for all sites.
+
+        Raises:
+            Misuse: the days are wrong, a name to leave out was never signed for, or nobody is left.
+            StateError: it cannot be written, or another operator signed the same version at this moment.
+            Damage: the record of certificates cannot be read.
+        """
+        now, issued = self._clock(), self.issued()
+        if unknown := sorted(set(without) - {entry.name for entry in issued}):
+            raise Misuse(f"{unknown[0]!r} was never signed for.", "`veilsum federation list` shows who was.")
+        place = self.directory / "directories"
+        version = 1 + max((int(path.stem) for path in place.glob("*.json") if path.stem.isdigit()), default=0)
+        data = build_directory(
+            [entry for entry in issued if entry.name not in without],
+            self.certificate,
+            SigningKey(self._key),
+            version=version,
+            at=now,
+            expires=self._expiry(now, days, "directory"),
+        )
+        write_new(place / f"{version}.json", data)
+        return data
+
+    def _expiry(self, now: int, days: int, what: str = "certificate") -> int:
         if not 1 <= days <= _CA_DAYS:
-            raise Misuse(f"A certificate cannot be valid for {days} days.", f"Choose 1 to {_CA_DAYS} days.")
+            raise Misuse(f"A {what} cannot be valid for {days} days.", f"Choose 1 to {_CA_DAYS} days.")
         expires = now + days * _DAY
         if expires > int(self.certificate.not_valid_after_utc.timestamp()):
-            raise Misuse("The certificate would outlive its authority.", "Choose fewer days, or set up a new authority.")
+            raise Misuse(f"The {what} would outlive its authority.", "Choose fewer days, or set up a new authority.")
         return expires
 
 

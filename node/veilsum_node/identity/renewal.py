@@ -113,13 +113,18 @@ def renewed_credentials(
     return Renewal(files, load, f"identity in {directory}")
 
 
-def expiry_warning(whose: str, not_after: int, now: int) -> str:
+def expiry_warning(whose: str, not_after: int, now: int, what: str = "certificate") -> str:
     """What to tell an operator of a certificate that has ended or soon will; empty while there is time."""
     if now > not_after:
-        return f"the certificate of {whose} has expired: it ended on {moment(not_after)}"
+        return f"the {what} of {whose} has expired: it ended on {moment(not_after)}"
     if not_after - now < FEW_DAYS * DAY:
-        return f"the certificate of {whose} ends on {moment(not_after)}, in {(not_after - now) // DAY} days"
+        return f"the {what} of {whose} ends on {moment(not_after)}, in {days_text((not_after - now) // DAY)}"
     return ""
+
+
+def days_text(days: int) -> str:
+    """A number of days in words: 1 day, 2 days."""
+    return f"{days} day{'' if days == 1 else 's'}"
 
 
 class ExpiryLog:
@@ -129,10 +134,10 @@ class ExpiryLog:
         self._clock = clock
         self._told: dict[str, tuple[int, int, bool]] = {}
 
-    def check(self, whose: str, not_after: int) -> None:
+    def check(self, whose: str, not_after: int, what: str = "certificate") -> None:
         """Look at one certificate; cheap enough for every turn of a loop."""
         now = self._clock()
-        text = expiry_warning(whose, not_after, now)
+        text = expiry_warning(whose, not_after, now, what)
         mark = (not_after, now // DAY, now > not_after)
         if not text:
             self._told.pop(whose, None)

@@ -14,6 +14,7 @@ import typer
 from veilsum_node.errors import Misuse, StateError
 from veilsum_node.identity import Role
 from veilsum_node.process.console import JsonOption, moment, print_fields, print_json, print_line, print_rows
+from veilsum_participant.cli.directory import app as directory_app
 from veilsum_participant.cli.identity import AddressOption, DirectoryArgument, NameOption, init_party
 from veilsum_participant.cli.operations import ConfigOption, add_operations
 from veilsum_participant.starters import EXAMPLE_ADDRESS
@@ -91,6 +92,9 @@ add_operations(
         "restore": "Restore a backup while the participant is stopped; what it has paid since is charged when it connects.",
     },
 )
+
+
+app.add_typer(directory_app, name="directory")
 
 
 @app.command()

@@ -20,7 +20,7 @@ from veilsum_participant.policy import study_faults
 from veilsum_participant.protocol.answers import answer_fault, keep_answer
 from veilsum_participant.protocol.budgets import budget_faults, declared, promised, record_refused_study
 from veilsum_participant.protocol.cohorts import joining_faults
-from veilsum_participant.site import LOG, Site
+from veilsum_participant.site import LOG, Site, check_directory
 from veilsum_participant.store import PendingRow, PendingState
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.computation.rehearsal import rehearse
@@ -68,6 +68,11 @@ def verify_study(site: Site, key: bytes, signed: SignedStudy) -> tuple[AgreedStu
         verify(analyst.public_key, Label.STUDY, signed.data, signed.signature)
     except HostileInput as error:
         raise Refusal(RefusalCode.STUDY_SIGNATURE, error.message) from error
+    if site.directory is not None:
+        check_directory(site)
+        listed = site.directory.keys(Role.ANALYST)
+        if listed.get(analyst.name, analyst.fingerprint) != analyst.fingerprint:
+            raise Refusal(RefusalCode.ANALYST, f"Analyst {analyst.name!r} has another key than the directory's.")
     try:
         agreed = site.agreed(signed.data)
     except HostileInput as error:

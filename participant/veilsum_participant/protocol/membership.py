@@ -11,7 +11,7 @@ from veilsum_node.telemetry.logs import about
 from veilsum_participant import store
 from veilsum_participant.policy import member_faults, refuse
 from veilsum_participant.protocol.approval import UNDECIDED, SignedStudy, decide, verify_study
-from veilsum_participant.site import LOG, Site, dump_enrolments, load_enrolments, load_open_study
+from veilsum_participant.site import LOG, Site, check_directory, dump_enrolments, load_enrolments, load_open_study
 from veilsum_participant.store import TAKING_PART, AttemptState, StudyState
 from veilsum_privacy.securesum.bfv import SecretKey
 from veilsum_privacy.securesum.boxes import SHARE_BYTES, Box, BoxKey, Purpose, pair_seed, seal, unseal
@@ -106,6 +106,7 @@ class Membership:
             own = load_enrolments(opened.row.enrolment)[0]
             if [member.enrolment for member in roster.members].count(own) != 1:
                 raise Refusal(RefusalCode.ROSTER, "The roster does not hold this site's own enrolment exactly once.")
+            check_directory(site)
             refuse(member_faults(roster.members, opened.study, site.config.policy, site.name))
             shares, others = opened.shares, [name for name in roster.names if name != site.name]
             for name in others:

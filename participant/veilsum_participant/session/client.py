@@ -24,6 +24,7 @@ from veilsum_node.transport.channel import open_channel
 from veilsum_node.transport.connection import explain, spread
 from veilsum_node.transport.route import unused_proxy_variables
 from veilsum_participant.config import ParticipantConfig
+from veilsum_participant.directory import with_pins
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.protocol.patience import REFUSING_SECONDS, StoreWatch, patience, patiently
 from veilsum_participant.session.channel import GrpcChannel
@@ -58,9 +59,11 @@ def open_site(config: ParticipantConfig, *, clock: Callable[[], int] = now, same
         same_key: refuse an identity whose key is another one than open studies know the site by.
 
     Raises:
-        ConfigurationError, StateError, Unavailable, Damage: identity, files or ledger are not in order.
+        ConfigurationError, Misuse: identity, directory of the federation or files are not in order.
+        StateError, Unavailable, Damage: the store or the ledger is not.
     """
     credentials = load_credentials(config.identity, clock(), Role.PARTICIPANT)
+    config, directory = with_pins(config, credentials, clock())
     database = open_database(config.state)
     ledger = open_ledger(database, credentials, clock, same_key=same_key)
     with database.transaction() as connection:
@@ -71,7 +74,7 @@ def open_site(config: ParticipantConfig, *, clock: Callable[[], int] = now, same
                     connection, population, epsilon, budget.delta, reason="first budget", operator="participant.toml"
                 )
     steady = SteadyClock(clock, LOG, rest=RETURN_SECONDS).keep() if clock is now else clock  # a test moves its own
-    return Site(config, credentials, database, ledger, clock, SYSTEM_RANDOM, elapsed=steady)
+    return Site(config, credentials, database, ledger, clock, SYSTEM_RANDOM, elapsed=steady, directory=directory)
 
 
 def open_ledger(database: Database, credentials: Credentials, clock: Callable[[], int], *, same_key: bool = False) -> Ledger:

@@ -45,6 +45,8 @@ class OwnCertificate:
             self._renewed = None if same else found
         self._expiry.check(f"participant {used.identity.name}, this site's own,", used.identity.not_after)
         self._expiry.check("the federation's authority", certificate_end(used.authority))
+        if self._site.directory is not None:
+            self._expiry.check("the federation", self._site.directory.expires, "directory")
 
     def take(self) -> None:
         """Between sessions: show and sign with what was renewed."""
