@@ -35,6 +35,7 @@ class Label(StrEnum):
     LEDGER = "veilsum/1/ledger"
     HELLO = "veilsum/1/hello"
     REFUSAL = "veilsum/1/refusal"
+    AUDIT = "veilsum/1/audit"
 
 
 class SigningKey:
