@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from veilsum_node.canonical import canonical, digest
 from veilsum_node.errors import HostileInput, Misuse
-from veilsum_node.identity import Label, SigningKey, key_fingerprint, verify
-from veilsum_node.identity.certificate import load_certificate, p256_key
 from veilsum_node.randomness import RandomSource
 from veilsum_privacy.audit.audit import CONFIDENCE, LEVEL, TRIALS, Finding, NoCanary, audit
 from veilsum_privacy.audit.canaries import as_unit, candidates
 from veilsum_privacy.audit.references import Reference
 from veilsum_privacy.audit.routes import Route, StepRoute, SumRoute
+from veilsum_privacy.audit.signed import FORMAT
 from veilsum_privacy.computation.contribution import SitePlace, no_records
 from veilsum_privacy.computation.rehearsal import made_up_broadcast, made_up_statistics
 from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
@@ -26,8 +23,6 @@ from veilsum_privacy.study.encoder import Encoder
 from veilsum_privacy.study.study import Disclosure, NoiseKind, Unit
 from veilsum_privacy.tasks.feature_maps import Encode
 
-FORMAT = "veilsum-audit/1"
-MOST_BYTES = 1 << 22
 SEALED = 2
 """Releases of each audit that are encrypted and opened."""
 
@@ -127,6 +122,7 @@ def run_study(
     random: RandomSource,
     encoder: Callable[[Encoder | None], Encode | None],
     *,
+    labels: Collection[str] = (),
     trials: int = TRIALS,
     tell: Callable[[str], None] = lambda _: None,
 ) -> tuple[tuple[Row, ...], tuple[str, ...]]:
@@ -137,6 +133,7 @@ def run_study(
         index: the site's place among its participants.
         random: where coins, noise and keys come from.
         encoder: finds a program that the study names.
+        labels: of tasks to audit; all if empty.
         trials: see :func:`~veilsum_privacy.audit.audit.audit`.
         tell: told the label of each task before it is audited.
 
@@ -148,8 +145,9 @@ def run_study(
     """
     if study.study.privacy.noise == "none":
         raise Misuse("The study has no noise: what it releases is exact, and an audit finds nothing that is not known.")
-    subjects = [Subject(task, index) for task in study.tasks if not task.declaration.derived]
-    free = tuple(task.label for task in study.tasks if task.declaration.derived)
+    tasks = [task for task in study.tasks if not labels or task.label in labels]
+    subjects = [Subject(task, index) for task in tasks if not task.declaration.derived]
+    free = tuple(task.label for task in tasks if task.declaration.derived)
     return _run(subjects, random, encoder, trials, tell), free
 
 
@@ -167,7 +165,7 @@ def run_references(
     subjects = []
     for kind in kinds:
         for unit in units:
-            for rate in kind.rates:
+            for rate in kind.rates if "joint" in disclosures else ():
                 subjects += [Subject(kind.study(unit=unit, noise=noise, rate=rate).tasks[0]) for noise in noises]
             if "per-site" in disclosures and "per-site" in kind.disclosures:
                 subjects.append(Subject(kind.study(unit=unit, noise="local", disclosure="per-site").tasks[0]))
@@ -223,69 +221,6 @@ def _route(subject: Subject, random: RandomSource, encoder: Callable[[Encoder | 
     if plan.noise.kind == "training":
         return StepRoute(plan, arrays, place), study
     return SumRoute(plan, arrays, place, sealed=SEALED), study
-
-
-def sign_report(report: AuditReport, key: SigningKey, certificate: bytes) -> dict[str, Any]:
-    """The report's file: plain values, their digest, the site's signature over their canonical form, and its certificate."""
-    body = report.to_json()
-    data = canonical(body)
-    return {
-        "audit": body,
-        "digest": digest("veilsum/1/audit", data).hex(),
-        "signature": key.sign(Label.AUDIT, data).hex(),
-        "certificate": certificate.decode("ascii"),
-    }
-
-
-@dataclass(frozen=True)
-class SignedAudit:
-    """A report's plain values as they were signed.
-
-    Attributes:
-        body: of :meth:`AuditReport.to_json`.
-        digest: of its canonical form, hexadecimal.
-        fingerprint: of the key that signed.
-    """
-
-    body: Mapping[str, Any]
-    digest: str
-    fingerprint: str
-
-
-def read_report(data: bytes) -> SignedAudit:
-    """Read a report's file and verify its signature. Whose key it is, its certificate says; whether that counts, the ledger.
-
-    Raises:
-        HostileInput: it is no such file, or it was changed.
-    """
-    wrong = "Give the file that `veilsum participant audit --out` wrote."
-    try:
-        if len(data) > MOST_BYTES:
-            raise ValueError
-        value = json.loads(data)
-        body, signature = value["audit"], bytes.fromhex(value["signature"])
-        certificate, stated = value["certificate"].encode("ascii"), str(value["digest"])
-        said = canonical(body)
-        rows_stand = all(isinstance(row, dict) and row.keys() >= _ROW for row in body["rows"])
-        if body["format"] != FORMAT or not (rows_stand and body.keys() >= _BODY):
-            raise ValueError
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, Misuse) as error:
-        raise HostileInput("The file is no report of an audit of this version.", wrong) from error
-    key = p256_key(load_certificate(certificate).public_key(), "auditing site's certificate")
-    try:
-        verify(key, Label.AUDIT, said, signature)
-    except HostileInput as error:
-        raise HostileInput("The report of the audit was changed after it was signed.", wrong) from error
-    if stated != digest("veilsum/1/audit", said).hex():
-        raise HostileInput("The report of the audit states another digest than its own.", wrong)
-    return SignedAudit(body, stated, key_fingerprint(key))
-
-
-_BODY = {"site", "made", "software", "study", "name", "level", "confidence", "flagged", "rows", "unaudited"}
-_ROW = {
-    "label", "task", "noise", "unit", "disclosure", "sampling_rate", "unrounded", "encrypted", "finding", "why", "failed",
-    "flagged",
-}  # fmt: skip
 
 
 def _plain(value: Any) -> Any:

@@ -136,7 +136,7 @@ class SumRoute(Route):
             return values
         width = len(values) // self.plan.task.study.sites
         start = width * self._place.index
-        own = values[start : start + width]
+        own: Floats = values[start : start + width]
         if np.count_nonzero(values) > np.count_nonzero(own):
             raise Misuse(f"Task {self.plan.task.label!r} puts a value where it has no noise.")
         return own
@@ -157,7 +157,7 @@ class SumRoute(Route):
         return self._totals[key]
 
     def _in_units(self, total: Integers) -> Floats:
-        return total * 2.0**-CENTRE_BITS if self.plan.declaration.unrounded else total.astype(np.float64)
+        return total.astype(np.float64) * (2.0**-CENTRE_BITS if self.plan.declaration.unrounded else 1.0)
 
 
 class StepRoute(Route):
